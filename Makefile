@@ -1,0 +1,48 @@
+# Each target is a thin call; what it does is in build.py, images/host.py, tests/ and bench/.
+PY := .venv/bin/python
+
+.PHONY: help images test up ssh status down lint bench reproduce push clean
+
+help:                ## this list
+	@grep -E '^[a-z]+: .*##|^[a-z]+:  +##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
+
+# The host script is standard library only: it runs before anything is installed.
+.venv/ready: pyproject.toml requirements.txt images/host.py
+	@python3 images/host.py venv
+
+images: .venv/ready  ## build every image, whatever is missing on this machine first
+	@python3 images/host.py engine
+	@$(PY) build.py build --when-vanished relock $(ROLES)
+
+test: images         ## every test: unit, process, container, cluster
+	@python3 images/host.py test-tools
+	@$(PY) -m pytest $(ARGS)
+
+lint: .venv/ready    ## ruff and mypy
+	@$(PY) -m ruff check .
+	@$(PY) -m mypy
+
+up: images           ## a whole cluster on this machine
+	@$(PY) build.py up $(ARGS)
+
+ssh:                 ## ssh into the login pod as the demo user
+	@$(PY) build.py ssh $(ARGS)
+
+status:              ## the pods: ready, or why not
+	@$(PY) build.py status $(ARGS)
+
+down:                ## stop the cluster, leave nothing behind
+	@$(PY) build.py down $(ARGS)
+
+bench: images        ## the figures of docs/performance.md
+	@$(PY) -m bench $(ARGS)
+
+reproduce: .venv/ready  ## build twice from nothing and compare every digest
+	@python3 images/host.py engine
+	@$(PY) build.py reproduce
+
+push: images         ## push every image: make push REGISTRY=host:port/path
+	@$(PY) build.py push --registry $(REGISTRY)
+
+clean:               ## remove the virtual environment and build/
+	@rm -rf .venv build

@@ -1,0 +1,178 @@
+"""The host: what this machine lacks to build and test, installed and said.
+
+Standard library only, because it runs before anything is installed. Debian and Ubuntu machines with apt are served;
+elsewhere it says what is missing and stops.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+
+# What must answer -> the Debian package that brings it. A path is looked for as a file, a name on PATH.
+ENGINE_TOOLS: Mapping[str, str] = {
+    "dockerd": "docker.io",
+    "mmdebstrap": "mmdebstrap",
+    "apt-get": "apt",
+    "/usr/share/keyrings/debian-archive-keyring.gpg": "debian-archive-keyring",
+    "/etc/ssl/certs/ca-certificates.crt": "ca-certificates",
+}
+TEST_TOOLS: Mapping[str, str] = {
+    "git": "git",
+    "ssh": "openssh-client",
+    "ssh-keygen": "openssh-client",
+    "shellcheck": "shellcheck",
+    "docker-registry": "docker-registry",
+    "apt-ftparchive": "apt-utils",
+    "gpg": "gpg",
+    "dpkg-deb": "dpkg",
+    "unshare": "util-linux",
+    "ip": "iproute2",
+}
+ENGINE_LOG = Path("/var/log/minivm-dockerd.log")
+ENGINE_START_DEADLINE = 60.0
+
+
+class HostError(Exception):
+    """This machine cannot be made ready; the text says why and what to do."""
+
+
+def say(text: str) -> None:
+    print(f"host: {text}", flush=True)
+
+
+def missing_packages(tools: Mapping[str, str]) -> list[str]:
+    """The packages whose tool does not answer, each once, in the order of the table."""
+
+    def present(tool: str) -> bool:
+        if tool.startswith("/"):
+            return Path(tool).exists()
+        return shutil.which(tool, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") is not None
+
+    return list(dict.fromkeys(package for tool, package in tools.items() if not present(tool)))
+
+
+def apt_install(packages: Iterable[str]) -> None:
+    names = list(packages)
+    if not names:
+        return
+    if shutil.which("apt-get") is None:
+        raise HostError(f"cannot install {', '.join(names)}: no apt-get here; install the equivalents by hand")
+    if os.geteuid() != 0:
+        raise HostError(
+            f"cannot install {', '.join(names)}: not root; run `sudo apt-get install {' '.join(names)}`, then again"
+        )
+    say(f"installing {', '.join(names)}")
+    env = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    install = ["apt-get", "install", "-qq", "-y", "--no-install-recommends", *names]
+    for command in (["apt-get", "update", "-qq"], install):
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise HostError(f"cannot install {', '.join(names)}: `{' '.join(command)}` said:\n{done.stderr.strip()}")
+
+
+def ensure_venv() -> None:
+    """A virtual environment with exactly requirements.txt, and this project in it, editable."""
+    if importlib.util.find_spec("ensurepip") is None:
+        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        apt_install([f"{version}-venv"])
+    say(f"python packages of requirements.txt into {VENV}")
+    pip = [str(VENV / "bin/python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    steps = [
+        [sys.executable, "-m", "venv", str(VENV)],
+        [*pip, "-r", str(ROOT / "requirements.txt")],
+        [*pip, "--no-deps", "-e", str(ROOT)],
+    ]
+    for step in steps:
+        done = subprocess.run(step, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise HostError(f"cannot make {VENV}: `{' '.join(step)}` said:\n{(done.stderr or done.stdout).strip()}")
+    (VENV / "ready").touch()
+
+
+def engine_answers(address: str) -> bool:
+    """Whether the engine at a unix socket answers a ping; remote engines are the SDK's business."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(5)
+            connection.connect(address)
+            connection.sendall(b"GET /_ping HTTP/1.0\r\n\r\n")
+            return b"200" in connection.recv(64)
+    except OSError:
+        return False
+
+
+def ensure_engine() -> None:
+    """A docker engine that answers: the one DOCKER_HOST names, or a local one, installed and started."""
+    named = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+    apt_install(missing_packages(ENGINE_TOOLS if named.startswith("unix:") else without_engine(ENGINE_TOOLS)))
+    if not named.startswith("unix://"):
+        return
+    address = named.removeprefix("unix://")
+    if engine_answers(address):
+        return
+    if os.geteuid() != 0:
+        raise HostError(f"cannot reach the docker engine at {address}: not root, so it cannot be started from here")
+    start_engine(address)
+
+
+def without_engine(tools: Mapping[str, str]) -> dict[str, str]:
+    return {tool: package for tool, package in tools.items() if package != "docker.io"}
+
+
+def start_engine(address: str) -> None:
+    if Path("/run/systemd/system").exists():
+        say("starting the docker engine (systemctl start docker)")
+        subprocess.run(["systemctl", "start", "docker"], check=False)
+    else:
+        say(f"starting the docker engine (dockerd, log in {ENGINE_LOG})")
+        # A pid file left by a machine that went down names a foreign process, and dockerd would refuse to start.
+        Path("/var/run/docker.pid").unlink(missing_ok=True)
+        with ENGINE_LOG.open("ab") as log:
+            subprocess.Popen(
+                ["dockerd", "--host", f"unix://{address}"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+    deadline = time.monotonic() + ENGINE_START_DEADLINE
+    while not engine_answers(address):
+        if time.monotonic() > deadline:
+            tail = ENGINE_LOG.read_text(errors="replace").splitlines()[-8:] if ENGINE_LOG.exists() else []
+            raise HostError(
+                f"cannot start the docker engine: no answer at {address} within {ENGINE_START_DEADLINE:.0f} s\n"
+                + "\n".join(tail)
+            )
+        time.sleep(0.1)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="images/host.py", description=__doc__)
+    steps = {
+        "venv": ensure_venv,
+        "engine": ensure_engine,
+        "test-tools": lambda: apt_install(missing_packages(TEST_TOOLS)),
+    }
+    parser.add_argument("step", choices=steps, help="what to make sure of")
+    try:
+        steps[parser.parse_args().step]()
+    except HostError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
