@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -160,7 +160,7 @@ def start_engine(address: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="images/host.py", description=__doc__)
-    steps = {
+    steps: dict[str, Callable[[], None]] = {
         "venv": ensure_venv,
         "engine": ensure_engine,
         "test-tools": lambda: apt_install(missing_packages(TEST_TOOLS)),
