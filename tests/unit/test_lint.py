@@ -1,0 +1,47 @@
+"""The house style as tests: what ruff, mypy and shellcheck refuse fails here, with their own words."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+CHECKS = {
+    "ruff": ["-m", "ruff", "check", "--quiet", "."],
+    "format": ["-m", "ruff", "format", "--check", "--quiet", "."],
+    "mypy": ["-m", "mypy", "--no-error-summary"],
+}
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_python_is_clean(check: str) -> None:
+    done = subprocess.run([sys.executable, *CHECKS[check]], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def shell_scripts() -> list[Path]:
+    """Every tracked file that a shell runs, by its first line."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    found = []
+    for name in filter(None, listed.stdout.split("\0")):
+        path = ROOT / name
+        if path.is_symlink() or not path.is_file() or "tests/recordings" in name:
+            continue
+        with path.open("rb") as file:
+            first = file.readline(80)
+        if first.startswith(b"#!") and first.split()[0].rsplit(b"/", 1)[-1] in {b"sh", b"bash"}:
+            found.append(path)
+        elif first.startswith(b"#!/usr/bin/env") and first.split()[-1] in {b"sh", b"bash"}:
+            found.append(path)
+    return found
+
+
+def test_shell_is_clean() -> None:
+    scripts = shell_scripts()
+    assert scripts, "no shell script found: the listing is broken, .ci/run is one"
+    done = subprocess.run(["shellcheck", *map(str, scripts)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
