@@ -1,0 +1,90 @@
+"""Where everything lies under gitsync's root, and what a commit's name may look like. Pure; quick to import."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+DEFAULT_ROOT = "/var/lib/minivm/scripts"
+GENERATION_ZERO = "/usr/share/minivm/scripts"
+# The name that stands for generation zero wherever a commit is named.
+ZERO = "zero"
+COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+# What a cut cycle can leave in trees/ and beside the link; the next cycle removes it.
+UNFINISHED = ".unfinished-"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One node's copy.
+
+    `current` is a symbolic link to `trees/<commit>`, or to generation zero's absolute path. A directory
+    `trees/<commit>` is complete whenever it exists: it gets that name by a rename, after its last byte is on disk.
+    """
+
+    root: Path
+    zero: Path = Path(GENERATION_ZERO)
+
+    @classmethod
+    def from_environment(cls) -> Layout:
+        return cls(
+            Path(os.environ.get("MINIVM_GITSYNC_ROOT", DEFAULT_ROOT)),
+            Path(os.environ.get("MINIVM_GITSYNC_ZERO", GENERATION_ZERO)),
+        )
+
+    @property
+    def repository(self) -> Path:
+        return self.root / "repo.git"
+
+    @property
+    def trees(self) -> Path:
+        return self.root / "trees"
+
+    @property
+    def leases(self) -> Path:
+        return self.root / "leases"
+
+    @property
+    def reports(self) -> Path:
+        return self.root / "reports"
+
+    @property
+    def current(self) -> Path:
+        return self.root / "current"
+
+    @property
+    def state(self) -> Path:
+        return self.root / "state.json"
+
+    @property
+    def pin(self) -> Path:
+        return self.root / "pin.json"
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "lock"
+
+    @property
+    def wake(self) -> Path:
+        """The datagram socket on which a running loop hears `gitsync now`."""
+        return self.root / "wake"
+
+    def tree(self, commit: str) -> Path:
+        return self.zero if commit == ZERO else self.trees / commit
+
+    def lease(self, commit: str) -> Path:
+        return self.leases / commit
+
+
+def commit_of_link(target: str, zero: Path) -> str | None:
+    """The commit that a link's target names: `trees/<commit>`, generation zero, or None for anything else."""
+    head, _, name = target.rpartition("/")
+    if head == "trees" and COMMIT.fullmatch(name):
+        return name
+    return ZERO if target == str(zero) else None
+
+
+def is_commit(text: str) -> bool:
+    return COMMIT.fullmatch(text) is not None
