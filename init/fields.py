@@ -1,0 +1,177 @@
+"""Typed readers for mappings that people wrote: each says what it wanted, where, and what is near."""
+
+from __future__ import annotations
+
+import re
+
+from init.errors import ConfigError, nearest
+from init.records import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from enum import Enum
+    from typing import NoReturn, TypeVar
+
+    E = TypeVar("E", bound=Enum)
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
+_NAME = re.compile(r"[a-z][a-z0-9]*(?:[-_.][a-z0-9]+)*")
+_VARIABLE = re.compile(r"\$(?:\$|\{([A-Za-z_][A-Za-z0-9_]*)(:-([^}]*))?\}|)")
+
+
+@record(frozen=True, slots=True)
+class Reader:
+    """One mapping, the place it stands in, and what to call the thing it describes."""
+
+    data: Mapping[str, object]
+    what: str
+    file: str
+    path: str = ""
+
+    def fail(self, key: str, why: str, hint: str = "") -> NoReturn:
+        field = ".".join(part for part in (self.path, key) if part)
+        raise ConfigError(f"read {self.what}", why, file=self.file, field=field, hint=hint)
+
+    def only(self, *known: str) -> None:
+        for key in self.data:
+            if key not in known:
+                self.fail(str(key), "unknown key", nearest(str(key), list(known)))
+
+    def has(self, key: str) -> bool:
+        return self.data.get(key) is not None
+
+    def sub(self, key: str) -> Reader:
+        value = self.data.get(key)
+        path = ".".join(part for part in (self.path, key) if part)
+        if value is None:
+            return Reader({}, self.what, self.file, path)
+        if not isinstance(value, dict):
+            self.fail(key, f"wanted a mapping, not {_shown(value)}")
+        return Reader(value, self.what, self.file, path)
+
+    def text(self, key: str, default: str = "") -> str:
+        value = self.data.get(key)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            self.fail(key, f"wanted text, not {_shown(value)}", "quote it" if isinstance(value, bool) else "")
+        return str(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.data.get(key, default)
+        if not isinstance(value, bool):
+            self.fail(key, f"wanted true or false, not {_shown(value)}")
+        return value
+
+    def number(self, key: str, default: int, *, least: int = 0) -> int:
+        value = self.data.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            self.fail(key, f"wanted a whole number, not {_shown(value)}")
+        if value < least:
+            self.fail(key, f"wanted at least {least}, not {value}")
+        return value
+
+    def real(self, key: str, default: float, *, most: float) -> float:
+        value = self.data.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            self.fail(key, f"wanted a number, not {_shown(value)}")
+        if not 0 <= value <= most:
+            self.fail(key, f"wanted between 0 and {most:g}, not {value}")
+        return float(value)
+
+    def seconds(self, key: str, default: float) -> float:
+        """A duration: a number of seconds, or text such as 500ms, 10s, 2m, 1h."""
+        value = self.data.get(key)
+        if value is None:
+            return default
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            if value < 0:
+                self.fail(key, f"wanted a duration, not {value}")
+            return float(value)
+        found = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
+        if found is None:
+            self.fail(key, f"wanted a duration, not {_shown(value)}", "a number of seconds, or 500ms, 10s, 2m, 1h")
+        return float(found[1]) * _UNITS[found[2] or "s"]
+
+    def choice(self, key: str, kind: type[E], default: E) -> E:
+        value = self.data.get(key)
+        if value is None:
+            return default
+        found = next((item for item in kind if item.value == value), None)
+        if found is None:
+            names = [str(item.value) for item in kind]
+            self.fail(key, f"{_shown(value)} is not one of {', '.join(names)}", nearest(str(value), names))
+        return found
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        value = self.data.get(key)
+        if value is None:
+            return ()
+        if not isinstance(value, list):
+            self.fail(key, f"wanted a list, not {_shown(value)}")
+        for item in value:
+            if isinstance(item, bool) or not isinstance(item, str | int | float):
+                self.fail(key, f"wanted a list of text, not {_shown(item)} in it", "quote it")
+        return tuple(str(item) for item in value)
+
+    def names(self, key: str) -> tuple[str, ...]:
+        found = self.texts(key)
+        for name in found:
+            if not _NAME.fullmatch(name):
+                self.fail(key, f"{name!r} is not a service's name", "lower case letters, digits, - _ .")
+        if len(set(found)) != len(found):
+            self.fail(key, "a name stands there twice")
+        return found
+
+    def command(self, key: str) -> tuple[str, ...]:
+        """An argument vector. A single string is refused: there is no shell to split it."""
+        value = self.data.get(key)
+        if isinstance(value, str):
+            self.fail(key, "wanted a list of arguments, not one string", f"write [{', '.join(value.split())}]")
+        found = self.texts(key)
+        if self.has(key) and not found:
+            self.fail(key, "an empty command")
+        for argument in found:
+            self.placeholders(key, argument)
+        return found
+
+    def commands(self, key: str) -> tuple[tuple[str, ...], ...]:
+        value = self.data.get(key)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not all(isinstance(item, list) for item in value):
+            self.fail(key, "wanted a list of commands, each a list of arguments")
+        return tuple(Reader({key: item}, self.what, self.file, self.path).command(key) for item in value)
+
+    def placeholders(self, key: str, text: str) -> None:
+        for found in _VARIABLE.finditer(text):
+            if found[0] == "$":
+                self.fail(key, f"a lone $ in {text!r}", "write ${NAME}, ${NAME:-default}, or $$ for a dollar")
+
+
+def is_name(text: str) -> bool:
+    return _NAME.fullmatch(text) is not None
+
+
+def expand(text: str, env: Mapping[str, str]) -> str:
+    """Fill ${NAME} and ${NAME:-default} from the environment; $$ is a dollar. KeyError names what is not set."""
+    if "$" not in text:
+        return text
+
+    def fill(found: re.Match[str]) -> str:
+        if found[1] is None:
+            return "$"
+        value = env.get(found[1], "")
+        if value or (found[2] is None and found[1] in env):
+            return value
+        if found[2] is None:
+            raise KeyError(found[1])
+        return found[3]
+
+    return _VARIABLE.sub(fill, text)
+
+
+def _shown(value: object) -> str:
+    return f"{type(value).__name__} {value!r}"
