@@ -1,0 +1,219 @@
+{{- define "minivm.fullname" -}}
+{{- default .Release.Name .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "minivm.labels" -}}
+app.kubernetes.io/name: minivm
+app.kubernetes.io/instance: {{ include "minivm.fullname" . }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{/* Takes (dict "root" $ "role" "worker" "pool" "gpu"); what selectors match, so it never changes. */}}
+{{- define "minivm.selector" -}}
+app.kubernetes.io/name: minivm
+app.kubernetes.io/instance: {{ include "minivm.fullname" .root }}
+app.kubernetes.io/component: {{ .role }}
+{{- with .pool }}
+minivm.io/pool: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{- define "minivm.image" -}}
+{{- $i := .root.Values.image -}}
+{{- with $i.registry }}{{ . }}/{{ end }}{{ $i.repository }}/{{ .role }}:{{ $i.tag }}
+{{- end -}}
+
+{{- define "minivm.controllerHost" -}}
+{{ include "minivm.fullname" . }}-controller
+{{- end -}}
+
+{{/* Names of the Secrets: an existing one, or the chart's own. */}}
+{{- define "minivm.secret.munge" -}}
+{{ default (printf "%s-munge" (include "minivm.fullname" .)) .Values.secrets.munge.existingSecret }}
+{{- end -}}
+{{- define "minivm.secret.jwt" -}}
+{{ default (printf "%s-jwt" (include "minivm.fullname" .)) .Values.secrets.jwt.existingSecret }}
+{{- end -}}
+{{- define "minivm.secret.ssh" -}}
+{{ default (printf "%s-ssh-host-keys" (include "minivm.fullname" .)) .Values.secrets.sshHostKeys.existingSecret }}
+{{- end -}}
+{{- define "minivm.secret.sssd" -}}
+{{ default (printf "%s-sssd" (include "minivm.fullname" .)) .Values.secrets.sssd.existingSecret }}
+{{- end -}}
+{{- define "minivm.secret.database" -}}
+{{ default (printf "%s-database" (include "minivm.fullname" .)) .Values.accounting.database.existingSecret }}
+{{- end -}}
+{{- define "minivm.hasSssd" -}}
+{{- if or .Values.secrets.sssd.existingSecret .Values.secrets.sssd.config }}yes{{ end -}}
+{{- end -}}
+
+{{/* The pools, as JSON; the default one is not in values.yaml, where it would be merged into everybody's. */}}
+{{- define "minivm.pools" -}}
+{{- default (dict "worker" (dict "replicas" 2)) .Values.workers.pools | toJson -}}
+{{- end -}}
+
+{{/* One pool with the defaults under it, as JSON: include "minivm.pool" (dict "root" $ "name" n) | fromJson */}}
+{{- define "minivm.pool" -}}
+{{- $pool := index (include "minivm.pools" .root | fromJson) .name | default dict -}}
+{{- mergeOverwrite (deepCopy .root.Values.workers.defaults) (deepCopy $pool) | toJson -}}
+{{- end -}}
+
+{{/* Takes (dict "root" $ "role" r "grace" n "http" port "extra" map). */}}
+{{- define "minivm.env" -}}
+- name: MINIVM_POD_NAME
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+- name: MINIVM_POD_NAMESPACE
+  valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
+- name: MINIVM_POD_IP
+  valueFrom: {fieldRef: {fieldPath: status.podIP}}
+- name: MINIVM_NODE_NAME
+  valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
+- {name: MINIVM_CLUSTER, value: {{ .root.Values.clusterName | quote }}}
+- {name: MINIVM_CONTROLLER, value: {{ include "minivm.controllerHost" .root | quote }}}
+- {name: MINIVM_ACCOUNTING, value: {{ .root.Values.accounting.mode | quote }}}
+- {name: MINIVM_GRACE_SECONDS, value: {{ .grace | quote }}}
+- {name: MINIVM_HTTP, value: {{ printf "0.0.0.0:%d" (int .http) | quote }}}
+- {name: MINIVM_LOG_FORMAT, value: {{ .root.Values.logFormat | quote }}}
+{{- if .root.Values.scripts.repository }}
+- {name: MINIVM_GITSYNC_REPO, value: {{ .root.Values.scripts.repository | quote }}}
+- {name: MINIVM_GITSYNC_REF, value: {{ .root.Values.scripts.ref | quote }}}
+{{- end }}
+{{- range $key, $value := .root.Values.scripts.env }}
+- {name: {{ $key }}, value: {{ $value | quote }}}
+{{- end }}
+{{- range $key, $value := .extra }}
+- {name: {{ $key }}, value: {{ $value | quote }}}
+{{- end }}
+{{- end -}}
+
+{{/* init answers on one port: alive, ready, and started are three questions to it. */}}
+{{- define "minivm.probes" -}}
+startupProbe:
+  httpGet: {path: /startupz, port: http}
+  periodSeconds: 1
+  failureThreshold: 300
+  timeoutSeconds: 2
+livenessProbe:
+  httpGet: {path: /livez, port: http}
+  periodSeconds: 20
+  failureThreshold: 3
+  timeoutSeconds: 5
+readinessProbe:
+  httpGet: {path: /readyz, port: http}
+  periodSeconds: 5
+  failureThreshold: 1
+  timeoutSeconds: 2
+{{- end -}}
+
+{{- define "minivm.securityContext" -}}
+allowPrivilegeEscalation: true
+capabilities:
+  drop: [ALL]
+  add: {{ .capabilities | toJson }}
+{{- end -}}
+
+{{/* The parts of a pod's spec that every role has. */}}
+{{- define "minivm.podCommon" -}}
+serviceAccountName: {{ include "minivm.fullname" .root }}
+automountServiceAccountToken: {{ and .root.Values.podConditions.enabled (ne .role "demo") }}
+{{- if and .root.Values.podConditions.enabled (ne .role "demo") }}
+readinessGates:
+  - conditionType: minivm.io/Ready
+{{- end }}
+enableServiceLinks: false
+terminationGracePeriodSeconds: {{ .grace }}
+{{- with .root.Values.image.pullSecrets }}
+imagePullSecrets: {{ toJson . }}
+{{- end }}
+{{- with .settings.nodeSelector }}
+nodeSelector: {{ toJson . }}
+{{- end }}
+{{- with .settings.tolerations }}
+tolerations: {{ toJson . }}
+{{- end }}
+{{- with .settings.affinity }}
+affinity: {{ toJson . }}
+{{- end }}
+{{- end -}}
+
+{{/* Secrets and drop-ins that a role mounts: volumeMounts here, volumes below, from one list each. */}}
+{{- define "minivm.commonMounts" -}}
+- {name: munge, mountPath: /mnt/minivm/secrets/munge, readOnly: true}
+{{- if include "minivm.hasSssd" .root }}
+- {name: sssd, mountPath: /mnt/minivm/secrets/sssd, readOnly: true}
+{{- end }}
+{{- if and .ssh }}
+- {name: ssh-host-keys, mountPath: /mnt/minivm/secrets/ssh, readOnly: true}
+{{- end }}
+{{- if .root.Values.scripts.existingSecret }}
+- {name: gitsync, mountPath: /mnt/minivm/secrets/gitsync, readOnly: true}
+{{- end }}
+{{- if .root.Values.scripts.policy }}
+- {name: script-policy, mountPath: /mnt/minivm/config/scripts, readOnly: true}
+{{- end }}
+{{- $dropIns := index .root.Values.dropIns .role }}
+{{- if $dropIns.services }}
+- {name: services-d, mountPath: /mnt/minivm/config/services.d, readOnly: true}
+{{- end }}
+{{- if $dropIns.supervisor }}
+- {name: supervisor-d, mountPath: /mnt/minivm/config/supervisor.d, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{- define "minivm.commonVolumes" -}}
+- name: munge
+  secret: {secretName: {{ include "minivm.secret.munge" .root }}, defaultMode: 0400}
+{{- if include "minivm.hasSssd" .root }}
+- name: sssd
+  secret: {secretName: {{ include "minivm.secret.sssd" .root }}, defaultMode: 0400}
+{{- end }}
+{{- if .ssh }}
+- name: ssh-host-keys
+  secret: {secretName: {{ include "minivm.secret.ssh" .root }}, defaultMode: 0400}
+{{- end }}
+{{- with .root.Values.scripts.existingSecret }}
+- name: gitsync
+  secret: {secretName: {{ . }}, defaultMode: 0400}
+{{- end }}
+{{- if .root.Values.scripts.policy }}
+- name: script-policy
+  configMap: {name: {{ include "minivm.fullname" .root }}-script-policy}
+{{- end }}
+{{- $dropIns := index .root.Values.dropIns .role }}
+{{- if $dropIns.services }}
+- name: services-d
+  configMap: {name: {{ include "minivm.fullname" .root }}-{{ .role }}-services}
+{{- end }}
+{{- if $dropIns.supervisor }}
+- name: supervisor-d
+  configMap: {name: {{ include "minivm.fullname" .root }}-{{ .role }}-supervisor}
+{{- end }}
+{{- end -}}
+
+{{- define "minivm.sharedMounts" -}}
+{{- if .Values.home.enabled }}
+- {name: home, mountPath: {{ .Values.home.mountPath }}}
+{{- end }}
+{{- range $name, $mount := .Values.mounts }}
+- {name: shared-{{ $name }}, mountPath: {{ $mount.mountPath }}, readOnly: {{ $mount.readOnly | default false }}}
+{{- end }}
+{{- end -}}
+
+{{- define "minivm.sharedVolumes" -}}
+{{- if .Values.home.enabled }}
+- name: home
+  persistentVolumeClaim: {claimName: {{ default (printf "%s-home" (include "minivm.fullname" .)) .Values.home.existingClaim }}}
+{{- end }}
+{{- range $name, $mount := .Values.mounts }}
+- name: shared-{{ $name }}
+  {{- if $mount.claim }}
+  persistentVolumeClaim: {claimName: {{ $mount.claim }}}
+  {{- else if $mount.nfs }}
+  nfs: {server: {{ $mount.nfs.server }}, path: {{ $mount.nfs.path }}, readOnly: {{ $mount.readOnly | default false }}}
+  {{- else }}
+  hostPath: {path: {{ required (printf "mounts.%s needs a claim, an nfs export or a hostPath" $name) $mount.hostPath }}}
+  {{- end }}
+{{- end }}
+{{- end -}}

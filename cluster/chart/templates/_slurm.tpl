@@ -1,0 +1,169 @@
+{{/* slurm.conf: the chart's lines, over them slurm.config, then nodes, partitions and slurm.extraConfig. */}}
+{{- define "minivm.slurm.conf" -}}
+{{- $root := . -}}
+{{- $full := include "minivm.fullname" . -}}
+{{- $gresTypes := list -}}
+{{- range $name, $_ := include "minivm.pools" . | fromJson -}}
+  {{- $pool := include "minivm.pool" (dict "root" $root "name" $name) | fromJson -}}
+  {{- if gt (int $pool.gpu.count) 0 }}{{ $gresTypes = append $gresTypes "gpu" }}{{ end -}}
+  {{- range $pool.gres }}{{ $gresTypes = append $gresTypes (index (splitList ":" .) 0) }}{{ end -}}
+{{- end -}}
+{{- $cgroup := eq .Values.slurm.proctrack "cgroup" -}}
+{{- $lines := dict
+  "AuthType" "auth/munge"
+  "CredType" "cred/munge"
+  "AuthAltTypes" "auth/jwt"
+  "AuthAltParameters" "jwt_key=/etc/slurm/jwt_hs256.key"
+  "SlurmUser" "slurm"
+  "SlurmctldPort" "6817"
+  "SlurmdPort" "6818"
+  "SrunPortRange" "60001-63000"
+  "StateSaveLocation" "/var/lib/slurm/slurmctld"
+  "SlurmdSpoolDir" "/var/spool/slurmd"
+  "SlurmctldParameters" "enable_configless"
+  "SelectType" "select/cons_tres"
+  "SelectTypeParameters" "CR_Core_Memory"
+  "SchedulerParameters" "batch_sched_delay=0"
+  "ReturnToService" "2"
+  "SlurmctldTimeout" "60"
+  "SlurmdTimeout" "120"
+  "MinJobAge" "300"
+  "KillWait" "30"
+  "JobRequeue" "1"
+  "DefMemPerCPU" "1024"
+  "MpiDefault" .Values.slurm.mpiDefault
+  "ProctrackType" (ternary "proctrack/cgroup" "proctrack/linuxproc" $cgroup)
+  "TaskPlugin" (ternary "task/cgroup,task/affinity" "task/affinity" $cgroup)
+  "PrologFlags" (ternary "Alloc,Contain" "Alloc" $cgroup)
+  "JobAcctGatherType" (ternary "jobacct_gather/cgroup" "jobacct_gather/linux" $cgroup)
+-}}
+{{- if eq .Values.slurm.nodeMode "dynamic" -}}
+  {{- $_ := set $lines "MaxNodeCount" (toString .Values.slurm.maxNodes) -}}
+  {{- $_ := set $lines "TreeWidth" "65533" -}}
+{{- end -}}
+{{- if $gresTypes }}{{ $_ := set $lines "GresTypes" (join "," (uniq $gresTypes)) }}{{ end -}}
+{{- if .Values.slurm.topologyConfig }}{{ $_ := set $lines "TopologyPlugin" "topology/tree" }}{{ end -}}
+{{- if .Values.slurm.scripts.enabled -}}
+  {{- $_ := set $lines "Prolog" "/usr/libexec/minivm/prolog" -}}
+  {{- $_ := set $lines "Epilog" "/usr/libexec/minivm/epilog" -}}
+  {{- $_ := set $lines "TaskProlog" "/usr/libexec/minivm/task_prolog" -}}
+  {{- $_ := set $lines "HealthCheckProgram" "/usr/libexec/minivm/health" -}}
+  {{- $_ := set $lines "HealthCheckInterval" (toString .Values.slurm.scripts.healthCheckInterval) -}}
+  {{- $_ := set $lines "PrologEpilogTimeout" (toString .Values.slurm.scripts.prologEpilogTimeout) -}}
+{{- end -}}
+{{- if eq .Values.accounting.mode "none" -}}
+  {{- $_ := set $lines "AccountingStorageType" "accounting_storage/none" -}}
+{{- else -}}
+  {{- $_ := set $lines "AccountingStorageType" "accounting_storage/slurmdbd" -}}
+  {{- $_ := set $lines "AccountingStorageHost" (printf "%s-controller" $full) -}}
+  {{- $_ := set $lines "AccountingStoragePort" "6819" -}}
+  {{- if $gresTypes }}{{ $_ := set $lines "AccountingStorageTRES" (printf "gres/%s" (join ",gres/" (uniq $gresTypes))) }}{{ end -}}
+{{- end -}}
+{{- range $key, $value := .Values.slurm.config -}}
+  {{- if kindIs "invalid" $value }}{{ $_ := unset $lines $key }}{{ else }}{{ $_ := set $lines $key (toString $value) }}{{ end -}}
+{{- end -}}
+# Made by the chart. The pod's name and the name that others reach it by are two things.
+ClusterName={{ .Values.clusterName }}
+SlurmctldHost={{ $full }}-controller-0({{ $full }}-controller)
+{{- range $key := keys $lines | sortAlpha }}
+{{ $key }}={{ index $lines $key }}
+{{- end }}
+{{ range $name, $_ := include "minivm.pools" . | fromJson }}
+{{- $pool := include "minivm.pool" (dict "root" $root "name" $name) | fromJson }}
+{{- if eq $root.Values.slurm.nodeMode "static" }}
+{{ include "minivm.slurm.nodes" (dict "root" $root "name" $name "pool" $pool) }}
+{{- end }}
+NodeSet=pool_{{ $name }} Feature={{ $name }}
+{{- end }}
+{{ range $name, $partition := include "minivm.partitions" . | fromJson }}
+PartitionName={{ $name }} Nodes={{ range $i, $pool := $partition.pools }}{{ if $i }},{{ end }}pool_{{ $pool }}{{ end }} Default={{ ternary "YES" "NO" (default false $partition.default) }} State=UP{{ range $key, $value := $partition.options }} {{ $key }}={{ $value }}{{ end }}
+{{- end }}
+{{ .Values.slurm.extraConfig }}
+{{- end -}}
+
+{{- define "minivm.partitions" -}}
+{{- if .Values.slurm.partitions -}}
+  {{- range $name, $partition := .Values.slurm.partitions -}}
+    {{- range $partition.pools -}}
+      {{- if not (hasKey (include "minivm.pools" $ | fromJson) .) }}{{ fail (printf "slurm.partitions.%s names the pool %s, which workers.pools does not have" $name .) }}{{ end -}}
+    {{- end -}}
+  {{- end -}}
+  {{- .Values.slurm.partitions | toJson -}}
+{{- else -}}
+  {{- $pools := keys (include "minivm.pools" . | fromJson) | sortAlpha -}}
+  {{- $made := dict "all" (dict "pools" $pools "default" true) -}}
+  {{- if gt (len $pools) 1 }}{{ range $pools }}{{ $_ := set $made . (dict "pools" (list .)) }}{{ end }}{{ end -}}
+  {{- $made | toJson -}}
+{{- end -}}
+{{- end -}}
+
+{{/* gpu:h100:8,nvme:2 */}}
+{{- define "minivm.pool.gres" -}}
+{{- $gres := .gres -}}
+{{- if gt (int .gpu.count) 0 -}}
+  {{- $gpu := ternary (printf "gpu:%s:%d" .gpu.model (int .gpu.count)) (printf "gpu:%d" (int .gpu.count)) (ne .gpu.model "") -}}
+  {{- $gres = prepend $gres $gpu -}}
+{{- end -}}
+{{- join "," $gres -}}
+{{- end -}}
+
+{{/* The pool's own name is always a feature: node sets and partitions are made of it. */}}
+{{- define "minivm.pool.features" -}}
+{{- $features := prepend .pool.features .name -}}
+{{- if gt (int .pool.gpu.count) 0 }}{{ $features = append $features "gpu" }}{{ end -}}
+{{- if .pool.gpu.model }}{{ $features = append $features .pool.gpu.model }}{{ end -}}
+{{- if .pool.rdma.enabled }}{{ $features = append $features "rdma" }}{{ end -}}
+{{- range $i, $topology := .pool.topologyFeatures -}}
+  {{- $features = append $features (printf "%s$(MINIVM_TOPOLOGY_%d)" (default "" $topology.prefix) $i) -}}
+{{- end -}}
+{{- join "," (uniq $features) -}}
+{{- end -}}
+
+{{- define "minivm.pool.nodeConfig" -}}
+{{- $parts := list -}}
+{{- with include "minivm.pool.gres" .pool }}{{ $parts = append $parts (printf "Gres=%s" .) }}{{ end -}}
+{{- if ne (int .pool.ports.slurmd) 6818 }}{{ $parts = append $parts (printf "Port=%d" (int .pool.ports.slurmd)) }}{{ end -}}
+{{- with .pool.nodeConfig }}{{ $parts = append $parts . }}{{ end -}}
+{{- join " " $parts -}}
+{{- end -}}
+
+{{- define "minivm.slurm.nodes" -}}
+{{- $full := include "minivm.fullname" .root -}}
+{{- $sts := printf "%s-%s" $full .name -}}
+{{- if or (lt (int .pool.node.cpus) 1) (lt (int .pool.node.memoryMiB) 1) -}}
+  {{- fail (printf "slurm.nodeMode is static: workers.pools.%s.node needs cpus and memoryMiB" .name) -}}
+{{- end -}}
+{{- range $i := until (int .pool.replicas) -}}
+NodeName={{ $sts }}-{{ $i }} NodeAddr={{ $sts }}-{{ $i }}{{ if not $.pool.perPodServices }}.{{ $sts }}{{ end }} CPUs={{ int $.pool.node.cpus }} RealMemory={{ int $.pool.node.memoryMiB }} Feature={{ include "minivm.pool.features" (dict "name" $.name "pool" (omit $.pool "topologyFeatures")) }}{{ with include "minivm.pool.nodeConfig" (dict "pool" $.pool) }} {{ . }}{{ end }} State=UNKNOWN
+{{ end -}}
+{{- end -}}
+
+{{- define "minivm.gres.conf" -}}
+{{- $root := . -}}
+{{- if .Values.slurm.gresConfig -}}
+{{ .Values.slurm.gresConfig }}
+{{- else -}}
+{{- $detect := "off" -}}
+{{- range $name, $_ := include "minivm.pools" . | fromJson -}}
+  {{- $pool := include "minivm.pool" (dict "root" $root "name" $name) | fromJson -}}
+  {{- if gt (int $pool.gpu.count) 0 }}{{ $detect = $pool.gpu.autodetect }}{{ end -}}
+{{- end -}}
+# GPUs are found on each node; what a node should have is in its own configuration.
+AutoDetect={{ $detect }}
+{{- end }}
+{{- end -}}
+
+{{- define "minivm.cgroup.conf" -}}
+CgroupPlugin={{ ternary "autodetect" "disabled" (eq .Values.slurm.proctrack "cgroup") }}
+{{- if eq .Values.slurm.proctrack "cgroup" }}
+# No systemd in a pod: slurmd makes its own cgroups below the pod's.
+IgnoreSystemd=yes
+EnableControllers=yes
+ConstrainCores=yes
+ConstrainRAMSpace=yes
+ConstrainDevices=yes
+{{- end }}
+{{- with .Values.slurm.cgroupConfig }}
+{{ . }}
+{{- end }}
+{{- end -}}
