@@ -1,0 +1,314 @@
+"""Pushing, for real: Debian's docker-registry on loopback, with a login, killed half way, and on a full disk."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import io
+import json
+import random
+import socket
+import subprocess
+import tarfile
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import docker  # type: ignore[import-untyped]  # the SDK ships no types
+import pytest
+
+from images.credentials import Login
+from images.errors import ImagesError
+from images.push import Event, Pushed, push
+from images.registry import Blob, Place, Registry, RegistryError
+
+pytestmark = [pytest.mark.docker, pytest.mark.root]
+
+# "correct horse" by bcrypt, as `htpasswd -B` writes it.
+HTPASSWD = "pusher:$2y$05$abcdefghijklmnopqrstuuHNbAKRhpaujgo33bRWs.NLUTJO3lOy2\n"
+PUSHER = Login("pusher", "correct horse")
+DEADLINE = 30.0
+
+
+class Registryd:
+    """A docker-registry of the test's own; it survives being killed, as a real one would: its storage stays."""
+
+    def __init__(self, root: Path, size: str = "") -> None:
+        self.root, self.size = root, size
+        self.storage = root / "storage"
+        self.storage.mkdir(parents=True)
+        (root / "htpasswd").write_text(HTPASSWD)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port: int = free.getsockname()[1]
+        (root / "config.yml").write_text(
+            json.dumps(
+                {
+                    "version": "0.1",
+                    "log": {"level": "error"},
+                    "storage": {"filesystem": {"rootdirectory": str(self.storage)}},
+                    "http": {"addr": f"127.0.0.1:{self.port}"},
+                    "auth": {"htpasswd": {"realm": "test", "path": str(root / "htpasswd")}},
+                }
+            )
+        )
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        command = ["docker-registry", "serve", str(self.root / "config.yml")]
+        if self.size:
+            # A small disk that nobody else sees and that goes with the process.
+            mount = f'mount -t tmpfs -o size={self.size} none "$0" && exec "$@"'
+            command = ["unshare", "--mount", "sh", "-c", mount, str(self.storage), *command]
+        with (self.root / "log").open("ab") as log:
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        deadline = time.monotonic() + DEADLINE
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
+                return
+            assert self.process.poll() is None, (self.root / "log").read_text()
+            assert time.monotonic() < deadline, "docker-registry does not listen"
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        if self.process:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    @property
+    def place(self) -> Place:
+        return Place.parse(f"127.0.0.1:{self.port}/site")
+
+    def uploads(self) -> int:
+        """How many blobs were put into it, by its access log."""
+        return (self.root / "log").read_text().count('"PUT /v2/site/minivm-test/blobs/uploads/')
+
+
+@pytest.fixture
+def registryd(tmp_path: Path) -> Iterator[Registryd]:
+    daemon = Registryd(tmp_path / "registry")
+    daemon.start()
+    yield daemon
+    daemon.kill()
+
+
+class Engine:
+    """The local engine, as the push sees it."""
+
+    def __init__(self) -> None:
+        self.client = docker.from_env()
+
+    def image_id(self, reference: str) -> str:
+        return str(self.client.images.get(reference).id)
+
+    def tag(self, reference: str, target: str) -> None:
+        self.client.images.get(reference).tag(target)
+
+    def untag(self, target: str) -> None:
+        self.client.images.remove(target)
+
+    def push(self, target: str, login: Mapping[str, str] | None) -> Generator[Event, None, None]:
+        yield from self.client.api.push(target, stream=True, decode=True, auth_config=login or {})
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    engine = Engine()
+    yield engine
+    engine.client.close()
+
+
+def saved(layers: Sequence[bytes], reference: str) -> bytes:
+    """An image as `docker load` takes it: one file a layer."""
+
+    def tar(files: Mapping[str, bytes]) -> bytes:
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as archive:
+            for name, data in files.items():
+                info = tarfile.TarInfo(name)
+                info.size = len(data)
+                archive.addfile(info, io.BytesIO(data))
+        return buffer.getvalue()
+
+    tars = [tar({f"file{number}": data}) for number, data in enumerate(layers)]
+    config: dict[str, Any] = {
+        "architecture": "amd64",
+        "os": "linux",
+        "config": {},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(data).hexdigest()}" for data in tars]},
+        "history": [{"created_by": "test"} for _ in tars],
+    }
+    paths = [f"{number}/layer.tar" for number in range(len(tars))]
+    manifest = [{"Config": "config.json", "RepoTags": [reference], "Layers": paths}]
+    return tar(
+        {
+            "config.json": json.dumps(config).encode(),
+            **dict(zip(paths, tars, strict=True)),
+            "manifest.json": json.dumps(manifest).encode(),
+        }
+    )
+
+
+@pytest.fixture
+def image(engine: Engine, tmp_path: Path) -> Iterator[Callable[[Sequence[int], str], str]]:
+    """Makes an image with a layer of each size, of bytes that no other test has and that do not compress."""
+    made: list[str] = []
+    noise = random.Random(str(tmp_path))
+
+    def make(sizes: Sequence[int], name: str = "image") -> str:
+        reference = f"minivm-test-push-{name}:{noise.getrandbits(64):016x}"
+        engine.client.images.load(saved([noise.randbytes(size) for size in sizes], reference))
+        made.append(reference)
+        return reference
+
+    yield make
+    for reference in made:
+        engine.client.images.remove(reference)
+
+
+Image = Callable[..., str]
+
+
+def send(engine: Engine, source: str, daemon: Registryd, login: Login | None = PUSHER, **options: Any) -> Pushed:
+    return push(engine, source, daemon.place, "minivm-test", "1", login, **options)
+
+
+def is_absent(daemon: Registryd, tag: str = "1") -> bool:
+    try:
+        Registry(daemon.place, "minivm-test", PUSHER).manifest(tag)
+    except RegistryError as error:
+        return error.status == 404
+    return False
+
+
+def test_a_pushed_image_is_there_by_digest_and_runs_from_there(
+    engine: Engine, registryd: Registryd, image: Image
+) -> None:
+    source = image([1000, 2000, 3000])
+    pushed = send(engine, source, registryd)
+    assert (pushed.sent, pushed.present) == (3, 0)
+    assert pushed.reference == f"127.0.0.1:{registryd.port}/site/minivm-test@{pushed.digest}"
+    assert pushed.tag not in {tag for item in engine.client.images.list() for tag in item.tags}
+    pulled = engine.client.images.pull(pushed.reference, auth_config=PUSHER.for_engine())
+    try:
+        assert pulled.id == engine.image_id(source)
+    finally:
+        engine.client.images.remove(pushed.reference)
+
+
+def test_a_second_push_sends_nothing(engine: Engine, registryd: Registryd, image: Image) -> None:
+    source = image([1000, 2000])
+    first = send(engine, source, registryd)
+    before = registryd.uploads()
+    second = send(engine, source, registryd)
+    assert (second.sent, second.present, second.digest) == (0, 2, first.digest)
+    assert registryd.uploads() == before
+
+
+def test_layers_read_back_once_are_only_looked_up_the_next_time(
+    engine: Engine, registryd: Registryd, image: Image
+) -> None:
+    seen: set[Blob] = set()
+    send(engine, image([1000, 2000]), registryd, seen=seen)
+    assert len(seen) == 2
+    log = registryd.root / "log"
+    source = image([500])
+    send(engine, source, registryd, seen=seen)
+    assert len(seen) == 3
+    reads = log.read_text().count('"GET /v2/site/minivm-test/blobs/')
+    send(engine, source, registryd, seen=seen)
+    assert log.read_text().count('"GET /v2/site/minivm-test/blobs/') == reads + 1  # the configuration alone
+
+
+@pytest.mark.parametrize(
+    ("login", "words"),
+    [
+        (Login("pusher", "wrong battery"), "it refuses the password of user 'pusher'"),
+        (None, "it wants a login, and there is none"),
+    ],
+    ids=["wrong password", "no login"],
+)
+def test_without_the_right_password_nothing_is_pushed_and_the_error_says_why(
+    engine: Engine, registryd: Registryd, image: Image, login: Login | None, words: str
+) -> None:
+    with pytest.raises(ImagesError) as caught:
+        send(engine, image([1000]), registryd, login)
+    text = str(caught.value)
+    assert f"cannot push 127.0.0.1:{registryd.port}/site/minivm-test:1" in text
+    assert words in text
+    assert "battery" not in text
+    assert is_absent(registryd)
+
+
+def test_a_registry_that_restarts_in_the_middle_costs_a_pause(
+    engine: Engine, registryd: Registryd, image: Image
+) -> None:
+    killed: list[str] = []
+
+    def tell(event: Event) -> None:
+        if event.get("status") == "Pushed" and not killed:
+            killed.append(event["id"])
+            registryd.kill()
+        elif str(event.get("status", "")).startswith("Retrying") and registryd.process is None:
+            registryd.start()
+
+    pushed = send(engine, image([10_000, *[2_000_000] * 7]), registryd, tell=tell)
+    assert killed, "the registry was never taken away"
+    assert pushed.sent + pushed.present == 8
+
+
+def test_a_registry_that_went_away_is_named_and_the_next_push_sends_only_the_rest(
+    engine: Engine, registryd: Registryd, image: Image
+) -> None:
+    source = image([10_000, *[2_000_000] * 7])
+
+    def tell(event: Event) -> None:
+        if event.get("status") == "Pushed":
+            registryd.kill()
+
+    with pytest.raises(ImagesError) as caught:
+        send(engine, source, registryd, retries=0, tell=tell)
+    assert "Connection refused" in str(caught.value)
+    assert "of 8 layers are there: the same command sends only the rest" in str(caught.value)
+    arrived = registryd.uploads()
+
+    registryd.start()
+    assert is_absent(registryd), "half a push is visible under its tag"
+    pushed = send(engine, source, registryd)
+    assert pushed.present >= 1
+    assert pushed.sent >= 1
+    assert pushed.sent + pushed.present == 8
+    assert registryd.uploads() - arrived == pushed.sent + 1  # and the configuration
+
+
+def test_a_full_disk_is_named_and_leaves_no_tag(engine: Engine, tmp_path: Path, image: Image) -> None:
+    daemon = Registryd(tmp_path / "small", size="3m")
+    daemon.start()
+    try:
+        with pytest.raises(ImagesError, match="no space left on the registry's disk"):
+            send(engine, image([1_000_000] * 8), daemon, retries=0)
+        assert is_absent(daemon)
+    finally:
+        daemon.kill()
+
+
+def test_what_the_registry_changed_is_noticed(engine: Engine, registryd: Registryd, image: Image) -> None:
+    """A registry that gives back other bytes than it got: seen although it says that the layer exists."""
+    source = image([1000])
+    first = send(engine, source, registryd)
+    (blob,) = Registry(registryd.place, "minivm-test", PUSHER).manifest(first.digest).layers
+    name = blob.digest.removeprefix("sha256:")
+    path = registryd.storage / f"docker/registry/v2/blobs/sha256/{name[:2]}/{name}/data"
+    data = gzip.decompress(path.read_bytes())
+    path.write_bytes(gzip.compress(data.replace(b"file0", b"file1"), mtime=0))
+    with pytest.raises(ImagesError, match="cannot trust"):
+        send(engine, source, registryd)
+
+
+def test_a_registry_that_is_not_there(engine: Engine, registryd: Registryd, image: Image) -> None:
+    registryd.kill()
+    with pytest.raises(ImagesError, match="Connection refused"):
+        send(engine, image([1000]), registryd, retries=0)
