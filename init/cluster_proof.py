@@ -1,0 +1,74 @@
+"""One authenticated call to slurmctld, made once at boot: it proves the munge key, which `munge | unmunge` cannot.
+
+On a worker the same call proves that slurmctld knows *this* slurmd: registered since its start, at this address.
+A failed proof ends with its reason; the service's backoff, with jitter, makes the next try.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+
+from init import slurm_client
+from init.errors import InitError
+from init.slurm_node import unproven
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from init.slurm_node import Node
+
+SLURMD = "/usr/sbin/slurmd"
+# slurmd says READY a moment before its registration has arrived: steps between looks, one second in all.
+STEPS = (0.05, 0.1, 0.2, 0.3, 0.35)
+
+
+def main() -> int:
+    controller = slurm_client.address(os.environ)
+    try:
+        if os.path.exists(SLURMD):  # noqa: PTH110 (pathlib costs milliseconds of the boot)
+            reason = worker(controller)
+        else:
+            slurm_client.run([slurm_client.SCONTROL, "--oneliner", "show", "partition"], controller)
+            reason = ""
+    except InitError as error:
+        reason = error.why
+    if reason:
+        print(reason, file=sys.stderr)
+        return 1
+    print(f"munge key proven by {controller}")
+    return 0
+
+
+def worker(controller: str) -> str:
+    """Why the node is not proven, or nothing."""
+    name = os.environ.get("MINIVM_POD_NAME") or os.uname().nodename.split(".")[0]
+    own = os.environ.get("MINIVM_POD_IP", "")
+    since = local_start(controller)
+    reason = ""
+    for step in (0.0, *STEPS):
+        time.sleep(step)
+        node = slurm_client.node(name, controller)
+        reason = unproven(node, name, [own] if own else []) or _old(node, since)
+        if not reason:
+            break
+    return reason
+
+
+def _old(node: Node | None, since: str) -> str:
+    """A registration that is older than our slurmd is the last pod's."""
+    if node is not None and since and node.started < since:
+        return f"slurmctld knows {node.name} as of {node.started}, and slurmd started at {since}: not registered"
+    return ""
+
+
+def local_start(controller: str) -> str:
+    """When this pod's slurmd started, asked of itself; in the words in which slurmctld tells it too."""
+    text = slurm_client.run([slurm_client.SCONTROL, "show", "slurmd"], controller)
+    found = re.search(r"^Boot time\s*=\s*(\S+)", text, re.MULTILINE)
+    return found[1] if found else ""
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,69 @@
+"""`python3 -I -m init.drain ROLE [--resume]`: what a role does before its pod stops, run by PID 1 as a child.
+
+It may be asked twice (preStop calls `minivm drain`, then TERM comes) and it may be cut at any moment: every step looks
+first and does what is left. The last line of output is what `minivm status` shows.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from init import slurm_client
+from init.errors import InitError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+USAGE = "usage: python3 -I -m init.drain worker|login [--resume]"
+
+
+class Deadline:
+    """How much of the budget is left. The clock is monotonic: a pod's wall clock may jump."""
+
+    __slots__ = ("clock", "end")
+
+    def __init__(self, budget: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.end = clock() + budget
+
+    @property
+    def left(self) -> float:
+        return max(0.0, self.end - self.clock())
+
+    def pause(self, seconds: float) -> bool:
+        """Wait a little between two looks; False when the budget is spent."""
+        time.sleep(min(seconds, self.left))
+        return self.left > 0
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def main(arguments: Sequence[str]) -> int:
+    # The controller has none: slurmctld saves its state when it is stopped, and jobs run on without it.
+    roles = {"worker": "init.drain_worker", "login": "init.drain_login"}
+    if not arguments or arguments[0] not in roles or arguments[1:] not in ([], ["--resume"]):
+        print(USAGE, file=sys.stderr)
+        return 2
+    import importlib
+
+    module = importlib.import_module(roles[arguments[0]])
+    deadline = Deadline(float(os.environ.get("MINIVM_DRAIN_BUDGET") or 20))
+    controller = slurm_client.address(os.environ)
+    try:
+        if arguments[1:]:
+            module.resume(controller)
+        else:
+            module.drain(controller, deadline)
+    except InitError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

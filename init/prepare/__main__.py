@@ -1,0 +1,62 @@
+"""`python3 -I -m init.prepare STEP...`: preparation steps, in order, in one short process.
+
+Exit 0: done. Exit 1: another try may mend it. Exit 78: the configuration is wrong, and no try will. The last line of
+output is the reason that `minivm why` shows.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+from init.errors import ConfigError, InitError, nearest
+from init.prepare.pod import Pod
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+EX_CONFIG = 78
+# Step, and the module and function that do it: a module is imported only when its step is asked for.
+STEPS = {
+    "cgroups": ("cgroups", "run"),
+    "directories": ("directories", "run"),
+    "hostkeys": ("hostkeys", "run"),
+    "identity": ("identity", "run"),
+    "jwt-key": ("secrets", "jwt"),
+    "mariadb": ("database", "mariadb"),
+    "munge-key": ("secrets", "munge"),
+    "node": ("node", "run"),
+    "pam-adopt": ("pam", "run"),
+    "profile": ("profile", "run"),
+    "slurm-config": ("slurm_config", "run"),
+    "slurmdbd-config": ("database", "slurmdbd"),
+    "sssd": ("secrets", "sssd"),
+    "stale": ("stale", "run"),
+}
+
+
+def main(names: Sequence[str]) -> int:
+    pod = Pod(os.environ)
+    for name in names:
+        try:
+            if name not in STEPS:
+                raise ConfigError("prepare the pod", f"no step {name!r}", hint=nearest(name, [*STEPS]))
+            module, function = STEPS[name]
+            text = getattr(importlib.import_module(f"init.prepare.{module}"), function)(pod)
+        except ConfigError as error:
+            print(error, file=sys.stderr)
+            return EX_CONFIG
+        except InitError as error:
+            print(error, file=sys.stderr)
+            return 1
+        except OSError as error:
+            print(f"cannot do {name}: {error}", file=sys.stderr)
+            return 1
+        print(f"{name}: {text}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,52 @@
+"""SSH host keys: mounted ones are kept, or a pod makes its own, once. The image has none: replicas would share them."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from init.prepare.directories import ensure
+from init.prepare.pod import MOUNTS, Pod, PrepareError, writable, write
+
+# ed25519 and rsa serve every client of today; an rsa key takes a second to make, so it is only ever mounted.
+MADE = ("ed25519", "ecdsa")
+CONFIG = "/run/minivm/sshd_config"
+
+
+def run(pod: Pod) -> str:
+    mounted = sorted(pod.path(f"{MOUNTS}/secrets/ssh").glob("ssh_host_*_key"))
+    directory = pod.path("/etc/ssh")
+    if not writable(directory):
+        directory = pod.path("/run/minivm/ssh")
+        ensure(directory, 0o755, 0, 0)
+    keys = [_install(path, directory) for path in mounted]
+    if not keys:
+        keys = sorted(directory.glob("ssh_host_*_key")) or [_make(directory, kind) for kind in MADE]
+        for key in keys:
+            key.chmod(0o600)  # sshd ignores a key that others can read
+    lines = [f"HostKey {key}\n" for key in keys] + ["Include /etc/ssh/sshd_config\n"]
+    write(pod.path(CONFIG), "".join(lines).encode(), mode=0o600, owner=(0, 0))
+    return f"{len(keys)} {'mounted' if mounted else 'own'} host keys in {directory}"
+
+
+def _install(mounted: Path, directory: Path) -> Path:
+    target = directory / mounted.name
+    write(target, mounted.read_bytes(), mode=0o600, owner=(0, 0))
+    public = mounted.with_name(f"{mounted.name}.pub")
+    if public.exists():
+        write(directory / public.name, public.read_bytes(), mode=0o644, owner=(0, 0))
+    return target
+
+
+def _make(directory: Path, kind: str) -> Path:
+    target = directory / f"ssh_host_{kind}_key"
+    done = subprocess.run(
+        ["/usr/bin/ssh-keygen", "-q", "-t", kind, "-N", "", "-C", "", "-f", str(target)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise PrepareError(f"make {target}", (done.stderr or done.stdout).strip())
+    return target

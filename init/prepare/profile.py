@@ -1,0 +1,38 @@
+"""The pod's environment for people: a login shell starts clean, and would miss what Kubernetes gave the pod."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+
+from init.prepare.pod import Pod, write
+
+# What a job or a shell may know of. Everything else, tokens of Kubernetes above all, stays in PID 1.
+PREFIXES = ("NCCL_", "UCX_", "OMPI_MCA_", "PMIX_MCA_", "NVIDIA_", "CUDA_", "MINIVM_USER_")
+NAMES = ("TZ", "LANG", "LC_ALL", "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+CUDA = "/usr/local/cuda"
+FILE = "/etc/profile.d/minivm.sh"
+
+
+def run(pod: Pod) -> str:
+    values = chosen(pod.env)
+    lines = ["# Written at boot by minivm from the pod's environment.\n"]
+    lines += [f"export {name}={shlex.quote(value)}\n" for name, value in sorted(values.items())]
+    if pod.has(f"{CUDA}/bin"):
+        lines.append(f'case ":$PATH:" in *:{CUDA}/bin:*) ;; *) export PATH="$PATH:{CUDA}/bin" ;; esac\n')
+    path = pod.path(FILE)
+    if len(lines) == 1 and not path.exists():
+        return "nothing for users' shells"
+    write(path, "".join(lines).encode(), mode=0o644, owner=(0, 0))
+    return f"{len(values)} variables for users' shells"
+
+
+def chosen(env: Mapping[str, str]) -> dict[str, str]:
+    """MINIVM_USER_X=1 reaches users as X=1; the other names as they are."""
+    found = {}
+    for name, value in env.items():
+        if name in NAMES or name.startswith(PREFIXES):
+            name = name.removeprefix("MINIVM_USER_")
+            if name.replace("_", "a").isalnum() and not name[:1].isdigit():
+                found[name] = value
+    return found

@@ -1,0 +1,66 @@
+"""Secrets from their read-only mounts, installed with the owner and mode that each daemon demands."""
+
+from __future__ import annotations
+
+from init.prepare.pod import MOUNTS, Pod, PrepareError, user, write
+
+SECRETS = f"{MOUNTS}/secrets"
+# What munged itself asks for: shorter keys are refused by it, longer ones are legal.
+MUNGE_KEY_BYTES = range(32, 1025)
+
+
+def munge(pod: Pod) -> str:
+    mount = f"{SECRETS}/munge/munge.key"
+    target = "/etc/munge/munge.key"
+    data = _read(pod, mount)
+    if data is None:
+        if not pod.has(target):
+            raise PrepareError("install the munge key", f"{mount} is missing", hint="mount the cluster's munge key")
+        data = pod.path(target).read_bytes()  # mounted in place
+    if len(data) not in MUNGE_KEY_BYTES:
+        raise PrepareError(
+            "install the munge key", f"{mount} has {len(data)} bytes, a key has {MUNGE_KEY_BYTES[0]} to 1024"
+        )
+    write(pod.path(target), data, mode=0o400, owner=user("munge"))
+    return "munge key installed"
+
+
+def jwt(pod: Pod) -> str:
+    data = _read(pod, f"{SECRETS}/slurm/jwt_hs256.key")
+    if data is None:
+        return "no JWT key"
+    write(pod.path("/etc/slurm/jwt_hs256.key"), data, mode=0o400, owner=user("slurm"))
+    return "JWT key installed"
+
+
+def sssd(pod: Pod) -> str:
+    """sssd exits 3 on a file that others can read."""
+    data = _read(pod, f"{SECRETS}/sssd/sssd.conf")
+    target = pod.path("/etc/sssd/sssd.conf")
+    if data is None and not target.exists():
+        # Without a directory the pod has its local users only; sssd still serves them, so that nothing else differs.
+        data = DEFAULT_SSSD
+    if data is None:
+        data = target.read_bytes()
+    write(target, data, mode=0o600, owner=(0, 0))
+    return "sssd.conf installed"
+
+
+DEFAULT_SSSD = b"""[sssd]
+services = nss, pam, ssh
+domains = local
+
+[domain/local]
+id_provider = proxy
+proxy_lib_name = files
+auth_provider = none
+"""
+
+
+def _read(pod: Pod, mount: str) -> bytes | None:
+    try:
+        return pod.path(mount).read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise PrepareError(f"read {mount}", error.strerror or str(error)) from error

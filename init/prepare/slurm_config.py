@@ -1,0 +1,75 @@
+"""The controller's /etc/slurm: copied from the mounted configuration, or small files of its own where none is."""
+
+from __future__ import annotations
+
+from init.prepare.pod import MOUNTS, Pod, user, write
+
+MOUNT = f"{MOUNTS}/config/slurm"
+TARGET = "/etc/slurm"
+# Files that hold a password: only slurmdbd may read them.
+PRIVATE = ("slurmdbd.conf",)
+
+# What a controller needs to serve dynamic, configless workers; a cluster of any size brings its own file.
+DEFAULT = """\
+ClusterName={cluster}
+SlurmctldHost={host}
+SlurmUser=slurm
+AuthType=auth/munge
+CredType=cred/munge
+SlurmctldParameters=enable_configless
+StateSaveLocation=/var/spool/slurmctld
+SlurmdSpoolDir=/var/spool/slurmd
+SlurmctldPidFile=/run/slurm/slurmctld.pid
+SlurmdPidFile=/run/slurm/slurmd.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+DefMemPerCPU=100
+GresTypes=gpu
+MaxNodeCount=2048
+TreeWidth=65533
+ReturnToService=2
+SlurmdTimeout=60
+SchedulerParameters=batch_sched_delay=0
+{accounting}PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+ACCOUNTING = """\
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=localhost
+JobAcctGatherType=jobacct_gather/linux
+"""
+DEFAULT_CGROUP = "CgroupPlugin=autodetect\nIgnoreSystemd=yes\nEnableControllers=yes\n"
+DEFAULT_GRES = "AutoDetect=off\n"
+
+
+def run(pod: Pod) -> str:
+    mounted = sorted(path for path in pod.path(MOUNT).glob("*.conf") if path.is_file())
+    names = {path.name for path in mounted}
+    for path in mounted:
+        private = path.name in PRIVATE
+        write(
+            pod.path(f"{TARGET}/{path.name}"),
+            path.read_bytes(),
+            mode=0o600 if private else 0o644,
+            owner=user("slurm") if private else (0, 0),
+        )
+    if "slurm.conf" in names:
+        return f"installed {', '.join(sorted(names))}"
+    for name, text in defaults(pod).items():
+        if name not in names:
+            write(pod.path(f"{TARGET}/{name}"), text.encode(), mode=0o644, owner=(0, 0))
+    return f"no slurm.conf in {MOUNT}: a small one of our own"
+
+
+def defaults(pod: Pod) -> dict[str, str]:
+    import os
+
+    accounting = pod.choice("MINIVM_ACCOUNTING", "embedded", ["embedded", "external", "none"])
+    slurm = DEFAULT.format(
+        cluster=pod.setting("MINIVM_CLUSTER", "minivm"),
+        # slurmctld looks for its own host name among the controllers; workers get MINIVM_CONTROLLER's name by DNS.
+        host=os.uname().nodename.split(".")[0],
+        accounting="" if accounting == "none" else ACCOUNTING,
+    )
+    return {"slurm.conf": slurm, "cgroup.conf": DEFAULT_CGROUP, "gres.conf": DEFAULT_GRES}
