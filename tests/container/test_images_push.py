@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import gzip
 import hashlib
@@ -11,10 +12,13 @@ import random
 import socket
 import subprocess
 import tarfile
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import docker  # type: ignore[import-untyped]  # the SDK ships no types
 import pytest
@@ -35,7 +39,7 @@ DEADLINE = 30.0
 class Registryd:
     """A docker-registry of the test's own; it survives being killed, as a real one would: its storage stays."""
 
-    def __init__(self, root: Path, size: str = "") -> None:
+    def __init__(self, root: Path, size: str = "", auth: Mapping[str, Any] | None = None) -> None:
         self.root, self.size = root, size
         self.storage = root / "storage"
         self.storage.mkdir(parents=True)
@@ -50,7 +54,7 @@ class Registryd:
                     "log": {"level": "error"},
                     "storage": {"filesystem": {"rootdirectory": str(self.storage)}},
                     "http": {"addr": f"127.0.0.1:{self.port}"},
-                    "auth": {"htpasswd": {"realm": "test", "path": str(root / "htpasswd")}},
+                    "auth": auth or {"htpasswd": {"realm": "test", "path": str(root / "htpasswd")}},
                 }
             )
         )
@@ -93,6 +97,70 @@ def registryd(tmp_path: Path) -> Iterator[Registryd]:
     daemon.start()
     yield daemon
     daemon.kill()
+
+
+class Tokens:
+    """A token server, as the large registries have one: a password buys a short-lived, signed permission."""
+
+    def __init__(self, root: Path) -> None:
+        root.mkdir()
+        self.key, self.certificate = root / "key.pem", root / "certificate.pem"
+        command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=test", "-days", "2"]
+        paths = ["-keyout", str(self.key), "-out", str(self.certificate)]
+        subprocess.run([*command, *paths], check=True, capture_output=True)
+        self.scopes: list[str] = []
+        tokens = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                tokens.answer(self)
+
+            def log_message(self, format: str, *arguments: object) -> None:
+                """Quiet."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True)
+        self.thread.start()
+
+    def settings(self) -> Mapping[str, Any]:
+        port = self.server.server_address[1]
+        where = {"realm": f"http://127.0.0.1:{port}/token", "service": "test", "issuer": "test"}
+        return {"token": {**where, "rootcertbundle": str(self.certificate)}}
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        if request.headers.get("Authorization") != PUSHER.basic():
+            request.send_error(401)
+            return
+        query = parse_qs(urlsplit(request.path).query)
+        self.scopes += query.get("scope", [])
+        access = []
+        for scope in query.get("scope", []):
+            kind, name, actions = scope.split(":")
+            access.append({"type": kind, "name": name, "actions": actions.split(",")})
+        body = json.dumps({"token": self.token(access)}).encode()
+        request.send_response(200)
+        request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        request.wfile.write(body)
+
+    def token(self, access: Sequence[Mapping[str, Any]]) -> str:
+        """A JSON web token, signed by openssl."""
+
+        def part(value: object) -> bytes:
+            return base64.urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=")
+
+        der = "".join(self.certificate.read_text().splitlines()[1:-1])
+        now = int(time.time())
+        claims = {"iss": "test", "sub": "pusher", "aud": "test", "exp": now + 300, "nbf": now - 60, "access": access}
+        text = part({"typ": "JWT", "alg": "RS256", "x5c": [der]}) + b"." + part(claims)
+        command = ["openssl", "dgst", "-sha256", "-sign", str(self.key)]
+        signed = subprocess.run(command, input=text, check=True, capture_output=True).stdout
+        return (text + b"." + base64.urlsafe_b64encode(signed).rstrip(b"=")).decode()
+
+    def stop(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
 
 
 class Engine:
@@ -293,6 +361,23 @@ def test_a_full_disk_is_named_and_leaves_no_tag(engine: Engine, tmp_path: Path, 
         assert is_absent(daemon)
     finally:
         daemon.kill()
+
+
+def test_a_registry_with_a_token_server(engine: Engine, tmp_path: Path, image: Image) -> None:
+    tokens = Tokens(tmp_path / "tokens")
+    daemon = Registryd(tmp_path / "registry", auth=tokens.settings())
+    daemon.start()
+    try:
+        source = image([1000, 2000])
+        with pytest.raises(ImagesError, match="it refuses the password of user 'pusher'"):
+            send(engine, source, daemon, Login("pusher", "wrong battery"))
+        assert tokens.scopes == []
+        pushed = send(engine, source, daemon)
+        assert (pushed.sent, pushed.present) == (2, 0)
+        assert "repository:site/minivm-test:pull,push" in tokens.scopes
+    finally:
+        daemon.kill()
+        tokens.stop()
 
 
 def test_what_the_registry_changed_is_noticed(engine: Engine, registryd: Registryd, image: Image) -> None:
