@@ -22,7 +22,7 @@ minivm.io/pool: {{ . }}
 
 {{- define "minivm.image" -}}
 {{- $i := .root.Values.image -}}
-{{- with $i.registry }}{{ . }}/{{ end }}{{ $i.repository }}/{{ .role }}:{{ $i.tag }}
+{{- with $i.registry }}{{ . }}/{{ end }}{{ $i.repository }}/{{ .role }}:{{ index $i.tags .role | default $i.tag }}
 {{- end -}}
 
 {{- define "minivm.controllerHost" -}}

@@ -18,7 +18,7 @@
   "SlurmctldPort" "6817"
   "SlurmdPort" "6818"
   "SrunPortRange" "60001-63000"
-  "StateSaveLocation" "/var/lib/slurm/slurmctld"
+  "StateSaveLocation" "/var/spool/slurmctld"
   "SlurmdSpoolDir" "/var/spool/slurmd"
   "SlurmctldParameters" "enable_configless"
   "SelectType" "select/cons_tres"
@@ -48,6 +48,7 @@
   {{- $_ := set $lines "Epilog" "/usr/libexec/minivm/epilog" -}}
   {{- $_ := set $lines "TaskProlog" "/usr/libexec/minivm/task_prolog" -}}
   {{- $_ := set $lines "HealthCheckProgram" "/usr/libexec/minivm/health" -}}
+  {{- $_ := set $lines "HealthCheckNodeState" "ANY" -}}
   {{- $_ := set $lines "HealthCheckInterval" (toString .Values.slurm.scripts.healthCheckInterval) -}}
   {{- $_ := set $lines "PrologEpilogTimeout" (toString .Values.slurm.scripts.prologEpilogTimeout) -}}
 {{- end -}}

@@ -1,0 +1,136 @@
+"""`build.py up | ssh | status | down`: thin calls of cluster.local."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from cluster.errors import ClusterError
+from cluster.values import Options
+
+Call = TypeVar("Call", bound=Callable[..., Any])
+
+
+def told(call: Call) -> Call:
+    """A ClusterError is said in one sentence; anything else is a bug and shows its traceback."""
+
+    @functools.wraps(call)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return call(*args, **kwargs)
+        except ClusterError as error:
+            click.echo(f"error: {error}", err=True)
+            sys.exit(1)
+
+    return wrapped  # type: ignore[return-value]
+
+
+name_option = click.option("--name", default="local", show_default=True, help="Of the cluster; several can be up.")
+
+
+def connect() -> Any:
+    from cluster.engine import connect as connect_engine
+
+    return connect_engine()
+
+
+@click.command()
+@name_option
+@click.option("--workers", default=2, show_default=True, help="How many worker pods.")
+@click.option("--port", default=2222, show_default=True, help="Of 127.0.0.1, for ssh; the next free one if taken.")
+@click.option("--slurm", default="", help="Images of this Slurm version, as in 24.11.5.")
+@click.option("--variant", default="", help="Images of this variant: debian, nvidia.")
+@click.option("--values", "values_file", type=click.Path(exists=True, path_type=Path), help="Chart values on top.")
+@click.option("--timeout", default=180.0, show_default=True, help="Seconds until all pods must be ready.")
+@told
+def up(name: str, workers: int, port: int, slurm: str, variant: str, values_file: Path | None, timeout: float) -> None:
+    """A whole cluster on this machine; again: changes what changed."""
+    import yaml
+
+    from cluster.local import LocalCluster
+    from cluster.report import not_granted
+
+    overrides = (yaml.safe_load(values_file.read_text()) or {}) if values_file else {}
+    client, begun = connect(), time.monotonic()
+    options = Options(name=name, workers=workers, port=port, overrides=overrides)
+    if slurm or variant:
+        from cluster.tags import newest
+
+        listed = [(reference, item["Created"]) for item in client.api.images() for reference in item["RepoTags"] or []]
+        tags = newest(listed, repository=options.repository, slurm=slurm, variant=variant)
+        options = replace(options, tags=tags)
+
+    def say(text: str) -> None:
+        click.echo(f"{time.monotonic() - begun:6.1f} s  {text}")
+
+    cluster = LocalCluster(client, options, say=say)
+    cluster.up(timeout=timeout)
+    for stage, seconds in cluster.stages.spent.items():
+        say(f"stage {stage}: {seconds:.1f} s")
+    known = cluster.manifests()
+    for line in not_granted(known.pods, proctrack=cluster.proctrack(), cgroup_version=cluster.cgroup_version()):
+        click.echo(f"not granted: {line}")
+    click.echo("\nlog in:  make ssh" + (f" ARGS='--name {name}'" if name != "local" else ""))
+    click.echo(f"     or  {' '.join(cluster.ssh_command('alice'))}")
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@name_option
+@click.option("--user", default="alice", show_default=True, help="alice or bob.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@told
+def ssh(name: str, user: str, command: tuple[str, ...]) -> None:
+    """Into the login pod as a demo user."""
+    from cluster.local import LocalCluster
+
+    line = LocalCluster.saved(None, name).ssh_command(user, *command)
+    os.execvp(line[0], line)
+
+
+@click.command()
+@name_option
+@click.option("--json", "as_json", is_flag=True, help="For a machine to read.")
+@told
+def status(name: str, as_json: bool) -> None:
+    """The pods: ready, or why not. Exit code 1 if one is not ready."""
+    from cluster.local import LocalCluster
+    from cluster.report import table
+
+    found = LocalCluster.saved(connect(), name).status()
+    if as_json:
+        click.echo(json.dumps([asdict(row) for row in found]))
+    else:
+        click.echo("\n".join(table(found)))
+    sys.exit(0 if all(row.ready for row in found) else 1)
+
+
+@click.command()
+@name_option
+@told
+def down(name: str) -> None:
+    """Stop the cluster and leave nothing behind."""
+    from cluster.local import LocalCluster
+
+    LocalCluster(connect(), Options(name=name)).down()
+    click.echo(f"the cluster {name} is gone")
+
+
+@click.command()
+@name_option
+@click.option("--force", is_flag=True, help="As a machine that dies: no drain, no TERM.")
+@click.argument("pod")
+@told
+def delete(name: str, pod: str, force: bool) -> None:
+    """Delete a pod, as kubectl does: one of the same name takes its place."""
+    from cluster.local import LocalCluster
+
+    LocalCluster.saved(connect(), name, say=click.echo).delete(pod, force=force)

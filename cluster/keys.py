@@ -1,0 +1,70 @@
+"""The keys of a local cluster: made once, kept as long as it lives, readable by its owner alone."""
+
+from __future__ import annotations
+
+import base64
+import os
+import secrets
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cluster.errors import ClusterError
+from cluster.publish import write_private
+
+HOST_KEY_TYPES = ("ed25519", "rsa")
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    munge: str = field(repr=False)  # base64
+    jwt: str = field(repr=False)  # base64
+    database: str = field(repr=False)
+    ssh_host: dict[str, str] = field(repr=False)
+    ssh_host_public: str
+    users: dict[str, Path]  # user -> private key file
+    users_public: dict[str, str]
+
+
+def load_or_make(directory: Path, *, users: tuple[str, ...]) -> Keys:
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    host = {f"ssh_host_{kind}_key": ssh_key(directory / f"ssh_host_{kind}_key", kind) for kind in HOST_KEY_TYPES}
+    private = {user: directory / f"{user}_ed25519" for user in users}
+    for path in private.values():
+        ssh_key(path, "ed25519")
+    return Keys(
+        munge=base64.b64encode(once(directory / "munge.key", 1024)).decode(),
+        jwt=base64.b64encode(once(directory / "jwt_hs256.key", 32)).decode(),
+        database=once(directory / "database", 24).hex(),
+        ssh_host=host,
+        ssh_host_public=public(directory / "ssh_host_ed25519_key"),
+        users=private,
+        users_public={user: public(path) for user, path in private.items()},
+    )
+
+
+def once(path: Path, size: int) -> bytes:
+    if not path.exists():
+        write_private(path, secrets.token_bytes(size))
+    return path.read_bytes()
+
+
+def ssh_key(path: Path, kind: str) -> str:
+    """The private key's text; ssh-keygen makes it 0600 itself."""
+    if not path.exists():
+        command = ["ssh-keygen", "-q", "-t", kind, "-N", "", "-C", path.name, "-f", str(path)]
+        if kind == "rsa":
+            command += ["-b", "3072"]
+        try:
+            subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ | {"LC_ALL": "C"})
+        except FileNotFoundError as error:
+            raise ClusterError(
+                f"make {path.name}", "ssh-keygen is not installed", hint="install openssh-client"
+            ) from error
+        except subprocess.CalledProcessError as error:
+            raise ClusterError(f"make {path.name}", error.stderr.strip()) from error
+    return path.read_text()
+
+
+def public(private: Path) -> str:
+    return private.with_name(f"{private.name}.pub").read_text().strip()

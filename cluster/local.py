@@ -1,0 +1,268 @@
+"""A whole cluster on one machine: the chart's pods, kept as they should be. `up` again changes what changed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from cluster import addresses, keys, manifests, readiness, report, values
+from cluster.errors import ClusterError
+from cluster.manifests import Manifests, Pod
+from cluster.pods import Kubelet, Running, fingerprint
+from cluster.publish import write_private
+from cluster.render import render
+from cluster.report import Row
+from cluster.values import NAMESPACE, RELEASE, Options
+
+STATE = Path(__file__).resolve().parents[1] / "build" / "cluster"
+# What others wait for is started first.
+START_ORDER = ("demo", "controller", "worker", "login")
+POLL = 0.1
+HANDS = 8
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Stages:
+    """What a run spent its time on, in order."""
+
+    clock: Callable[[], float] = time.monotonic
+    spent: dict[str, float] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        begun = self.clock()
+        try:
+            yield
+        finally:
+            self.spent[name] = self.spent.get(name, 0.0) + self.clock() - begun
+
+
+class LocalCluster:
+    def __init__(self, client: Any, options: Options, *, root: Path = STATE, say: Say = lambda _: None) -> None:
+        self.options = options
+        self.state = root / options.name
+        self.kubelet = Kubelet(client, options.name, self.state)
+        self.say = say
+        self.stages = Stages()
+
+    @classmethod
+    def saved(cls, client: Any, name: str, *, root: Path = STATE, say: Say = lambda _: None) -> LocalCluster:
+        """The cluster as it was last brought up."""
+        path = root / name / "options.json"
+        if not path.exists():
+            raise ClusterError(f"find the cluster {name}", "it is not up", hint="make up")
+        return cls(client, Options(**json.loads(path.read_text())), root=root, say=say)
+
+    # What it should be
+
+    def keys(self) -> keys.Keys:
+        return keys.load_or_make(self.state / "keys", users=values.USERS)
+
+    def manifests(self) -> Manifests:
+        chosen = values.local_values(self.options, self.keys())
+        return manifests.parse(render(chosen, release=RELEASE, namespace=NAMESPACE), namespace=NAMESPACE)
+
+    def save(self) -> None:
+        write_private(self.state / "options.json", json.dumps(asdict(self.options)).encode())
+
+    # Making it so
+
+    def up(self, *, timeout: float = 180.0) -> None:
+        self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        there = self.kubelet.running()
+        if not there:
+            self.options = replace(self.options, port=free_port(self.options.port))
+        with self.stages.stage("chart"):
+            known = self.manifests()
+        self.save()
+        write_private(self.known_hosts, self.known_hosts_line().encode())
+        with self.stages.stage("pods"):
+            self.reconcile(known, there, timeout=timeout)
+        with self.stages.stage("ready"):
+            self.wait_ready(known, timeout=timeout)
+
+    def reconcile(self, known: Manifests, there: Mapping[str, Running], *, timeout: float) -> None:
+        """Extra pods go, missing ones come, changed ones roll, and the others see changed files."""
+        wanted = self.specs(known)
+        with ThreadPoolExecutor(HANDS) as hands:
+            for done in [hands.submit(self.retire, item) for name, item in there.items() if name not in wanted]:
+                done.result()
+            self.start([pod for pod in in_start_order(known.pods) if pod.name not in there], known, hands)
+        for pod in known.pods:
+            current = there.get(pod.name)
+            if current and current.spec == wanted[pod.name] and self.kubelet.publish_files(pod, known):
+                self.say(f"{pod.name}: changed files published")
+        for pod in reversed(in_start_order(known.pods)):
+            current = there.get(pod.name)
+            if current and current.spec != wanted[pod.name]:
+                # One at a time and each ready before the next goes, highest number first, as a StatefulSet rolls.
+                self.say(f"{pod.name}: replaced, its description changed")
+                self.delete(pod.name, known=known)
+                self.wait_ready(known, timeout=timeout, only=pod.name)
+
+    def specs(self, known: Manifests) -> dict[str, str]:
+        images = {image: self.kubelet.image_id(image) for image in sorted({pod.image for pod in known.pods})}
+        return {pod.name: fingerprint(pod, images[pod.image]) for pod in known.pods}
+
+    def start(self, pods: Iterable[Pod], known: Manifests, hands: ThreadPoolExecutor) -> None:
+        """New containers at new addresses, side by side."""
+        missing, wanted = list(pods), self.specs(known)
+        if not missing:
+            return
+        starts = [
+            hands.submit(self.launch, pod, known, address, wanted[pod.name])
+            for pod, address in zip(missing, self.new_addresses(len(missing)), strict=True)
+        ]
+        for start in starts:
+            start.result()
+
+    def launch(self, pod: Pod, known: Manifests, address: str, spec: str) -> None:
+        names = manifests.aliases(pod, known.services)
+        self.kubelet.start(self.kubelet.create(pod, known, address=address, spec=spec, aliases=names))
+        self.say(f"{pod.name}: started at {address}")
+
+    def new_addresses(self, count: int) -> list[str]:
+        """Addresses that no pod has, and that the last pods did not have: peers must not rely on an old one."""
+        config = self.kubelet.ensure_network()["IPAM"]["Config"][0]
+        memory = self.state / "last-address"
+        used = [item.address for item in self.kubelet.running().values() if item.address]
+        last = memory.read_text() if memory.exists() else ""
+        found = addresses.allocate(config["Subnet"], gateway=config["Gateway"], used=used, last=last, count=count)
+        write_private(memory, found[-1].encode())
+        return found
+
+    def wait_ready(self, known: Manifests, *, timeout: float, only: str = "") -> None:
+        """Until every pod says it is ready; says each as it comes."""
+        begun = time.monotonic()
+        waiting = {pod.name: pod for pod in known.pods if only in ("", pod.name)}
+        reasons: dict[str, str] = {}
+        while True:
+            there = self.kubelet.running()
+            for name, pod in list(waiting.items()):
+                answer = readiness.ask(pod, there.get(name))
+                if answer.ready:
+                    self.say(f"{name}: ready after {time.monotonic() - begun:.1f} s")
+                    del waiting[name]
+                else:
+                    reasons[name] = answer.reason
+            if not waiting:
+                return
+            if time.monotonic() - begun > timeout:
+                why = "".join(f"\n  {name}: {reasons[name]}" for name in waiting)
+                raise ClusterError("bring the cluster up", f"after {timeout:.0f} s not ready:{why}", hint="make status")
+            time.sleep(POLL)
+
+    # One pod
+
+    def delete(self, name: str, *, known: Manifests | None = None, force: bool = False) -> None:
+        """Delete a pod as `kubectl delete pod` does: it stops in its grace, and one of the same name takes its place.
+
+        `force` is a machine that died: no preStop, no TERM.
+        """
+        known = known or self.manifests()
+        pod, there = known.pod(name), self.kubelet.running()
+        if name in there:
+            if not force:
+                self.kubelet.stop(there[name])
+            self.kubelet.remove(name, there[name].container)
+        with ThreadPoolExecutor(1) as hands:
+            self.start([pod], known, hands)
+
+    def retire(self, running: Running) -> None:
+        """A pod that the chart no longer makes."""
+        self.kubelet.stop(running)
+        self.kubelet.remove(running.pod, running.container)
+        shutil.rmtree(self.state / "pods" / running.pod, ignore_errors=True)
+        self.say(f"{running.pod}: gone")
+
+    def exec(self, pod: str, command: Iterable[str], *, user: str = "") -> tuple[int, str]:
+        there = self.kubelet.running()
+        if pod not in there:
+            raise ClusterError(f"run a command in {pod}", "there is no such pod")
+        return self.kubelet.exec(there[pod].container, command, user=user)
+
+    # What it is
+
+    def status(self) -> list[Row]:
+        known, there = self.manifests(), self.kubelet.running()
+        with ThreadPoolExecutor(HANDS) as hands:
+            slurm = hands.submit(self.slurm_states, there)
+            asked = hands.map(lambda pod: (pod.name, readiness.ask(pod, there.get(pod.name))), known.pods)
+            return report.rows(known.pods, there, dict(asked), slurm.result())
+
+    def slurm_states(self, there: Mapping[str, Running]) -> dict[str, str]:
+        """Slurm's word on the nodes, asked once, of the controller, and not for long."""
+        controller = f"{RELEASE}-controller-0"
+        if controller not in there or not there[controller].running:
+            return {}
+        command = ["timeout", "3", "sinfo", "-h", "-N", "-o", "%N|%T|%E"]
+        code, output = self.kubelet.exec(there[controller].container, command)
+        if code != 0:
+            return {controller: "slurmctld does not answer"}
+        return report.slurm_states(output) | {controller: "up"}
+
+    def proctrack(self) -> str:
+        chosen: str = values.local_values(self.options, self.keys()).get("slurm", {}).get("proctrack", "linuxproc")
+        return chosen
+
+    def cgroup_version(self) -> str:
+        return str(self.kubelet.api.info().get("CgroupVersion", "1"))
+
+    # In and out
+
+    @property
+    def known_hosts(self) -> Path:
+        return self.state / "known_hosts"
+
+    def known_hosts_line(self) -> str:
+        return f"[127.0.0.1]:{self.options.port} {self.keys().ssh_host_public}\n"
+
+    def ssh_command(self, user: str, *rest: str) -> list[str]:
+        identity = self.keys().users.get(user)
+        if identity is None:
+            raise ClusterError(f"log in as {user}", f"the demo's users are {', '.join(values.USERS)}")
+        return [
+            "ssh",
+            *("-p", str(self.options.port), "-i", str(identity)),
+            *("-o", f"UserKnownHostsFile={self.known_hosts}", "-o", "IdentitiesOnly=yes"),
+            f"{user}@127.0.0.1",
+            *rest,
+        ]
+
+    def down(self) -> None:
+        """Everything of this cluster, by its label: containers, volumes, network, and the state on disk."""
+        there = self.kubelet.running()
+        with ThreadPoolExecutor(HANDS) as hands:
+            for done in [hands.submit(self.kubelet.remove, name, item.container) for name, item in there.items()]:
+                done.result()
+        for volume in self.kubelet.volumes():
+            self.kubelet.api.remove_volume(volume, force=True)
+        self.kubelet.remove_network()
+        shutil.rmtree(self.state, ignore_errors=True)
+
+
+def in_start_order(pods: Iterable[Pod]) -> list[Pod]:
+    return sorted(pods, key=lambda pod: START_ORDER.index(pod.role))
+
+
+def free_port(wanted: int) -> int:
+    """The port, or the next free one of this machine."""
+    for port in range(wanted, wanted + 100):
+        with contextlib.closing(socket.socket()) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise ClusterError("publish the login pod's ssh port", f"127.0.0.1:{wanted} and the next 100 are taken")

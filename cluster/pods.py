@@ -1,0 +1,249 @@
+"""Pods as containers: what a kubelet does with a pod's description, done through docker's API."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster import manifests, publish
+from cluster.errors import ClusterError
+from cluster.manifests import Manifests, Mount, Pod, Source
+
+LABEL = "minivm.cluster"
+POD_LABEL = "minivm.pod"
+SPEC_LABEL = "minivm.spec"
+ROLE_LABEL = "minivm.role"
+GRACE_LABEL = "minivm.grace"
+PRE_STOP_LABEL = "minivm.pre-stop"
+# A kubelet keeps the last 10 MiB of a container's log and four older files.
+LOG = {"type": "json-file", "config": {"max-size": "10m", "max-file": "5"}}
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A pod's container, as the engine sees it now."""
+
+    pod: str
+    container: str
+    running: bool
+    address: str
+    restarts: int
+    exit_code: int
+    spec: str
+    image: str
+    grace: int
+    pre_stop: tuple[str, ...]
+
+
+def container_name(cluster: str, pod: str) -> str:
+    return f"minivm-{cluster}-{pod}"
+
+
+def fingerprint(pod: Pod, image_id: str) -> str:
+    """What a pod is made from, without what changes under a living one (the content of its ConfigMaps)."""
+    text = json.dumps(asdict(pod) | {"image_id": image_id}, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def status(error: OSError) -> int:
+    """The engine's answer behind an error of its API; 0 for one that never reached it."""
+    return int(getattr(getattr(error, "response", None), "status_code", 0) or 0)
+
+
+class Kubelet:
+    """The pods of one cluster on one engine. It keeps nothing: the engine's labels are its memory."""
+
+    def __init__(self, client: Any, cluster: str, state: Path) -> None:
+        self.client = client
+        self.api = client.api
+        self.cluster = cluster
+        self.state = state
+        self.network = f"minivm-{cluster}"
+
+    # What is there
+
+    def running(self) -> dict[str, Running]:
+        found = {}
+        for item in self.api.containers(all=True, filters={"label": f"{LABEL}={self.cluster}"}):
+            labels = item["Labels"]
+            detail = self.inspect(item["Id"])
+            if detail is None:
+                continue
+            address = detail["NetworkSettings"]["Networks"].get(self.network, {}).get("IPAddress", "")
+            found[labels[POD_LABEL]] = Running(
+                pod=labels[POD_LABEL],
+                container=item["Id"],
+                running=bool(detail["State"]["Running"]) and not detail["State"]["Restarting"],
+                address=address,
+                restarts=int(detail["RestartCount"]),
+                exit_code=int(detail["State"]["ExitCode"]),
+                spec=labels[SPEC_LABEL],
+                image=item["Image"],
+                grace=int(labels[GRACE_LABEL]),
+                pre_stop=tuple(json.loads(labels[PRE_STOP_LABEL])),
+            )
+        return found
+
+    def inspect(self, container: str) -> dict[str, Any] | None:
+        try:
+            detail: dict[str, Any] = self.api.inspect_container(container)
+        except OSError as error:
+            if status(error) == 404:
+                return None
+            raise
+        return detail
+
+    def image_id(self, image: str) -> str:
+        try:
+            return str(self.api.inspect_image(image)["Id"])
+        except OSError as error:
+            if status(error) != 404:
+                raise
+            raise ClusterError(f"start from {image}", "this machine does not have it", hint="make images") from error
+
+    # Volumes
+
+    def publish_files(self, pod: Pod, known: Manifests) -> bool:
+        """The pod's ConfigMaps and Secrets as directories; whether a living pod sees a change."""
+        changed = False
+        for volume in {mount.volume for mount in pod.mounts}:
+            if volume.source not in (Source.CONFIG, Source.SECRET):
+                continue
+            files = known.files.get((volume.source, volume.of))
+            if files is None:
+                kind = volume.source.value
+                raise ClusterError(f"give {pod.name} its volume {volume.name}", f"there is no {kind} {volume.of}")
+            changed |= publish.publish(self.volume_directory(pod, volume.name), files.data, mode=volume.mode)
+        return changed
+
+    def volume_directory(self, pod: Pod, volume: str) -> Path:
+        return self.state / "pods" / pod.name / "volumes" / volume
+
+    def docker_mount(self, pod: Pod, mount: Mount) -> dict[str, Any]:
+        volume, target = mount.volume, {"Target": mount.path, "ReadOnly": mount.read_only}
+        if volume.source in (Source.CONFIG, Source.SECRET):
+            return target | {"Type": "bind", "Source": str(self.volume_directory(pod, volume.name))}
+        if volume.source is Source.EMPTY and volume.memory:
+            return target | {"Type": "tmpfs", "TmpfsOptions": {"SizeBytes": volume.size} if volume.size else {}}
+        parts = {
+            Source.CLAIM: ("claim", volume.of),
+            Source.HOST: ("host", volume.of.strip("/").replace("/", "-")),
+            Source.EMPTY: ("empty", pod.name, volume.name),
+        }[volume.source]
+        name = "-".join(("minivm", self.cluster, *parts, *filter(None, [mount.sub_path])))
+        # NoCopy: a claim starts empty on Kubernetes, never with what the image has at that path.
+        options = {"NoCopy": True, "Labels": {LABEL: self.cluster}}
+        return target | {"Type": "volume", "Source": name, "VolumeOptions": options}
+
+    # Life of a pod
+
+    def create(self, pod: Pod, known: Manifests, *, address: str, spec: str, aliases: list[str]) -> str:
+        """A new container for the pod, not started yet."""
+        self.publish_files(pod, known)
+        termination = self.state / "pods" / pod.name / "termination-log"
+        termination.write_text("")
+        shm = next((mount.volume.size for mount in pod.mounts if mount.path == "/dev/shm"), 0)
+        mounts = [self.docker_mount(pod, mount) for mount in pod.mounts if mount.path != "/dev/shm"]
+        mounts.append({"Type": "bind", "Source": str(termination), "Target": "/dev/termination-log"})
+        published = {
+            pod.ports[service.node_port[1]]: ("127.0.0.1", service.node_port[0])
+            for service in known.services
+            if service.node_port and manifests.selects(service, pod)
+        }
+        host = self.api.create_host_config(
+            mounts=mounts,
+            cap_drop=["ALL"],
+            cap_add=list(pod.capabilities),
+            restart_policy={"Name": "always"},
+            port_bindings=published or None,
+            log_config=LOG,
+            **({"shm_size": shm} if shm else {}),
+            **({"mem_limit": pod.limits.memory} if pod.limits.memory else {}),
+            **({"nano_cpus": int(pod.limits.cpus * 1e9)} if pod.limits.cpus else {}),
+        )
+        endpoint = self.api.create_endpoint_config(aliases=aliases, ipv4_address=address)
+        created = self.api.create_container(
+            image=pod.image,
+            name=container_name(self.cluster, pod.name),
+            hostname=pod.name,
+            environment=manifests.resolve_env(pod, address=address, node="this-machine"),
+            labels={
+                LABEL: self.cluster,
+                POD_LABEL: pod.name,
+                ROLE_LABEL: pod.role,
+                SPEC_LABEL: spec,
+                GRACE_LABEL: str(pod.grace),
+                PRE_STOP_LABEL: json.dumps(pod.pre_stop),
+            },
+            ports=list(published) or None,
+            host_config=host,
+            networking_config=self.api.create_networking_config({self.network: endpoint}),
+        )
+        return str(created["Id"])
+
+    def start(self, container: str) -> None:
+        self.api.start(container)
+
+    def stop(self, running: Running) -> None:
+        """As a kubelet stops a pod: preStop, then TERM, then KILL when the grace period is over.
+
+        What the pod was started with counts, not what the chart says now: its labels kept it.
+        """
+        deadline = time.monotonic() + running.grace
+        if running.pre_stop:
+            self.run_pre_stop(running.container, running.pre_stop, deadline)
+        self.api.stop(running.container, timeout=max(1, round(deadline - time.monotonic())))
+
+    def run_pre_stop(self, container: str, command: tuple[str, ...], deadline: float) -> None:
+        try:
+            started = self.api.exec_create(container, list(command))["Id"]
+            self.api.exec_start(started, detach=True)
+            while time.monotonic() < deadline and self.api.exec_inspect(started)["Running"]:
+                time.sleep(0.05)
+        except OSError as error:
+            # A container that is no longer running has no preStop.
+            if status(error) not in (404, 409):
+                raise
+
+    def remove(self, pod: str, container: str) -> None:
+        """The container and what belongs to it alone; claims stay."""
+        self.api.remove_container(container, force=True, v=True)
+        prefix = f"minivm-{self.cluster}-empty-{pod}-"
+        for volume in self.volumes():
+            if volume.startswith(prefix):
+                self.api.remove_volume(volume, force=True)
+
+    def exec(self, container: str, command: Iterable[str], *, user: str = "") -> tuple[int, str]:
+        """A command in a pod: exit code, and stdout and stderr together."""
+        started = self.api.exec_create(container, list(command), user=user)["Id"]
+        output: bytes = self.api.exec_start(started)
+        return int(self.api.exec_inspect(started)["ExitCode"] or 0), output.decode(errors="replace")
+
+    def volumes(self) -> list[str]:
+        found = self.api.volumes(filters={"label": f"{LABEL}={self.cluster}"})["Volumes"] or []
+        return [str(volume["Name"]) for volume in found]
+
+    # The pods' network
+
+    def ensure_network(self) -> Mapping[str, Any]:
+        """A network whose subnet is written down: only then may a pod's address be chosen beforehand."""
+        found = self.api.networks(names=[self.network])
+        for network in found:
+            if network["Name"] == self.network:
+                return self.api.inspect_network(network["Id"])  # type: ignore[no-any-return]
+        # The engine knows which range is free on this machine; ask it, then pin its answer.
+        draft = self.api.create_network(self.network, driver="bridge", labels={LABEL: self.cluster})
+        config = self.api.inspect_network(draft["Id"])["IPAM"]["Config"][0]
+        self.api.remove_network(draft["Id"])
+        pinned = {"Driver": "default", "Config": [{"Subnet": config["Subnet"], "Gateway": config["Gateway"]}]}
+        made = self.api.create_network(self.network, driver="bridge", ipam=pinned, labels={LABEL: self.cluster})
+        return self.api.inspect_network(made["Id"])  # type: ignore[no-any-return]
+
+    def remove_network(self) -> None:
+        for network in self.api.networks(filters={"label": f"{LABEL}={self.cluster}"}):
+            self.api.remove_network(network["Id"])

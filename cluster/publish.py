@@ -1,0 +1,70 @@
+"""ConfigMaps and Secrets as directories, changed as a kubelet changes them.
+
+..2026_11_20T10_00_00.123456/slurm.conf   the content, a new directory for every change
+..data -> ..2026_11_20T10_00_00.123456    swapped by rename: a reader sees all old or all new
+slurm.conf -> ..data/slurm.conf
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+DATA = "..data"
+
+
+def published(directory: Path) -> dict[str, bytes]:
+    """What a reader of the directory sees now."""
+    data = directory / DATA
+    return {path.name: path.read_bytes() for path in data.iterdir()} if data.is_symlink() else {}
+
+
+def publish(directory: Path, files: Mapping[str, bytes], *, mode: int) -> bool:
+    """Make the directory show exactly these files; whether anything changed."""
+    directory.mkdir(parents=True, exist_ok=True)
+    if (directory / DATA).is_symlink() and published(directory) == dict(files):
+        return False
+    fresh = directory / f"..{uuid.uuid4().hex}"
+    fresh.mkdir(mode=0o755)
+    for name, content in files.items():
+        # Born with its final mode: a key is at no moment readable by others.
+        descriptor = os.open(fresh / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(descriptor, mode)
+            file.write(content)
+            file.flush()
+            os.fsync(descriptor)
+    old = directory / DATA
+    was = directory / old.readlink() if old.is_symlink() else None
+    point(old, fresh.name)
+    for name in files:
+        if not (directory / name).is_symlink():
+            point(directory / name, f"{DATA}/{name}")
+    for link in directory.iterdir():
+        if link.is_symlink() and link.name != DATA and link.name not in files:
+            link.unlink()
+    if was is not None:
+        shutil.rmtree(was, ignore_errors=True)
+    return True
+
+
+def point(link: Path, target: str) -> None:
+    """A symbolic link, put in place by rename."""
+    temporary = link.with_name(f"..{uuid.uuid4().hex}")
+    temporary.symlink_to(target)
+    temporary.replace(link)
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """A file that others never could read, not even for a moment, and that is whole or absent."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(descriptor)
+    temporary.replace(path)

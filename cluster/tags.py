@@ -1,0 +1,30 @@
+"""Which image a role runs, for a wished Slurm version and variant: tags are <slurm version>-<variant>-<hash12>."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from cluster.errors import ClusterError
+
+ROLES = ("controller", "login", "worker", "demo")
+TAG = re.compile(r"(?P<slurm>[0-9.]+)-(?P<variant>[a-z0-9]+)-(?P<hash>[0-9a-f]{12})")
+
+
+def newest(images: Iterable[tuple[str, int]], *, repository: str, slurm: str, variant: str) -> dict[str, str]:
+    """Role -> tag, from the engine's (reference, created) pairs."""
+    best: dict[str, tuple[int, str]] = {}
+    for reference, created in images:
+        name, _, tag = reference.rpartition(":")
+        role = name.removeprefix(f"{repository}/")
+        parts = TAG.fullmatch(tag)
+        if name == role or role not in ROLES or not parts:
+            continue
+        if slurm not in ("", parts["slurm"]) or variant not in ("", parts["variant"]):
+            continue
+        best[role] = max(best.get(role, (0, "")), (created, tag))
+    missing = [role for role in ROLES if role not in best]
+    if missing:
+        wish = " ".join(filter(None, [f"Slurm {slurm}" if slurm else "", f"variant {variant}" if variant else ""]))
+        raise ClusterError(f"start images of {wish}", f"none here for {', '.join(missing)}", hint="build.py build")
+    return {role: tag for role, (_, tag) in best.items()}
