@@ -24,7 +24,10 @@ def run(pod: Pod) -> str:
         keys = sorted(directory.glob("ssh_host_*_key")) or [_make(directory, kind) for kind in MADE]
         for key in keys:
             key.chmod(0o600)  # sshd ignores a key that others can read
-    lines = [f"HostKey {key}\n" for key in keys] + ["Include /etc/ssh/sshd_config\n"]
+    # With the host's network the machine's own sshd has port 22.
+    port = pod.setting("MINIVM_SSH_PORT")
+    lines = [f"Port {port}\n"] if port else []
+    lines += [f"HostKey {key}\n" for key in keys] + ["Include /etc/ssh/sshd_config\n"]
     write(pod.path(CONFIG), "".join(lines).encode(), mode=0o600, owner=(0, 0))
     return f"{len(keys)} {'mounted' if mounted else 'own'} host keys in {directory}"
 
