@@ -3,92 +3,31 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import gzip
 import hashlib
 import io
 import json
 import random
-import socket
 import subprocess
 import tarfile
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-import docker  # type: ignore[import-untyped]  # the SDK ships no types
 import pytest
 
 from images.credentials import Login
+from images.engine import Engine
 from images.errors import ImagesError
 from images.push import Event, Pushed, push
-from images.registry import Blob, Place, Registry, RegistryError
+from images.registry import Blob, Registry, RegistryError
+from tests.container.registryd import PUSHER, REPOSITORY, Registryd
 
 pytestmark = [pytest.mark.docker, pytest.mark.root]
-
-# "correct horse" by bcrypt, as `htpasswd -B` writes it.
-HTPASSWD = "pusher:$2y$05$abcdefghijklmnopqrstuuHNbAKRhpaujgo33bRWs.NLUTJO3lOy2\n"
-PUSHER = Login("pusher", "correct horse")
-DEADLINE = 30.0
-
-
-class Registryd:
-    """A docker-registry of the test's own; it survives being killed, as a real one would: its storage stays."""
-
-    def __init__(self, root: Path, size: str = "", auth: Mapping[str, Any] | None = None) -> None:
-        self.root, self.size = root, size
-        self.storage = root / "storage"
-        self.storage.mkdir(parents=True)
-        (root / "htpasswd").write_text(HTPASSWD)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
-        (root / "config.yml").write_text(
-            json.dumps(
-                {
-                    "version": "0.1",
-                    "log": {"level": "error"},
-                    "storage": {"filesystem": {"rootdirectory": str(self.storage)}},
-                    "http": {"addr": f"127.0.0.1:{self.port}"},
-                    "auth": auth or {"htpasswd": {"realm": "test", "path": str(root / "htpasswd")}},
-                }
-            )
-        )
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        command = ["docker-registry", "serve", str(self.root / "config.yml")]
-        if self.size:
-            # A small disk that nobody else sees and that goes with the process.
-            mount = f'mount -t tmpfs -o size={self.size} none "$0" && exec "$@"'
-            command = ["unshare", "--mount", "sh", "-c", mount, str(self.storage), *command]
-        with (self.root / "log").open("ab") as log:
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        deadline = time.monotonic() + DEADLINE
-        while True:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
-                return
-            assert self.process.poll() is None, (self.root / "log").read_text()
-            assert time.monotonic() < deadline, "docker-registry does not listen"
-            time.sleep(0.02)
-
-    def kill(self) -> None:
-        if self.process:
-            self.process.kill()
-            self.process.wait()
-            self.process = None
-
-    @property
-    def place(self) -> Place:
-        return Place.parse(f"127.0.0.1:{self.port}/site")
-
-    def uploads(self) -> int:
-        """How many blobs were put into it, by its access log."""
-        return (self.root / "log").read_text().count('"PUT /v2/site/minivm-test/blobs/uploads/')
 
 
 @pytest.fixture
@@ -163,25 +102,6 @@ class Tokens:
         self.thread.join()
 
 
-class Engine:
-    """The local engine, as the push sees it."""
-
-    def __init__(self) -> None:
-        self.client = docker.from_env()
-
-    def image_id(self, reference: str) -> str:
-        return str(self.client.images.get(reference).id)
-
-    def tag(self, reference: str, target: str) -> None:
-        self.client.images.get(reference).tag(target)
-
-    def untag(self, target: str) -> None:
-        self.client.images.remove(target)
-
-    def push(self, target: str, login: Mapping[str, str] | None) -> Generator[Event, None, None]:
-        yield from self.client.api.push(target, stream=True, decode=True, auth_config=login or {})
-
-
 @pytest.fixture
 def engine() -> Iterator[Engine]:
     engine = Engine()
@@ -228,25 +148,25 @@ def image(engine: Engine, tmp_path: Path) -> Iterator[Callable[[Sequence[int], s
 
     def make(sizes: Sequence[int], name: str = "image") -> str:
         reference = f"minivm-test-push-{name}:{noise.getrandbits(64):016x}"
-        engine.client.images.load(saved([noise.randbytes(size) for size in sizes], reference))
+        engine.load(saved([noise.randbytes(size) for size in sizes], reference))
         made.append(reference)
         return reference
 
     yield make
     for reference in made:
-        engine.client.images.remove(reference)
+        engine.untag(reference)
 
 
 Image = Callable[..., str]
 
 
 def send(engine: Engine, source: str, daemon: Registryd, login: Login | None = PUSHER, **options: Any) -> Pushed:
-    return push(engine, source, daemon.place, "minivm-test", "1", login, **options)
+    return push(engine, source, daemon.place, REPOSITORY, "1", login, **options)
 
 
 def is_absent(daemon: Registryd, tag: str = "1") -> bool:
     try:
-        Registry(daemon.place, "minivm-test", PUSHER).manifest(tag)
+        Registry(daemon.place, REPOSITORY, PUSHER).manifest(tag)
     except RegistryError as error:
         return error.status == 404
     return False
@@ -258,13 +178,13 @@ def test_a_pushed_image_is_there_by_digest_and_runs_from_there(
     source = image([1000, 2000, 3000])
     pushed = send(engine, source, registryd)
     assert (pushed.sent, pushed.present) == (3, 0)
-    assert pushed.reference == f"127.0.0.1:{registryd.port}/site/minivm-test@{pushed.digest}"
-    assert pushed.tag not in {tag for item in engine.client.images.list() for tag in item.tags}
-    pulled = engine.client.images.pull(pushed.reference, auth_config=PUSHER.for_engine())
+    assert pushed.reference == f"127.0.0.1:{registryd.port}/site/{REPOSITORY}@{pushed.digest}"
+    assert not engine.has(pushed.tag), "the name lent for the push is still there"
+    engine.api.pull(pushed.reference, auth_config=PUSHER.for_engine())
     try:
-        assert pulled.id == engine.image_id(source)
+        assert engine.image_id(pushed.reference) == engine.image_id(source)
     finally:
-        engine.client.images.remove(pushed.reference)
+        engine.untag(pushed.reference)
 
 
 def test_a_second_push_sends_nothing(engine: Engine, registryd: Registryd, image: Image) -> None:
@@ -286,9 +206,9 @@ def test_layers_read_back_once_are_only_looked_up_the_next_time(
     source = image([500])
     send(engine, source, registryd, seen=seen)
     assert len(seen) == 3
-    reads = log.read_text().count('"GET /v2/site/minivm-test/blobs/')
+    reads = log.read_text().count(f'"GET /v2/site/{REPOSITORY}/blobs/')
     send(engine, source, registryd, seen=seen)
-    assert log.read_text().count('"GET /v2/site/minivm-test/blobs/') == reads + 1  # the configuration alone
+    assert log.read_text().count(f'"GET /v2/site/{REPOSITORY}/blobs/') == reads + 1  # the configuration alone
 
 
 @pytest.mark.parametrize(
@@ -305,7 +225,7 @@ def test_without_the_right_password_nothing_is_pushed_and_the_error_says_why(
     with pytest.raises(ImagesError) as caught:
         send(engine, image([1000]), registryd, login)
     text = str(caught.value)
-    assert f"cannot push 127.0.0.1:{registryd.port}/site/minivm-test:1" in text
+    assert f"cannot push 127.0.0.1:{registryd.port}/site/{REPOSITORY}:1" in text
     assert words in text
     assert "battery" not in text
     assert is_absent(registryd)
@@ -374,7 +294,7 @@ def test_a_registry_with_a_token_server(engine: Engine, tmp_path: Path, image: I
         assert tokens.scopes == []
         pushed = send(engine, source, daemon)
         assert (pushed.sent, pushed.present) == (2, 0)
-        assert "repository:site/minivm-test:pull,push" in tokens.scopes
+        assert f"repository:site/{REPOSITORY}:pull,push" in tokens.scopes
     finally:
         daemon.kill()
         tokens.stop()
@@ -384,7 +304,7 @@ def test_what_the_registry_changed_is_noticed(engine: Engine, registryd: Registr
     """A registry that gives back other bytes than it got: seen although it says that the layer exists."""
     source = image([1000])
     first = send(engine, source, registryd)
-    (blob,) = Registry(registryd.place, "minivm-test", PUSHER).manifest(first.digest).layers
+    (blob,) = Registry(registryd.place, REPOSITORY, PUSHER).manifest(first.digest).layers
     name = blob.digest.removeprefix("sha256:")
     path = registryd.storage / f"docker/registry/v2/blobs/sha256/{name[:2]}/{name}/data"
     data = gzip.decompress(path.read_bytes())

@@ -1,0 +1,76 @@
+"""Debian's docker-registry as a process of the test's own, on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from images.credentials import Login
+from images.registry import Place
+
+# "correct horse" by bcrypt, as `htpasswd -B` writes it.
+HTPASSWD = "pusher:$2y$05$abcdefghijklmnopqrstuuHNbAKRhpaujgo33bRWs.NLUTJO3lOy2\n"
+PUSHER = Login("pusher", "correct horse")
+DEADLINE = 30.0
+REPOSITORY = "minivm-test"
+
+
+class Registryd:
+    """A docker-registry of the test's own; it survives being killed, as a real one would: its storage stays."""
+
+    def __init__(self, root: Path, size: str = "", auth: Mapping[str, Any] | None = None) -> None:
+        """`size` puts the storage on a small disk of its own; `auth` replaces the password file, {} lets all in."""
+        self.root, self.size = root, size
+        self.storage = root / "storage"
+        self.storage.mkdir(parents=True)
+        (root / "htpasswd").write_text(HTPASSWD)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port: int = free.getsockname()[1]
+        by_file = {"htpasswd": {"realm": "test", "path": str(root / "htpasswd")}}
+        config: dict[str, Any] = {
+            "version": "0.1",
+            "log": {"level": "error"},
+            "storage": {"filesystem": {"rootdirectory": str(self.storage)}},
+            "http": {"addr": f"127.0.0.1:{self.port}"},
+            "auth": by_file if auth is None else auth,
+        }
+        # JSON is YAML too.
+        (root / "config.yml").write_text(json.dumps({key: value for key, value in config.items() if value}))
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        command = ["docker-registry", "serve", str(self.root / "config.yml")]
+        if self.size:
+            # A small disk that nobody else sees and that goes with the process.
+            mount = f'mount -t tmpfs -o size={self.size} none "$0" && exec "$@"'
+            command = ["unshare", "--mount", "sh", "-c", mount, str(self.storage), *command]
+        with (self.root / "log").open("ab") as log:
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        deadline = time.monotonic() + DEADLINE
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
+                return
+            assert self.process.poll() is None, (self.root / "log").read_text()
+            assert time.monotonic() < deadline, "docker-registry does not listen"
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        if self.process:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    @property
+    def place(self) -> Place:
+        return Place.parse(f"127.0.0.1:{self.port}/site")
+
+    def uploads(self) -> int:
+        """How many blobs were put into it, by its access log."""
+        return (self.root / "log").read_text().count(f'"PUT /v2/site/{REPOSITORY}/blobs/uploads/')
