@@ -16,18 +16,19 @@ import click
 
 from cluster.errors import ClusterError
 from cluster.values import Options
+from images.errors import ImagesError
 
 Call = TypeVar("Call", bound=Callable[..., Any])
 
 
 def told(call: Call) -> Call:
-    """A ClusterError is said in one sentence; anything else is a bug and shows its traceback."""
+    """What cannot be done is said in one sentence; anything else is a bug and shows its traceback."""
 
     @functools.wraps(call)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         try:
             return call(*args, **kwargs)
-        except ClusterError as error:
+        except (ClusterError, ImagesError) as error:
             click.echo(f"error: {error}", err=True)
             sys.exit(1)
 
@@ -38,9 +39,9 @@ name_option = click.option("--name", default="local", show_default=True, help="O
 
 
 def connect() -> Any:
-    from cluster.engine import connect as connect_engine
+    from images.engine import Engine
 
-    return connect_engine()
+    return Engine().client
 
 
 @click.command()

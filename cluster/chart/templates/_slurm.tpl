@@ -20,6 +20,8 @@
   "SrunPortRange" "60001-63000"
   "StateSaveLocation" "/var/spool/slurmctld"
   "SlurmdSpoolDir" "/var/spool/slurmd"
+  "SlurmctldPidFile" "/run/slurm/slurmctld.pid"
+  "SlurmdPidFile" "/run/slurm/slurmd.pid"
   "SlurmctldParameters" "enable_configless"
   "SelectType" "select/cons_tres"
   "SelectTypeParameters" "CR_Core_Memory"
