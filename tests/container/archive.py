@@ -23,11 +23,11 @@ EPOCH = 1_700_000_000
 
 @dataclass(frozen=True, slots=True)
 class Standin:
-    """A package of a few files. A file that begins with `#!` becomes executable; a value `-> x` becomes a link."""
+    """A package of a few files. A script or a binary becomes executable; a value `-> x` becomes a link."""
 
     name: str
     version: str = "1.0"
-    files: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str | bytes] = field(default_factory=dict)
     depends: str = ""
     arch: str = "amd64"
     postinst: str = ""
@@ -39,15 +39,16 @@ def run(command: Sequence[str | Path], **options: object) -> str:
     return str(done.stdout)
 
 
-def put(root: Path, files: Mapping[str, str]) -> None:
-    for name, text in files.items():
+def put(root: Path, files: Mapping[str, str | bytes]) -> None:
+    for name, content in files.items():
         path = root / name.lstrip("/")
         path.parent.mkdir(parents=True, exist_ok=True)
-        if text.startswith("-> "):
-            path.symlink_to(text.removeprefix("-> "))
+        data = content.encode() if isinstance(content, str) else content
+        if data.startswith(b"-> "):
+            path.symlink_to(data.decode().removeprefix("-> "))
         else:
-            path.write_text(text)
-            path.chmod(0o755 if text.startswith("#!") else 0o644)
+            path.write_bytes(data)
+            path.chmod(0o755 if data.startswith((b"#!", b"\x7fELF")) else 0o644)
 
 
 def build(package: Standin, target: Path, scratch: Path) -> Path:

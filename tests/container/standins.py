@@ -1,0 +1,138 @@
+"""The stand-ins of the nvidia variant: the packages, tarballs and repositories that its layers ask for, tiny.
+
+Every name that the definition asks for exists; those that a layer's `verify` runs answer. See `archive.py` for what
+stand-ins prove and what not.
+"""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.container.archive import EPOCH, Standin
+
+LIB = "usr/lib/x86_64-linux-gnu"
+# A tiny real library of glibc's; with its name replaced it is one that ldconfig lists under another.
+TEMPLATE, TEMPLATE_NAME = Path("/lib/x86_64-linux-gnu/libutil.so.1"), b"libutil.so.1"
+
+SAYS = "#!/bin/sh\necho '{} stand-in'\n"
+# Finds what `-o` names and makes it a program that can say its version.
+COMPILER = """#!/bin/sh
+while [ $# -gt 0 ]; do [ "$1" = -o ] && out=$2; shift; done
+printf '#!/bin/sh\\necho stand-in\\n' > "$out"
+chmod 755 "$out"
+"""
+
+
+def library(name: str) -> bytes:
+    """A shared library that ldconfig lists as `name`, of twelve letters as the template's."""
+    assert len(name) == len(TEMPLATE_NAME), name
+    return TEMPLATE.read_bytes().replace(TEMPLATE_NAME, name.encode())
+
+
+def programs(*paths: str) -> dict[str, str]:
+    return {path: SAYS.format(path.rpartition("/")[2]) for path in paths}
+
+
+@dataclass(frozen=True, slots=True)
+class Repositories:
+    """What each repository holds; every name that is asked for and is not the vendors' is the distribution's."""
+
+    ubuntu: tuple[Standin, ...]
+    cuda: tuple[Standin, ...]
+    doca: tuple[Standin, ...]
+
+
+def repositories(asked: Iterable[str]) -> Repositories:
+    cuda = [
+        Standin("cuda-cudart-13-0", "13.0.1", {f"{LIB}/libcudart.so": library("libcudart.so")}),
+        Standin("libnccl2", "2.27-cuda13", {f"{LIB}/libnccl.so.2": library("libnccl.so.2")}),
+        Standin("cuda-nvml-dev-13-0", "13.0.1", {"usr/local/cuda/include/nvml.h": "/* stand-in */\n"}),
+        Standin("datacenter-gpu-manager-4-cuda13", "4.4", programs("usr/bin/dcgmi")),
+    ]
+    doca = [
+        # Older than the distribution's: only the pin brings it in.
+        Standin("rdma-core", "24.10-doca", {"usr/share/doc/rdma-core/from": "doca\n"}),
+        Standin(
+            "doca-ofed-userspace",
+            "3.1.0",
+            {
+                "usr/bin/ibv_devinfo": "#!/bin/sh\necho 'No IB devices found'\nexit 255\n",
+                **programs("usr/bin/ib_write_bw", "usr/sbin/ibstat"),
+            },
+            depends="rdma-core",
+        ),
+    ]
+    special = {
+        "rdma-core": Standin("rdma-core", "50.0-ubuntu", {"usr/share/doc/rdma-core/from": "ubuntu\n"}),
+        "munge": Standin("munge", "0.5.16", programs("usr/sbin/munged")),
+        "sssd-tools": Standin("sssd-tools", "2.9", programs("usr/sbin/sss_cache")),
+        "python3": Standin("python3", "3.12", {"usr/bin/python3": "#!/bin/sh\nexit 0\n"}),
+        "libpmix2t64": Standin("libpmix2t64", "5.0", {f"{LIB}/libpmix.so.2": library("libpmix.so.2")}),
+        "openssh-server": Standin("openssh-server", "9.6", programs("usr/sbin/sshd")),
+        "gcc": Standin("gcc", "13.2", {"usr/bin/gcc": COMPILER}),
+        "make": Standin("make", "4.3", {"usr/bin/make": Path("/usr/bin/make").read_bytes()}),
+    }
+    vendors = {package.name for package in (*cuda, *doca)}
+    names = sorted(({*asked} - vendors) | {"rdma-core"})
+    return Repositories(tuple(special.get(name, Standin(name)) for name in names), tuple(cuda), tuple(doca))
+
+
+def tarball(target: Path, top: str, files: Mapping[str, str]) -> Path:
+    """A source tarball: everything under one directory, scripts executable."""
+    with tarfile.open(target, "w:gz") as archive:
+        for name, text in files.items():
+            info = tarfile.TarInfo(f"{top}/{name}")
+            info.mode = 0o755 if text.startswith("#!") else 0o644
+            info.mtime, info.size = EPOCH, len(text.encode())
+            archive.addfile(info, io.BytesIO(text.encode()))
+    return target
+
+
+# As autotools would leave it: configure writes the Makefile, and remembers what it was asked.
+CONFIGURE = """#!/bin/sh
+set -e
+printf '%s\\n' "$@" > configured
+mkdir -p contribs/pam_slurm_adopt
+sed 's/@all@/all-daemons/' Makefile.in > Makefile
+sed 's/@all@/all-pam/' pam.in > contribs/pam_slurm_adopt/Makefile
+"""
+PROGRAMS = "sbin/slurmctld sbin/slurmdbd sbin/slurmrestd sbin/slurmd sbin/slurmstepd sbin/sackd"
+CLIENTS = "bin/sinfo bin/srun bin/sbatch bin/scontrol bin/squeue bin/sacctmgr"
+PLUGINS = "gpu_nvml mpi_pmix auth_jwt auth_munge accounting_storage_mysql cgroup_v2 proctrack_cgroup"
+MAKEFILE = f"""
+@all@: made
+made: ; printf '#!/bin/sh\\necho slurm @version@\\n' > made
+install: made
+\tfor f in {PROGRAMS} {CLIENTS}; do install -D -m 755 made $(DESTDIR)/usr/$$f || exit 1; done
+\tfor f in {PLUGINS}; do install -D -m 644 made $(DESTDIR)/{LIB}/slurm/$$f.so || exit 1; done
+\tinstall -D -m 644 made $(DESTDIR)/usr/include/slurm/slurm.h
+\tinstall -D -m 644 configured $(DESTDIR)/usr/share/slurm/configured
+"""
+PAM = f"""
+@all@: ; touch pam
+install: @all@
+\tinstall -D -m 644 pam $(DESTDIR)/{LIB}/security/pam_slurm_adopt.so
+"""
+
+
+def slurm(target: Path, version: str) -> Path:
+    """A tarball that configures, makes and installs as Slurm's does, in no time."""
+    files = {"configure": CONFIGURE, "Makefile.in": MAKEFILE.replace("@version@", version), "pam.in": PAM}
+    return tarball(target, f"slurm-{version}", files)
+
+
+def pyxis(target: Path) -> Path:
+    return tarball(target, "pyxis", {"Makefile": "spank_pyxis.so: ; touch spank_pyxis.so\n"})
+
+
+def hpcx(target: Path) -> Path:
+    mpirun = {"ompi/bin/mpirun": SAYS.format("mpirun"), "hpcx-init.sh": "hpcx_load() { :; }\n"}
+    return tarball(target, "hpcx", mpirun | {"sources/fat.tar": "x" * 1000})
+
+
+def enroot() -> tuple[Standin, Standin]:
+    return Standin("enroot", "4.0.1-1", programs("usr/bin/enroot")), Standin("enroot+caps", "4.0.1-1")

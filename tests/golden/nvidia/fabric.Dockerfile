@@ -1,0 +1,42 @@
+# fabric: User space of the fabric (verbs, diagnostics, bandwidth tests) and an MPI that starts through PMIx
+FROM layer:nccl
+ADD layer.tar /
+ARG MINIVM_SOURCES=""
+ARG MINIVM_CA=""
+RUN set -eu; umask 022; export SOURCE_DATE_EPOCH=1793491200 DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8; \
+    begin=$(mktemp); now=$(date +%s); options="-o Dpkg::Use-Pty=0"; \
+    if [ -n "$MINIVM_SOURCES" ]; then printf '%b' "$MINIVM_SOURCES" > "$begin.list"; chmod 644 "$begin.list"; \
+        options="$options -o Dir::Etc::SourceList=$begin.list -o Dir::Etc::SourceParts=/dev/null"; fi; \
+    if [ -n "$MINIVM_CA" ]; then printf '%b' "$MINIVM_CA" > "$begin.pem"; chmod 644 "$begin.pem"; \
+        options="$options -o Acquire::https::CaInfo=$begin.pem"; export SSL_CERT_FILE="$begin.pem"; fi; \
+    mkdir -p /opt/hpcx; \
+    tar -x -f /usr/src/minivm/hpcx-v2.24.1-gcc-doca_ofed-ubuntu24.04-cuda13-x86_64.tbz -C /opt/hpcx --strip-components=1 --no-same-owner; \
+    rm -rf /opt/hpcx/sources /opt/hpcx/archive; \
+    { printf '%s\n' '. /opt/hpcx/hpcx-init.sh && hpcx_load' > /etc/profile.d/30-minivm-hpcx.sh; } || exit 1; \
+    echo "minivm: clean up"; \
+    rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/cache/debconf/*-old /var/lib/dpkg/*-old /var/cache/man/* \
+        /var/cache/ldconfig/aux-cache /var/lib/systemd/random-seed /var/lib/dbus/machine-id /etc/munge/munge.key \
+        /etc/ssh/ssh_host_* /etc/ssl/private/ssl-cert-snakeoil.key /etc/ssl/certs/ssl-cert-snakeoil.pem \
+        /etc/passwd- /etc/group- /etc/shadow- /etc/gshadow- /etc/subuid- /etc/subgid- /etc/.pwd.lock \
+        /root/.bash_history; \
+    find /var/log -type f -delete; \
+    if [ -s /etc/machine-id ]; then : > /etc/machine-id; fi; \
+    export PYTHONDONTWRITEBYTECODE=1; \
+    echo "minivm: verify" 'ldd /usr/bin/ibv_devinfo - ib_write_bw --version | grep -q Version'; { ldd /usr/bin/ibv_devinfo - ib_write_bw --version | grep -q Version; } || exit 1; \
+    echo "minivm: verify" 'ibstat -V'; { ibstat -V; } || exit 1; \
+    echo "minivm: verify" 'test -x /opt/hpcx/ompi/bin/mpirun'; { test -x /opt/hpcx/ompi/bin/mpirun; } || exit 1; \
+    rm -rf /root/.cache /tmp/* /var/tmp/*; \
+    find / -xdev -newermt "@$((now - 1))" -exec touch -h -d @1793491200 {} +
+
+# packages
+# - doca-ofed-userspace
+# - ethtool
+# - pciutils
+
+# downloads
+# - hpcx
+
+# artifacts
+
+# sources
+# - doca
