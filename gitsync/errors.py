@@ -40,3 +40,11 @@ class Refused(GitsyncError):
 
 class Stalled(GitsyncError):
     """A check of the commit did not end in time: a busy node, or a bad commit. A few are forgiven."""
+
+
+class TooLarge(GitsyncError):
+    """The transfer was cut off at its limit. Nothing of it arrived, so the server names the commit to refuse."""
+
+
+class Damaged(GitsyncError):
+    """The local repository lacks what it should hold. It is only a cache: thrown away and fetched anew."""

@@ -1,0 +1,5 @@
+"""python -m gitsync"""
+
+from .cli import main
+
+main()

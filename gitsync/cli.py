@@ -1,0 +1,190 @@
+"""The command line: gitsync once | loop | status | why | rollback | pin | unpin | now | mirror."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import wraps
+from typing import TYPE_CHECKING, ParamSpec
+
+import click
+
+from .errors import GitsyncError
+
+if TYPE_CHECKING:
+    from .settings import Settings
+    from .state import State
+
+P = ParamSpec("P")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Verified, atomic checkouts of the node's scripts. Settings come from MINIVM_GITSYNC_*."""
+
+
+def fails_well(command: Callable[P, None]) -> Callable[P, None]:
+    """The one place where a GitsyncError is caught: a sentence and status 1. Anything else is a bug's traceback."""
+
+    @wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except GitsyncError as error:
+            click.echo(f"error: {error}", err=True)
+            sys.exit(1)
+
+    return wrapped
+
+
+def _settings() -> Settings:
+    from .settings import from_environment
+
+    return from_environment(os.environ)
+
+
+@main.command()
+@fails_well
+def once() -> None:
+    """One cycle: fetch, verify, check, publish, prune. Ends with 1 where it failed or the newest commit is refused."""
+    from . import cycle, report
+
+    settings = _settings()
+    state = cycle.run(settings)
+    click.echo(report.summary(state, settings))
+    if state.failures or state.quarantine is not None:
+        sys.exit(1)
+
+
+@main.command()
+def loop() -> None:
+    """Cycles for ever, with jitter and backoff by the pod's name. What the service runs."""
+    # Started anew: the loop stays for weeks and needs nothing of this command line in its memory.
+    os.execv(sys.executable, [sys.executable, "-I", "-m", "gitsync.loop"])
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="The whole state, for programs.")
+@fails_well
+def status(as_json: bool) -> None:
+    """What is published, since when, and what is wrong. Ends with 1 where something is."""
+    from . import cycle, publish, report
+    from . import state as state_
+
+    settings = _settings()
+    known = state_.load(settings.layout.state)
+    live = publish.current(settings.layout)
+    if as_json:
+        whole = asdict(known) | {
+            "current": live, "pin": cycle.read_pin(settings), "trees": publish.present(settings.layout),
+            "trouble": report.trouble(known, settings), "repo": settings.repo, "ref": str(settings.ref),
+        }  # fmt: skip
+        click.echo(json.dumps(whole, indent=1, sort_keys=True))
+    else:
+        for name, value in _lines(settings, known, live):
+            click.echo(f"{name:<10} {value}")
+    if live is None or report.trouble(known, settings):
+        sys.exit(1)
+
+
+def _ago(at: float) -> str:
+    if not at:
+        return "never"
+    seconds = max(0.0, time.time() - at)
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
+
+
+def _lines(settings: Settings, known: State, live: str | None) -> list[tuple[str, str]]:
+    from . import cycle
+
+    lines = [("current", live or "nothing")]
+    published = known.published
+    if published is not None and published.commit == live:
+        lines.append(("since", _ago(published.at)))
+        if published.subject:
+            lines.append(("what", f"{published.subject} ({published.author})"))
+        if published.signer:
+            lines.append(("signed", published.signer))
+    lines.append(("follows", f"{settings.ref} of {settings.repo}" if settings.repo else "no repository"))
+    pin = cycle.read_pin(settings)
+    if pin:
+        lines.append(("pinned", pin))
+    if known.candidate is not None:
+        lines.append(("waiting", f"{known.candidate.commit}: {known.candidate.reason or 'being looked at'}"))
+    if known.quarantine is not None:
+        lines.append(("refused", f"{known.quarantine.commit or known.quarantine.oid}: {known.quarantine.reason}"))
+    lines.append(("asked", f"{_ago(known.last_attempt)}; answered {_ago(known.last_success)}"))
+    if known.failures:
+        lines.append(("failed", f"{known.failures} in a row: {known.last_error}"))
+    return lines
+
+
+@main.command()
+@fails_well
+def why() -> None:
+    """Why this commit is published and not another: one sentence a line, the deciding one last."""
+    from . import explain, publish
+    from . import state as state_
+
+    settings = _settings()
+    for line in explain.why(settings, state_.load(settings.layout.state), publish.current(settings.layout)):
+        click.echo(line)
+
+
+@main.command()
+@click.argument("commit")
+@fails_well
+def rollback(commit: str) -> None:
+    """Publish COMMIT now, and leave the present one alone until the ref moves. `zero` is the image's own tree."""
+    from . import cycle, explain
+
+    settings = _settings()
+    whole = explain.whole(settings, commit)
+    state = cycle.run(settings, only=whole, leave=True)
+    click.echo(f"published {state.published.commit if state.published else 'nothing'}")
+
+
+@main.command()
+@click.argument("commit")
+@fails_well
+def pin(commit: str) -> None:
+    """Stay on COMMIT, whatever the ref does, until `gitsync unpin`."""
+    from . import cycle, explain
+    from . import state as state_
+
+    settings = _settings()
+    whole = explain.whole(settings, commit)
+    state = cycle.run(settings, only=whole)
+    state_.write_whole(settings.layout.pin, json.dumps({"commit": whole, "at": time.time()}) + "\n")
+    click.echo(f"pinned to {state.published.commit if state.published else whole}")
+
+
+@main.command()
+@fails_well
+def unpin() -> None:
+    """Follow the ref again."""
+    from . import loop as loop_
+
+    settings = _settings()
+    if not settings.layout.pin.exists():
+        click.echo("not pinned")
+        return
+    settings.layout.pin.unlink()
+    click.echo("follows the ref again, " + ("now" if loop_.poke(settings) else "at the next cycle"))
+
+
+@main.command()
+@fails_well
+def now() -> None:
+    """Hurry the running loop."""
+    from . import loop as loop_
+
+    if not loop_.poke(_settings()):
+        raise GitsyncError("hurry the loop", "none is running here", hint="gitsync once runs a cycle by itself")

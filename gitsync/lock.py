@@ -1,0 +1,79 @@
+"""One cycle at a time on a root. The lock is a flock that git's processes inherit: it is free only when the last of
+them is gone, so its holder may clean up after any cut."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import GitsyncError
+
+POLL = 0.05
+# In the environment of every child that holds the lock: whose cycle it belongs to.
+MARK = "MINIVM_GITSYNC_CYCLE"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The lock, with what a child that shares it needs."""
+
+    fd: int
+    cycle: str
+
+
+def _started(pid: int) -> str:
+    """When a process began, in clock ticks since boot: pids come back, this pair does not."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+
+
+def _lives(cycle: str) -> bool:
+    pid, _, started = cycle.partition(":")
+    try:
+        return _started(int(pid)) == started
+    except (OSError, ValueError):
+        return False
+
+
+def end_children_of(cycle: str) -> None:
+    """Kill what a dead cycle left behind. Only processes that carry its mark: others may be waiting for the lock."""
+    mark = f"{MARK}={cycle}".encode()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if mark in (entry / "environ").read_bytes().split(b"\0"):
+                    os.kill(int(entry.name), signal.SIGKILL)
+
+
+def _try(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def held(path: Path, wait: float) -> Iterator[Held]:
+    """The lock; at most `wait` seconds for a live owner, while a dead owner's children are ended at once."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        deadline = time.monotonic() + wait
+        while not _try(fd):
+            owner = os.pread(fd, 64, 0).decode(errors="replace").strip()
+            if owner and not _lives(owner):
+                end_children_of(owner)
+            if time.monotonic() > deadline:
+                raise GitsyncError("start a cycle", "another gitsync is at work", file=path, hint="try again")
+            time.sleep(POLL)
+        cycle = f"{os.getpid()}:{_started(os.getpid())}"
+        # One write, over the old name and its end: a waiter reads an old name, a new one, never a mix.
+        os.pwrite(fd, f"{cycle:<63}\n".encode(), 0)
+        yield Held(fd, cycle)
+    finally:
+        os.close(fd)

@@ -1,0 +1,124 @@
+"""Telling others how it stands: the metrics file, init's control socket, the service manager. None of them may stop a
+cycle: where there is nobody to tell, nothing is told."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+from pathlib import Path
+
+from .layout import ZERO
+from .schedule import is_canary
+from .settings import Settings
+from .state import State, write_whole
+
+# One failed fetch is weather; three in a row are worth a sentence in the pod's status.
+FAILURES_TO_MENTION = 3
+
+
+def trouble(state: State, settings: Settings) -> str:
+    """One sentence about what is not as it should be; empty when all is well. Pure."""
+    live = state.published.commit[:12] if state.published else "nothing"
+    if state.quarantine is not None:
+        return f"scripts: {state.quarantine.commit[:12] or 'a commit'} refused: {state.quarantine.reason}; {live} stays"
+    if state.failures >= FAILURES_TO_MENTION:
+        return f"scripts: {state.failures} cycles failed: {state.last_error}; {live} stays"
+    if settings.repo is not None and state.published is not None and state.published.commit == ZERO and state.failures:
+        return f"scripts: the image's own, because: {state.last_error}"
+    return ""
+
+
+def metrics(state: State, settings: Settings, now: float) -> str:
+    """Prometheus' text format. Pure."""
+    published = state.published
+    lines: list[str] = []
+
+    def metric(name: str, help_: str, value: float, kind: str = "gauge", **labels: str) -> None:
+        full = f"minivm_gitsync_{name}"
+        if not any(line.startswith(f"# TYPE {full} ") for line in lines):
+            lines.append(f"# HELP {full} {help_}")
+            lines.append(f"# TYPE {full} {kind}")
+        text = ",".join(f'{key}="{escape(value)}"' for key, value in labels.items())
+        lines.append(f"{full}{{{text}}} {value:.10g}" if text else f"{full} {value:.10g}")
+
+    if published is not None:
+        metric(
+            "info", "The published commit.", 1, commit=published.commit, ref=published.ref, signer=published.signer,
+            ring="canary" if is_canary(settings.pod, settings.canary_percent) else "rest",
+        )  # fmt: skip
+        metric("published_timestamp_seconds", "When it was published here.", published.at)
+        metric("commit_timestamp_seconds", "When it was committed.", published.committed)
+        metric("tree_files", "Files in the published tree.", published.files)
+        metric("tree_bytes", "Bytes in the published tree.", published.bytes)
+    metric("last_attempt_timestamp_seconds", "When the last cycle ran.", state.last_attempt)
+    metric("last_success_timestamp_seconds", "When the repository last answered.", state.last_success)
+    metric("age_seconds", "Since the repository last answered, at the last cycle.",
+           max(0.0, now - state.last_success) if state.last_success else -1)  # fmt: skip
+    metric("failures", "Failed cycles in a row.", state.failures)
+    metric("quarantined", "Whether the newest commit is refused.", 1 if state.quarantine else 0)
+    metric(
+        "waiting", "Whether a newer commit waits for its ring.", 1 if state.candidate and not state.quarantine else 0
+    )
+    metric("refused_total", "Commits refused.", state.refused_total, "counter")
+    metric("published_total", "Commits published.", state.published_total, "counter")
+    for step, seconds in sorted(state.durations.items()):
+        metric("step_duration_seconds", "How long a step last took.", seconds, step=step)
+    if state.last_error and state.failures:
+        metric("last_error_info", "What the last cycle failed on.", 1, error=state.last_error[:200])
+    return "\n".join(lines) + "\n"
+
+
+def escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def write_metrics(state: State, settings: Settings, now: float) -> None:
+    with contextlib.suppress(OSError):
+        settings.metrics.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(settings.metrics, metrics(state, settings, now))
+
+
+def condition(control: Path, text: str) -> bool:
+    """Add our sentence to the pod's (empty takes it away). Whether init heard it."""
+    request = json.dumps({"op": "condition", "name": "gitsync", "text": text[:1000], "blocking": False}) + "\n"
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(2)
+            connection.connect(str(control))
+            connection.sendall(request.encode())
+            reply = b""
+            while not reply.endswith(b"\n"):
+                part = connection.recv(65536)
+                if not part:
+                    break
+                reply += part
+        return json.loads(reply).get("ok") is True
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def notify(text: str) -> None:
+    """A line to whoever started this service (sd_notify)."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    if address.startswith("@"):
+        address = "\0" + address[1:]
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as out:
+        out.sendto(text.encode(), address)
+
+
+def summary(state: State, settings: Settings) -> str:
+    """For STATUS=: what is published, and why not something newer. Pure."""
+    published = state.published
+    live = f"{published.commit[:12]}" + (f" of {published.ref}" if published.ref else "") if published else "nothing"
+    bad = trouble(state, settings)
+    if bad:
+        return bad
+    if state.candidate is not None:
+        return f"{live}; {state.candidate.commit[:12]} waits: {state.candidate.reason}"
+    if state.failures:
+        return f"{live}; {state.last_error}"
+    return live

@@ -1,0 +1,259 @@
+"""The settings of one node, from MINIVM_GITSYNC_* and nowhere else. Pure.
+
+An unknown name is an error with the nearest known one: a typo in `MINIVM_GITSYNC_ALLOWED_SIGNERS` must not mean
+"verify nothing".
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from .errors import GitsyncError
+from .layout import DEFAULT_ROOT, GENERATION_ZERO, Layout, is_commit
+
+PREFIX = "MINIVM_GITSYNC_"
+SECRETS = "/mnt/minivm/secrets/gitsync"
+# Not settings of the node: read elsewhere, and only in tests.
+ELSEWHERE = frozenset({"FAULT"})
+REF_NAME = re.compile(r"(?!-)[A-Za-z0-9._/+@-]+")
+
+
+class RefKind(enum.Enum):
+    BRANCH = "branch"
+    TAG = "tag"
+    COMMIT = "commit"
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """What to follow."""
+
+    kind: RefKind
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind.value} {self.name}"
+
+    @property
+    def remote(self) -> str:
+        """The name the server knows it by."""
+        match self.kind:
+            case RefKind.BRANCH:
+                return f"refs/heads/{self.name}"
+            case RefKind.TAG:
+                return f"refs/tags/{self.name}"
+            case RefKind.COMMIT:
+                return self.name
+
+
+def parse_ref(text: str) -> Ref:
+    """`main`, `branch:main`, `refs/heads/main`, `tag:v1`, `refs/tags/v1`, `commit:<hash>` or a whole hash."""
+    for prefix, kind in (
+        ("branch:", RefKind.BRANCH),
+        ("refs/heads/", RefKind.BRANCH),
+        ("tag:", RefKind.TAG),
+        ("refs/tags/", RefKind.TAG),
+        ("commit:", RefKind.COMMIT),
+    ):
+        if text.startswith(prefix):
+            ref = Ref(kind, text.removeprefix(prefix))
+            break
+    else:
+        ref = Ref(RefKind.COMMIT if is_commit(text) else RefKind.BRANCH, text)
+    if ref.kind is RefKind.COMMIT and not is_commit(ref.name):
+        raise ValueError("a commit is named by its whole hash, 40 or 64 hex digits")
+    if not REF_NAME.fullmatch(ref.name) or ".." in ref.name or ref.name.endswith((".lock", "/")) or "@{" in ref.name:
+        raise ValueError(f"{ref.name!r} is no name of a branch or tag")
+    return ref
+
+
+class Backward(enum.Enum):
+    """What to do with a commit older than the published one (a force push, or a server serving the past)."""
+
+    REFUSE = "refuse"
+    ALLOW = "allow"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Every field is MINIVM_GITSYNC_<NAME>; docs/gitsync.md is their reference."""
+
+    repo: str | None = None
+    ref: Ref = Ref(RefKind.BRANCH, "main")
+    subdir: str = ""
+    root: Path = Path(DEFAULT_ROOT)
+    zero: Path = Path(GENERATION_ZERO)
+    pod: str = "localhost"
+    period: float = 60.0
+    timeout: float = 60.0
+    backoff_max: float = 900.0
+    keep: int = 3
+    keep_seconds: float = 3600.0
+    ssh_key: Path = Path(SECRETS) / "ssh"
+    known_hosts: Path = Path(SECRETS) / "known_hosts"
+    token_file: Path = Path(SECRETS) / "token"
+    token_user: str = "x-access-token"
+    allowed_signers: Path = Path(SECRETS) / "allowed_signers"
+    revoked_signers: Path | None = None
+    verify: bool = True
+    backward: Backward = Backward.REFUSE
+    paths: tuple[str, ...] = ("*",)
+    max_bytes: int = 64 << 20
+    max_file_bytes: int = 8 << 20
+    max_files: int = 20_000
+    max_transfer_bytes: int = 256 << 20
+    check_command: tuple[str, ...] = ()
+    check_timeout: float = 120.0
+    canary_percent: float = 0.0
+    ring_delay: float = 600.0
+    ring_url: str | None = None
+    webhook: str | None = None
+    webhook_secret: Path | None = None
+    mirror: str = "0.0.0.0:8651"
+    metrics: Path = Path("/run/minivm/metrics.d/gitsync.prom")
+    control: Path = Path("/run/minivm/control.sock")
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.root, self.zero)
+
+    def policy(self) -> str:
+        """A fingerprint of what decides whether a commit is good: a quarantine ends when it changes."""
+        parts: list[object] = [
+            self.subdir, self.verify, self.backward.value, self.paths, self.max_bytes, self.max_file_bytes,
+            self.max_files, self.check_command,
+        ]  # fmt: skip
+        for path in (self.allowed_signers, self.revoked_signers):
+            try:
+                parts.append(None if path is None else path.read_text(errors="replace"))
+            except OSError:
+                parts.append(None)
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def from_environment(environ: Mapping[str, str]) -> Settings:
+    """The settings in an environment. MINIVM_POD_NAME (or the host's name) places the node in rings and jitter."""
+    values: dict[str, object] = {}
+    known = {field.name: field for field in fields(Settings)}
+    for variable, text in sorted(environ.items()):
+        if not variable.startswith(PREFIX) or variable.removeprefix(PREFIX) in ELSEWHERE:
+            continue
+        name = variable.removeprefix(PREFIX).lower()
+        if name not in known:
+            close = difflib.get_close_matches(variable, [PREFIX + each.upper() for each in known], n=1)
+            hint = f"did you mean {close[0]}?" if close else f"see docs/gitsync.md for the {len(known)} settings"
+            raise GitsyncError("read the settings", "unknown setting", field=variable, hint=hint)
+        # A variable that Kubernetes passes empty is a variable that is not set.
+        if text == "":
+            continue
+        try:
+            values[name] = PARSERS[str(known[name].type)](text)
+        except ValueError as error:
+            raise GitsyncError("read the settings", str(error), field=variable) from None
+    if "pod" not in values:
+        values["pod"] = environ.get("MINIVM_POD_NAME") or environ.get("HOSTNAME") or "localhost"
+    settings = Settings(**values)  # type: ignore[arg-type]  # each value came from the parser of its field's type
+    check(settings)
+    return settings
+
+
+def check(settings: Settings) -> None:
+    """What no single field can say."""
+    if settings.repo is not None:
+        check_url(settings.repo, token=settings.token_file.exists())
+    if not 0 <= settings.canary_percent <= 100:
+        raise GitsyncError("read the settings", "a percentage is 0 to 100", field=f"{PREFIX}CANARY_PERCENT")
+    if settings.webhook and not settings.webhook_secret:
+        raise GitsyncError(
+            "read the settings",
+            "a webhook without a secret lets anyone hurry this node",
+            field=f"{PREFIX}WEBHOOK_SECRET",
+        )
+
+
+def check_url(url: str, *, token: bool) -> None:
+    """No credentials in the address (it is in `ps`, logs, the repository's config), no transport that runs programs."""
+    field = f"{PREFIX}REPO"
+    if url.startswith("-") or "::" in url.split("/")[0] or any(ord(letter) < 33 for letter in url):
+        raise GitsyncError("read the settings", "no address of a repository", field=field)
+    if "://" not in url:
+        return  # a path, or ssh's host:path
+    parts = urlsplit(url)
+    if parts.scheme not in {"https", "http", "ssh", "git", "file"}:
+        raise GitsyncError("read the settings", f"{parts.scheme}:// is not fetched from", field=field)
+    if parts.password is not None or (parts.username is not None and parts.scheme in {"http", "https"}):
+        raise GitsyncError(
+            "read the settings",
+            "the address holds a credential",
+            field=field,
+            hint=f"put it in the file {PREFIX}TOKEN_FILE names",
+        )
+    if token and parts.scheme == "http" and parts.hostname not in {"localhost", "127.0.0.1", "::1"}:
+        raise GitsyncError("read the settings", "a token over http:// can be read on the way", field=field)
+
+
+def _flag(text: str) -> bool:
+    if text.lower() in {"1", "true", "yes", "on", "require"}:
+        return True
+    if text.lower() in {"0", "false", "no", "off", "none"}:
+        return False
+    raise ValueError(f"{text!r} is neither yes nor no")
+
+
+def _seconds(text: str) -> float:
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
+    number, unit = (text[:-1], units[text[-1]]) if text[-1] in units else (text, 1.0)
+    try:
+        value = float(number) * unit
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"{text!r} is no number (seconds, or 90s, 5m, 1h)")
+    return value
+
+
+def _count(text: str) -> int:
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    number, unit = (text[:-1], units[text[-1]]) if text[-1] in units else (text, 1)
+    if not number.isascii() or not number.isdigit():
+        raise ValueError(f"{text!r} is no count (a whole number, or 64M)")
+    return int(number) * unit
+
+
+def _words(text: str) -> tuple[str, ...]:
+    """A JSON list where a word holds a space, words between spaces or commas otherwise."""
+    if not text.startswith("["):
+        return tuple(text.replace(",", " ").split())
+    words = json.loads(text)
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise ValueError("not a JSON list of strings")
+    return tuple(words)
+
+
+def _backward(text: str) -> Backward:
+    try:
+        return Backward(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is neither refuse nor allow") from None
+
+
+PARSERS: Mapping[str, Callable[[str], object]] = {
+    "str": str,
+    "str | None": str,
+    "Path": Path,
+    "Path | None": Path,
+    "float": _seconds,
+    "int": _count,
+    "bool": _flag,
+    "Ref": parse_ref,
+    "Backward": _backward,
+    "tuple[str, ...]": _words,
+}

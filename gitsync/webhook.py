@@ -1,0 +1,84 @@
+"""A listener that turns a push on the git server into a poke of the loop: GitHub's, GitLab's and Gitea's webhooks.
+
+All it can do is hurry the next cycle (any number of pokes during one is one more); what is
+published is decided as ever.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Callable, Mapping
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+from .errors import GitsyncError
+from .settings import Settings
+
+LARGEST = 5 << 20
+TIMEOUT = 5.0
+
+
+def authentic(headers: Mapping[str, str], body: bytes, secret: bytes) -> bool:
+    """GitHub and Gitea sign the body; GitLab sends the secret itself. Pure."""
+    if not secret:
+        return False
+    signature = headers.get("x-hub-signature-256", "")
+    if signature:
+        expected = "sha256=" + hmac.new(secret, body, hashlib.sha256).hexdigest()
+        return hmac.compare_digest(signature.encode(), expected.encode())
+    token = headers.get("x-gitlab-token", "")
+    return bool(token) and hmac.compare_digest(token.encode(), secret)
+
+
+def read_secret(path: Path | None) -> bytes:
+    """Read at each use, so that a rotated secret counts at once."""
+    try:
+        return path.read_bytes().strip() if path else b""
+    except OSError:
+        return b""
+
+
+def split_address(address: str, field: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not port.isdigit() or not 0 <= int(port) < 65536:
+        raise GitsyncError("listen", f"{address!r} is no host:port", field=field)
+    return host.strip("[]") or "0.0.0.0", int(port)
+
+
+def handler(secret: Path | None, poke: Callable[[], object]) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        timeout = TIMEOUT
+
+        def do_POST(self) -> None:
+            self.answer(self.judge())
+
+        def judge(self) -> int:
+            length = self.headers.get("Content-Length", "")
+            if not length.isdigit() or int(length) > LARGEST:
+                return 413
+            body = self.rfile.read(int(length))
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            if not authentic(headers, body, read_secret(secret)):
+                return 403
+            poke()
+            return 202
+
+        def answer(self, status: int) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", "0")
+            self.send_header("Connection", "close")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing: a stranger must not fill the log."""
+
+    return Handler
+
+
+def serve(settings: Settings) -> None:
+    from .loop import poke
+
+    address = split_address(settings.webhook or "", "MINIVM_GITSYNC_WEBHOOK")
+    with HTTPServer(address, handler(settings.webhook_secret, lambda: poke(settings))) as server:
+        server.serve_forever()
