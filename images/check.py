@@ -89,13 +89,8 @@ def needs(layers: Mapping[str, Layer], name: str, path: tuple[str, ...] = ()) ->
 
 
 def active_chain(definition: Definition, name: str, choice: Choice) -> tuple[Layer, ...]:
-    """The layers that this build really stacks: those whose `only` holds. A base image stands for the bootstrap."""
-    base = definition.versions.variants[choice.variant].base
-    return tuple(
-        layer
-        for layer in chain(definition.layers, name)
-        if (layer.only is None or layer.only.of(choice)) and not (base and layer.bootstrap)
-    )
+    """The layers that this build really stacks: those whose `only` holds."""
+    return tuple(layer for layer in chain(definition.layers, name) if layer.only is None or layer.only.of(choice))
 
 
 def capabilities(definition: Definition, role: Role, choice: Choice) -> tuple[frozenset[str], Mapping[str, str]]:

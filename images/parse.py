@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from images.errors import ImagesError, nearest
 from images.spec import (
+    UNFILLED,
     AptSource,
     Artifact,
     Bootstrap,
@@ -154,7 +155,7 @@ LAYER_KEYS = {
 }  # fmt: skip
 ROLE_KEYS = {
     "describe", "layer", "services", "needs", "ports", "capabilities", "drain", "files", "verify", "env",
-    "stop_signal", "code",
+    "stop_signal", "default", "code",
 }  # fmt: skip
 VERSIONS_KEYS = {"epoch", "source", "users", "pins", "values", "variants"}
 
@@ -240,11 +241,12 @@ def role(name: str, data: object, file: str, selectors: frozenset[str]) -> Role:
         needs=fields.texts("needs"),
         ports=tuple(port for port in ports if isinstance(port, int)),
         capabilities=fields.texts("capabilities"),
-        drain=fields.optional("drain"),
+        drain=fields.mapping("drain") or None,
         files=fields.selected("files", file_entry(file), selectors),
         verify=fields.selected_text("verify", selectors, line=True),
         env=fields.text_map("env"),
         stop_signal=fields.text("stop_signal", "SIGTERM"),
+        default=fields.flag("default", True),
         code=fields.flag("code", True),
     )
 
@@ -280,7 +282,7 @@ def variant(name: str, fields: Fields) -> Variant:
     if slurm not in {source.value for source in SlurmSource}:
         raise fields.error("slurm", f"unknown source {slurm!r}", nearest(slurm, (s.value for s in SlurmSource)))
     base = fields.text("base", "")
-    if base and not re.search(r"@sha256:[0-9a-f]{64}$", base):
+    if base and not re.search(rf"@sha256:([0-9a-f]{{64}}|{UNFILLED})$", base):
         raise fields.error("base", f"{base!r} is not pinned by digest", "write NAME@sha256:...")
     if not base and "suite" not in fields:
         raise fields.error("suite", "a variant has a `base` image or a `suite` to bootstrap")
@@ -325,7 +327,7 @@ def user(name: str, parent: Fields, value: object) -> User:
 def pin(name: str, parent: Fields, value: object) -> Pin:
     fields = Fields(value, parent.file, {"version", "url", "sha256"}, f"pins.{name}")
     digest = fields.text("sha256")
-    if not re.fullmatch(r"[0-9a-f]{64}", digest):
+    if digest != UNFILLED and not re.fullmatch(r"[0-9a-f]{64}", digest):
         raise fields.error("sha256", f"{digest!r} is not a SHA-256 checksum")
     return Pin(name, fields.text("version"), fields.text("url"), digest)
 

@@ -12,6 +12,8 @@ from enum import Enum
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+# A checksum that nobody has verified against the publisher yet: the definition loads, a build that needs it refuses.
+UNFILLED = "to-be-filled"
 
 
 class SlurmSource(Enum):
@@ -115,11 +117,12 @@ class Role:
     needs: tuple[str, ...] = ()
     ports: tuple[int, ...] = ()
     capabilities: tuple[str, ...] = ()
-    drain: str | None = None
+    drain: Mapping[str, object] | None = None  # init.spec.parse_drain reads it
     files: Selected[FileEntry] = Selected()
     verify: Selected[str] = Selected()
     env: Mapping[str, str] = field(default_factory=dict)
     stop_signal: str = "SIGTERM"
+    default: bool = True  # False: built only when it is named
     code: bool = True  # False: no project code in it, for an image that only carries tools
 
 

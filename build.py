@@ -1,0 +1,188 @@
+#!/usr/bin/env python3
+"""The command line of the build. Every import that costs time is made where it is used: `--help` is instant."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from images.errors import ImagesError
+
+if TYPE_CHECKING:
+    from images.session import Session
+
+REPOSITORY = Path(__file__).resolve().parent
+SLURM = ("package", "source")
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="For machines.")
+
+
+class Commands(click.Group):
+    """Our own errors are told without a traceback; the cluster's commands are imported when they are called."""
+
+    CLUSTER = ("up", "ssh", "status", "down")
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*super().list_commands(ctx), *self.CLUSTER]
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in self.CLUSTER:
+            return super().get_command(ctx, name)
+        import importlib
+
+        command: click.Command = getattr(importlib.import_module("cluster.cli"), name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        own = [(name, command.get_short_help_str(80)) for name, command in sorted(self.commands.items())]
+        cluster = [("up", "Bring up a whole cluster on this machine."), ("ssh", "Log in to the login pod."),
+                   ("status", "The pods: ready, or why not."), ("down", "Stop the cluster.")]  # fmt: skip
+        for title, rows in (("Images", own), ("Cluster", cluster)):
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ImagesError as error:
+            click.echo(f"error: {error}", err=True)
+            ctx.exit(1)
+        except KeyboardInterrupt:
+            click.echo("interrupted: no name was moved", err=True)
+            ctx.exit(130)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--variant", help="debian or nvidia; default debian.")
+@click.option("--slurm", type=click.Choice(SLURM), help="Slurm from the distribution's package or from source.")
+@click.option(
+    "--set", "assignments", multiple=True, metavar="NAME=VALUE", help="A setting, see docs/reference/build.md."
+)
+@click.pass_context
+def main(ctx: click.Context, variant: str | None, slurm: str | None, assignments: Sequence[str]) -> None:
+    """Build minivm's images and bring up a cluster of them."""
+    more = [f"{name}={value}" for name, value in (("variant", variant), ("slurm", slurm)) if value]
+    ctx.obj = [*assignments, *more]
+
+
+def session(ctx: click.Context) -> Session:
+    from images import settings
+    from images.session import Session
+
+    return Session.open(REPOSITORY, settings.read(assignments=ctx.obj))
+
+
+@main.command("list")
+@AS_JSON
+@click.pass_context
+def list_(ctx: click.Context, as_json: bool) -> None:
+    """Layers and roles."""
+    from images import report
+
+    opened = session(ctx)
+    rows = [("role", role.name, role.describe) for role in opened.definition.roles.values()]
+    rows += [("layer", layer.name, layer.describe) for layer in opened.definition.layers.values()]
+    if as_json:
+        report.as_json([{"kind": kind, "name": name, "describe": describe} for kind, name, describe in rows])
+    else:
+        report.table(("kind", "name", "what"), rows)
+
+
+@main.command()
+@click.option("--svg", type=click.Path(path_type=Path), help="Write a picture instead.")
+@click.pass_context
+def graph(ctx: click.Context, svg: Path | None) -> None:
+    """How layers and roles stand on each other."""
+    from images import picture
+
+    opened = session(ctx)
+    nodes = picture.tree(opened.definition, opened.place.choice)
+    if svg:
+        svg.write_text(picture.svg(nodes))
+    else:
+        click.echo("\n".join(picture.text(nodes)))
+
+
+@main.command()
+@click.argument("roles", nargs=-1)
+@AS_JSON
+@click.pass_context
+def plan(ctx: click.Context, roles: Sequence[str], as_json: bool) -> None:
+    """What a build would make, and which input of each image changed."""
+    from images import report
+
+    opened = session(ctx)
+    names = opened.roles(roles)
+    if stale := opened.stale(names):
+        raise ImagesError("plan", f"the lock does not fit {', '.join(stale)}", hint="`build.py lock` resolves it anew")
+    planned = opened.plan(names, opened.present())[1]
+    if as_json:
+        report.as_json(report.plan_data(planned))
+        return
+    report.table(("image", "plan", "what changed"), report.plan_rows(planned))
+
+
+@main.command()
+@click.argument("role")
+@click.pass_context
+def render(ctx: click.Context, role: str) -> None:
+    """The Dockerfiles of a role (or of layer:NAME), from the first to the last."""
+    opened = session(ctx)
+    for text in opened.rendered(opened.roles([role])):
+        click.echo(text)
+
+
+@main.command()
+@click.argument("roles", nargs=-1)
+@click.option("--check", is_flag=True, help="Only say whether the archive still has everything.")
+@click.pass_context
+def lock(ctx: click.Context, roles: Sequence[str], check: bool) -> None:
+    """Resolve every package to a version and a checksum."""
+    opened = session(ctx)
+    names = opened.every_role(roles)
+    if not check:
+        moved = opened.relock(names)
+        click.echo("\n".join(moved) if moved else "nothing moved")
+        return
+    if stale := opened.stale(names):
+        raise ImagesError("build as locked", f"the lock does not fit {', '.join(stale)}", hint="`build.py lock`")
+    composed = opened.compose(names)
+    if gone := opened.gone(composed.needed(names)):
+        listed = "\n".join(f"  {item}" for item in gone)
+        raise ImagesError("build as locked", f"the archive moved on:\n{listed}", hint="`build.py lock` resolves anew")
+    click.echo("the archive has every locked package")
+
+
+@main.command()
+@click.argument("roles", nargs=-1)
+@click.option("--when-vanished", type=click.Choice(("fail", "relock")), default="fail", show_default=True,
+              help="What to do when the lock does not fit or the archive no longer has a locked package.")  # fmt: skip
+@AS_JSON
+@click.pass_context
+def build(ctx: click.Context, roles: Sequence[str], when_vanished: str, as_json: bool) -> None:
+    """Build what is missing: the roles named, or all."""
+    from images import report
+    from images.progress import Plain, reporter
+
+    opened = session(ctx)
+    names = opened.roles(roles)
+    opened.ready_lock(names, when_vanished, Plain())
+    composed, planned = opened.plan(names, opened.present())
+    todo = [item.image for item in planned if not item.present]
+    if todo and not opened.check_archive(todo, names, when_vanished, Plain()):
+        composed, planned = opened.plan(names, opened.present())
+        todo = [item.image for item in planned if not item.present]
+    with reporter(len(todo)) as told:
+        results = opened.build(composed, planned, told)
+    sizes = {reference: image.size for reference, image in opened.present().items()}
+    if as_json:
+        report.as_json(report.result_data(results, sizes))
+        return
+    report.table(("image", "size", "what changed", "seconds"), report.result_rows(results, sizes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

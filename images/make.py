@@ -1,0 +1,267 @@
+"""Making one image: its context, the build step, its configuration, its name; the name comes last.
+
+Whatever is cut before the last line of `make` leaves an image without a name, which is removed.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from images import bootstrap, content, oci, rewrite, sbom
+from images.apt import Origin
+from images.content import Entry
+from images.engine import Engine, StepFailed
+from images.errors import ImagesError
+from images.lock import Place
+from images.plan import Composed, Image, fetched
+from images.progress import Reporter
+from images.render import dockerfile
+from images.spec import EntryKind
+
+LABEL = "io.minivm."
+TAIL = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    place: Place
+    composed: Composed
+    engine: Engine
+    reporter: Reporter
+    revision: str
+
+    @property
+    def work(self) -> Path:
+        return self.place.repository / "build"
+
+    def make(self, image: Image) -> float:
+        """Build, normalise, name. The seconds it took."""
+        began = time.monotonic()
+        log_path = self.work / "logs" / self.place.choice.variant / f"{image.key.replace(':', '-')}.log"
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        with log_path.open("w") as log, failures(image, log_path):
+            raw = self.raw(image, log)
+            named = False
+            try:
+                made = self.normalised(image, raw)
+                self.engine.tag(made, image.reference)
+                named = True
+            finally:
+                if not named or raw != made:
+                    self.engine.remove(raw)
+        return time.monotonic() - began
+
+    def raw(self, image: Image, log: TextIO) -> str:
+        """What the builder makes of it, with dates and a history of its own; without a name."""
+
+        def line(text: str) -> None:
+            log.write(text + "\n")
+            log.flush()
+            self.reporter.line(image.key, text)
+
+        (self.work / "context").mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self.work / "context", prefix=f"{image.name}-") as directory:
+            context = Path(directory)
+            if image.bootstrapped:
+                target = context / "root.tar"
+                bootstrap.bootstrap(self.place, image.slices[-1], image.dpkg_options, target, line)
+                with target.open("rb") as data:
+                    return self.engine.import_root(data)
+            if image.base and not self.engine.has(image.base):
+                line(f"minivm: pull {image.base}")
+                self.engine.pull(image.base)
+            self.context(image, context)
+            return self.engine.build(context, self.arguments(image), self.place.settings.network, line)
+
+    def context(self, image: Image, directory: Path) -> None:
+        """The Dockerfile and its one tar."""
+        (directory / "Dockerfile").write_text(dockerfile(image.step, self.place.repository / "images/templates"))
+        if not image.step.files:
+            return
+        kept = directory / ".artifacts"
+        kept.mkdir()
+        entries = [*image.entries, *fetched(image, self.place), *self.artifacts(image, kept)]
+        if image.is_role:
+            entries.append(content.file("usr/share/minivm/sbom.spdx.json", self.sbom(image)))
+        below = {entry.path: entry for entry in image.entries if entry.kind is EntryKind.DIRECTORY}
+        with (directory / "layer.tar").open("wb") as target:
+            content.write_tar(target, content.complete(entries, below), self.place.definition.versions.epoch)
+        shutil.rmtree(kept)
+
+    def artifacts(self, image: Image, directory: Path) -> Iterator[Entry]:
+        """Paths out of other images, unpacked beside the context and stamped like any other file."""
+        for number, (artifact, key) in enumerate(image.artifacts):
+            kept = directory / str(number)
+            kept.mkdir()
+            source = artifact.source.rstrip("/")
+            with self.engine.container(self.composed.images[key].reference) as container:
+                tar = self.engine.read_path(container, source)
+            with tar:
+                yield from taken(tar, artifact.to.strip("/"), artifact.source.endswith("/"), kept)
+
+    def arguments(self, image: Image) -> dict[str, str]:
+        """The site's settings for the build step; none of them stays in the image."""
+        settings, found = self.place.settings, dict(self.place.settings.proxies)
+        if settings.mirrors:
+            found["MINIVM_SOURCES"] = self.sources(image).replace("\n", "\\n")
+        if settings.ca_certificates:
+            found["MINIVM_CA"] = Path(settings.ca_certificates).read_text().replace("\n", "\\n")
+        return found
+
+    def sources(self, image: Image) -> str:
+        """Every repository that this layer may use, at the site's mirrors, with the keys where the image has them."""
+        from images import origins
+
+        mirrors, place = self.place.settings.mirror_map, self.place
+        if place.base:
+            raise ImagesError("use the mirrors", "a base image names its own repositories", field="mirrors",
+                              hint="use --set http_proxy, or a base whose sources are the site's")  # fmt: skip
+        own = [
+            Origin(
+                o.name, mirrors.get(o.name, o.uri), o.suites, o.components, Path("/usr/share/keyrings") / o.keyring.name
+            )
+            for o in origins.default_origins(place.variant)
+        ]
+        return "".join(origin.lines() for origin in own)
+
+    def sbom(self, image: Image) -> bytes:
+        packages = [
+            sbom.Package(package.name, package.version, package.arch, package.sha256, package.source)
+            for slice_ in image.slices
+            for package in slice_.packages
+        ]
+        files = [sbom.File.of(entry.path, entry.read()) for entry in image.entries if entry.kind is EntryKind.FILE]
+        document = sbom.document(
+            name=image.repo,
+            version=image.tag,
+            namespace=f"https://minivm.invalid/spdx/{image.name}/{image.hash}",
+            packages=packages,
+            files=files,
+            epoch=self.place.definition.versions.epoch,
+            distribution="ubuntu" if self.place.base else "debian",
+            suite=self.place.variant.suite,
+        )
+        data = sbom.to_json(document)
+        beside = self.work / "sbom" / f"{image.name}-{image.tag}.spdx.json"
+        beside.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_bytes(data)
+        return data
+
+    def normalised(self, image: Image, raw: str) -> str:
+        """The builder's layers under a configuration of ours; its id."""
+        diff_ids = list(self.engine.inspect(raw)["RootFS"]["Layers"])
+        below: Mapping[str, Any] = {}
+        if not image.bootstrapped:
+            below = self.engine.inspect(image.step.base)
+        under = list(below["RootFS"]["Layers"]) if below else []
+        if diff_ids[: len(under)] != under:
+            raise ImagesError("name the image", f"{image.key} does not stand on {image.step.base}")
+        made = oci.config(
+            below.get("Config"),
+            len(under),
+            diff_ids,
+            oci.Additions(
+                env=dict(image.step.env),
+                ports=image.step.ports,
+                entrypoint=image.step.entrypoint,
+                stop_signal=image.step.stop_signal,
+                labels=self.labels(image, below),
+                created_by=f"minivm {image.key} {image.hash[:12]}",
+            ),
+            arch=self.engine.arch,
+            epoch=self.place.definition.versions.epoch,
+        )
+        self.engine.load(oci.loadable(made, diff_ids))
+        if not self.engine.has(made.id):
+            rewrite.reload(self.engine, raw, made)
+        return made.id
+
+    def labels(self, image: Image, below: Mapping[str, Any]) -> dict[str, str]:
+        found = {
+            "org.opencontainers.image.title": image.repo,
+            "org.opencontainers.image.description": image.describe,
+            "org.opencontainers.image.version": image.tag,
+            "org.opencontainers.image.source": self.place.definition.versions.source,
+            f"{LABEL}inputs": image.hash,
+            f"{LABEL}capabilities": " ".join(image.provides),
+            f"{LABEL}absent": json.dumps(dict(image.absent), sort_keys=True) if image.absent else "",
+            f"{LABEL}base": self.place.base or self.place.variant.suite,
+        }
+        if below:
+            found["org.opencontainers.image.base.name"] = image.step.base
+            found["org.opencontainers.image.base.digest"] = str(below["Id"])
+        if image.is_role:
+            # On roles alone: a commit that changes nothing below must not give every layer another id.
+            found["org.opencontainers.image.revision"] = self.revision
+        return {name: value for name, value in found.items() if value}
+
+
+def taken(tar: Any, to: str, contents: bool, kept: Path) -> Iterator[Entry]:
+    """The members of an artifact's tar at their new place. The first member is the path itself."""
+    for index, member in enumerate(tar):
+        inner = member.name.partition("/")[2]
+        if index == 0 and member.isdir() and contents:
+            continue
+        path = f"{to}/{inner}".strip("/") if inner or not contents else to
+        mode = member.mode & 0o7777
+        if member.isdir():
+            yield Entry(path, EntryKind.DIRECTORY, mode)
+        elif member.issym():
+            yield Entry(path, EntryKind.LINK, 0o777, link=member.linkname)
+        elif member.isfile() or member.islnk():
+            data = tar.extractfile(member)
+            target = kept / str(index)
+            with target.open("wb") as copy:
+                shutil.copyfileobj(data, copy)
+            yield Entry(path, EntryKind.FILE, mode, data=target)
+
+
+@contextmanager
+def failures(image: Image, log: Path) -> Iterator[None]:
+    """A failure shows the image, the step, the last lines and the log's path."""
+    try:
+        yield
+    except StepFailed as error:
+        lines = [text for text in log.read_text().splitlines() if text.strip()]
+        step = next((text.partition("minivm: ")[2] for text in reversed(lines) if "minivm: " in text), "start")
+        raise ImagesError(f"build {image.key}", f"step `{step}` failed: {error}\n" + "\n".join(lines[-TAIL:]),
+                          hint=f"{advice(lines)}the whole log: {log}") from error  # fmt: skip
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise ImagesError(f"build {image.key}", f"no space left on device for {error.filename or log.parent}",
+                          hint="free some, or let build/ be a link to a larger disk") from error  # fmt: skip
+    except ImagesError as error:
+        if "no space left" in error.why.lower():
+            raise ImagesError(error.what, error.why, hint="the engine's disk is full: `docker system df`") from error
+        raise
+
+
+def advice(lines: list[str]) -> str:
+    text = "\n".join(lines[-60:]).lower()
+    if "no space left on device" in text:
+        return "the engine's disk is full, see `docker system df`; "
+    if "checksum mismatch" in text:
+        return "the archive has other files than the lock: `build.py lock` resolves anew; "
+    if "temporary failure resolving" in text or "could not connect" in text or "unable to connect" in text:
+        return "the mirror is not reachable from the build's network: settings mirrors, http_proxy, network; "
+    return ""
+
+
+def git_revision(repository: Path) -> str:
+    try:
+        done = subprocess.run(["git", "-C", str(repository), "rev-parse", "HEAD"], capture_output=True, text=True,
+                              check=False)  # fmt: skip
+    except FileNotFoundError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

@@ -1,0 +1,87 @@
+"""An image's configuration, made here and not by the builder: no dates, no host, the same id wherever it is built."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+INHERITED = ("Env", "ExposedPorts", "WorkingDir", "User", "Volumes", "StopSignal", "Shell", "Entrypoint", "Cmd")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The bytes of a configuration; their digest is the image's id."""
+
+    data: bytes
+
+    @property
+    def id(self) -> str:
+        return f"sha256:{hashlib.sha256(self.data).hexdigest()}"
+
+
+@dataclass(frozen=True, slots=True)
+class Additions:
+    """What one image says over the one below."""
+
+    env: Mapping[str, str]
+    ports: Sequence[int] = ()
+    entrypoint: Sequence[str] = ()
+    stop_signal: str = ""
+    labels: Mapping[str, str] | None = None
+    created_by: str = ""
+
+
+def config(
+    parent: Mapping[str, Any] | None, parent_layers: int, diff_ids: Sequence[str], add: Additions, *, arch: str,
+    epoch: int,
+) -> Config:  # fmt: skip
+    """`parent` is the inherited part of the image below; its labels are not inherited, they are about that image."""
+    inherited = {key: value for key, value in (parent or {}).items() if key in INHERITED and value}
+    env = dict(item.split("=", 1) for item in inherited.pop("Env", []))
+    env.setdefault("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+    env.update(add.env)
+    inherited["Env"] = [f"{name}={value}" for name, value in env.items()]
+    if add.ports:
+        inherited["ExposedPorts"] = {**inherited.get("ExposedPorts", {}), **{f"{port}/tcp": {} for port in add.ports}}
+    if add.entrypoint:
+        inherited["Entrypoint"] = list(add.entrypoint)
+        inherited.pop("Cmd", None)
+    elif not inherited.get("Entrypoint") and not inherited.get("Cmd"):
+        inherited["Cmd"] = ["/bin/bash"]
+    if add.stop_signal:
+        inherited["StopSignal"] = add.stop_signal
+    inherited["Labels"] = dict(sorted((add.labels or {}).items()))
+    created = datetime.fromtimestamp(epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    history = [
+        {"created": created, "created_by": add.created_by if index >= parent_layers else "the image below"}
+        for index in range(len(diff_ids))
+    ]
+    whole = {
+        "architecture": arch,
+        "os": "linux",
+        "created": created,
+        "config": inherited,
+        "rootfs": {"type": "layers", "diff_ids": list(diff_ids)},
+        "history": history,
+    }
+    return Config(json.dumps(whole, sort_keys=True, separators=(",", ":")).encode())
+
+
+def loadable(made: Config, diff_ids: Sequence[str]) -> bytes:
+    """A `docker load` stream with the configuration alone: an engine that has the layers reads no layer's bytes."""
+    name = f"{made.id.removeprefix('sha256:')}.json"
+    layers = [f"{diff_id.removeprefix('sha256:')}/layer.tar" for diff_id in diff_ids]
+    manifest = json.dumps([{"Config": name, "RepoTags": None, "Layers": layers}]).encode()
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as tar:
+        for member, data in ((name, made.data), ("manifest.json", manifest)):
+            info = tarfile.TarInfo(member)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return stream.getvalue()

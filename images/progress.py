@@ -1,0 +1,96 @@
+"""How a build is watched: bars on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+STEP = re.compile(r"minivm: (?P<step>.+)$")
+UNPACKING = re.compile(r"^(?:#\d+ [\d.]+ )?(?:Unpacking|Setting up|Get:\d+) (?:\S+ )?(?P<what>\S+)")
+
+
+class Reporter(Protocol):
+    """What a build tells while it goes on."""
+
+    def say(self, text: str) -> None: ...
+    def start(self, key: str, why: str) -> None: ...
+    def line(self, key: str, text: str) -> None: ...
+    def done(self, key: str, seconds: float) -> None: ...
+
+
+class Plain:
+    """One line when something begins, passes a step, or ends: for logs and pipes."""
+
+    def __init__(self) -> None:
+        self.steps: dict[str, str] = {}
+        self.lock = threading.Lock()
+
+    def say(self, text: str) -> None:
+        with self.lock:
+            print(text, flush=True)
+
+    def start(self, key: str, why: str) -> None:
+        self.say(f"{key}: building ({why})")
+
+    def line(self, key: str, text: str) -> None:
+        found = STEP.search(text)
+        # The classic builder echoes the whole RUN line, markers and all; a marker of ours is a line of its own.
+        if found and text.endswith(found[0]) and "echo" not in text and self.steps.get(key) != found["step"]:
+            self.steps[key] = found["step"]
+            self.say(f"{key}: {found['step']}")
+
+    def done(self, key: str, seconds: float) -> None:
+        self.say(f"{key}: done in {seconds:.1f} s")
+
+
+class Bars:
+    """A line for each image being built, with its step and what passes by, and a bar over all of them."""
+
+    def __init__(self, total: int) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        self.progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description:<24}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[step]}"),
+        )
+        self.all = self.progress.add_task("images", total=total, step="")
+        self.tasks: dict[str, object] = {}
+        self.steps: dict[str, str] = {}
+
+    def say(self, text: str) -> None:
+        self.progress.console.print(text, highlight=False, markup=False)
+
+    def start(self, key: str, why: str) -> None:
+        self.tasks[key] = self.progress.add_task(key, total=None, step=why)
+
+    def line(self, key: str, text: str) -> None:
+        found = STEP.search(text)
+        if found and "echo" not in text:
+            self.steps[key] = found["step"]
+        passing = UNPACKING.match(text)
+        step = self.steps.get(key, "")
+        shown = f"{step}: {passing['what']}" if passing else step
+        self.progress.update(self.tasks[key], step=shown[:70])  # type: ignore[arg-type]  # rich's own TaskID
+
+    def done(self, key: str, seconds: float) -> None:
+        self.progress.remove_task(self.tasks.pop(key))  # type: ignore[arg-type]  # rich's own TaskID
+        self.progress.advance(self.all)
+        self.say(f"{key}: done in {seconds:.1f} s")
+
+
+@contextmanager
+def reporter(total: int) -> Iterator[Reporter]:
+    if not sys.stdout.isatty():
+        yield Plain()
+        return
+    bars = Bars(total)
+    with bars.progress:
+        yield bars

@@ -1,0 +1,80 @@
+"""What a site decides about a build, beside the definition: mirrors, proxies, networks, registries.
+
+None of it reaches the content of an image: the lock's checksums hold whatever the mirror. Each setting is an
+environment variable `MINIVM_BUILD_<NAME>` or `--set name=value`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from urllib.parse import urlsplit
+
+from images.errors import ImagesError, nearest
+
+PREFIX = "MINIVM_BUILD_"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    variant: str = "debian"
+    slurm: str = ""  # package or source; empty: what the variant says
+    slurm_tarball: str = ""  # path or address of a source tarball, in place of the pin
+    slurm_sha256: str = ""
+    slurm_version: str = ""
+    base_image: str = ""  # NAME@sha256:..., in place of the bootstrapped root
+    mirrors: str = ""  # debian=URI,security=URI, or a vendor repository's name=URI
+    http_proxy: str = ""
+    https_proxy: str = ""
+    no_proxy: str = ""
+    apt_cache: str = ""  # directory that keeps downloaded packages between builds
+    ca_certificates: str = ""  # PEM file trusted while building
+    network: str = ""  # the build steps' network; empty: the engine's default
+    builder: str = "auto"  # auto, buildx, classic
+    prefix: str = "minivm"  # of every image name
+    jobs: str = ""  # images built side by side; empty: by the number of processors
+
+    @property
+    def mirror_map(self) -> dict[str, str]:
+        found = {}
+        for item in filter(None, (part.strip() for part in self.mirrors.split(","))):
+            name, equals, uri = item.partition("=")
+            if not equals or not urlsplit(uri).scheme:
+                raise ImagesError("use the setting", f"{item!r} is not NAME=URI", field="mirrors")
+            found[name] = uri
+        return found
+
+    @property
+    def proxies(self) -> dict[str, str]:
+        named = {"http_proxy": self.http_proxy, "https_proxy": self.https_proxy, "no_proxy": self.no_proxy}
+        return {name: value for name, value in named.items() if value}
+
+
+def read(environment: Mapping[str, str] = os.environ, assignments: Iterable[str] = ()) -> Settings:
+    """Defaults, then the environment, then `--set`; a name that does not exist is an error, not a default."""
+    known = {field.name for field in fields(Settings)}
+    values: dict[str, str] = {}
+    for variable, value in environment.items():
+        if variable.startswith(PREFIX):
+            values[checked(variable.removeprefix(PREFIX).lower(), known, variable)] = value
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
+        if not equals:
+            raise ImagesError("use the setting", f"{assignment!r} is not NAME=VALUE", field="--set")
+        values[checked(name, known, "--set")] = value
+    settings = Settings(**values)
+    for name, choices in (("slurm", ("", "package", "source")), ("builder", ("auto", "buildx", "classic"))):
+        value = getattr(settings, name)
+        if value not in choices:
+            hint = nearest(value, filter(None, choices))
+            raise ImagesError("use the setting", f"{name} cannot be {value!r}", field=name, hint=hint)
+    if settings.jobs and not settings.jobs.isdigit():
+        raise ImagesError("use the setting", f"jobs cannot be {settings.jobs!r}", field="jobs", hint="a number")
+    return settings
+
+
+def checked(name: str, known: set[str], where: str) -> str:
+    if name not in known:
+        raise ImagesError("use the setting", f"no setting {name!r}", field=where, hint=nearest(name, known))
+    return name

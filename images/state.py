@@ -1,0 +1,44 @@
+"""What was built last on this machine: the inputs by name, so that `plan` can say which of them changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    reference: str
+    inputs: Mapping[str, str]
+
+
+class State:
+    """build/state/VARIANT.json. Losing it costs nothing but the reasons: presence is asked of the engine."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.built: dict[str, Built] = {}
+        try:
+            data = json.loads(path.read_text())
+            self.built = {key: Built(value["reference"], value["inputs"]) for key, value in data.items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            self.built = {}
+
+    def inputs(self, key: str) -> Mapping[str, str] | None:
+        found = self.built.get(key)
+        return found.inputs if found else None
+
+    def record(self, key: str, reference: str, inputs: Mapping[str, str]) -> None:
+        self.built[key] = Built(reference, inputs)
+        data = {name: {"reference": b.reference, "inputs": b.inputs} for name, b in sorted(self.built.items())}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=self.path.parent)
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(data, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).rename(self.path)
