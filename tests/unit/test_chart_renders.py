@@ -1,0 +1,298 @@
+"""The chart, rendered by Helm's own engine over its example values: lint, schemas, and what must hold for each."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import kubernetes_validate  # type: ignore[import-untyped]  # it has no stubs
+import pytest
+import yaml
+
+from cluster.errors import ClusterError
+from cluster.render import CHART, Document, render, render_texts
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted(path.stem for path in (CHART / "examples").glob("*.yaml"))
+# Kinds of an operator's own: Kubernetes' schemas do not know them.
+CUSTOM = {"PodMonitor"}
+
+
+def example(name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((CHART / "examples" / f"{name}.yaml").read_text())
+    return loaded
+
+
+@cache
+def rendered(name: str) -> tuple[Document, ...]:
+    return tuple(render(example(name), release="slurm", namespace="hpc"))
+
+
+def one(name: str, kind: str, called: str) -> Document:
+    (found,) = [
+        document for document in rendered(name) if (document["kind"], document["metadata"]["name"]) == (kind, called)
+    ]
+    return found
+
+
+def container(document: Document) -> dict[str, Any]:
+    (found,) = document["spec"]["template"]["spec"]["containers"]
+    assert isinstance(found, dict)
+    return found
+
+
+def env(document: Document) -> dict[str, str]:
+    return {item["name"]: item["value"] for item in container(document)["env"] if "value" in item}
+
+
+def slurm_conf(name: str, fullname: str = "slurm") -> list[str]:
+    text: str = one(name, "ConfigMap", f"{fullname}-config")["data"]["slurm.conf"]
+    return text.splitlines()
+
+
+def stateful_sets(name: str) -> list[Document]:
+    return [document for document in rendered(name) if document["kind"] == "StatefulSet"]
+
+
+def test_there_is_an_example_for_every_way_to_install() -> None:
+    wanted = {"minimal", "h100-infiniband", "no-accounting", "external-database", "static-nodes", "host-network"}
+    assert wanted <= set(EXAMPLES)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_lint_finds_nothing(name: str) -> None:
+    report = helm_python.lint(CHART, example(name), strict=True, namespace="hpc")
+    # An icon is all that is recommended beyond.
+    serious = [message for message in report["messages"] if message["severity"] > 1]
+    assert not serious and not report["errors"]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_object_is_valid_for_kubernetes(name: str) -> None:
+    for document in rendered(name):
+        if document["kind"] not in CUSTOM:
+            kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_volume_mounted_is_there_and_every_object_named_is_made_or_existing(name: str) -> None:
+    made = {(document["kind"], document["metadata"]["name"]) for document in rendered(name)}
+    existing = set(yaml_strings(example(name)))
+    for document in stateful_sets(name):
+        spec = document["spec"]["template"]["spec"]
+        claims = {claim["metadata"]["name"] for claim in document["spec"].get("volumeClaimTemplates", [])}
+        volumes = {volume["name"] for volume in spec["volumes"]} | claims
+        assert {mount["name"] for mount in container(document)["volumeMounts"]} == volumes
+        for volume in spec["volumes"]:
+            if "configMap" in volume:
+                assert ("ConfigMap", volume["configMap"]["name"]) in made
+            if "secret" in volume:
+                secret = volume["secret"]["secretName"]
+                assert ("Secret", secret) in made or secret in existing
+                assert volume["secret"]["defaultMode"] == 0o400
+            if "persistentVolumeClaim" in volume:
+                claim = volume["persistentVolumeClaim"]["claimName"]
+                assert ("PersistentVolumeClaim", claim) in made or claim in existing
+
+
+def yaml_strings(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        return [text for item in value.values() for text in yaml_strings(item)]
+    if isinstance(value, list):
+        return [text for item in value for text in yaml_strings(item)]
+    return [value] if isinstance(value, str) else []
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_services_select_the_pods_they_are_for(name: str) -> None:
+    pods = [document["spec"]["template"]["metadata"]["labels"] for document in stateful_sets(name)]
+    for document in rendered(name):
+        if document["kind"] == "Service":
+            selector = {
+                key: value
+                for key, value in document["spec"]["selector"].items()
+                if key != "statefulset.kubernetes.io/pod-name"
+            }
+            matching = [labels for labels in pods if selector.items() <= labels.items()]
+            assert len(matching) == 1, document["metadata"]["name"]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_pods_have_what_the_init_expects(name: str) -> None:
+    for document in stateful_sets(name):
+        spec = document["spec"]["template"]["spec"]
+        variables = env(document)
+        assert variables["MINIVM_GRACE_SECONDS"] == str(spec["terminationGracePeriodSeconds"])
+        assert variables["MINIVM_CONTROLLER"] in {
+            found["metadata"]["name"] for found in rendered(name) if found["kind"] == "Service"
+        }
+        port = next(item["containerPort"] for item in container(document)["ports"] if item["name"] == "http")
+        assert variables["MINIVM_HTTP"] == f"0.0.0.0:{port}"
+        paths = {probe: container(document)[probe]["httpGet"]["path"] for probe in PROBES}
+        assert paths == PROBES
+        assert container(document)["lifecycle"]["preStop"]["exec"]["command"] == ["minivm", "drain"]
+        assert "MINIVM_POD_IP" in {item["name"] for item in container(document)["env"]}
+
+
+PROBES = {"startupProbe": "/startupz", "livenessProbe": "/livez", "readinessProbe": "/readyz"}
+
+
+@pytest.mark.parametrize("role", ["controller", "login", "worker", "demo"])
+def test_capabilities_are_those_of_the_role(role: str) -> None:
+    """images/roles says what PID 1 needs; a chart that gives less breaks pods, one that gives more is careless."""
+    wanted = yaml.safe_load((ROOT / "images" / "roles" / f"{role}.yaml").read_text())["capabilities"]
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    given = values["workers" if role == "worker" else role]["capabilities"]
+    assert sorted(given) == sorted(wanted)
+
+
+def test_all_capabilities_but_the_named_are_dropped() -> None:
+    for document in stateful_sets("minimal"):
+        assert container(document)["securityContext"]["capabilities"]["drop"] == ["ALL"]
+        assert "privileged" not in container(document)["securityContext"]
+
+
+def test_the_pools_of_a_gpu_cluster() -> None:
+    worker = one("h100-infiniband", "StatefulSet", "hall2-h100")
+    limits = container(worker)["resources"]["limits"]
+    assert (limits["nvidia.com/gpu"], limits["rdma/ib"]) == ("8", "8")
+    variables = env(worker)
+    assert variables["MINIVM_NODE_CONF"] == "Gres=gpu:h100:8,nvme:4"
+    assert variables["MINIVM_NODE_FEATURES"] == "h100,nvlink,gpu,rdma,zone-$(MINIVM_TOPOLOGY_0)"
+    names = [item["name"] for item in container(worker)["env"]]
+    # Kubernetes fills $(NAME) only from what stands before it.
+    assert names.index("MINIVM_TOPOLOGY_0") < names.index("MINIVM_NODE_FEATURES")
+    lines = slurm_conf("h100-infiniband", "hall2")
+    assert "GresTypes=gpu,nvme" in lines
+    assert "NodeSet=pool_h100 Feature=h100" in lines
+    assert [line for line in lines if line.startswith("PartitionName=gpu Nodes=pool_h100 Default=YES")]
+    shm = next(volume for volume in worker["spec"]["template"]["spec"]["volumes"] if volume["name"] == "shm")
+    assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": "256Gi"}
+    cpu = one("h100-infiniband", "StatefulSet", "hall2-cpu")
+    assert "limits" not in container(cpu)["resources"]
+
+
+def test_conditions_may_touch_only_this_clusters_pods() -> None:
+    role = one("h100-infiniband", "Role", "hall2-pod-conditions")
+    (rule,) = role["rules"]
+    assert (rule["resources"], rule["verbs"]) == (["pods/status"], ["patch"])
+    assert {"hall2-controller-0", "hall2-login-2", "hall2-h100-31", "hall2-cpu-3"} <= set(rule["resourceNames"])
+    assert len(rule["resourceNames"]) == 1 + 3 + 32 + 4
+
+
+def test_without_conditions_pods_have_no_token() -> None:
+    assert not [document for document in rendered("minimal") if document["kind"] in ("Role", "RoleBinding")]
+    for document in stateful_sets("minimal"):
+        assert document["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
+
+
+def test_no_accounting_leaves_no_trace_of_a_database() -> None:
+    assert "AccountingStorageType=accounting_storage/none" in slurm_conf("no-accounting")
+    assert not [document for document in rendered("no-accounting") if "database" in document["metadata"]["name"]]
+    controller = one("no-accounting", "StatefulSet", "slurm-controller")
+    assert "/var/lib/mysql" not in {mount["mountPath"] for mount in container(controller)["volumeMounts"]}
+
+
+def test_an_external_database_is_told_to_the_controller_without_its_password() -> None:
+    controller = one("external-database", "StatefulSet", "slurm-controller")
+    assert env(controller)["MINIVM_DATABASE_HOST"] == "mariadb.databases.svc:3306"
+    assert env(controller)["MINIVM_ACCOUNTING"] == "external"
+    assert not [name for name in env(controller) if "PASSWORD" in name]
+
+
+def test_static_nodes_have_a_name_that_resolves_and_an_address_that_stays() -> None:
+    lines = slurm_conf("static-nodes")
+    nodes = [line for line in lines if line.startswith("NodeName=")]
+    assert len(nodes) == 3
+    assert nodes[1].startswith("NodeName=slurm-rack1-1 NodeAddr=slurm-rack1-1 CPUs=32 RealMemory=120000")
+    service = one("static-nodes", "Service", "slurm-rack1-1")
+    assert service["spec"]["selector"]["statefulset.kubernetes.io/pod-name"] == "slurm-rack1-1"
+    assert "clusterIP" not in service["spec"]
+    assert not [line for line in lines if line.startswith("MaxNodeCount")]
+
+
+def test_one_worker_a_machine_on_the_hosts_network() -> None:
+    spec = one("host-network", "StatefulSet", "slurm-fabric")["spec"]["template"]["spec"]
+    assert (spec["hostNetwork"], spec["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    (term,) = spec["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert term["topologyKey"] == "kubernetes.io/hostname"
+    assert (
+        "IPC_LOCK"
+        in container(one("host-network", "StatefulSet", "slurm-fabric"))["securityContext"]["capabilities"]["add"]
+    )
+
+
+def test_keys_are_made_whole_where_none_are_given() -> None:
+    import base64
+
+    munge = one("minimal", "Secret", "slurm-munge")["data"]["munge.key"]
+    assert len(base64.b64decode(munge)) == 1024
+    host_key = one("minimal", "Secret", "slurm-ssh-host-keys")["data"]["ssh_host_ed25519_key"]
+    assert base64.b64decode(host_key).startswith(b"-----BEGIN PRIVATE KEY-----")
+
+
+def test_the_drain_fits_into_the_grace_period() -> None:
+    with pytest.raises(ClusterError, match="drainSeconds must leave 10"):
+        render({"workers": {"pools": {"a": {"graceSeconds": 60, "drainSeconds": 55}}}}, release="s", namespace="n")
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"workers": {"pools": {"gpu": {"replica": 3}}}}, "replica"),
+        ({"slurm": {"proctrack": "pgid"}}, "proctrack"),
+        ({"accounting": {"mode": "extern"}}, "mode"),
+        ({"clusterName": "Has Capitals"}, "clusterName"),
+        ({"slurm": {"partitions": {"p": {"pools": ["nowhere"]}}}}, "nowhere"),
+        ({"slurm": {"nodeMode": "static"}}, "needs cpus and memoryMiB"),
+        ({"accounting": {"mode": "external"}}, "accounting.database"),
+        ({"workers": {"pools": {"login": {}}}}, "belongs to another part"),
+        ({"mounts": {"data": {"mountPath": "/data"}}}, "mounts"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_name(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(ClusterError, match=said):
+        render(values, release="slurm", namespace="hpc")
+
+
+def test_slurm_config_changes_adds_and_removes_lines() -> None:
+    values = {"slurm": {"config": {"SlurmdTimeout": 300, "JobRequeue": None, "Licenses": "matlab:4"}}}
+    (config,) = [
+        document
+        for document in render(values, release="slurm", namespace="hpc")
+        if document["metadata"]["name"] == "slurm-config"
+    ]
+    lines = config["data"]["slurm.conf"].splitlines()
+    assert {"SlurmdTimeout=300", "Licenses=matlab:4"} <= set(lines)
+    assert not [line for line in lines if line.startswith(("JobRequeue=", "SlurmdTimeout=120"))]
+
+
+def test_the_notes_say_how_to_get_in() -> None:
+    (notes,) = [
+        text
+        for name, text in render_texts(example("minimal"), release="slurm", namespace="hpc").items()
+        if name.endswith("NOTES.txt")
+    ]
+    assert "kubectl -n hpc port-forward service/slurm-ssh 2222:22" in notes
+    assert "minivm why" in notes
+
+
+def test_values_and_schema_name_the_same_settings() -> None:
+    import json
+
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    assert not compare_keys(values, schema, "")
+
+
+def compare_keys(values: Any, schema: dict[str, Any], path: str) -> list[str]:
+    """Settings that only one of the two knows."""
+    properties = schema.get("properties")
+    if not isinstance(values, dict) or properties is None or path.endswith(".resources"):
+        return []
+    found = [f"{path}.{key}" for key in set(values) ^ (set(properties) - {"global"}) if values]
+    for key in set(values) & set(properties):
+        found += compare_keys(values[key], properties[key], f"{path}.{key}")
+    return found

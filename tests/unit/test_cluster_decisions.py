@@ -1,0 +1,171 @@
+"""Addresses, published files, tags, options, tables: what the local cluster decides and writes."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from cluster import addresses, report, tags, values
+from cluster.errors import ClusterError
+from cluster.keys import load_or_make
+from cluster.local import STATE, free_port
+from cluster.publish import publish, published, write_private
+from cluster.report import Row
+from cluster.values import Options
+
+
+def test_a_pod_never_gets_the_address_it_just_had() -> None:
+    found = addresses.allocate("172.19.0.0/29", gateway="172.19.0.1", used=["172.19.0.2"], last="172.19.0.3", count=2)
+    assert found == ["172.19.0.4", "172.19.0.5"]
+
+
+def test_addresses_start_again_at_the_beginning() -> None:
+    found = addresses.allocate("172.19.0.0/29", gateway="172.19.0.1", used=["172.19.0.2"], last="172.19.0.6", count=2)
+    assert found == ["172.19.0.3", "172.19.0.4"]
+
+
+def test_the_networks_own_addresses_are_never_given() -> None:
+    found = addresses.allocate("172.19.0.0/29", gateway="172.19.0.1", used=[], last="", count=5)
+    assert found == [f"172.19.0.{n}" for n in (2, 3, 4, 5, 6)]
+    with pytest.raises(ClusterError, match="has 5 left"):
+        addresses.allocate("172.19.0.0/29", gateway="172.19.0.1", used=[], last="", count=6)
+
+
+def test_published_files_are_those_and_no_others(tmp_path: Path) -> None:
+    directory = tmp_path / "config"
+    assert publish(directory, {"slurm.conf": b"a", "gres.conf": b"b"}, mode=0o644)
+    assert (directory / "slurm.conf").read_bytes() == b"a"
+    assert publish(directory, {"slurm.conf": b"c"}, mode=0o644)
+    assert published(directory) == {"slurm.conf": b"c"}
+    assert not (directory / "gres.conf").is_symlink()
+    # One version is left, not one for every change.
+    assert len([path for path in directory.iterdir() if path.is_dir() and not path.is_symlink()]) == 1
+
+
+def test_publishing_the_same_again_changes_nothing(tmp_path: Path) -> None:
+    publish(tmp_path, {"a": b"1"}, mode=0o644)
+    before = (tmp_path / "..data").readlink()
+    assert not publish(tmp_path, {"a": b"1"}, mode=0o644)
+    assert (tmp_path / "..data").readlink() == before
+
+
+def test_a_secret_is_never_readable_by_others(tmp_path: Path) -> None:
+    umask = os.umask(0o000)
+    try:
+        publish(tmp_path, {"munge.key": b"k"}, mode=0o400)
+        write_private(tmp_path / "options.json", b"{}")
+    finally:
+        os.umask(umask)
+    assert stat.S_IMODE((tmp_path / "munge.key").stat().st_mode) == 0o400
+    assert stat.S_IMODE((tmp_path / "options.json").stat().st_mode) == 0o600
+
+
+def test_a_reader_sees_all_old_or_all_new(tmp_path: Path) -> None:
+    """Two files that must agree, changed many times while they are read through one version."""
+    publish(tmp_path, {"a": b"0", "b": b"0"}, mode=0o644)
+    mixed, done = [], threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            version = os.open(tmp_path / "..data", os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                pair = [Path(f"/proc/self/fd/{version}/{name}").read_bytes() for name in "ab"]
+            except FileNotFoundError:
+                continue  # the version went away after it was opened; a reader tries again
+            finally:
+                os.close(version)
+            if pair[0] != pair[1]:
+                mixed.append(pair)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for number in range(200):
+        publish(tmp_path, dict.fromkeys("ab", str(number).encode()), mode=0o644)
+    done.set()
+    reader.join()
+    assert not mixed
+
+
+def test_keys_are_made_once_and_are_private(tmp_path: Path) -> None:
+    first = load_or_make(tmp_path / "keys", users=("alice",))
+    again = load_or_make(tmp_path / "keys", users=("alice",))
+    assert first == again
+    for path in (tmp_path / "keys").iterdir():
+        assert path.suffix == ".pub" or stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert first.users_public["alice"].startswith("ssh-ed25519 ")
+    assert first.munge not in repr(first)
+
+
+IMAGES = [
+    *[(f"minivm/{role}:24.11.5-debian-00000000000{n}", n) for n in (1, 2) for role in tags.ROLES],
+    *[(f"minivm/{role}:25.05.4-nvidia-aaaaaaaaaaaa", 9) for role in ("controller", "worker")],
+    ("minivm/worker:latest", 10),
+    ("minivm/layer-os:24.11.5-debian-000000000003", 11),
+    ("other/worker:24.11.5-debian-000000000009", 12),
+]
+
+
+def test_the_newest_image_of_each_role_is_chosen() -> None:
+    found = tags.newest(IMAGES, repository="minivm", slurm="24.11.5", variant="")
+    assert found == dict.fromkeys(tags.ROLES, "24.11.5-debian-000000000002")
+
+
+def test_a_role_without_an_image_is_named() -> None:
+    with pytest.raises(ClusterError, match="variant nvidia: none here for login, demo"):
+        tags.newest(IMAGES, repository="minivm", slurm="", variant="nvidia")
+
+
+@pytest.mark.parametrize(("name", "workers"), [("Has Space", 2), ("../up", 2), ("ok", 0), ("ok", 65)])
+def test_options_that_cannot_be_are_refused(name: str, workers: int) -> None:
+    with pytest.raises(ClusterError):
+        Options(name=name, workers=workers)
+
+
+def test_overrides_are_merged_as_helm_does() -> None:
+    assert values.merged({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 9}, "d": {"e": 4}}) == {
+        "a": {"b": 9, "c": 2},
+        "d": {"e": 4},
+    }
+
+
+def test_state_lives_in_the_build_directory() -> None:
+    assert STATE.parts[-2:] == ("build", "cluster")
+
+
+def test_a_taken_port_is_passed_over() -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert free_port(port) != port
+
+
+ROWS = [
+    Row("slurm-controller-0", "controller", True, "ok", "up", 0),
+    Row("slurm-worker-0", "worker", False, "slurmd waits for controller\nmunged is not proven", "IDLE+DRAIN", 3),
+]
+
+
+def test_the_table_says_why_a_pod_is_not_ready() -> None:
+    lines = report.table(ROWS)
+    assert lines[0].split() == ["POD", "ROLE", "READY", "SLURM", "RESTARTS", "WHY", "NOT,", "OR", "WHAT", "ELSE"]
+    assert lines[1].split() == ["slurm-controller-0", "controller", "yes", "up", "0"]
+    assert lines[2].endswith("3         slurmd waits for controller")
+    assert lines[3].strip() == "munged is not proven"
+
+
+def test_slurms_states_carry_the_reason_of_a_drain() -> None:
+    sinfo = "w-0|idle|none\nw-1|drained|minivm: 7 of 8 GPUs answer\nw-1|drained|minivm: 7 of 8 GPUs answer\n"
+    assert report.slurm_states(sinfo) == {"w-0": "idle", "w-1": "drained (minivm: 7 of 8 GPUs answer)"}
+
+
+def test_what_a_machine_cannot_give_is_said() -> None:
+    (line,) = report.not_granted([], proctrack="linuxproc", cgroup_version="1")
+    assert "cgroup v1" in line
+    assert not report.not_granted([], proctrack="cgroup", cgroup_version="2")

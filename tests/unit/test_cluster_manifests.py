@@ -1,0 +1,161 @@
+"""Kubernetes' objects read into pods that one machine can run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster import manifests, values
+from cluster.errors import ClusterError
+from cluster.keys import Keys
+from cluster.manifests import Manifests, Source
+from cluster.render import CHART, render
+from cluster.values import NAMESPACE, RELEASE, Options
+
+KEYS = Keys(
+    munge="bXVuZ2U=",
+    jwt="and0",
+    database="secret",
+    ssh_host={"ssh_host_ed25519_key": "PRIVATE"},
+    ssh_host_public="ssh-ed25519 AAAA",
+    users={},
+    users_public={"alice": "ssh-ed25519 AAAA alice", "bob": "ssh-ed25519 BBBB bob"},
+)
+
+
+def local(options: Options | None = None) -> Manifests:
+    chosen = values.local_values(options or Options(), KEYS)
+    return manifests.parse(render(chosen, release=RELEASE, namespace=NAMESPACE), namespace=NAMESPACE)
+
+
+def test_a_local_cluster_is_a_controller_a_login_a_directory_and_workers() -> None:
+    known = local(Options(workers=3))
+    assert [(pod.name, pod.role) for pod in known.pods if pod.role != "worker"] == [
+        ("slurm-controller-0", "controller"),
+        ("slurm-demo-0", "demo"),
+        ("slurm-login-0", "login"),
+    ]
+    assert [pod.name for pod in known.pods if pod.pool == "worker"] == [f"slurm-worker-{i}" for i in range(3)]
+
+
+def test_a_pod_has_what_the_chart_gave_it() -> None:
+    worker = local().pod("slurm-worker-1")
+    assert worker.image == "minivm/worker:latest"
+    assert worker.pre_stop == ("minivm", "drain")
+    assert worker.grace == 30
+    assert (worker.ready.path, worker.ready.port) == ("/readyz", 8650)
+    assert "SYS_NICE" in worker.capabilities
+    munge = next(mount for mount in worker.mounts if mount.path == "/mnt/minivm/secrets/munge")
+    assert (munge.volume.source, munge.volume.of, munge.volume.mode) == (Source.SECRET, "slurm-munge", 0o400)
+    assert munge.read_only
+
+
+def test_a_pods_environment_is_complete_only_at_its_start() -> None:
+    env = manifests.resolve_env(local().pod("slurm-worker-0"), address="10.0.0.7", node="rack1")
+    assert env["MINIVM_POD_NAME"] == "slurm-worker-0"
+    assert env["MINIVM_POD_IP"] == "10.0.0.7"
+    assert env["MINIVM_NODE_NAME"] == "rack1"
+    assert env["MINIVM_NODE_FEATURES"] == "worker"
+
+
+def test_labels_reach_the_environment_and_the_variables_made_of_it() -> None:
+    overrides = {
+        "workers": {
+            "pools": {"worker": {"topologyFeatures": [{"label": "minivm.io/pool", "prefix": "in-"}], "replicas": 1}}
+        }
+    }
+    env = manifests.resolve_env(
+        local(Options(overrides=overrides)).pod("slurm-worker-0"), address="10.0.0.7", node="rack1"
+    )
+    assert env["MINIVM_NODE_FEATURES"] == "worker,in-worker"
+
+
+def test_dns_names_are_those_of_kubernetes_and_no_others() -> None:
+    known = local()
+    names = manifests.aliases(known.pod("slurm-worker-0"), known.services)
+    assert "slurm-worker-0.slurm-worker" in names
+    assert "slurm-worker-0.slurm-worker.minivm.svc.cluster.local" in names
+    # A pod's bare name does not resolve for its peers on Kubernetes, so it must not here.
+    assert "slurm-worker-0" not in names
+    assert "slurm-controller" in manifests.aliases(known.pod("slurm-controller-0"), known.services)
+
+
+def test_a_service_for_one_pod_selects_that_pod_alone() -> None:
+    documents = render(yaml.safe_load((CHART / "examples/static-nodes.yaml").read_text()), release="s", namespace="n")
+    known = manifests.parse(documents, namespace="n")
+    assert [pod.name for pod in known.pods if "s-rack1-1" in manifests.aliases(pod, known.services)] == ["s-rack1-1"]
+
+
+def test_ssh_is_published_and_nothing_else() -> None:
+    published = [service for service in local(Options(port=2345)).services if service.node_port]
+    assert [(service.name, service.node_port) for service in published] == [("slurm-ssh", (2345, "ssh"))]
+
+
+def test_the_controllers_state_is_a_claim_of_its_own_in_two_parts() -> None:
+    state = [mount for mount in local().pod("slurm-controller-0").mounts if mount.volume.source is Source.CLAIM]
+    assert {(mount.path, mount.volume.of, mount.sub_path) for mount in state} == {
+        ("/var/spool/slurmctld", "state-slurm-controller-0", "slurmctld"),
+        ("/var/lib/mysql", "state-slurm-controller-0", "mysql"),
+    }
+
+
+def test_secrets_are_decoded_and_not_shown() -> None:
+    munge = local().files[Source.SECRET, "slurm-munge"]
+    assert munge.data["munge.key"] == b"munge"
+    assert "munge" not in repr(munge).replace("slurm-munge", "")
+
+
+def test_a_large_pool_keeps_its_devices_and_memory_in_sight() -> None:
+    documents = render(
+        yaml.safe_load((CHART / "examples/h100-infiniband.yaml").read_text()) | {"mounts": {}},
+        release="s",
+        namespace="n",
+    )
+    known = manifests.parse(documents, namespace="n")
+    pod = known.pod("hall2-h100-7")
+    assert pod.limits.devices == (("nvidia.com/gpu", 8), ("rdma/ib", 8))
+    assert pod.limits.memory == 1900 * 2**30
+    assert pod.privileged
+    assert next(mount for mount in pod.mounts if mount.path == "/dev/shm").volume.size == 256 * 2**30
+
+
+def test_an_unknown_pod_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(ClusterError, match="slurm-controller-0, slurm-demo-0"):
+        local().pod("slurm-worker-9")
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({"kind": "CronJob", "metadata": {"name": "x"}}, "CronJob x"),
+        ({"kind": "DaemonSet", "metadata": {"name": "y"}}, "DaemonSet y"),
+    ],
+)
+def test_an_object_that_would_be_left_out_is_refused(document: dict[str, Any], said: str) -> None:
+    with pytest.raises(ClusterError, match=said):
+        manifests.parse([document], namespace="n")
+
+
+def test_a_volume_that_one_machine_cannot_give_is_refused() -> None:
+    with pytest.raises(ClusterError, match="nfs"):
+        manifests.parse_volume({"name": "data", "nfs": {"server": "s", "path": "/"}}, pod="p")
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("256Gi", 256 * 2**30), ("1500M", 1_500_000_000), ("10k", 10_000), ("7", 7), (0, 0), ("1.5Ti", 3 * 2**39)],
+)
+def test_quantities(text: str | int, number: int) -> None:
+    assert manifests.quantity(text) == number
+
+
+def test_a_quantity_that_is_none_is_refused() -> None:
+    with pytest.raises(ClusterError, match="quantity"):
+        manifests.quantity("lots")
+
+
+@pytest.mark.parametrize(("text", "number"), [("500m", 0.5), (2, 2.0), ("3", 3.0)])
+def test_cpus(text: str | int, number: float) -> None:
+    assert manifests.cpus(text) == number
