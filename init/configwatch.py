@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from init.client import SOCKET, Client
-from init.errors import InitError
 from init.dirwatch import Watcher
+from init.errors import InitError
 from init.prepare.pod import Pod, user, write
 from init.prepare.slurm_config import MOUNT, PRIVATE, TARGET
 from init.slurm_client import SCONTROL

@@ -15,8 +15,10 @@ from init.errors import InitError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+# What the services of a role take to stop, at the worst.
+STOPPING_TAKES = 15.0
 USAGE = "usage: python3 -I -m init.drain worker|login [--resume]"
 
 
@@ -39,6 +41,24 @@ class Deadline:
         return self.left > 0
 
 
+def budget(env: Mapping[str, str]) -> float:
+    """Seconds for the whole drain: what PID 1 says, what the operator says, and what the pod's grace leaves.
+
+    A preStop hook calls `minivm drain` before TERM comes, and Kubernetes counts both against the same grace.
+    """
+    grace = _seconds(env, "MINIVM_GRACE_SECONDS", 30.0)
+    total = grace - min(5.0, grace / 10)
+    own = _seconds(env, "MINIVM_DRAIN_SECONDS", max(total - STOPPING_TAKES, total / 2))
+    return min(own, _seconds(env, "MINIVM_DRAIN_BUDGET", own))
+
+
+def _seconds(env: Mapping[str, str], name: str, default: float) -> float:
+    try:
+        return max(0.0, float(env.get(name) or default))
+    except ValueError:
+        return default
+
+
 def say(text: str) -> None:
     print(text, flush=True)
 
@@ -52,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
     import importlib
 
     module = importlib.import_module(roles[arguments[0]])
-    deadline = Deadline(float(os.environ.get("MINIVM_DRAIN_BUDGET") or 20))
+    deadline = Deadline(budget(os.environ))
     controller = slurm_client.address(os.environ)
     try:
         if arguments[1:]:

@@ -1,0 +1,73 @@
+"""What `minivm check` and `minivm plan` do: read, compile, and tell everything that is wrong. No side effects."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from init.errors import ConfigError, ManyErrors
+from init.plan import Plan, overlay, plan_from_json, select, unset_variables
+
+
+def load(path: Path, role: str | None, *, boot: bool = False) -> Plan:
+    """The plan of this image with its drop-ins; `boot` leaves out what this pod would not start."""
+    from init.dropins import merge
+
+    plan = merge(read(path))
+    if role and plan.role != role:
+        raise ConfigError("show the plan", f"{path} is the plan of {plan.role}, not of {role}")
+    return select(plan, os.environ, os.path.exists) if boot else plan
+
+
+def read(path: Path) -> Plan:
+    try:
+        return plan_from_json(path.read_text(), str(path))
+    except OSError as error:
+        raise ConfigError("read the plan", error.strerror or str(error), file=str(path)) from error
+
+
+def check(files: Sequence[Path], plan_file: Path) -> Iterator[str]:
+    """Lines of good news; ConfigError with all of the bad."""
+    from init import dropins
+
+    plan = read(plan_file) if plan_file.exists() else None
+    if files:
+        errors: list[ConfigError] = []
+        services = []
+        for path in _expand(files):
+            try:
+                if path.suffix == ".conf":
+                    from init.supervisor_files import read_programs
+
+                    services += read_programs([path])
+                elif path.suffix == ".json":
+                    plan = read(path)
+                else:
+                    mapping = dropins.load_mapping(path)
+                    if mapping != {"disabled": True}:
+                        services.append(dropins.load_service(path))
+            except ConfigError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0] if len(errors) == 1 else ManyErrors("check the services", errors)
+        if plan is not None:
+            plan = overlay(plan, services)
+        yield f"{len(services)} services are good"
+    elif plan is not None:
+        plan = dropins.merge(plan)
+    if plan is None:
+        return
+    # Only what this pod would start has to find its variables.
+    missing = unset_variables(select(plan, os.environ, os.path.exists), os.environ)
+    if missing:
+        raise missing[0] if len(missing) == 1 else ManyErrors("check the plan", missing)
+    yield f"the plan of {plan.role or 'this image'} is good: {len(plan.services)} services"
+
+
+def _expand(files: Sequence[Path]) -> Iterator[Path]:
+    for path in files:
+        if path.is_dir():
+            yield from sorted(item for item in path.iterdir() if item.suffix in (".yaml", ".conf"))
+        else:
+            yield path

@@ -1,0 +1,335 @@
+"""`minivm`: what an operator in a pod asks PID 1, and what a person checks before it runs.
+
+Imports are late: a probe calls `minivm ready` every few seconds on a thousand pods.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from init.errors import ConfigError, InitError, ManyErrors
+
+if TYPE_CHECKING:
+    from init.client import Client
+    from init.plan import Plan
+    from init.snapshot import Snapshot
+
+PLAN = Path("/etc/minivm/plan.json")
+SOCKET = Path("/run/minivm/control.sock")
+JSON = click.option("--json", "as_json", is_flag=True, help="JSON, for machines.")
+
+
+class Group(click.Group):
+    """One place where errors of other people's data become one line and an exit code."""
+
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except (ConfigError, ManyErrors) as error:
+            click.echo(f"minivm: {error}", err=True)
+            sys.exit(78)
+        except InitError as error:
+            click.echo(f"minivm: {error}", err=True)
+            sys.exit(1)
+        except EOFError as error:
+            click.echo(f"minivm: {error}", err=True)
+            sys.exit(1)
+        except (KeyboardInterrupt, BrokenPipeError):
+            sys.exit(130)
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--socket", type=click.Path(path_type=Path), default=SOCKET, hidden=True, envvar="MINIVM_SOCKET")
+@click.pass_context
+def main(context: click.Context, socket: Path) -> None:
+    """Look after the services of this pod."""
+    context.obj = socket
+
+
+def connect(context: click.Context, within: float | None = 10.0) -> Client:
+    from init.client import Client
+
+    return Client(context.obj, within=within)
+
+
+def service_names(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """For the shell's completion: the services of the running pod; silence when it cannot be asked."""
+    try:
+        root = context.find_root()
+        with connect(root if root.obj else _with_socket(root), 1.0) as client:
+            return [view.name for view in client.snapshot().services if view.name.startswith(incomplete)]
+    except InitError:
+        return []
+
+
+def _with_socket(context: click.Context) -> click.Context:
+    context.obj = Path(os.environ.get("MINIVM_SOCKET") or SOCKET)
+    return context
+
+
+SERVICE = click.argument("service", shell_complete=service_names)
+OPTIONAL_SERVICE = click.argument("service", required=False, shell_complete=service_names)
+
+
+def snapshot(context: click.Context) -> Snapshot:
+    with connect(context) as client:
+        return client.snapshot()
+
+
+def emit(data: object) -> None:
+    import json
+
+    click.echo(json.dumps(data, indent=2))
+
+
+@main.command()
+@JSON
+@click.pass_context
+def status(context: click.Context, as_json: bool) -> None:
+    """One table: services, their states, and why what is not ready is not."""
+    found = snapshot(context)
+    if as_json:
+        from init.snapshot import to_mapping
+
+        emit(to_mapping(found))
+        return
+    from init.render_status import table, terminal_width
+
+    click.echo(table(found, colour=sys.stdout.isatty(), width=terminal_width()))
+
+
+@main.command()
+@OPTIONAL_SERVICE
+@JSON
+@click.pass_context
+def why(context: click.Context, service: str | None, as_json: bool) -> None:
+    """Why the pod, or one SERVICE, is not ready: the leaf causes. Exit 0 when it is."""
+    with connect(context) as client:
+        reply = client.request("why", **({"service": service} if service else {}))
+        found = client.snapshot()
+    if as_json:
+        emit({"ready": reply["ready"], "reasons": reply["reasons"]})
+    else:
+        from init.render_status import reasons
+
+        click.echo(reasons(service, bool(reply["ready"]), reply["reasons"], found))
+    sys.exit(0 if reply["ready"] else 1)
+
+
+@main.command()
+@click.pass_context
+def ready(context: click.Context) -> None:
+    """For exec probes: exit 0 when the pod is ready, else 1 and the reasons on one line."""
+    with connect(context, 2.0) as client:
+        reply = client.request("why")
+    if not reply["ready"]:
+        click.echo("; ".join(reply["reasons"]) or "not ready")
+        sys.exit(1)
+    click.echo("ready")
+
+
+@main.command()
+@click.option("--chrome", type=click.Path(path_type=Path), help="Write Chrome's trace-event JSON (Perfetto reads it).")
+@click.option("--svg", type=click.Path(path_type=Path), help="Write the waterfall as SVG.")
+@click.option("--all", "everything", is_flag=True, help="The whole life, not only the boot.")
+@JSON
+@click.pass_context
+def trace(context: click.Context, chrome: Path | None, svg: Path | None, everything: bool, as_json: bool) -> None:
+    """The boot as a waterfall: who waited, prepared, started, and was ready when."""
+    from init import render_trace
+    from init.render_status import terminal_width
+
+    with connect(context) as client:
+        reply = client.request("trace")
+        needs = {view.name: view.needs for view in client.snapshot().services}
+    events = reply["events"]
+    if as_json:
+        emit({"events": events, "now": reply["now"]})
+        return
+    until = float(reply["now"]) if everything else render_trace.boot_end(events, float(reply["now"]))
+    spans = render_trace.spans(events, until)
+    if chrome:
+        chrome.write_text(render_trace.to_chrome(events, float(reply["now"])))
+    if svg:
+        svg.write_text(render_trace.to_svg(spans, until))
+    if not (chrome or svg):
+        click.echo(render_trace.waterfall(spans, until, needs, colour=sys.stdout.isatty(), width=terminal_width()))
+
+
+@main.command()
+@OPTIONAL_SERVICE
+@click.option("-f", "--follow", is_flag=True, help="Go on with new lines.")
+@click.option("-n", "--lines", default=100, show_default=True, help="How many of the last lines.")
+@click.pass_context
+def logs(context: click.Context, service: str | None, follow: bool, lines: int) -> None:
+    """The last lines of a SERVICE, or of the init itself."""
+    keys: dict[str, Any] = {"lines": lines, "follow": follow} | ({"service": service} if service else {})
+    with connect(context) as client:
+        for reply in client.stream("logs", **keys) if follow else [client.request("logs", **keys)]:
+            for line in reply["lines"]:
+                click.echo(line)
+
+
+def act(context: click.Context, op: str, service: str, wait: bool) -> None:
+    """One of start, stop, restart, reload; exit 1 when the service did not end up as was asked."""
+    with connect(context, None if wait else 10.0) as client:
+        reply = client.request(op, service=service, wait=wait)
+    state, reasons = reply["state"], reply.get("reasons", [])
+    click.echo(f"{service}: {state}" + (f" ({'; '.join(reasons)})" if reasons else ""))
+    sys.exit(1 if wait and state in ("failed", "backoff") else 0)
+
+
+WAIT = click.option("--no-wait", "wait", flag_value=False, default=True, help="Return at once.")
+
+
+@main.command()
+@SERVICE
+@WAIT
+@click.pass_context
+def start(context: click.Context, service: str, wait: bool) -> None:
+    """Start a SERVICE (or try one again that has failed)."""
+    act(context, "start", service, wait)
+
+
+@main.command()
+@SERVICE
+@WAIT
+@click.pass_context
+def stop(context: click.Context, service: str, wait: bool) -> None:
+    """Stop a SERVICE, and those that need it first."""
+    act(context, "stop", service, wait)
+
+
+@main.command()
+@SERVICE
+@WAIT
+@click.pass_context
+def restart(context: click.Context, service: str, wait: bool) -> None:
+    """Stop and start a SERVICE."""
+    act(context, "restart", service, wait)
+
+
+@main.command()
+@SERVICE
+@WAIT
+@click.pass_context
+def reload(context: click.Context, service: str, wait: bool) -> None:
+    """Have a SERVICE read its configuration again, without a restart."""
+    act(context, "reload", service, wait)
+
+
+@main.command()
+@WAIT
+@click.pass_context
+def drain(context: click.Context, wait: bool) -> None:
+    """Prepare the pod for its end: no new work, time for the old. Asked twice, it is one drain."""
+    with connect(context, None if wait else 10.0) as client:
+        reply = client.request("drain", wait=wait)
+    _say_drain(reply)
+
+
+@main.command()
+@WAIT
+@click.pass_context
+def resume(context: click.Context, wait: bool) -> None:
+    """Take a drain back."""
+    with connect(context, None if wait else 10.0) as client:
+        reply = client.request("resume", wait=wait)
+    _say_drain(reply)
+
+
+def _say_drain(reply: dict[str, Any]) -> None:
+    text = str(reply.get("drain") or "not drained")
+    click.echo(text)
+    sys.exit(1 if text.startswith("failed") else 0)
+
+
+@main.command()
+@SERVICE
+@click.pass_context
+def env(context: click.Context, service: str) -> None:
+    """The environment a SERVICE is started with; secrets masked."""
+    with connect(context) as client:
+        reply = client.request("env", service=service)
+    for name, value in sorted(reply["environment"].items()):
+        click.echo(f"{name}={value}")
+
+
+@main.command()
+@click.argument("files", nargs=-1, type=click.Path(exists=True, path_type=Path))
+@click.option("--plan", "plan_file", type=click.Path(path_type=Path), help="Over this plan instead of the image's.")
+def check(files: tuple[Path, ...], plan_file: Path | None) -> None:
+    """Check service files (or the mounted drop-ins) before anything runs: file, key, and what would be right."""
+    from init import checking
+
+    for line in checking.check(files, plan_file or PLAN):
+        click.echo(line)
+
+
+@main.command()
+@click.argument("role", required=False)
+@click.option("--file", "plan_file", type=click.Path(path_type=Path), default=PLAN, show_default=True)
+@click.option("--boot", is_flag=True, help="Only the services whose conditions hold here.")
+@JSON
+def plan(role: str | None, plan_file: Path, boot: bool, as_json: bool) -> None:
+    """The services of this image's ROLE: start order, stop order, and what each waits for."""
+    from init import checking
+    from init.render_plan import order
+
+    found: Plan = checking.load(plan_file, role, boot=boot)
+    if as_json:
+        from init.plan import plan_to_json
+
+        click.echo(plan_to_json(found), nl=False)
+        return
+    click.echo(order(found, colour=sys.stdout.isatty()))
+
+
+PASSED_ON = {"ignore_unknown_options": True, "help_option_names": list[str]()}
+
+
+@main.command("gitsync", context_settings=PASSED_ON)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def gitsync_command(arguments: tuple[str, ...]) -> None:
+    """The scripts' repository: once, status, why, now, rollback, pin (see gitsync --help)."""
+    run_module("gitsync.cli", arguments)
+
+
+@main.command(context_settings=PASSED_ON)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def health(arguments: tuple[str, ...]) -> None:
+    """The health checks and their verdicts (see health --help)."""
+    run_module("gitsync.health_cli", ("health", *arguments))
+
+
+@main.command(context_settings=PASSED_ON)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def replay(arguments: tuple[str, ...]) -> None:
+    """Run the checks again on a kept evidence capsule (see replay --help)."""
+    run_module("gitsync.health_cli", ("replay", *arguments))
+
+
+def run_module(module: str, arguments: tuple[str, ...]) -> None:
+    """Another package's command line takes this process over: neither imports the other."""
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-I", "-m", module, *arguments])
+
+
+@main.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """The completion script for a SHELL: eval "$(minivm completion bash)"."""
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    if kind is not None:
+        click.echo(kind(main, {}, "minivm", "_MINIVM_COMPLETE").source())
+
+
+if __name__ == "__main__":
+    main()
