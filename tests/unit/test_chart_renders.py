@@ -296,3 +296,21 @@ def compare_keys(values: Any, schema: dict[str, Any], path: str) -> list[str]:
     for key in set(values) & set(properties):
         found += compare_keys(values[key], properties[key], f"{path}.{key}")
     return found
+
+
+def test_the_dashboard_asks_for_metrics_that_the_init_has() -> None:
+    import json
+    import re
+
+    from init import metrics
+
+    source = Path(metrics.__file__).read_text()
+    known = set(re.findall(r'family\(\s*"(minivm[a-z_]*)"', source)) | {f"minivm_{name}" for name in metrics.COUNTERS}
+    dashboard = json.loads(one("h100-infiniband", "ConfigMap", "hall2-dashboard")["data"]["minivm.json"])
+    asked = {
+        name
+        for panel in dashboard["panels"]
+        for target in panel["targets"]
+        for name in re.findall(r"\bminivm_[a-z_]+", target["expr"])
+    }
+    assert asked and {name.removesuffix("_total") for name in asked} <= known
