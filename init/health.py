@@ -1,0 +1,170 @@
+"""Ready or not, and why: every reason is followed down to its leaf cause. Pure."""
+
+from __future__ import annotations
+
+from init import boot
+from init.service import Kind, Probe
+from init.snapshot import ConditionView, ServiceView, Snapshot
+from init.states import Phase, satisfied
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from init.engine import Engine
+    from init.service import Service
+    from init.states import State
+
+DETAIL = "\t"  # in what a probe says: how long goes before it
+
+
+def duration(seconds: float) -> str:
+    seconds = max(0.0, seconds)
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h"
+
+
+def own_reason(spec: Service, state: State, now: float) -> str:
+    """Why this service itself is not ready, leaving aside what it waits for. Empty when it is."""
+    spent = duration(now - state.since)
+    match state.phase:
+        case Phase.READY | Phase.DONE:
+            return ""
+        case Phase.STARTING if state.said:
+            head, _, tail = state.said.partition(DETAIL)
+            return f"{head} for {spent}{' ' + tail if tail else ''}"
+        case Phase.STARTING if spec.kind is Kind.ONESHOT:
+            return f"runs for {spent}" + (f"; before: {state.why}" if state.why else "")
+        case Phase.STARTING if spec.ready.probe is Probe.NOTIFY:
+            said = f', and says "{state.status}"' if state.status else ""
+            return f"started {spent} ago, no READY=1 yet{said}" + (f"; before: {state.why}" if state.why else "")
+        case Phase.STARTING:
+            asked = spec.ready.target or " ".join(spec.ready.command)
+            return f"{spec.ready.probe.value} {asked}: no answer for {spent}"
+        case Phase.PREPARING:
+            return f"{' '.join(spec.prepare[state.step])} (prepare) runs for {spent}"
+        case Phase.BACKOFF:
+            left = duration((state.deadline or now) - now)
+            return f"{state.why}; failed {times(state.failed)}, next start in {left}"
+        case Phase.FAILED:
+            return state.why
+        case Phase.HANDOVER:
+            return f"its main process exited {spent} ago, and no other has taken over yet"
+        case Phase.STOPPING:
+            return f"stopping for {spent}" + (f": {state.why}" if state.why else "")
+        case Phase.STOPPED:
+            return "stopped on request"
+        case Phase.WAITING:
+            return state.why or "about to start"
+
+
+def times(number: int) -> str:
+    return {1: "once", 2: "twice"}.get(number, f"{number} times")
+
+
+def leaves(engine: Engine, name: str, seen: frozenset[str] = frozenset()) -> list[str]:
+    """The services at the end of what it waits for; itself when it waits for none."""
+    state, spec = engine.states[name], engine.specs[name]
+    waits = boot.waits_for(spec, engine.states) if state.phase is Phase.WAITING else ()
+    found: list[str] = []
+    for other in waits:
+        if other not in seen:
+            found += [leaf for leaf in leaves(engine, other, seen | {name}) if leaf not in found]
+    return found or [name]
+
+
+def service_reasons(engine: Engine, name: str, now: float) -> tuple[str, ...]:
+    """Why one service is not ready: `slurmd waits for controller: tcp ... refused for 12 s`."""
+    if satisfied(engine.states[name]):
+        return ()
+    return tuple(
+        own_reason(engine.specs[leaf], engine.states[leaf], now)
+        if leaf == name
+        else f"waits for {leaf}: {own_reason(engine.specs[leaf], engine.states[leaf], now)}"
+        for leaf in leaves(engine, name)
+    )
+
+
+def pod_reasons(engine: Engine, now: float) -> tuple[str, ...]:
+    """Each leaf cause once, with those that wait for it before it."""
+    waiting: dict[str, list[str]] = {}
+    for name, spec in engine.specs.items():
+        if spec.required and not satisfied(engine.states[name]):
+            for leaf in leaves(engine, name):
+                waiting.setdefault(leaf, []).extend([name] if leaf != name else [])
+    found = []
+    for leaf, names in waiting.items():
+        reason = own_reason(engine.specs[leaf], engine.states[leaf], now)
+        before = f"{', '.join(names)} {'waits' if len(names) == 1 else 'wait'} for " if names else ""
+        found.append(f"{before}{leaf}: {reason}")
+    drain = engine.drain_state()
+    if engine.phase.value in ("stopping", "stopped", "draining"):
+        found.append(f"the pod is {engine.phase.value}" + (f": {engine.why_ended}" if engine.why_ended else ""))
+    elif drain:
+        found.append(f"drain: {drain}")
+    found += [f"{item.name}: {item.text}" for item in engine.conditions.values() if item.blocking]
+    return tuple(found)
+
+
+def degraded(engine: Engine, now: float) -> tuple[str, ...]:
+    """What is wrong and does not keep the pod from being ready."""
+    found = [f"{item.name}: {item.text}" for item in engine.conditions.values() if not item.blocking]
+    for name, spec in engine.specs.items():
+        state = engine.states[name]
+        if spec.kind is Kind.PERIODIC and state.why:
+            found.append(f"{name}: last run {state.why}")
+        elif not spec.required and not satisfied(state) and state.phase is not Phase.STOPPED:
+            found += [f"{name} {reason}" if leaf else f"{name}: {reason}" for leaf, reason in _own(engine, name, now)]
+    return tuple(found)
+
+
+def _own(engine: Engine, name: str, now: float) -> list[tuple[bool, str]]:
+    return [(reason.startswith("waits for "), reason) for reason in service_reasons(engine, name, now)]
+
+
+def snapshot(engine: Engine, pod: str, now: float) -> Snapshot:
+    reasons = pod_reasons(engine, now)
+    return Snapshot(
+        role=engine.plan.role,
+        pod=pod,
+        phase=engine.phase.value,
+        ready=not reasons,
+        started=engine.ready_at is not None,
+        uptime=now - engine.began,
+        boot_seconds=engine.ready_at - engine.began if engine.ready_at is not None else None,
+        drain=engine.drain_state(),
+        reasons=reasons,
+        degraded=degraded(engine, now),
+        conditions=tuple(
+            ConditionView(item.name, item.text, item.blocking, item.expires - now if item.expires is not None else None)
+            for item in engine.conditions.values()
+        ),
+        services=tuple(view(engine, name, now) for name in engine.specs),
+    )
+
+
+def view(engine: Engine, name: str, now: float) -> ServiceView:
+    spec, state = engine.specs[name], engine.states[name]
+    return ServiceView(
+        name=name,
+        about=spec.about,
+        kind=spec.kind.value,
+        state="reloading" if state.reloading else state.phase.value,
+        ready=satisfied(state),
+        required=spec.required,
+        pid=state.pid,
+        since=now - state.since,
+        uptime=now - state.started_at if state.pid else 0.0,
+        starts=state.starts,
+        failures=state.failed,
+        status=state.status,
+        reasons=service_reasons(engine, name, now),
+        last_exit=state.last_exit,
+        last_line=state.last_line,
+        next_start_in=state.deadline - now if state.phase is Phase.BACKOFF and state.deadline is not None else None,
+        needs=spec.needs,
+        after=spec.after,
+    )

@@ -1,0 +1,371 @@
+"""PID 1 at work: one thread, one wait. It turns what happens into events and does what the engine decides."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from init import procs
+from init.control import Control
+from init.engine import Engine, PodPhase
+from init.fields import expand
+from init.logs import Logs
+from init.notify import Notify
+from init.poller import IN, Poller
+from init.procs import Owners, Streams
+from init.records import record
+from init.requests import Requests
+from init.service import Probe
+from init.states import (
+    MAIN,
+    STOPPER,
+    Exited,
+    Kill,
+    Passed,
+    Said,
+    Spawn,
+    Spawned,
+    SpawnFailed,
+    Told,
+    Unwatch,
+    Watch,
+)  # fmt: skip
+from init.trace import Trace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Mapping
+
+    from init.engine import Todo
+    from init.plan import Plan
+    from init.probes import ExecProbe, PathProbe, TcpProbe
+    from init.states import Event
+
+LAST_WORDS = 2.0  # seconds that a slow log reader gets at the end
+
+
+@record(frozen=True, slots=True)
+class Settings:
+    """The pod's environment, read once."""
+
+    run: str
+    http: str
+    grace: float
+    as_json: bool
+    pod: str
+    syslog: str
+    env: Mapping[str, str]
+    began: float  # monotonic, when the process was entered
+
+
+class Init:
+    def __init__(self, plan: Plan, settings: Settings, listener: socket.socket | None) -> None:
+        self.settings = settings
+        self.poller = Poller()
+        self.owners = Owners()
+        self.reaped = 0
+        self.turns = 0
+        self._null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        self._todo: Todo = []
+        self._performing = False
+        self._waits: dict[int, Callable[[str], None]] = {}  # children that are not a service's: probes, reloads
+        self._pidfds: dict[int, int] = {}
+        self._sessions: dict[str, int] = {}
+        self._probes: dict[str, PathProbe | ExecProbe | TcpProbe] = {}
+        self._childless = False
+        self.after_turn: list[Callable[[], None]] = [self._forget_removed]
+        self.logs_to_forget: set[str] = set()
+        self.trace = Trace()
+        self.engine = Engine(plan, settings.grace, luck, self.trace)
+        self.logs = Logs(self.poller, 1, as_json=settings.as_json)
+        self._signals()
+        self.notify = Notify(f"{settings.run}/notify.sock", self.poller, self.owners, self._told, self.say)
+        self.requests = Requests(self)
+        self.control = Control(f"{settings.run}/control.sock", self.poller, self.requests.handle)
+        self._listener = listener
+        if listener is not None:
+            from init.server import Server
+
+            self.server = Server(self.poller, listener, self.requests.http)
+        self._syslog()
+
+    # Life.
+
+    def run(self) -> int:
+        """Start everything, and come back with the exit code when all of it has stopped."""
+        self.perform(self.engine.begin(self.settings.began))
+        while self.engine.phase is not PodPhase.STOPPED:
+            self.turn(self.engine.next_wake())
+            now = self.poller.now()
+            wake = self.engine.next_wake()
+            if wake is not None and wake <= now:
+                self.perform(self.engine.tick(now))
+            for call in self.after_turn:
+                call()
+        self._sweep()
+        if self.engine.why_ended:
+            self.say(f"ended: {self.engine.why_ended}")
+        self.logs.close(LAST_WORDS)
+        return self.engine.exit_code
+
+    def turn(self, until: float | None) -> None:
+        self.poller.wait(until)
+        self.turns += 1
+
+    def say(self, text: str) -> None:
+        self.logs.say(text)
+        self.logs.flush()
+
+    def feed(self, name: str, event: Event) -> None:
+        self.perform(self.engine.feed(name, event, self.poller.now()))
+
+    def perform(self, todo: Todo) -> None:
+        """Do what was decided, in order. An action's own event may decide more: that comes after it."""
+        self._todo += todo
+        if self._performing:
+            return
+        self._performing = True
+        try:
+            while self._todo:
+                name, action = self._todo.pop(0)
+                match action:
+                    case Spawn():
+                        self._spawn(name, action.step)
+                    case Kill():
+                        self.kill(action.pid, action.signal)
+                    case Watch():
+                        self._watch(name)
+                    case Unwatch():
+                        self._unwatch(name)
+        finally:
+            self._performing = False
+
+    # Processes.
+
+    def _spawn(self, name: str, step: int) -> None:
+        spec = self.engine.spec(name)
+        command = spec.command if step == MAIN else spec.stop.command if step == STOPPER else spec.prepare[step]
+        env = dict(self.settings.env)
+        if step == MAIN and spec.ready.probe is Probe.NOTIFY:
+            env["NOTIFY_SOCKET"] = self.notify.path
+            if spec.watchdog:
+                env["WATCHDOG_USEC"] = str(int(spec.watchdog * 1e6))
+        if step == STOPPER:
+            env["MAINPID"] = str(self.engine.states[name].pid)
+        out, err = self.logs.streams(name, spec.log.value)
+        try:
+            pid = procs.spawn(spec, command, env, Streams(self._null, out, err), root=step not in (MAIN, STOPPER))
+        except OSError as error:
+            if step != STOPPER:
+                self.feed(name, SpawnFailed(f"cannot fork: {error.strerror}"))
+            return
+        self.owners.add(pid, name)
+        if step == MAIN:
+            self._sessions[name] = pid
+        self.feed(name, Spawned(pid, step))
+
+    def run_helper(self, name: str, command: tuple[str, ...], output: int | None, ended: Callable[[str], None]) -> int:
+        """A short command on a service's behalf (a probe, a reload); `ended` hears "exited 0" or how else it went."""
+        spec = self.engine.spec(name)
+        out, err = self.logs.streams(name, spec.log.value)
+        streams = Streams(self._null, out if output is None else output, err if output is None else output)
+        env = dict(self.settings.env) | {"MAINPID": str(self.engine.states[name].pid)}
+        pid = procs.spawn(spec, command, env, streams, root=True)
+        self._waits[pid] = ended
+        return pid
+
+    def _run_own(self, function: Callable[[], None], output: int) -> int:
+        pid = procs.fork(function, Streams(self._null, output, 2), "probe")
+        self._waits[pid] = lambda _: None
+        return pid
+
+    def kill(self, pid: int, name: str) -> None:
+        """Signal one process, never a group. A pid that is still ours to reap cannot have been given to another."""
+        number = getattr(signal, f"SIG{name}")
+        try:
+            if pid in self._pidfds:
+                signal.pidfd_send_signal(self._pidfds[pid], number)
+            else:
+                os.kill(pid, number)
+        except ProcessLookupError:
+            return
+
+    def reap(self) -> None:
+        """Everything that ended, ours or not. What it said before it ended comes first."""
+        self.notify.drain()
+        ended: list[tuple[int, int]] = []
+        waitpid, mine, waits, count = os.waitpid, self.owners.pids, self._waits, 0
+        self._childless = False
+        try:
+            while True:
+                pid, status = waitpid(-1, os.WNOHANG)
+                if not pid:
+                    break
+                count += 1
+                if pid in mine or pid in waits:
+                    ended.append((pid, status))
+        except ChildProcessError:
+            self._childless = True
+        self.reaped += count
+        for pid, status in ended:
+            self._ended(pid, status)
+
+    def _ended(self, pid: int, status: int) -> None:
+        killer = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        code = 0 if killer else os.WEXITSTATUS(status)
+        wait = self._waits.pop(pid, None)
+        if wait is not None:
+            wait(Exited(pid, code, killer).text())
+            return
+        name = self.owners.pids[pid]
+        self.owners.remove(pid)
+        self._forget_pidfd(pid)
+        state = self.engine.states.get(name)
+        main = state is not None and state.pid == pid
+        session = self._sessions.get(name, 0)
+        heirs = self.owners.heirs(session) if main and code == 0 and not killer and session else ()
+        self.feed(name, Exited(pid, code, killer, self.logs.finish(name), heirs))
+
+    def _told(self, name: str, told: Told) -> None:
+        if told.main_pid and told.main_pid != self.engine.states[name].pid:
+            self._follow(name, told.main_pid)
+        self.feed(name, told)
+
+    def _follow(self, name: str, pid: int) -> None:
+        """A main process that is not our child yet: its end must be noticed even while another could reap it."""
+        self.owners.pids[pid] = name
+        try:
+            fd = os.pidfd_open(pid)
+        except OSError:
+            return
+        self._pidfds[pid] = fd
+        self.poller.add(fd, IN, lambda _: self._foreign_end(pid))
+
+    def _foreign_end(self, pid: int) -> None:
+        self.reap()
+        if pid in self._pidfds:  # not ours to reap: its parent lives
+            name = self.owners.pids[pid]
+            self.owners.remove(pid)
+            self._forget_pidfd(pid)
+            self.feed(name, Exited(pid, -1, 0, self.logs.finish(name)))
+
+    def _forget_pidfd(self, pid: int) -> None:
+        fd = self._pidfds.pop(pid, None)
+        if fd is not None:
+            self.poller.remove(fd)
+            os.close(fd)
+
+    def _forget_removed(self) -> None:
+        for name in [name for name in self.logs_to_forget if name not in self.engine.states]:
+            self.logs_to_forget.discard(name)
+            self.logs.forget(name)
+
+    # Readiness.
+
+    def _watch(self, name: str) -> None:
+        from init import probes
+
+        spec = self.engine.spec(name)
+        self._unwatch(name)
+        ready = spec.ready
+
+        def heard(text: str) -> None:
+            if not text:
+                self._probes.pop(name, None)
+            self.feed(name, Said(text) if text else Passed())
+
+        try:
+            target = expand(ready.target, self.settings.env)
+        except KeyError as missing:
+            self.feed(name, Said(f"${{{missing.args[0]}}} is not set"))
+            return
+        probe: PathProbe | ExecProbe | TcpProbe
+        if ready.probe is Probe.EXEC:
+            probe = probes.ExecProbe(
+                self.poller,
+                ready,
+                heard,
+                lambda command, output, ended: self.run_helper(name, command, output, ended),
+                self._kill_probe,
+            )
+        elif ready.probe is Probe.TCP:
+            probe = probes.TcpProbe(self.poller, ready, target, heard, self._run_own, self._kill_probe)
+        else:
+            probe = probes.PathProbe(self.poller, ready, target, heard)
+        self._probes[name] = probe
+        probe.begin()
+
+    def _kill_probe(self, pid: int) -> None:
+        if pid in self._waits:  # not reaped yet, so still this process
+            self.kill(pid, "KILL")
+
+    def _unwatch(self, name: str) -> None:
+        probe = self._probes.pop(name, None)
+        if probe is not None:
+            probe.close()
+
+    # The outside.
+
+    def _signals(self) -> None:
+        self._wake, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        for number in procs.OURS:
+            signal.signal(number, _nothing)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        self.poller.add(self._wake, IN, self._signalled)
+
+    def _signalled(self, _: int) -> None:
+        numbers = os.read(self._wake, 4096)
+        # A full pipe loses bytes, never the need to look: reaping is asked for by any wake-up.
+        self.reap()
+        if signal.SIGTERM in numbers or signal.SIGINT in numbers:
+            self.perform(self.engine.terminate(self.poller.now()))
+
+    def _syslog(self) -> None:
+        if not self.settings.syslog:
+            return
+        from init.syslog import Syslog
+
+        try:
+            Syslog(self.settings.syslog, self.poller, self.owners, self.logs)
+        except OSError as error:
+            self.say(f"no {self.settings.syslog}: {error.strerror}; syslog lines are lost")
+
+    # The end.
+
+    def _sweep(self) -> None:
+        """Whatever belongs to no service: TERM, a moment, KILL. Only now, when every service has stopped."""
+        for name in ("TERM", "KILL"):
+            self.reap()
+            if self._childless:
+                return
+            self._signal_all(name)
+            until = self.poller.now() + 0.8
+            while not self._childless and self.poller.now() < until:
+                self.turn(until)
+                self.reap()
+
+    def _signal_all(self, name: str) -> None:
+        number = getattr(signal, f"SIG{name}")
+        if procs.is_pid_1():
+            try:
+                os.kill(-1, number)
+            except ProcessLookupError:
+                return
+            return
+        me = os.getpid()
+        for pid in procs.processes():
+            above, steps = pid, 0
+            while above > 1 and above != me and steps < 64:
+                above, steps = procs.parent(above), steps + 1
+            if above == me and pid != me:
+                self.kill(pid, name)
+
+
+def luck() -> float:
+    """In [0, 1). `random` would cost 5 ms of boot for the one thing we need of it."""
+    return int.from_bytes(os.urandom(4), "little") / 2**32
+
+
+def _nothing(number: int, frame: object) -> None:
+    """Signals are read from the wake-up pipe; a handler only keeps the default from happening."""

@@ -1,0 +1,324 @@
+"""The only place that starts processes: fork, become who the service is, exec. And who belongs to which service."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from init.fields import expand
+from init.records import record
+from init.service import CAPABILITIES, Service, Source
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+OURS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+EVERY_SIGNAL = signal.valid_signals()
+PR_CAPBSET_DROP, PR_SET_KEEPCAPS, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 24, 8, 38, 47
+PR_SET_CHILD_SUBREAPER = 36
+
+
+@record(frozen=True, slots=True)
+class Streams:
+    stdin: int
+    stdout: int
+    stderr: int
+
+
+def spawn(service: Service, command: tuple[str, ...], env: Mapping[str, str], streams: Streams, *, root: bool) -> int:
+    """Start a command as the service (or, for preparation, as root). What goes wrong in between it says on stderr."""
+
+    def become() -> None:
+        own = environment(service, env)
+        arguments = [_fill(service, part, own) for part in command]
+        _attributes(service, own, root=root)
+        os.execve(arguments[0], arguments, own)
+
+    return fork(become, streams, f"start {service.name}", arguments=command)
+
+
+def fork(
+    become: Callable[[], None], streams: Streams, what: str, *, arguments: tuple[str, ...] = (), session: bool = True
+) -> int:
+    """A child that runs `become` and never returns. Signals are blocked across the fork: one that is sent at once
+    must find the child with default handlers, or a TERM before the exec would be lost."""
+    blocked = signal.pthread_sigmask(signal.SIG_SETMASK, EVERY_SIGNAL)
+    pid = -1
+    try:
+        pid = os.fork()
+    finally:
+        if pid != 0:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    if pid:
+        return pid
+    code = 127
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in (*OURS, signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        if session:
+            os.setsid()
+        os.dup2(streams.stdin, 0)
+        os.dup2(streams.stdout, 1)
+        os.dup2(streams.stderr, 2)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        become()
+        code = 0
+    except BaseException as error:
+        where = f" {arguments[0]}" if isinstance(error, OSError) and arguments and not error.filename else ""
+        why = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+        named = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
+        os.write(2, f"minivm: cannot {what}{where}: {named}{why}\n".encode(errors="replace"))
+    finally:
+        os._exit(code)
+
+
+class CannotStart(Exception):
+    """Said by the child on its stderr, and so the reason of the failed start."""
+
+
+def environment(service: Service, env: Mapping[str, str], *, masked: bool = False) -> dict[str, str]:
+    """The pod's environment, then environment files, then the service's own."""
+    found = {"PATH": DEFAULT_PATH} | dict(env)
+    for path in service.environment_files:
+        found |= read_environment_file(expand(path, found))
+    for item in service.environment:
+        if item.source is Source.VALUE:
+            found[item.name] = _fill(service, item.value, found)
+        elif masked and item.source is Source.SECRET:
+            found[item.name] = "********"
+        else:
+            with open(expand(item.value, found), encoding="utf-8", errors="surrogateescape") as stream:  # noqa: PTH123 - pathlib costs 8 ms of boot
+                found[item.name] = stream.read().strip()
+    return found
+
+
+def read_environment_file(path: str) -> dict[str, str]:
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as stream:  # noqa: PTH123 - as above
+            lines = stream.read().splitlines()
+    except FileNotFoundError:
+        return {}
+    pairs = (line.split("=", 1) for line in lines if "=" in line and not line.lstrip().startswith("#"))
+    return {name.strip(): value.strip() for name, value in pairs}
+
+
+def _fill(service: Service, text: str, env: Mapping[str, str]) -> str:
+    try:
+        return expand(text, env)
+    except KeyError as missing:
+        raise CannotStart(f"${{{missing.args[0]}}} is not set, used in {text!r}") from None
+
+
+def warn(text: str) -> None:
+    os.write(2, f"minivm: {text}\n".encode())
+
+
+def _attributes(service: Service, env: dict[str, str], *, root: bool) -> None:
+    if service.oom_score is not None:
+        try:
+            fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+            os.write(fd, str(service.oom_score).encode())
+            os.close(fd)
+        except OSError as error:
+            warn(f"oom-score {service.oom_score} not given: {error.strerror}")
+    if service.limits:
+        _limits(service)
+    os.umask(service.umask)
+    if not root:
+        _identity(service, env)
+    os.chdir(service.cwd)
+    if service.no_new_privileges:
+        _prctl(PR_SET_NO_NEW_PRIVS, 1)
+
+
+def _limits(service: Service) -> None:
+    import resource
+
+    for limit in service.limits:
+        number: int = getattr(resource, f"RLIMIT_{limit.name.upper()}")
+        soft = resource.RLIM_INFINITY if limit.soft < 0 else limit.soft
+        hard = resource.RLIM_INFINITY if limit.hard < 0 else limit.hard
+        try:
+            resource.setrlimit(number, (soft, hard))
+        except (ValueError, OSError):
+            most = resource.getrlimit(number)[1]
+            resource.setrlimit(number, (most if soft < 0 or 0 <= most < soft else soft, most))
+            warn(f"limit {limit.name} stays at {most}: the pod may not raise it")
+
+
+def _identity(service: Service, env: dict[str, str]) -> None:
+    if not (service.user or service.group or service.groups is not None or service.capabilities is not None):
+        return
+    import pwd
+
+    uid, gid, name, home = os.getuid(), os.getgid(), "", ""
+    if service.user:
+        try:
+            entry = pwd.getpwuid(int(service.user)) if service.user.isdigit() else pwd.getpwnam(service.user)
+            uid, gid, name, home = entry.pw_uid, entry.pw_gid, entry.pw_name, entry.pw_dir
+        except KeyError:
+            if not service.user.isdigit():
+                raise CannotStart(f"no user {service.user!r}") from None
+            uid = gid = int(service.user)
+    if service.group:
+        gid = _gid(service.group)
+    capabilities = _Capabilities(service.capabilities) if service.capabilities is not None else None
+    if capabilities is not None:
+        capabilities.bound()
+    if service.groups is not None:
+        os.setgroups([_gid(group) for group in service.groups])
+    elif name and os.geteuid() == 0:
+        os.setgroups(os.getgrouplist(name, gid))
+    if (gid, gid) != (os.getgid(), os.getegid()):
+        os.setresgid(gid, gid, gid)
+    if (uid, uid) != (os.getuid(), os.geteuid()):
+        os.setresuid(uid, uid, uid)
+    if capabilities is not None:
+        capabilities.keep(ambient=uid != 0)
+    own = {item.name for item in service.environment}
+    for key, value in (("HOME", home), ("USER", name), ("LOGNAME", name)):
+        if value and key not in own:
+            env[key] = value
+
+
+def _gid(group: str) -> int:
+    import grp
+
+    try:
+        return grp.getgrgid(int(group)).gr_gid if group.isdigit() else grp.getgrnam(group).gr_gid
+    except KeyError:
+        if group.isdigit():
+            return int(group)
+        raise CannotStart(f"no group {group!r}") from None
+
+
+def _prctl(option: int, *values: int) -> int:
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    result: int = libc.prctl(option, *(ctypes.c_ulong(value) for value in (*values, 0, 0, 0, 0)[:4]))
+    return result
+
+
+def become_subreaper() -> None:
+    """Not being PID 1 (a test, a laptop), still get every orphan."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+class _Capabilities:
+    """The bounding set first (it needs SETPCAP), the rest after the change of user."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._wanted = sum(1 << CAPABILITIES.index(name) for name in names)
+
+    def bound(self) -> None:
+        _prctl(PR_SET_KEEPCAPS, 1)
+        for number in range(len(CAPABILITIES)):
+            if not self._wanted >> number & 1:
+                _prctl(PR_CAPBSET_DROP, number)
+
+    def keep(self, *, ambient: bool) -> None:
+        import ctypes
+
+        libc = ctypes.CDLL(None, use_errno=True)
+        header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+        data = (ctypes.c_uint32 * 6)()
+        if libc.capget(header, data) != 0:
+            raise OSError(ctypes.get_errno(), "capget")
+        kept = (data[1] | data[4] << 32) & self._wanted
+        low, high = kept & 0xFFFFFFFF, kept >> 32
+        data = (ctypes.c_uint32 * 6)(low, low, low, high, high, high)
+        if libc.capset(header, data) != 0:
+            raise OSError(ctypes.get_errno(), "capset")
+        for number in range(len(CAPABILITIES)):
+            if ambient and kept >> number & 1:
+                _prctl(PR_CAP_AMBIENT, 2, number)
+        missing = self._wanted & ~kept
+        if missing:
+            names = [name for number, name in enumerate(CAPABILITIES) if missing >> number & 1]
+            warn(f"the pod does not have the capabilities {' '.join(names)}")
+
+
+class Owners:
+    """Which service a process belongs to: its own children, their sessions, their descendants."""
+
+    def __init__(self) -> None:
+        self.pids: dict[int, str] = {}
+        self._sessions: dict[int, str] = {}
+
+    def add(self, pid: int, service: str) -> None:
+        self.pids[pid] = service
+        self._sessions[pid] = service
+        if len(self._sessions) > 512:  # a service that failed for days; those whose leader and members are gone
+            alive = {_session(other) for other in processes()}
+            self._sessions = {sid: name for sid, name in self._sessions.items() if sid in alive}
+
+    def remove(self, pid: int) -> None:
+        self.pids.pop(pid, None)
+
+    def owner(self, pid: int) -> str:
+        """The service, or nothing. Read at once, while the sender is there to be asked about."""
+        seen = 0
+        while pid > 1 and seen < 64:
+            name = self.pids.get(pid) or self._sessions.get(_session(pid))
+            if name:
+                return name
+            pid = parent(pid)
+            seen += 1
+        return ""
+
+    def heirs(self, pid: int) -> tuple[int, ...]:
+        """What is left of the session that a process began."""
+        return tuple(other for other in processes() if other != pid and _session(other) == pid and alive(other))
+
+
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return -1
+
+
+def processes() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - no pathlib on PID 1's path
+
+
+def _stat(pid: int) -> list[str]:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stream:  # noqa: PTH123 - as above
+            return stream.read().rpartition(b")")[2].decode().split()
+    except OSError:
+        return []
+
+
+def parent(pid: int) -> int:
+    found = _stat(pid)
+    return int(found[1]) if found else 0
+
+
+def alive(pid: int) -> bool:
+    found = _stat(pid)
+    return bool(found) and found[0] not in "ZX"
+
+
+def close_on_exec() -> None:
+    """What we were started with is not for the services."""
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - as above
+        if int(name) > 2:
+            try:
+                os.set_inheritable(int(name), False)
+            except OSError:
+                continue  # the descriptor that listed the directory
+
+
+def is_pid_1() -> bool:
+    return os.getpid() == 1
+
+
+def flush_own_output() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()

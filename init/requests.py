@@ -1,0 +1,317 @@
+"""What the control socket's and HTTP's requests do."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from init import health
+from init.control import text
+from init.engine import DRAIN, RESUME, Condition, PodPhase
+from init.errors import RequestError, nearest
+from init.logs import OWN
+from init.service import SIGNALS
+from init.states import satisfied
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from init.control import Connection, Request
+    from init.loop import Init
+    from init.snapshot import Snapshot
+
+_SECRET = re.compile(r"SECRET|PASSWORD|PASSWD|TOKEN|CREDENTIAL|PRIVATE|(^|_)KEY$", re.IGNORECASE)
+JSON = "application/json"
+TEXT = "text/plain; charset=utf-8"
+
+
+class Requests:
+    def __init__(self, init: Init) -> None:
+        self._init = init
+        self._waiters: list[tuple[Connection, Callable[[], bool], Callable[[], None]]] = []
+        self._watchers: dict[Connection, object] = {}
+        init.after_turn.append(self.after_turn)
+        self._ops: dict[str, Callable[[Connection, Request], None]] = {
+            "status": self._status,
+            "why": self._why,
+            "trace": self._trace,
+            "logs": self._logs,
+            "start": self._start,
+            "stop": self._stop,
+            "restart": self._restart,
+            "reload": self._reload,
+            "signal": self._signal,
+            "drain": self._drain,
+            "resume": self._resume,
+            "shutdown": self._shutdown,
+            "env": self._env,
+            "plan": self._plan,
+            "apply": self._apply,
+            "condition": self._condition,
+            "watch": self._watch,
+        }
+
+    def handle(self, caller: Connection, request: Request) -> None:
+        name = text(request, "op")
+        op = self._ops.get(name)
+        if op is None:
+            raise RequestError(name or "answer", "no such request", hint=nearest(name, list(self._ops)))
+        op(caller, request)
+
+    # Looking.
+
+    def _status(self, caller: Connection, _: Request) -> None:
+        from init.snapshot import to_mapping
+
+        caller.reply(snapshot=to_mapping(self._snapshot()))
+
+    def _snapshot(self) -> Snapshot:
+        init = self._init
+        return health.snapshot(init.engine, init.settings.pod, init.poller.now())
+
+    def _why(self, caller: Connection, request: Request) -> None:
+        engine, now = self._init.engine, self._init.poller.now()
+        if request.get("service") is None:
+            reasons = health.pod_reasons(engine, now)
+            caller.reply(ready=not reasons, reasons=reasons)
+            return
+        name = self._named(request)
+        caller.reply(ready=satisfied(engine.states[name]), reasons=health.service_reasons(engine, name, now))
+
+    def _trace(self, caller: Connection, _: Request) -> None:
+        began = self._init.engine.began
+        events = [
+            {"t": round(item.at - began, 6), "service": item.service, "event": item.event, "detail": item.detail}
+            for item in self._init.trace.happenings()
+        ]
+        caller.reply(events=events, now=round(self._init.poller.now() - began, 6))
+
+    def _logs(self, caller: Connection, request: Request) -> None:
+        logs = self._init.logs
+        name = text(request, "service", OWN)
+        if name not in logs.rings:
+            self._named(request)  # known, but silent so far; or an error with a hint
+        lines = request.get("lines", 100)
+        ring = logs.rings.get(name)
+        caller.reply(lines=ring.tail(lines) if ring is not None and isinstance(lines, int) else [])
+        if not request.get("follow"):
+            return
+        carry = caller
+
+        def follow(block: bytes) -> None:
+            carry.reply(lines=block.decode(errors="backslashreplace").split("\n")[:-1])
+
+        followers = logs.followers.setdefault(name, [])
+        followers.append(follow)
+        caller.waiting = True
+        caller.at_close.append(lambda: followers.remove(follow))
+
+    def _env(self, caller: Connection, request: Request) -> None:
+        from init.procs import CannotStart, environment
+
+        name = self._named(request)
+        try:
+            found = environment(self._init.engine.spec(name), self._init.settings.env, masked=True)
+        except (OSError, CannotStart) as error:
+            raise RequestError(f"show the environment of {name}", str(error)) from None
+        caller.reply(environment={key: "********" if _SECRET.search(key) else found[key] for key in sorted(found)})
+
+    def _plan(self, caller: Connection, _: Request) -> None:
+        from json import loads
+
+        from init.plan import plan_to_json
+
+        caller.reply(plan=loads(plan_to_json(self._init.engine.plan)))
+
+    def _watch(self, caller: Connection, _: Request) -> None:
+        caller.waiting = True
+        self._watchers[caller] = None
+        caller.at_close.append(lambda: self._unwatched(caller))
+        self._tell_watchers()
+
+    def _unwatched(self, caller: Connection) -> None:
+        self._watchers.pop(caller, None)
+
+    # Asking.
+
+    def _start(self, caller: Connection, request: Request) -> None:
+        name = self._running_only(request)
+        self._init.perform(self._init.engine.up(name, self._init.poller.now()))
+        self._answer_when_settled(caller, request, name)
+
+    def _stop(self, caller: Connection, request: Request) -> None:
+        name = self._running_only(request)
+        self._init.perform(self._init.engine.down(name, self._init.poller.now()))
+        self._answer_when_settled(caller, request, name)
+
+    def _restart(self, caller: Connection, request: Request) -> None:
+        name = self._running_only(request)
+        self._init.perform(self._init.engine.again(name, self._init.poller.now()))
+        self._answer_when_settled(caller, request, name)
+
+    def _reload(self, caller: Connection, request: Request) -> None:
+        name = self._running_only(request)
+        spec, state = self._init.engine.specs[name], self._init.engine.states[name]
+        if not spec.reload.signal and not spec.reload.command:
+            raise RequestError(f"reload {name}", "it cannot read its configuration anew", hint="restart it")
+        if not state.pid:
+            raise RequestError(f"reload {name}", f"it does not run ({state.phase.value})")
+        if spec.reload.signal:
+            self._init.kill(state.pid, spec.reload.signal)
+            self._answer_when_settled(caller, request, name)
+            return
+        caller.waiting = True
+
+        def ended(how: str) -> None:
+            if how == "exited 0":
+                self._answer_when_settled(caller, request, name)
+            else:
+                last = self._init.logs.finish(name)
+                caller.refuse(f"cannot reload {name}: {spec.reload.command[0]} {how}: {last}")
+                caller.settled()
+
+        self._init.run_helper(name, spec.reload.command, None, ended)
+
+    def _signal(self, caller: Connection, request: Request) -> None:
+        name = self._named(request)
+        number = text(request, "signal").upper().removeprefix("SIG")
+        if number not in SIGNALS:
+            raise RequestError(f"signal {name}", f"unknown signal {number!r}", hint=nearest(number, list(SIGNALS)))
+        pid = self._init.engine.states[name].pid
+        if not pid:
+            raise RequestError(f"signal {name}", "it does not run")
+        self._init.kill(pid, number)
+        caller.reply(pid=pid)
+
+    def _drain(self, caller: Connection, request: Request) -> None:
+        engine = self._init.engine
+        if engine.plan.drain is None:
+            caller.reply(drain="drained")  # a role with nothing to drain is drained
+            return
+        self._init.perform(engine.drain(self._init.poller.now()))
+        self._answer_when(caller, request, lambda: engine.drain_state() != "draining", self._drained(caller))
+
+    def _resume(self, caller: Connection, request: Request) -> None:
+        engine = self._init.engine
+        if engine.phase not in (PodPhase.BOOT, PodPhase.RUNNING):
+            raise RequestError("resume", f"the pod is {engine.phase.value}")
+        self._init.perform(engine.resume(self._init.poller.now()))
+        done = lambda: engine.settled(RESUME) and DRAIN not in engine.states  # noqa: E731 - two names for one line
+        self._answer_when(caller, request, done, self._drained(caller))
+
+    def _drained(self, caller: Connection) -> Callable[[], None]:
+        return lambda: caller.reply(drain=self._init.engine.drain_state())
+
+    def _shutdown(self, caller: Connection, _: Request) -> None:
+        self._init.perform(self._init.engine.terminate(self._init.poller.now()))
+        caller.reply(phase=self._init.engine.phase.value)
+
+    def _apply(self, caller: Connection, request: Request) -> None:
+        from json import dumps
+
+        from init.plan import plan_from_json, select
+
+        init = self._init
+        if init.engine.phase not in (PodPhase.BOOT, PodPhase.RUNNING):
+            raise RequestError("apply the plan", f"the pod is {init.engine.phase.value}")
+        plan = plan_from_json(dumps(request.get("plan")), "the new plan")
+        chosen = select(plan, init.settings.env, os.path.exists)
+        change, todo = init.engine.apply(chosen, init.poller.now())
+        init.perform(todo)
+        for name in change.removed:
+            init.logs_to_forget.add(name)
+        caller.reply(added=change.added, removed=change.removed, changed=change.changed)
+
+    def _condition(self, caller: Connection, request: Request) -> None:
+        init, expires = self._init, request.get("expires")
+        at = init.poller.now() + float(expires) if isinstance(expires, int | float) else None
+        item = Condition(text(request, "name"), text(request, "text", ""), request.get("blocking") is True, at)
+        init.engine.set_condition(item)
+        caller.reply(conditions={other.name: other.text for other in init.engine.conditions.values()})
+
+    # Answering later.
+
+    def _answer_when_settled(self, caller: Connection, request: Request, name: str) -> None:
+        def answer() -> None:
+            engine = self._init.engine
+            state = engine.states.get(name)
+            if state is None:
+                caller.reply(state="removed", ready=False, reasons=[])
+                return
+            shown = health.view(engine, name, self._init.poller.now())
+            caller.reply(state=shown.state, ready=shown.ready, reasons=shown.reasons)
+
+        self._answer_when(caller, request, lambda: self._init.engine.settled(name), answer)
+
+    def _answer_when(
+        self, caller: Connection, request: Request, done: Callable[[], bool], answer: Callable[[], None]
+    ) -> None:
+        if request.get("wait", True) is False or done():
+            answer()
+            if caller.waiting:
+                caller.settled()
+            return
+        caller.waiting = True
+        self._waiters.append((caller, done, answer))
+
+    def after_turn(self) -> None:
+        if self._waiters:
+            ready = [waiter for waiter in self._waiters if waiter[1]()]
+            self._waiters = [waiter for waiter in self._waiters if waiter not in ready]
+            for caller, _, answer in ready:
+                answer()
+                caller.settled()
+        if self._watchers:
+            self._tell_watchers()
+
+    def _tell_watchers(self) -> None:
+        """Durations in the reasons change all the time: what counts is whether a cause did."""
+        engine = self._init.engine
+        states = tuple((name, state.phase, state.said, state.why) for name, state in engine.states.items())
+        key = (engine.phase, engine.drain_state(), states, tuple(engine.conditions.values()))
+        snapshot = None
+        for caller, told in list(self._watchers.items()):
+            if told != key:
+                snapshot = snapshot or self._snapshot()
+                self._watchers[caller] = key
+                caller.reply(
+                    ready=snapshot.ready, phase=snapshot.phase, reasons=snapshot.reasons, degraded=snapshot.degraded
+                )
+
+    def _named(self, request: Request) -> str:
+        name = text(request, "service")
+        known = self._init.engine.specs
+        if name not in known:
+            raise RequestError(f"{request['op']} {name}", "no such service", hint=nearest(name, list(known)))
+        return name
+
+    def _running_only(self, request: Request) -> str:
+        if self._init.engine.phase not in (PodPhase.BOOT, PodPhase.RUNNING):
+            raise RequestError(f"{request['op']}", f"the pod is {self._init.engine.phase.value}")
+        return self._named(request)
+
+    # HTTP.
+
+    def http(self, path: str) -> tuple[int, str, str]:
+        init = self._init
+        if path == "/livez":
+            return 200, TEXT, "ok\n"
+        if path in ("/readyz", "/startupz"):
+            reasons = health.pod_reasons(init.engine, init.poller.now())
+            if path == "/startupz" and init.engine.ready_at is not None:
+                reasons = ()
+            return 503 if reasons else 200, TEXT, "".join(f"{reason}\n" for reason in reasons or ("ok",))
+        if path == "/status":
+            from json import dumps
+
+            from init.snapshot import to_mapping
+
+            return 200, JSON, dumps(to_mapping(self._snapshot()), indent=1) + "\n"
+        if path == "/metrics":
+            from init import metrics
+
+            counters = {"log_bytes": init.logs.written, "log_lost_bytes": init.logs.lost_ever}
+            counters |= {"reaped": init.reaped, "wakeups": init.turns}
+            return 200, metrics.CONTENT_TYPE, metrics.render(self._snapshot(), counters)
+        return 404, TEXT, "known: /livez /readyz /startupz /status /metrics\n"

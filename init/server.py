@@ -1,0 +1,139 @@
+"""HTTP for probes and scrapes: GET, one answer, closed. Small on purpose; nothing here can block or grow."""
+
+from __future__ import annotations
+
+import socket
+
+from init.errors import ConfigError
+from init.poller import IN, OUT
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from init.poller import Poller, Timer
+
+    # path -> status, content type, body
+    Answer = Callable[[str], tuple[int, str, str]]
+
+LONGEST_REQUEST = 8192
+MOST_CONNECTIONS = 64
+PATIENCE = 10.0  # seconds for a whole exchange
+REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
+
+
+def listen(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    if not port.isdigit() or int(port) > 65535:
+        raise ConfigError("serve HTTP", f"{address!r} is not host:port", field="MINIVM_HTTP")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host.strip("[]"), int(port)))
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise ConfigError("serve HTTP", f"{address}: {error.strerror or error}", field="MINIVM_HTTP") from None
+    return listener
+
+
+class Server:
+    def __init__(self, poller: Poller, listener: socket.socket, answer: Answer) -> None:
+        self._poller, self._listener, self._answer = poller, listener, answer
+        self._open = 0
+        poller.add(listener.fileno(), IN, self._accept)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        found = self._listener.getsockname()
+        return found[0], found[1]
+
+    def _accept(self, _: int) -> None:
+        for _ in range(32):
+            try:
+                stream, _ = self._listener.accept()
+            except OSError:  # none left, or the caller hung up already, or no descriptors: they ask again
+                return
+            if self._open >= MOST_CONNECTIONS:
+                stream.close()
+                continue
+            self._open += 1
+            Exchange(self._poller, stream, self._answer, self._closed)
+
+    def _closed(self) -> None:
+        self._open -= 1
+
+    def close(self) -> None:
+        self._poller.remove(self._listener.fileno())
+        self._listener.close()
+
+
+class Exchange:
+    """One request and its answer."""
+
+    def __init__(self, poller: Poller, stream: socket.socket, answer: Answer, closed: Callable[[], None]) -> None:
+        self._poller, self._stream, self._answer, self._closed = poller, stream, answer, closed
+        stream.setblocking(False)
+        self._received = b""
+        self._left = b""
+        self._timer: Timer = poller.after(PATIENCE, self._close)
+        poller.add(stream.fileno(), IN, self._ready)
+
+    def _ready(self, _: int) -> None:
+        try:
+            if self._left:
+                self._send()
+                return
+            chunk = self._stream.recv(LONGEST_REQUEST)
+            self._received += chunk
+            if not chunk:
+                self._close()
+            elif b"\r\n\r\n" in self._received or b"\n\n" in self._received:
+                self._left = self._respond()
+                self._send()
+            elif len(self._received) > LONGEST_REQUEST:
+                self._left = _response(400, "text/plain", "the request is too long\n", head=False)
+                self._send()
+        except BlockingIOError:
+            return
+        except OSError:
+            self._close()
+
+    def _respond(self) -> bytes:
+        words = self._received.split(b"\n", 1)[0].decode("latin-1").split()
+        if len(words) != 3 or not words[2].startswith("HTTP/1."):
+            return _response(400, "text/plain", "not HTTP/1\n", head=False)
+        if words[0] not in ("GET", "HEAD"):
+            return _response(405, "text/plain", "only GET\n", head=False)
+        status, kind, body = self._answer(words[1].partition("?")[0])
+        return _response(status, kind, body, head=words[0] == "HEAD")
+
+    def _send(self) -> None:
+        sent = self._stream.send(self._left)
+        self._left = self._left[sent:]
+        if self._left:
+            self._poller.change(self._stream.fileno(), OUT)
+        else:
+            self._stream.shutdown(socket.SHUT_WR)
+            self._close()
+
+    def _close(self) -> None:
+        if self._stream.fileno() < 0:
+            return
+        self._timer.cancel()
+        self._poller.remove(self._stream.fileno())
+        self._stream.close()
+        self._closed()
+
+
+def _response(status: int, kind: str, body: str, *, head: bool) -> bytes:
+    data = body.encode()
+    lines = [
+        f"HTTP/1.1 {status} {REASONS[status]}",
+        f"Content-Type: {kind}",
+        f"Content-Length: {len(data)}",
+        "Cache-Control: no-store",
+        "Connection: close",
+    ]
+    return "\r\n".join([*lines, "", ""]).encode() + (b"" if head else data)

@@ -1,0 +1,190 @@
+"""A service's state at run time, what can happen to it, and what the decisions ask for."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from init.records import record
+
+TYPE_CHECKING = False
+
+MAIN = -1  # the step of the command itself; prepare commands are 0, 1, ...
+STOPPER = -2  # the step of the stop command
+HANDOVER_WAIT = 2.0  # how long a process that left heirs may take to say which of them is the main one
+
+
+class Phase(Enum):
+    WAITING = "waiting"
+    PREPARING = "preparing"
+    STARTING = "starting"
+    READY = "ready"
+    HANDOVER = "handover"  # the main process exited 0 and left others of its own behind
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    BACKOFF = "backoff"
+    FAILED = "failed"
+    DONE = "done"
+
+
+class Then(Enum):
+    """What follows the end of a process that was told to stop."""
+
+    STOP = "stop"
+    AGAIN = "again"
+    FAIL = "fail"
+
+
+@record(frozen=True, slots=True)
+class State:
+    phase: Phase = Phase.WAITING
+    pid: int = 0  # the main process, or the prepare command that runs
+    step: int = MAIN
+    helper: int = 0  # the stop command
+    former: tuple[int, ...] = ()  # main processes that handed over and may still exit
+    since: float = 0.0
+    started_at: float = 0.0
+    ready_at: float | None = None
+    deadline: float | None = None
+    then: Then | None = None
+    starts: int = 0
+    failures: tuple[float, ...] = ()  # within the window
+    failed: int = 0  # since boot
+    streak: int = 0
+    why: str = ""  # of the last failure
+    said: str = ""  # by the probe
+    status: str = ""
+    reloading: bool = False
+    last_exit: str = ""
+    last_line: str = ""
+
+
+# Events.
+
+
+@record(frozen=True, slots=True)
+class Go:
+    """What it waited for is there."""
+
+
+@record(frozen=True, slots=True)
+class Spawned:
+    pid: int
+    step: int
+
+
+@record(frozen=True, slots=True)
+class SpawnFailed:
+    why: str
+
+
+@record(frozen=True, slots=True)
+class Exited:
+    pid: int
+    code: int
+    signal: int = 0
+    last_line: str = ""
+    heirs: tuple[int, ...] = ()  # processes of its own that it left behind
+
+    def text(self) -> str:
+        if self.signal:
+            return f"killed by {signal_name(self.signal)}"
+        if self.code < 0:
+            return "ended, and its parent took its status"
+        return f"exited {self.code}"
+
+
+@record(frozen=True, slots=True)
+class Passed:
+    """The probe passed."""
+
+
+@record(frozen=True, slots=True)
+class Said:
+    """The probe did not pass, and this is why."""
+
+    text: str
+
+
+@record(frozen=True, slots=True)
+class Told:
+    """A notification from one of the service's own processes."""
+
+    ready: bool = False
+    main_pid: int = 0
+    status: str | None = None
+    reloading: bool = False
+    watchdog: bool = False
+
+
+@record(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+@record(frozen=True, slots=True)
+class Down:
+    then: Then
+    grace: float
+
+
+@record(frozen=True, slots=True)
+class Hurry:
+    grace: float
+
+
+@record(frozen=True, slots=True)
+class Up:
+    """Asked to run, whatever happened before."""
+
+
+# Actions.
+
+
+@record(frozen=True, slots=True)
+class Spawn:
+    step: int
+
+
+@record(frozen=True, slots=True)
+class Kill:
+    pid: int
+    signal: str
+
+
+@record(frozen=True, slots=True)
+class Watch:
+    """Begin the readiness probe."""
+
+
+@record(frozen=True, slots=True)
+class Unwatch:
+    pass
+
+
+@record(frozen=True, slots=True)
+class EndPod:
+    why: str
+
+
+if TYPE_CHECKING:
+    Event = Go | Spawned | SpawnFailed | Exited | Passed | Said | Told | Tick | Down | Hurry | Up
+    Action = Spawn | Kill | Watch | Unwatch | EndPod
+
+
+def satisfied(state: State) -> bool:
+    """Whether others may count on it."""
+    return state.phase in (Phase.READY, Phase.DONE) or (state.phase is Phase.HANDOVER and state.ready_at is not None)
+
+
+def idle(state: State) -> bool:
+    """Nothing of it runs, and nothing will start by itself while it is not wanted."""
+    return state.pid == 0 and state.helper == 0 and state.phase is not Phase.HANDOVER
+
+
+def signal_name(number: int) -> str:
+    import signal
+
+    try:
+        return signal.Signals(number).name.removeprefix("SIG")
+    except ValueError:
+        return str(number)

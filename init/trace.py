@@ -1,0 +1,56 @@
+"""What happened, when: a bounded record of every change, on the monotonic clock. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from init.records import record
+from init.states import Phase
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from init.states import State
+
+KEPT = 4096
+
+
+@record(frozen=True, slots=True)
+class Happening:
+    at: float  # monotonic
+    service: str  # empty: the pod
+    event: str
+    detail: str
+
+
+class Trace:
+    """The newest happenings; the oldest of a long life are forgotten, the boot's never."""
+
+    def __init__(self, kept: int = KEPT) -> None:
+        self._boot: list[Happening] = []
+        self._later: deque[Happening] = deque(maxlen=kept)
+        self._boot_room = kept // 4
+
+    def add(self, now: float, service: str, event: str, detail: str = "") -> None:
+        item = Happening(now, service, event, detail)
+        if len(self._boot) < self._boot_room:
+            self._boot.append(item)
+        else:
+            self._later.append(item)
+
+    def change(self, now: float, name: str, before: State, after: State) -> None:
+        """Say what differs between two states of a service, if anything that a person would call a change does."""
+        if after.pid and after.pid != before.pid:
+            handed_over = before.pid and before.pid in after.former
+            detail = f"pid {after.pid}" + (f", taking over from {before.pid}" if handed_over else "")
+            self.add(now, name, "main-pid" if handed_over else "spawned", detail)
+        if before.pid and not after.pid and after.last_exit:
+            line = f": {after.last_line}" if after.last_line and after.last_exit != "exited 0" else ""
+            self.add(now, name, "exited", f"{after.last_exit}{line}")
+        if after.reloading is not before.reloading:
+            self.add(now, name, "reloading" if after.reloading else "reloaded")
+        if after.phase is not before.phase:
+            detail = after.why if after.phase in (Phase.BACKOFF, Phase.FAILED, Phase.WAITING) else ""
+            self.add(now, name, after.phase.value, detail)
+
+    def happenings(self) -> list[Happening]:
+        return [*self._boot, *self._later]
