@@ -22,7 +22,7 @@ from init.client import SOCKET, Client
 from init.dirwatch import Watcher
 from init.errors import InitError
 from init.prepare.pod import Pod, user, write
-from init.prepare.slurm_config import MOUNT, PRIVATE, TARGET
+from init.prepare.slurm_config import MOUNT, PRIVATE, TARGET, mounted_files
 from init.slurm_client import SCONTROL
 
 PLAN = Path("/etc/minivm/plan.json")
@@ -42,7 +42,7 @@ class ConfigurationError(InitError):
 
 def read_files(directory: Path) -> dict[str, bytes]:
     """The configuration files of a directory as they are now, whole."""
-    return {path.name: path.read_bytes() for path in sorted(directory.glob("*.conf")) if path.is_file()}
+    return {path.name: path.read_bytes() for path in mounted_files(directory)}
 
 
 def fingerprint(directories: list[Path]) -> tuple[tuple[str, bytes], ...]:

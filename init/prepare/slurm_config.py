@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from init.prepare.pod import MOUNTS, Pod, user, write
 
 MOUNT = f"{MOUNTS}/config/slurm"
 TARGET = "/etc/slurm"
+SUFFIXES = (".conf", ".lua", ".yaml")
 # Files that hold a password: only slurmdbd may read them.
 PRIVATE = ("slurmdbd.conf",)
 
@@ -44,7 +47,7 @@ DEFAULT_GRES = "AutoDetect=off\n"
 
 
 def run(pod: Pod) -> str:
-    mounted = sorted(path for path in pod.path(MOUNT).glob("*.conf") if path.is_file())
+    mounted = mounted_files(pod.path(MOUNT))
     names = {path.name for path in mounted}
     for path in mounted:
         private = path.name in PRIVATE
@@ -60,6 +63,12 @@ def run(pod: Pod) -> str:
         if name not in names:
             write(pod.path(f"{TARGET}/{name}"), text.encode(), mode=0o644, owner=(0, 0))
     return f"no slurm.conf in {MOUNT}: a small one of our own"
+
+
+def mounted_files(directory: Path) -> list[Path]:
+    """Configuration and its scripts. Kubernetes' own `..data` beside them starts with a dot."""
+    found = directory.glob("[!.]*") if directory.is_dir() else ()
+    return sorted(path for path in found if path.suffix in SUFFIXES and path.is_file())
 
 
 def defaults(pod: Pod) -> dict[str, str]:
