@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +25,14 @@ from images.engine import Engine, StepFailed
 from images.errors import ImagesError
 from images.lock import Place
 from images.plan import Composed, Image, fetched
-from images.progress import Reporter
+from images.progress import STEP, Reporter
 from images.render import dockerfile
 from images.spec import EntryKind
 
 LABEL = "io.minivm."
-TAIL = 15
+TAIL, LONG = 15, 300
+NOISE = re.compile(r"^( ---> |Removing intermediate|Step \d|Sending build|\s*$)")
+STATUS = re.compile(r"(?:returned a non-zero code|exit code): (\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,9 +236,13 @@ def failures(image: Image, log: Path) -> Iterator[None]:
         yield
     except StepFailed as error:
         lines = [text for text in log.read_text().splitlines() if text.strip()]
-        step = next((text.partition("minivm: ")[2] for text in reversed(lines) if "minivm: " in text), "start")
-        raise ImagesError(f"build {image.key}", f"step `{step}` failed: {error}\n" + "\n".join(lines[-TAIL:]),
-                          hint=f"{advice(lines)}the whole log: {log}") from error  # fmt: skip
+        step = next((found["step"] for text in reversed(lines) if (found := STEP.match(text))), "start")
+        # The builders echo the whole RUN line, which the log keeps and nobody wants to see here.
+        shown = [f"  {text}" for text in lines if len(text) < LONG and not NOISE.match(text)]
+        status = STATUS.search(str(error))
+        why = f"status {status[1]}" if status else str(error)[:LONG]
+        raise ImagesError(f"build {image.key}", f"step `{step}` failed: {why}\n" + "\n".join(shown[-TAIL:]),
+                          hint=f"{advice(shown)}the whole log: {log}") from error  # fmt: skip
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
@@ -247,7 +254,7 @@ def failures(image: Image, log: Path) -> Iterator[None]:
         raise
 
 
-def advice(lines: list[str]) -> str:
+def advice(lines: Sequence[str]) -> str:
     text = "\n".join(lines[-60:]).lower()
     if "no space left on device" in text:
         return "the engine's disk is full, see `docker system df`; "

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from images import code, content, origins, render
+from images.bootstrap import CLEAN
 from images.check import active_chain, capabilities
 from images.content import Entry
 from images.errors import ImagesError, nearest
@@ -194,6 +195,7 @@ class Composer:
         artifacts = tuple((artifact, f"layer:{artifact.layer}") for artifact in layer.artifacts.of(choice))
         if bootstrapped:
             extra["lock"] = digest(slice_.list_text())
+            extra["bootstrap"] = digest(f"{CLEAN}{self.versions.epoch}{self.place.variant.suite}")
             extra["dpkg options"] = digest(json.dumps(layer.bootstrap.dpkg_options if layer.bootstrap else ()))
         provides = tuple(name for n in (*below, layer.name)
                          for name in self.place.definition.layers[n].provides.of(choice))  # fmt: skip
@@ -304,7 +306,8 @@ class Composer:
         for entry in completed:
             inputs[self.label(entry)] = entry.digest()
         # The base's tag is its hash, and that is an input of its own: a change below must not read as one up here.
-        inputs["instructions"] = digest(render.dockerfile(step, self.templates).replace(step.base, "parent", 1))
+        if parent or base:
+            inputs["instructions"] = digest(render.dockerfile(step, self.templates).replace(step.base, "parent", 1))
         total = digest(json.dumps(inputs, sort_keys=True))
         self.images[key] = Image(
             key=key, name=name, repo=repo, tag=f"{prefix}-{total[:12]}", hash=total, describe=describe,

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-STEP = re.compile(r"minivm: (?P<step>.+)$")
+# A marker of ours on a line of its own, as the classic builder and BuildKit show it; never in an echoed RUN line.
+STEP = re.compile(r"^(?:#\d+ [\d.]+ )?minivm: (?P<step>.+)$")
 UNPACKING = re.compile(r"^(?:#\d+ [\d.]+ )?(?:Unpacking|Setting up|Get:\d+) (?:\S+ )?(?P<what>\S+)")
 
 
@@ -37,9 +38,8 @@ class Plain:
         self.say(f"{key}: building ({why})")
 
     def line(self, key: str, text: str) -> None:
-        found = STEP.search(text)
-        # The classic builder echoes the whole RUN line, markers and all; a marker of ours is a line of its own.
-        if found and text.endswith(found[0]) and "echo" not in text and self.steps.get(key) != found["step"]:
+        found = STEP.match(text)
+        if found and self.steps.get(key) != found["step"]:
             self.steps[key] = found["step"]
             self.say(f"{key}: {found['step']}")
 
@@ -72,8 +72,8 @@ class Bars:
         self.tasks[key] = self.progress.add_task(key, total=None, step=why)
 
     def line(self, key: str, text: str) -> None:
-        found = STEP.search(text)
-        if found and "echo" not in text:
+        found = STEP.match(text)
+        if found:
             self.steps[key] = found["step"]
         passing = UNPACKING.match(text)
         step = self.steps.get(key, "")
