@@ -114,6 +114,8 @@ def _load_module(path: Path) -> CheckModule:
     if spec is None or spec.loader is None:
         raise GitsyncError("load a check", "not a Python file", file=path)
     module = importlib.util.module_from_spec(spec)
+    # Dataclasses look their module up there.
+    sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     if not isinstance(getattr(module, "CHECK", None), Check):
         raise GitsyncError("load a check", "no CHECK = Check(...)", file=path)

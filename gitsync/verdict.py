@@ -88,7 +88,11 @@ class Verdict:
 def summarise(findings: Iterable[Finding], default: Class) -> Finding:
     """The finding that stands for all: a problem before an unknown before an ok; among problems the heaviest class."""
     order = {Result.OK: 0, Result.UNKNOWN: 1, Result.PROBLEM: 2}
-    ranked = sorted(findings, key=lambda found: (order[found.result], (found.class_ or default).weight), reverse=True)
+    ranked = sorted(
+        findings,
+        key=lambda found: (order[found.result], (found.class_ or default).weight, _number(found.measured)),
+        reverse=True,
+    )
     if not ranked:
         return Finding(Result.UNKNOWN, "the check said nothing")
     worst = ranked[0]
@@ -97,6 +101,13 @@ def summarise(findings: Iterable[Finding], default: Class) -> Finding:
     return Finding(
         worst.result, worst.reason + more, worst.subject, worst.class_ or default, worst.measured, worst.threshold
     )
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
 
 
 def verdict_from_json(data: Mapping[str, object], file: str = "") -> Verdict:

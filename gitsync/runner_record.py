@@ -1,0 +1,62 @@
+"""What a run leaves behind: one JSON line, and the output of a script that went wrong. Both bounded in size."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+LOG = "/var/log/minivm"
+RUNS_LIMIT = 8 * 1024 * 1024
+OUTPUTS_KEPT = 50
+
+
+def directory() -> Path:
+    return Path(os.environ.get("MINIVM_LOG", LOG))
+
+
+def append(record: Mapping[str, object]) -> bool:
+    """One line in runs.jsonl; at its bound the file becomes runs.jsonl.1. Never fails a job."""
+    line = (json.dumps(record, separators=(",", ":")) + "\n").encode()
+    path = directory() / "runs.jsonl"
+    try:
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        if os.fstat(fd).st_size + len(line) > RUNS_LIMIT:
+            # Another run may have turned it over while we waited for the lock: then this is the old file.
+            with contextlib.suppress(OSError):
+                if os.stat(path).st_ino == os.fstat(fd).st_ino:  # noqa: PTH116  # the pair of calls belongs together
+                    path.rename(path.with_suffix(".jsonl.1"))
+            os.close(fd)
+            fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        os.write(fd, line)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def keep_output(kind: str, script: str, job: str, text: str) -> str:
+    """The path of the kept output, or ""."""
+    folder = directory() / "scripts"
+    stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+    path = folder / f"{stamp}-{kind}-{script}-{job or 'nojob'}-{os.getpid()}.log"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "w") as file:
+            file.write(text)
+        for old in sorted(folder.iterdir(), key=lambda entry: entry.name)[:-OUTPUTS_KEPT]:
+            old.unlink(missing_ok=True)
+    except OSError:
+        return ""
+    return str(path)

@@ -1,0 +1,57 @@
+"""The clock: disciplined, and near the truth. munge refuses credentials when two nodes differ by minutes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gitsync.health_api import Builtin, Check, Class, Context, Finding, Inputs, Unreadable, When, ok, problem, unknown
+
+CHECK = Check(
+    name="clock",
+    about="the kernel's clock is synchronised, within its error",
+    class_=Class.NODE,
+    period_s=120,
+    when=frozenset({When.BACKGROUND, When.BOOT}),
+    sources=(Builtin("clock"),),
+    thresholds="host",
+)
+
+STA_UNSYNC = 0x0040
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    synchronised: bool
+    offset_s: float
+    error_s: float
+
+
+def parse(inputs: Inputs) -> Clock:
+    text = inputs["clock"].strip()
+    match = re.fullmatch(
+        r"# adjtimex\nstate: (\d+)\nstatus: (0x[0-9a-f]{4})\noffset_s: (-?\d+\.\d+)\nmaxerror_s: (\d+\.\d+)\n"
+        r"esterror_s: (-?\d+\.\d+)\n# end",
+        text,
+    )
+    if match is None:
+        raise Unreadable("adjtimex: not its answer")
+    status = int(match.group(2), 16)
+    # State 5 is TIME_ERROR: the kernel itself calls the clock unreliable.
+    synchronised = not status & STA_UNSYNC and match.group(1) != "5"
+    return Clock(synchronised, float(match.group(3)), float(match.group(4)))
+
+
+def judge(measured: Clock, context: Context) -> Iterable[Finding]:
+    limits = context.limits.default
+    most = limits.number("clock_error_max_s")
+    if not measured.synchronised:
+        if not limits.number("clock_must_be_synchronised"):
+            return [unknown("nothing disciplines the kernel's clock: how wrong it is cannot be told")]
+        return [problem("the kernel's clock is not synchronised", measured="free", threshold="synchronised")]
+    worst = max(abs(measured.offset_s), measured.error_s)
+    said = f"the clock may be wrong by {worst:.3f} s"
+    if worst > most:
+        return [problem(said, measured=f"{worst:.3f}", threshold=f"{most:g}")]
+    return [ok(said, measured=f"{worst:.3f}", threshold=f"{most:g}")]

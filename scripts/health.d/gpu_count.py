@@ -1,0 +1,80 @@
+"""As many GPUs answer as are on the bus, and as the pod was promised."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from parsers import nvidia_smi
+from parsers.nvidia_smi import NVIDIA_SMI
+
+from gitsync.health_api import (
+    Check,
+    Class,
+    Command,
+    Context,
+    Finding,
+    Hardware,
+    Inputs,
+    Unreadable,
+    When,
+    ok,
+    problem,
+)
+
+LSPCI = Command("lspci", ("lspci", "-D", "-nn", "-d", "10de:"), deadline_s=10.0, evidence=True)
+
+CHECK = Check(
+    name="gpu_count",
+    about="every GPU that is on the bus, or was promised, answers",
+    class_=Class.REBOOT,
+    period_s=60,
+    when=frozenset({When.PROLOG, When.BACKGROUND, When.EPILOG, When.BOOT}),
+    hardware=Hardware.GPU,
+    sources=(NVIDIA_SMI, LSPCI),
+    thresholds="gpu",
+    judges_failures=True,
+)
+
+_NONE = "No devices were found"
+_DEVICE = re.compile(r"^([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]) .*\[(\w{4})\].*\[10de:\w{4}\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    answering: int
+    # None where lspci is not installed: then only a promise can be held against the count.
+    on_bus: int | None
+
+
+def parse(inputs: Inputs) -> Counted:
+    text = inputs.text("nvidia_smi_q")
+    answering = 0 if _NONE in text else len(nvidia_smi.parse(inputs["nvidia_smi_q"]))
+    if inputs.failure("lspci"):
+        return Counted(answering, None)
+    return Counted(answering, _on_bus(inputs["lspci"]))
+
+
+def _on_bus(text: str) -> int:
+    count = 0
+    for line in text.splitlines():
+        match = _DEVICE.match(line)
+        if match is None:
+            raise Unreadable(f"lspci: {line[:80]!r}")
+        # 0300 VGA and 0302 3D controllers; 0680 is an NVSwitch, 0403 a card's sound.
+        count += match.group(2) in {"0300", "0302"}
+    return count
+
+
+def judge(measured: Counted, context: Context) -> Iterable[Finding]:
+    promised = context.expect.get("gpu", "")
+    wanted = int(promised) if promised.isdigit() else measured.on_bus
+    if wanted is None:
+        raise Unreadable("lspci is not installed and MINIVM_EXPECT_GPUS is not set: nothing to count against")
+    said = f"{measured.answering} of {wanted} GPUs answer"
+    if measured.answering < wanted:
+        return [problem(said, measured=measured.answering, threshold=wanted)]
+    if measured.answering == 0:
+        raise Unreadable("no GPU answers and none is on the bus")
+    return [ok(said, measured=measured.answering, threshold=wanted)]

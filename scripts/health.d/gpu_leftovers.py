@@ -1,0 +1,75 @@
+"""Without a job on the node no process holds a GPU, and no GPU holds memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from parsers import nvidia_smi, processes
+from parsers.nvidia_smi import NVIDIA_SMI
+from parsers.processes import PROCESSES
+
+from gitsync.health_api import Check, Class, Context, Finding, Hardware, Inputs, Unreadable, When, ok, problem
+
+CHECK = Check(
+    name="gpu_leftovers",
+    about="no GPU process or memory is left when no job runs",
+    class_=Class.REBOOT,
+    period_s=60,
+    when=frozenset({When.BACKGROUND, When.EPILOG}),
+    hardware=Hardware.GPU,
+    sources=(NVIDIA_SMI, PROCESSES),
+    thresholds="gpu",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    uuid: str
+    label: str
+    model: str
+    used_mib: int
+    holders: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Leftovers:
+    gpus: tuple[Held, ...]
+    jobs: frozenset[str]
+
+
+def parse(inputs: Inputs) -> Leftovers:
+    held = []
+    for gpu in nvidia_smi.parse(inputs["nvidia_smi_q"]):
+        used = gpu.count("FB Memory Usage", "Used")
+        if used is None:
+            raise Unreadable(f"{gpu.label} does not tell its used memory")
+        section = gpu.section("Processes")
+        if section is None and gpu.text("Processes") != "None":
+            raise Unreadable(f"{gpu.label}: Processes: {gpu.text('Processes')!r}")
+        listed = section.processes if section else []
+        holders = tuple((int(row["Process ID"]), row.get("Name", "?")) for row in listed)
+        held.append(Held(gpu.uuid, gpu.label, gpu.model, used, holders))
+    return Leftovers(tuple(held), frozenset(processes.jobs(processes.parse(inputs["processes"]))))
+
+
+def judge(measured: Leftovers, context: Context) -> Iterable[Finding]:
+    if not measured.gpus:
+        raise Unreadable("no GPU to judge")
+    if measured.jobs:
+        # Whose process it is cannot be told from here while jobs share the node.
+        yield ok(f"{len(measured.jobs)} jobs run: nothing to say about leftovers")
+        return
+    for gpu in measured.gpus:
+        most = context.limits.model(gpu.model).number("idle_memory_max_mib")
+        allowed = context.limits.model(gpu.model).strings("idle_processes_allowed")
+        strangers = [(pid, name) for pid, name in gpu.holders if not any(part in name for part in allowed)]
+        if strangers:
+            pid, name = strangers[0]
+            said = f"{gpu.label}: {name} (pid {pid}) holds it and no job runs"
+            yield problem(said, subject=gpu.uuid, class_=Class.NODE, measured=len(strangers), threshold=0)
+        elif gpu.used_mib > most and not gpu.holders:
+            said = f"{gpu.label}: {gpu.used_mib} MiB in use by no process"
+            yield problem(said, subject=gpu.uuid, measured=gpu.used_mib, threshold=f"{most:g}")
+        else:
+            yield ok(f"{gpu.label}: free", subject=gpu.uuid, measured=gpu.used_mib, threshold=f"{most:g}")

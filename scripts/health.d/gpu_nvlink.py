@@ -1,0 +1,110 @@
+"""NVLink: every link is up, and the error counters do not grow."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from gitsync.health_api import (
+    Check,
+    Class,
+    Command,
+    Context,
+    Finding,
+    Hardware,
+    Inputs,
+    Unreadable,
+    When,
+    ok,
+    problem,
+)
+
+CHECK = Check(
+    name="gpu_nvlink",
+    about="all NVLinks of the model are up, without new errors",
+    class_=Class.REBOOT,
+    period_s=120,
+    when=frozenset({When.PROLOG, When.BACKGROUND, When.BOOT}),
+    hardware=Hardware.GPU,
+    sources=(
+        Command("nvlink_status", ("nvidia-smi", "nvlink", "--status"), deadline_s=20.0, evidence=True),
+        Command("nvlink_errors", ("nvidia-smi", "nvlink", "-e"), deadline_s=20.0, evidence=True),
+    ),
+    thresholds="gpu",
+)
+
+_GPU = re.compile(r"^GPU (\d+): (.+) \(UUID: (GPU-[0-9a-fA-F-]+|GPU-x+)\)$")
+_LINK = re.compile(r"^Link (\d+): (?:(\d+(?:\.\d+)?) GB/s|<(inactive)>)$")
+_ERROR = re.compile(r"^Link (\d+): ([A-Z][\w ]+ Errors?): (\d+)$")
+# Replays and CRC errors are mended by the link itself; a recovery stops the traffic.
+COUNTERS = re.compile(r"(Replay|Recovery|CRC)")
+
+
+@dataclass(slots=True)
+class Links:
+    uuid: str
+    label: str
+    model: str
+    speeds: dict[int, float | None] = field(default_factory=dict)
+    errors: dict[str, int] = field(default_factory=dict)
+
+
+def parse(inputs: Inputs) -> list[Links]:
+    found: dict[str, Links] = {}
+    for links, line in _lines(inputs["nvlink_status"], found, "nvidia-smi nvlink --status"):
+        match = _LINK.match(line)
+        if match:
+            links.speeds[int(match.group(1))] = None if match.group(3) else float(match.group(2))
+        elif not line.startswith(("NVML", "Unable to retrieve NVLink")):
+            raise Unreadable(f"nvidia-smi nvlink --status: {line[:80]!r}")
+    for links, line in _lines(inputs["nvlink_errors"], found, "nvidia-smi nvlink -e"):
+        match = _ERROR.match(line)
+        if match is None:
+            raise Unreadable(f"nvidia-smi nvlink -e: {line[:80]!r}")
+        if COUNTERS.search(match.group(2)):
+            name = match.group(2).split()[0].lower()
+            links.errors[name] = links.errors.get(name, 0) + int(match.group(3))
+    if not found:
+        raise Unreadable("nvidia-smi nvlink: no GPU")
+    return list(found.values())
+
+
+def _lines(text: str, found: dict[str, Links], what: str) -> Iterable[tuple[Links, str]]:
+    links: Links | None = None
+    for row in text.splitlines():
+        line = row.strip()
+        match = _GPU.match(line)
+        if match:
+            links = found.setdefault(match.group(3), Links(match.group(3), f"GPU {match.group(1)}", match.group(2)))
+        elif line and links is None:
+            raise Unreadable(f"{what}: {line[:80]!r}")
+        elif line and links is not None:
+            yield links, line
+
+
+def judge(measured: list[Links], context: Context) -> Iterable[Finding]:
+    before = context.previous.get("errors", {})
+    context.state["errors"] = {links.uuid: links.errors for links in measured}
+    for links in measured:
+        limits = context.limits.model(links.model)
+        wanted, speed = limits.number("nvlinks"), limits.number("nvlink_speed_min_gbs")
+        up = [link for link, value in links.speeds.items() if value is not None and value >= speed]
+        if len(up) < wanted:
+            down = sorted(set(links.speeds) - set(up))
+            said = f"{links.label}: {len(up)} of {wanted:g} NVLinks are up"
+            said += f" (not {', '.join(map(str, down))})" if down else ""
+            yield problem(said, subject=links.uuid, measured=len(up), threshold=f"{wanted:g}")
+            continue
+        old = before.get(links.uuid)
+        grown = {name: count - old.get(name, 0) for name, count in links.errors.items()} if old is not None else {}
+        bad = {name: more for name, more in grown.items() if more > limits.number(f"nvlink_{name}_max")}
+        if bad:
+            name, more = max(bad.items(), key=lambda item: item[1])
+            said = f"{links.label}: {more} new NVLink {name} errors since the last look"
+            most = limits.number(f"nvlink_{name}_max")
+            yield problem(said, subject=links.uuid, measured=more, threshold=f"{most:g}")
+        else:
+            yield ok(
+                f"{links.label}: {len(up)} NVLinks up", subject=links.uuid, measured=len(up), threshold=f"{wanted:g}"
+            )

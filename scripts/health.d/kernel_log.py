@@ -1,0 +1,51 @@
+"""What else the kernel complains of: machine checks, file systems, lock-ups, network storage."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from parsers import kernel_log
+from parsers.kernel_log import KERNEL_LOG, Log
+
+from gitsync.health_api import Check, Class, Context, Finding, Inputs, When, ok, problem
+
+CHECK = Check(
+    name="kernel_log",
+    about="no machine check, lock-up, broken file system or dead storage in the kernel's log",
+    class_=Class.MANUAL,
+    period_s=60,
+    when=frozenset({When.BACKGROUND, When.EPILOG}),
+    sources=(KERNEL_LOG,),
+    thresholds="kernel_log",
+)
+
+
+def parse(inputs: Inputs) -> Log:
+    return kernel_log.parse(inputs["kernel_log"])
+
+
+def judge(measured: Log, context: Context) -> Iterable[Finding]:
+    limits = context.limits.default
+    cursor = float(context.previous.get("cursor", measured.now - limits.number("look_back_s")))
+    held = {key: value for key, value in context.previous.get("held", {}).items() if value["until"] > measured.now}
+    patterns = {name: (re.compile(rule["pattern"]), rule) for name, rule in limits.mapping("patterns").items()}
+    for line in measured.since(cursor):
+        for name, (pattern, rule) in patterns.items():
+            if pattern.search(line.text):
+                held[name] = {
+                    "text": line.text[:160],
+                    "class": rule["class"],
+                    "until": line.at + float(rule["hold_s"]),
+                    "count": held.get(name, {}).get("count", 0) + 1,
+                }
+    context.state["cursor"] = max([cursor, *(line.at for line in measured.lines[-1:])])
+    context.state["held"] = held
+    counted = {name: item for name, item in held.items() if item["count"] >= patterns[name][1]["count"]}
+    if not counted:
+        return [ok("nothing in the kernel's log", measured=0)]
+    return [
+        problem(f"{name}: {item['text']}", class_=Class(item["class"]), measured=item["count"])
+        for name, item in counted.items()
+        if name in patterns
+    ]

@@ -1,0 +1,56 @@
+"""The node's memory: enough of it, none of it broken."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gitsync.health_api import Check, Class, Context, Files, Finding, Inputs, Unreadable, When, ok, problem
+
+CHECK = Check(
+    name="memory",
+    about="memory is available, and the kernel has taken none out of use",
+    class_=Class.NODE,
+    period_s=60,
+    when=frozenset({When.BACKGROUND}),
+    sources=(Files("meminfo", ("/proc/meminfo",), evidence=True),),
+    thresholds="host",
+)
+
+_ROW = re.compile(r"^(\w+(?:\(\w+\))?):\s+(\d+)(?: kB)?$")
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    total: int
+    available: int
+    corrupted: int
+
+
+def parse(inputs: Inputs) -> Memory:
+    values = {}
+    for line in inputs["meminfo"].splitlines():
+        match = _ROW.match(line)
+        if match:
+            values[match.group(1)] = int(match.group(2))
+    try:
+        memory = Memory(values["MemTotal"], values["MemAvailable"], values.get("HardwareCorrupted", 0))
+    except KeyError as error:
+        raise Unreadable(f"/proc/meminfo: no {error.args[0]}") from error
+    if not 0 < memory.available <= memory.total:
+        raise Unreadable(f"/proc/meminfo: {memory.available} of {memory.total} kB available")
+    return memory
+
+
+def judge(measured: Memory, context: Context) -> Iterable[Finding]:
+    limits = context.limits.default
+    least = limits.number("memory_available_min_percent")
+    percent = 100 * measured.available / measured.total
+    if measured.corrupted > limits.number("memory_corrupted_max_kb"):
+        said = f"the kernel has taken {measured.corrupted} kB of broken memory out of use"
+        yield problem(said, class_=Class.MANUAL, measured=measured.corrupted, threshold=0)
+    if percent < least:
+        yield problem(f"{percent:.0f} % of memory is available", measured=f"{percent:.0f}", threshold=f"{least:g}")
+    else:
+        yield ok(f"{percent:.0f} % of memory is available", measured=f"{percent:.0f}", threshold=f"{least:g}")

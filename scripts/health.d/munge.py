@@ -1,0 +1,36 @@
+"""munge encodes and decodes on this node. That the key is the cluster's only the controller can tell."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from gitsync.health_api import Builtin, Check, Class, Context, Finding, Inputs, Unreadable, When, ok, problem
+
+CHECK = Check(
+    name="munge",
+    about="munged encodes and decodes",
+    class_=Class.NODE,
+    period_s=60,
+    when=frozenset({When.PROLOG, When.BACKGROUND}),
+    sources=(Builtin("munge"),),
+    thresholds="host",
+)
+
+_STATUS = re.compile(r"^STATUS:\s+(\S.*?) \((\d+)\)$", re.MULTILINE)
+_FAILED = re.compile(r"^(?:un)?munge: Error: (.+)$", re.MULTILINE)
+
+
+def parse(inputs: Inputs) -> tuple[bool, str]:
+    text = inputs["munge"]
+    failed, status = _FAILED.search(text), _STATUS.search(text)
+    if failed:
+        return False, failed.group(1)[:200]
+    if status is None:
+        raise Unreadable(f"munge said: {text.strip()[:120]!r}")
+    return status.group(2) == "0" and status.group(1) == "Success", f"{status.group(1)} ({status.group(2)})"
+
+
+def judge(measured: tuple[bool, str], context: Context) -> Iterable[Finding]:
+    good, said = measured
+    return [ok(f"munge: {said}") if good else problem(f"munge: {said}", measured=said, threshold="Success (0)")]

@@ -1,0 +1,58 @@
+"""slurmd is registered: asked of the local daemon, so that a thousand nodes cost the controller nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from gitsync.health_api import Check, Class, Command, Context, Finding, Inputs, Unreadable, When, ok, problem
+
+CHECK = Check(
+    name="slurmd",
+    about="the controller has spoken to slurmd lately",
+    class_=Class.NODE,
+    period_s=60,
+    # Never in a prolog: Slurm's documentation forbids its commands there.
+    when=frozenset({When.BACKGROUND}),
+    sources=(Command("scontrol_slurmd", ("scontrol", "show", "slurmd"), deadline_s=10.0, accept=()),),
+    thresholds="host",
+)
+
+_ROW = re.compile(r"^(\S[^=]*?)\s*= (.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Slurmd:
+    answers: bool
+    last: float
+    said: str = ""
+
+
+def parse(inputs: Inputs) -> Slurmd:
+    text = inputs["scontrol_slurmd"]
+    if "slurm_load_slurmd_status: Unable to contact" in text or "Connection refused" in text:
+        return Slurmd(False, 0.0, text.strip().splitlines()[-1][:160])
+    values = dict(_ROW.findall(text))
+    last = values.get("Last slurmctld msg time", "")
+    if last in {"NONE", "None", "N/A", "Unknown"}:
+        return Slurmd(True, 0.0)
+    try:
+        return Slurmd(True, datetime.strptime(last, "%Y-%m-%dT%H:%M:%S").timestamp())
+    except ValueError as error:
+        said = text.strip().splitlines()[-1][:120] if text.strip() else "nothing"
+        raise Unreadable(f"scontrol show slurmd said: {said}") from error
+
+
+def judge(measured: Slurmd, context: Context) -> Iterable[Finding]:
+    most = context.limits.default.number("slurmctld_silence_max_s")
+    if not measured.answers:
+        return [problem(f"slurmd does not answer: {measured.said}", measured="silent")]
+    if not measured.last:
+        return [problem("slurmd has never heard from the controller", measured="never", threshold=f"{most:g}")]
+    silent = context.now - measured.last
+    said = f"the controller spoke to slurmd {silent:.0f} s ago"
+    if silent > most:
+        return [problem(said, measured=f"{silent:.0f}", threshold=f"{most:g}")]
+    return [ok(said, measured=f"{silent:.0f}", threshold=f"{most:g}")]

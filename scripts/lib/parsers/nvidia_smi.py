@@ -1,0 +1,135 @@
+"""`nvidia-smi -q`: one block a GPU, sections by indentation, "Key : Value" lines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from gitsync.health_api import Command, Unreadable
+
+# One call serves every check of a round; it takes seconds where persistence mode is off.
+NVIDIA_SMI = Command("nvidia_smi_q", ("nvidia-smi", "-q"), deadline_s=30.0, accept=(), evidence=True)
+
+_GPU = re.compile(r"GPU ([0-9A-Fa-f]{8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f])\s*$")
+# What nvidia-smi says instead of an answer; each is a finding for the check of the bus.
+COMPLAINTS = (
+    re.compile(
+        r"Unable to determine the device handle for (?:GPU|gpu)\s*(?P<gpu>\S*?):? (?:GPU is lost|Unknown Error)"
+    ),
+    re.compile(r"GPU is lost"),
+    re.compile(r"No devices were found"),
+    re.compile(r"couldn't communicate with the NVIDIA driver"),
+    re.compile(r"Driver/library version mismatch"),
+    re.compile(r"Failed to initialize NVML"),
+)
+
+
+@dataclass(slots=True)
+class Section:
+    values: dict[str, str] = field(default_factory=dict)
+    sections: dict[str, Section] = field(default_factory=dict)
+    # "Process ID" starts a new one each time: the only list that the tool prints.
+    processes: list[dict[str, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    bus: str
+    root: Section
+
+    @property
+    def model(self) -> str:
+        return self.text("Product Name")
+
+    @property
+    def uuid(self) -> str:
+        return self.text("GPU UUID")
+
+    @property
+    def serial(self) -> str:
+        return self.root.values.get("Serial Number", "")
+
+    @property
+    def label(self) -> str:
+        return f"GPU {self.bus[4:].lower()}"
+
+    def section(self, *path: str) -> Section | None:
+        found: Section | None = self.root
+        for name in path:
+            found = found.sections.get(name) if found else None
+        return found
+
+    def text(self, *path: str) -> str:
+        """The value at the end of the path; Unreadable where the tool did not print it."""
+        section = self.section(*path[:-1])
+        if section is None or path[-1] not in section.values:
+            raise Unreadable(f"nvidia-smi -q: {self.label} has no {' / '.join(path)}")
+        return section.values[path[-1]]
+
+    def count(self, *path: str) -> int | None:
+        """A number, with or without a unit; None for N/A."""
+        value = self.text(*path)
+        if value in {"N/A", "[N/A]", "Not Supported", "[Not Supported]"}:
+            return None
+        match = re.fullmatch(r"(\d+)(?:\.\d+)?(?: ?(?:MiB|MHz|C|W|x|bank\(s\)|us))?", value)
+        if match is None:
+            raise Unreadable(f"nvidia-smi -q: {self.label}: {' / '.join(path)}: {value!r} is no number")
+        return int(match.group(1))
+
+    def yes(self, *path: str) -> bool | None:
+        value = self.text(*path)
+        known = {"Yes": True, "No": False, "Active": True, "Not Active": False, "N/A": None, "Not Supported": None}
+        if value not in known:
+            raise Unreadable(f"nvidia-smi -q: {self.label}: {' / '.join(path)}: {value!r} is neither yes nor no")
+        return known[value]
+
+
+def parse(text: str) -> tuple[Gpu, ...]:
+    """Every GPU, or Unreadable: a cut or damaged output has fewer blocks than it says."""
+    if "NVSMI LOG" not in text:
+        said = next((line.strip() for line in text.splitlines() if line.strip()), "nothing")
+        raise Unreadable(f"nvidia-smi said: {said[:200]}")
+    match = re.search(r"^Attached GPUs\s*: (\d+)\s*$", text, re.MULTILINE)
+    if match is None:
+        raise Unreadable("nvidia-smi -q: no number of attached GPUs")
+    gpus = tuple(_blocks(text))
+    if len(gpus) != int(match.group(1)):
+        raise Unreadable(f"nvidia-smi -q: {match.group(1)} GPUs attached, {len(gpus)} described")
+    return gpus
+
+
+def _blocks(text: str) -> Iterator[Gpu]:
+    gpu: Gpu | None = None
+    stack: list[tuple[int, Section]] = []
+    for line in text.splitlines():
+        start = _GPU.match(line)
+        if start:
+            if gpu:
+                yield gpu
+            gpu = Gpu(start.group(1), Section())
+            stack = [(0, gpu.root)]
+            continue
+        if gpu is None or not line.strip():
+            continue
+        indent = len(line) - len(line.lstrip())
+        while len(stack) > 1 and indent <= stack[-1][0]:
+            stack.pop()
+        section = stack[-1][1]
+        key, colon, value = line.partition(" : ")
+        key, value = key.strip(), value.strip()
+        if not colon and line.rstrip().endswith(" :"):
+            key, colon = line.rstrip()[:-2].strip(), ":"
+        if not colon:
+            section.sections[key] = Section()
+            stack.append((indent, section.sections[key]))
+            continue
+        if key == "Process ID":
+            section.processes.append({})
+        if section.processes:
+            section.processes[-1][key] = value
+        else:
+            section.values[key] = value
+            # "HW Slowdown : Active" has its causes one level deeper: they belong to the section around it.
+    if gpu:
+        yield gpu
