@@ -46,14 +46,15 @@ class Counted:
     answering: int
     # None where lspci is not installed: then only a promise can be held against the count.
     on_bus: int | None
+    # Who they are: the broker's ledger and its binding of verdicts to a GPU use this.
+    gpus: tuple[dict[str, str], ...] = ()
 
 
 def parse(inputs: Inputs) -> Counted:
     text = inputs.text("nvidia_smi_q")
-    answering = 0 if _NONE in text else len(nvidia_smi.parse(inputs["nvidia_smi_q"]))
-    if inputs.failure("lspci"):
-        return Counted(answering, None)
-    return Counted(answering, _on_bus(inputs["lspci"]))
+    gpus = () if _NONE in text else nvidia_smi.parse(inputs["nvidia_smi_q"])
+    listed = tuple({"uuid": gpu.uuid, "serial": gpu.serial, "bus": gpu.bus, "model": gpu.model} for gpu in gpus)
+    return Counted(len(gpus), None if inputs.failure("lspci") else _on_bus(inputs["lspci"]), listed)
 
 
 def _on_bus(text: str) -> int:
@@ -68,6 +69,7 @@ def _on_bus(text: str) -> int:
 
 
 def judge(measured: Counted, context: Context) -> Iterable[Finding]:
+    context.state["gpus"] = list(measured.gpus)
     promised = context.expect.get("gpu", "")
     wanted = int(promised) if promised.isdigit() else measured.on_bus
     if wanted is None:

@@ -1,0 +1,97 @@
+"""Runs the background checks of the current commit, round after round: a small process that sleeps between them.
+
+    python3 -I -m gitsync.health_loop
+
+Each round is a short child of its own: a check that leaks or hangs ends with it. The first round waits a part of the
+interval that the pod's name gives, so that a fleet that starts at once does not ask its drivers at once for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+from . import lease
+from .errors import GitsyncError
+from .runner_exec import environment, run
+from .runner_gate import INDEX, ask_broker
+from .runner_policy import UNFIT
+
+# A round finds out by itself which checks are due; this is the finest grain.
+ROUND_S = 15.0
+# The deep set runs minutes and has deadlines of its own.
+DEEP_S = 900.0
+BACKGROUND_S = 120.0
+
+
+def round_once(when: str, limit_s: float, *, only_due: bool) -> str:
+    """Why the round could not be run, or ""."""
+    try:
+        with lease.hold() as held:
+            argv = [sys.executable, "-I", "-m", "gitsync.health_run", "--tree", str(held.path)]
+            argv += ["--commit", held.commit, "--when", when, *(["--due"] if only_due else [])]
+            env = environment("health", os.environ, held.commit, str(held.path), UNFIT)
+            done = run(argv, env, limit_s, UNFIT)
+    except (GitsyncError, OSError) as error:
+        return str(error)
+    if done.broken:
+        last = done.err.strip().splitlines()[-1:] or [""]
+        return f"{done.broken} {last[0]}".strip()
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        if any(item["result"] == "problem" for item in json.loads(done.out)["ran"]):
+            ask_broker({"ask": "look"}, 0.5)
+    return ""
+
+
+def delay(name: str, span_s: float) -> float:
+    """This pod's part of the span: the same at each start, and spread over the fleet."""
+    return span_s * int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") / 2**32
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(0)
+
+
+def _notify(text: bytes) -> None:
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if address:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client, contextlib.suppress(OSError):
+            client.sendto(text, "\0" + address[1:] if address.startswith("@") else address)
+
+
+def main() -> int:
+    signal.signal(signal.SIGTERM, _stop)
+    name = os.environ.get("MINIVM_POD_NAME") or os.uname().nodename
+    span = float(os.environ.get("MINIVM_HEALTH_ROUND_SECONDS", ROUND_S))
+    _notify(b"READY=1")
+    first = not Path(os.environ.get("MINIVM_HEALTH_INDEX", INDEX)).exists()
+    # The first round of a pod is not late: it makes the index without which every prolog runs its checks itself.
+    for when in ["boot", *(["deep"] if os.environ.get("MINIVM_HEALTH_DEEP") == "1" else [])] if first else []:
+        fault = round_once(when, DEEP_S if when == "deep" else BACKGROUND_S, only_due=False)
+        if fault:
+            print(f"health: {when}: {fault}", file=sys.stderr, flush=True)
+    due = time.monotonic() + (0.0 if first else delay(name, span))
+    said = ""
+    while True:
+        select.select([], [], [], max(0.0, due - time.monotonic()))
+        fault = round_once("background", BACKGROUND_S, only_due=True)
+        if fault != said:
+            print(f"health: {fault or 'rounds run again'}", file=sys.stderr, flush=True)
+            said = fault
+        # From here on at this pod's own moment of the interval.
+        now = time.monotonic()
+        due = now + span if not first else now + delay(name, span) + 0.1
+        first = False
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

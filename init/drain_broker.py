@@ -1,0 +1,286 @@
+"""Posts the node's drain to Slurm and takes it back: acts on what `init.verdicts` decides.
+
+One call to look and one to act each time something changes, none while nothing does. How many other nodes say the same
+costs one sinfo, and only when a drain is due.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from init.errors import InitError
+from init.drain_calls import Slurm
+from init.ledger import LEDGER, Ledger
+from init.slurm_client import SlurmError
+from init.verdict_files import Gpu, read_gpus, read_policy, read_verdicts
+from init.verdicts import Act, Node, Policy, Seen, decide, guarded, observe, raised, reason, unreleased, within_rate
+
+LOOK_S = 5.0
+RETRY_S = (5.0, 15.0, 60.0, 300.0)
+# A person's resume is honoured for a day; a problem that is still there then is told again.
+RESUMED_LASTS_S = 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    verdicts: Path
+    health: Path
+    socket: Path
+    state: Path
+    ledger: Path
+    scripts: str
+
+    @classmethod
+    def from_environment(cls) -> Places:
+        def get(name: str, default: str) -> str:
+            return os.environ.get(name, default)
+
+        return cls(
+            Path(get("MINIVM_VERDICTS", "/run/minivm/verdicts")),
+            Path(get("MINIVM_HEALTH_STATE", "/run/minivm/health")),
+            Path(get("MINIVM_BROKER", "/run/minivm/broker.sock")),
+            Path(get("MINIVM_BROKER_STATE", "/run/minivm/broker.json")),
+            Path(get("MINIVM_LEDGER", LEDGER)),
+            get("MINIVM_GITSYNC_ROOT", get("MINIVM_SCRIPTS", "/var/lib/minivm/scripts")),
+        )
+
+
+@dataclass(slots=True)
+class Broker:
+    places: Places
+    slurm: Slurm
+    policy: Policy = field(default_factory=Policy)
+    memory: dict[str, Seen] = field(default_factory=dict)
+    # check@commit -> until when it drains nothing: too many nodes say the same, or a person has resumed the node.
+    held: dict[str, float] = field(default_factory=dict)
+    actions: list[float] = field(default_factory=list)
+    # What stood when we last acted: while it stands, nobody is asked anything.
+    settled: frozenset[str] | None = None
+    drained: bool = False
+    # The node's reason when we last saw it, where it is ours.
+    posted: str = ""
+    said: str = "starting"
+    due: float = 0.0
+    failures: int = 0
+    recheck: float = 0.0
+    _mtime: int = -1
+
+    def look(self) -> None:
+        """Verdicts in, perhaps one act out."""
+        now = time.time()
+        boot = _boot_id()
+        before = raised(self.memory)
+        verdicts = read_verdicts(self.places.verdicts)
+        gpus = read_gpus(self.places.health, boot)
+        counted = next((item for item in verdicts if item.check == "gpu_count"), None)
+        complete = counted is not None and counted.result == "ok" and bool(gpus)
+        present = frozenset(gpu.uuid for gpu in gpus) if complete else None
+        self.memory = observe(self.memory, verdicts, self.policy, now, boot, present)
+        for check, seen in raised(self.memory).items():
+            if check not in before:
+                self.memory[check] = self._enter(check, seen, gpus, now)
+        standing = self._standing(now)
+        names = frozenset(seen.name(check) for check, seen in standing.items())
+        over = bool(self.posted) and not standing and not self._kept(self.posted, now)
+        if (names != self.settled or over) and not self.due:
+            # A whole fleet finds a bad commit's check at the same moment; each node waits its own part of the time,
+            # so that the later ones see the earlier ones. A lone node's prolog is not kept waiting for that.
+            spread = self.policy.guard_spread_s if standing and not self.drained else 0.0
+            self.due = now + spread * _share(self.slurm.name)
+        if self.due and now >= self.due:
+            self._act(standing, now)
+        elif self.recheck and now >= self.recheck:
+            self._recheck(standing, now)
+        self._save(standing)
+
+    def _enter(self, check: str, seen: Seen, gpus: tuple[Gpu, ...], now: float) -> Seen:
+        """A new incident goes into its GPU's ledger; a GPU that has been there too often is out for good."""
+        gpu = next((item for item in gpus if item.is_called(seen.subject)), None)
+        uuid = gpu.uuid if gpu else seen.subject if seen.subject.startswith("GPU-") else ""
+        if not uuid or seen.class_ == "user":
+            return seen
+        ledger = Ledger(self.places.ledger)
+        event = {"at": now, "check": check, "class": seen.class_, "reason": seen.reason, "node": self.slurm.name}
+        try:
+            ledger.add(uuid, event, serial=gpu.serial if gpu else "", model=gpu.model if gpu else "")
+            count = ledger.incidents(uuid, now - self.policy.offender_days * 86400)
+            offender = count >= self.policy.offender_incidents
+            ledger.mark(uuid, offender)
+        except OSError as error:
+            say(f"cannot keep the ledger: {error}")
+            return seen
+        if not offender:
+            return seen
+        return replace(seen, class_="rma", reason=f"{seen.reason} (incident {count} of {uuid})")
+
+    def _standing(self, now: float) -> dict[str, Seen]:
+        self.held = {name: until for name, until in self.held.items() if until > now}
+        return {check: seen for check, seen in raised(self.memory).items() if seen.key(check) not in self.held}
+
+    def _kept(self, text: str, now: float) -> dict[str, str]:
+        return unreleased(text, self.memory, self.held, self.policy, now)
+
+    def _act(self, standing: Mapping[str, Seen], now: float) -> None:
+        try:
+            node = self.slurm.node()
+            if node is None:
+                raise SlurmError("find the node", f"slurmctld knows no node {self.slurm.name} yet")
+            act = decide(standing, node, self._kept(node.reason, now))
+            if act.kind in {"drain", "update"}:
+                standing, act = self._ask_others(standing, node, act, now)
+            if act.kind != "nothing" and not within_rate(self.actions, self.policy, now):
+                self.said = f"too many changes within {self.policy.rate_per_s:g} s: waits ({act.kind}: {act.text})"
+                self.due = now + self.policy.rate_per_s / self.policy.rate_actions
+                return
+            self._do(act, node, now)
+        except InitError as error:
+            self.said = str(error)
+            self.due = now + RETRY_S[min(self.failures, len(RETRY_S) - 1)]
+            self.failures += 1
+            say(f"{error}: again in {self.due - now:.0f} s")
+            return
+        self.settled = frozenset(seen.name(check) for check, seen in standing.items())
+        self.due, self.failures = 0.0, 0
+
+    def _ask_others(
+        self, standing: Mapping[str, Seen], node: Node, act: Act, now: float
+    ) -> tuple[Mapping[str, Seen], Act]:
+        others, total = self.slurm.others()
+        many = guarded(standing, others, total, self.policy)
+        for check in many:
+            seen = standing[check]
+            self.held[seen.key(check)] = now + self.policy.guard_lasts_s
+            say(f"{seen.name(check)} stands on too many nodes: this one is not drained for it ({seen.reason})")
+        left = {check: seen for check, seen in standing.items() if check not in many}
+        return left, decide(left, node, self._kept(node.reason, now))
+
+    def _do(self, act: Act, node: Node, now: float) -> None:
+        self.said = f"{act.kind}: {act.text}"
+        if act.kind == "nothing":
+            self.drained = node.drained
+            self.posted = node.reason if node.drained and node.ours else ""
+            return
+        say(f"{act.kind} {self.slurm.name}: {act.text}")
+        if act.kind == "clear":
+            self.slurm.undrain()
+            self.drained, self.recheck, self.posted = False, 0.0, ""
+        else:
+            self.slurm.drain(act.text)
+            self.drained, self.posted = True, act.text
+            self.recheck = now + self.policy.guard_recheck_s
+        self.actions = [*(at for at in self.actions if at > now - self.policy.rate_per_s), now]
+
+    def _recheck(self, standing: Mapping[str, Seen], now: float) -> None:
+        """Once after a drain: did the rest of the fleet say the same at the same moment?"""
+        self.recheck = 0.0
+        try:
+            others, total = self.slurm.others()
+        except InitError as error:
+            say(f"{error}: the drain stands")
+            return
+        many = guarded(standing, others, total, self.policy)
+        if many:
+            for check in many:
+                self.held[standing[check].key(check)] = now + self.policy.guard_lasts_s
+            say(f"{', '.join(sorted(many))} stand on too many nodes: the drain is taken back")
+            self.due = now
+
+    def _resumed(self, standing: Mapping[str, Seen]) -> None:
+        """A job starts on a node that we drained: then a person has resumed it, and knows why."""
+        try:
+            node = self.slurm.node()
+        except InitError as error:
+            say(str(error))
+            return
+        if node is not None and not node.drained:
+            self.drained, self.posted = False, ""
+            for check, seen in standing.items():
+                self.held[seen.key(check)] = time.time() + RESUMED_LASTS_S
+            self.said = "a person has resumed the node: what stood against it then drains it no more"
+            say(self.said)
+
+    def answer(self, request: Mapping[str, object]) -> Mapping[str, object]:
+        ask = request.get("ask")
+        if ask not in {"gate", "look", "status"}:
+            return {"error": f"unknown question {ask!r}: gate, look, status"}
+        if ask != "status":
+            self.look()
+        checks = request.get("checks", [])
+        named = [str(check) for check in checks] if isinstance(checks, list) else []
+        standing = self._standing(time.time())
+        if ask == "gate" and self.drained and any(check in standing for check in named):
+            self._resumed(standing)
+            standing = self._standing(time.time())
+        decisions = {check: self._decision(check, standing) for check in named}
+        # A job is kept off only for what has drained the node: then nothing is drained that the guard held back.
+        stops = self.drained and any(check in standing for check in named)
+        return {"decisions": decisions, "drained": stops, "said": self.said}
+
+    def _decision(self, check: str, standing: Mapping[str, Seen]) -> str:
+        seen = self.memory.get(check, Seen())
+        if check in standing:
+            return "drained" if self.drained else "about to drain"
+        if seen.key(check) in self.held:
+            return "held back: too many nodes say the same, or a person has resumed the node"
+        return "seen, not long enough" if seen.problems else "not seen"
+
+    def wait_s(self) -> float:
+        times = [at - time.time() for at in (self.due, self.recheck) if at]
+        return max(0.05, min([LOOK_S, *times]))
+
+    def changed(self) -> bool:
+        """A rename in the directory changes its time: without one, and nothing due, there is nothing to look at."""
+        try:
+            mtime = self.places.verdicts.stat().st_mtime_ns
+        except OSError:
+            mtime = 0
+        changed = mtime != self._mtime
+        self._mtime = mtime
+        waiting = any(seen.oks for seen in self.memory.values() if seen.raised)
+        return changed or waiting or bool(self.posted) or bool(self.due or self.recheck)
+
+    def _save(self, standing: Mapping[str, Seen]) -> None:
+        data = {
+            "node": self.slurm.name,
+            "drained": self.drained,
+            "said": self.said,
+            "standing": {check: asdict(seen) for check, seen in standing.items()},
+            "held": self.held,
+            "reason": reason(standing) if standing else "",
+            "at": time.time(),
+        }
+        temporary = self.places.state.with_name(f".{self.places.state.name}.{os.getpid()}")
+        with contextlib.suppress(OSError):
+            temporary.write_text(json.dumps(data))
+            temporary.rename(self.places.state)
+
+    def reread(self) -> None:
+        try:
+            self.policy = read_policy(self.places.scripts)
+        except InitError as error:
+            # A typo in a commit's policy: the last good one stays.
+            say(str(error))
+
+
+def say(text: str) -> None:
+    print(f"broker: {text}", file=sys.stderr, flush=True)
+
+
+def _share(name: str) -> float:
+    """This node's part of an interval, the same each time and spread over the fleet."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") / 2**32
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""

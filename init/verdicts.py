@@ -1,0 +1,245 @@
+"""What verdicts mean for the node's state in Slurm. Pure: verdicts, memory and policy in, one action out.
+
+Only problems that have lasted are raised, only raised problems drain, only a drain that carries our prefix is ever
+changed, and a check that fails on many nodes at once drains none of them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+PREFIX = "minivm:"
+CLASSES = ("user", "node", "reboot", "manual", "rma")
+# slurmctld keeps longer ones; sinfo and people do not read them.
+REASON_LIMIT = 220
+PART_LIMIT = 160
+_NAMED = re.compile(r"([\w.-]+)\[(\w+)\]@([0-9a-z]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    check: str
+    result: str
+    class_: str
+    reason: str
+    subject: str
+    commit: str
+    boot_id: str
+    at: float
+    expires: float
+    evidence: str = ""
+    applies: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    # How many rounds in a row a problem must be seen before it counts; 0: never.
+    raise_after: Mapping[str, int] = field(
+        default_factory=lambda: {"user": 0, "node": 2, "reboot": 1, "manual": 1, "rma": 1}
+    )
+    # How many good rounds, and how long since the first, before it is over; -1: only a person ends it.
+    clear_after: int = 2
+    clear_wait_s: Mapping[str, float] = field(
+        default_factory=lambda: {"node": 60.0, "reboot": 60.0, "manual": 300.0, "rma": -1.0}
+    )
+    guard_min_nodes: int = 3
+    guard_fraction: float = 0.1
+    guard_spread_s: float = 20.0
+    guard_recheck_s: float = 30.0
+    guard_lasts_s: float = 900.0
+    rate_actions: int = 6
+    rate_per_s: float = 600.0
+    offender_incidents: int = 3
+    offender_days: float = 30.0
+    # check -> "never": it is shown, and drains nothing.
+    checks: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What is remembered of one check."""
+
+    problems: int = 0
+    oks: int = 0
+    first_ok: float = 0.0
+    last_at: float = 0.0
+    raised_at: float = 0.0
+    class_: str = "node"
+    reason: str = ""
+    subject: str = "host"
+    commit: str = ""
+
+    @property
+    def raised(self) -> bool:
+        return self.raised_at > 0
+
+    def name(self, check: str) -> str:
+        return f"{check}[{self.class_}]@{self.commit[:7] or 'none'}"
+
+    def key(self, check: str) -> str:
+        return f"{check}@{self.commit[:7] or 'none'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """The node as the controller has it."""
+
+    drained: bool
+    reason: str
+
+    @property
+    def ours(self) -> bool:
+        """Posted for a check: "minivm: pod stops" has the prefix too, and is not the broker's."""
+        return bool(names(self.reason))
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """drain, update, clear or nothing; with the text for Slurm, or why nothing is done."""
+
+    kind: str
+    text: str
+
+
+def observe(
+    memory: Mapping[str, Seen],
+    verdicts: Iterable[Verdict],
+    policy: Policy,
+    now: float,
+    boot_id: str,
+    gpus: frozenset[str] | None = None,
+) -> dict[str, Seen]:
+    """The memory after a look at the verdicts. `gpus`: the UUIDs that are in the node, where all of them answer."""
+    after = dict(memory)
+    for verdict in verdicts:
+        seen = after.get(verdict.check, Seen())
+        result = _believed(verdict, seen, now, boot_id, gpus)
+        if result == "problem" and verdict.at > seen.last_at:
+            # Another subject or a heavier class is another problem; the streak is of the check all the same.
+            problems = seen.problems + 1
+            need = policy.raise_after.get(verdict.class_, 1)
+            if policy.checks.get(verdict.check) == "never":
+                need = 0
+            raised_at = seen.raised_at or (now if 0 < need <= problems else 0.0)
+            class_ = verdict.class_ if not seen.raised else max(seen.class_, verdict.class_, key=_weight)
+            after[verdict.check] = Seen(
+                problems, 0, 0.0, verdict.at, raised_at, class_, verdict.reason, verdict.subject, verdict.commit
+            )
+        elif result == "ok" and (verdict.at > seen.last_at or verdict.result == "problem"):
+            first = seen.first_ok or now
+            seen = replace(seen, problems=0, oks=seen.oks + 1, first_ok=first, last_at=max(seen.last_at, verdict.at))
+            after[verdict.check] = seen
+        seen = after.get(verdict.check, seen)
+        if seen.raised and _passed(seen, seen.class_, policy, now):
+            after[verdict.check] = replace(seen, raised_at=0.0)
+    return after
+
+
+def _believed(verdict: Verdict, seen: Seen, now: float, boot_id: str, gpus: frozenset[str] | None) -> str:
+    """What the verdict proves now: "problem", "ok", or "" for nothing."""
+    if verdict.boot_id != boot_id or not verdict.applies:
+        return ""
+    if now >= verdict.expires:
+        # A script of the prolog says "unfit" and then runs no more, since the node is drained: its word lapses.
+        return "ok" if verdict.check.startswith(("prolog.", "epilog.")) and verdict.result == "problem" else ""
+    if verdict.result == "problem" and gpus is not None and verdict.subject.startswith("GPU-"):
+        # That GPU is no longer in this node: somebody has replaced it.
+        return "problem" if verdict.subject in gpus else "ok"
+    return verdict.result if verdict.result in {"ok", "problem"} else ""
+
+
+def _passed(seen: Seen, class_: str, policy: Policy, now: float) -> bool:
+    wait = policy.clear_wait_s.get(class_, 60.0)
+    return wait >= 0 and seen.oks >= policy.clear_after and now - seen.first_ok >= wait
+
+
+def _weight(class_: str) -> int:
+    return CLASSES.index(class_) if class_ in CLASSES else 0
+
+
+def raised(memory: Mapping[str, Seen]) -> dict[str, Seen]:
+    """What stands against the node, the heaviest first."""
+    standing = [(check, seen) for check, seen in memory.items() if seen.raised]
+    return dict(sorted(standing, key=lambda item: (-_weight(item[1].class_), item[0])))
+
+
+def reason(standing: Mapping[str, Seen], carried: Iterable[str] = ()) -> str:
+    """One line for sinfo: each check with its class and commit, and its words."""
+    parts = [f"{seen.name(check)} {seen.reason}" for check, seen in standing.items()]
+    # Quotes and newlines would have to survive sinfo, scontrol and people's shells; "; " parts the checks.
+    parts = [re.sub(r"[\s\"'`|;]+", " ", part)[:PART_LIMIT].strip() for part in [*parts, *carried]]
+    while len(parts) > 1 and len("; ".join(parts)) > REASON_LIMIT:
+        # The names must all be there: words are shortened, from the lightest on.
+        longest = max(range(len(parts)), key=lambda index: (len(parts[index]), index))
+        name = parts[longest].split(" ", 1)[0]
+        if parts[longest] == name:
+            break
+        parts[longest] = name
+    return f"{PREFIX} {'; '.join(parts)}"
+
+
+def parts(text: str) -> list[tuple[str, str, str, str]]:
+    """A reason of ours, apart: (check, class, commit, the whole part) for each check; empty for anybody else's."""
+    if not text.startswith(PREFIX):
+        return []
+    found = [(_NAMED.match(part), part) for part in text[len(PREFIX) :].strip().split("; ")]
+    return [(match[1], match[2], match[3], part) for match, part in found if match]
+
+
+def names(text: str) -> frozenset[str]:
+    return frozenset(f"{check}@{commit}" for check, _, commit, _ in parts(text))
+
+
+def unreleased(
+    text: str, memory: Mapping[str, Seen], excused: Iterable[str], policy: Policy, now: float
+) -> dict[str, str]:
+    """The parts of a reason of ours that must stay: their checks have not passed again. check -> part.
+
+    Also for a reason that an earlier pod has posted: it ends only when this pod's checks have passed.
+    """
+    kept = {}
+    for check, class_, commit, part in parts(text):
+        seen = memory.get(check, Seen())
+        if f"{check}@{commit}" in excused:
+            continue
+        if seen.raised or seen.problems or not _passed(seen, class_, policy, now):
+            kept[check] = part
+    return kept
+
+
+def decide(standing: Mapping[str, Seen], node: Node, kept: Mapping[str, str]) -> Act:
+    """What to do about the node, the guard and the rate apart. `kept`: see `unreleased`."""
+    if node.drained and not node.ours:
+        # A person's drain, or Slurm's own: not ours to touch, and it keeps jobs away as well as ours would.
+        return Act("nothing", f"drained already: {node.reason}")
+    carried = [part for check, part in kept.items() if check not in standing] if node.drained else []
+    if not standing and not carried:
+        if node.drained:
+            return Act("clear", "every check that drained it passes again")
+        return Act("nothing", "nothing stands against the node")
+    text = reason(standing, carried)
+    if not node.drained:
+        return Act("drain", text)
+    if names(node.reason) != names(text):
+        return Act("update", text)
+    return Act("nothing", "drained by us for the same reason")
+
+
+def guarded(standing: Mapping[str, Seen], others: Iterable[str], total: int, policy: Policy) -> frozenset[str]:
+    """Of the standing checks, those that too many other nodes are drained for on the same commit.
+
+    `others`: the drain reasons of the other nodes. A commit with a bad check makes every node look sick.
+    """
+    counts: dict[str, int] = {}
+    for text in others:
+        for name in names(text):
+            counts[name] = counts.get(name, 0) + 1
+    limit = max(policy.guard_min_nodes, math.ceil(policy.guard_fraction * total))
+    return frozenset(check for check, seen in standing.items() if counts.get(seen.key(check), 0) >= limit)
+
+
+def within_rate(actions: Iterable[float], policy: Policy, now: float) -> bool:
+    return sum(1 for at in actions if at > now - policy.rate_per_s) < policy.rate_actions
