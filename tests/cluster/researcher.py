@@ -1,0 +1,96 @@
+"""What the tests do as a researcher, by ssh, and as an operator, by the cluster's own interface."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from cluster.local import LocalCluster
+from cluster.manifests import Manifests
+from cluster.pods import Running
+from cluster.report import Row
+
+
+def until(wanted: Callable[[], bool], *, within: float, what: Callable[[], str]) -> float:
+    """Look until it is so; how long it took. `what` says what is there instead."""
+    begun = time.monotonic()
+    while not wanted():
+        assert time.monotonic() - begun < within, f"not within {within:.0f} s: {what()}"
+        time.sleep(0.1)
+    return time.monotonic() - begun
+
+
+@dataclass
+class World:
+    cluster: LocalCluster
+    manifests: Manifests = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.manifests = self.cluster.manifests()
+
+    def wait_ready(self, only: str = "", *, within: float = 90) -> None:
+        self.cluster.wait_ready(self.manifests, timeout=within, only=only)
+
+    def running(self, pod: str) -> Running:
+        return self.cluster.kubelet.running()[pod]
+
+    def run(self, pod: str, *command: str) -> str:
+        code, output = self.cluster.exec(pod, command)
+        assert code == 0, f"{command} in {pod}: {output}"
+        return output
+
+    def slurm(self, *command: str) -> str:
+        return self.run("slurm-controller-0", "timeout", "10", *command)
+
+    def row(self, pod: str) -> Row:
+        (found,) = [row for row in self.cluster.status() if row.pod == pod]
+        return found
+
+    def node_states(self) -> dict[str, str]:
+        lines = self.slurm("sinfo", "-h", "-N", "-o", "%N %T").split("\n")
+        return dict(line.split() for line in lines if line)
+
+    def wait_idle(self) -> None:
+        def idle() -> bool:
+            states = self.node_states()
+            return len(states) == 2 and set(states.values()) == {"idle"}
+
+        until(idle, within=60, what=lambda: str(self.node_states()))
+
+
+@dataclass
+class Researcher:
+    world: World
+    user: str
+
+    def command(self, *command: str, options: tuple[str, ...] = ()) -> list[str]:
+        line = self.world.cluster.ssh_command(self.user, *command)
+        return [line[0], "-o", "BatchMode=yes", "-o", "ConnectTimeout=20", *options, *line[1:]]
+
+    def try_(
+        self, *command: str, options: tuple[str, ...] = (), stdin: str = "", timeout: float = 60
+    ) -> subprocess.CompletedProcess[str]:
+        line = self.command(*command, options=options)
+        return subprocess.run(line, input=stdin, capture_output=True, text=True, timeout=timeout)
+
+    def __call__(self, *command: str, options: tuple[str, ...] = (), stdin: str = "", timeout: float = 60) -> str:
+        done = self.try_(*command, options=options, stdin=stdin, timeout=timeout)
+        assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def submit(self, *arguments: str, script: str) -> str:
+        """A batch job of this script; its number."""
+        return self("sbatch", "--parsable", *arguments, stdin=f"#!/bin/bash\n{script}\n").strip()
+
+    def state(self, job: str) -> str:
+        """Of a job, also of one that slurmctld has just forgotten."""
+        return self.world.slurm("scontrol", "-o", "show", "job", job).partition("JobState=")[2].split()[0]
+
+    def wait_for(self, job: str, *states: str, within: float = 60) -> float:
+        return until(
+            lambda: self.state(job) in states,
+            within=within,
+            what=lambda: self.world.slurm("scontrol", "show", "job", job) + self.world.slurm("sinfo", "-N", "-l"),
+        )

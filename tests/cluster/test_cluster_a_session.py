@@ -1,0 +1,171 @@
+"""The researcher's session: from a key in the directory to a job's output in the shared home."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from cluster.local import free_port
+from tests.cluster.researcher import Researcher, World, until
+
+pytestmark = [pytest.mark.docker, pytest.mark.cluster]
+
+
+def test_a_first_login_makes_the_home(alice: Researcher) -> None:
+    identity = alice("id; pwd; stat -c '%U %a' .; ls -A")
+    assert "uid=20001(alice) gid=20000(researchers)" in identity
+    assert "/home/alice\nalice 700" in identity
+    assert ".bashrc" in identity
+
+
+def test_a_job_on_two_nodes_writes_into_the_shared_home_and_is_accounted(alice: Researcher) -> None:
+    job = alice.submit("-N2", "-o", "out-%j.txt", script="srun bash -c 'hostname; id -un'")
+    alice.wait_for(job, "COMPLETED")
+    assert sorted(alice(f"cat out-{job}.txt").split()) == ["alice", "alice", "slurm-worker-0", "slurm-worker-1"]
+
+    def accounted() -> str:
+        return alice(f"sacct -n -X -P -j {job} -o jobid,state,nnodes,user")
+
+    until(lambda: accounted().strip() == f"{job}|COMPLETED|2|alice", within=20, what=accounted)
+
+
+def test_slurms_commands_answer_at_once(alice: Researcher) -> None:
+    assert "slurm-worker-[0-1]" in alice("sinfo -h -o %N")
+    assert alice("squeue --me -h") == ""
+    assert sorted(alice("srun -N2 hostname").split()) == ["slurm-worker-0", "slurm-worker-1"]
+    assert alice("salloc -n1 -Q srun -n1 id -un").split() == ["alice"]
+
+
+def test_a_shell_on_a_node(alice: Researcher) -> None:
+    session = alice("srun --pty bash -c 'tty; hostname; echo $SLURM_JOB_ID'", options=("-tt",))
+    assert "/dev/pts/" in session
+    assert "slurm-worker-" in session
+
+
+def test_a_person_at_a_terminal_is_told_the_state_and_others_are_not(alice: Researcher) -> None:
+    until(
+        lambda: "2/2" in alice.world.run("slurm-login-0", "cat", "/run/motd.d/50-minivm"),
+        within=40,
+        what=lambda: alice.world.run("slurm-login-0", "cat", "/run/motd.d/50-minivm"),
+    )
+    job = alice.submit("-J", "seen-at-login", script="sleep 120")
+    alice.wait_for(job, "RUNNING")
+    shown = alice(options=("-tt",), stdin="exit\n")
+    assert "A demo cluster on one machine." in shown
+    assert "PARTITION" in shown and "2/2" in shown
+    assert "Your jobs:" in shown and "seen-at-login" in shown
+    # A copy or a command must get its own output and nothing else.
+    assert alice("echo only this") == "only this\n"
+    alice(f"scancel {job}")
+    alice.wait_for(job, "CANCELLED")
+
+
+def test_files_are_copied_by_scp_and_sftp(alice: Researcher, tmp_path: Path) -> None:
+    here, back = tmp_path / "data", tmp_path / "back"
+    here.write_bytes(bytes(range(256)) * 4096)
+    _, *options, target = alice.command()
+    options = [option if option != "-p" else "-P" for option in options]
+    for program in (["scp"], ["scp", "-O"]):
+        subprocess.run([*program, "-q", *options, str(here), f"{target}:data"], check=True, timeout=60)
+        subprocess.run([*program, "-q", *options, f"{target}:data", str(back)], check=True, timeout=60)
+        assert back.read_bytes() == here.read_bytes()
+        back.unlink()
+    subprocess.run(["sftp", "-q", *options, "-b", "-", target], input=f"get data {back}\n", text=True, check=True)
+    assert back.read_bytes() == here.read_bytes()
+
+
+def test_an_agent_is_forwarded_and_rsync_uses_it(alice: Researcher) -> None:
+    """From the login pod to itself by its service name, with a key that only the agent has."""
+    key = str(alice.world.cluster.keys().users["alice"])
+    script = (
+        "mkdir -p from && date > from/file && rm -rf to &&"
+        " rsync -a -e 'ssh -o BatchMode=yes -o StrictHostKeyChecking=no' from/ slurm-login:to/ && cmp from/file to/file"
+    )
+    line = alice.command(script, options=("-A",))
+    start = ["ssh-agent", "sh", "-c", 'ssh-add -q "$0" && exec "$@"', key, *line]
+    done = subprocess.run(start, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_ports_are_forwarded_as_remote_editors_need(alice: Researcher) -> None:
+    port = free_port(23400)
+    forward = ("-N", "-o", "ExitOnForwardFailure=yes", "-L", f"127.0.0.1:{port}:slurm-controller:8650")
+    with subprocess.Popen(alice.command(options=forward)) as tunnel:
+        try:
+
+            def answer() -> int:
+                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+                try:
+                    connection.request("GET", "/readyz")
+                    return connection.getresponse().status
+                except OSError:
+                    return 0
+                finally:
+                    connection.close()
+
+            until(lambda: answer() == 200, within=20, what=lambda: str(answer()))
+        finally:
+            tunnel.terminate()
+
+
+def test_work_in_tmux_outlives_its_connection(alice: Researcher) -> None:
+    alice("tmux new-session -d -s work 'sleep 300'")
+    assert "work: 1 windows" in alice("tmux list-sessions")
+    alice("tmux kill-server")
+
+
+def test_completion_knows_slurms_commands(alice: Researcher) -> None:
+    asked = "source /usr/share/bash-completion/bash_completion; _comp_load sbatch; complete -p sbatch"
+    assert "sbatch" in alice(f"bash -c '{asked}'")
+
+
+def test_nobody_comes_in_by_password_or_as_root(alice: Researcher, healthy: World) -> None:
+    without_key = alice.try_("true", options=("-o", "PubkeyAuthentication=no"))
+    assert without_key.returncode == 255
+    assert "Permission denied (publickey)" in without_key.stderr
+    as_root = [item.replace("alice@", "root@") for item in alice.command("true")]
+    assert subprocess.run(as_root, capture_output=True, timeout=30).returncode == 255
+    stranger = Researcher(healthy, "bob").command("true")
+    key = str(healthy.cluster.keys().users["alice"])
+    stranger[stranger.index("-i") + 1] = key
+    assert subprocess.run(stranger, capture_output=True, timeout=30).returncode == 255
+
+
+def test_sshd_offers_nothing_weak(healthy: World) -> None:
+    port = healthy.cluster.options.port
+    audit = Path(sys.executable).with_name("ssh-audit")
+    done = subprocess.run(
+        [str(audit), "-j", "--skip-rate-test", "-p", str(port), "127.0.0.1"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    found = json.loads(done.stdout)
+    weak = [
+        f"{kind} {item['algorithm']}: {item['notes']['fail']}"
+        for kind in ("kex", "key", "enc", "mac")
+        for item in found[kind]
+        if item.get("notes", {}).get("fail")
+    ]
+    assert not weak
+
+
+def test_many_log_in_at_once(alice: Researcher) -> None:
+    with ThreadPoolExecutor(50) as crowd:
+        done = list(crowd.map(lambda number: alice.try_(f"echo {number}", timeout=120), range(50)))
+    assert [int(one.stdout or -1) for one in done] == list(range(50)), [one.stderr for one in done if one.returncode]
+
+
+def test_a_burst_of_submissions_loses_none(alice: Researcher) -> None:
+    loop = "for i in $(seq 100); do sbatch --parsable --hold --wrap true || echo failed; done"
+    jobs = alice(loop, timeout=120).split()
+    assert len(set(jobs)) == 100 and "failed" not in jobs
+    assert set(alice("squeue --me -h -o %i").split()) == set(jobs)
+    alice("scancel --me")
+    until(lambda: alice("squeue --me -h -o %i").split() == [], within=30, what=lambda: alice("squeue --me"))
