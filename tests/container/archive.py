@@ -30,7 +30,6 @@ class Standin:
     files: Mapping[str, str | bytes] = field(default_factory=dict)
     depends: str = ""
     arch: str = "amd64"
-    postinst: str = ""
 
 
 def run(command: Sequence[str | Path], **options: object) -> str:
@@ -64,14 +63,14 @@ def build(package: Standin, target: Path, scratch: Path) -> Path:
     }
     put(tree, {"DEBIAN/control": "".join(f"{key}: {value}\n" for key, value in fields.items() if value)})
     put(tree, package.files)
-    if package.postinst:
-        put(tree, {"DEBIAN/postinst": f"#!/bin/sh\nset -e\n{package.postinst}\n"})
+    if any(".so" in name for name in package.files):
+        put(tree, {"DEBIAN/triggers": "activate-noawait ldconfig\n"})
     run(
         ["dpkg-deb", "--build", "--root-owner-group", "-Znone", tree, target],
         env={**os.environ, "SOURCE_DATE_EPOCH": str(EPOCH)},
     )
     shutil.rmtree(tree)
-    return target / f"{package.name}_{package.version}_{package.arch}.deb"
+    return target / f"{package.name}_{package.version.rpartition(':')[2]}_{package.arch}.deb"
 
 
 class Key:
@@ -146,13 +145,13 @@ class Site:
 
 
 @contextlib.contextmanager
-def served(root: Path) -> Iterator[Site]:
+def served(root: Path, host: str = "127.0.0.1") -> Iterator[Site]:
     asked: list[str] = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(root), asked=asked))
+    server = ThreadingHTTPServer((host, 0), partial(Handler, directory=str(root), asked=asked))
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     try:
-        yield Site(root, f"http://127.0.0.1:{server.server_address[1]}", asked)
+        yield Site(root, f"http://{host}:{server.server_address[1]}", asked)
     finally:
         server.shutdown()
         server.server_close()

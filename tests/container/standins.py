@@ -18,6 +18,10 @@ LIB = "usr/lib/x86_64-linux-gnu"
 # A tiny real library of glibc's; with its name replaced it is one that ldconfig lists under another.
 TEMPLATE, TEMPLATE_NAME = Path("/lib/x86_64-linux-gnu/libutil.so.1"), b"libutil.so.1"
 
+# A program that is linked to something, for whoever asks ldd.
+BINARY = Path("/bin/true")
+# Above every real version: the base's own packages break older ones of some of these names.
+NEWEST = "99:1.0"
 SAYS = "#!/bin/sh\necho '{} stand-in'\n"
 # Finds what `-o` names and makes it a program that can say its version.
 COMPILER = """#!/bin/sh
@@ -60,25 +64,26 @@ def repositories(asked: Iterable[str]) -> Repositories:
             "doca-ofed-userspace",
             "3.1.0",
             {
-                "usr/bin/ibv_devinfo": "#!/bin/sh\necho 'No IB devices found'\nexit 255\n",
-                **programs("usr/bin/ib_write_bw", "usr/sbin/ibstat"),
+                "usr/bin/ibv_devinfo": BINARY.read_bytes(),
+                "usr/bin/ib_write_bw": SAYS.format("Version"),
+                **programs("usr/sbin/ibstat"),
             },
             depends="rdma-core",
         ),
     ]
     special = {
         "rdma-core": Standin("rdma-core", "50.0-ubuntu", {"usr/share/doc/rdma-core/from": "ubuntu\n"}),
-        "munge": Standin("munge", "0.5.16", programs("usr/sbin/munged")),
-        "sssd-tools": Standin("sssd-tools", "2.9", programs("usr/sbin/sss_cache")),
-        "python3": Standin("python3", "3.12", {"usr/bin/python3": "#!/bin/sh\nexit 0\n"}),
-        "libpmix2t64": Standin("libpmix2t64", "5.0", {f"{LIB}/libpmix.so.2": library("libpmix.so.2")}),
-        "openssh-server": Standin("openssh-server", "9.6", programs("usr/sbin/sshd")),
-        "gcc": Standin("gcc", "13.2", {"usr/bin/gcc": COMPILER}),
-        "make": Standin("make", "4.3", {"usr/bin/make": Path("/usr/bin/make").read_bytes()}),
+        "munge": Standin("munge", NEWEST, programs("usr/sbin/munged")),
+        "sssd-tools": Standin("sssd-tools", NEWEST, programs("usr/sbin/sss_cache")),
+        "python3": Standin("python3", NEWEST, {"usr/bin/python3": "#!/bin/sh\nexit 0\n"}),
+        "libpmix2t64": Standin("libpmix2t64", NEWEST, {f"{LIB}/libpmix.so.2": library("libpmix.so.2")}),
+        "openssh-server": Standin("openssh-server", NEWEST, programs("usr/sbin/sshd")),
+        "gcc": Standin("gcc", NEWEST, {"usr/bin/gcc": COMPILER}),
+        "make": Standin("make", NEWEST, {"usr/bin/make": Path("/usr/bin/make").read_bytes()}),
     }
     vendors = {package.name for package in (*cuda, *doca)}
     names = sorted(({*asked} - vendors) | {"rdma-core"})
-    return Repositories(tuple(special.get(name, Standin(name)) for name in names), tuple(cuda), tuple(doca))
+    return Repositories(tuple(special.get(name, Standin(name, NEWEST)) for name in names), tuple(cuda), tuple(doca))
 
 
 def tarball(target: Path, top: str, files: Mapping[str, str]) -> Path:
@@ -105,7 +110,7 @@ CLIENTS = "bin/sinfo bin/srun bin/sbatch bin/scontrol bin/squeue bin/sacctmgr"
 PLUGINS = "gpu_nvml mpi_pmix auth_jwt auth_munge accounting_storage_mysql cgroup_v2 proctrack_cgroup"
 MAKEFILE = f"""
 @all@: made
-made: ; printf '#!/bin/sh\\necho slurm @version@\\n' > made
+made: ; printf '#!/bin/sh\\necho "slurm @version@ stand-in pmix pmix_v5"\\n' > made
 install: made
 \tfor f in {PROGRAMS} {CLIENTS}; do install -D -m 755 made $(DESTDIR)/usr/$$f || exit 1; done
 \tfor f in {PLUGINS}; do install -D -m 644 made $(DESTDIR)/{LIB}/slurm/$$f.so || exit 1; done

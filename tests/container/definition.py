@@ -1,0 +1,74 @@
+"""A definition of the test's own: the real layers and templates, with one small role and what the test changes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from images.plan import Composed
+from images.progress import Plain
+from images.session import Session
+from images.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+ROLE = "standin"
+
+
+def copy(target: Path, layer: str, needs: tuple[str, ...] = ()) -> Path:
+    """images/ as it is, without a lock, and with one role that stands on `layer` and carries no code of ours."""
+    images = target / "images"
+    for name in ("layers", "templates", "rootfs", "src"):
+        shutil.copytree(ROOT / "images" / name, images / name, symlinks=True)
+    for name in ("versions.yaml", "sbom.py"):
+        shutil.copyfile(ROOT / "images" / name, images / name)
+    (images / "roles").mkdir()
+    role = {"describe": "a role of a test", "layer": layer, "needs": list(needs), "code": False}
+    (images / "roles" / f"{ROLE}.yaml").write_text(yaml.safe_dump(role))
+    return target
+
+
+def again(source: Path, target: Path) -> Path:
+    """The same definition elsewhere, unlocked, for a test to change."""
+    shutil.copytree(source / "images", target / "images", symlinks=True, ignore=shutil.ignore_patterns("lock"))
+    return target
+
+
+@contextmanager
+def edited(path: Path) -> Iterator[dict[str, Any]]:
+    """A YAML file as data, written back."""
+    data = yaml.safe_load(path.read_text())
+    yield data
+    path.write_text(yaml.safe_dump(data))
+
+
+def build(root: Path, settings: Settings) -> tuple[Session, Composed]:
+    """Lock and build the role."""
+    session = Session.open(root, settings)
+    session.relock([ROLE])
+    return session, rebuild(session)
+
+
+def rebuild(session: Session) -> Composed:
+    composed, planned = session.plan([ROLE], session.present())
+    session.build(composed, planned, Plain())
+    return composed
+
+
+def layers(session: Session, composed: Composed) -> Mapping[str, list[str]]:
+    """Every image's layers by digest: what is in it, whatever its name and labels."""
+    return {key: session.engine.inspect(image.reference)["RootFS"]["Layers"] for key, image in composed.images.items()}
+
+
+def present(session: Session) -> set[str]:
+    """What the engine has under the session's prefix, which is the test's own."""
+    return {name for name in session.present() if name.startswith(f"{session.settings.prefix}/")}
+
+
+def remove(session: Session) -> None:
+    for reference in present(session):
+        session.engine.remove(reference)

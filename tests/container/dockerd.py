@@ -1,0 +1,48 @@
+"""A docker engine of the test's own, on a small disk that nobody else sees: what happens when it is full."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+from images.host import engine_answers
+
+DEADLINE = 60.0
+
+
+class SmallEngine:
+    """dockerd with its data, its containerd, its socket and its disk apart from every other engine's."""
+
+    def __init__(self, root: Path, size: str) -> None:
+        root.mkdir()
+        self.root, self.socket = root, root / "socket"
+        data = root / "data"
+        data.mkdir()
+        command = ["dockerd", "--data-root", str(data), "--exec-root", str(root / "exec"), "--log-level", "warn"]
+        command += ["--pidfile", str(root / "pid"), "--host", f"unix://{self.socket}"]
+        # No bridge and no firewall rules: those belong to the machine, and to its own engine.
+        command += ["--bridge=none", "--iptables=false", "--ip-forward=false", "--ip-masq=false"]
+        mount = f'mount -t tmpfs -o size={size} none "$0" && exec "$@"'
+        with (root / "log").open("wb") as log:
+            self.process = subprocess.Popen(
+                ["unshare", "--mount", "sh", "-c", mount, str(data), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        deadline = time.monotonic() + DEADLINE
+        while not engine_answers(str(self.socket)):
+            assert self.process.poll() is None, (root / "log").read_text()
+            assert time.monotonic() < deadline, "the small engine does not answer"
+            time.sleep(0.05)
+
+    @property
+    def address(self) -> str:
+        return f"unix://{self.socket}"
+
+    def stop(self) -> None:
+        self.process.terminate()  # dockerd ends its own containerd
+        self.process.wait(timeout=DEADLINE)
+        shutil.rmtree(self.root / "exec", ignore_errors=True)
