@@ -66,7 +66,12 @@ def up(name: str, workers: int, port: int, slurm: str, variant: str, values_file
     if slurm or variant:
         from cluster.tags import newest
 
-        listed = [(reference, item["Created"]) for item in client.api.images() for reference in item["RepoTags"] or []]
+        # Every image is created at the same moment, the lock's: what tells them apart is when they got their names.
+        listed = [
+            (reference, str(client.api.inspect_image(reference)["Metadata"]["LastTagTime"]))
+            for item in client.api.images(name=f"{options.repository}/*")
+            for reference in item["RepoTags"] or []
+        ]
         tags = newest(listed, repository=options.repository, slurm=slurm, variant=variant)
         options = replace(options, tags=tags)
 

@@ -11,10 +11,10 @@ ROLES = ("controller", "login", "worker", "demo")
 TAG = re.compile(r"(?P<slurm>[0-9.]+)-(?P<variant>[a-z0-9]+)-(?P<hash>[0-9a-f]{12})")
 
 
-def newest(images: Iterable[tuple[str, int]], *, repository: str, slurm: str, variant: str) -> dict[str, str]:
-    """Role -> tag, from the engine's (reference, created) pairs."""
-    best: dict[str, tuple[int, str]] = {}
-    for reference, created in images:
+def newest(images: Iterable[tuple[str, str]], *, repository: str, slurm: str, variant: str) -> dict[str, str]:
+    """Role -> tag, from the engine's (reference, when it was tagged) pairs."""
+    best: dict[str, tuple[str, str]] = {}
+    for reference, tagged in images:
         name, _, tag = reference.rpartition(":")
         role = name.removeprefix(f"{repository}/")
         parts = TAG.fullmatch(tag)
@@ -22,7 +22,7 @@ def newest(images: Iterable[tuple[str, int]], *, repository: str, slurm: str, va
             continue
         if slurm not in ("", parts["slurm"]) or variant not in ("", parts["variant"]):
             continue
-        best[role] = max(best.get(role, (0, "")), (created, tag))
+        best[role] = max(best.get(role, ("", "")), (tagged, tag))
     missing = [role for role in ROLES if role not in best]
     if missing:
         wish = " ".join(filter(None, [f"Slurm {slurm}" if slurm else "", f"variant {variant}" if variant else ""]))

@@ -101,11 +101,11 @@ def test_keys_are_made_once_and_are_private(tmp_path: Path) -> None:
 
 
 IMAGES = [
-    *[(f"minivm/{role}:24.11.5-debian-00000000000{n}", n) for n in (1, 2) for role in tags.ROLES],
-    *[(f"minivm/{role}:25.05.4-nvidia-aaaaaaaaaaaa", 9) for role in ("controller", "worker")],
-    ("minivm/worker:latest", 10),
-    ("minivm/layer-os:24.11.5-debian-000000000003", 11),
-    ("other/worker:24.11.5-debian-000000000009", 12),
+    *[(f"minivm/{role}:24.11.5-debian-00000000000{n}", f"2026-11-20T1{n}") for n in (1, 2) for role in tags.ROLES],
+    *[(f"minivm/{role}:25.05.4-nvidia-aaaaaaaaaaaa", "2026-11-20T19") for role in ("controller", "worker")],
+    ("minivm/worker:latest", "2026-11-20T20"),
+    ("minivm/layer-os:24.11.5-debian-000000000003", "2026-11-20T21"),
+    ("other/worker:24.11.5-debian-000000000009", "2026-11-20T22"),
 ]
 
 
