@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from init.errors import InitError
 from init.drain_calls import Slurm
+from init.errors import InitError
 from init.ledger import LEDGER, Ledger
 from init.slurm_client import SlurmError
 from init.verdict_files import Gpu, read_gpus, read_policy, read_verdicts

@@ -1,0 +1,203 @@
+"""`minivm health`, `minivm replay` and the self-test of a tree, on the command line.
+
+    health [CHECK...] [--run] [--json | --nhc | --npd] [--class C] [--when W] [--recording CASE]
+    replay CAPSULE [CHECK...]       the same checks on a capsule or recording, anywhere
+    selftest TREE                   are a tree's checks fit to be published?
+    ledger [--forgive UUID]         what each GPU of this host has done
+    clear CHECK                     forget what a check remembers (an XID that has been dealt with)
+
+Exit codes of health and replay: 0 ok, 1 a problem that is not the node's, 2 a problem, 3 unknown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import lease
+from .errors import GitsyncError
+from .health_api import When
+from .health_cases import read_case, replay, selftest
+from .health_places import Places
+from .health_run import run
+from .health_show import FORMATS, exit_code
+from .runner_gate import ask_broker
+from .verdict import Class, Result, Verdict, read_verdicts, write_json
+
+LEDGER = "/var/lib/minivm/ledger"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    try:
+        options = _parser().parse_args(arguments)
+        return int(options.act(options))
+    except GitsyncError as error:
+        print(error, file=sys.stderr)
+        return 3
+    except BrokenPipeError:
+        # `minivm health | head` is no mistake.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="minivm", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    health = commands.add_parser("health", help="the verdicts of this node")
+    health.add_argument("checks", nargs="*", metavar="CHECK")
+    health.add_argument("--run", action="store_true", help="run the checks now instead of showing what is known")
+    health.add_argument("--when", type=When, help="with --run: prolog, background, epilog, boot, deep")
+    health.add_argument("--class", dest="classes", action="append", type=Class, help="only problems of this class")
+    health.add_argument("--recording", type=Path, help="judge a recording as though it were this node: a drill")
+    _formats(health)
+    health.set_defaults(act=_health)
+
+    again = commands.add_parser("replay", help="the same checks on an evidence capsule")
+    again.add_argument("capsule", type=Path, help="a directory, or a .tar.gz of one")
+    again.add_argument("checks", nargs="*", metavar="CHECK")
+    again.add_argument("--tree", type=Path, help="the scripts to judge with; default: this node's")
+    _formats(again)
+    again.set_defaults(act=_replay)
+
+    test = commands.add_parser("selftest", help="a dry run of every check of a tree against its recordings")
+    test.add_argument("tree", type=Path)
+    test.set_defaults(act=_selftest)
+
+    book = commands.add_parser("ledger", help="what each GPU of this host has done")
+    book.add_argument("--forgive", metavar="UUID", help="incidents up to now no longer count")
+    book.add_argument("--json", action="store_true")
+    book.set_defaults(act=_ledger)
+
+    clear = commands.add_parser("clear", help="forget what a check remembers")
+    clear.add_argument("check")
+    clear.set_defaults(act=_clear)
+    return parser
+
+
+def _formats(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_mutually_exclusive_group()
+    for name in ("json", "nhc", "npd"):
+        group.add_argument(f"--{name}", dest="format", action="store_const", const=name)
+    parser.set_defaults(format="table")
+
+
+def _health(options: argparse.Namespace) -> int:
+    places = Places.from_environment()
+    if options.run or options.recording:
+        with lease.hold() as held:
+            run(
+                held.path.resolve(),
+                held.commit,
+                when=None if options.checks else options.when or When.BACKGROUND,
+                names=options.checks or None,
+                places=places,
+                captures=read_case(options.recording).captures if options.recording else None,
+            )
+        ask_broker({"ask": "look"}, 5.0)
+    known = read_verdicts(places.verdicts)
+    if missing := [name for name in options.checks if name not in known]:
+        raise GitsyncError("show the verdict", f"no check {missing[0]!r} has a verdict", hint=_hint(missing[0], known))
+    shown = [verdict for name, verdict in known.items() if not options.checks or name in options.checks]
+    now = time.time()
+    # What has expired is not known any more, whatever it said.
+    shown = [verdict if now < verdict.expires else _expired(verdict) for verdict in shown]
+    if options.classes:
+        shown = [one for one in shown if one.result is Result.PROBLEM and one.class_ in options.classes]
+    return _show(shown, options.format, now, not options.classes)
+
+
+def _replay(options: argparse.Namespace) -> int:
+    with tempfile.TemporaryDirectory() as scratch:
+        capsule = options.capsule
+        if capsule.is_file():
+            with tarfile.open(capsule) as archive:
+                archive.extractall(scratch, filter="data")
+            found = sorted(Path(scratch).rglob("case.json"))
+            if not found:
+                raise GitsyncError("replay a capsule", "no case.json in it", file=capsule)
+            capsule = found[0].parent
+        case = read_case(capsule)
+        if options.tree:
+            judged = replay(options.tree.resolve(), case, options.checks or None)
+        else:
+            with lease.hold() as held:
+                judged = replay(held.path.resolve(), case, options.checks or None)
+    return _show([item.verdict for item in judged], options.format, case.now or time.time(), True)
+
+
+def _selftest(options: argparse.Namespace) -> int:
+    faults = selftest(options.tree.resolve())
+    for fault in faults:
+        print(fault, file=sys.stderr)
+    return 1 if faults else 0
+
+
+def _ledger(options: argparse.Namespace) -> int:
+    directory = Path(os.environ.get("MINIVM_LEDGER", LEDGER))
+    files = sorted(directory.glob("[!.]*.json"))
+    if options.forgive:
+        path = directory / f"{options.forgive}.json"
+        if path not in files:
+            raise GitsyncError("forgive a GPU", f"{options.forgive} is not in the ledger", file=directory)
+        write_json(path, {**json.loads(path.read_bytes()), "forgiven_at": time.time(), "offender": False}, 0o600)
+        return 0
+    books = [json.loads(path.read_bytes()) for path in files]
+    if options.json:
+        print(json.dumps(books, indent=1))
+        return 0
+    for book in books:
+        events = book.get("events", [])
+        mark = "  repeat offender" if book.get("offender") else ""
+        head = f"{book.get('uuid')}  {book.get('model')}  serial {book.get('serial') or '-'}"
+        print(f"{head}  {len(events)} incidents{mark}")
+        for event in events[-5:]:
+            day = time.strftime("%Y-%m-%d %H:%M", time.localtime(float(event["at"])))
+            print(f"  {day}  {event['check']}: {event['reason']}")
+    return 0
+
+
+def _clear(options: argparse.Namespace) -> int:
+    """What a check has remembered so far counts no more; from here on it looks for new things only."""
+    places = Places.from_environment()
+    path = places.memory(options.check)
+    if not path.exists() and not (places.verdicts / f"{options.check}.json").exists():
+        raise GitsyncError("clear a check", f"nothing is known of {options.check!r}")
+    try:
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return 0
+    state = {key: value for key, value in data["state"].items() if key == "cursor"}
+    # The check's own cursor says up to where its log has been read; it stays, and all that is held goes.
+    write_json(path, {**data, "state": state}, 0o600)
+    return 0
+
+
+def _expired(verdict: Verdict) -> Verdict:
+    from dataclasses import replace
+
+    return replace(verdict, result=Result.UNKNOWN, reason=f"out of date; it was {verdict.result}: {verdict.reason}")
+
+
+def _hint(name: str, known: dict[str, Verdict]) -> str | None:
+    import difflib
+
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else None
+
+
+def _show(verdicts: Sequence[Verdict], form: str, now: float, complete: bool) -> int:
+    colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    print(FORMATS[form](verdicts, now, colour))
+    return exit_code(verdicts, form, complete=complete)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
