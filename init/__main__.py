@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PLAN = "/etc/minivm/plan.json"
 DROP_INS = ("/etc/minivm", "/mnt/minivm/config")
-TERMINATION_LOG = "/dev/termination-log"
+TERMINATION_LOG = os.environ.get("MINIVM_TERMINATION_LOG", "/dev/termination-log")  # the pod may name another
 EX_SOFTWARE, EX_CONFIG = 70, 78  # docs/reference/exit-codes.md
 
 

@@ -9,7 +9,7 @@ from init.machine import advance
 from init.plan import compare
 from init.records import record, replace
 from init.spec import parse_service
-from init.states import Down, EndPod, Go, Hurry, Kill, Phase, State, Then, Tick, Up, idle, satisfied
+from init.states import STOPPER, Down, EndPod, Go, Hurry, Kill, Phase, State, Then, Tick, Up, idle, satisfied
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -97,6 +97,10 @@ class Engine:
             times.append(self.deadline)
         times += [item.expires for item in self.conditions.values() if item.expires is not None]
         return min(times, default=None)
+
+    def still_wanted(self, name: str, step: int) -> bool:
+        """Whether a start that was decided should still be made: an action before it may have stopped everything."""
+        return step == STOPPER or self.states[name].phase is not Phase.STOPPING
 
     # What is asked.
 
@@ -256,6 +260,8 @@ class Engine:
         moved = True
         while moved:
             moved = False
+            if self.phase is PodPhase.DRAINING and self.states[DRAIN].phase in _OVER:
+                todo += self._stop_all(now)
             if self._leaving:
                 for name in stop.stoppable(self._leaving, self._stop_edges(), self.states):
                     then, state = self._leaving[name], self.states.get(name)
@@ -270,9 +276,6 @@ class Engine:
                     if name not in self._leaving:
                         todo += self._advance(name, Go(), now)
                         moved = True
-            if self.phase is PodPhase.DRAINING and self.states[DRAIN].phase in _OVER:
-                todo += self._stop_all(now)
-                moved = True
         self._conclude(now)
         return todo
 

@@ -144,6 +144,9 @@ class Init:
     # Processes.
 
     def _spawn(self, name: str, step: int) -> None:
+        if not self.engine.still_wanted(name, step):
+            self.feed(name, SpawnFailed("no longer wanted"))
+            return
         spec = self.engine.spec(name)
         command = spec.command if step == MAIN else spec.stop.command if step == STOPPER else spec.prepare[step]
         env = dict(self.settings.env)

@@ -44,6 +44,9 @@ def advance(service: Service, state: State, event: Event, now: float, luck: floa
         case Spawned():
             return _spawned(service, state, event, now)
         case SpawnFailed():
+            state = replace(state, spawning=False)
+            if state.phase is Phase.STOPPING:
+                return _stopped(service, state, now, luck)
             return _fail(service, state, event.why, None, now, luck)
         case Exited():
             return _exited(service, state, event, now, luck)
@@ -75,13 +78,16 @@ def _go(service: Service, state: State, now: float) -> Step:
         within = now + service.ready.within if service.ready.within else None
         return replace(fresh, phase=Phase.STARTING, since=now, started_at=now, deadline=within), [Watch()]
     if service.prepare:
-        return replace(fresh, phase=Phase.PREPARING, since=now, step=0), [Spawn(0)]
-    return replace(fresh, phase=Phase.STARTING, since=now, step=MAIN), [Spawn(MAIN)]
+        return replace(fresh, phase=Phase.PREPARING, since=now, step=0, spawning=True), [Spawn(0)]
+    return replace(fresh, phase=Phase.STARTING, since=now, step=MAIN, spawning=True), [Spawn(MAIN)]
 
 
 def _spawned(service: Service, state: State, event: Spawned, now: float) -> Step:
     if event.step == STOPPER:
         return replace(state, helper=event.pid), []
+    state = replace(state, spawning=False)
+    if state.phase is Phase.STOPPING:  # it was told to stop between the decision and the fork
+        return replace(state, pid=event.pid), [Kill(event.pid, "TERM")]
     if event.step != MAIN:
         return replace(state, pid=event.pid), []
     state = replace(state, pid=event.pid, starts=state.starts + 1, started_at=now)
@@ -120,8 +126,8 @@ def _exited(service: Service, state: State, event: Exited, now: float, luck: flo
             why = f"{service.prepare[state.step][0]} (prepare) {why}"
             return _fail(service, state, why, None, now, luck)
         if state.step + 1 < len(service.prepare):
-            return replace(state, step=state.step + 1), [Spawn(state.step + 1)]
-        return replace(state, phase=Phase.STARTING, since=now, step=MAIN), [Spawn(MAIN)]
+            return replace(state, step=state.step + 1, spawning=True), [Spawn(state.step + 1)]
+        return replace(state, phase=Phase.STARTING, since=now, step=MAIN, spawning=True), [Spawn(MAIN)]
     if service.kind is Kind.PERIODIC:
         state = replace(state, why="" if well else why, failed=state.failed + (not well))
         return replace(state, deadline=now + service.every * (0.9 + 0.2 * luck)), []
@@ -180,7 +186,7 @@ def _overdue(service: Service, state: State, now: float, luck: float) -> Step:
     if service.kind is Kind.PERIODIC and state.phase is Phase.READY:
         if state.pid:
             return state, [Kill(state.pid, "KILL")]
-        return state, [Spawn(MAIN)]
+        return replace(state, spawning=True), [Spawn(MAIN)]
     if state.phase is Phase.READY and service.watchdog:
         why = f"watchdog: no sign of life for {service.watchdog:g} s"
         return _down(service, state, Then.FAIL, why, service.stop.grace, now, luck, signal="ABRT")
@@ -202,6 +208,8 @@ def _down(
     if state.phase is Phase.HANDOVER:
         return replace(state, then=then), []
     state = replace(state, then=then, why=why or state.why, reloading=False)
+    if state.spawning:
+        return replace(state, phase=Phase.STOPPING, since=now, deadline=now + grace), [Unwatch()]
     if not state.pid:
         rest, actions = _stopped(service, state, now, luck)
         return rest, [Unwatch(), *actions]

@@ -39,6 +39,7 @@ class State:
     phase: Phase = Phase.WAITING
     pid: int = 0  # the main process, or the prepare command that runs
     step: int = MAIN
+    spawning: bool = False  # asked for, and not yet reported
     helper: int = 0  # the stop command
     former: tuple[int, ...] = ()  # main processes that handed over and may still exit
     since: float = 0.0
@@ -178,7 +179,7 @@ def satisfied(state: State) -> bool:
 
 def idle(state: State) -> bool:
     """Nothing of it runs, and nothing will start by itself while it is not wanted."""
-    return state.pid == 0 and state.helper == 0 and state.phase is not Phase.HANDOVER
+    return not (state.pid or state.helper or state.spawning or state.phase is Phase.HANDOVER)
 
 
 def signal_name(number: int) -> str:

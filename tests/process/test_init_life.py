@@ -1,0 +1,421 @@
+"""A real PID 1: start in order, readiness of every kind, crashes, stops."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.process.init_world import NOTIFIES, World, python, shell, world
+
+pytestmark = pytest.mark.root
+
+
+@pytest.fixture
+def pod(tmp_path: Path) -> Iterator[World]:
+    with world(tmp_path) as made:
+        yield made
+
+
+def test_a_chain_starts_in_order_and_stops_in_reverse(pod: World) -> None:
+    names = ["a", "b", "c"]
+    services = {
+        name: {
+            "command": python(
+                f"print('up {name}'); tell('READY=1')\n"
+                f"signal.signal(signal.SIGTERM, lambda *_: (print('down {name}'), sys.exit(0)))\nsignal.pause()"
+            ),
+            "ready": "notify",
+            "needs": names[:place][-1:],
+        }
+        for place, name in enumerate(names)
+    }
+    pod.start(services)
+    pod.until_ready()
+    assert pod.stop() == 0
+    lines = [line for line in pod.output().splitlines() if "|" in line]
+    assert lines == ["a | up a", "b | up b", "c | up c", "c | down c", "b | down b", "a | down a"]
+
+
+def test_every_kind_of_readiness(pod: World, tmp_path: Path) -> None:
+    """Each is waited for with its reason, and is ready once what it waits for is there."""
+    flag, unix, checked = tmp_path / "deep" / "er" / "flag", tmp_path / "x.sock", tmp_path / "checked"
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    pod.start(
+        {
+            "file": {"command": ["/bin/sleep", "1000"], "ready": {"file": str(flag)}},
+            "socket": {"command": ["/bin/sleep", "1000"], "ready": {"socket": str(unix)}},
+            "tcp": {"kind": "gate", "ready": {"tcp": f"localhost:{port}"}},
+            "exec": {
+                "command": ["/bin/sleep", "1000"],
+                "ready": {"exec": shell(f"echo not yet; test -e {checked}"), "interval": "50ms"},
+            },
+            "late": {"command": NOTIFIES, "ready": "notify", "needs": ["tcp"]},
+        }
+    )
+    pod.until(lambda: "not yet" in str(pod.service("exec").reasons), "the probe's last line is the reason")
+    pod.until(lambda: "refused" in str(pod.service("late").reasons), "the leaf cause is told")
+    reasons = "\n".join(pod.snapshot().reasons)
+    assert f"file {flag} missing" in reasons
+    assert f"socket {unix} missing" in reasons
+    assert f"late waits for tcp: tcp localhost:{port} refused for" in reasons
+    assert "(resolves to 127.0.0.1)" in reasons or "(resolves to ::1" in reasons
+    assert pod.get("/readyz")[0] == 503 and pod.get("/startupz")[0] == 503 and pod.get("/livez")[0] == 200
+    flag.parent.mkdir(parents=True)
+    flag.touch()
+    checked.touch()
+    listener.listen()
+    with socket.socket(socket.AF_UNIX) as served:
+        served.bind(str(unix))
+        pod.until(lambda: "refused" in str(pod.service("socket").reasons), "bound is not yet listening")
+        served.listen()
+        pod.until_ready()
+    assert pod.get("/readyz") == (200, "ok\n") and pod.get("/startupz")[0] == 200
+    listener.close()
+
+
+def test_a_file_that_comes_by_rename_is_noticed(pod: World, tmp_path: Path) -> None:
+    pod.start({"a": {"command": ["/bin/sleep", "1000"], "ready": {"file": str(tmp_path / "d" / "f")}}})
+    pod.until_state("a", "starting")
+    (tmp_path / "staged").mkdir()
+    (tmp_path / "staged" / "f").touch()
+    (tmp_path / "staged").rename(tmp_path / "d")
+    pod.until_ready()
+
+
+def test_a_crash_is_restarted_at_once_and_then_backs_off(pod: World) -> None:
+    pod.start({"a": {"command": NOTIFIES, "ready": "notify", "restart": {"delay": "1h", "max-delay": "1h"}}})
+    pod.until_ready()
+    first = pod.service("a").pid
+    pod.ask("signal", service="a", signal="KILL")
+    pod.until(lambda: (v := pod.service("a")).ready and v.pid != first, "it runs again")
+    pod.ask("signal", service="a", signal="KILL")
+    view = pod.until_state("a", "backoff")
+    assert view.failures == 2 and view.starts == 2 and view.last_exit == "killed by KILL"
+    assert view.next_start_in is not None and view.next_start_in > 2000
+    status, text = pod.get("/readyz")
+    assert status == 503 and "killed by KILL; failed twice, next start in" in text
+    assert pod.get("/startupz")[0] == 200, "it was ready once"
+    assert pod.ask("start", service="a")["state"] == "ready"
+
+
+def test_an_exhausted_critical_service_ends_the_pod(pod: World) -> None:
+    """In order, with the documented code, and the reason where Kubernetes looks."""
+    restart = {"limit": 2, "delay": "10ms", "exhausted": "end-pod"}
+    pod.start(
+        {
+            "base": {
+                "command": python("tell('READY=1')\ntry: signal.pause()\nfinally: print('never')"),
+                "ready": "notify",
+            },
+            "bad": {"command": shell("echo no licence; exit 3"), "needs": ["base"], "restart": restart},
+        }
+    )
+    assert pod.ended() == 69
+    assert "bad exited 3: no licence; gave up after 3 failures" in pod.last_words.read_text()
+    assert pod.output().count("bad | no licence") == 3
+
+
+def test_an_exhausted_service_degrades_with_its_reason(pod: World) -> None:
+    pod.start(
+        {
+            "fine": {"command": NOTIFIES, "ready": "notify"},
+            "bad": {"command": shell("echo wrong key >&2; exit 9"), "restart": {"fatal-codes": [9]}},
+            "after": {"command": NOTIFIES, "ready": "notify", "after": ["bad"]},
+        }
+    )
+    assert pod.until_state("bad", "failed").starts == 1
+    pod.until_state("after", "ready")
+    pod.until_state("fine", "ready")
+    (reason,) = pod.snapshot().reasons
+    assert reason == "bad: exited 9: wrong key; no retry can mend exit code 9"
+    assert pod.stop() == 0
+
+
+def test_a_proof_is_tried_until_it_succeeds(pod: World, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    pod.start(
+        {
+            "proof": {
+                "kind": "oneshot",
+                "command": shell(f"test -e {key} || {{ echo the key is not there; exit 1; }}"),
+                "restart": {"delay": "20ms", "max-delay": "20ms"},
+            },
+            "user": {"command": NOTIFIES, "ready": "notify", "needs": ["proof"]},
+        }
+    )
+    pod.until(lambda: "the key is not there" in pod.get("/readyz")[1], "the reason is the last line")
+    assert pod.service("user").state == "waiting"
+    key.touch()
+    pod.until_ready()
+    assert pod.service("proof").state == "done"
+
+
+def test_a_service_that_ignores_term_costs_only_its_own_grace(pod: World) -> None:
+    """The others are told at once, and the exit code says that something had to be killed."""
+    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN); tell('READY=1')\nwhile True: signal.pause()"
+    pod.start(
+        {
+            "a": {"command": NOTIFIES, "ready": "notify"},
+            "deaf": {"command": python(deaf), "ready": "notify", "stop": {"grace": "300ms"}},
+            "b": {"command": NOTIFIES, "ready": "notify"},
+            "top": {"command": NOTIFIES, "ready": "notify", "needs": ["deaf"]},
+        }
+    )
+    pod.until_ready()
+    assert pod.stop() == 75
+
+
+def test_a_second_term_hurries(pod: World, tmp_path: Path) -> None:
+    """Graces of ten minutes are cut; without it this test would meet its deadline."""
+    deaf = "signal.signal(signal.SIGTERM, lambda *_: print('heard')); tell('READY=1')\nwhile True: signal.pause()"
+    pod.start({"deaf": {"command": python(deaf), "ready": "notify", "stop": {"grace": "10m"}}}, grace=900)
+    pod.until_ready()
+    pod.term()
+    pod.until(lambda: "deaf | heard" in pod.output(), "the first TERM arrived")
+    pod.term()
+    assert pod.ended() == 75
+
+
+def test_the_whole_stop_has_one_deadline(pod: World) -> None:
+    """A chain of the deaf with long graces: all are shortened alike, and it ends within the pod's grace period."""
+    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN); tell('READY=1')\nwhile True: signal.pause()"
+    names = ["a", "b", "c"]
+    services = {
+        name: {
+            "command": python(deaf), "ready": "notify", "stop": {"grace": "10m"}, "needs": names[:place][-1:],
+        }
+        for place, name in enumerate(names)
+    }  # fmt: skip
+    pod.start(services, grace=3)
+    pod.until_ready()
+    assert pod.stop() == 75
+
+
+def test_drain_runs_before_the_stop_and_only_once(pod: World, tmp_path: Path) -> None:
+    """preStop asks for it over the socket, TERM comes while it runs: both wait for the same drain."""
+    go, count = tmp_path / "go", tmp_path / "count"
+    pod.start(
+        {"a": {"command": python("tell('READY=1')\nsignal.pause()"), "ready": "notify"}},
+        {"command": shell(f"echo x >> {count}; while ! test -e {go}; do sleep 0.01; done; echo drained it")},
+        grace=60,
+    )
+    pod.until_ready()
+    assert pod.ask("drain", wait=False)["drain"] == "draining"
+    pod.until(count.exists, "the drain runs")
+    assert "drain: draining" in pod.get("/readyz")[1]
+    pod.term()
+    pod.until(lambda: pod.snapshot().phase == "draining", "the stop waits for the drain")
+    assert pod.service("a").ready, "nothing is stopped before the drain has ended"
+    go.touch()
+    assert pod.ended() == 0
+    assert count.read_text() == "x\n"
+    assert "drain | drained it" in pod.output()
+
+
+def test_a_drain_over_its_budget_does_not_hold_the_stop(pod: World) -> None:
+    pod.start(
+        {"a": {"command": NOTIFIES, "ready": "notify"}},
+        {"command": shell("trap '' TERM; while :; do sleep 0.05; done"), "budget": "200ms"},
+        grace=30,
+    )
+    pod.until_ready()
+    assert pod.stop() in (0, 75)
+
+
+def test_resume_takes_a_drain_back(pod: World, tmp_path: Path) -> None:
+    back = tmp_path / "back"
+    pod.start(
+        {"a": {"command": NOTIFIES, "ready": "notify"}},
+        {"command": ["/bin/true"], "resume": ["/bin/touch", str(back)]},
+    )
+    pod.until_ready()
+    assert pod.ask("drain")["drain"] == "drained"
+    assert pod.get("/readyz") == (503, "drain: drained\n")
+    assert pod.ask("resume")["drain"] == ""
+    assert back.exists()
+    assert pod.get("/readyz")[0] == 200
+
+
+def test_a_watchdog_restarts_a_service_that_hangs(pod: World) -> None:
+    hang = "tell('READY=1'); tell('WATCHDOG=1'); print('pid', os.getpid(), os.environ['WATCHDOG_USEC']); signal.pause()"
+    pod.start({"a": {"command": python(hang), "ready": "notify", "watchdog": "200ms"}})
+    pod.until(lambda: pod.service("a").failures >= 1, "the watchdog bit")
+    assert "watchdog: no sign of life for 0.2 s" in str(pod.ask("trace")["events"])
+    assert "200000" in pod.output()
+
+
+def test_a_watchdog_that_is_fed_stays_quiet(pod: World) -> None:
+    fed = "tell('READY=1')\nfor _ in range(40): tell('WATCHDOG=1'); time.sleep(0.05)\nprint('fed'); signal.pause()"
+    pod.start({"a": {"command": python(fed), "ready": "notify", "watchdog": "1s"}})
+    pod.until(lambda: "a | fed" in pod.output(), "it lived twice as long as one period")
+    assert pod.service("a").failures == 0
+
+
+def test_prepare_runs_before_each_start(pod: World, tmp_path: Path) -> None:
+    pod.start(
+        {
+            "a": {
+                "command": NOTIFIES, "ready": "notify", "user": "nobody",
+                "prepare": [shell("echo one; id -u"), shell(f"echo two; test ! -e {tmp_path}/stop")],
+            }
+        }
+    )  # fmt: skip
+    pod.until_ready()
+    pod.ask("signal", service="a", signal="KILL")
+    pod.until(lambda: pod.service("a").starts == 2 and pod.service("a").ready, "it runs again")
+    assert pod.output().count("a | one\na | 0\na | two\n") == 2
+    (tmp_path / "stop").touch()
+    assert pod.ask("restart", service="a")["ready"] is False
+    assert "/bin/sh (prepare) exited 1: two" in str(pod.service("a").reasons)
+
+
+def test_who_a_service_is(pod: World, tmp_path: Path) -> None:
+    """User, groups, umask, directory, limits, environment from every source, capabilities: seen from inside."""
+    secret, extra = tmp_path / "secret", tmp_path / "extra"
+    secret.write_text("s3cret\n")
+    extra.write_text("# a comment\nEXTRA=from file\n")
+    show = (
+        "import resource\n"
+        "status = [line.split() for line in open('/proc/self/status')]\n"
+        "caps = [words[1] for words in status if words[0] in ('CapEff:', 'CapBnd:', 'NoNewPrivs:')]\n"
+        "print(os.getuid(), os.getgid(), os.getgroups(), oct(os.umask(0)), os.getcwd(), os.getsid(0) == os.getpid())\n"
+        "print(resource.getrlimit(resource.RLIMIT_NOFILE), caps, open('/proc/self/oom_score_adj').read().strip())\n"
+        "print(*(os.environ.get(n) for n in ('PLAIN', 'SECRET', 'EXTRA', 'POD', 'NOTIFY_SOCKET', 'HOME')), sep=';')\n"
+        "fds = sorted(os.listdir('/proc/self/fd'))\n"
+        "print(fds[:3], len(fds), signal.pthread_sigmask(0, []))\n"
+    )
+    pod.start(
+        {
+            "a": {
+                "kind": "oneshot", "command": python(show), "user": "nobody", "groups": [7, 8], "umask": "0027",
+                "cwd": "/usr", "limits": {"nofile": "100:200"}, "capabilities": ["NET_BIND_SERVICE"],
+                "no-new-privileges": True, "oom-score": 500, "environment-files": [str(extra), "/nowhere"],
+                "environment": {"PLAIN": "x-${POD}-$$", "SECRET": {"secret": str(secret)}},
+            }
+        },
+        POD="pod7",
+    )  # fmt: skip
+    pod.until_ready()
+    lines = [line.removeprefix("a | ") for line in pod.output().splitlines()]
+    nobody = 65534
+    assert lines[0] == f"{nobody} {nobody} [7, 8] 0o27 /usr True"
+    assert lines[1] == "(100, 200) ['0000000000000400', '0000000000000400', '1'] 500"
+    assert lines[2] == "x-pod7-$;s3cret;from file;pod7;None;/nonexistent"
+    assert lines[3] == "['0', '1', '2'] 4 set()", "no descriptor of PID 1, no blocked signal"
+    shown = pod.ask("env", service="a")["environment"]
+    assert shown["SECRET"] == "********" and shown["PLAIN"] == "x-pod7-$"
+
+
+def test_a_start_that_cannot_be_made_says_why(pod: World) -> None:
+    pod.start(
+        {
+            "nobody-here": {"command": ["/bin/true"], "user": "missing-user"},
+            "no-file": {"command": ["/nowhere/daemon"]},
+        }
+    )
+    pod.until(lambda: pod.service("no-file").failures and pod.service("nobody-here").failures, "both failed")
+    reasons = "\n".join(pod.snapshot().reasons)
+    assert "cannot start nobody-here: no user 'missing-user'" in reasons
+    assert "/nowhere/daemon: No such file or directory" in reasons
+
+
+def test_periodic_runs_again_and_its_failure_is_a_degraded_reason(pod: World) -> None:
+    pod.start({"p": {"kind": "periodic", "every": "50ms", "command": shell("echo tick; exit 4")}})
+    pod.until(lambda: pod.output().count("p | tick") >= 3, "it ran three times")
+    found = pod.until_ready()
+    assert found.degraded == ("p: last run exited 4: tick",)
+
+
+def test_a_new_plan_restarts_only_what_changed(pod: World) -> None:
+    same = {"command": NOTIFIES, "ready": "notify"}
+    pod.start({"kept": same, "gone": same, "changed": same, "renamed": same | {"about": "old words"}})
+    pod.until_ready()
+    before = {view.name: view.pid for view in pod.snapshot().services}
+    with pod.client() as client:
+        pod.write_plan(
+            {
+                "kept": same, "new": same | {"needs": ["changed"]}, "renamed": same | {"about": "new words"},
+                "changed": same | {"environment": {"X": "1"}},
+            }
+        )  # fmt: skip
+        import json
+
+        reply = client.request("apply", plan=json.loads(pod.plan.read_text()))
+    assert (reply["added"], reply["removed"], reply["changed"]) == (["new"], ["gone"], ["changed"])
+    pod.until(lambda: {view.name for view in pod.snapshot().services} == {"kept", "new", "renamed", "changed"}, "gone")
+    after = {view.name: view for view in pod.until_ready().services}
+    assert after["kept"].pid == before["kept"] and after["renamed"].pid == before["renamed"]
+    assert after["renamed"].about == "new words"
+    assert after["changed"].pid != before["changed"] and after["changed"].failures == 0
+    with pytest.raises(Exception, match="no service 'nowhere'"):
+        pod.ask("apply", plan={"version": 1, "role": "t", "services": {"x": same | {"needs": ["nowhere"]}}})
+    assert pod.service("kept").ready, "a wrong plan changes nothing"
+
+
+def test_conditions_come_and_go(pod: World) -> None:
+    pod.start({"a": {"command": NOTIFIES, "ready": "notify"}})
+    pod.until_ready()
+    pod.ask("condition", name="config", text="slurm.conf line 3 is wrong")
+    assert pod.snapshot().degraded == ("config: slurm.conf line 3 is wrong",) and pod.snapshot().ready
+    pod.ask("condition", name="broker", text="drained by a check", blocking=True, expires=0.1)
+    pod.until(lambda: pod.snapshot().conditions and pod.snapshot().ready, "the blocking one expired")
+    pod.ask("condition", name="config", text="")
+    assert pod.snapshot().conditions == ()
+
+
+def test_only_the_main_process_is_signalled_on_a_restart(pod: World) -> None:
+    """A job step in a session of its own, and a plain child, both survive their daemon's restart (FACTS of Slurm)."""
+    code = (
+        "if os.fork() == 0:\n    os.setsid(); print('step', os.getpid()); signal.pause()\n"
+        "if os.fork() == 0:\n    print('child', os.getpid()); signal.pause()\n"
+        "tell('READY=1'); signal.pause()"
+    )
+    pod.start({"slurmd": {"command": python(code), "ready": "notify"}})
+    pod.until_ready()
+    pod.until(lambda: pod.output().count("slurmd | ") == 2, "both told their pids")
+    assert pod.ask("restart", service="slurmd")["ready"]
+    pod.until(lambda: pod.output().count("slurmd | ") == 4, "the new ones too")
+    inside = Path(f"/proc/{pod.pid}/root/proc")
+    pids = [line.split()[-1] for line in pod.output().splitlines() if line.startswith("slurmd | ")]
+    assert all((inside / pid).exists() for pid in pids)
+    assert pod.stop() == 0, "at the very end they are swept up"
+
+
+def test_shutdown_and_refusals(pod: World) -> None:
+    pod.start({"slurmd": {"command": NOTIFIES, "ready": "notify"}})
+    pod.until_ready()
+    for op, keys, words in [
+        ("restart", {"service": "slurmx"}, "cannot restart slurmx: no such service"),
+        ("reload", {"service": "slurmd"}, "it cannot read its configuration anew"),
+        ("signal", {"service": "slurmd", "signal": "TREM"}, "unknown signal"),
+        ("fly", {}, "no such request"),
+    ]:
+        with pytest.raises(Exception, match=words):
+            pod.ask(op, **keys)
+    assert (pod.run / "control.sock").stat().st_mode & 0o777 == 0o600
+    assert pod.ask("shutdown")["phase"] == "stopping"
+    assert pod.ended() == 0
+
+
+def test_stop_and_start_by_hand(pod: World) -> None:
+    pod.start({"a": {"command": NOTIFIES, "ready": "notify"}})
+    pod.until_ready()
+    assert pod.ask("stop", service="a")["state"] == "stopped"
+    assert pod.get("/readyz") == (503, "a: stopped on request\n")
+    assert pod.ask("start", service="a")["ready"] is True
+    assert pod.service("a").failures == 0
+
+
+def test_signals_other_than_term_do_not_hurt_pid_1(pod: World) -> None:
+    pod.start({"a": {"command": NOTIFIES, "ready": "notify"}})
+    pod.until_ready()
+    for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE, signal.SIGCHLD):
+        os.kill(pod.pid, number)
+    assert pod.get("/livez")[0] == 200 and pod.service("a").ready
