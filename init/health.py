@@ -38,6 +38,8 @@ def own_reason(spec: Service, state: State, now: float) -> str:
             return f"{head} for {spent}{' ' + tail if tail else ''}"
         case Phase.STARTING if spec.kind is Kind.ONESHOT:
             return f"runs for {spent}" + (f"; before: {state.why}" if state.why else "")
+        case Phase.STARTING if spec.ready.probe is Probe.NONE:
+            return f"started {spent} ago; before: {state.why}" if state.why else f"starting for {spent}"
         case Phase.STARTING if spec.ready.probe is Probe.NOTIFY:
             said = f', and says "{state.status}"' if state.status else ""
             return f"started {spent} ago, no READY=1 yet{said}" + (f"; before: {state.why}" if state.why else "")

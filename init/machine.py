@@ -96,7 +96,10 @@ def _spawned(service: Service, state: State, event: Spawned, now: float) -> Step
         state = replace(state, deadline=limit)
         return (replace(state, phase=Phase.READY) if service.kind is Kind.PERIODIC else state), []
     if service.ready.probe is Probe.NONE:
-        return _ready(service, state, now), []
+        # Started is ready; after a failure, only if it stays: a crash loop must not look ready between crashes.
+        if not state.streak:
+            return _ready(service, state, now), []
+        return replace(state, deadline=now + service.restart.delay), []
     state = replace(state, deadline=now + service.ready.within if service.ready.within else None)
     return state, [] if service.ready.probe is Probe.NOTIFY else [Watch()]
 
@@ -191,6 +194,8 @@ def _overdue(service: Service, state: State, now: float, luck: float) -> Step:
         why = f"watchdog: no sign of life for {service.watchdog:g} s"
         return _down(service, state, Then.FAIL, why, service.stop.grace, now, luck, signal="ABRT")
     if state.phase is Phase.STARTING:
+        if service.kind is Kind.LONGRUN and service.ready.probe is Probe.NONE:
+            return _ready(service, state, now), []
         if service.kind is Kind.ONESHOT:
             why = f"did not finish within {service.timeout:g} s"
         else:
