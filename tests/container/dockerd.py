@@ -22,12 +22,12 @@ class SmallEngine:
         data.mkdir()
         command = ["dockerd", "--data-root", str(data), "--exec-root", str(root / "exec"), "--log-level", "warn"]
         command += ["--pidfile", str(root / "pid"), "--host", f"unix://{self.socket}"]
-        # No bridge and no firewall rules: those belong to the machine, and to its own engine.
         command += ["--bridge=none", "--iptables=false", "--ip-forward=false", "--ip-masq=false"]
+        # A network of its own, because dockerd deletes an existing docker0 when it is told to have none.
         mount = f'mount -t tmpfs -o size={size} none "$0" && exec "$@"'
         with (root / "log").open("wb") as log:
             self.process = subprocess.Popen(
-                ["unshare", "--mount", "sh", "-c", mount, str(data), *command],
+                ["unshare", "--mount", "--net", "sh", "-c", mount, str(data), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -86,8 +86,8 @@ def world(directory: Path, layer: str, needs: tuple[str, ...]) -> Iterator[World
                 for number, name in enumerate(("ubuntu", "cuda", "doca", "files"), start=11)
             ]
             base = base_image(engine, registry, sites[0], key)
+            stack.callback(engine.remove, base)
             yield describe(World(root, base, sites[0], sites[1], sites[2], sites[3], key, other, made))
-            engine.remove(base)
     finally:
         registry.kill()
         key.stop()
