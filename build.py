@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
@@ -20,27 +21,46 @@ SLURM = ("package", "source")
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="For machines.")
 
 
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """What stands before the command's name."""
+
+    repository: Path
+    assignments: tuple[str, ...]
+
+
 class Commands(click.Group):
     """Our own errors are told without a traceback; the cluster's commands are imported when they are called."""
 
-    CLUSTER = ("up", "ssh", "status", "down")
+    # name -> the module that has it and what it is for, so that --help imports none of them.
+    LATE: ClassVar = {
+        "push": ("images.cli_publish", "Push the roles' images to a registry."),
+        "sbom": ("images.cli_publish", "The SPDX document of a role."),
+        "diff": ("images.cli_publish", "What differs between two images."),
+        "reproduce": ("images.cli_check", "Build twice from nothing and compare every digest."),
+        "test": ("images.cli_check", "Run the container tests of the roles."),
+        "up": ("cluster.cli", "Bring up a whole cluster on this machine."),
+        "ssh": ("cluster.cli", "Log in to the login pod."),
+        "status": ("cluster.cli", "The pods: ready, or why not."),
+        "down": ("cluster.cli", "Stop the cluster."),
+    }
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*super().list_commands(ctx), *self.CLUSTER]
+        return [*super().list_commands(ctx), *self.LATE]
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in self.CLUSTER:
+        if name not in self.LATE:
             return super().get_command(ctx, name)
         import importlib
 
-        command: click.Command = getattr(importlib.import_module("cluster.cli"), name)
+        command: click.Command = getattr(importlib.import_module(self.LATE[name][0]), name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         own = [(name, command.get_short_help_str(80)) for name, command in sorted(self.commands.items())]
-        cluster = [("up", "Bring up a whole cluster on this machine."), ("ssh", "Log in to the login pod."),
-                   ("status", "The pods: ready, or why not."), ("down", "Stop the cluster.")]  # fmt: skip
-        for title, rows in (("Images", own), ("Cluster", cluster)):
+        own += [(name, about) for name, (module, about) in self.LATE.items() if module.startswith("images.")]
+        cluster = [(name, about) for name, (module, about) in self.LATE.items() if module.startswith("cluster.")]
+        for title, rows in (("Images", sorted(own)), ("Cluster", cluster)):
             with formatter.section(title):
                 formatter.write_dl(rows)
 
@@ -65,14 +85,14 @@ class Commands(click.Group):
 def main(ctx: click.Context, variant: str | None, slurm: str | None, assignments: Sequence[str]) -> None:
     """Build minivm's images and bring up a cluster of them."""
     more = [f"{name}={value}" for name, value in (("variant", variant), ("slurm", slurm)) if value]
-    ctx.obj = [*assignments, *more]
+    ctx.obj = Invocation(REPOSITORY, (*assignments, *more))
 
 
 def session(ctx: click.Context) -> Session:
     from images import settings
     from images.session import Session
 
-    return Session.open(REPOSITORY, settings.read(assignments=ctx.obj))
+    return Session.open(ctx.obj.repository, settings.read(assignments=ctx.obj.assignments))
 
 
 @main.command("list")

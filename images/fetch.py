@@ -5,10 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import ssl
 import tempfile
-import urllib.error
-import urllib.request
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
@@ -47,7 +44,7 @@ def fetch(pin: Pin, directory: Path, settings: Settings) -> Path:
                               )  # fmt: skip
         temporary.chmod(0o644)
         temporary.rename(kept)
-    except (OSError, urllib.error.URLError) as error:
+    except OSError as error:  # URLError is one
         why = getattr(error, "reason", None) or error
         raise ImagesError("fetch a pinned file", f"{pin.url}: {why}", file="images/versions.yaml",
                           field=f"pins.{pin.name}") from error  # fmt: skip
@@ -59,6 +56,10 @@ def fetch(pin: Pin, directory: Path, settings: Settings) -> Path:
 def opened(pin: Pin, settings: Settings):  # type: ignore[no-untyped-def]  # a response or a file: both read bytes
     if not urlsplit(pin.url).scheme:
         return Path(pin.url).open("rb")
+    # Late: a build that fetches nothing does not pay for TLS.
+    import ssl
+    import urllib.request
+
     context = ssl.create_default_context()
     if settings.ca_certificates:
         context.load_verify_locations(settings.ca_certificates)

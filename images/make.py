@@ -42,6 +42,7 @@ class Maker:
     engine: Engine
     reporter: Reporter
     revision: str
+    shown_prefix: str = ""  # what labels call the images, where the names are those of a trial
 
     @property
     def work(self) -> Path:
@@ -145,7 +146,7 @@ class Maker:
         ]
         files = [sbom.File.of(entry.path, entry.read()) for entry in image.entries if entry.kind is EntryKind.FILE]
         document = sbom.document(
-            name=image.repo,
+            name=self.shown(image.repo),
             version=image.tag,
             namespace=f"https://minivm.invalid/spdx/{image.name}/{image.hash}",
             packages=packages,
@@ -189,9 +190,13 @@ class Maker:
             rewrite.reload(self.engine, raw, made)
         return made.id
 
+    def shown(self, name: str) -> str:
+        prefix = self.place.settings.prefix
+        return name.replace(prefix, self.shown_prefix, 1) if self.shown_prefix and name.startswith(prefix) else name
+
     def labels(self, image: Image, below: Mapping[str, Any]) -> dict[str, str]:
         found = {
-            "org.opencontainers.image.title": image.repo,
+            "org.opencontainers.image.title": self.shown(image.repo),
             "org.opencontainers.image.description": image.describe,
             "org.opencontainers.image.version": image.tag,
             "org.opencontainers.image.source": self.place.definition.versions.source,
@@ -201,7 +206,7 @@ class Maker:
             f"{LABEL}base": self.place.base or self.place.variant.suite,
         }
         if below:
-            found["org.opencontainers.image.base.name"] = image.step.base
+            found["org.opencontainers.image.base.name"] = self.shown(image.step.base)
             found["org.opencontainers.image.base.digest"] = str(below["Id"])
         if image.is_role:
             # On roles alone: a commit that changes nothing below must not give every layer another id.

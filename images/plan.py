@@ -346,6 +346,11 @@ def fetched(image: Image, place: Place) -> list[Entry]:
     return found
 
 
+def short(name: str) -> str:
+    """A file of the repository by its name there; where in the image it lands follows from that."""
+    return name.partition(" as /")[0]
+
+
 def changed(before: Mapping[str, str] | None, after: Mapping[str, str]) -> list[str]:
     """Which inputs differ from those of the last build, by name."""
     if before is None:
@@ -353,9 +358,9 @@ def changed(before: Mapping[str, str] | None, after: Mapping[str, str]) -> list[
     lines = []
     for name in sorted(before.keys() | after.keys()):
         if name not in after:
-            lines.append(f"{name} (removed)")
+            lines.append(f"{short(name)} (removed)")
         elif name not in before:
-            lines.append(f"{name} (new)")
+            lines.append(f"{short(name)} (new)")
         elif before[name] != after[name]:
-            lines.append(name)
+            lines.append(short(name))
     return lines

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, TextIO
 
 # A marker of ours on a line of its own, as the classic builder and BuildKit show it; never in an echoed RUN line.
 STEP = re.compile(r"^(?:#\d+ [\d.]+ )?minivm: (?P<step>.+)$")
@@ -26,13 +26,14 @@ class Reporter(Protocol):
 class Plain:
     """One line when something begins, passes a step, or ends: for logs and pipes."""
 
-    def __init__(self) -> None:
+    def __init__(self, to: TextIO | None = None) -> None:
         self.steps: dict[str, str] = {}
         self.lock = threading.Lock()
+        self.to = to
 
     def say(self, text: str) -> None:
         with self.lock:
-            print(text, flush=True)
+            print(text, file=self.to or sys.stdout, flush=True)
 
     def start(self, key: str, why: str) -> None:
         self.say(f"{key}: building ({why})")
