@@ -19,7 +19,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from init.slurm_node import Node
 
-SLURMD = "/usr/sbin/slurmd"
+# Only a worker has it: its preparation has found out what it offers (`environment-files` of the service).
+WORKER = "MINIVM_SLURMD_CONF"
 # slurmd says READY a moment before its registration has arrived: steps between looks, one second in all.
 STEPS = (0.05, 0.1, 0.2, 0.3, 0.35)
 
@@ -27,7 +28,7 @@ STEPS = (0.05, 0.1, 0.2, 0.3, 0.35)
 def main() -> int:
     controller = slurm_client.address(os.environ)
     try:
-        if os.path.exists(SLURMD):  # noqa: PTH110 (pathlib costs milliseconds of the boot)
+        if WORKER in os.environ:
             reason = worker(controller)
         else:
             slurm_client.run([slurm_client.SCONTROL, "--oneliner", "show", "partition"], controller)

@@ -39,7 +39,7 @@ SchedulerParameters=batch_sched_delay=0
 """
 ACCOUNTING = """\
 AccountingStorageType=accounting_storage/slurmdbd
-AccountingStorageHost=localhost
+AccountingStorageHost={host}
 JobAcctGatherType=jobacct_gather/linux
 """
 DEFAULT_CGROUP = "CgroupPlugin=autodetect\nIgnoreSystemd=yes\nEnableControllers=yes\n"
@@ -75,10 +75,12 @@ def defaults(pod: Pod) -> dict[str, str]:
     import os
 
     accounting = pod.choice("MINIVM_ACCOUNTING", "embedded", ["embedded", "external", "none"])
+    # slurmctld looks for its own host name among the controllers; the others reach it by the name that they were given.
+    host = os.uname().nodename.split(".")[0]
+    known_as = pod.controller[0] if pod.setting("MINIVM_CONTROLLER") else host
     slurm = DEFAULT.format(
         cluster=pod.setting("MINIVM_CLUSTER", "minivm"),
-        # slurmctld looks for its own host name among the controllers; workers get MINIVM_CONTROLLER's name by DNS.
-        host=os.uname().nodename.split(".")[0],
-        accounting="" if accounting == "none" else ACCOUNTING,
+        host=host if known_as == host else f"{host}({known_as})",
+        accounting="" if accounting == "none" else ACCOUNTING.format(host=known_as),
     )
     return {"slurm.conf": slurm, "cgroup.conf": DEFAULT_CGROUP, "gres.conf": DEFAULT_GRES}

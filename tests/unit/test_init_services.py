@@ -79,7 +79,7 @@ def test_slurmctld_is_never_reloaded_by_a_raw_hup() -> None:
     assert slurmctld.reload.signal == "" and slurmctld.reload.command[-1] == "reconfigure"
 
 
-@pytest.mark.parametrize("name", ["slurmctld", "slurmdbd", "slurmd", "slurmd-static", "sackd"])
+@pytest.mark.parametrize("name", ["slurmctld", "slurmd", "slurmd-static", "sackd"])
 def test_slurm_daemons_tell_when_they_are_ready_and_when_they_replace_themselves(name: str) -> None:
     service = dropins.load_directory()[name]
     assert "--systemd" in service.command and service.ready.probe is Probe.NOTIFY

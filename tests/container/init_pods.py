@@ -1,0 +1,221 @@
+"""Pods of the real images for tests of the init: as Kubernetes would make them, with named capabilities only."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import docker  # type: ignore[import-untyped]  # it carries no types
+import yaml
+from docker.models.containers import Container  # type: ignore[import-untyped]  # it carries no types
+from docker.models.networks import Network  # type: ignore[import-untyped]  # it carries no types
+
+ROOT = Path(__file__).resolve().parents[2]
+# Images that were built under another name can be tested too: MINIVM_TEST_IMAGES=registry/prefix.
+IMAGES = os.environ.get("MINIVM_TEST_IMAGES", "minivm")
+PREFIX = "minivm-test-init"
+PYTHON = "/opt/minivm/bin/python3"
+
+
+def role_capabilities(role: str) -> list[str]:
+    """What the role's data says it needs: the test grants these and nothing else."""
+    data = yaml.safe_load((ROOT / "images" / "roles" / f"{role}.yaml").read_text())
+    return [str(name) for name in data["capabilities"]]
+
+
+def wait_for(what: str, condition: Callable[[], Any], *, within: float = 60.0, every: float = 0.1) -> Any:
+    """Poll with a deadline; the last answer stands in the failure."""
+    end = time.monotonic() + within
+    answer: Any = None
+    while time.monotonic() < end:
+        answer = condition()
+        if answer:
+            return answer
+        time.sleep(every)
+    raise AssertionError(f"not within {within:g} s: {what}; last answer: {answer!r}")
+
+
+class Pod:
+    """A container with minivm's init in it."""
+
+    def __init__(self, container: Container) -> None:
+        self.container = container
+        self.name = str(container.name)
+
+    def run(self, *argv: str, user: str = "root", check: bool = True, env: Mapping[str, str] | None = None) -> str:
+        code, output = self.container.exec_run(list(argv), user=user, environment=dict(env or {}), demux=True)
+        out, err = ((part or b"").decode(errors="replace") for part in output)
+        if check and code != 0:
+            raise AssertionError(f"{' '.join(argv)} in {self.name}: exit {code}\n{out}{err}")
+        return str(out)
+
+    def code(self, *argv: str) -> tuple[int, str]:
+        code, output = self.container.exec_run(list(argv))
+        return int(code), output.decode(errors="replace")
+
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.run("minivm", "status", "--json"))
+        return found
+
+    def service(self, name: str) -> dict[str, Any]:
+        return next(view for view in self.status()["services"] if view["name"] == name)
+
+    def ready(self) -> bool:
+        self.container.reload()
+        if self.container.status != "running":
+            raise AssertionError(f"{self.name} has ended:\n{self.logs()}")
+        return self.code("minivm", "ready")[0] == 0
+
+    def why(self) -> str:
+        return self.code("minivm", "ready")[1].strip()
+
+    def wait_ready(self, within: float = 60.0) -> Pod:
+        try:
+            wait_for(f"{self.name} is ready", self.ready, within=within)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.why()}\n{self.logs()[-6000:]}") from None
+        return self
+
+    def wait_reason(self, words: str, within: float = 60.0) -> str:
+        def found() -> str:
+            text = self.why()
+            return text if words in text else ""
+
+        try:
+            return str(wait_for(f"{self.name} says {words!r}", found, within=within))
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.why()}\n{self.logs()[-4000:]}") from None
+
+    def logs(self) -> str:
+        return str(self.container.logs().decode(errors="replace"))
+
+    def add_user(self, name: str = "demo", uid: int = 20001) -> None:
+        self.run("useradd", "--create-home", "--uid", str(uid), "--shell", "/bin/bash", name)
+
+    def remove(self) -> None:
+        with contextlib.suppress(docker.errors.NotFound):
+            self.container.remove(force=True, v=True)
+
+
+class World:
+    """One docker network, one set of mounts, and the pods on it; everything is removed in the end, by name."""
+
+    def __init__(self, directory: Path, tag: str) -> None:
+        self.client = docker.from_env()
+        self.tag = tag
+        self.mounts = directory / "mounts"
+        (self.mounts / "secrets" / "munge").mkdir(parents=True)
+        (self.mounts / "config" / "slurm").mkdir(parents=True)
+        self.key = os.urandom(128)
+        (self.mounts / "secrets" / "munge" / "munge.key").write_bytes(self.key)
+        self.pods: list[Pod] = []
+        name = f"{PREFIX}-{tag}"
+        self._clean(name)
+        self.network: Network = self.client.networks.create(name)
+
+    def _clean(self, name: str) -> None:
+        """What a run that was cut has left under our own names."""
+        for container in self.client.containers.list(all=True, filters={"name": f"^{name}-"}):
+            container.remove(force=True, v=True)
+        for network in self.client.networks.list(names=[name]):
+            network.remove()
+
+    def pod(
+        self,
+        role: str,
+        host: str,
+        *,
+        env: Mapping[str, str] | None = None,
+        mounts: Path | None = None,
+        **options: Any,
+    ) -> Pod:
+        name = f"{PREFIX}-{self.tag}-{host}"
+        container = self.client.containers.create(
+            f"{IMAGES}/{role}:latest",
+            name=name,
+            hostname=host,
+            cap_drop=["ALL"],
+            cap_add=role_capabilities(role),
+            environment={"MINIVM_POD_NAME": host, "MINIVM_GRACE_SECONDS": "20", **(env or {})},
+            volumes={str(mounts or self.mounts): {"bind": "/mnt/minivm", "mode": "ro"}},
+            network=self.network.name,
+            labels={"minivm-test": "init"},
+            **options,
+        )
+        pod = Pod(container)
+        self.pods.append(pod)
+        # The pod's own name in DNS, as a headless service gives it: docker serves the container's name only.
+        self.network.disconnect(container)
+        self.network.connect(container, aliases=[host])
+        container.start()
+        return pod
+
+    def configure(self, files: Mapping[str, str], *, mounts: Path | None = None) -> None:
+        """Swap the mounted Slurm configuration as Kubernetes swaps a ConfigMap: `..data` is renamed over."""
+        directory = (mounts or self.mounts) / "config" / "slurm"
+        fresh = directory / f"..{time.time_ns()}"
+        fresh.mkdir()
+        for name, text in files.items():
+            (fresh / name).write_text(text)
+            link = directory / name
+            if not link.is_symlink():
+                link.symlink_to(Path("..data") / name)
+        old = (directory / "..data").readlink() if (directory / "..data").is_symlink() else None
+        temporary = directory / "..data_tmp"
+        temporary.symlink_to(fresh.name)
+        temporary.rename(directory / "..data")
+        if old:
+            shutil.rmtree(directory / old)
+
+    def close(self) -> None:
+        for pod in self.pods:
+            pod.remove()
+        self.network.remove()
+        self.client.close()
+
+
+@contextlib.contextmanager
+def world(directory: Path, tag: str) -> Iterator[World]:
+    made = World(directory, tag)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+SLURM_CONF = """\
+ClusterName=minivm
+SlurmctldHost=slurm-controller
+SlurmUser=slurm
+AuthType=auth/munge
+CredType=cred/munge
+SlurmctldParameters=enable_configless
+StateSaveLocation=/var/spool/slurmctld
+SlurmdSpoolDir=/var/spool/slurmd
+SlurmctldPidFile=/run/slurm/slurmctld.pid
+SlurmdPidFile=/run/slurm/slurmd.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+MaxNodeCount=64
+TreeWidth=65533
+ReturnToService=2
+SlurmdTimeout=60
+KillWait=5
+SchedulerParameters=batch_sched_delay=0,sched_min_interval=0
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=slurm-controller
+PartitionName=main Nodes=ALL Default=YES OverSubscribe=FORCE:4 State=UP
+"""
+
+
+def slurm_conf(*extra: str, accounting: bool = True) -> str:
+    lines = [line for line in SLURM_CONF.splitlines() if accounting or not line.startswith("AccountingStorage")]
+    return "\n".join([*lines, *extra]) + "\n"

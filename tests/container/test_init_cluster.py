@@ -1,0 +1,310 @@
+"""Controller, two workers and a login pod of the real images, with named capabilities only: what an operator relies on.
+
+One cluster for the module; the tests run in the order in which they stand, and each leaves the cluster whole.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.container.init_pods import Pod, World, slurm_conf, wait_for, world
+
+pytestmark = [pytest.mark.docker, pytest.mark.cluster]
+
+
+class Cluster:
+    def __init__(self, made: World) -> None:
+        self.world = made
+        made.configure({"slurm.conf": slurm_conf()})
+        self.controller = made.pod("controller", "slurm-controller")
+        self.workers = [made.pod("worker", name) for name in ("w1", "w2")]
+        self.login = made.pod("login", "login")
+        self.pods = [self.controller, *self.workers, self.login]
+
+    def wait_ready(self) -> None:
+        for pod in self.pods:
+            pod.wait_ready(90)
+
+    def slurm(self, *argv: str) -> str:
+        return self.login.run(*argv)
+
+    def submit(self, *options: str, command: str) -> str:
+        return self.login.run(
+            "sbatch", "--parsable", "--chdir=/tmp", "--output=/tmp/%j.out", *options, "--wrap", command, user="demo"
+        ).strip()
+
+    def job(self, job: str) -> dict[str, str]:
+        text = self.slurm("scontrol", "--oneliner", "show", "job", job)
+        return dict(word.partition("=")[::2] for word in text.split())
+
+    def wait_state(self, job: str, state: str, within: float = 60) -> None:
+        wait_for(f"job {job} is {state}", lambda: self.job(job)["JobState"] == state, within=within)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with world(tmp_path_factory.mktemp("cluster"), "cluster") as made:
+        found = Cluster(made)
+        for pod in found.pods:
+            pod.add_user()
+        found.wait_ready()
+        yield found
+
+
+def test_a_two_node_job_runs(cluster: Cluster) -> None:
+    output = cluster.login.run("srun", "-N2", "--chdir=/tmp", "hostname", user="demo")
+    assert sorted(output.split()) == ["w1", "w2"]
+
+
+def test_accounting_knows_the_job(cluster: Cluster) -> None:
+    job = cluster.submit(command="true")
+    wait_for(
+        "sacct shows the job as completed",
+        lambda: "COMPLETED" in cluster.slurm("sacct", "-nX", "-j", job, "--format", "State%20"),
+        within=30,
+    )
+
+
+def test_probes_say_the_same_over_http(cluster: Cluster) -> None:
+    for pod in cluster.pods:
+        pod.container.reload()
+        address = pod.container.attrs["NetworkSettings"]["Networks"][cluster.world.network.name]["IPAddress"]
+        for path in ("/livez", "/readyz", "/startupz"):
+            with urllib.request.urlopen(f"http://{address}:8650{path}", timeout=10) as reply:
+                assert reply.status == 200, path
+
+
+def test_the_trace_of_a_worker_tells_the_order(cluster: Cluster) -> None:
+    events = json.loads(cluster.workers[0].run("minivm", "trace", "--json"))["events"]
+    at = {(item["service"], item["event"]): item["t"] for item in reversed(events)}
+    assert at["munged", "ready"] <= at["fresh-node", "starting"]
+    assert at["fresh-node", "done"] <= at["slurmd", "starting"]
+    assert at["slurmd", "ready"] <= at["cluster-proof", "starting"]
+    assert at["cluster-proof", "done"] <= at["", "ready"]
+    picture = cluster.workers[0].run("minivm", "trace")
+    assert "slurmd" in picture and "waiting" in picture
+
+
+@pytest.fixture(scope="class")
+def long_job(cluster: Cluster) -> Iterator[tuple[str, str]]:
+    """A job on both nodes, and when it started."""
+    job = cluster.submit("-N2", command="srun sleep 7777")
+    cluster.wait_state(job, "RUNNING")
+    wait_for("both steps run", lambda: all("sleep 7777" in w.run("ps", "-eo", "args") for w in cluster.workers))
+    yield job, cluster.job(job)["StartTime"]
+    cluster.slurm("scancel", job)
+    wait_for("the nodes are free", lambda: not cluster.slurm("squeue", "-h").strip(), within=30)
+
+
+class TestWhileAJobRuns:
+    @pytest.mark.parametrize(
+        ("place", "service"),
+        [
+            ("w1", "munged"),
+            ("w1", "slurmd"),
+            ("w1", "sshd"),
+            ("login", "munged"),
+            ("login", "sackd"),
+            ("login", "sshd"),
+            ("slurm-controller", "munged"),
+            ("slurm-controller", "mariadb"),
+            ("slurm-controller", "slurmdbd"),
+            ("slurm-controller", "slurmctld"),
+        ],
+    )
+    def test_it_survives_the_death_of_a_service(
+        self, cluster: Cluster, long_job: tuple[str, str], place: str, service: str
+    ) -> None:
+        job, started = long_job
+        pod = next(pod for pod in cluster.pods if pod.container.attrs["Config"]["Hostname"] == place)
+        before = pod.service(service)
+        pod.run("kill", "-9", str(before["pid"]))
+        again = _under_a_new_pid(pod, service, int(before["pid"]))
+        assert again["failures"] == before["failures"] + 1
+        events = json.loads(pod.run("minivm", "trace", "--json"))["events"]
+        assert [item for item in events if item["service"] == service and "killed by KILL" in item["detail"]]
+        pod.wait_ready(30)
+        wait_for("Slurm answers", lambda: cluster.login.code("scontrol", "ping")[0] == 0, within=30)
+        # The same run of the same job, on both nodes, with its processes.
+        found = cluster.job(job)
+        assert (found["JobState"], found["Restarts"], found["StartTime"]) == ("RUNNING", "0", started)
+        for worker in cluster.workers:
+            assert "sleep 7777" in worker.run("ps", "-eo", "args")
+
+    def test_ten_reconfigures_under_load_lose_nothing(self, cluster: Cluster, long_job: tuple[str, str]) -> None:
+        short = [cluster.submit("--oversubscribe", command="sleep 0.2") for _ in range(10)]
+        before = {pod.name: pod.service(name) for pod, name in _replaced(cluster)}
+        for _ in range(10):
+            cluster.controller.run("scontrol", "reconfigure")
+        for pod, name in _replaced(cluster):
+            view = _under_a_new_pid(pod, name, int(before[pod.name]["pid"]))
+            assert (view["failures"], view["starts"]) == (before[pod.name]["failures"], before[pod.name]["starts"])
+            daemons = re.findall(rf"^\s*\d+\s+/usr/sbin/{name}\b", pod.run("ps", "-eo", "pid,args"), re.MULTILINE)
+            assert len(daemons) == 1, daemons
+        for job in short:
+            cluster.wait_state(job, "COMPLETED", within=60)
+        found = cluster.job(long_job[0])
+        assert (found["JobState"], found["Restarts"]) == ("RUNNING", "0")
+        cluster.wait_ready()
+
+
+def _under_a_new_pid(pod: Pod, name: str, old: int) -> dict[str, Any]:
+    def found() -> dict[str, Any] | None:
+        view = pod.service(name)
+        return view if view["ready"] and view["pid"] not in (0, old) else None
+
+    view: dict[str, Any] = wait_for(f"{name} of {pod.name} runs under a new pid", found)
+    return view
+
+
+def _replaced(cluster: Cluster) -> list[tuple[Pod, str]]:
+    return [(cluster.controller, "slurmctld"), *((worker, "slurmd") for worker in cluster.workers)]
+
+
+def test_a_changed_slurm_conf_is_live_without_restarts(cluster: Cluster) -> None:
+    pid = cluster.controller.service("slurmctld")["starts"]
+    cluster.world.configure({"slurm.conf": slurm_conf("PartitionName=fresh Nodes=ALL State=UP")})
+    wait_for("the new partition is there", lambda: "fresh" in cluster.slurm("sinfo", "-h", "-o", "%R"), within=30)
+    assert cluster.controller.service("slurmctld")["starts"] == pid
+    cluster.wait_ready()
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("SlurmdTimout=100", "SlurmdTimout"),  # a client's parser refuses it
+        ("PartitionName=broken Nodes=nosuch", "Invalid node names in partition broken"),  # only slurmctld does
+    ],
+)
+def test_a_bad_slurm_conf_is_refused_and_the_running_one_stays(cluster: Cluster, line: str, reason: str) -> None:
+    good = slurm_conf("PartitionName=fresh Nodes=ALL State=UP")
+    pid = cluster.controller.service("slurmctld")["pid"]
+    cluster.world.configure({"slurm.conf": slurm_conf(line)})
+
+    def told() -> str:
+        return next((text for text in cluster.controller.status()["degraded"] if "slurm.conf refused" in text), "")
+
+    assert reason in wait_for("the refusal is told", told, within=30)
+    assert cluster.controller.service("slurmctld")["pid"] == pid
+    assert cluster.controller.ready(), "the running configuration serves on"
+    assert "fresh" in cluster.slurm("sinfo", "-h", "-o", "%R")
+    assert line not in cluster.controller.run("cat", "/etc/slurm/slurm.conf")
+    cluster.world.configure({"slurm.conf": good})
+    wait_for("the reason is gone", lambda: not told(), within=30)
+
+
+def test_a_changed_drop_in_restarts_only_what_changed(cluster: Cluster) -> None:
+    directory = cluster.world.mounts / "config" / "services.d"
+    before = {view["name"]: view["pid"] for view in cluster.login.status()["services"] if view["pid"]}
+    directory.mkdir()
+    (directory / "extra.yaml").write_text("command: [/bin/sleep, '1000']\nneeds: [munged]\nrequired: false\n")
+    wait_for("the new service runs", lambda: _has(cluster.login, "extra", "ready"), within=30)
+    after = {view["name"]: view["pid"] for view in cluster.login.status()["services"] if view["name"] in before}
+    assert after == before
+    (directory / "extra.yaml").write_text("comand: [/bin/sleep, '1000']\n")
+    wait_for(
+        "the wrong one is told",
+        lambda: [text for text in cluster.login.status()["degraded"] if "did you mean command?" in text],
+        within=30,
+    )
+    assert _has(cluster.login, "extra", "ready"), "the last good one stays"
+    (directory / "extra.yaml").unlink()
+    wait_for("it is gone", lambda: not _has(cluster.login, "extra", ""), within=30)
+
+
+def _has(pod: Pod, name: str, state: str) -> bool:
+    return any(view["name"] == name and state in ("", view["state"]) for view in pod.status()["services"])
+
+
+def test_supervisorctl_speaks_to_the_same_services(cluster: Cluster) -> None:
+    def ctl(*words: str) -> tuple[int, str]:
+        return cluster.login.code("supervisorctl", "-s", "unix:///run/minivm/supervisor.sock", *words)
+
+    code, text = ctl("status")
+    assert re.search(r"^sshd\s+RUNNING\s+pid \d+, uptime", text, re.MULTILINE), text
+    pid = cluster.login.service("sshd")["pid"]
+    assert ctl("restart", "sshd") == (0, "sshd: stopped\nsshd: started\n")
+    assert cluster.login.service("sshd")["pid"] not in (0, pid)
+    assert ctl("stop", "sshd") == (0, "sshd: stopped\n")
+    assert cluster.login.service("sshd")["state"] == "stopped"
+    assert "sshd" in cluster.login.why()
+    assert ctl("start", "sshd") == (0, "sshd: started\n")
+    assert ctl("signal", "HUP", "sshd") == (0, "sshd: signalled\n")
+    assert "Server listening" in ctl("tail", "sshd")[1]
+    code, text = ctl("start", "nosuch")
+    assert code != 0 and "no such" in text
+    cluster.login.wait_ready(30)
+
+
+def test_a_stopped_worker_leaves_slurm_and_its_job_runs_elsewhere(cluster: Cluster) -> None:
+    """`docker stop` is TERM as Kubernetes sends it: drain, requeue, delete the dynamic node, then stop."""
+    job = cluster.submit("-N1", "--requeue", command="sleep 7777")
+    cluster.wait_state(job, "RUNNING")
+    name = cluster.job(job)["BatchHost"]
+    worker = cluster.workers[("w1", "w2").index(name)]
+    worker.container.stop(timeout=25)
+    worker.container.reload()
+    assert worker.container.attrs["State"]["ExitCode"] == 0, worker.logs()[-3000:]
+    assert cluster.login.code("scontrol", "show", "node", name)[0] != 0
+    found = cluster.job(job)
+    assert (found["JobState"], found["Restarts"]) == ("PENDING", "1"), "requeued, not lost and not a ghost"
+    # Slurm keeps a requeued job back until its old credential has expired, two minutes; the test does not wait.
+    cluster.slurm("scontrol", "update", f"jobid={job}", "starttime=now")
+    cluster.wait_state(job, "RUNNING")
+    assert cluster.job(job)["BatchHost"] == ("w2" if name == "w1" else "w1")
+    cluster.slurm("scancel", job)
+    worker.container.start()
+    worker.wait_ready()
+    assert cluster.slurm("sinfo", "-h", "-n", name, "-o", "%T").strip() == "idle"
+
+
+def test_a_killed_worker_that_comes_back_leaves_no_ghost_job(cluster: Cluster) -> None:
+    job = cluster.submit("-N1", "--nodelist=w2", "--requeue", command="sleep 7777")
+    cluster.wait_state(job, "RUNNING")
+    cluster.workers[1].container.kill()
+    cluster.workers[1].container.start()
+    cluster.workers[1].wait_ready()
+    wait_for("the lost job was requeued", lambda: int(cluster.job(job)["Restarts"]) == 1, within=20)
+    cluster.slurm("scancel", job)
+    output = cluster.login.run("srun", "-N1", "--nodelist=w2", "--chdir=/tmp", "hostname", user="demo")
+    assert output.strip() == "w2"
+
+
+def test_a_persons_drain_survives_a_new_pod(cluster: Cluster) -> None:
+    cluster.slurm("scontrol", "update", "nodename=w2", "state=drain", "reason=fan is loud")
+    cluster.workers[1].container.kill()
+    cluster.workers[1].container.start()
+    cluster.workers[1].wait_ready()
+    text = cluster.slurm("scontrol", "--oneliner", "show", "node", "w2")
+    assert "DRAIN" in text and "fan is loud" in text
+    cluster.slurm("scontrol", "update", "nodename=w2", "state=resume")
+
+
+def test_drain_and_resume_by_hand(cluster: Cluster) -> None:
+    cluster.login.run("minivm", "drain")
+    assert cluster.login.status()["drain"] == "drained"
+    assert "about to stop" in cluster.login.run("cat", "/run/nologin")
+    cluster.login.run("minivm", "resume")
+    assert cluster.login.code("test", "-e", "/run/nologin")[0] == 1
+    assert cluster.login.status()["drain"] == ""
+
+
+def test_the_controllers_pod_stops_and_comes_back_with_its_jobs(cluster: Cluster, tmp_path: Path) -> None:
+    job = cluster.submit("-N1", command="sleep 7777")
+    cluster.wait_state(job, "RUNNING")
+    cluster.controller.container.stop(timeout=25)
+    cluster.controller.container.reload()
+    assert cluster.controller.container.attrs["State"]["ExitCode"] == 0, cluster.controller.logs()[-3000:]
+    cluster.controller.container.start()
+    cluster.controller.wait_ready()
+    wait_for("Slurm answers", lambda: cluster.login.code("scontrol", "ping")[0] == 0, within=30)
+    found = cluster.job(job)
+    assert (found["JobState"], found["Restarts"]) == ("RUNNING", "0")
+    cluster.slurm("scancel", job)
