@@ -49,9 +49,11 @@
   {{- $_ := set $lines "Prolog" "/usr/libexec/minivm/prolog" -}}
   {{- $_ := set $lines "Epilog" "/usr/libexec/minivm/epilog" -}}
   {{- $_ := set $lines "TaskProlog" "/usr/libexec/minivm/task_prolog" -}}
-  {{- $_ := set $lines "HealthCheckProgram" "/usr/libexec/minivm/health" -}}
-  {{- $_ := set $lines "HealthCheckNodeState" "ANY" -}}
-  {{- $_ := set $lines "HealthCheckInterval" (toString .Values.slurm.scripts.healthCheckInterval) -}}
+  {{- if gt (int .Values.slurm.scripts.healthCheckInterval) 0 -}}
+    {{- $_ := set $lines "HealthCheckProgram" "/usr/libexec/minivm/health" -}}
+    {{- $_ := set $lines "HealthCheckNodeState" "ANY" -}}
+    {{- $_ := set $lines "HealthCheckInterval" (toString .Values.slurm.scripts.healthCheckInterval) -}}
+  {{- end -}}
   {{- $_ := set $lines "PrologEpilogTimeout" (toString .Values.slurm.scripts.prologEpilogTimeout) -}}
 {{- end -}}
 {{- if eq .Values.accounting.mode "none" -}}
