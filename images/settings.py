@@ -39,8 +39,8 @@ class Settings:
     def mirror_map(self) -> dict[str, str]:
         found = {}
         for item in filter(None, (part.strip() for part in self.mirrors.split(","))):
-            name, equals, uri = item.partition("=")
-            if not equals or not urlsplit(uri).scheme:
+            name, _, uri = item.partition("=")
+            if not name or not urlsplit(uri).scheme:
                 raise ImagesError("use the setting", f"{item!r} is not NAME=URI", field="mirrors")
             found[name] = uri
         return found
