@@ -27,7 +27,9 @@ def command(place: Place, slice_: Slice, dpkg_options: Sequence[str], target: Pa
     """The whole call, ready to paste but for SOURCE_DATE_EPOCH."""
     settings = place.settings
     chosen = origins.bootstrap_origins(place.variant, settings)
-    words = ["mmdebstrap", "--variant=apt", "--format=tar", "--quiet"]
+    # As root: apt's own user can read neither a site's CA under /root nor a work directory that is ours alone. Its
+    # settings are removed from the image again.
+    words = ["mmdebstrap", "--variant=apt", "--format=tar", '--aptopt=APT::Sandbox::User "root"']
     if slice_.request.packages:
         words.append(f"--include={','.join(slice_.request.packages)}")
     words += [f"--dpkgopt={option}" for option in dpkg_options]
@@ -74,9 +76,15 @@ def bootstrap(
             process.terminate()
             process.wait()
     if status != 0:
-        raise ImagesError("bootstrap the root", "\n".join(told[-12:]) or f"mmdebstrap ended with status {status}",
+        raise ImagesError("bootstrap the root", "\n".join(reasons(told)) or f"mmdebstrap ended with status {status}",
                           hint="--set mirrors=debian=URI,security=URI names another mirror")  # fmt: skip
     check(target, slice_)
+
+
+def reasons(told: Sequence[str]) -> list[str]:
+    """apt's errors and warnings, which the progress around them would push out of sight; else the last lines."""
+    found = [text for text in told if text.startswith(("E:", "W:", "Err:", "  "))]
+    return (found or list(told))[-12:]
 
 
 def check(root: Path, slice_: Slice) -> None:

@@ -284,7 +284,13 @@ class Composer:
             artifacts=(),
             slices=tuple(self.slice(name) for name in layers),
             provides=tuple(sorted(provided)),
-            extra={"images/sbom.py": digest(sbom)},
+            extra={
+                "images/sbom.py": digest(sbom),
+                # These are on labels alone, and a label must not outlive what it says.
+                "capabilities": digest(
+                    json.dumps([sorted(provided), dict(absent), self.versions.source], sort_keys=True)
+                ),
+            },
             absent=absent,
             services=role.services.of(place.choice),
         )
