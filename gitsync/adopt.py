@@ -113,7 +113,9 @@ def build(cycle: Cycle, reader: Reader, tip: Tip, entries: list[Entry]) -> None:
     try:
         with cycle.timed("write"):
             written = tree.write(target, entries, layout.repository, before)
-        cycle.log.append(f"{tip.commit[:12]}: {len(entries)} files, {written} bytes written")
+        cycle.log.append(
+            f"{tip.commit[:12]}: {len(entries)} files, {written.bytes} bytes in {len(written.files)} of them written"
+        )
         with cycle.timed("check"):
             commands = [*check.standard_commands(target, entries)]
             if settings.check_command:
@@ -124,7 +126,7 @@ def build(cycle: Cycle, reader: Reader, tip: Tip, entries: list[Entry]) -> None:
                 raise Refused("run the commit's checks", f"they changed the tree: {changed}")
         fault.at("checked")
         with cycle.timed("publish"):
-            publish.name_tree(layout, target, tip.commit)
+            publish.name_tree(layout, target, tip.commit, written)
     finally:
         if target.exists():
             tree.remove(target)
@@ -178,8 +180,8 @@ def mend(cycle: Cycle, reader: Reader, tip: Tip) -> None:
     target = publish.unfinished(layout.trees, "new")
     try:
         # Checked when it was published: the same bytes need no second look.
-        tree.write(target, entries, layout.repository, (layout.tree(tip.commit), entries))
-        publish.name_tree(layout, target, tip.commit)
+        written = tree.write(target, entries, layout.repository, (layout.tree(tip.commit), entries))
+        publish.name_tree(layout, target, tip.commit, written)
     finally:
         if target.exists():
             tree.remove(target)
@@ -244,6 +246,10 @@ def _publish_commit(cycle: Cycle, commit: str) -> None:
 
 def prune(cycle: Cycle) -> None:
     settings, layout = cycle.settings, cycle.settings.layout
+    # By the link and not by what we believe: a step that failed just after the swap left us behind.
+    cycle.live = publish.current(layout)
+    if cycle.live is None:
+        return
     live = [each for each in (cycle.state.published, *cycle.state.history) if each is not None]
     history = [(each.commit, each.at) for each in live]
     gone = publish.prunable(

@@ -1,14 +1,13 @@
-"""Running git, and the checks: short-lived children, each in its own process group with a deadline and clean
+"""Running git, and the checks: short-lived children, each in its own process group with a deadline and a clean
 environment.
 
-A child dies with its parent, and one that writes inherits the root's lock (see lock.py), so that a killed cycle leaves
-no git behind that writes into the repository while the next cycle works on it.
+Every child carries its cycle's mark, and one that writes inherits the root's lock (see lock.py): a killed cycle leaves
+no git behind that works in the repository while the next cycle does.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import resource
 import signal
@@ -22,10 +21,10 @@ from .errors import GitsyncError, Stalled
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # A message is kept, a flood is not.
 OUTPUT_TAIL = 4000
-PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
+# In the environment of every child: whose cycle it belongs to. Set while a cycle holds its lock.
+MARK = "MINIVM_GITSYNC_CYCLE"
 # Proxies and certificates are the only part of the pod's environment that a transfer may need.
-PASSED_ON = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY",
+PASSED_ON = (MARK, "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY",
              "SSL_CERT_FILE", "SSL_CERT_DIR", "GIT_SSL_CAINFO")  # fmt: skip
 
 
@@ -63,19 +62,13 @@ def run(
     stdin: bytes = b"",
 ) -> Done:
     """Run to the end or to the deadline; in both cases the whole process group is gone afterwards."""
-    me = os.getpid()
-
-    def born() -> None:
-        # Killed with us: the group outlives a SIGKILL of its parent otherwise.
-        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != me:
-            os._exit(127)
-        if largest_file is not None:
-            # A repository that is larger than we will take cannot fill the disk while we find out.
-            resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
-
     words = [os.fspath(word) for word in argv]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
+        if largest_file is not None:
+            # Inherited: a repository larger than we will take cannot fill the disk while we find out. Set here for
+            # a moment and not between fork and exec, which would copy this process for every child.
+            resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, hard))
         child = subprocess.Popen(
             words,
             stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
@@ -85,10 +78,12 @@ def run(
             cwd=cwd,
             process_group=0,
             pass_fds=tuple(keep_open),
-            preexec_fn=born,
         )
     except OSError as error:
         raise GitsyncError(f"run {words[0]}", error.strerror or str(error)) from None
+    finally:
+        if largest_file is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     try:
         out, err = child.communicate(stdin or None, timeout=timeout)
     except subprocess.TimeoutExpired:

@@ -188,3 +188,12 @@ def now() -> None:
 
     if not loop_.poke(_settings()):
         raise GitsyncError("hurry the loop", "none is running here", hint="gitsync once runs a cycle by itself")
+
+
+@main.command()
+@fails_well
+def mirror() -> None:
+    """Serve the repository to the fleet, read-only over http, asking the git server alone."""
+    from . import mirror as mirror_
+
+    mirror_.serve(_settings())

@@ -113,7 +113,7 @@ def recover(cycle: Cycle) -> None:
             good = ZERO
         if good is not None:
             publish.point(layout, good)
-            cycle.log.append(f"published {good} again: the link was missing or led nowhere")
+            cycle.log.append(f"published {good}: there was no link, or it led nowhere")
             cycle.live = good
     if cycle.live is not None and (cycle.state.published is None or cycle.state.published.commit != cycle.live):
         old = next((each for each in cycle.state.history if each.commit == cycle.live), None)

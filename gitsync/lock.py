@@ -12,19 +12,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from .child import MARK
 from .errors import GitsyncError
 
 POLL = 0.05
-# In the environment of every child that holds the lock: whose cycle it belongs to.
-MARK = "MINIVM_GITSYNC_CYCLE"
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The lock, with what a child that shares it needs."""
+    """The lock, as a descriptor for those children to inherit that write."""
 
     fd: int
-    cycle: str
 
 
 def _started(pid: int) -> str:
@@ -42,6 +40,8 @@ def _lives(cycle: str) -> bool:
 
 def end_children_of(cycle: str) -> None:
     """Kill what a dead cycle left behind. Only processes that carry its mark: others may be waiting for the lock."""
+    if not cycle:
+        return
     mark = f"{MARK}={cycle}".encode()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -65,15 +65,23 @@ def held(path: Path, wait: float) -> Iterator[Held]:
     try:
         deadline = time.monotonic() + wait
         while not _try(fd):
-            owner = os.pread(fd, 64, 0).decode(errors="replace").strip()
-            if owner and not _lives(owner):
-                end_children_of(owner)
+            end_children_of(_dead_owner(fd))
             if time.monotonic() > deadline:
                 raise GitsyncError("start a cycle", "another gitsync is at work", file=path, hint="try again")
             time.sleep(POLL)
+        # A cycle that ended by itself took its name out; one that is still there was cut, and its children with it.
+        end_children_of(_dead_owner(fd))
         cycle = f"{os.getpid()}:{_started(os.getpid())}"
-        # One write, over the old name and its end: a waiter reads an old name, a new one, never a mix.
+        # One write of one length: a waiter reads an old name or a new one, never a mix.
         os.pwrite(fd, f"{cycle:<63}\n".encode(), 0)
-        yield Held(fd, cycle)
+        os.environ[MARK] = cycle
+        yield Held(fd)
+        os.pwrite(fd, f"{'':<63}\n".encode(), 0)
     finally:
+        os.environ.pop(MARK, None)
         os.close(fd)
+
+
+def _dead_owner(fd: int) -> str:
+    owner = os.pread(fd, 64, 0).decode(errors="replace").strip()
+    return "" if _lives(owner) else owner

@@ -20,7 +20,6 @@ from dataclasses import replace
 from types import FrameType
 
 from . import cycle, publish, report, state
-from .child import PR_SET_PDEATHSIG
 from .errors import GitsyncError
 from .schedule import first_delay, next_delay
 from .settings import Settings, from_environment
@@ -29,6 +28,7 @@ from .settings import Settings, from_environment
 CYCLE_SLACK = 300.0
 # How long a cycle may finish what it is at when the service is told to stop.
 STOP_GRACE = 5.0
+PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 

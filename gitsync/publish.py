@@ -61,9 +61,9 @@ def current(layout: Layout) -> str | None:
     return commit if commit is not None and layout.tree(commit).is_dir() else None
 
 
-def name_tree(layout: Layout, finished: Path, commit: str) -> None:
+def name_tree(layout: Layout, finished: Path, commit: str, written: tree.Written) -> None:
     """`finished` becomes trees/<commit>, once all its bytes are on the disk."""
-    tree.to_disk(finished)
+    tree.to_disk(finished, written)
     fault.at("tree-synced")
     # The lease exists before the tree: a reader never finds a tree that it cannot lock.
     os.close(os.open(layout.lease(commit), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))

@@ -21,8 +21,8 @@ from .layout import DEFAULT_ROOT, GENERATION_ZERO, Layout, is_commit
 
 PREFIX = "MINIVM_GITSYNC_"
 SECRETS = "/mnt/minivm/secrets/gitsync"
-# Not settings of the node: read elsewhere, and only in tests.
-ELSEWHERE = frozenset({"FAULT"})
+# Not settings of the node: a cycle's mark on its children, and the tests' fault points.
+ELSEWHERE = frozenset({"CYCLE", "FAULT"})
 REF_NAME = re.compile(r"(?!-)[A-Za-z0-9._/+@-]+")
 
 

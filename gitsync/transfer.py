@@ -17,7 +17,7 @@ from pathlib import Path
 from . import child
 from .errors import GitsyncError, TooLarge
 from .layout import UNFINISHED, is_commit
-from .lock import MARK, Held
+from .lock import Held
 from .settings import Ref, RefKind, Settings
 
 # What the last fetch brought; everything else under refs/minivm/ keeps a tree's objects alive.
@@ -120,7 +120,7 @@ def _run(settings: Settings, lock: Held, *arguments: str) -> child.Done:
         return child.run(
             git(settings.layout.repository, *arguments, options=options),
             timeout=settings.timeout,
-            env=child.environment({**extra, MARK: lock.cycle}),
+            env=child.environment(extra),
             keep_open=(lock.fd,),
             largest_file=settings.max_transfer_bytes,
         )
@@ -191,7 +191,7 @@ def set_ref(repository: Path, name: str, oid: str, lock: Held) -> None:
     done = child.run(
         git(repository, "update-ref", *change),
         timeout=30,
-        env=child.environment({MARK: lock.cycle}),
+        env=child.environment(),
         keep_open=(lock.fd,),
     )
     if done.status != 0:
@@ -208,7 +208,7 @@ def tidy(settings: Settings, lock: Held) -> bool:
     done = child.run(
         git(repository, "gc", "--quiet", "--prune=now"),
         timeout=max(settings.timeout, 120),
-        env=child.environment({MARK: lock.cycle}),
+        env=child.environment(),
         keep_open=(lock.fd,),
     )
     if done.status != 0:

@@ -18,6 +18,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from . import child, fault
@@ -26,6 +27,8 @@ from .listing import Entry
 from .transfer import git
 
 BATCH = 8 << 20
+# Up to this many new files are synced one by one.
+FEW = 64
 RENAME_EXCHANGE = 2
 AT_FDCWD = -100
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -73,8 +76,18 @@ def damage(path: Path, entries: Iterable[Entry]) -> str | None:
     return None
 
 
-def write(target: Path, entries: Sequence[Entry], repository: Path, before: tuple[Path, Iterable[Entry]] | None) -> int:
-    """The tree of `entries` at `target` (which must not exist). Returns how many bytes were written anew.
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a write had to do: the files that are new on this disk, and how many bytes they hold."""
+
+    files: tuple[str, ...]
+    bytes: int
+
+
+def write(
+    target: Path, entries: Sequence[Entry], repository: Path, before: tuple[Path, Iterable[Entry]] | None
+) -> Written:
+    """The tree of `entries` at `target`, which must not exist.
 
     `before` is a published tree: files it has with the same content are linked, not written.
     """
@@ -92,14 +105,14 @@ def write(target: Path, entries: Sequence[Entry], repository: Path, before: tupl
         if before is None or same is None or not _link(before[0], same, entry, target):
             fresh.append(entry)
     fault.at("tree-half")
-    written = 0
+    size = 0
     for batch in batches(fresh):
         for entry, content in zip(batch, read_blobs(repository, batch), strict=True):
             _write_file(f"{target}/{entry.path}", entry, content)
-            written += len(content)
+            size += len(content)
     check_links(target, entries)
     fault.at("tree-written")
-    return written
+    return Written(tuple(entry.path for entry in fresh if not entry.is_link), size)
 
 
 def _link(old_tree: Path, old: Entry, new: Entry, target: Path) -> bool:
@@ -185,22 +198,39 @@ def blob_hash(content: bytes, digits: int) -> str:
     return algorithm(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
-def to_disk(path: Path) -> None:
-    """Everything written so far on the file system of `path` is on its disk: one call for 10,000 files and their
-    directories."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def to_disk(path: Path, written: Written) -> None:
+    """The whole tree is on its disk: the new files, and every directory.
+
+    One by one where they are few: syncing the file system would also wait for what jobs have written to it. Beyond that
+    the one call is the quicker way.
+    """
+    if len(written.files) > FEW:
+        sync_file_system(path)
+        return
+    for name in written.files:
+        _fsync(f"{path}/{name}", os.O_RDONLY | os.O_NOFOLLOW)
+    for base, _, _ in os.walk(path):
+        sync_directory(Path(base))
+
+
+def _fsync(path: str | Path, flags: int) -> None:
+    fd = os.open(path, flags | os.O_CLOEXEC)
     try:
-        if _libc.syncfs(fd) != 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), str(path))
+        os.fsync(fd)
     finally:
         os.close(fd)
 
 
 def sync_directory(path: Path) -> None:
+    _fsync(path, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def sync_file_system(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(fd)
+        if _libc.syncfs(fd) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), str(path))
     finally:
         os.close(fd)
 
