@@ -1,0 +1,222 @@
+"""Pods come and go, configuration changes, parts fail: what must go on, goes on."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cluster.report import table
+from cluster.values import merged
+from tests.cluster.researcher import Researcher, World, until
+
+pytestmark = [pytest.mark.docker, pytest.mark.cluster]
+
+
+def host_key(world: World, pod: str) -> str:
+    return world.run(pod, "ssh-keygen", "-lf", "/etc/ssh/ssh_host_ed25519_key")
+
+
+def change(world: World, overrides: dict[str, Any]) -> None:
+    """New values on top of those that are there: what `helm upgrade` would bring."""
+    world.cluster.options = replace(world.cluster.options, overrides=merged(world.cluster.options.overrides, overrides))
+    world.cluster.up(timeout=120)
+    world.manifests = world.cluster.manifests()
+
+
+def test_a_deleted_login_pod_comes_back_as_itself(healthy: World, alice: Researcher) -> None:
+    before, key = healthy.running("slurm-login-0"), host_key(healthy, "slurm-login-0")
+    alice("echo kept > note")
+    healthy.cluster.delete("slurm-login-0")
+    healthy.wait_ready()
+    after = healthy.running("slurm-login-0")
+    assert after.container != before.container and after.address != before.address
+    assert host_key(healthy, "slurm-login-0") == key
+    # known_hosts is strict: a changed host key would end this.
+    assert alice("hostname; cat note").split() == ["slurm-login-0", "kept"]
+
+
+def test_a_worker_that_dies_loses_its_job_to_the_queue_and_no_other(healthy: World, alice: Researcher) -> None:
+    healthy.wait_idle()
+    jobs = [alice.submit("-N1", "--exclusive", "-o", "/dev/null", script="sleep 30") for _ in range(2)]
+    for job in jobs:
+        alice.wait_for(job, "RUNNING")
+    where = dict(line.split() for line in alice("squeue --me -h -o '%N %i'").splitlines())
+    lost, kept = where["slurm-worker-1"], where["slurm-worker-0"]
+    started = healthy.slurm("squeue", "-h", "-j", kept, "-o", "%S")
+    healthy.cluster.delete("slurm-worker-1", force=True)
+    healthy.wait_ready()
+    # At once: when the new pod is ready, Slurm no longer believes in the old one's job.
+    assert "Restarts=1" in healthy.slurm("scontrol", "-o", "show", "job", lost)
+    assert (alice.state(kept), healthy.slurm("squeue", "-h", "-j", kept, "-o", "%S")) == ("RUNNING", started)
+    # Its requeue waits some time before it may start again (Slurm's own rule): it is not lost.
+    assert alice.state(lost) in ("PENDING", "RUNNING")
+    assert sorted(alice("srun -N1 -w slurm-worker-1 --overcommit hostname").split()) == ["slurm-worker-1"]
+    alice(f"scancel {lost} {kept}")
+    healthy.wait_idle()
+
+
+def test_a_deleted_worker_waits_for_its_job_and_is_the_same_node_again(healthy: World, alice: Researcher) -> None:
+    key, before = host_key(healthy, "slurm-worker-1"), healthy.running("slurm-worker-1")
+    job = alice.submit("-w", "slurm-worker-1", "-o", "done-%j", script="sleep 4; hostname")
+    alice.wait_for(job, "RUNNING")
+    healthy.cluster.delete("slurm-worker-1")
+    assert alice.state(job) == "COMPLETED"
+    assert alice(f"cat done-{job}") == "slurm-worker-1\n"
+    healthy.wait_ready()
+    assert host_key(healthy, "slurm-worker-1") == key
+    assert healthy.running("slurm-worker-1").address != before.address
+    # The cluster agrees: Slurm's address of the node is the new pod's, and a job across both runs.
+    shown = healthy.slurm("scontrol", "-o", "show", "node", "slurm-worker-1")
+    assert f"NodeAddr={healthy.running('slurm-worker-1').address}" in shown
+    assert sorted(alice("srun -N2 hostname").split()) == ["slurm-worker-0", "slurm-worker-1"]
+
+
+def test_the_controller_restarts_under_fifty_queued_and_two_running_jobs(healthy: World, alice: Researcher) -> None:
+    healthy.wait_idle()
+    running = [alice.submit("-N1", "--exclusive", "-o", "/dev/null", script="sleep 300") for _ in range(2)]
+    for job in running:
+        alice.wait_for(job, "RUNNING")
+    array = alice.submit("--array=1-50", "-o", "/dev/null", script="true")
+    starts = healthy.slurm("squeue", "-h", "-t", "R", "-o", "%i %S")
+    begun = time.monotonic()
+    healthy.cluster.delete("slurm-controller-0")
+    # While it is away people still log in, are told, and see why a command fails.
+    assert alice("echo in") == "in\n"
+    until(
+        lambda: alice.try_("sbatch --parsable -o /dev/null --wrap true", timeout=120).returncode == 0,
+        within=90,
+        what=lambda: alice.try_("sinfo").stderr,
+    )
+    print(f"no submissions for {time.monotonic() - begun:.1f} s")
+    healthy.wait_ready()
+    assert healthy.slurm("squeue", "-h", "-t", "R", "-o", "%i %S") == starts
+    queued = healthy.slurm("squeue", "-h", "-r", "-j", array, "-o", "%T").split()
+    assert queued == ["PENDING"] * 50
+    alice(f"scancel {' '.join(running)}")
+    until(
+        lambda: healthy.slurm("squeue", "-h", "-j", array) == "",
+        within=90,
+        what=lambda: healthy.slurm("squeue"),
+    )
+
+    def completed() -> str:
+        return alice(f"sacct -n -X -P -j {array} -o state")
+
+    until(lambda: completed().split() == ["COMPLETED"] * 50, within=30, what=completed)
+
+
+def test_workers_roll_to_a_new_description_while_an_array_runs(healthy: World, alice: Researcher) -> None:
+    before = {pod: healthy.running(pod).container for pod in ("slurm-worker-0", "slurm-worker-1")}
+    array = alice.submit("--array=1-24", "-o", "/dev/null", script="sleep 1")
+    alice.wait_for(f"{array}_1", "RUNNING")
+    change(healthy, {"workers": {"defaults": {"env": {"ROLLED": "yes"}}}})
+    for pod, container in before.items():
+        assert healthy.running(pod).container != container
+        assert healthy.run(pod, "printenv", "ROLLED") == "yes\n"
+
+    def states() -> str:
+        return alice(f"sacct -n -X -P -j {array} -o state")
+
+    until(lambda: states().split() == ["COMPLETED"] * 24, within=90, what=states)
+    # Drained first: no task was cut and begun again.
+    assert set(alice(f"sacct -n -X -D -P -j {array} -o jobid").split()) == {f"{array}_{n}" for n in range(1, 25)}
+
+
+def test_a_new_partition_is_live_without_restarts(healthy: World, alice: Researcher) -> None:
+    pods = ("slurm-controller-0", "slurm-worker-0", "slurm-login-0")
+    before = {pod: (healthy.running(pod).container, healthy.running(pod).restarts) for pod in pods}
+    change(healthy, {"slurm": {"extraConfig": "PartitionName=short Nodes=pool_worker MaxTime=10 State=UP"}})
+    until(lambda: "short" in healthy.slurm("sinfo", "-h", "-o", "%R"), within=60, what=lambda: healthy.slurm("sinfo"))
+    assert alice("srun -p short -N2 -l true") == ""
+    assert {pod: (healthy.running(pod).container, healthy.running(pod).restarts) for pod in pods} == before
+
+
+def test_a_broken_slurm_conf_is_refused_with_a_reason(healthy: World, alice: Researcher) -> None:
+    good = str(healthy.cluster.options.overrides["slurm"]["extraConfig"])
+    change(healthy, {"slurm": {"extraConfig": good + "\nNoSuchSetting=1"}})
+
+    def shown() -> str:
+        return "\n".join(table(healthy.cluster.status()))
+
+    until(lambda: "slurm.conf" in shown() and "refused" in shown(), within=60, what=shown)
+    # The running one stays: jobs run, also from new clients.
+    assert alice("srun -p short -N2 -l true") == ""
+    change(healthy, {"slurm": {"extraConfig": good}})
+    until(lambda: "refused" not in shown(), within=60, what=shown)
+
+
+def test_without_directory_and_git_server_people_and_jobs_go_on(healthy: World, alice: Researcher) -> None:
+    alice("true")
+    demo = healthy.running("slurm-demo-0")
+    healthy.cluster.kubelet.api.pause(demo.container)
+    try:
+        assert alice("id -un") == "alice\n"
+        assert sorted(alice("srun -N2 hostname").split()) == ["slurm-worker-0", "slurm-worker-1"]
+        row = healthy.row("slurm-demo-0")
+        assert not row.ready and "does not answer" in row.why
+    finally:
+        healthy.cluster.kubelet.api.unpause(demo.container)
+
+
+def test_without_the_database_jobs_run_and_are_accounted_later(healthy: World, alice: Researcher) -> None:
+    healthy.run("slurm-controller-0", "minivm", "stop", "slurmdbd")
+    try:
+        job = alice.submit("-o", "/dev/null", script="true")
+        alice.wait_for(job, "COMPLETED")
+        assert "slurmdbd" in healthy.run("slurm-controller-0", "minivm", "why")
+        assert alice.try_("timeout 20 sacct -n -X").returncode != 0
+    finally:
+        healthy.run("slurm-controller-0", "minivm", "start", "slurmdbd")
+
+    def accounted() -> str:
+        return alice(f"sacct -n -X -P -j {job} -o state")
+
+    until(lambda: accounted().strip() == "COMPLETED", within=60, what=accounted)
+
+
+def test_a_container_that_exits_is_started_again_in_the_same_pod(healthy: World) -> None:
+    before = healthy.running("slurm-login-0")
+    # What a kubelet does after a failed liveness probe: PID 1 gets TERM.
+    healthy.cluster.kubelet.exec(before.container, ["kill", "-TERM", "1"])
+    until(
+        lambda: healthy.running("slurm-login-0").restarts == before.restarts + 1,
+        within=60,
+        what=lambda: str(healthy.running("slurm-login-0")),
+    )
+    healthy.wait_ready()
+    after = healthy.running("slurm-login-0")
+    assert (after.container, after.address) == (before.container, before.address)
+    assert healthy.row("slurm-login-0").restarts == before.restarts + 1
+
+
+def test_nothing_listens_beyond_this_machine(healthy: World) -> None:
+    for running in healthy.cluster.kubelet.running().values():
+        detail = healthy.cluster.kubelet.inspect(running.container)
+        assert detail
+        bindings = detail["HostConfig"]["PortBindings"] or {}
+        assert {item["HostIp"] for items in bindings.values() for item in items} <= {"127.0.0.1"}
+        assert not detail["HostConfig"]["Privileged"]
+
+
+def test_down_leaves_nothing_behind(healthy: World) -> None:
+    """Of a second cluster, small and beside the first."""
+    from cluster.local import LocalCluster
+    from cluster.values import Options
+
+    client, root = healthy.cluster.kubelet.client, healthy.cluster.state.parent
+    other = LocalCluster(
+        client, Options(name="test-other", workers=1, repository=healthy.cluster.options.repository), root=root
+    )
+    other.state.mkdir()
+    known = other.manifests()
+    other.reconcile(known, {}, timeout=60)
+    assert len(other.kubelet.running()) == len(known.pods)
+    assert other.kubelet.volumes()
+    other.down()
+    assert not other.kubelet.running()
+    assert not other.kubelet.volumes()
+    assert not client.api.networks(filters={"label": "minivm.cluster=test-other"})
+    assert not other.state.exists()
