@@ -23,7 +23,8 @@ from .health_builtin import BUILTINS
 LIMIT = 2 * 1024 * 1024
 AT_ONCE = 8
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/slurm/bin:/usr/local/nvidia/bin"
-ENVIRONMENT = {"PATH": PATH, "LC_ALL": "C", "HOME": "/", "TERM": "dumb"}
+# UTC: Slurm prints local times without a zone.
+ENVIRONMENT = {"PATH": PATH, "LC_ALL": "C", "HOME": "/", "TERM": "dumb", "TZ": "UTC"}
 HEADER = "==> {} <=="
 
 

@@ -51,7 +51,7 @@ def parse(inputs: Inputs) -> list[Interface]:
                 raise Unreadable(f"{name} has no {needed}")
         if values["operstate"] not in STATES:
             raise Unreadable(f"{name}: state {values['operstate']!r}")
-        speed = integer(values["speed"], f"{name}: speed") if values.get("speed") else None
+        speed = integer(values["speed"], f"{name}: speed") if "speed" in values else None
         interfaces.append(
             Interface(
                 name,

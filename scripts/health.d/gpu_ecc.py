@@ -42,6 +42,8 @@ class Ecc:
     volatile: int
     aggregate_sram: int | None
     threshold_exceeded: bool
+    # "Channel Repair Pending", "TPC Repair Pending", "Unrepairable Memory": drivers from 560 on tell them.
+    repairs: tuple[str, ...] = ()
 
 
 def parse(inputs: Inputs) -> list[Ecc]:
@@ -65,7 +67,18 @@ def _one(gpu: Gpu) -> Ecc:
         None if gpu.section("ECC Errors", "Aggregate", "Double Bit") else _sram(gpu, "Aggregate"),
         bool(exceeded and "SRAM Threshold Exceeded" in exceeded.values)
         and gpu.yes("ECC Errors", "Aggregate", "SRAM Threshold Exceeded") is True,
+        tuple(_repairs(gpu)),
     )
+
+
+def _repairs(gpu: Gpu) -> Iterable[str]:
+    section = gpu.section("ECC Errors")
+    for name in ("Unrepairable Memory", "Channel Repair Pending", "TPC Repair Pending"):
+        # Told beside the counters, or with them; and not only by yes and no.
+        for place in (section, *(section.sections.values() if section else ())):
+            if place and place.values.get(name, "No") not in {"No", "N/A"}:
+                yield name
+                break
 
 
 def _uncorrected(gpu: Gpu, since: str) -> int:
@@ -101,6 +114,10 @@ def judge(measured: list[Ecc], context: Context) -> Iterable[Finding]:
                 yield problem(f"{ecc.label}: ECC is off", subject=ecc.uuid, class_=Class.MANUAL, measured="off")
             else:
                 yield ok(f"{ecc.label}: ECC is off, as it may be on {ecc.model}", subject=ecc.uuid)
+        elif ecc.repairs:
+            class_ = Class.RMA if "Unrepairable Memory" in ecc.repairs else Class.REBOOT
+            said = f"{ecc.label}: {', '.join(ecc.repairs).lower()}"
+            yield problem(said, subject=ecc.uuid, class_=class_, measured="yes", threshold="no")
         elif ecc.threshold_exceeded:
             yield problem(f"{ecc.label}: SRAM error threshold exceeded", subject=ecc.uuid, class_=Class.RMA)
         elif ecc.volatile > most:

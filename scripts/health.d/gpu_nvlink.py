@@ -36,9 +36,16 @@ CHECK = Check(
 
 _GPU = re.compile(r"^GPU (\d+): (.+) \(UUID: (GPU-[0-9a-fA-F-]+|GPU-x+)\)$")
 _LINK = re.compile(r"^Link (\d+): (?:(\d+(?:\.\d+)?) GB/s|<(inactive)>)$")
-_ERROR = re.compile(r"^Link (\d+): ([A-Z][\w ]+ Errors?): (\d+)$")
-# Replays and CRC errors are mended by the link itself; a recovery stops the traffic.
-COUNTERS = re.compile(r"(Replay|Recovery|CRC)")
+_ERROR = re.compile(r"^Link (\d+): ([A-Z][\w ()/-]+): (\S.*)$")
+# Replays and CRC errors are mended by the link itself; a recovery stops the traffic. Drivers from 5xx on with NVLink 5
+# name their counters anew; those that no limit knows are read over.
+COUNTERS = {
+    "Replay Errors": "replay",
+    "Recovery Errors": "recovery",
+    "CRC Errors": "crc",
+    "Malformed packet Errors": "crc",
+    "Link recovery failed events": "recovery",
+}
 
 
 @dataclass(slots=True)
@@ -48,6 +55,8 @@ class Links:
     model: str
     speeds: dict[int, float | None] = field(default_factory=dict)
     errors: dict[str, int] = field(default_factory=dict)
+    # Which links told each counter: a line that is missing is not a zero.
+    told: dict[str, set[int]] = field(default_factory=dict)
 
 
 def parse(inputs: Inputs) -> list[Links]:
@@ -62,11 +71,21 @@ def parse(inputs: Inputs) -> list[Links]:
         match = _ERROR.match(line)
         if match is None:
             raise Unreadable(f"nvidia-smi nvlink -e: {line[:80]!r}")
-        if COUNTERS.search(match.group(2)):
-            name = match.group(2).split()[0].lower()
+        name = COUNTERS.get(match.group(2))
+        if name is not None and match.group(3) != "N/A":
+            if not match.group(3).isdigit():
+                raise Unreadable(f"nvidia-smi nvlink -e: {line[:80]!r}")
             links.errors[name] = links.errors.get(name, 0) + int(match.group(3))
+            links.told.setdefault(match.group(2), set()).add(int(match.group(1)))
     if not found:
         raise Unreadable("nvidia-smi nvlink: no GPU")
+    for links in found.values():
+        active = {link for link, speed in links.speeds.items() if speed is not None}
+        silent = [name for name, told in links.told.items() if not active <= told]
+        if silent or (active and not links.told):
+            raise Unreadable(
+                f"nvidia-smi nvlink -e: {links.label}: {(silent or ['the counters'])[0]} not of every link"
+            )
     return list(found.values())
 
 

@@ -56,8 +56,8 @@ def judge(measured: list[Retired], context: Context) -> Iterable[Finding]:
     for page in measured:
         limits = context.limits.model(page.model)
         if page.single is None or page.double is None or page.pending is None:
-            if limits.number("row_remap_expected"):
-                yield ok(f"{page.label}: {page.model} remaps rows instead", subject=page.uuid)
+            if not limits.number("retired_pages_expected"):
+                yield ok(f"{page.label}: {page.model} retires no pages", subject=page.uuid)
             else:
                 yield unknown(f"{page.label}: the driver cannot tell how many pages are retired", subject=page.uuid)
             continue

@@ -34,6 +34,8 @@ def parse(inputs: Inputs) -> Memory:
         match = _ROW.match(line)
         if match:
             values[match.group(1)] = int(match.group(2))
+        elif line.strip() and line != "==> /proc/meminfo <==":
+            raise Unreadable(f"/proc/meminfo: {line[:80]!r}")
     try:
         memory = Memory(values["MemTotal"], values["MemAvailable"], values.get("HardwareCorrupted", 0))
     except KeyError as error:

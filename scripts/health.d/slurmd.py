@@ -39,7 +39,8 @@ def parse(inputs: Inputs) -> Slurmd:
     if last in {"NONE", "None", "N/A", "Unknown"}:
         return Slurmd(True, 0.0)
     try:
-        return Slurmd(True, datetime.strptime(last, "%Y-%m-%dT%H:%M:%S").timestamp())
+        # The collector runs it with TZ=UTC.
+        return Slurmd(True, datetime.strptime(f"{last}+0000", "%Y-%m-%dT%H:%M:%S%z").timestamp())
     except ValueError as error:
         said = text.strip().splitlines()[-1][:120] if text.strip() else "nothing"
         raise Unreadable(f"scontrol show slurmd said: {said}") from error

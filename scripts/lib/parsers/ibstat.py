@@ -9,6 +9,7 @@ from gitsync.health_api import Command, Unreadable
 
 IBSTAT = Command("ibstat", ("ibstat",), deadline_s=10.0, evidence=True)
 
+LAYERS = {"InfiniBand", "Ethernet", "IB", "Unspecified"}
 _CA = re.compile(r"^CA '([\w.-]+)'$")
 _PORT = re.compile(r"^\s*Port (\d+):$")
 _VALUE = re.compile(r"^\s*([A-Za-z][\w ]*): (.*)$")
@@ -43,7 +44,7 @@ def parse(text: str) -> tuple[Port, ...]:
             adapters[adapter.group(1)] = (values, ports)
         elif port and adapters:
             values = ports.setdefault(int(port.group(1)), {})
-        elif value and values is not None:
+        elif value and values is not None and value.group(1).strip() not in values:
             values[value.group(1).strip()] = value.group(2).strip()
         else:
             raise Unreadable(f"ibstat: {line.strip()[:80]!r}")
@@ -53,8 +54,12 @@ def parse(text: str) -> tuple[Port, ...]:
     for name, (facts, numbered) in adapters.items():
         if _need(facts, "Number of ports", name) != str(len(numbered)):
             raise Unreadable(f"ibstat: {name}: {facts.get('Number of ports')} ports announced, {len(numbered)} there")
+        if not re.fullmatch(r"[\w.-]+", _need(facts, "CA type", name)):
+            raise Unreadable(f"ibstat: {name}: type {facts['CA type']!r}")
         for number, data in numbered.items():
             label = f"{name}/{number}"
+            if _need(data, "Link layer", label) not in LAYERS:
+                raise Unreadable(f"ibstat: {label}: link layer {data['Link layer']!r}")
             rate = _need(data, "Rate", label).split()[0]
             if not rate.isdigit():
                 raise Unreadable(f"ibstat: {label}: rate {rate!r}")

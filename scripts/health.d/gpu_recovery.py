@@ -1,0 +1,61 @@
+"""What the driver itself wants done with a GPU: nothing, a reset, a reboot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from parsers import nvidia_smi
+from parsers.nvidia_smi import NVIDIA_SMI, Gpu
+
+from gitsync.health_api import Check, Class, Context, Finding, Hardware, Inputs, Unreadable, When, ok, problem, unknown
+
+CHECK = Check(
+    name="gpu_recovery",
+    about="the driver asks for no reset and no reboot",
+    class_=Class.REBOOT,
+    period_s=60,
+    when=frozenset({When.PROLOG, When.BACKGROUND, When.EPILOG, When.BOOT}),
+    hardware=Hardware.GPU,
+    sources=(NVIDIA_SMI,),
+    thresholds="gpu",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    uuid: str
+    label: str
+    # None where the driver is too old to say.
+    action: str | None
+
+
+def parse(inputs: Inputs) -> list[Wanted]:
+    return [Wanted(gpu.uuid, gpu.label, _action(gpu)) for gpu in nvidia_smi.parse(inputs["nvidia_smi_q"])]
+
+
+def _action(gpu: Gpu) -> str | None:
+    if "GPU Recovery Action" in gpu.root.values:
+        action = gpu.text("GPU Recovery Action")
+        if action not in {"None", "Reset", "Reboot", "Drain P2P", "Drain and Reset"}:
+            raise Unreadable(f"{gpu.label}: recovery action {action!r}")
+        return action
+    if gpu.section("GPU Reset Status") is None:
+        return None
+    # Drivers of 525 to 560 tell it as two questions.
+    if gpu.yes("GPU Reset Status", "Reset Required"):
+        return "Reset"
+    return "Drain and Reset" if gpu.yes("GPU Reset Status", "Drain and Reset Recommended") else "None"
+
+
+def judge(measured: list[Wanted], context: Context) -> Iterable[Finding]:
+    if not measured:
+        raise Unreadable("no GPU to judge")
+    for wanted in measured:
+        if wanted.action is None:
+            yield unknown(f"{wanted.label}: this driver does not tell what it wants done", subject=wanted.uuid)
+        elif wanted.action != "None":
+            said = f"{wanted.label}: the driver asks for: {wanted.action}"
+            yield problem(said, subject=wanted.uuid, measured=wanted.action, threshold="None")
+        else:
+            yield ok(f"{wanted.label}: nothing to be done", subject=wanted.uuid, measured="None", threshold="None")
