@@ -26,7 +26,34 @@ SICK = [
 OPEN_LISTS = {"df", "df_inodes", "lspci", "meminfo", "buddyinfo"}
 # Words that tools print, so that the fuzz gets past the first line.
 WORDS = st.sampled_from(
-    [*"0 1 -1 N/A None Yes No Enabled ok hung up Active LinkUp {} [] ==> <== GPU Link : = % kB 0x0 [".split(), "# end:"]
+    [
+        "0",
+        "1",
+        "-1",
+        "N/A",
+        "None",
+        "Yes",
+        "No",
+        "Enabled",
+        "ok",
+        "hung",
+        "up",
+        "Active",
+        "LinkUp",
+        "{}",
+        "[]",
+        "==>",
+        "<==",
+        "GPU",
+        "Link",
+        ":",
+        "=",
+        "%",
+        "kB",
+        "0x0",
+        "[",
+        "# end:",
+    ]
 )
 TEXT = st.one_of(st.text(max_size=200), st.lists(WORDS, max_size=60).map(" ".join), st.binary(max_size=200).map(repr))
 QUIET = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])

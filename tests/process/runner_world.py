@@ -1,0 +1,91 @@
+"""A node's places in a temporary directory, and the runner as slurmd would start it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+LAUNCH = "from gitsync.runner import main; raise SystemExit(main({kind!r}))"
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    root: Path
+
+    @property
+    def tree(self) -> Path:
+        return self.root / "tree"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "PATH": "/nowhere",
+            "SECRET_OF_SLURMD": "1",
+            "SLURM_JOB_ID": "42",
+            "SLURM_JOB_UID": "61234",
+            "MINIVM_GITSYNC_ROOT": str(self.root / "sync"),
+            "MINIVM_GITSYNC_ZERO": str(self.tree),
+            "MINIVM_LOG": str(self.root / "log"),
+            "MINIVM_VERDICTS": str(self.root / "verdicts"),
+            "MINIVM_HEALTH_STATE": str(self.root / "health"),
+            "MINIVM_HEALTH_INDEX": str(self.root / "health/index.json"),
+            "MINIVM_CAPSULES": str(self.root / "capsules"),
+            "MINIVM_BROKER": str(self.root / "broker.sock"),
+            "MINIVM_BROKER_STATE": str(self.root / "broker.json"),
+            "MINIVM_LEDGER": str(self.root / "ledger"),
+        }
+
+    def script(self, name: str, text: str, mode: int = 0o755) -> Path:
+        path = self.tree / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(mode)
+        return path
+
+    def policy(self, **data: object) -> None:
+        self.script("lib/policy.json", json.dumps(data), 0o644)
+
+    def start(self, kind: str, **extra: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-I", "-c", LAUNCH.format(kind=kind)],
+            env={**self.environment, **extra},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, kind: str, **extra: str) -> tuple[int, str, str]:
+        process = self.start(kind, **extra)
+        out, err = process.communicate(timeout=60)
+        return process.returncode, out, err
+
+    def records(self) -> list[dict[str, Any]]:
+        path = self.root / "log/runs.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def verdict(self, name: str) -> Mapping[str, Any]:
+        return dict(json.loads((self.root / f"verdicts/{name}.json").read_text()))
+
+
+def alive(pid: int) -> bool:
+    """A zombie is not alive: only whoever started it has still to look."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123  # one line of proc
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def make(root: Path) -> World:
+    world = World(root)
+    world.tree.mkdir()
+    (world.root / "sync").mkdir()
+    world.policy()
+    os.chmod(root, 0o755)  # noqa: PTH101  # of the caller's own directory
+    return world
