@@ -1,0 +1,130 @@
+"""What people find on a login machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from testinfra.host import Host  # type: ignore[import-untyped]  # ships no types
+
+pytestmark = [pytest.mark.docker, pytest.mark.cluster]
+
+
+@pytest.fixture
+def login(idle: Callable[[str], Host]) -> Host:
+    return idle("login")
+
+
+def effective(host: Host) -> dict[str, list[str]]:
+    """sshd's settings as it understands them, with a throw-away host key."""
+    host.check_output(
+        "mkdir -p /run/sshd /tmp/keys && rm -f /tmp/keys/* && ssh-keygen -q -t ed25519 -N '' -f /tmp/keys/key"
+    )
+    settings: dict[str, list[str]] = {}
+    for line in host.check_output("/usr/sbin/sshd -T -h /tmp/keys/key").splitlines():
+        name, _, value = line.partition(" ")
+        settings.setdefault(name, []).append(value)
+    return settings
+
+
+@pytest.mark.parametrize("page", ["sbatch", "slurm.conf", "bash", "git-rebase", "printf.1", "ssh"])
+def test_man_pages_can_be_read(login: Host, page: str) -> None:
+    text = login.check_output(f"MANPAGER=cat MANWIDTH=80 man {page}")
+    assert "NAME" in text and "DESCRIPTION" in text and len(text) > 1000
+
+
+def test_a_virtual_environment_has_pip(login: Host) -> None:
+    login.check_output("rm -rf /tmp/venv && python3 -m venv /tmp/venv")
+    assert login.check_output("/tmp/venv/bin/pip --version").startswith("pip ")
+    login.check_output("rm -rf /tmp/venv")
+
+
+@pytest.mark.parametrize(
+    ("compiler", "suffix", "source"),
+    [
+        ("gcc -fopenmp", "c", '#include <stdio.h>\nint main(void) { puts("works"); }'),
+        ("g++ -std=c++20 -flto", "cc", '#include <iostream>\nint main() { std::cout << "works\\n"; }'),
+        ("gfortran", "f90", "program p\nprint '(a)', 'works'\nend program"),
+    ],
+)
+def test_compilers_compile(login: Host, compiler: str, suffix: str, source: str) -> None:
+    """Also with what was taken out beside them to save space: link-time optimisation and OpenMP are still whole."""
+    login.check_output(f"printf '%s' {shell(source)} > /tmp/p.{suffix}")
+    login.check_output(f"{compiler} -O2 -o /tmp/p /tmp/p.{suffix}")
+    assert login.check_output("/tmp/p") == "works"
+
+
+def shell(text: str) -> str:
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+def test_a_python_extension_compiles(login: Host) -> None:
+    login.check_output("printf '#include <Python.h>\\n' > /tmp/e.c")
+    login.check_output("gcc -shared -fPIC $(python3-config --includes) -o /tmp/e.so /tmp/e.c")
+
+
+@pytest.mark.parametrize(
+    "program",
+    ["git --version", "tmux -V", "vim --version", "nano --version", "rsync --version", "make --version", "jq --version",
+     "curl --version", "tree --version", "htop --version", "strace --version", "zstd --version", "unzip -v"],
+)  # fmt: skip
+def test_tools_run(login: Host, program: str) -> None:
+    login.check_output(program)
+
+
+def test_completion_knows_slurms_commands(login: Host) -> None:
+    script = ". /usr/share/bash-completion/bash_completion; _comp_load sbatch; complete -p sbatch"
+    assert "sbatch" in login.check_output(f"bash -c {shell(script)}")
+
+
+def test_sshd_takes_keys_only_and_asks_the_directory(login: Host) -> None:
+    settings = effective(login)
+    for name in ("passwordauthentication", "kbdinteractiveauthentication", "permitrootlogin", "permitemptypasswords"):
+        assert settings[name] == ["no"], name
+    assert settings["authorizedkeyscommand"] == ["/usr/bin/sss_ssh_authorizedkeys %u"]
+    assert settings["authorizedkeyscommanduser"] == ["nobody"]
+    assert settings["usepam"] == ["yes"] and settings["x11forwarding"] == ["no"]
+
+
+def test_a_whole_class_may_log_in_at_once_from_one_address(login: Host) -> None:
+    settings = effective(login)
+    assert int(settings["maxstartups"][0].split(":")[0]) >= 200
+    assert settings.get("persourcepenalties") == ["no"] and settings["persourcemaxstartups"] == ["none"]
+
+
+def test_sshd_offers_no_algorithm_that_is_being_left_behind(login: Host) -> None:
+    settings = effective(login)
+    offered = ",".join(
+        settings[name][0] for name in ("kexalgorithms", "macs", "hostkeyalgorithms", "pubkeyacceptedalgorithms")
+    ).split(",")
+    assert len(offered) > 8 and "curve25519-sha256" in offered and "ssh-ed25519" in offered
+    weak = ("nistp", "sha1", "umac-64", "md5", "group1-", "group14", "ssh-rsa", "ssh-dss")
+    assert [name for name in offered if any(part in name for part in weak) and not name.startswith("rsa-sha2")] == []
+    assert all("-etm@" in mac for mac in settings["macs"][0].split(","))
+
+
+def test_a_home_directory_is_made_at_login_and_the_message_of_the_day_read(login: Host) -> None:
+    assert "pam_mkhomedir.so" in login.file("/etc/pam.d/common-session").content_string
+    sshd = login.file("/etc/pam.d/sshd").content_string
+    assert "pam_motd.so noupdate" in sshd and "update-motd.d" not in sshd
+
+
+def test_every_pam_module_that_is_named_is_there(idle: Callable[[str], Host]) -> None:
+    """A missing `required` module turns everyone away."""
+    for role in ("login", "worker"):
+        host = idle(role)
+        named = host.check_output(
+            "grep -hoE 'pam_[a-z_0-9]+\\.so' /etc/pam.d/sshd /etc/pam.d/common-* /etc/pam.d/slurm-adopt 2>/dev/null"
+            " | sort -u; true"
+        ).split()
+        assert "pam_unix.so" in named and "pam_sss.so" in named
+        modules = [f"/usr/lib/x86_64-linux-gnu/security/{module}" for module in named]
+        assert host.check_output(f"ls -1 {' '.join(modules)}").split() == modules, role
+
+
+def test_an_interactive_shell_shows_whole_job_names(login: Host) -> None:
+    shown = login.check_output("script -qec \"bash -lic 'echo \\$SQUEUE_FORMAT'\" /dev/null")
+    assert "%.24j" in shown
+    assert "SQUEUE_FORMAT=" not in login.check_output("bash -lc env"), (
+        "scripts parse squeue: only people get this format"
+    )
