@@ -18,9 +18,10 @@ RUN set -eu; umask 022; export SOURCE_DATE_EPOCH=1793491200 DEBIAN_FRONTEND=noni
     find /var/log -type f -delete; \
     if [ -s /etc/machine-id ]; then : > /etc/machine-id; fi; \
     export PYTHONDONTWRITEBYTECODE=1; \
-    echo "minivm: verify" 'ldconfig -p | grep -q libcudart.so'; { ldconfig -p | grep -q libcudart.so; } || exit 1; \
+    printf 'minivm: verify %s\n' 'ldconfig -p | grep -q libcudart.so'; { ldconfig -p | grep -q libcudart.so; } || exit 1; \
     rm -rf /root/.cache /tmp/* /var/tmp/*; \
-    find / -xdev -newermt "@$((now - 1))" -exec touch -h -d @1793491200 {} +
+    find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /etc/hosts -o -path /etc/hostname \
+        -o -path /etc/resolv.conf \) -prune -o -newermt "@$((now - 1))" -exec touch -h -d @1793491200 {} +
 
 # packages
 # - cuda-cudart-13-0

@@ -22,11 +22,13 @@ RUN set -eu; umask 022; export SOURCE_DATE_EPOCH=1793491200 DEBIAN_FRONTEND=noni
     find /var/log -type f -delete; \
     if [ -s /etc/machine-id ]; then : > /etc/machine-id; fi; \
     export PYTHONDONTWRITEBYTECODE=1; \
-    echo "minivm: verify" 'ldd /usr/bin/ibv_devinfo - ib_write_bw --version | grep -q Version'; { ldd /usr/bin/ibv_devinfo - ib_write_bw --version | grep -q Version; } || exit 1; \
-    echo "minivm: verify" 'ibstat -V'; { ibstat -V; } || exit 1; \
-    echo "minivm: verify" 'test -x /opt/hpcx/ompi/bin/mpirun'; { test -x /opt/hpcx/ompi/bin/mpirun; } || exit 1; \
+    printf 'minivm: verify %s\n' 'ib_write_bw --version | grep -q Version'; { ib_write_bw --version | grep -q Version; } || exit 1; \
+    printf 'minivm: verify %s\n' 'ibstat -V'; { ibstat -V; } || exit 1; \
+    printf 'minivm: verify %s\n' 'ldd /usr/bin/ibv_devinfo'; { ldd /usr/bin/ibv_devinfo; } || exit 1; \
+    printf 'minivm: verify %s\n' 'test -x /opt/hpcx/ompi/bin/mpirun'; { test -x /opt/hpcx/ompi/bin/mpirun; } || exit 1; \
     rm -rf /root/.cache /tmp/* /var/tmp/*; \
-    find / -xdev -newermt "@$((now - 1))" -exec touch -h -d @1793491200 {} +
+    find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /etc/hosts -o -path /etc/hostname \
+        -o -path /etc/resolv.conf \) -prune -o -newermt "@$((now - 1))" -exec touch -h -d @1793491200 {} +
 
 # packages
 # - doca-ofed-userspace

@@ -5,6 +5,7 @@ ENV LANG="C.UTF-8"
 
 # packages
 # - ca-certificates
+# - passwd
 
 # downloads
 
