@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -16,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from gitsync import lease
+from gitsync import lease, runner
 from gitsync.layout import Layout
-from tests.process.runner_world import LAUNCH, World, alive, make
+from tests.process.runner_world import World, alive, make
 
 
 @pytest.fixture
@@ -237,18 +236,27 @@ def test_a_task_prolog_works_for_a_user_who_may_write_nowhere(world: World) -> N
         if path == Path("/tmp"):
             break
         path.chmod(0o755)
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", LAUNCH.format(kind="task_prolog")],
-        env={**world.environment, "USER": "nobody"},
-        user=61234,
-        group=61234,
-        extra_groups=[],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (0, "export ME=61234\n"), done.stderr
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        # In the same interpreter: the one of the tests need not be readable for everybody, as an image's is.
+        code = 99
+        try:
+            os.setgroups([])
+            os.setgid(61234)
+            os.setuid(61234)
+            os.dup2(writing, 1)
+            os.environ.clear()
+            os.environ.update(world.environment)
+            sys.stdout = os.fdopen(1, "w")
+            code = runner.main("task_prolog")
+            sys.stdout.flush()
+        finally:
+            os._exit(code)
+    os.close(writing)
+    _, status = os.waitpid(pid, 0)
+    with os.fdopen(reading) as file:
+        assert (os.waitstatus_to_exitcode(status), file.read()) == (0, "export ME=61234\n")
 
 
 def test_no_tree_at_all_is_told_and_stops_no_job(world: World) -> None:
