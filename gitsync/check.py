@@ -13,8 +13,8 @@ from . import child
 from .errors import GitsyncError, Refused, Stalled
 from .listing import Entry
 
-# What Slurm or the runner executes: a file here that cannot be executed is a node that drains.
-EXECUTED = ("prolog.d", "epilog.d", "task_prolog.d", "health.d")
+# What the runner executes: a file here that cannot be executed is a node that drains. (health.d holds modules.)
+EXECUTED = ("prolog.d", "epilog.d", "task_prolog.d")
 NOT_SCRIPTS = (".md", ".txt", ".json", ".yaml", ".yml", ".toml", ".conf", ".example")
 SHELLS = frozenset({"sh", "bash", "dash"})
 MOST_REPORTED = 10

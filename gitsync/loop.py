@@ -118,10 +118,10 @@ class Loop:
 
     def _settle(self) -> None:
         """A tree for readers before anything slow: the last good one, or generation zero."""
-        try:
-            cycle.run(replace(self.settings, repo=None), look=False)
-        except (GitsyncError, OSError) as error:
-            print(f"gitsync: {error}", file=sys.stderr, flush=True)
+        pid = self._fork(lambda: _one(replace(self.settings, repo=None), look=False))
+        _, status = os.waitpid(pid, 0)
+        if status != 0:
+            print(f"gitsync: no tree yet: ended with {os.waitstatus_to_exitcode(status)}", file=sys.stderr, flush=True)
 
     def _tell(self) -> bool:
         """Status to the service manager; READY once there is a tree."""
@@ -162,7 +162,7 @@ class Loop:
 
     def _start(self) -> None:
         look, self.looked = not self.looked, True
-        pid = self._fork(lambda: _one(self.settings, look))
+        pid = self._fork(lambda: _one(self.settings, look=look))
         self.child, self.child_fd = pid, os.pidfd_open(pid)
         self.child_deadline = self.clock() + self.settings.timeout + 3 * self.settings.check_timeout + CYCLE_SLACK
 
@@ -210,7 +210,7 @@ class Loop:
         os.close(self.child_fd)
 
 
-def _one(settings: Settings, look: bool) -> None:
+def _one(settings: Settings, *, look: bool) -> None:
     cycle.run(settings, look=look)
 
 

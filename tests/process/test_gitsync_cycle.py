@@ -387,3 +387,35 @@ def test_revoked_and_expired_keys_do_not_count(world: World) -> None:
     state = cycle.run(world.settings)
     assert state.quarantine is not None and "key has expired" in state.quarantine.reason
     assert world.live() == commit
+
+
+def default_tree() -> dict[str, str | bytes | None]:
+    """The tree that every image carries."""
+    scripts = Path(__file__).resolve().parents[2] / "scripts"
+    return {
+        str(path.relative_to(scripts)): path.read_bytes()
+        for path in sorted(scripts.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def test_the_default_tree_passes_every_check(world: World) -> None:
+    commit = world.upstream.commit(default_tree(), signer=world.alice)
+    state = cycle.run(world.settings)
+    assert state.quarantine is None and state.failures == 0, state
+    assert world.live() == commit
+
+
+def test_a_health_check_that_misjudges_its_recordings_is_refused(world: World) -> None:
+    """The dry run against recorded outputs: a check that calls everything fine is not published."""
+    files = default_tree()
+    last_good = world.upstream.commit(files, signer=world.alice)
+    cycle.run(world.settings)
+    source = files["health.d/gpu_count.py"]
+    assert isinstance(source, bytes)
+    blind = source.replace(b"if measured.answering < wanted:", b"if False:")
+    assert blind != source
+    world.upstream.commit({"health.d/gpu_count.py": blind}, signer=world.alice)
+    state = cycle.run(world.settings)
+    assert state.quarantine is not None and "gpu_count" in state.quarantine.reason
+    assert world.live() == last_good
