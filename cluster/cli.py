@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -115,7 +116,8 @@ def status(name: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([asdict(row) for row in found]))
     else:
-        click.echo("\n".join(table(found)))
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1000
+        click.echo("\n".join(table(found, width=width)))
     sys.exit(0 if all(row.ready for row in found) else 1)
 
 

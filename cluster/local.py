@@ -197,7 +197,7 @@ class LocalCluster:
         known, there = self.manifests(), self.kubelet.running()
         with ThreadPoolExecutor(HANDS) as hands:
             slurm = hands.submit(self.slurm_states, there)
-            asked = hands.map(lambda pod: (pod.name, readiness.ask(pod, there.get(pod.name))), known.pods)
+            asked = hands.map(lambda pod: (pod.name, readiness.examine(pod, there.get(pod.name))), known.pods)
             return report.rows(known.pods, there, dict(asked), slurm.result())
 
     def slurm_states(self, there: Mapping[str, Running]) -> dict[str, str]:

@@ -1,34 +1,65 @@
-"""A pod's own word: its readiness port asked, as a kubelet asks it."""
+"""A pod's own word: its port asked, as a kubelet asks it, and for more than a kubelet wants to know."""
 
 from __future__ import annotations
 
 import http.client
+import json
 from dataclasses import dataclass
+from typing import Any
 
 from cluster.manifests import Pod
 from cluster.pods import Running
 
 TIMEOUT = 2.0
+STATUS = "/status"
 
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
     ready: bool
     reason: str = ""
+    # What is wrong without making the pod unready.
+    also: tuple[str, ...] = ()
 
 
 def ask(pod: Pod, running: Running | None) -> Readiness:
+    """Ready, or why not."""
     if running is None:
         return Readiness(False, "no such pod: deleted, or never started")
     if not running.running:
         return Readiness(False, f"exited {running.exit_code}, will be started again")
-    connection = http.client.HTTPConnection(running.address, pod.ready.port, timeout=TIMEOUT)
     try:
-        connection.request("GET", pod.ready.path)
-        answer = connection.getresponse()
-        text = answer.read(4096).decode(errors="replace").strip()
+        code, text = get(running.address, pod.ready.port, pod.ready.path)
     except (OSError, http.client.HTTPException) as error:
         return Readiness(False, f"port {pod.ready.port} does not answer: {error}")
+    return Readiness(code == 200, "" if code == 200 else text.strip())
+
+
+def examine(pod: Pod, running: Running | None) -> Readiness:
+    """Ready or why not, and what else its status tells."""
+    answer = ask(pod, running)
+    if running is None or not running.running:
+        return answer
+    try:
+        code, text = get(running.address, pod.ready.port, STATUS)
+        status = json.loads(text) if code == 200 else {}
+    except (OSError, http.client.HTTPException, ValueError):
+        return answer
+    return Readiness(answer.ready, answer.reason, wrong(status))
+
+
+def wrong(status: dict[str, Any]) -> tuple[str, ...]:
+    """What degrades a pod, and its services that somebody stopped."""
+    stopped = [str(service["name"]) for service in status.get("services", ()) if service["state"] == "stopped"]
+    also = [str(reason) for reason in status.get("degraded", ())]
+    return tuple(also + [f"{name}: stopped on request" for name in stopped if not any(name in text for text in also)])
+
+
+def get(host: str, port: int, path: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read(1 << 20).decode(errors="replace")
     finally:
         connection.close()
-    return Readiness(answer.status == 200, text)

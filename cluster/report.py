@@ -18,9 +18,10 @@ class Row:
     why: str
     slurm: str
     restarts: int
+    also: tuple[str, ...] = ()
 
 
-HEADINGS = ("POD", "ROLE", "READY", "SLURM", "RESTARTS", "WHY NOT, OR WHAT ELSE")
+HEADINGS = ("POD", "ROLE", "READY", "SLURM", "RESTARTS", "WHY NOT, AND WHAT ELSE IS WRONG")
 
 
 def rows(
@@ -37,28 +38,26 @@ def rows(
             readiness[pod.name].reason,
             slurm.get(pod.name, "-"),
             running[pod.name].restarts if pod.name in running else 0,
+            readiness[pod.name].also,
         )
         for pod in pods
     ]
 
 
-def table(found: Sequence[Row]) -> list[str]:
+def table(found: Sequence[Row], *, width: int = 160) -> list[str]:
+    """Aligned columns; what does not fit stands below its pod."""
     cells = [HEADINGS] + [
-        (row.pod, row.role, "yes" if row.ready else "NO", row.slurm, str(row.restarts), first_line(row.why))
-        for row in found
+        (row.pod, row.role, "yes" if row.ready else "NO", row.slurm, str(row.restarts), "") for row in found
     ]
     widths = [max(len(line[column]) for line in cells) for column in range(len(HEADINGS))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
-    # The rest of a long reason stands below its pod.
-    for index in range(len(found), 0, -1):
-        rest = found[index - 1].why.splitlines()[1:]
-        lines[index + 1 : index + 1] = [f"    {line}" for line in rest]
-    return lines
-
-
-def first_line(text: str) -> str:
-    line = text.partition("\n")[0]
-    return "" if line in ("ok", "ready") else line
+    heads = ["  ".join(cell.ljust(size) for cell, size in zip(line, widths, strict=True)) for line in cells]
+    lines = [heads[0].rstrip()]
+    for head, row in zip(heads[1:], found, strict=True):
+        said = [*row.why.splitlines(), *(f"degraded: {text}" for text in row.also)]
+        first, *rest = said or [""]
+        lines.append((head.rstrip().ljust(sum(widths[:-1]) + 2 * len(widths[:-1])) + first).rstrip())
+        lines += [f"    {text}" for text in rest]
+    return [line if len(line) <= width else f"{line[: width - 4]} ..." for line in lines]
 
 
 def slurm_states(sinfo: str) -> dict[str, str]:

@@ -93,6 +93,26 @@ def test_an_agent_is_forwarded_and_rsync_uses_it(alice: Researcher) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_ssh_to_a_node_needs_a_job_there(alice: Researcher) -> None:
+    node = "slurm-worker-0.slurm-worker"
+    hop = f"ssh -o BatchMode=yes -o StrictHostKeyChecking=no {node} hostname"
+    key = str(alice.world.cluster.keys().users["alice"])
+
+    def through_the_login_pod() -> subprocess.CompletedProcess[str]:
+        start = ["ssh-agent", "sh", "-c", 'ssh-add -q "$0" && exec "$@"', key, *alice.command(hop, options=("-A",))]
+        return subprocess.run(start, capture_output=True, text=True, timeout=60)
+
+    refused = through_the_login_pod()
+    assert refused.returncode == 255, refused.stdout
+    assert "Access denied" in refused.stderr
+    job = alice.submit("-w", "slurm-worker-0", "-o", "/dev/null", script="sleep 60")
+    alice.wait_for(job, "RUNNING")
+    entered = through_the_login_pod()
+    assert entered.stdout == "slurm-worker-0\n", entered.stderr
+    alice(f"scancel {job}")
+    alice.wait_for(job, "CANCELLED")
+
+
 def test_ports_are_forwarded_as_remote_editors_need(alice: Researcher) -> None:
     port = free_port(23400)
     forward = ("-N", "-o", "ExitOnForwardFailure=yes", "-L", f"127.0.0.1:{port}:slurm-controller:8650")

@@ -95,7 +95,8 @@ def test_the_controller_restarts_under_fifty_queued_and_two_running_jobs(healthy
     assert healthy.slurm("squeue", "-h", "-t", "R", "-o", "%i %S") == starts
     queued = healthy.slurm("squeue", "-h", "-r", "-j", array, "-o", "%T").split()
     assert queued == ["PENDING"] * 50
-    alice(f"scancel {' '.join(running)}")
+    # Ten of them show that the queue moves on.
+    alice(f"scancel {array}_[11-50] {' '.join(running)}")
     until(
         lambda: healthy.slurm("squeue", "-h", "-j", array) == "",
         within=90,
@@ -105,7 +106,7 @@ def test_the_controller_restarts_under_fifty_queued_and_two_running_jobs(healthy
     def completed() -> str:
         return alice(f"sacct -n -X -P -j {array} -o state")
 
-    until(lambda: completed().split() == ["COMPLETED"] * 50, within=30, what=completed)
+    until(lambda: completed().split().count("COMPLETED") == 10, within=30, what=completed)
 
 
 def test_workers_roll_to_a_new_description_while_an_array_runs(healthy: World, alice: Researcher) -> None:
@@ -139,13 +140,13 @@ def test_a_broken_slurm_conf_is_refused_with_a_reason(healthy: World, alice: Res
     change(healthy, {"slurm": {"extraConfig": good + "\nNoSuchSetting=1"}})
 
     def shown() -> str:
-        return "\n".join(table(healthy.cluster.status()))
+        return "\n".join(table(healthy.cluster.status(), width=1000))
 
-    until(lambda: "slurm.conf" in shown() and "refused" in shown(), within=60, what=shown)
+    until(lambda: "slurm.conf refused" in shown() and "NoSuchSetting" in shown(), within=60, what=shown)
     # The running one stays: jobs run, also from new clients.
     assert alice("srun -p short -N2 -l true") == ""
     change(healthy, {"slurm": {"extraConfig": good}})
-    until(lambda: "refused" not in shown(), within=60, what=shown)
+    until(lambda: "NoSuchSetting" not in shown(), within=60, what=shown)
 
 
 def test_without_directory_and_git_server_people_and_jobs_go_on(healthy: World, alice: Researcher) -> None:
@@ -166,7 +167,7 @@ def test_without_the_database_jobs_run_and_are_accounted_later(healthy: World, a
     try:
         job = alice.submit("-o", "/dev/null", script="true")
         alice.wait_for(job, "COMPLETED")
-        assert "slurmdbd" in healthy.run("slurm-controller-0", "minivm", "why")
+        assert "slurmdbd: stopped on request" in healthy.row("slurm-controller-0").also
         assert alice.try_("timeout 20 sacct -n -X").returncode != 0
     finally:
         healthy.run("slurm-controller-0", "minivm", "start", "slurmdbd")

@@ -14,6 +14,7 @@ from cluster.errors import ClusterError
 from cluster.keys import load_or_make
 from cluster.local import STATE, free_port
 from cluster.publish import publish, published, write_private
+from cluster.readiness import wrong
 from cluster.report import Row
 from cluster.values import Options
 
@@ -147,17 +148,31 @@ def test_a_taken_port_is_passed_over() -> None:
 
 
 ROWS = [
-    Row("slurm-controller-0", "controller", True, "ok", "up", 0),
+    Row("slurm-controller-0", "controller", True, "", "up", 0, also=("gitsync: no route to host",)),
     Row("slurm-worker-0", "worker", False, "slurmd waits for controller\nmunged is not proven", "IDLE+DRAIN", 3),
+    Row("slurm-worker-1", "worker", True, "", "idle", 0),
 ]
 
 
-def test_the_table_says_why_a_pod_is_not_ready() -> None:
+def test_the_table_says_why_a_pod_is_not_ready_and_what_else_is_wrong() -> None:
     lines = report.table(ROWS)
-    assert lines[0].split() == ["POD", "ROLE", "READY", "SLURM", "RESTARTS", "WHY", "NOT,", "OR", "WHAT", "ELSE"]
-    assert lines[1].split() == ["slurm-controller-0", "controller", "yes", "up", "0"]
+    assert lines[0].split()[:5] == ["POD", "ROLE", "READY", "SLURM", "RESTARTS"]
+    assert lines[1].endswith("up          0         degraded: gitsync: no route to host")
     assert lines[2].endswith("3         slurmd waits for controller")
     assert lines[3].strip() == "munged is not proven"
+    assert lines[4].split() == ["slurm-worker-1", "worker", "yes", "idle", "0"]
+
+
+def test_a_long_reason_is_cut_to_the_terminal() -> None:
+    assert {len(line) <= 80 for line in report.table(ROWS, width=80)} == {True}
+
+
+def test_a_service_that_somebody_stopped_is_told_with_what_degrades_the_pod() -> None:
+    services = [{"name": "slurmdbd", "state": "stopped"}, {"name": "sshd", "state": "ready"}]
+    assert wrong({"degraded": ["slurm.conf refused"], "services": services}) == (
+        "slurm.conf refused",
+        "slurmdbd: stopped on request",
+    )
 
 
 def test_slurms_states_carry_the_reason_of_a_drain() -> None:
