@@ -7,6 +7,7 @@ import os
 import subprocess
 import tarfile
 import tempfile
+import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ import requests.exceptions
 from images.errors import ImagesError
 
 Line = Callable[[str], None]
-PLUGINS = ("/usr/libexec/docker/cli-plugins", "/usr/lib/docker/cli-plugins", "/usr/local/lib/docker/cli-plugins")
+RUNNING = " ---> Running in "
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,10 @@ class Engine:
 
     def __init__(self, builder: str = "auto") -> None:
         self.builder = builder
+        # What builds at this moment, for `cancel`: other threads wait for it.
+        self.cancelled = threading.Event()
+        self.steps: set[str] = set()
+        self.builders: set[subprocess.Popen[str]] = set()
         try:
             self.client = docker.from_env(timeout=600)
             self.client.ping()
@@ -143,9 +148,18 @@ class Engine:
             return self.build_with_buildx(context, arguments, network, line)
         return self.build_classic(context, arguments, network, line)
 
+    def cancel(self) -> None:
+        """End every build that runs, from another thread: its step is killed, and what waits for it sees it fail."""
+        self.cancelled.set()
+        for process in list(self.builders):
+            process.terminate()
+        for container in list(self.steps):
+            with suppress(docker.errors.APIError):
+                self.api.kill(container)
+
     def build_classic(self, context: Path, arguments: Mapping[str, str], network: str, line: Line) -> str:
         made: list[str] = []
-        finished = ""
+        finished = step = ""
         try:
             with packed(context) as stream, answering("build"):
                 for event in self.api.build(fileobj=stream, custom_context=True, decode=True, nocache=True, rm=True,
@@ -155,13 +169,20 @@ class Engine:
                         raise StepFailed(str(event["error"]).strip())
                     if "aux" in event and "ID" in event["aux"]:
                         finished = event["aux"]["ID"]
+                    if self.cancelled.is_set():
+                        raise StepFailed("interrupted")
                     for text in str(event.get("stream", "")).splitlines():
+                        if text.startswith(RUNNING):
+                            self.steps.discard(step)
+                            step = text.removeprefix(RUNNING).strip()
+                            self.steps.add(step)
                         if text.startswith(" ---> ") and "Running in" not in text:
                             made.append(text.removeprefix(" ---> ").strip())
                         if text.strip():
                             line(text.rstrip())
             return finished
         finally:
+            self.steps.discard(step)
             # The first "--->" is the parent. What a failed or interrupted build leaves has no name, and goes.
             if not finished and len(made) > 1:
                 self.remove(made[-1])
@@ -179,6 +200,7 @@ class Engine:
             process = subprocess.Popen([*command, str(context)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                        text=True, errors="replace", env=os.environ | dict(arguments))  # fmt: skip
             last = ""
+            self.builders.add(process)
             try:
                 assert process.stdout is not None
                 for text in process.stdout:
@@ -186,6 +208,7 @@ class Engine:
                     line(text.rstrip())
                 status = process.wait()
             finally:
+                self.builders.discard(process)
                 if process.poll() is None:
                     process.terminate()
                     process.wait()

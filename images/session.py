@@ -212,7 +212,9 @@ class Session:
                         results[key].seconds, results[key].built = future.result(), True
                         state.record(key, results[key].image.reference, results[key].image.inputs)
             except BaseException:
+                # The pool waits for its threads on the way out: their steps are ended, not sat through.
                 pool.shutdown(wait=False, cancel_futures=True)
+                self.engine.cancel()
                 raise
         self.alias(composed)
         return list(results.values())

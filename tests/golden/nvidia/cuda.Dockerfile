@@ -10,7 +10,8 @@ RUN set -eu; umask 022; export SOURCE_DATE_EPOCH=1793491200 DEBIAN_FRONTEND=noni
     if [ -n "$MINIVM_CA" ]; then printf '%b' "$MINIVM_CA" > "$begin.pem"; chmod 644 "$begin.pem"; \
         options="$options -o Acquire::https::CaInfo=$begin.pem"; export SSL_CERT_FILE="$begin.pem"; fi; \
     echo "minivm: clean up"; \
-    rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/cache/debconf/*-old /var/lib/dpkg/*-old /var/cache/man/* \
+    find /var/lib/apt/lists /var/cache/apt -type f ! -name lock -delete; \
+    rm -rf /var/cache/debconf/*-old /var/lib/dpkg/*-old /var/cache/man/* \
         /var/cache/ldconfig/aux-cache /var/lib/systemd/random-seed /var/lib/dbus/machine-id /etc/munge/munge.key \
         /etc/ssh/ssh_host_* /etc/ssl/private/ssl-cert-snakeoil.key /etc/ssl/certs/ssl-cert-snakeoil.pem \
         /etc/passwd- /etc/group- /etc/shadow- /etc/gshadow- /etc/subuid- /etc/subgid- /etc/.pwd.lock \
@@ -21,7 +22,7 @@ RUN set -eu; umask 022; export SOURCE_DATE_EPOCH=1793491200 DEBIAN_FRONTEND=noni
     printf 'minivm: verify %s\n' 'ldconfig -p | grep -q libcudart.so'; { ldconfig -p | grep -q libcudart.so; } || exit 1; \
     rm -rf /root/.cache /tmp/* /var/tmp/*; \
     find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /etc/hosts -o -path /etc/hostname \
-        -o -path /etc/resolv.conf \) -prune -o -newermt "@$((now - 1))" -exec touch -h -d @1793491200 {} +
+        -o -path /etc/resolv.conf -o -path /etc/mtab -o -path /.dockerenv \) -prune -o -newermt "@$((now - 1))" -exec touch -h -d @1793491200 {} +
 
 # packages
 # - cuda-cudart-13-0

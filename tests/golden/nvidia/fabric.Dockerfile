@@ -14,7 +14,8 @@ RUN set -eu; umask 022; export SOURCE_DATE_EPOCH=1793491200 DEBIAN_FRONTEND=noni
     rm -rf /opt/hpcx/sources /opt/hpcx/archive; \
     { printf '%s\n' '. /opt/hpcx/hpcx-init.sh && hpcx_load' > /etc/profile.d/30-minivm-hpcx.sh; } || exit 1; \
     echo "minivm: clean up"; \
-    rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/cache/debconf/*-old /var/lib/dpkg/*-old /var/cache/man/* \
+    find /var/lib/apt/lists /var/cache/apt -type f ! -name lock -delete; \
+    rm -rf /var/cache/debconf/*-old /var/lib/dpkg/*-old /var/cache/man/* \
         /var/cache/ldconfig/aux-cache /var/lib/systemd/random-seed /var/lib/dbus/machine-id /etc/munge/munge.key \
         /etc/ssh/ssh_host_* /etc/ssl/private/ssl-cert-snakeoil.key /etc/ssl/certs/ssl-cert-snakeoil.pem \
         /etc/passwd- /etc/group- /etc/shadow- /etc/gshadow- /etc/subuid- /etc/subgid- /etc/.pwd.lock \
@@ -28,7 +29,7 @@ RUN set -eu; umask 022; export SOURCE_DATE_EPOCH=1793491200 DEBIAN_FRONTEND=noni
     printf 'minivm: verify %s\n' 'test -x /opt/hpcx/ompi/bin/mpirun'; { test -x /opt/hpcx/ompi/bin/mpirun; } || exit 1; \
     rm -rf /root/.cache /tmp/* /var/tmp/*; \
     find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /etc/hosts -o -path /etc/hostname \
-        -o -path /etc/resolv.conf \) -prune -o -newermt "@$((now - 1))" -exec touch -h -d @1793491200 {} +
+        -o -path /etc/resolv.conf -o -path /etc/mtab -o -path /.dockerenv \) -prune -o -newermt "@$((now - 1))" -exec touch -h -d @1793491200 {} +
 
 # packages
 # - doca-ofed-userspace

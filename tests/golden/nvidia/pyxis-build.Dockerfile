@@ -15,7 +15,8 @@ RUN set -eu; umask 022; export SOURCE_DATE_EPOCH=1793491200 DEBIAN_FRONTEND=noni
     install -m 0755 /usr/src/minivm/pyxis/spank_pyxis.so /usr/src/minivm/out/pyxis/usr/lib/x86_64-linux-gnu/slurm/spank_pyxis.so; \
     printf '%s\n' 'required /usr/lib/x86_64-linux-gnu/slurm/spank_pyxis.so' > /usr/src/minivm/out/pyxis/usr/share/pyxis/pyxis.conf; \
     echo "minivm: clean up"; \
-    rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/cache/debconf/*-old /var/lib/dpkg/*-old /var/cache/man/* \
+    find /var/lib/apt/lists /var/cache/apt -type f ! -name lock -delete; \
+    rm -rf /var/cache/debconf/*-old /var/lib/dpkg/*-old /var/cache/man/* \
         /var/cache/ldconfig/aux-cache /var/lib/systemd/random-seed /var/lib/dbus/machine-id /etc/munge/munge.key \
         /etc/ssh/ssh_host_* /etc/ssl/private/ssl-cert-snakeoil.key /etc/ssl/certs/ssl-cert-snakeoil.pem \
         /etc/passwd- /etc/group- /etc/shadow- /etc/gshadow- /etc/subuid- /etc/subgid- /etc/.pwd.lock \
@@ -25,7 +26,7 @@ RUN set -eu; umask 022; export SOURCE_DATE_EPOCH=1793491200 DEBIAN_FRONTEND=noni
     export PYTHONDONTWRITEBYTECODE=1; \
     rm -rf /root/.cache /tmp/* /var/tmp/*; \
     find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /etc/hosts -o -path /etc/hostname \
-        -o -path /etc/resolv.conf \) -prune -o -newermt "@$((now - 1))" -exec touch -h -d @1793491200 {} +
+        -o -path /etc/resolv.conf -o -path /etc/mtab -o -path /.dockerenv \) -prune -o -newermt "@$((now - 1))" -exec touch -h -d @1793491200 {} +
 
 # packages
 
