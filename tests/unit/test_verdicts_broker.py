@@ -1,0 +1,252 @@
+"""The broker against a controller that is only a table: what it asks and posts, and what it leaves alone."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from init.drain_broker import Broker, Places
+from init.drain_calls import Slurm
+from init.ledger import Ledger
+from init.slurm_client import SlurmError
+from init.verdicts import Node, Policy
+
+BOOT = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+COMMIT = "9f2c1ab0000000000000000000000000deadbeef"
+QUICK = Policy(
+    raise_after={"user": 0, "node": 2, "reboot": 1, "manual": 1, "rma": 1},
+    clear_after=1,
+    clear_wait_s={"node": 0.0, "reboot": 0.0, "manual": 0.0, "rma": -1.0},
+    guard_spread_s=0.0,
+    guard_recheck_s=3600.0,
+)
+
+
+class Controller(Slurm):
+    """Slurm's side of the conversation, with every call written down."""
+
+    def __init__(self) -> None:
+        super().__init__("worker-7", "controller:6817")
+        self.state = Node(False, "")
+        self.fleet: list[str] = [""] * 9
+        self.calls: list[str] = []
+        self.down = False
+
+    def _called(self, name: str) -> None:
+        self.calls.append(name)
+        if self.down:
+            raise SlurmError("ask slurmctld", "controller:6817 cannot be reached")
+
+    def node(self) -> Node | None:
+        self._called("node")
+        return self.state
+
+    def others(self) -> tuple[list[str], int]:
+        self._called("others")
+        return self.fleet, len(self.fleet) + 1
+
+    def drain(self, text: str) -> None:
+        self._called("drain")
+        self.state = Node(True, text)
+
+    def undrain(self) -> None:
+        self._called("undrain")
+        self.state = Node(False, "")
+
+
+class Desk:
+    """A broker, its places, and a hand that writes verdicts."""
+
+    def __init__(self, root: Path, policy: Policy = QUICK) -> None:
+        self.places = Places(
+            root / "verdicts", root / "health", root / "sock", root / "state.json", root / "ledger", str(root)
+        )
+        self.places.verdicts.mkdir(exist_ok=True)
+        self.slurm = Controller()
+        self.broker = Broker(self.places, self.slurm, policy)
+        self.clock = time.time()
+
+    def say(self, result: str, check: str = "gpu_ecc", class_: str = "reboot", subject: str = "host") -> None:
+        self.clock += 0.001
+        data = {
+            "check": check, "result": result, "class": class_, "reason": f"{check} says so", "subject": subject,
+            "commit": COMMIT, "boot_id": BOOT, "at": self.clock, "expires": self.clock + 600,
+        }  # fmt: skip
+        (self.places.verdicts / f"{check}.json").write_text(json.dumps(data))
+        self.broker.look()
+
+    def calls(self) -> list[str]:
+        made, self.slurm.calls = self.slurm.calls, []
+        return made
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    made = Desk(tmp_path)
+    made.say("ok")
+    assert made.calls() == ["node"], "one look at its own node at the start"
+    return made
+
+
+def test_a_problem_drains_once_and_the_all_clear_brings_the_node_back(desk: Desk) -> None:
+    desk.say("problem")
+    assert desk.slurm.state == Node(True, "minivm: gpu_ecc[reboot]@9f2c1ab gpu_ecc says so")
+    assert desk.calls() == ["node", "others", "drain"]
+    desk.say("problem")
+    desk.say("problem")
+    assert desk.calls() == [], "nothing changed, nobody is asked"
+    desk.say("ok")
+    assert desk.slurm.state == Node(False, "")
+    assert desk.calls() == ["node", "undrain"]
+
+
+def test_a_healthy_node_costs_the_controller_nothing(desk: Desk) -> None:
+    for _ in range(50):
+        desk.say("ok")
+        desk.say("problem", "load", "user")
+    assert desk.calls() == []
+
+
+def test_a_person_s_drain_is_neither_overwritten_nor_cleared(desk: Desk) -> None:
+    desk.slurm.state = Node(True, "Ann: fan")
+    desk.say("problem")
+    desk.say("ok")
+    assert desk.slurm.state == Node(True, "Ann: fan")
+    assert not {"drain", "undrain"} & set(desk.calls())
+
+
+def test_a_person_who_takes_over_our_drain_owns_it(desk: Desk) -> None:
+    desk.say("problem")
+    desk.slurm.state = Node(True, "Ann: waiting for the part")
+    desk.say("ok")
+    assert desk.slurm.state == Node(True, "Ann: waiting for the part")
+
+
+def test_a_person_who_resumes_the_node_is_believed(desk: Desk) -> None:
+    desk.say("problem")
+    desk.slurm.state = Node(False, "")
+    answer = desk.broker.answer({"ask": "gate", "checks": ["gpu_ecc"]})
+    assert answer["drained"] is False, "a job starts: the node was resumed"
+    desk.say("problem")
+    assert desk.slurm.state == Node(False, "")
+
+
+def test_a_second_problem_is_added_and_a_finished_one_removed(desk: Desk) -> None:
+    desk.say("problem")
+    desk.say("problem", "xid", "rma")
+    assert desk.slurm.state.reason.startswith("minivm: xid[rma]@9f2c1ab")
+    assert "gpu_ecc[reboot]@9f2c1ab" in desk.slurm.state.reason
+    desk.say("ok")
+    assert "gpu_ecc" not in desk.slurm.state.reason
+    assert desk.slurm.state.drained
+
+
+def test_many_nodes_with_the_same_check_on_the_same_commit_stop_the_drain(desk: Desk) -> None:
+    desk.slurm.fleet = ["minivm: gpu_ecc[reboot]@9f2c1ab x"] * 3 + [""] * 6
+    desk.say("problem")
+    assert not desk.slurm.state.drained
+    answer = desk.broker.answer({"ask": "gate", "checks": ["gpu_ecc"]})
+    assert answer["drained"] is False
+    assert "too many nodes" in str(answer["decisions"])
+
+
+def test_a_drain_is_taken_back_when_the_fleet_says_the_same_a_moment_later(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, replace(QUICK, guard_recheck_s=0.01))
+    desk.say("ok")
+    desk.say("problem")
+    assert desk.slurm.state.drained
+    desk.slurm.fleet = ["minivm: gpu_ecc[reboot]@9f2c1ab x"] * 9
+    deadline = time.monotonic() + 10
+    while desk.slurm.state.drained:
+        assert time.monotonic() < deadline
+        desk.broker.look()
+    desk.say("problem")
+    assert not desk.slurm.state.drained
+
+
+def test_nodes_wait_each_their_own_part_of_the_spread(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, replace(QUICK, guard_spread_s=3600.0))
+    desk.say("ok")
+    desk.say("problem")
+    assert not desk.slurm.state.drained
+    assert 0 < desk.broker.due - time.time() < 3600
+    assert desk.broker.answer({"ask": "gate", "checks": ["gpu_ecc"]})["decisions"] == {"gpu_ecc": "about to drain"}
+
+
+def test_too_many_changes_wait(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, replace(QUICK, rate_actions=2, rate_per_s=3600))
+    desk.say("ok")
+    desk.say("problem")
+    desk.say("ok")
+    desk.say("problem")
+    assert not desk.slurm.state.drained
+    assert "too many changes" in desk.broker.said
+
+
+def test_a_controller_that_is_down_is_asked_again_later_and_not_at_once(desk: Desk) -> None:
+    desk.slurm.down = True
+    desk.say("problem")
+    desk.broker.look()
+    desk.broker.look()
+    assert desk.calls() == ["node"]
+    desk.slurm.down = False
+    desk.broker.due = time.time()
+    desk.broker.look()
+    assert desk.slurm.state.drained
+
+
+def test_an_earlier_pod_s_drain_ends_only_after_this_pod_s_checks_have_passed(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.slurm.state = Node(True, "minivm: gpu_ecc[reboot]@9f2c1ab old")
+    desk.say("ok", "disk_space", "node")
+    assert desk.slurm.state.drained, "its own check has said nothing yet"
+    desk.say("ok")
+    assert not desk.slurm.state.drained
+
+
+def test_repeats_of_a_gpu_make_it_an_offender_that_only_a_person_brings_back(desk: Desk) -> None:
+    (desk.places.health / "memory").mkdir(parents=True)
+    gpu = {"uuid": "GPU-aa", "serial": "165", "bus": "00000000:3B:00.0", "model": "NVIDIA H100 80GB HBM3"}
+    facts = {"boot_id": BOOT, "state": {"gpus": [gpu]}}
+    (desk.places.health / "memory/gpu_count.json").write_text(json.dumps(facts))
+    for _ in range(2):
+        desk.say("problem", "xid", "reboot", "0000:3b:00")
+        desk.say("ok", "xid", "reboot", "0000:3b:00")
+        assert not desk.slurm.state.drained
+    desk.say("problem", "xid", "reboot", "0000:3b:00")
+    assert "incident 3 of GPU-aa" in desk.slurm.state.reason
+    desk.say("ok", "xid", "reboot", "0000:3b:00")
+    assert desk.slurm.state.drained
+    book = json.loads((desk.places.ledger / "GPU-aa.json").read_text())
+    assert book["offender"] is True
+    assert (book["serial"], len(book["events"])) == ("165", 3)
+
+
+def test_the_ledger_survives_pods_is_bounded_and_forgives(tmp_path: Path) -> None:
+    for number in range(150):
+        Ledger(tmp_path).add("GPU-1", {"at": float(number), "check": "xid"})
+    book = json.loads((tmp_path / "GPU-1.json").read_text())
+    assert len(book["events"]) == 100
+    assert Ledger(tmp_path).incidents("GPU-1", 140.0) == 9
+    (tmp_path / "GPU-1.json").write_text(json.dumps({**book, "forgiven_at": 147.0}))
+    assert Ledger(tmp_path).incidents("GPU-1", 140.0) == 2
+
+
+def test_a_subject_cannot_name_a_file_elsewhere(tmp_path: Path) -> None:
+    Ledger(tmp_path / "ledger").add("GPU-../../x", {"at": 1.0})
+    assert [path.name for path in tmp_path.rglob("*.json")] == ["GPU-______x.json"]
+
+
+def test_a_damaged_verdict_is_no_verdict(desk: Desk) -> None:
+    for name, text in (("a", "{"), ("b", "[]"), ("c", '{"check": "c"}'), ("d", '{"check": 1, "at": "x"}')):
+        (desk.places.verdicts / f"{name}.json").write_text(text)
+    desk.broker.look()
+    assert desk.calls() == []
+
+
+def test_an_unknown_question_is_answered_as_such(desk: Desk) -> None:
+    assert "unknown question" in str(desk.broker.answer({"ask": "drain"})["error"])
