@@ -218,6 +218,7 @@ class Check:
     when: frozenset[When] = frozenset({When.BACKGROUND})
     # Parsing and judging; a source has its own deadline.
     deadline_s: float = 2.0
+    # The file lib/thresholds/NAME.json; "": none.
     thresholds: str = "host"
     hardware: Hardware = Hardware.ANY
     # How long a verdict is believed; the default forgives one missed round.

@@ -132,7 +132,8 @@ def selftest(tree: Path) -> list[str]:
                 faults.append(f"{check} on {path.parent.name}: wanted {wanted}, got {said}")
     for module in loaded.checks.values():
         try:
-            load_limits(tree, module.CHECK.thresholds)
+            if module.CHECK.thresholds:
+                load_limits(tree, module.CHECK.thresholds)
         except GitsyncError as error:
             faults.append(f"{module.CHECK.name}: {error}")
     if loaded.checks and not judged:

@@ -144,5 +144,6 @@ def _load_program(path: Path) -> CheckModule | None:
         when=frozenset(When(item) for item in data.get("when", ["background"])),
         sources=(Command(path.stem, (str(path),), deadline_s=deadline),),
         judges_failures=True,
+        thresholds="",
     )
     return cast(CheckModule, _Program(check))
