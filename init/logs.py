@@ -41,9 +41,12 @@ class Source:
 
 
 class Logs:
-    def __init__(self, poller: Poller, output: int, *, as_json: bool) -> None:
+    def __init__(
+        self, poller: Poller, output: int, *, as_json: bool, troubled: Callable[[str], None] = lambda _: None
+    ) -> None:
         self._poller = poller
         self._as_json = as_json
+        self._troubled = troubled
         self._sources: dict[str, tuple[Source, Source]] = {}
         self._reading = True
         self._pending: deque[bytes] = deque()
@@ -157,6 +160,7 @@ class Logs:
         self._size -= count
         if self.trouble:
             lost, self.lost, self.trouble = self.lost, 0, ""
+            self._troubled("")
             self.say(f"log output works again; {lost} bytes were lost")
         while count:
             first = self._pending.popleft()
@@ -177,7 +181,8 @@ class Logs:
 
     def _in_trouble(self, error: OSError) -> None:
         """A full disk passes: keep what fits, drop the rest rather than hang the services. A gone reader does not."""
-        self.trouble = f"log output: {error.strerror}"
+        self.trouble = f"{error.strerror}; lines are dropped"
+        self._troubled(self.trouble)
         if error.errno in (errno.EPIPE, errno.EBADF):
             self._gone = True
             self._lose(self._size)

@@ -7,7 +7,7 @@ import signal
 
 from init import procs
 from init.control import Control
-from init.engine import Engine, PodPhase
+from init.engine import Condition, Engine, PodPhase
 from init.fields import expand
 from init.logs import Logs
 from init.notify import Notify
@@ -78,7 +78,7 @@ class Init:
         self.logs_to_forget: set[str] = set()
         self.trace = Trace()
         self.engine = Engine(plan, settings.grace, luck, self.trace)
-        self.logs = Logs(self.poller, 1, as_json=settings.as_json)
+        self.logs = Logs(self.poller, 1, as_json=settings.as_json, troubled=self._log_trouble)
         self._signals()
         self.notify = Notify(f"{settings.run}/notify.sock", self.poller, self.owners, self._told, self.say)
         self.requests = Requests(self)
@@ -309,6 +309,9 @@ class Init:
             probe.close()
 
     # The outside.
+
+    def _log_trouble(self, text: str) -> None:
+        self.engine.set_condition(Condition("log output", text, blocking=False, expires=None))
 
     def _signals(self) -> None:
         self._wake, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
