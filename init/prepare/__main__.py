@@ -1,7 +1,7 @@
 """`python3 -I -m init.prepare STEP...`: preparation steps, in order, in one short process.
 
-Exit 0: done. Exit 1: another try may mend it. Exit 78: the configuration is wrong, and no try will. The last line of
-output is the reason that `minivm why` shows.
+Exit 0: done. Exit 1: another try may mend it. Exit 78: the configuration is wrong, and no try will. All output is one
+stream: its last line is the reason that `minivm why` shows, and two streams have no order.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def main(names: Sequence[str]) -> int:
             module, function = STEPS[name]
             text = getattr(importlib.import_module(f"init.prepare.{module}"), function)(pod)
         except ConfigError as error:
-            print(error, file=sys.stderr)
+            print(error)
             return EX_CONFIG
         except InitError as error:
-            print(error, file=sys.stderr)
+            print(error)
             return 1
         except OSError as error:
-            print(f"cannot do {name}: {error}", file=sys.stderr)
+            print(f"cannot do {name}: {error}")
             return 1
         print(f"{name}: {text}")
     return 0

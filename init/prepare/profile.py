@@ -5,13 +5,16 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
-from init.prepare.pod import Pod, write
+from init.prepare.pod import Pod, writable, write
 
 # What a job or a shell may know of. Everything else, tokens of Kubernetes above all, stays in PID 1.
 PREFIXES = ("NCCL_", "UCX_", "OMPI_MCA_", "PMIX_MCA_", "NVIDIA_", "CUDA_", "MINIVM_USER_")
 NAMES = ("TZ", "LANG", "LC_ALL", "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 CUDA = "/usr/local/cuda"
-FILE = "/etc/profile.d/minivm.sh"
+FILE = "/run/minivm/profile.sh"
+# A login shell reads this one; it is the same in every pod, so that an image may carry it for a read-only root.
+HOOK = "/etc/profile.d/minivm.sh"
+HOOK_TEXT = b"[ ! -r /run/minivm/profile.sh ] || . /run/minivm/profile.sh\n"
 
 
 def run(pod: Pod) -> str:
@@ -20,10 +23,12 @@ def run(pod: Pod) -> str:
     lines += [f"export {name}={shlex.quote(value)}\n" for name, value in sorted(values.items())]
     if pod.has(f"{CUDA}/bin"):
         lines.append(f'case ":$PATH:" in *:{CUDA}/bin:*) ;; *) export PATH="$PATH:{CUDA}/bin" ;; esac\n')
-    path = pod.path(FILE)
-    if len(lines) == 1 and not path.exists():
-        return "nothing for users' shells"
-    write(path, "".join(lines).encode(), mode=0o644, owner=(0, 0))
+    write(pod.path(FILE), "".join(lines).encode(), mode=0o644, owner=(0, 0))
+    hook = pod.path(HOOK)
+    if not hook.exists():
+        if not writable(hook.parent):
+            return f"{len(values)} variables, and a read-only root without {HOOK}: users' shells miss them"
+        write(hook, HOOK_TEXT, mode=0o644, owner=(0, 0))
     return f"{len(values)} variables for users' shells"
 
 
