@@ -180,7 +180,7 @@ class World:
         if self.process is not None and self.process.poll() is None:
             self.process.kill()  # --kill-child takes PID 1, and the kernel the rest of its namespace
             self.process.wait(PATIENCE)
-        shutil.rmtree(self.run)
+        shutil.rmtree(self.run, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -366,7 +366,8 @@ def test_metrics_are_open_metrics(pod: World) -> None:
     pod.until_state("p", "backoff")
     pod.until_state("a", "ready")
     pod.ask("condition", name='odd "name"\\', text="x")
-    families = {family.name: family for family in text_string_to_metric_families(pod.get("/metrics")[1])}
+    parsed = text_string_to_metric_families(pod.get("/metrics")[1])  # type: ignore[no-untyped-call]
+    families = {family.name: family for family in parsed}
     ready = {sample.labels["service"]: sample.value for sample in families["minivm_service_ready"].samples}
     assert ready == {"a": 1.0, "p": 0.0}
     failures = {sample.labels["service"]: sample.value for sample in families["minivm_service_failures"].samples}
