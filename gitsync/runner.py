@@ -25,6 +25,8 @@ from .verdict import Class, Result, Verdict, boot_id, read_verdict, write_verdic
 UNFIT_LASTS_S = 1800.0
 # Lines that slurmd understands on a task prolog's standard output.
 TASK_LINES = ("export ", "unset ", "print ")
+# The same that gitsync leaves out when it asks whether a script is executable.
+NOT_SCRIPTS = ("~", ".md", ".txt", ".json", ".yaml", ".yml", ".toml", ".conf", ".example")
 
 
 def main(kind: str) -> int:
@@ -239,7 +241,7 @@ class Run:
 
 
 def _is_script(entry: os.DirEntry[str]) -> bool:
-    return entry.is_file() and not entry.name.startswith((".", "_")) and not entry.name.endswith(("~", ".md", ".json"))
+    return entry.is_file() and not entry.name.startswith((".", "_")) and not entry.name.endswith(NOT_SCRIPTS)
 
 
 def _pass_on(text: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from gitsync.health_api import Check, Class, Command, Context, Finding, Inputs, Unreadable, When, ok, problem
+from gitsync.health_api import Check, Class, Command, Context, Finding, Inputs, Unreadable, When, ok, problem, unknown
 
 CHECK = Check(
     name="slurmd",
@@ -28,6 +28,7 @@ class Slurmd:
     answers: bool
     last: float
     said: str = ""
+    started: float = 0.0
 
 
 def parse(inputs: Inputs) -> Slurmd:
@@ -35,21 +36,27 @@ def parse(inputs: Inputs) -> Slurmd:
     if "slurm_load_slurmd_status: Unable to contact" in text or "Connection refused" in text:
         return Slurmd(False, 0.0, text.strip().splitlines()[-1][:160])
     values = dict(_ROW.findall(text))
-    last = values.get("Last slurmctld msg time", "")
-    if last in {"NONE", "None", "N/A", "Unknown"}:
-        return Slurmd(True, 0.0)
+    last, booted = values.get("Last slurmctld msg time", ""), values.get("Boot time", "")
     try:
-        # The collector runs it with TZ=UTC.
-        return Slurmd(True, datetime.strptime(f"{last}+0000", "%Y-%m-%dT%H:%M:%S%z").timestamp())
+        # The daemon's own start, not the machine's.
+        started = _time(booted)
+        return Slurmd(True, 0.0 if last in {"NONE", "None"} else _time(last), started=started)
     except ValueError as error:
         said = text.strip().splitlines()[-1][:120] if text.strip() else "nothing"
         raise Unreadable(f"scontrol show slurmd said: {said}") from error
+
+
+def _time(text: str) -> float:
+    # The collector runs it with TZ=UTC.
+    return datetime.strptime(f"{text}+0000", "%Y-%m-%dT%H:%M:%S%z").timestamp()
 
 
 def judge(measured: Slurmd, context: Context) -> Iterable[Finding]:
     most = context.limits.default.number("slurmctld_silence_max_s")
     if not measured.answers:
         return [problem(f"slurmd does not answer: {measured.said}", measured="silent")]
+    if not measured.last and context.now - measured.started < context.limits.default.number("slurmd_patience_s"):
+        return [unknown("slurmd has just started: the controller has not spoken to it yet")]
     if not measured.last:
         return [problem("slurmd has never heard from the controller", measured="never", threshold=f"{most:g}")]
     silent = context.now - measured.last
