@@ -41,7 +41,7 @@ class StepFailed(Exception):
 class Engine:
     """Every call that the build makes of an engine. Each raises ImagesError when the engine does not answer."""
 
-    def __init__(self, builder: str = "auto") -> None:
+    def __init__(self, builder: str = "classic") -> None:
         self.builder = builder
         # What builds at this moment, for `cancel`: other threads wait for it.
         self.cancelled = threading.Event()
@@ -65,17 +65,17 @@ class Engine:
 
     @cached_property
     def buildx(self) -> bool:
-        """Whether BuildKit is used: wished, or there, as a plugin of the docker command line."""
-        if self.builder == "classic":
+        """Whether BuildKit is used: only where it is asked for (docs/decisions/the-classic-builder-first.md)."""
+        if self.builder != "buildx":
             return False
         try:
             there = subprocess.run(["docker", "buildx", "version"], capture_output=True, check=False).returncode == 0
         except FileNotFoundError:
             there = False
-        if self.builder == "buildx" and not there:
+        if not there:
             raise ImagesError("use BuildKit", "`docker buildx` is not installed", field="builder",
                               hint="--set builder=classic does without")  # fmt: skip
-        return there
+        return True
 
     def images(self) -> list[Present]:
         with answering("list the images"):

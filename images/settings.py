@@ -31,7 +31,7 @@ class Settings:
     apt_cache: str = ""  # directory that keeps downloaded packages between builds
     ca_certificates: str = ""  # PEM file trusted while building
     network: str = ""  # the build steps' network; empty: the engine's default
-    builder: str = "auto"  # auto, buildx, classic
+    builder: str = "classic"  # or buildx
     prefix: str = "minivm"  # of every image name
     jobs: str = ""  # images built side by side; empty: by the number of processors
 
@@ -64,7 +64,7 @@ def read(environment: Mapping[str, str] = os.environ, assignments: Iterable[str]
             raise ImagesError("use the setting", f"{assignment!r} is not NAME=VALUE", field="--set")
         values[checked(name, known, "--set")] = value
     settings = Settings(**values)
-    for name, choices in (("slurm", ("", "package", "source")), ("builder", ("auto", "buildx", "classic"))):
+    for name, choices in (("slurm", ("", "package", "source")), ("builder", ("classic", "buildx"))):
         value = getattr(settings, name)
         if value not in choices:
             hint = nearest(value, filter(None, choices))
