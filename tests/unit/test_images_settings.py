@@ -26,7 +26,7 @@ def test_a_value_may_hold_an_equals_sign() -> None:
         ({}, ["varaint=x"], "no setting 'varaint'", "variant"),
         ({}, ["variant"], "is not NAME=VALUE", None),
         ({}, ["slurm=sources"], "slurm cannot be 'sources'", "source"),
-        ({}, ["builder=buildkit"], "builder cannot be 'buildkit'", "buildx, classic"),
+        ({}, ["builder=buildkit"], "builder cannot be 'buildkit'", "buildx"),
         ({}, ["jobs=many"], "jobs cannot be 'many'", "number"),
     ],
 )
