@@ -1,0 +1,125 @@
+"""What a prolog costs on a healthy node with 20 checks: fresh verdicts against the same checks run inline.
+
+`python -m bench scripts`, or `python -m bench.scripts`. Wall time from start to exit, as slurmd would see it; the
+checks are the default tree's host checks, nine of them twice under another name to make 20.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.process.runner_world import LAUNCH, World, make
+
+ROOT = Path(__file__).resolve().parents[1]
+CHECKS = (
+    "clock", "d_state", "disk_inodes", "disk_space", "ethernet", "kernel_log", "load", "memory",
+    "memory_fragmentation", "mounts", "uptime",
+)  # fmt: skip
+AGAIN = CHECKS[:9]
+
+
+def build(folder: Path) -> World:
+    world = make(folder)
+    shutil.copytree(ROOT / "scripts/lib", world.tree / "lib", dirs_exist_ok=True)
+    (world.tree / "health.d").mkdir()
+    for name in [*CHECKS, *(f"{name}_again" for name in AGAIN)]:
+        text = (ROOT / f"scripts/health.d/{name.removesuffix('_again')}.py").read_text()
+        text = text.replace(f'name="{name.removesuffix("_again")}"', f'name="{name}"')
+        # Each of them before every job, and believed for an hour.
+        text = text.replace("when=frozenset({", "expires_s=3600, when=frozenset({When.PROLOG, ")
+        world.script(f"health.d/{name}.py", text, 0o644)
+    return world
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    wall_ms: float
+    cpu_ms: float
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.wall_ms + other.wall_ms, self.cpu_ms + other.cpu_ms)
+
+
+def timed(argv: list[str], env: dict[str, str]) -> Cost:
+    start = time.perf_counter()
+    # To a place that is thrown away: the figures are of the runner, not of a terminal.
+    null = [(os.POSIX_SPAWN_OPEN, fd, "/dev/null", os.O_RDWR, 0) for fd in (1, 2)]
+    pid = os.posix_spawn(argv[0], argv, env, file_actions=null)
+    # Waited-for children of the process are in its usage.
+    _, status, usage = os.wait4(pid, 0)
+    seconds = time.perf_counter() - start
+    if status:
+        raise RuntimeError(f"{argv} ended with {os.waitstatus_to_exitcode(status)}")
+    return Cost(seconds * 1000, (usage.ru_utime + usage.ru_stime) * 1000)
+
+
+def figures(count: int, once: Callable[[], Cost]) -> tuple[float, float, float]:
+    costs = [once() for _ in range(count)]
+    times = sorted(cost.wall_ms for cost in costs)
+    p99 = times[min(len(times) - 1, int(len(times) * 0.99))]
+    return statistics.median(times), p99, statistics.median(cost.cpu_ms for cost in costs)
+
+
+def main() -> int:
+    folder = Path(tempfile.mkdtemp(prefix="bench-scripts-"))
+    try:
+        world = build(folder)
+        prolog = [sys.executable, "-I", "-c", LAUNCH.format(kind="prolog")]
+        check = [sys.executable, "-I", "-m", "gitsync.health_run", "--tree", str(world.tree), "--commit", "zero"]
+        names = sorted(path.stem for path in (world.tree / "health.d").glob("*.py"))
+
+        def inline() -> Cost:
+            # Without the index nothing is known, and the prolog runs every check itself, in one child.
+            Path(world.environment["MINIVM_HEALTH_INDEX"]).unlink(missing_ok=True)
+            return timed(prolog, world.environment)
+
+        def each() -> Cost:
+            return sum((timed([*check, "--checks", name], world.environment) for name in names), Cost(0, 0))
+
+        timed([*check, "--when", "prolog"], world.environment)
+        rows = [
+            (
+                "bare interpreter (`python3 -I -c pass`): the floor",
+                *figures(100, lambda: timed([*prolog[:3], "pass"], {})),
+            ),
+            ("prolog, 20 verdicts fresh", *figures(200, lambda: timed(prolog, world.environment))),
+        ]
+        record = world.records()[-1]["checks"]
+        if record != {"fresh": 20, "ran": 0}:
+            raise RuntimeError(f"this measures something else: {json.dumps(record)}")
+        rows.append(("prolog, the 20 checks run inline in one child", *figures(30, inline)))
+        rows.append(("the 20 checks, an interpreter each, one after the other", *figures(5, each)))
+        shutil.copytree(ROOT / "scripts/prolog.d", world.tree / "prolog.d")
+        timed([*check, "--when", "prolog"], world.environment)
+        job = {
+            **world.environment,
+            "MINIVM_JOB_WORK": str(folder / "work"),
+            "MINIVM_JOB_LOGS": str(folder / "logs"),
+            "MINIVM_DCGM_JOBS": str(folder / "dcgm"),
+        }
+        rows.append(
+            (
+                "prolog, 20 verdicts fresh, with the default tree's two scripts",
+                *figures(100, lambda: timed(prolog, job)),
+            )
+        )
+        base = rows[1][1]
+        print("| what | median, ms | p99, ms | CPU, ms | against the fresh prolog |\n|---|---|---|---|---|")
+        for what, median, p99, cpu in rows:
+            print(f"| {what} | {median:.0f} | {p99:.0f} | {cpu:.0f} | {median / base:.1f}x |")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
