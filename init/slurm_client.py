@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 
+from init.addresses import CONTROLLER, host_and_port, joined
 from init.errors import InitError
 from init.slurm_node import Node, parse
 
@@ -56,6 +57,8 @@ def run(argv: Sequence[str], controller: str, *, within: float = 10.0) -> str:
 
 def judge(text: str, controller: str) -> str:
     """What a client's complaint means."""
+    if "Munge encode failed" in text:
+        return "this pod's munged does not answer"
     if any(words in text for words in KEY_REJECTED):
         return f"munge key rejected by {controller}"
     if "Name or service not known" in text or "getaddrinfo() failed" in text:
@@ -90,5 +93,4 @@ def jobs(name: str, controller: str) -> list[str]:
 
 def address(env: Mapping[str, str]) -> str:
     """host:port of slurmctld from the pod's environment."""
-    value = env.get("MINIVM_CONTROLLER") or "slurm-controller"
-    return value if value.rpartition(":")[2].isdigit() and ":" in value else f"{value}:6817"
+    return joined(*host_and_port(env.get("MINIVM_CONTROLLER") or CONTROLLER))

@@ -53,7 +53,9 @@ def parse(line: str) -> Node:
     for this, following in zip(found, [*found[1:], None], strict=True):
         end = following.start() if following else len(line)
         values.setdefault(this[1], line[this.end() : end].strip())
-    reason = re.sub(r"\s*\[[^\[\]]*@[^\[\]]*\]$", "", values.get("Reason", ""))
+    # A person's reason may look like a key itself; Slurm ends it with its author.
+    whole = re.search(r"\sReason=(.*?)\s*\[[^\s@\[\]]+@[^\s\[\]]+\]", line)
+    reason = whole[1] if whole else values.get("Reason", "")
     allocated = values.get("CPUAlloc", "0")
     return Node(
         name=values.get("NodeName", ""),

@@ -45,8 +45,9 @@ def slurmdbd(pod: Pod) -> str:
             why = "MINIVM_ACCOUNTING=external needs MINIVM_DATABASE_HOST"
             raise ConfigError("write slurmdbd.conf", why, hint="host or host:port of MariaDB or MySQL")
         name, colon, port = host.rpartition(":")
+        port = port if colon else pod.setting("MINIVM_DATABASE_PORT")
         lines.append(f"StorageHost={name if colon else host}")
-        lines += [f"StoragePort={port}"] if colon else []
+        lines += [f"StoragePort={port}"] if port else []
         lines.append(f"StorageUser={pod.setting('MINIVM_DATABASE_USER', 'slurm')}")
         password = pod.text(PASSWORD)
         if password is None:

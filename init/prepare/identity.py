@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
+from init.addresses import joined
 from init.prepare.pod import Pod
 
 
@@ -17,7 +18,7 @@ def run(pod: Pod) -> str:
         {
             "MINIVM_POD_NAME": name,
             "MINIVM_POD_IP": address,
-            "MINIVM_CONTROLLER_ADDRESS": f"{host}:{port}",
+            "MINIVM_CONTROLLER_ADDRESS": joined(host, port),
         },
     )
     notes = [f"{name} at {address or 'no address'}"]

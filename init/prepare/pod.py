@@ -7,6 +7,7 @@ import pwd
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from init.addresses import CONTROLLER, host_and_port
 from init.errors import InitError
 
 # Values found at boot, one KEY=VALUE file for each service that reads them (`environment_files`).
@@ -50,9 +51,7 @@ class Pod:
     @property
     def controller(self) -> tuple[str, int]:
         """Host and port of slurmctld."""
-        value = self.setting("MINIVM_CONTROLLER", "slurm-controller")
-        host, colon, port = value.rpartition(":")
-        return (host, int(port)) if colon and port.isdigit() else (value, 6817)
+        return host_and_port(self.setting("MINIVM_CONTROLLER", CONTROLLER))
 
     def has(self, absolute: str) -> bool:
         return self.path(absolute).exists()

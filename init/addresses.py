@@ -1,0 +1,18 @@
+"""The controller's address as people write it: a name, or a name and a port. Pure."""
+
+from __future__ import annotations
+
+PORT = 6817
+CONTROLLER = "slurm-controller"
+
+
+def host_and_port(value: str, default: int = PORT) -> tuple[str, int]:
+    """A bare IPv6 address has colons and no port: [::1]:6817 has both."""
+    host, colon, port = value.rpartition(":")
+    if colon and port.isdigit() and (":" not in host or host.startswith("[")):
+        return host.strip("[]"), int(port)
+    return value.strip("[]"), default
+
+
+def joined(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
