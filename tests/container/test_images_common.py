@@ -187,7 +187,8 @@ FORBIDDEN = re.compile(
     r"/etc/munge/munge\.key|/etc/ssh/ssh_host_.*|/var/lib/dbus/machine-id|/etc/ssl/private/.+|.*/\.bash_history"
     r"|/var/lib/apt/lists/.+|/var/cache/apt/.+|/var/log/.*\.log|/var/cache/ldconfig/aux-cache|/var/lib/mysql/.+"
     r"|/etc/(passwd|group|shadow|gshadow)-|/root/\.(cache|ssh)/.*|/tmp/.+|/var/tmp/.+|/usr/sbin/policy-rc\.d"
-    r"|/etc/sssd/sssd\.conf|/etc/nvme/host(id|nqn)|/etc/slurm/.*\.(key|conf)|.*/\.git/.*|.*/id_(rsa|ed25519|ecdsa)|.*/layer\.tar"
+    r"|/etc/sssd/sssd\.conf|/etc/nvme/host(id|nqn)|/etc/slurm/.*\.(key|conf)"
+    r"|.*/\.git/.*|.*/id_(rsa|ed25519|ecdsa)|.*/layer\.tar"
 )
 SECRET = re.compile(
     rb"-----BEGIN (?:OPENSSH |RSA |EC |DSA |ENCRYPTED )?PRIVATE KEY-----\s+[A-Za-z0-9+/]{40}"
