@@ -103,12 +103,12 @@ def build(cycle: Cycle, reader: Reader, tip: Tip, entries: list[Entry]) -> None:
     if layout.tree(tip.commit).is_dir() and tree.damage(layout.tree(tip.commit), entries) is None:
         return
     before = None
-    known_good: frozenset[tuple[str, str]] = frozenset()
+    known_good: frozenset[Entry] = frozenset()
     old = _basis(cycle, reader)
     if old is not None and cycle.live is not None:
         before = (layout.tree(cycle.live), old)
         # They passed here before; the checks' own version is part of the image, and an image starts with none.
-        known_good = frozenset((entry.path, entry.oid) for entry in old)
+        known_good = frozenset(old)
     target = publish.unfinished(layout.trees, "new")
     try:
         with cycle.timed("write"):

@@ -25,7 +25,10 @@ class HttpGit:
     requests: int = 0
     open: int = 0
     open_peak: int = 0
-    seen: list[str] = field(default_factory=list)
+    running: int = 0
+    running_peak: int = 0
+    # (method, path, headers, body) of each request, where a list is put here.
+    record: list[tuple[str, str, dict[str, str], bytes]] | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @contextmanager
@@ -56,7 +59,8 @@ class HttpGit:
             def backend(self, body: bytes) -> None:
                 with host.lock:
                     host.requests += 1
-                    host.seen.append(self.path)
+                    if host.record is not None:
+                        host.record.append((self.command, self.path, dict(self.headers.items()), body))
                 if host.token is not None:
                     want = "Basic " + base64.b64encode(f"x-access-token:{host.token}".encode()).decode()
                     if self.headers.get("Authorization") != want:
@@ -74,7 +78,12 @@ class HttpGit:
                     "GIT_PROTOCOL": self.headers.get("Git-Protocol", ""), "GIT_CONFIG_NOSYSTEM": "1",
                     "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*",
                 }  # fmt: skip
+                with host.lock:
+                    host.running += 1
+                    host.running_peak = max(host.running_peak, host.running)
                 done = subprocess.run(["git", "http-backend"], input=body, capture_output=True, env=env)
+                with host.lock:
+                    host.running -= 1
                 head, _, content = done.stdout.partition(b"\r\n\r\n")
                 status = 200
                 headers = []
@@ -117,7 +126,9 @@ class Line:
     cut_after: int | None = None
     silent: bool = False
     port: int = 0
+    # The most that one connection brought, and all of them together.
     passed: int = 0
+    total: int = 0
 
     @contextmanager
     def open(self) -> Iterator[Line]:
@@ -168,6 +179,7 @@ class Line:
                             self.stop.wait()
                             return
                         down += len(data)
+                        self.total += len(data)
                         self.passed = max(self.passed, down)
                     try:
                         other.sendall(data)
