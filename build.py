@@ -189,14 +189,16 @@ def build(ctx: click.Context, roles: Sequence[str], when_vanished: str, as_json:
 
     opened = session(ctx)
     names = opened.roles(roles)
-    opened.ready_lock(names, when_vanished, Plain())
-    composed, planned = opened.plan(names, opened.present())
-    todo = [item.image for item in planned if not item.present]
-    if todo and not opened.check_archive(todo, names, when_vanished, Plain()):
+    before = Plain(to=sys.stderr) if as_json else Plain()
+    with opened.caching():
+        opened.ready_lock(names, when_vanished, before)
         composed, planned = opened.plan(names, opened.present())
         todo = [item.image for item in planned if not item.present]
-    with reporter(len(todo)) as told:
-        results = opened.build(composed, planned, told)
+        if todo and not opened.check_archive(todo, names, when_vanished, before):
+            composed, planned = opened.plan(names, opened.present())
+            todo = [item.image for item in planned if not item.present]
+        with reporter(len(todo), sys.stderr if as_json else sys.stdout) as told:
+            results = opened.build(composed, planned, told)
     sizes = {reference: image.size for reference, image in opened.present().items()}
     if as_json:
         report.as_json(report.result_data(results, sizes))

@@ -88,9 +88,9 @@ class Bars:
 
 
 @contextmanager
-def reporter(total: int) -> Iterator[Reporter]:
-    if not sys.stdout.isatty():
-        yield Plain()
+def reporter(total: int, to: TextIO) -> Iterator[Reporter]:
+    if not sys.stdout.isatty() or not total or to is not sys.stdout:
+        yield Plain(to)
         return
     bars = Bars(total)
     with bars.progress:

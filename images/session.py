@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -145,6 +146,23 @@ class Session:
                 Planned(image, there, () if there else tuple(changed(state.inputs(image.key), image.inputs)))
             )
         return composed, needed_only(composed, planned, roles)
+
+    @contextmanager
+    def caching(self) -> Iterator[None]:
+        """With `apt_cache` set, every package of the build passes through a proxy that keeps it."""
+        if not self.settings.apt_cache:
+            yield
+            return
+        from images.aptcache import cache
+
+        before = self.place
+        with cache(Path(self.settings.apt_cache), self.settings.http_proxy) as address:
+            through = replace(self.settings, http_proxy=address, network="host")
+            self.place = replace(before, settings=through)
+            try:
+                yield
+            finally:
+                self.place = before
 
     def present(self) -> dict[str, Present]:
         return {reference: image for image in self.engine.images() for reference in image.references}
