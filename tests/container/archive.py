@@ -123,6 +123,8 @@ def repository(root: Path, packages: Iterable[Standin], key: Key, suite: str = "
 class Handler(SimpleHTTPRequestHandler):
     """Serves a directory and remembers what was asked for."""
 
+    protocol_version = "HTTP/1.1"
+
     def __init__(self, *arguments: object, asked: list[str], **options: object) -> None:
         self.asked = asked
         super().__init__(*arguments, **options)  # type: ignore[arg-type]  # the server's own arguments

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from images.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 ROLE = "standin"
+# Two runs on one machine share an engine, and must not find each other's images.
+PREFIX = f"minivm-test-{os.getpid()}"
 
 
 def copy(target: Path, layer: str, needs: tuple[str, ...] = ()) -> Path:

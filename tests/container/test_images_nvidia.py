@@ -37,7 +37,7 @@ class Built:
 
 
 def settings(here: World, **values: str):  # type: ignore[no-untyped-def]  # Settings, as World makes them
-    return here.settings(variant="nvidia", prefix="minivm-test-nvidia", **values)
+    return here.settings(variant="nvidia", prefix=f"{definition.PREFIX}-nvidia", **values)
 
 
 @pytest.fixture(scope="module")

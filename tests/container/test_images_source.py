@@ -41,7 +41,7 @@ class Built:
 def settings(here: World, tarball: Path, **changed: str) -> Settings:
     """Debian's definition on a base of the site's, with Slurm from the site's tarball."""
     chosen = Settings(
-        prefix="minivm-test-source",
+        prefix=f"{definition.PREFIX}-source",
         network="host",
         slurm="source",
         slurm_tarball=str(tarball),
@@ -91,7 +91,7 @@ def test_a_tarball_of_another_checksum_is_not_unpacked(built: Built, tmp_path: P
     with tarball.open("ab") as file:
         file.write(b"\0")
     root = definition.again(built.world.root, tmp_path / "repository")
-    chosen = settings(built.world, tarball, slurm_sha256=sha256(built.tarball), prefix="minivm-test-source-bad")
+    chosen = settings(built.world, tarball, slurm_sha256=sha256(built.tarball), prefix=f"{definition.PREFIX}-bad")
     session = Session.open(root, chosen)
     session.relock([definition.ROLE])
     try:

@@ -103,7 +103,7 @@ def base_image(engine: Engine, registry: Registryd, ubuntu: Site, key: Key) -> s
         (context / "ubuntu.sources").write_text(SOURCES.format(url=ubuntu.url))
         (context / "key.asc").write_text(key.public())
         built = engine.build(context, {}, "", lambda line: None)
-    name = "minivm-test-base:stand-in"
+    name = f"{definition.PREFIX}-base:stand-in"
     engine.tag(built, name)
     try:
         return push(engine, name, registry.place, REPOSITORY, "stand-in", None).reference
