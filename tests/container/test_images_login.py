@@ -77,6 +77,16 @@ def test_completion_knows_slurms_commands(login: Host) -> None:
     assert "sbatch" in login.check_output(f"bash -c {shell(script)}")
 
 
+@pytest.mark.parametrize("program", ["minivm", "gitsync"])
+def test_completion_knows_our_own_commands(login: Host, program: str) -> None:
+    script = (
+        f". /usr/share/bash-completion/bash_completion; _comp_load {program};"
+        f" COMP_WORDS=({program} ''); COMP_CWORD=1; _{program}_completion {program};"
+        " printf '%s\\n' \"${COMPREPLY[@]}\""
+    )
+    assert "status" in login.check_output(f"bash -c {shell(script)}").split()
+
+
 def test_sshd_takes_keys_only_and_asks_the_directory(login: Host) -> None:
     settings = effective(login)
     for name in ("passwordauthentication", "kbdinteractiveauthentication", "permitrootlogin", "permitemptypasswords"):
