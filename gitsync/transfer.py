@@ -36,6 +36,11 @@ OPTIONS = (
     "core.askPass=", "safe.bareRepository=all",
 )  # fmt: skip
 
+ALWAYS_SAID = (
+    "fatal: Could not read from remote repository", "Please make sure you have the correct access rights",
+    "and the repository exists",
+)  # fmt: skip
+
 
 def git(repository: Path, *arguments: str, options: tuple[str, ...] = ()) -> list[str]:
     argv = ["git", f"--git-dir={repository}"]
@@ -154,8 +159,10 @@ def remote_oid(settings: Settings, ref: Ref, lock: Held) -> str:
 
 
 def _reason(done: child.Done) -> str:
+    """git's last words, without what it says after every failure of ssh."""
     lines = [line.strip() for line in done.err.splitlines() if line.strip()]
-    return "; ".join(lines[-3:]) or f"git ended with {done.status}"
+    telling = [line for line in lines if not line.startswith(("@", *ALWAYS_SAID))]
+    return "; ".join((telling or lines)[-3:]) or f"git ended with {done.status}"
 
 
 def _hint(err: str) -> str | None:
