@@ -106,6 +106,15 @@ class Engine:
         with answering(f"remove {target}"), suppress(docker.errors.ImageNotFound):
             self.api.remove_image(target, noprune=True)
 
+    def discard(self, image_id: str) -> None:
+        """An image that a build left without a name. One with a name is somebody's: a step that changes nothing
+        gives back the very image that it stands on.
+        """
+        with suppress(docker.errors.APIError):
+            found = self.api.inspect_image(image_id)
+            if not found.get("RepoTags") and not found.get("RepoDigests"):
+                self.api.remove_image(image_id)
+
     def remove(self, reference: str) -> None:
         """An image and the unnamed ones under it; what a named image shares stays."""
         with suppress(docker.errors.APIError):
@@ -185,7 +194,7 @@ class Engine:
             self.steps.discard(step)
             # The first "--->" is the parent. What a failed or interrupted build leaves has no name, and goes.
             if not finished and len(made) > 1:
-                self.remove(made[-1])
+                self.discard(made[-1])
 
     def build_with_buildx(self, context: Path, arguments: Mapping[str, str], network: str, line: Line) -> str:
         with tempfile.TemporaryDirectory() as directory:

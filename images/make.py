@@ -62,7 +62,7 @@ class Maker:
                 named = True
             finally:
                 if not named or raw != made:
-                    self.engine.remove(raw)
+                    self.engine.discard(raw)
         return time.monotonic() - began
 
     def raw(self, image: Image, log: TextIO) -> str:

@@ -151,6 +151,12 @@ def test_a_touched_file_is_named_and_only_what_depends_on_it_is_built(
     assert built == {"layer:two", "role:small"}
 
 
+def test_a_layer_that_adds_nothing_leaves_the_base_its_name(small: Small, engine: Engine) -> None:
+    before = engine.image_id(small.base)
+    small.build(small.open())
+    assert engine.image_id(small.base) == before
+
+
 def test_a_failed_step_is_shown_and_leaves_no_image_and_moves_no_name(small: Small, engine: Engine) -> None:
     before = small.build(small.open())["role:small"].image
     latest, names = engine.image_id(f"{before.repo}:latest"), named(engine, small.prefix)
