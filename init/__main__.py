@@ -12,7 +12,7 @@ import time
 BEGAN = time.monotonic()
 
 if __package__ in (None, ""):  # run by its path: our package is beside us, and nothing else is on the path
-    sys.path.insert(0, __file__.rpartition("/init/")[0] or "/")
+    sys.path.insert(0, os.path.abspath(__file__).rpartition("/init/")[0] or "/")  # noqa: PTH100 - pathlib costs 8 ms
 
 from init.errors import ConfigError, InitError  # noqa: E402 - the path comes first
 from init.plan import plan_from_json, select, unset_variables  # noqa: E402
@@ -35,14 +35,11 @@ def main(arguments: list[str]) -> int:
     try:
         plan, settings = configure(arguments, dict(os.environ))
         from init.loop import Init
-        from init.server import listen
-
-        listener = listen(settings.http) if settings.http else None
     except InitError as error:
         return give_up(str(error))
     init: Init | None = None
     try:
-        init = Init(plan, settings, listener)
+        init = Init(plan, settings)
         code = init.run()
         if init.engine.why_ended:
             last_words(f"{init.engine.why_ended}\n")
@@ -75,6 +72,7 @@ def configure(arguments: list[str], env: dict[str, str]) -> tuple[Plan, Settings
     for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID"):
         env.pop(name, None)  # ours, if anybody's; not for the services
     procs.close_on_exec()
+    procs.settle_down()
     if not procs.is_pid_1():
         procs.become_subreaper()
     plan = select(plan_from_json(text, file), env, os.path.exists)

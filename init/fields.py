@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     E = TypeVar("E", bound=Enum)
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
-_NAME = re.compile(r"[a-z][a-z0-9]*(?:[-_.][a-z0-9]+)*")
-_VARIABLE = re.compile(r"\$(?:\$|\{([A-Za-z_][A-Za-z0-9_]*)(:-([^}]*))?\}|)")
+# Patterns as text: each is compiled when it is first needed, and a boot needs few of them.
+_DURATION = r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?"
+_VARIABLE = r"\$(?:\$|\{([A-Za-z_][A-Za-z0-9_]*)(:-([^}]*))?\}|)"
+_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-_.")
 
 
 @record(frozen=True, slots=True)
@@ -90,7 +91,7 @@ class Reader:
             if value < 0:
                 self.fail(key, f"wanted a duration, not {value}")
             return float(value)
-        found = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
+        found = re.fullmatch(_DURATION, value.strip()) if isinstance(value, str) else None
         if found is None:
             self.fail(key, f"wanted a duration, not {_shown(value)}", "a number of seconds, or 500ms, 10s, 2m, 1h")
         return float(found[1]) * _UNITS[found[2] or "s"]
@@ -119,7 +120,7 @@ class Reader:
     def names(self, key: str) -> tuple[str, ...]:
         found = self.texts(key)
         for name in found:
-            if not _NAME.fullmatch(name):
+            if not is_name(name):
                 self.fail(key, f"{name!r} is not a service's name", "lower case letters, digits, - _ .")
         if len(set(found)) != len(found):
             self.fail(key, "a name stands there twice")
@@ -146,13 +147,16 @@ class Reader:
         return tuple(Reader({key: item}, self.what, self.file, self.path).command(key) for item in value)
 
     def placeholders(self, key: str, text: str) -> None:
-        for found in _VARIABLE.finditer(text):
+        for found in re.finditer(_VARIABLE, text) if "$" in text else ():
             if found[0] == "$":
                 self.fail(key, f"a lone $ in {text!r}", "write ${NAME}, ${NAME:-default}, or $$ for a dollar")
 
 
 def is_name(text: str) -> bool:
-    return _NAME.fullmatch(text) is not None
+    """Lower case, digits, and single - _ . between them; a letter first."""
+    if not text or not _NAME_CHARACTERS.issuperset(text) or not text[0].isalpha():
+        return False
+    return all(text.replace("_", "-").replace(".", "-").split("-"))
 
 
 def expand(text: str, env: Mapping[str, str]) -> str:
@@ -170,7 +174,7 @@ def expand(text: str, env: Mapping[str, str]) -> str:
             raise KeyError(found[1])
         return found[3]
 
-    return _VARIABLE.sub(fill, text)
+    return re.sub(_VARIABLE, fill, text)
 
 
 def _shown(value: object) -> str:

@@ -6,15 +6,13 @@ import os
 import signal
 
 from init import procs
-from init.control import Control
 from init.engine import Condition, Engine, PodPhase
+from init.errors import ConfigError
 from init.fields import expand
 from init.logs import Logs
-from init.notify import Notify
 from init.poller import IN, Poller
 from init.procs import Owners, Streams
 from init.records import record
-from init.requests import Requests
 from init.service import Probe
 from init.states import (
     MAIN,
@@ -34,14 +32,15 @@ from init.trace import Trace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Mapping
 
     from init.engine import Todo
+    from init.notify import Notify
     from init.plan import Plan
     from init.probes import ExecProbe, PathProbe, TcpProbe
     from init.states import Event
 
+EX_CONFIG = 78  # docs/reference/exit-codes.md
 LAST_WORDS = 2.0  # seconds that a slow log reader gets at the end
 
 
@@ -60,7 +59,7 @@ class Settings:
 
 
 class Init:
-    def __init__(self, plan: Plan, settings: Settings, listener: socket.socket | None) -> None:
+    def __init__(self, plan: Plan, settings: Settings) -> None:
         self.settings = settings
         self.poller = Poller()
         self.owners = Owners()
@@ -80,21 +79,14 @@ class Init:
         self.engine = Engine(plan, settings.grace, luck, self.trace)
         self.logs = Logs(self.poller, 1, as_json=settings.as_json, troubled=self._log_trouble)
         self._signals()
-        self.notify = Notify(f"{settings.run}/notify.sock", self.poller, self.owners, self._told, self.say)
-        self.requests = Requests(self)
-        self.control = Control(f"{settings.run}/control.sock", self.poller, self.requests.handle)
-        self._listener = listener
-        if listener is not None:
-            from init.server import Server
-
-            self.server = Server(self.poller, listener, self.requests.http)
-        self._syslog()
+        self.notify: Notify | None = None
 
     # Life.
 
     def run(self) -> int:
         """Start everything, and come back with the exit code when all of it has stopped."""
         self.perform(self.engine.begin(self.settings.began))
+        self._open()
         while self.engine.phase is not PodPhase.STOPPED:
             self.turn(self.engine.next_wake())
             now = self.poller.now()
@@ -108,6 +100,32 @@ class Init:
             self.say(f"ended: {self.engine.why_ended}")
         self.logs.close(LAST_WORDS)
         return self.engine.exit_code
+
+    def _open(self) -> None:
+        """Everything that the first services need not wait for: callers, syslog, probes of the kubelet."""
+        from init.control import Control
+        from init.requests import Requests
+
+        requests = Requests(self)
+        self._notify_path()
+        Control(f"{self.settings.run}/control.sock", self.poller, requests.handle)
+        self._syslog()
+        if self.settings.http:
+            from init.server import Server, listen
+
+            try:
+                Server(self.poller, listen(self.settings.http), requests.http)
+            except ConfigError as error:
+                self.say(str(error))
+                self.perform(self.engine.terminate(self.poller.now(), EX_CONFIG, str(error), drain=False))
+
+    def _notify_path(self) -> str:
+        from init.notify import Notify
+
+        if self.notify is None:
+            path = f"{self.settings.run}/notify.sock"
+            self.notify = Notify(path, self.poller, self.owners, self._told, self.say)
+        return self.notify.path
 
     def turn(self, until: float | None) -> None:
         self.poller.wait(until)
@@ -151,7 +169,7 @@ class Init:
         command = spec.command if step == MAIN else spec.stop.command if step == STOPPER else spec.prepare[step]
         env = dict(self.settings.env)
         if step == MAIN and spec.ready.probe is Probe.NOTIFY:
-            env["NOTIFY_SOCKET"] = self.notify.path
+            env["NOTIFY_SOCKET"] = self._notify_path()
             if spec.watchdog:
                 env["WATCHDOG_USEC"] = str(int(spec.watchdog * 1e6))
         if step == STOPPER:
@@ -159,9 +177,13 @@ class Init:
         out, err = self.logs.streams(name, spec.log.value)
         try:
             pid = procs.spawn(spec, command, env, Streams(self._null, out, err), root=step not in (MAIN, STOPPER))
-        except OSError as error:
-            if step != STOPPER:
-                self.feed(name, SpawnFailed(f"cannot fork: {error.strerror}"))
+        except (OSError, procs.CannotStart) as error:
+            why = f"cannot fork: {error.strerror}" if isinstance(error, OSError) else str(error)
+            self.say(f"{name}: {why}")
+            if step == STOPPER:  # then by signal
+                self.kill(self.engine.states[name].pid, spec.stop.signal)
+            else:
+                self.feed(name, SpawnFailed(why))
             return
         self.owners.add(pid, name)
         if step == MAIN:
@@ -196,7 +218,8 @@ class Init:
 
     def reap(self) -> None:
         """Everything that ended, ours or not. What it said before it ended comes first."""
-        self.notify.drain()
+        if self.notify is not None:
+            self.notify.drain()
         ended: list[tuple[int, int]] = []
         waitpid, mine, waits, count = os.waitpid, self.owners.pids, self._waits, 0
         self._childless = False

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from init.loop import Init
     from init.snapshot import Snapshot
 
-_SECRET = re.compile(r"SECRET|PASSWORD|PASSWD|TOKEN|CREDENTIAL|PRIVATE|(^|_)KEY$", re.IGNORECASE)
+_SECRET = r"(?i)SECRET|PASSWORD|PASSWD|TOKEN|CREDENTIAL|PRIVATE|(^|_)KEY$"
 JSON = "application/json"
 TEXT = "text/plain; charset=utf-8"
 
@@ -115,7 +115,7 @@ class Requests:
             found = environment(self._init.engine.spec(name), self._init.settings.env, masked=True)
         except (OSError, CannotStart) as error:
             raise RequestError(f"show the environment of {name}", str(error)) from None
-        caller.reply(environment={key: "********" if _SECRET.search(key) else found[key] for key in sorted(found)})
+        caller.reply(environment={key: "********" if re.search(_SECRET, key) else found[key] for key in sorted(found)})
 
     def _plan(self, caller: Connection, _: Request) -> None:
         from json import loads
