@@ -1,0 +1,131 @@
+"""In a running cluster: a sick node is drained with a reason, jobs go elsewhere, and the all-clear brings it back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+
+from tests.container.init_pods import Pod, slurm_conf, wait_for, world
+
+pytestmark = [pytest.mark.docker, pytest.mark.cluster]
+
+ZERO = "/usr/share/minivm/scripts"
+RECORDINGS = f"{ZERO}/health.d/recordings"
+HOOKS = (
+    "Prolog=/usr/libexec/minivm/prolog",
+    "Epilog=/usr/libexec/minivm/epilog",
+    "TaskProlog=/usr/libexec/minivm/task_prolog",
+    "PrologFlags=Alloc",
+    "PrologEpilogTimeout=60",
+)
+# A site's policy: here with waits that suit a test.
+POLICY = """\
+import json, pathlib
+path = pathlib.Path("{zero}/lib/policy.json")
+data = json.loads(path.read_text())
+data["broker"]["clear_wait_s"] = {{"node": 1, "reboot": 1, "manual": 1, "rma": -1}}
+data["broker"]["guard"]["spread_s"] = 1
+path.write_text(json.dumps(data))
+"""
+
+
+class Cluster:
+    def __init__(self, controller: Pod, workers: dict[str, Pod]) -> None:
+        self.controller = controller
+        self.workers = workers
+
+    def node(self, name: str) -> tuple[str, str]:
+        state, reason = self.controller.run("sinfo", "-h", "-n", name, "-o", "%T|%E").strip().split("|", 1)
+        return state, reason
+
+    def wait_state(self, name: str, state: str) -> str:
+        wait_for(f"{name} is {state}: {self.node(name)}", lambda: self.node(name)[0] == state, within=60)
+        return self.node(name)[1]
+
+    def plant(self, name: str, recording: str, *checks: str) -> int:
+        """The node's checks judge a recording as though its tools had printed it: what a drill does."""
+        return self.workers[name].code("minivm", "health", *checks, "--recording", f"{RECORDINGS}/{recording}")[0]
+
+    def job_lands_on(self, *options: str) -> str:
+        return self.controller.run("srun", "--immediate=30", "--chdir=/tmp", *options, "hostname", user="demo").strip()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with world(tmp_path_factory.mktemp("verdicts"), "verdicts") as made:
+        made.configure({"slurm.conf": slurm_conf(*HOOKS, accounting=False)})
+        environment = {"MINIVM_ACCOUNTING": "none"}
+        controller = made.pod("controller", "slurm-controller", env=environment)
+        workers = {name: made.pod("worker", name, env=environment) for name in ("w1", "w2")}
+        for pod in (controller, *workers.values()):
+            pod.add_user()
+        for pod in (controller, *workers.values()):
+            pod.wait_ready(120)
+        for pod in workers.values():
+            pod.run("/opt/minivm/bin/python3", "-c", POLICY.format(zero=ZERO))
+            wait_for("the broker listens", partial(_listens, pod))
+        found = Cluster(controller, workers)
+        for name in workers:
+            found.wait_state(name, "idle")
+        yield found
+
+
+def test_a_sick_recording_drains_exactly_its_node_and_the_all_clear_brings_it_back(cluster: Cluster) -> None:
+    assert cluster.plant("w1", "sick-gpu", "gpu_ecc", "gpu_pcie") == 2
+    reason = cluster.wait_state("w1", "drained")
+    assert reason.startswith("minivm: gpu_pcie[manual]@zero GPU 0000:2a:00.0: PCIe gen5 x8")
+    assert "gpu_ecc[reboot]@zero" in reason
+    assert cluster.node("w2") == ("idle", "none")
+    assert cluster.job_lands_on() == "w2", "jobs go elsewhere"
+    wait_for(
+        "two good rounds", lambda: cluster.plant("w1", "healthy", "gpu_ecc", "gpu_pcie") == 0 and _idle(cluster, "w1")
+    )
+    assert cluster.job_lands_on("--nodelist=w1") == "w1"
+
+
+def _listens(pod: Pod) -> bool:
+    return pod.code("test", "-S", "/run/minivm/broker.sock")[0] == 0
+
+
+def _idle(cluster: Cluster, name: str) -> bool:
+    return cluster.node(name)[0] == "idle"
+
+
+def test_a_persons_drain_is_untouched_by_problem_and_all_clear(cluster: Cluster) -> None:
+    cluster.controller.run("scontrol", "update", "nodename=w2", "state=drain", "reason=fan is loud, ask Ann")
+    assert cluster.plant("w2", "sick-gpu", "gpu_ecc") == 2
+    broker = cluster.workers["w2"]
+    wait_for(
+        "the broker has looked", lambda: "drained already: fan is loud" in broker.run("cat", "/run/minivm/broker.json")
+    )
+    for _ in range(3):
+        assert cluster.plant("w2", "healthy", "gpu_ecc") == 0
+    wait_for("the broker has seen it", lambda: '"standing": {}' in broker.run("cat", "/run/minivm/broker.json"))
+    assert cluster.node("w2") == ("drained", "fan is loud, ask Ann")
+    cluster.controller.run("scontrol", "update", "nodename=w2", "state=resume")
+    cluster.wait_state("w2", "idle")
+
+
+def test_a_person_who_resumes_a_node_is_believed_by_the_prolog(cluster: Cluster) -> None:
+    worker = cluster.workers["w1"]
+    # Its next round would find the mounts to be well.
+    worker.run("minivm", "stop", "health")
+    for _ in range(2):
+        assert cluster.plant("w1", "sick-host", "mounts") == 2
+    assert "mounts[node]@zero /home (nfs4) does not answer" in cluster.wait_state("w1", "drained")
+    cluster.controller.run("scontrol", "update", "nodename=w1", "state=resume")
+    cluster.wait_state("w1", "idle")
+    assert cluster.job_lands_on("--nodelist=w1") == "w1"
+    cluster.wait_state("w1", "idle")
+    assert "a person has resumed the node" in worker.run("cat", "/var/log/minivm/runs.jsonl")
+    worker.run("minivm", "start", "health")
+
+
+def test_a_prolog_took_fresh_verdicts_and_the_job_its_places(cluster: Cluster) -> None:
+    output = cluster.controller.run("srun", "--chdir=/tmp", "--nodelist=w2", "printenv", "TMPDIR", user="demo").strip()
+    assert output.startswith("/var/tmp/minivm/jobs/")
+    records = cluster.workers["w2"].run("cat", "/var/log/minivm/runs.jsonl")
+    assert '"kind":"prolog"' in records
+    assert '"result":"broken"' not in records
