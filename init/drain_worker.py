@@ -93,12 +93,24 @@ def remove(name: str, controller: str, deadline: Deadline) -> None:
             return
 
 
+def register_again(name: str) -> None:
+    """slurmd registers a dynamic node when it starts; slurmctld has forgotten the one that was drained."""
+    from init.client import Client
+
+    with Client(within=60.0) as client:
+        services = [view.name for view in client.snapshot().services]
+        for service in ("slurmd", "slurmd-static"):
+            if service in services:
+                reply = client.request("restart", service=service, wait=True)
+                say(f"{name} is registered again" if reply.get("ready") else f"{service} is {reply.get('state')}")
+
+
 def resume(controller: str) -> None:
-    """Takes back a drain of ours; slurmd registers a removed node again when it is restarted."""
+    """Takes back a drain of ours, and nobody else's."""
     name = name_of_node()
     node = slurm_client.node(name, controller)
     if node is None:
-        say(f"slurmctld knows no node {name}: restart slurmd to register it")
+        register_again(name)
     elif node.drained_by_others:
         say(f"{name} stays drained: {node.reason}")
     elif node.reason.startswith(STOPPING) and node.flags & {"DRAIN", "DOWN"}:

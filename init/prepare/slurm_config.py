@@ -35,12 +35,16 @@ TreeWidth=65533
 ReturnToService=2
 SlurmdTimeout=60
 SchedulerParameters=batch_sched_delay=0
-{accounting}PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+{accounting}{jwt}PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 ACCOUNTING = """\
 AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost={host}
 JobAcctGatherType=jobacct_gather/linux
+"""
+JWT = """\
+AuthAltTypes=auth/jwt
+AuthAltParameters=jwt_key=/etc/slurm/jwt_hs256.key
 """
 DEFAULT_CGROUP = "CgroupPlugin=autodetect\nIgnoreSystemd=yes\nEnableControllers=yes\n"
 DEFAULT_GRES = "AutoDetect=off\n"
@@ -81,6 +85,7 @@ def defaults(pod: Pod) -> dict[str, str]:
     slurm = DEFAULT.format(
         cluster=pod.setting("MINIVM_CLUSTER", "minivm"),
         host=host if known_as == host else f"{host}({known_as})",
+        jwt=JWT if pod.has(f"{MOUNTS}/secrets/slurm/jwt_hs256.key") else "",
         accounting="" if accounting == "none" else ACCOUNTING.format(host=known_as),
     )
     return {"slurm.conf": slurm, "cgroup.conf": DEFAULT_CGROUP, "gres.conf": DEFAULT_GRES}

@@ -40,6 +40,20 @@ class Cluster:
             "sbatch", "--parsable", "--chdir=/tmp", "--output=/tmp/%j.out", *options, "--wrap", command, user="demo"
         ).strip()
 
+    def wait_answer(self) -> None:
+        """slurmctld answers on the login pod."""
+        last = ""
+
+        def answers() -> bool:
+            nonlocal last
+            code, last = self.login.code("scontrol", "ping")
+            return code == 0
+
+        try:
+            wait_for("Slurm answers", answers, within=30)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{last}\n{self.controller.logs()[-3000:]}") from None
+
     def job(self, job: str) -> dict[str, str]:
         text = self.slurm("scontrol", "--oneliner", "show", "job", job)
         return dict(word.partition("=")[::2] for word in text.split())
@@ -131,7 +145,7 @@ class TestWhileAJobRuns:
         events = json.loads(pod.run("minivm", "trace", "--json"))["events"]
         assert [item for item in events if item["service"] == service and "killed by KILL" in item["detail"]]
         pod.wait_ready(30)
-        wait_for("Slurm answers", lambda: cluster.login.code("scontrol", "ping")[0] == 0, within=30)
+        cluster.wait_answer()
         # The same run of the same job, on both nodes, with its processes.
         found = cluster.job(job)
         assert (found["JobState"], found["Restarts"], found["StartTime"]) == ("RUNNING", "0", started)
@@ -296,6 +310,15 @@ def test_drain_and_resume_by_hand(cluster: Cluster) -> None:
     assert cluster.login.status()["drain"] == ""
 
 
+def test_a_drained_worker_is_taken_back(cluster: Cluster) -> None:
+    worker = cluster.workers[0]
+    worker.run("minivm", "drain")
+    assert cluster.login.code("scontrol", "show", "node", "w1")[0] != 0, "drained, and removed from Slurm"
+    worker.run("minivm", "resume")
+    output = cluster.login.run("srun", "-N1", "--nodelist=w1", "--chdir=/tmp", "hostname", user="demo")
+    assert output.strip() == "w1"
+
+
 def test_the_controllers_pod_stops_and_comes_back_with_its_jobs(cluster: Cluster, tmp_path: Path) -> None:
     job = cluster.submit("-N1", command="sleep 7777")
     cluster.wait_state(job, "RUNNING")
@@ -304,7 +327,7 @@ def test_the_controllers_pod_stops_and_comes_back_with_its_jobs(cluster: Cluster
     assert cluster.controller.container.attrs["State"]["ExitCode"] == 0, cluster.controller.logs()[-3000:]
     cluster.controller.container.start()
     cluster.controller.wait_ready()
-    wait_for("Slurm answers", lambda: cluster.login.code("scontrol", "ping")[0] == 0, within=30)
+    cluster.wait_answer()
     found = cluster.job(job)
     assert (found["JobState"], found["Restarts"]) == ("RUNNING", "0")
     cluster.slurm("scancel", job)
