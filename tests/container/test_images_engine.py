@@ -195,7 +195,7 @@ def test_a_failure_inside_a_compound_command_counts(small: Small) -> None:
 
 
 def test_ctrl_c_stops_the_step_and_leaves_no_name(small: Small, engine: Engine) -> None:
-    small.layer("two", **{"from": "one"}, run=["echo minivm: waiting", "sleep 300"])
+    small.layer("two", **{"from": "one"}, run=["echo minivm: waiting", f"sleep 300.{os.getpid()}"])
     for name in ("root", "one", "two"):
         request = Request((), {"root": "", "one": "root", "two": "one"}[name], (small.base,))
         lock = small.root / "images/lock/debian-base"
@@ -212,7 +212,7 @@ def test_ctrl_c_stops_the_step_and_leaves_no_name(small: Small, engine: Engine) 
     log = small.root / "build/logs/debian/layer-two.log"
 
     def running() -> bool:
-        return any("sleep 300" in container["Command"] for container in engine.api.containers())
+        return any(f"sleep 300.{os.getpid()}" in container["Command"] for container in engine.api.containers())
 
     eventually(lambda: process.poll() is not None or (log.exists() and "\nminivm: waiting" in log.read_text()),
                "the step begins")  # fmt: skip
