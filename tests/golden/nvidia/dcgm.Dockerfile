@@ -3,7 +3,7 @@ FROM layer:fabric
 ARG MINIVM_SOURCES=""
 ARG MINIVM_CA=""
 RUN set -eu; umask 022; export SOURCE_DATE_EPOCH=1793491200 DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8; \
-    begin=$(mktemp); now=$(date +%s); options="-o Dpkg::Use-Pty=0 -o Acquire::Retries=3"; \
+    begin=$(mktemp); now=$(date +%s); options="-o Dpkg::Use-Pty=0 -o Acquire::Retries=3 -o Acquire::Languages=none"; \
     if [ -n "$MINIVM_SOURCES" ]; then printf '%b' "$MINIVM_SOURCES" > "$begin.list"; chmod 644 "$begin.list"; \
         options="$options -o Dir::Etc::SourceList=$begin.list -o Dir::Etc::SourceParts=/dev/null"; fi; \
     if [ -n "$MINIVM_CA" ]; then printf '%b' "$MINIVM_CA" > "$begin.pem"; chmod 644 "$begin.pem"; \
