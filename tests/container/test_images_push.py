@@ -7,8 +7,11 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import random
+import shutil
 import subprocess
+import sys
 import tarfile
 import threading
 import time
@@ -25,7 +28,11 @@ from images.engine import Engine
 from images.errors import ImagesError
 from images.push import Event, Pushed, push
 from images.registry import Blob, Registry, RegistryError
+from images.session import Session
+from images.settings import Settings
+from tests.container import definition
 from tests.container.registryd import PUSHER, REPOSITORY, Registryd
+from tests.container.world import root_image
 
 pytestmark = [pytest.mark.docker, pytest.mark.root]
 
@@ -317,3 +324,40 @@ def test_a_registry_that_is_not_there(engine: Engine, registryd: Registryd, imag
     registryd.kill()
     with pytest.raises(ImagesError, match="Connection refused"):
         send(engine, image([1000]), registryd, retries=0)
+
+
+@pytest.fixture
+def small_role(engine: Engine, tmp_path: Path) -> Iterator[Path]:
+    """A repository with one built role: the root image under another name."""
+    root = definition.copy(tmp_path / "repository", "root")
+    shutil.copytree(definition.ROOT / "images/lock", root / "images/lock")
+    shutil.copyfile(definition.ROOT / "build.py", root / "build.py")
+    session = Session.open(root, Settings(prefix=f"{definition.PREFIX}-push"))
+    below = session.compose([definition.ROLE]).images["layer:root"].reference
+    engine.tag(root_image(engine), below)
+    definition.rebuild(session)
+    yield root
+    definition.remove(session)
+
+
+@pytest.mark.cluster
+def test_the_command_line_takes_the_password_from_standard_input_and_shows_it_nowhere(
+    registryd: Registryd, small_role: Path
+) -> None:
+    command = [sys.executable, "build.py", "--set", f"prefix={definition.PREFIX}-push", "push", definition.ROLE]
+    command += ["--registry", f"127.0.0.1:{registryd.port}/site", "--json", "--user", PUSHER.user, "--password-stdin"]
+    env = {**os.environ, "PYTHONPATH": str(definition.ROOT)}
+
+    def call(password: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, cwd=small_role, env=env, input=password + "\n", capture_output=True, text=True)
+
+    wrong = call("wrong battery")
+    assert wrong.returncode == 1
+    assert "it refuses the password of user 'pusher'" in wrong.stderr
+    right = call(PUSHER.password)
+    assert right.returncode == 0, right.stderr
+    (pushed,) = json.loads(right.stdout)
+    assert pushed["image"] == f"127.0.0.1:{registryd.port}/site/{definition.ROLE}@{pushed['digest']}"
+    for text in (wrong.stdout, wrong.stderr, right.stdout, right.stderr):
+        assert "battery" not in text
+        assert PUSHER.password not in text
