@@ -6,6 +6,8 @@
     ledger [--forgive UUID]         what each GPU of this host has done
     clear CHECK                     forget what a check remembers (an XID that has been dealt with)
 
+`minivm health ledger`, `minivm health clear` and `minivm health selftest` are the last three.
+
 Exit codes of health and replay: 0 ok, 1 a problem that is not the node's, 2 a problem, 3 unknown.
 """
 
@@ -32,11 +34,15 @@ from .runner_gate import ask_broker
 from .verdict import Class, Result, Verdict, read_verdicts, write_json
 
 LEDGER = "/var/lib/minivm/ledger"
+SUBCOMMANDS = ("ledger", "clear", "selftest")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["health"] and words[1:2] and words[1] in SUBCOMMANDS:
+        words = words[1:]
     try:
-        options = _parser().parse_args(arguments)
+        options = _parser().parse_args(words)
         return int(options.act(options))
     except GitsyncError as error:
         print(error, file=sys.stderr)

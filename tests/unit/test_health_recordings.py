@@ -153,3 +153,20 @@ def test_only_the_newest_capsules_are_kept(tmp_path: Path) -> None:
     for number in range(25):
         write_case(tmp_path, f"{number:03}", {"df": Capture("x")}, {"about": "", "origin": "test"})
     assert len(list(tmp_path.iterdir())) == 20
+
+
+def test_the_documentation_lists_every_check_with_its_class() -> None:
+    text = (ROOT / "docs/health.md").read_text()
+    listed = {row.split("`")[1]: row.split("|")[3].strip() for row in text.splitlines() if row.startswith("| `")}
+    classes = {name: module.CHECK.class_.value for name, module in LOADED.checks.items()}
+    assert {name: class_ for name, class_ in listed.items() if name in classes} == classes
+
+
+def test_the_example_of_the_how_to_works(tree: Path) -> None:
+    text = (ROOT / "docs/how-to/add-a-health-check.md").read_text()
+    (tree / "health.d/fans.py").write_text(text.split("```python\n")[1].split("```")[0])
+    (tree / "lib/thresholds/fans.json").write_text('{"default": {"rpm_min": 600}, "models": {}}')
+    check = load_checks(tree, ["fans"]).checks["fans"]
+    for rpm, result in (("5000.000", Result.OK), ("0.000", Result.PROBLEM), ("fast", Result.UNKNOWN)):
+        case = Case(Path("x"), {"sensors": Capture(f"coretemp-isa-0000\nfan2:\n  fan2_input: {rpm}\n")})
+        assert judge_case(check, tree, case).verdict.result is result
