@@ -1,7 +1,8 @@
 """What a prolog costs on a healthy node with 20 checks: fresh verdicts against the same checks run inline.
 
-`python -m bench scripts`, or `python -m bench.scripts`. Wall time from start to exit, as slurmd would see it,
-and the CPU time of the whole tree of processes, which says more on a busy machine. The checks are the default tree's host checks, nine of them twice under another name to make 20.
+`python -m bench scripts`, or `python -m bench.scripts`. Wall time from start to exit, as slurmd would see it, and the
+CPU time of the whole tree of processes, which says more on a busy machine. The checks are the default tree's host
+checks, nine of them twice under another name to make 20.
 """
 
 from __future__ import annotations
