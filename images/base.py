@@ -10,6 +10,7 @@ from images.apt import Origin
 from images.engine import Engine
 from images.errors import ImagesError
 from images.origins import BaseFiles
+from images.sources import deb822, one_line
 
 DEFAULT_KEYS = ("/usr/share/keyrings/ubuntu-archive-keyring.gpg", "/usr/share/keyrings/debian-archive-keyring.gpg")
 
@@ -48,35 +49,6 @@ def origins(files: dict[str, bytes], directory: Path) -> list[Origin]:
         elif path.startswith("/etc/apt/sources.list.d/") and path.endswith(".sources"):
             found += deb822(data.decode())
     return [replace(origin, keyring=unpacked(origin.keyring, files, directory)) for origin in found]
-
-
-def one_line(text: str) -> list[Origin]:
-    found = []
-    for line in text.splitlines():
-        words = line.split("#")[0].split()
-        if not words or words[0] != "deb":
-            continue
-        key = ""
-        if words[1].startswith("["):
-            end = next(index for index, word in enumerate(words) if word.endswith("]"))
-            for option in " ".join(words[1 : end + 1]).strip("[]").split():
-                key = option.removeprefix("signed-by=") if option.startswith("signed-by=") else key
-            words = [words[0], *words[end + 1 :]]
-        found.append(Origin("base", words[1], (words[2],), tuple(words[3:]), Path(key)))
-    return found
-
-
-def deb822(text: str) -> list[Origin]:
-    found = []
-    for stanza in text.split("\n\n"):
-        lines = [line for line in stanza.splitlines() if line and not line.startswith("#")]
-        fields = {key.strip().lower(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-        if "deb" not in fields.get("types", "").split() or fields.get("enabled", "yes") == "no":
-            continue
-        for uri in fields["uris"].split():
-            suites, components = fields["suites"].split(), fields.get("components", "").split()
-            found.append(Origin("base", uri, tuple(suites), tuple(components), Path(fields.get("signed-by", ""))))
-    return found
 
 
 def unpacked(keyring: Path, files: dict[str, bytes], directory: Path) -> Path:

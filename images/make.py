@@ -24,10 +24,11 @@ from images.content import Entry
 from images.engine import Engine, StepFailed
 from images.errors import ImagesError
 from images.lock import Place
-from images.plan import Composed, Image, fetched
+from images.plan import Composed, Image, fetched, pins
 from images.progress import STEP, Reporter
 from images.render import dockerfile
-from images.spec import EntryKind
+from images.saved import installed
+from images.spec import EntryKind, Pin
 
 LABEL = "io.minivm."
 TAIL, LONG = 15, 300
@@ -97,9 +98,10 @@ class Maker:
         entries = [*image.entries, *fetched(image, self.place), *self.artifacts(image, kept)]
         if image.is_role:
             entries.append(content.file("usr/share/minivm/sbom.spdx.json", self.sbom(image)))
-        below = {entry.path: entry for entry in image.entries if entry.kind is EntryKind.DIRECTORY}
         with (directory / "layer.tar").open("wb") as target:
-            content.write_tar(target, content.complete(entries, below), self.place.definition.versions.epoch)
+            content.write_tar(
+                target, content.complete(entries, image.directories), self.place.definition.versions.epoch
+            )
         shutil.rmtree(kept)
 
     def artifacts(self, image: Image, directory: Path) -> Iterator[Entry]:
@@ -139,11 +141,12 @@ class Maker:
         return "".join(origin.lines() for origin in own)
 
     def sbom(self, image: Image) -> bytes:
-        packages = [
-            sbom.Package(package.name, package.version, package.arch, package.sha256, package.source)
-            for slice_ in image.slices
-            for package in slice_.packages
-        ]
+        packages = sbom.listed(
+            image.slices,
+            self.downloads(image),
+            self.base_packages(),
+            {source.name for source in self.place.variant.sources},
+        )
         files = [sbom.File.of(entry.path, entry.read()) for entry in image.entries if entry.kind is EntryKind.FILE]
         document = sbom.document(
             name=self.shown(image.repo),
@@ -160,6 +163,27 @@ class Maker:
         beside.parent.mkdir(parents=True, exist_ok=True)
         beside.write_bytes(data)
         return data
+
+    def downloads(self, image: Image) -> list[Pin]:
+        """The pinned files that went in: of the layers below, and of the builders that they took artifacts from."""
+        todo, seen = [image.key], set[str]()
+        while todo:
+            key = todo.pop()
+            if key not in seen:
+                seen.add(key)
+                todo += self.composed.images[key].needs
+        layers = [self.place.definition.layers[key.removeprefix("layer:")] for key in sorted(seen - {image.key})]
+        available = pins(self.place)
+        names = {name for layer in layers for name in layer.downloads.of(self.place.choice)}
+        return [available[name] for name in sorted(names)]
+
+    def base_packages(self) -> Mapping[str, str]:
+        """What a base image brought along, which no lock lists."""
+        if not self.place.base:
+            return {}
+        from images.base import read_base
+
+        return installed(read_base(self.engine, self.place.base, self.work / "base").status)
 
     def normalised(self, image: Image, raw: str) -> str:
         """The builder's layers under a configuration of ours; its id."""

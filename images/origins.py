@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -14,11 +14,11 @@ from images.apt import Origin
 from images.errors import ImagesError, nearest
 from images.fetch import copy, fetch
 from images.settings import Settings
+from images.sources import deb822, one_line
 from images.spec import AptSource, Definition, Variant
 
 ARCHES = {"x86_64": "amd64", "aarch64": "arm64"}
 DEBIAN_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-LINE = re.compile(r"^deb (?:\[(?P<options>[^\]]*)\] )?(?P<uri>\S+) (?P<suite>\S+) ?(?P<components>.*)$")
 
 
 def arch() -> str:
@@ -35,19 +35,21 @@ class BaseFiles:
 
 
 @cache
-def default_lines(suite: str, components: tuple[str, ...]) -> tuple[str, ...]:
+def default_sources(suite: str, components: tuple[str, ...]) -> tuple[Origin, ...]:
     """The sources that mmdebstrap writes when no mirror is named: asked, not copied, so no host is kept here."""
-    command = ["mmdebstrap", "--variant=custom", f"--components={','.join(components)}",
-               '--setup-hook=cat "$1/etc/apt/sources.list" >&2; exit 1', suite, "/dev/null"]  # fmt: skip
+    hook = 'cat "$1"/etc/apt/sources.list "$1"/etc/apt/sources.list.d/* >&2 2>/dev/null; exit 1'
+    command = ["mmdebstrap", "--variant=custom", f"--components={','.join(components)}", f"--setup-hook={hook}",
+               suite, "/dev/null"]  # fmt: skip
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
         raise ImagesError("find a mirror", "mmdebstrap is not installed", hint="`make images` installs it") from error
-    lines = tuple(line for line in done.stderr.splitlines() if line.startswith("deb "))
-    if not lines:
+    told = "\n".join(line for line in done.stderr.splitlines() if not re.match(r"[IWE]: ", line))
+    found = tuple(one_line(told) or deb822(told))
+    if not found:
         raise ImagesError("find a mirror", f"mmdebstrap names none for {suite}:\n{done.stderr.strip()}",
                           hint="name one: --set mirrors=debian=URI,security=URI")  # fmt: skip
-    return lines
+    return found
 
 
 @cache
@@ -73,20 +75,18 @@ def bootstrap_origins(variant: Variant, settings: Settings) -> tuple[Origin, ...
 
 
 def default_origins(variant: Variant) -> tuple[Origin, ...]:
-    return parse_lines(default_lines(variant.suite, variant.components), DEBIAN_KEYRING)
+    return by_name(default_sources(variant.suite, variant.components), DEBIAN_KEYRING)
 
 
-def parse_lines(lines: tuple[str, ...], keyring: Path) -> tuple[Origin, ...]:
+def by_name(listed: Sequence[Origin], keyring: Path) -> tuple[Origin, ...]:
+    """The suite and its updates as `debian`, security as `security`: what the setting `mirrors` calls them."""
     found: dict[tuple[str, str], Origin] = {}
-    for line in lines:
-        match = LINE.match(line.strip())
-        if not match:
-            continue
-        name = "security" if "-security" in match["suite"] else "debian"
-        key = (name, match["uri"])
-        before = found.get(key)
-        suites = (*before.suites, match["suite"]) if before else (match["suite"],)
-        found[key] = Origin(name, match["uri"], suites, tuple(match["components"].split()), keyring)
+    for origin in listed:
+        for suite in origin.suites:
+            name = "security" if "-security" in suite else "debian"
+            before = found.get((name, origin.uri))
+            suites = (*before.suites, suite) if before else (suite,)
+            found[name, origin.uri] = Origin(name, origin.uri, suites, origin.components, keyring)
     return tuple(found.values())
 
 

@@ -47,6 +47,7 @@ class Image:
     provides: tuple[str, ...]
     absent: Mapping[str, str]
     inputs: Mapping[str, str]
+    directories: Mapping[str, Entry]  # every directory that this image or one below declared
     dpkg_options: tuple[str, ...] = ()
     services: tuple[str, ...] = ()
     needs: tuple[str, ...] = field(default=())  # keys that must exist before this one
@@ -262,7 +263,7 @@ class Composer:
             describe=f"{role.name}: {role.describe}",
             base=self.images[parent].reference,
             epoch=self.versions.epoch,
-            files=bool(entries),
+            files=True,  # the SBOM, at least
             commands=tuple(commands),
             verify=tuple(render.verified(command) for command in verify),
             env=tuple(sorted(role.env.items())),
@@ -318,7 +319,8 @@ class Composer:
         self.images[key] = Image(
             key=key, name=name, repo=repo, tag=f"{prefix}-{total[:12]}", hash=total, describe=describe,
             parent=parent, base=base, step=step, entries=completed, artifacts=artifacts, slices=slices,
-            provides=provides, absent=absent or {}, inputs=inputs, dpkg_options=dpkg_options, services=services,
+            provides=provides, absent=absent or {}, inputs=inputs, directories=self.directories[key],
+            dpkg_options=dpkg_options, services=services,
             needs=(*([parent] if parent else []), *(other for _, other in artifacts)),
         )  # fmt: skip
 

@@ -61,6 +61,8 @@ class Session:
         if settings.variant not in variants:
             raise ImagesError("use the variant", f"no variant {settings.variant!r}",
                               hint=nearest(settings.variant, variants))  # fmt: skip
+        if settings.ca_certificates and not Path(settings.ca_certificates).is_file():
+            raise ImagesError("use the setting", f"no file {settings.ca_certificates}", field="ca_certificates")
         source = SlurmSource(settings.slurm) if settings.slurm else variants[settings.variant].slurm
         place = Place(repository, definition, Choice(settings.variant, source), settings)
         return cls(repository, settings, definition, place, lock.read(place))
