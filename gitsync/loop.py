@@ -27,7 +27,7 @@ from .settings import Settings, from_environment
 # Beyond every deadline inside a cycle: only a hang that none of them covers lasts this long.
 CYCLE_SLACK = 300.0
 # How long a cycle may finish what it is at when the service is told to stop.
-STOP_GRACE = 5.0
+STOP_GRACE = 3.0
 PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 

@@ -193,18 +193,18 @@ def test_allowed_paths(path: str, patterns: tuple[str, ...], ok: bool) -> None:
     assert rules.allowed(path, patterns) is ok
 
 
-@given(st.lists(st.tuples(st.integers(0, 30), st.floats(0, 1000)), max_size=12), st.integers(0, 6), st.floats(0, 500))
+@given(st.lists(st.tuples(st.integers(0, 30), st.floats(0, 1000)), min_size=1, max_size=12), st.integers(0, 6), st.floats(0, 500))
 def test_pruning_never_takes_the_current_or_the_kept(moves: list[tuple[int, float]], keep: int, seconds: float) -> None:
     history: list[tuple[str, float]] = []
     for name, at in sorted(moves, key=lambda move: -move[1]):
         if str(name) not in [each for each, _ in history]:
             history.append((str(name), at))
     trees = [name for name, _ in history] + ["stranger"]
-    current = history[0][0] if history else None
+    current = history[0][0]
     gone = publish.prunable(trees, current, history, keep, seconds, 1000.0)
     assert current not in gone and len(set(gone)) == len(gone)
     left = [name for name in trees if name not in gone]
-    assert len(left) >= min(len(trees), max(keep, 1 if current else 0))
+    assert len(left) >= min(len(trees), max(keep, 1))
     for at, (commit, _) in enumerate(history):
         if commit in gone:
             assert 1000.0 - history[at - 1][1] >= seconds
