@@ -16,13 +16,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
 from images.licences import NOASSERTION, Licence
+from images.locked import Slice
+from images.spec import Pin
 
 TOOL = "Tool: minivm-build"
 ROOT_ID = "SPDXRef-Image"
@@ -54,6 +56,40 @@ class File:
     @classmethod
     def of(cls, path: str, data: bytes) -> File:
         return cls(path, hashlib.sha1(data, usedforsecurity=False).hexdigest(), hashlib.sha256(data).hexdigest())
+
+
+def listed(
+    slices: Iterable[Slice], downloads: Iterable[Pin], base: Mapping[str, str], vendors: Collection[str]
+) -> list[Package]:
+    """What an image consists of: its layers' locked packages, the base's own, and the pinned files that went in.
+
+    `base` is `name:arch` -> version of a base image's packages; those that a layer replaced are the layer's.
+    """
+    found = [
+        Package(
+            name=package.name,
+            version=package.version,
+            arch=package.arch,
+            sha256=package.sha256,
+            source=package.source or source_of(package.path),
+            distribution=package.origin if package.origin in vendors else "",
+        )
+        for slice_ in slices
+        for package in slice_.packages
+    ]
+    replaced = {package.name for package in found}
+    for key, version in base.items():
+        name, _, arch = key.partition(":")
+        if name not in replaced:
+            found.append(Package(name, version, arch))
+    found += [Package(pin.name, pin.version, "", pin.sha256, distribution="generic") for pin in downloads]
+    return found
+
+
+def source_of(path: str) -> str:
+    """The source package, by a file's place in Debian's pool: pool/main/g/gcc-14/libstdc++6_14.2.0-19_amd64.deb."""
+    parts = path.split("/")
+    return parts[-2] if parts[0] == "pool" and len(parts) >= 5 else ""
 
 
 def purl(package: Package, distribution: str, suite: str) -> str:
@@ -125,7 +161,7 @@ def document(
 
 def package_entry(package: Package, distribution: str, suite: str) -> dict[str, Any]:
     entry: dict[str, Any] = {
-        "SPDXID": spdx_id("Package", package.name, package.version, package.arch),
+        "SPDXID": spdx_id(*filter(None, ("Package", package.name, package.version, package.arch))),
         "name": package.name,
         "versionInfo": package.version,
         "downloadLocation": NOASSERTION,
@@ -144,7 +180,7 @@ def package_entry(package: Package, distribution: str, suite: str) -> dict[str, 
     if package.sha256:
         entry["checksums"] = [{"algorithm": "SHA256", "checksumValue": package.sha256}]
     if package.source:
-        entry["sourceInfo"] = f"built from source package {package.source} {package.source_version or package.version}"
+        entry["sourceInfo"] = f"built from source package {package.source} {package.source_version}".rstrip()
     if package.licence.names and package.licence.expression == NOASSERTION:
         entry["licenseComments"] = f"the copyright file names: {', '.join(package.licence.names)}"
     return entry

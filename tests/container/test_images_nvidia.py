@@ -16,7 +16,9 @@ import pytest
 
 from images.errors import ImagesError
 from images.locked import find
+from images.make import Maker
 from images.plan import Composed
+from images.progress import Plain
 from images.saved import Chunks, Contents, read
 from images.session import Session
 from tests.container import definition
@@ -139,6 +141,17 @@ def test_what_the_pinned_files_brought(built: Built) -> None:
     assert "opt/hpcx/ompi/bin/mpirun" in entries
     assert "opt/hpcx/sources" not in entries
     assert "usr/lib/x86_64-linux-gnu/slurm/spank_pyxis.so" in entries
+
+
+def test_the_sbom_names_the_base_the_vendors_and_what_was_compiled(built: Built) -> None:
+    maker = Maker(built.session.place, built.composed, built.session.engine, Plain(), "")
+    value = json.loads(maker.sbom(built.composed.role(definition.ROLE)))
+    found = {ref["referenceLocator"] for item in value["packages"] for ref in item.get("externalRefs", [])}
+    assert any(ref.startswith("pkg:deb/doca/doca-ofed-userspace@3.1.0") for ref in found)
+    assert any(ref.startswith(f"pkg:generic/slurm@{SLURM}?checksum=sha256:") for ref in found)
+    assert any(ref.startswith("pkg:generic/hpcx@") for ref in found)
+    assert any(ref.startswith("pkg:deb/ubuntu/libc6@") for ref in found), "nothing of the base"
+    assert not any("/gcc@" in ref for ref in found), "the builder's compiler is not in the image"
 
 
 def test_no_list_of_packages_and_no_key_is_left_in_any_layer(built: Built) -> None:

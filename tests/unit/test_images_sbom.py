@@ -14,7 +14,9 @@ from spdx_tools.spdx.parser.parse_anything import parse_file
 from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
 
 from images.licences import NOASSERTION, Licence, declared, expression
-from images.sbom import File, Package, document, purl, spdx_id, to_json
+from images.locked import Locked, Request, Slice
+from images.sbom import File, Package, document, listed, purl, spdx_id, to_json
+from images.spec import Pin
 
 MUNGE = Package("munge", "0.5.16-1.1", "amd64", "ab" * 32, "munge", "0.5.16-1.1", Licence("GPL-3.0-or-later"))
 LIBSTDCPP = Package("libstdc++6", "14.2.0-19", "amd64", "cd" * 32, "gcc-14", "14.2.0-19")
@@ -132,6 +134,30 @@ ALNUM = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 )
 def test_a_debian_licence_name_in_spdx_terms(name: str, expected: str | None) -> None:
     assert expression(name) == expected
+
+
+def test_an_image_is_its_locked_packages_its_base_and_its_pinned_files(tmp_path: Path) -> None:
+    pool = "pool/main/g/gcc-14/libstdc++6_14.2.0-19_amd64.deb"
+    locked = [
+        Locked("libstdc++6", "14.2.0-19", "amd64", 1, "ab" * 32, "base", pool),
+        Locked("doca-ofed-userspace", "3.1", "amd64", 1, "cd" * 32, "doca", "./doca-ofed-userspace_3.1_amd64.deb"),
+    ]
+    slices = [Slice("worker", Request(("x",), "", ()), tuple(locked))]
+    pin = Pin("hpcx", "2.24.1", "https://x.invalid/hpcx.tbz", "ef" * 32)
+    found = {
+        package.name: package
+        for package in listed(slices, [pin], {"libc6:amd64": "2.39", "libstdc++6:amd64": "14.1"}, {"cuda", "doca"})
+    }
+    assert found["libstdc++6"].version == "14.2.0-19", "the base's older one was replaced"
+    assert found["libstdc++6"].source == "gcc-14"
+    assert found["doca-ofed-userspace"].source == ""
+    assert {name: purl(package, "ubuntu", "") for name, package in found.items()} == {
+        "libstdc++6": "pkg:deb/ubuntu/libstdc%2B%2B6@14.2.0-19?arch=amd64",
+        "doca-ofed-userspace": "pkg:deb/doca/doca-ofed-userspace@3.1?arch=amd64",
+        "libc6": "pkg:deb/ubuntu/libc6@2.39?arch=amd64",
+        "hpcx": f"pkg:generic/hpcx@2.24.1?checksum=sha256:{'ef' * 32}",
+    }
+    assert problems(tmp_path / "image.spdx.json", make(tuple(found.values()))) == []
 
 
 COPYRIGHT = """Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
