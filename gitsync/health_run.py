@@ -21,7 +21,7 @@ from .health_cases import read_case, write_case
 from .health_collect import collect
 from .health_judge import Judged, Setting, judge
 from .health_load import UNFIT, load_checks, load_limits
-from .health_places import Places, due, expectations, present
+from .health_places import Places, asks_slurm, due, expectations, present
 from .verdict import Verdict, boot_id, read_verdict, write_json, write_verdict
 
 ROUND_WAIT_S = 5.0
@@ -36,6 +36,7 @@ def run(
     when: When | None = None,
     names: Iterable[str] | None = None,
     only_due: bool = False,
+    without_slurm: bool = False,
     places: Places | None = None,
     expect: Mapping[str, str] | None = None,
     captures: Mapping[str, Capture] | None = None,
@@ -50,6 +51,7 @@ def run(
         for name, module in loaded.checks.items()
         if (names is not None or when is None or when in module.CHECK.when)
         and (names is not None or when is When.DEEP or module.CHECK.when != frozenset({When.DEEP}))
+        and not (without_slurm and asks_slurm(module.CHECK))
         and not (only_due and not due(module.CHECK, read_verdict(places.verdicts / f"{name}.json"), now, boot))
     }
     has = {hardware: present(hardware, expect) for hardware in Hardware}
@@ -181,6 +183,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--when", type=When)
     parser.add_argument("--checks", type=lambda text: text.split(","))
     parser.add_argument("--due", action="store_true")
+    parser.add_argument("--without-slurm", action="store_true", help="leave out checks that ask Slurm")
     parser.add_argument("--recording", type=Path)
     options = parser.parse_args(arguments)
     places = Places.from_environment()
@@ -194,6 +197,7 @@ def main(arguments: list[str]) -> int:
             when=options.when,
             names=options.checks,
             only_due=options.due,
+            without_slurm=options.without_slurm,
             places=places,
             captures=read_case(options.recording).captures if options.recording else None,
         )

@@ -181,7 +181,7 @@ class Run:
 
     def _background(self) -> None:
         argv = [sys.executable, "-I", "-m", "gitsync.health_run", "--tree", str(self.tree), "--commit", self.commit]
-        done = run([*argv, "--when", "background", "--due"], self.env, self.left_s(), UNFIT)
+        done = run([*argv, "--when", "background", "--due", "--without-slurm"], self.env, self.left_s(), UNFIT)
         if done.broken or done.code:
             self._broke("health", done)
         elif '"result": "problem"' in done.out:

@@ -300,6 +300,18 @@ def test_the_health_program_runs_the_background_round(world: World) -> None:
     assert world.verdict("one")["result"] == "ok"
 
 
+def test_the_health_program_asks_slurmd_nothing_since_slurmd_waits_for_it(world: World) -> None:
+    add(world, "one", when="[When.BACKGROUND]")
+    text = (world.tree / "health.d/one.py").read_text().replace("'one'", "'two'")
+    source = 'Command("s", ("scontrol", "show", "slurmd"), accept=()),'
+    text = text.replace("sources=(", f"judges_failures=True, sources=({source} ")
+    world.script("health.d/two.py", text, 0o644)
+    assert world.run("health")[0] == 0
+    assert world.verdict("one")["result"] == "ok"
+    assert not (world.root / "verdicts/two.json").exists()
+    assert "two" in health(world, "--when", "background"), "the service of the init asks"
+
+
 def test_a_published_tree_is_not_written_to(world: World) -> None:
     shutil.copytree(
         ROOT / "scripts/lib/parsers", world.tree / "lib/parsers", ignore=shutil.ignore_patterns("__pycache__")
