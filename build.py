@@ -71,7 +71,8 @@ class Commands(click.Group):
             click.echo(f"error: {error}", err=True)
             ctx.exit(1)
         except KeyboardInterrupt:
-            click.echo("interrupted: no name was moved", err=True)
+            builds = ctx.invoked_subcommand in ("build", "reproduce")
+            click.echo("interrupted: no name was moved" if builds else "interrupted", err=True)
             ctx.exit(130)
 
 

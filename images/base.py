@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -32,11 +33,18 @@ def read_base(engine: Engine, base: str, directory: Path) -> BaseFiles:
 
 
 def members(tar: tarfile.TarFile, parent: str) -> dict[str, bytes]:
-    found = {}
+    """The files by their place in the image; a link among them, as trixie's keyrings are, is what it leads to."""
+    found: dict[str, bytes] = {}
+    links: dict[str, str] = {}
     for member in tar:
-        data = tar.extractfile(member) if member.isfile() else None
-        if data is not None:
-            found[f"{parent}/{member.name}"] = data.read()
+        name = f"{parent}/{member.name}"
+        if member.issym():
+            links[name] = posixpath.normpath(posixpath.join(posixpath.dirname(name), member.linkname))
+        elif member.isfile() and (data := tar.extractfile(member)) is not None:
+            found[name] = data.read()
+    for name, target in links.items():
+        if target in found:
+            found[name] = found[target]
     return found
 
 

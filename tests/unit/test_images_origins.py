@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 from pathlib import Path
 
 import pytest
 
 from images import origins
 from images.apt import Origin
+from images.base import members
 from images.errors import ImagesError
 from images.settings import Settings
 from images.sources import deb822, one_line
@@ -90,3 +93,19 @@ def test_priority_is_given_by_host() -> None:
     source = AptSource("cuda", "https://v.invalid:8443/repo", ("/",), (), "key", 600)
     assert 'Pin: origin "v.invalid"' in origins.preferences(source)
     assert "Pin-Priority: 600" in origins.preferences(source)
+
+
+def test_a_key_that_is_a_link_is_what_it_leads_to() -> None:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as tar:
+        key = tarfile.TarInfo("keyrings/archive.pgp")
+        key.size = 3
+        tar.addfile(key, io.BytesIO(b"key"))
+        for name, target in (("keyrings/archive.gpg", "archive.pgp"), ("keyrings/lost.gpg", "../elsewhere")):
+            link = tarfile.TarInfo(name)
+            link.type, link.linkname = tarfile.SYMTYPE, target
+            tar.addfile(link)
+    stream.seek(0)
+    with tarfile.open(fileobj=stream) as tar:
+        found = members(tar, "/usr/share")
+    assert found == {"/usr/share/keyrings/archive.pgp": b"key", "/usr/share/keyrings/archive.gpg": b"key"}
