@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 from testinfra.host import Host  # type: ignore[import-untyped]  # ships no types
+
+from tests.container.conftest import docker, image_of
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
@@ -111,6 +118,43 @@ def test_sshd_offers_no_algorithm_that_is_being_left_behind(login: Host) -> None
     weak = ("nistp", "sha1", "umac-64", "md5", "group1-", "group14", "ssh-rsa", "ssh-dss")
     assert [name for name in offered if any(part in name for part in weak) and not name.startswith("rsa-sha2")] == []
     assert all("-etm@" in mac for mac in settings["macs"][0].split(","))
+
+
+KEYS = "for t in ed25519 rsa; do ssh-keygen -q -t $t -N '' -f /etc/ssh/ssh_host_${t}_key; done"
+
+
+@pytest.fixture
+def listening() -> Iterator[str]:
+    """The address of an sshd as the image configures it, with host keys of its own."""
+    command = f"{KEYS}; mkdir -p /run/sshd; exec /usr/sbin/sshd -D -e"
+    container = docker("run", "--detach", "--entrypoint", "/bin/sh", image_of("login"), "-c", command)
+    try:
+        yield docker("inspect", "--format", "{{.NetworkSettings.IPAddress}}", container)
+    finally:
+        docker("rm", "--force", container)
+
+
+def reachable(address: str) -> bool:
+    try:
+        with socket.create_connection((address, 22), timeout=5) as connection:
+            return connection.recv(4) == b"SSH-"
+    except OSError:
+        return False
+
+
+def test_ssh_audit_finds_nothing_to_fail(listening: str) -> None:
+    """An independent look. What it may warn of: clients older than the post-quantum exchanges may still come in."""
+    deadline = time.monotonic() + 60
+    while not reachable(listening):
+        assert time.monotonic() < deadline, "sshd does not answer"
+        time.sleep(0.1)
+    command = [sys.executable, "-m", "ssh_audit", "-j", listening]
+    report = json.loads(subprocess.run(command, capture_output=True, check=False).stdout)
+    notes = [(item["algorithm"], item["notes"]) for kind in ("kex", "key", "enc", "mac") for item in report[kind]]
+    assert len(notes) > 10
+    assert [name for name, found in notes if found.get("fail")] == []
+    warned = [(name, text) for name, found in notes for text in found.get("warn", [])]
+    assert [name for name, text in warned if "post-quantum" not in text] == []
 
 
 def test_a_home_directory_is_made_at_login_and_the_message_of_the_day_read(login: Host) -> None:
