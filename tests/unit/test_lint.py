@@ -33,9 +33,9 @@ def shell_scripts() -> list[Path]:
             continue
         with path.open("rb") as file:
             first = file.readline(80)
-        if first.startswith(b"#!") and first.split()[0].rsplit(b"/", 1)[-1] in {b"sh", b"bash"}:
-            found.append(path)
-        elif first.startswith(b"#!/usr/bin/env") and first.split()[-1] in {b"sh", b"bash"}:
+        if (first.startswith(b"#!") and first.split()[0].rsplit(b"/", 1)[-1] in {b"sh", b"bash"}) or (
+            first.startswith(b"#!/usr/bin/env") and first.split()[-1] in {b"sh", b"bash"}
+        ):
             found.append(path)
     return found
 
