@@ -12,7 +12,7 @@ from pathlib import Path
 from cluster.errors import ClusterError
 from cluster.publish import write_private
 
-HOST_KEY_TYPES = ("ed25519", "rsa")
+HOST_KEY_TYPES = ("ed25519",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,6 @@ def ssh_key(path: Path, kind: str) -> str:
     """The private key's text; ssh-keygen makes it 0600 itself."""
     if not path.exists():
         command = ["ssh-keygen", "-q", "-t", kind, "-N", "", "-C", path.name, "-f", str(path)]
-        if kind == "rsa":
-            command += ["-b", "3072"]
         try:
             subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ | {"LC_ALL": "C"})
         except FileNotFoundError as error:

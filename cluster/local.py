@@ -24,7 +24,7 @@ from cluster.values import NAMESPACE, RELEASE, Options
 
 STATE = Path(__file__).resolve().parents[1] / "build" / "cluster"
 # What others wait for is started first.
-START_ORDER = ("demo", "controller", "worker", "login")
+START_ORDER = ("controller", "demo", "worker", "login")
 POLL = 0.1
 HANDS = 8
 
