@@ -259,5 +259,6 @@ def prune(cycle: Cycle) -> None:
         outcome = publish.remove_tree(layout, commit)
         if outcome.removed and layout.repository.is_dir():
             transfer.set_ref(layout.repository, f"{transfer.KEPT}{commit}", "", cycle.lock)
-    if layout.repository.is_dir() and (gone or cycle.state.published_total % 10 == 0):
+    published = cycle.state.published
+    if layout.repository.is_dir() and published is not None and published.at >= cycle.state.last_attempt:
         transfer.tidy(settings, cycle.lock)

@@ -160,7 +160,7 @@ def standard_commands(tree: Path, entries: Iterable[Entry]) -> list[list[str]]:
         return []
     if importlib.util.find_spec("gitsync.health_cli") is None:
         return []
-    return [[sys.executable, "-I", "-m", "gitsync.health_cli", "selftest", str(tree)]]
+    return [[sys.executable, "-I", "-m", "gitsync.dry_run", str(tree)]]
 
 
 def dry_run(tree: Path, command: Sequence[str], timeout: float) -> None:

@@ -144,10 +144,13 @@ def why() -> None:
 def rollback(commit: str) -> None:
     """Publish COMMIT now, and leave the present one alone until the ref moves. `zero` is the image's own tree."""
     from . import cycle, explain
+    from . import loop as loop_
 
     settings = _settings()
     whole = explain.whole(settings, commit)
     state = cycle.run(settings, only=whole, leave=True)
+    # The loop tells the pod's status; it should not wait a period to learn of this.
+    loop_.poke(settings)
     click.echo(f"published {state.published.commit if state.published else 'nothing'}")
 
 
@@ -157,12 +160,14 @@ def rollback(commit: str) -> None:
 def pin(commit: str) -> None:
     """Stay on COMMIT, whatever the ref does, until `gitsync unpin`."""
     from . import cycle, explain
+    from . import loop as loop_
     from . import state as state_
 
     settings = _settings()
     whole = explain.whole(settings, commit)
     state = cycle.run(settings, only=whole)
     state_.write_whole(settings.layout.pin, json.dumps({"commit": whole, "at": time.time()}) + "\n")
+    loop_.poke(settings)
     click.echo(f"pinned to {state.published.commit if state.published else whole}")
 
 

@@ -147,20 +147,27 @@ def advance(cycle: Cycle, look: bool) -> None:
             cycle.state = replace(cycle.state, tip_oid=tip.oid)
         if cycle.state.quarantine is not None and not still_quarantined(cycle, tip.oid):
             cycle.state = replace(cycle.state, quarantine=None)
-        if tip.commit == cycle.live:
+        refused = cycle.state.quarantine is not None
+        if tip.commit == cycle.live and (refused or _judged(cycle)):
             mend(cycle, reader, tip)
             _know(cycle, tip, ref)
             return _succeeded(cycle)
-        if cycle.state.quarantine is not None:
+        if refused:
             return _succeeded(cycle)
         known = cycle.state.candidate
         if known is None or known.oid != tip.oid:
             cycle.state = replace(cycle.state, candidate=Candidate(tip.oid, tip.commit, time.time()))
             cycle.save()
         fault.at("candidate-saved")
-        if pin is not None or my_turn(cycle, tip):
+        if pin is not None or tip.commit == cycle.live or my_turn(cycle, tip):
             take(cycle, reader, tip, ref)
     return _succeeded(cycle)
+
+
+def _judged(cycle: Cycle) -> bool:
+    """Whether the live commit passed under the settings of today. If not (other signers, another subdirectory, a lost
+    state) it is judged again; refused, it stays all the same, and says so."""
+    return cycle.state.published is not None and cycle.state.published.policy == cycle.settings.policy()
 
 
 def _know(cycle: Cycle, tip: Tip, ref: Ref) -> None:
@@ -200,4 +207,4 @@ def _nothing_new(cycle: Cycle, look: bool) -> bool:
         return False
     if cycle.state.quarantine is not None:
         return still_quarantined(cycle, oid)
-    return published is not None and published.oid == oid and published.commit == cycle.live
+    return published is not None and published.oid == oid and published.commit == cycle.live and _judged(cycle)

@@ -31,7 +31,7 @@ TOKEN_HELPER = (
 )
 OPTIONS = (
     "protocol.version=2", "gc.auto=0", "maintenance.auto=false", "core.hooksPath=/dev/null", "core.fsync=all",
-    "core.logAllRefUpdates=false", "fetch.fsckObjects=true", "fetch.unpackLimit=1000", "submodule.recurse=false",
+    "core.logAllRefUpdates=false", "fetch.fsckObjects=true", "fetch.unpackLimit=100", "submodule.recurse=false",
     "http.followRedirects=false", "http.lowSpeedLimit=100", "http.lowSpeedTime=20", "credential.helper=",
     "core.askPass=", "safe.bareRepository=all",
 )  # fmt: skip

@@ -406,16 +406,45 @@ def test_the_default_tree_passes_every_check(world: World) -> None:
     assert world.live() == commit
 
 
-def test_a_health_check_that_misjudges_its_recordings_is_refused(world: World) -> None:
-    """The dry run against recorded outputs: a check that calls everything fine is not published."""
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        (b"if measured.answering < wanted:", b"if False:", "gpu_count on sick-gpu: wanted problem"),
+        (b"if measured.answering < wanted:", b"raise SystemExit(0)\n    if False:", "instead of judging"),
+        (b"import re\n", b"import nonesuch\n", "nonesuch"),
+    ],
+    ids=["blind", "exits", "imports nothing"],
+)
+def test_a_health_check_that_fails_its_recordings_is_refused(
+    world: World, before: bytes, after: bytes, reason: str
+) -> None:
     files = default_tree()
     last_good = world.upstream.commit(files, signer=world.alice)
     cycle.run(world.settings)
     source = files["health.d/gpu_count.py"]
-    assert isinstance(source, bytes)
-    blind = source.replace(b"if measured.answering < wanted:", b"if False:")
-    assert blind != source
-    world.upstream.commit({"health.d/gpu_count.py": blind}, signer=world.alice)
+    assert isinstance(source, bytes) and before in source
+    world.upstream.commit({"health.d/gpu_count.py": source.replace(before, after)}, signer=world.alice)
     state = cycle.run(world.settings)
-    assert state.quarantine is not None and "gpu_count" in state.quarantine.reason
+    assert state.quarantine is not None and reason in state.quarantine.reason
     assert world.live() == last_good
+
+
+def test_a_published_commit_is_judged_again_when_the_signers_change(world: World) -> None:
+    """It stays, since nothing better is known; but the node says that nobody vouches for it any more."""
+    commit = good(world)
+    world.settings.allowed_signers.write_text(world.mallory.allowed_line)
+    for _ in range(2):
+        state = cycle.run(world.settings)
+        assert state.quarantine is not None and state.quarantine.commit == commit
+        assert state.refused_total == 1 and world.live() == commit
+    world.settings.allowed_signers.write_text(world.alice.allowed_line)
+    state = cycle.run(world.settings)
+    assert state.quarantine is None and world.live() == commit
+
+
+def test_another_subdirectory_of_the_same_commit_is_published_anew(world: World) -> None:
+    world.upstream.commit({"one/prolog.d/1": "#!/bin/sh\n", "two/prolog.d/2": "#!/bin/sh\n"}, signer=world.alice)
+    for name, script in (("one", "1"), ("two", "2")):
+        world.settings = replace(world.settings, subdir=name)
+        cycle.run(world.settings)
+        assert [path.name for path in (world.layout.current / "prolog.d").iterdir()] == [script]

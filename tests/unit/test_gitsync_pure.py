@@ -193,7 +193,11 @@ def test_allowed_paths(path: str, patterns: tuple[str, ...], ok: bool) -> None:
     assert rules.allowed(path, patterns) is ok
 
 
-@given(st.lists(st.tuples(st.integers(0, 30), st.floats(0, 1000)), min_size=1, max_size=12), st.integers(0, 6), st.floats(0, 500))
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.floats(0, 1000)), min_size=1, max_size=12),
+    st.integers(0, 6),
+    st.floats(0, 500),
+)
 def test_pruning_never_takes_the_current_or_the_kept(moves: list[tuple[int, float]], keep: int, seconds: float) -> None:
     history: list[tuple[str, float]] = []
     for name, at in sorted(moves, key=lambda move: -move[1]):
