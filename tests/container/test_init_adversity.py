@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +26,16 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         controller = made.pod("controller", "slurm-controller", env={"MINIVM_ACCOUNTING": "none"})
         controller.wait_ready()
         yield made
+
+
+@pytest.fixture(autouse=True)
+def only_the_controller_stays(site: World) -> Iterator[None]:
+    """Each test's pods go with it: they would only take the next one's processor time."""
+    before = list(site.pods)
+    yield
+    for pod in [pod for pod in site.pods if pod not in before]:
+        pod.remove()
+        site.pods.remove(pod)
 
 
 @pytest.fixture
@@ -142,8 +154,7 @@ def test_a_static_node_gets_its_new_address_and_loses_its_ghosts(site: World) ->
     job = login.run("sbatch", "--parsable", "-w", "static-1", "-o", "/dev/null", "--wrap", "sleep 7777").strip()
     state = f"scontrol -o show job {job}"
     wait_for("the job runs", lambda: "JobState=RUNNING" in login.run(*state.split()))
-    first.container.kill()
-    first.remove()
+    first.remove()  # at once, as a machine that fails
     # Another pod takes the old address, so that the recreated one gets a new one.
     site.pod("login", "squatter")
     second = site.pod("worker", "static-1", env=env).wait_ready()
@@ -161,6 +172,52 @@ def test_a_static_node_gets_its_new_address_and_loses_its_ghosts(site: World) ->
     assert "JobState=RUNNING" in login.run("scontrol", "-o", "show", "job", job)
     assert "Restarts=0" in login.run("scontrol", "-o", "show", "job", job)
     login.run("scancel", job)
+
+
+def test_the_limits_of_the_pod_are_slurms_limits_of_the_node(site: World) -> None:
+    login = site.pod("login", "asker").wait_ready()
+    machine = int(login.run("nproc"))
+    pod = site.pod("worker", "limited", nano_cpus=10**9, mem_limit="1g", env={"MINIVM_NODE_FEATURES": "small"})
+    pod.wait_ready()
+    node = login.run("scontrol", "-o", "show", "node", "limited")
+    words = dict(word.partition("=")[::2] for word in node.split())
+    assert words["AvailableFeatures"] == "minivm,small"
+    assert int(words.get("CoreSpecCount", 0)) == machine - 1
+    assert int(words["RealMemory"]) - int(words["MemSpecLimit"]) == 1024
+
+
+def test_slurmrestd_answers_with_a_token(site: World, mounts: Path, tmp_path: Path) -> None:
+    """A second cluster of one pod, booted from the image's own small slurm.conf."""
+    shutil.rmtree(mounts / "config" / "slurm")
+    (mounts / "secrets" / "slurm").mkdir()
+    (mounts / "secrets" / "slurm" / "jwt_hs256.key").write_bytes(os.urandom(32))
+    env = {"MINIVM_ACCOUNTING": "none", "MINIVM_SLURMRESTD": "0.0.0.0:6820", "MINIVM_CONTROLLER": "rest"}
+    pod = site.pod("controller", "rest", env=env, mounts=mounts).wait_ready()
+    wait_for("slurmrestd is ready", lambda: pod.service("slurmrestd")["ready"], within=30)
+    token = pod.run("scontrol", "token", "username=root").strip().partition("=")[2]
+    pod.container.reload()
+    address = pod.container.attrs["NetworkSettings"]["Networks"][site.network.name]["IPAddress"]
+    url = f"http://{address}:6820/slurm/v0.0.40/ping"
+    request = urllib.request.Request(url, headers={"X-SLURM-USER-NAME": "root", "X-SLURM-USER-TOKEN": token})
+    with urllib.request.urlopen(request, timeout=20) as reply:
+        assert json.load(reply)["pings"][0]["pinged"] == "UP"
+
+
+def test_a_login_pod_that_drains_tells_its_sessions_and_waits_for_them(site: World) -> None:
+    pod = site.pod("login", "leaving").wait_ready()
+    pod.add_user()
+    pod.run("sh", "-c", "install -d -o demo -m 700 /home/demo/.ssh && ssh-keygen -q -t ed25519 -N '' -f /root/.ssh_key")
+    pod.run("sh", "-c", "install -o demo -m 600 /root/.ssh_key.pub /home/demo/.ssh/authorized_keys")
+    ssh = ["ssh", "-i", "/root/.ssh_key", "-o", "StrictHostKeyChecking=no", "-o", "BatchMode=yes", "demo@localhost"]
+    pod.run("sh", "-c", f"script -qfc '{' '.join(ssh)} -tt sleep 5' /tmp/seen </dev/null >/dev/null 2>&1 &")
+    wait_for("the session is there", lambda: "sleep 5" in pod.run("ps", "-u", "demo", "-o", "args", check=False))
+    pod.run("minivm", "drain")
+    assert "this pod stops" in pod.run("cat", "/tmp/seen"), "it was told on its terminal"
+    assert "sleep 5" not in pod.run("ps", "-u", "demo", "-o", "args", check=False), "and waited for"
+    code, text = pod.code(*ssh, "true")
+    assert code != 0 and "about to stop" in text, "nobody new"
+    pod.run("minivm", "resume")
+    pod.run(*ssh, "true")
 
 
 def test_a_wrong_drop_in_at_boot_ends_the_pod_with_one_clear_message(site: World, mounts: Path) -> None:
