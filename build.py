@@ -42,6 +42,7 @@ class Commands(click.Group):
         "up": ("cluster.cli", "Bring up a whole cluster on this machine."),
         "ssh": ("cluster.cli", "Log in to the login pod."),
         "status": ("cluster.cli", "The pods: ready, or why not."),
+        "delete": ("cluster.cli", "Delete a pod, as kubectl does: one of its name takes its place."),
         "down": ("cluster.cli", "Stop the cluster."),
     }
 
