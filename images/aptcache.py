@@ -98,9 +98,11 @@ class Handler(BaseHTTPRequestHandler):
                 while piece := response.read(CHUNK):
                     came += len(piece)
                     copy.write(piece)
+                    # Kept before its last piece is sent: who has all of it and asks again finds it here.
+                    if came == length:
+                        copy.flush()
+                        temporary.rename(kept)
                     self.wfile.write(piece)
-            if came == length:
-                temporary.rename(kept)
         finally:
             temporary.unlink(missing_ok=True)
 
