@@ -68,6 +68,20 @@ def run(
         return cycle.state
 
 
+def settle(settings: Settings) -> None:
+    """What a start does before anything slow: clean up, and a tree for readers. The server is not asked."""
+    layout = settings.layout
+    publish.prepare(layout)
+    with held(layout.lock, LOCK_WAIT) as lock:
+        cycle = Cycle(settings, lock, state_.load(layout.state), publish.current(layout), publish.heal(layout))
+        before = cycle.state
+        recover(cycle)
+        if cycle.state != before:
+            cycle.save()
+    for line in cycle.log:
+        print(f"gitsync: {line}", flush=True)
+
+
 def _attempt(cycle: Cycle, look: bool) -> None:
     try:
         advance(cycle, look)

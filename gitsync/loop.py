@@ -16,7 +16,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
 from types import FrameType
 
 from . import cycle, publish, report, state
@@ -118,7 +117,7 @@ class Loop:
 
     def _settle(self) -> None:
         """A tree for readers before anything slow: the last good one, or generation zero."""
-        pid = self._fork(lambda: _one(replace(self.settings, repo=None), look=False))
+        pid = self._fork(lambda: cycle.settle(self.settings))
         _, status = os.waitpid(pid, 0)
         if status != 0:
             print(f"gitsync: no tree yet: ended with {os.waitstatus_to_exitcode(status)}", file=sys.stderr, flush=True)

@@ -110,6 +110,22 @@ def test_a_cycle_that_is_killed_is_survived_and_healed(world: World) -> None:
         assert not list(world.layout.root.glob(".unfinished-*"))
 
 
+def test_a_start_forgets_neither_failures_nor_when_the_server_last_answered(world: World) -> None:
+    """The backoff goes on where it was: a fleet that restarts must not fall upon a server that is down."""
+    commit = world.upstream.commit(dict(GOOD_TREE), signer=world.alice)
+    with loop(world) as running:
+        until(lambda: f"STATUS={commit[:12]}" in running.hear(), "it is published")
+    answered = state.load(world.layout.state).last_success
+    world.upstream.path.rename(world.folder / "gone")
+    for failures in (1, 2):
+        with loop(world) as running:
+            until(lambda: "READY=1" in running.hear(), "it is ready")
+            running.command("now")
+            until(lambda: state.load(world.layout.state).failures >= failures, "the server is missed")  # noqa: B023
+    known = state.load(world.layout.state)
+    assert known.last_success == answered and world.live() == commit
+
+
 def test_a_loop_that_is_killed_takes_its_cycle_along(world: World) -> None:
     world.upstream.commit(dict(GOOD_TREE), signer=world.alice)
     with loop(world) as running:
