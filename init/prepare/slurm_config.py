@@ -61,9 +61,11 @@ def run(pod: Pod) -> str:
             mode=0o600 if private else 0o644,
             owner=user("slurm") if private else (0, 0),
         )
+    accounting = pod.choice("MINIVM_ACCOUNTING", "embedded", ["embedded", "external", "none"])
+    pod.publish("slurmrestd", {"MINIVM_SLURMRESTD_APIS": "slurmctld" if accounting == "none" else "slurmctld,slurmdbd"})
     if "slurm.conf" in names:
         return f"installed {', '.join(sorted(names))}"
-    for name, text in defaults(pod).items():
+    for name, text in defaults(pod, accounting).items():
         if name not in names:
             write(pod.path(f"{TARGET}/{name}"), text.encode(), mode=0o644, owner=(0, 0))
     return f"no slurm.conf in {MOUNT}: a small one of our own"
@@ -75,10 +77,9 @@ def mounted_files(directory: Path) -> list[Path]:
     return sorted(path for path in found if path.suffix in SUFFIXES and path.is_file())
 
 
-def defaults(pod: Pod) -> dict[str, str]:
+def defaults(pod: Pod, accounting: str) -> dict[str, str]:
     import os
 
-    accounting = pod.choice("MINIVM_ACCOUNTING", "embedded", ["embedded", "external", "none"])
     # slurmctld looks for its own host name among the controllers; the others reach it by the name that they were given.
     host = os.uname().nodename.split(".")[0]
     known_as = pod.controller[0] if pod.setting("MINIVM_CONTROLLER") else host
