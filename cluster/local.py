@@ -72,6 +72,11 @@ class LocalCluster:
         chosen = values.local_values(self.options, self.keys())
         return manifests.parse(render(chosen, release=RELEASE, namespace=NAMESPACE), namespace=NAMESPACE)
 
+    def saved_port(self) -> int:
+        """The port that the login pod has, whatever was asked for this time."""
+        path = self.state / "options.json"
+        return int(json.loads(path.read_text())["port"]) if path.exists() else self.options.port
+
     def save(self) -> None:
         write_private(self.state / "options.json", json.dumps(asdict(self.options)).encode())
 
@@ -80,8 +85,7 @@ class LocalCluster:
     def up(self, *, timeout: float = 180.0) -> None:
         self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
         there = self.kubelet.running()
-        if not there:
-            self.options = replace(self.options, port=free_port(self.options.port))
+        self.options = replace(self.options, port=self.saved_port() if there else free_port(self.options.port))
         with self.stages.stage("chart"):
             known = self.manifests()
         self.save()

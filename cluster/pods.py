@@ -60,10 +60,13 @@ class Kubelet:
 
     def __init__(self, client: Any, cluster: str, state: Path) -> None:
         self.client = client
-        self.api = client.api
         self.cluster = cluster
         self.state = state
         self.network = f"minivm-{cluster}"
+
+    @property
+    def api(self) -> Any:
+        return self.client.api
 
     # What is there
 

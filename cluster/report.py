@@ -53,7 +53,8 @@ def table(found: Sequence[Row], *, width: int = 160) -> list[str]:
     heads = ["  ".join(cell.ljust(size) for cell, size in zip(line, widths, strict=True)) for line in cells]
     lines = [heads[0].rstrip()]
     for head, row in zip(heads[1:], found, strict=True):
-        said = [*row.why.splitlines(), *(f"degraded: {text}" for text in row.also)]
+        # What a booting pod lacks is in its reasons already.
+        said = [f"degraded: {text}" for text in row.also] if row.ready else row.why.splitlines()
         first, *rest = said or [""]
         lines.append((head.rstrip().ljust(sum(widths[:-1]) + 2 * len(widths[:-1])) + first).rstrip())
         lines += [f"    {text}" for text in rest]

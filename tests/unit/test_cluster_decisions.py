@@ -12,7 +12,7 @@ import pytest
 from cluster import addresses, report, tags, values
 from cluster.errors import ClusterError
 from cluster.keys import load_or_make
-from cluster.local import STATE, free_port
+from cluster.local import STATE, LocalCluster, free_port
 from cluster.publish import publish, published, write_private
 from cluster.readiness import wrong
 from cluster.report import Row
@@ -145,6 +145,28 @@ def test_a_taken_port_is_passed_over() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         assert free_port(port) != port
+
+
+def test_ssh_needs_the_clusters_keys_and_not_its_engine(tmp_path: Path) -> None:
+    LocalCluster(None, Options(name="here", port=2345), root=tmp_path).save()
+    cluster = LocalCluster.saved(None, "here", root=tmp_path)
+    line = cluster.ssh_command("alice", "hostname")
+    assert line[:3] == ["ssh", "-p", "2345"]
+    assert line[-2:] == ["alice@127.0.0.1", "hostname"]
+    assert Path(line[line.index("-i") + 1]).read_text().startswith("-----BEGIN OPENSSH PRIVATE KEY-----")
+    assert f"UserKnownHostsFile={tmp_path}/here/known_hosts" in line
+    with pytest.raises(ClusterError, match="alice, bob"):
+        cluster.ssh_command("carol")
+
+
+def test_a_cluster_that_is_not_up_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match="it is not up"):
+        LocalCluster.saved(None, "nowhere", root=tmp_path)
+
+
+def test_a_second_up_keeps_the_port(tmp_path: Path) -> None:
+    LocalCluster(None, Options(name="here", port=2345), root=tmp_path).save()
+    assert LocalCluster(None, Options(name="here"), root=tmp_path).saved_port() == 2345
 
 
 ROWS = [
