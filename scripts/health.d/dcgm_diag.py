@@ -1,107 +1,29 @@
-"""`dcgmi diag`: level 1 takes seconds, 2 two minutes, 3 a quarter of an hour. The deep set runs level 2."""
+"""`dcgmi diag -r 2`: PCIe and memory as well, in two minutes."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
 
-from gitsync.health_api import (
-    Check,
-    Class,
-    Command,
-    Context,
-    Finding,
-    Hardware,
-    Inputs,
-    Unreadable,
-    When,
-    ok,
-    problem,
-    unknown,
-)
+from parsers import dcgm
+from parsers.dcgm import Outcome
+
+from gitsync.health_api import Check, Class, Context, Finding, Hardware, Inputs, When
 
 CHECK = Check(
     name="dcgm_diag",
-    about="DCGM's diagnostic, level 2",
+    about="DCGM's diagnostic, level 2: two minutes",
     class_=Class.MANUAL,
     period_s=86400,
     when=frozenset({When.DEEP}),
     hardware=Hardware.GPU,
-    # It exits 226 when a test failed: the answer is in the text all the same.
-    sources=(Command("dcgmi_diag", ("dcgmi", "diag", "-r", "2", "-j"), deadline_s=400.0, accept=()),),
+    sources=(dcgm.diagnostic(2, 400.0),),
     thresholds="dcgm",
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    test: str
-    subject: str
-    status: str
-    detail: str
-
-
 def parse(inputs: Inputs) -> list[Outcome]:
-    text = inputs["dcgmi_diag"]
-    start = text.find("{")
-    try:
-        data = json.loads(text[start:]) if start >= 0 else None
-    except ValueError as error:
-        raise Unreadable(f"dcgmi diag: {error}") from error
-    # 4.x renamed the outermost key.
-    root = next(
-        (data[key] for key in ("DCGM Diagnostic", "DCGM GPU Diagnostic") if isinstance(data, dict) and key in data),
-        None,
-    )
-    if not isinstance(root, dict):
-        said = next((line.strip() for line in text.splitlines() if line.strip()), "nothing")
-        raise Unreadable(f"dcgmi diag said: {said[:200]}")
-    if "runtime_error" in root:
-        raise Unreadable(f"dcgmi diag: {root['runtime_error']}")
-    found = []
-    for category in _list(root, "test_categories"):
-        for test in _list(category, "tests"):
-            for result in [*_list(test, "results"), *([test["test_summary"]] if "test_summary" in test else [])]:
-                found.append(_outcome(str(test.get("name")), result))
-    return found
-
-
-def _list(data: Any, key: str) -> list[Any]:
-    value = data.get(key) if isinstance(data, dict) else None
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise Unreadable(f"dcgmi diag: no list of {key}")
-    return value
-
-
-def _outcome(test: str, result: dict[str, Any]) -> Outcome:
-    status = result.get("status")
-    if status not in {"Pass", "Fail", "Warn", "Skip"}:
-        raise Unreadable(f"dcgmi diag: {test}: status {status!r}")
-    gpu = result.get("gpu_id", result.get("gpu_ids", result.get("entity_id")))
-    warnings = result.get("warnings", result.get("warning", ""))
-    if isinstance(warnings, list):
-        warnings = "; ".join(str(item.get("warning", item) if isinstance(item, dict) else item) for item in warnings)
-    return Outcome(test, "host" if gpu is None else f"gpu {gpu}", status, str(warnings or result.get("info", ""))[:200])
+    return dcgm.parse(inputs["dcgmi_diag_2"])
 
 
 def judge(measured: list[Outcome], context: Context) -> Iterable[Finding]:
-    limits = context.limits.default
-    ran = [outcome for outcome in measured if outcome.status != "Skip"]
-    if not ran:
-        raise Unreadable("dcgmi diag ran no test")
-    harmless = limits.strings("warnings_that_count")
-    for outcome in ran:
-        name = f"DCGM {outcome.test}, {outcome.subject}"
-        if outcome.status == "Fail":
-            class_ = Class(limits.mapping("classes").get(outcome.test, CHECK.class_))
-            yield problem(
-                f"{name}: {outcome.detail or 'failed'}", subject=outcome.subject, class_=class_, measured="Fail"
-            )
-        elif outcome.status == "Warn" and outcome.test in harmless:
-            yield problem(f"{name}: {outcome.detail or 'warned'}", subject=outcome.subject, measured="Warn")
-        elif outcome.status == "Warn":
-            yield unknown(f"{name}: {outcome.detail or 'warned'}", subject=outcome.subject)
-        else:
-            yield ok(f"{name}: passed", subject=outcome.subject, measured="Pass", threshold="Pass")
+    return dcgm.judge(measured, context)

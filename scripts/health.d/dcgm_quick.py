@@ -1,0 +1,29 @@
+"""`dcgmi diag -r 1`: deployment and software, in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from parsers import dcgm
+from parsers.dcgm import Outcome
+
+from gitsync.health_api import Check, Class, Context, Finding, Hardware, Inputs, When
+
+CHECK = Check(
+    name="dcgm_quick",
+    about="DCGM's diagnostic, level 1: seconds",
+    class_=Class.MANUAL,
+    period_s=86400,
+    when=frozenset({When.BOOT, When.DEEP}),
+    hardware=Hardware.GPU,
+    sources=(dcgm.diagnostic(1, 60.0),),
+    thresholds="dcgm",
+)
+
+
+def parse(inputs: Inputs) -> list[Outcome]:
+    return dcgm.parse(inputs["dcgmi_diag_1"])
+
+
+def judge(measured: list[Outcome], context: Context) -> Iterable[Finding]:
+    return dcgm.judge(measured, context)
