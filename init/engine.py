@@ -83,6 +83,9 @@ class Engine:
         todo: Todo = []
         for name, state in list(self.states.items()):
             if state.deadline is not None and now >= state.deadline:
+                if self.phase is PodPhase.STOPPING and idle(state):  # its turn to stop comes; nothing starts any more
+                    self.states[name] = replace(state, deadline=None)
+                    continue
                 todo += self._advance(name, Tick(), now)
         if self.phase in (PodPhase.DRAINING, PodPhase.STOPPING) and self.deadline is not None and now >= self.deadline:
             todo += self._overrun(now)
