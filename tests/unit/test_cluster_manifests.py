@@ -11,6 +11,7 @@ from cluster import manifests, values
 from cluster.errors import ClusterError
 from cluster.keys import Keys
 from cluster.manifests import Manifests, Source
+from cluster.pods import fingerprint
 from cluster.render import CHART, render
 from cluster.values import NAMESPACE, RELEASE, Options
 
@@ -119,6 +120,17 @@ def test_a_large_pool_keeps_its_devices_and_memory_in_sight() -> None:
     assert pod.limits.memory == 1900 * 2**30
     assert pod.privileged
     assert next(mount for mount in pod.mounts if mount.path == "/dev/shm").volume.size == 256 * 2**30
+
+
+def test_a_pod_is_replaced_for_its_description_and_never_for_its_files() -> None:
+    """A changed ConfigMap reaches a living pod; a changed image, variable or grace needs a new one."""
+    before = local().pod("slurm-worker-0")
+    same = local(Options(overrides={"slurm": {"extraConfig": "Licenses=a:1"}, "login": {"motd": "new"}}))
+    assert fingerprint(same.pod("slurm-worker-0"), "sha256:1") == fingerprint(before, "sha256:1")
+    assert fingerprint(before, "sha256:2") != fingerprint(before, "sha256:1")
+    other = local(Options(overrides={"workers": {"defaults": {"graceSeconds": 45}}}))
+    assert fingerprint(other.pod("slurm-worker-0"), "sha256:1") != fingerprint(before, "sha256:1")
+    assert fingerprint(other.pod("slurm-login-0"), "sha256:1") == fingerprint(local().pod("slurm-login-0"), "sha256:1")
 
 
 def test_an_unknown_pod_is_answered_with_the_known_ones() -> None:
