@@ -22,9 +22,11 @@ from types import FrameType
 
 from . import lease
 from .errors import GitsyncError
+from .health_tell import metrics, sentence, tell, write_metrics
 from .runner_exec import environment, run
 from .runner_gate import INDEX, ask_broker
 from .runner_policy import UNFIT
+from .verdict import VERDICTS, read_verdicts
 
 # A round finds out by itself which checks are due; this is the finest grain.
 ROUND_S = 15.0
@@ -50,6 +52,15 @@ def round_once(when: str, limit_s: float, *, only_due: bool) -> str:
         if any(item["result"] == "problem" for item in json.loads(done.out)["ran"]):
             ask_broker({"ask": "look"}, 0.5)
     return ""
+
+
+def report(told: str) -> str:
+    """The pod's own words about its health, told when they change; what it was told last."""
+    now = time.time()
+    verdicts = read_verdicts(Path(os.environ.get("MINIVM_VERDICTS", VERDICTS)))
+    write_metrics(metrics(verdicts, now))
+    text = sentence(verdicts, now)
+    return text if text == told or tell(text) else told
 
 
 def delay(name: str, span_s: float) -> float:
@@ -80,10 +91,11 @@ def main() -> int:
         if fault:
             print(f"health: {when}: {fault}", file=sys.stderr, flush=True)
     due = time.monotonic() + (0.0 if first else delay(name, span))
-    said = ""
+    said = told = ""
     while True:
         select.select([], [], [], max(0.0, due - time.monotonic()))
         fault = round_once("background", BACKGROUND_S, only_due=True)
+        told = report(told)
         if fault != said:
             print(f"health: {fault or 'rounds run again'}", file=sys.stderr, flush=True)
             said = fault

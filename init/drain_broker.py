@@ -86,7 +86,8 @@ class Broker:
         self.memory = observe(self.memory, verdicts, self.policy, now, boot, present)
         for check, seen in raised(self.memory).items():
             if check not in before:
-                self.memory[check] = self._enter(check, seen, gpus, now)
+                evidence = next((item.evidence for item in verdicts if item.check == check), "")
+                self.memory[check] = self._enter(check, seen, gpus, now, evidence)
         standing = self._standing(now)
         names = frozenset(seen.name(check) for check, seen in standing.items())
         over = bool(self.posted) and not standing and not self._kept(self.posted, now)
@@ -101,14 +102,21 @@ class Broker:
             self._recheck(standing, now)
         self._save(standing)
 
-    def _enter(self, check: str, seen: Seen, gpus: tuple[Gpu, ...], now: float) -> Seen:
+    def _enter(self, check: str, seen: Seen, gpus: tuple[Gpu, ...], now: float, evidence: str) -> Seen:
         """A new incident goes into its GPU's ledger; a GPU that has been there too often is out for good."""
         gpu = next((item for item in gpus if item.is_called(seen.subject)), None)
         uuid = gpu.uuid if gpu else seen.subject if seen.subject.startswith("GPU-") else ""
         if not uuid or seen.class_ == "user":
             return seen
         ledger = Ledger(self.places.ledger)
-        event = {"at": now, "check": check, "class": seen.class_, "reason": seen.reason, "node": self.slurm.name}
+        event = {
+            "at": now,
+            "check": check,
+            "class": seen.class_,
+            "reason": seen.reason,
+            "node": self.slurm.name,
+            "evidence": evidence,
+        }
         try:
             ledger.add(uuid, event, serial=gpu.serial if gpu else "", model=gpu.model if gpu else "")
             count = ledger.incidents(uuid, now - self.policy.offender_days * 86400)

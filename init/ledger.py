@@ -22,6 +22,10 @@ class Ledger:
 
     def add(self, uuid: str, event: Mapping[str, object], *, serial: str = "", model: str = "") -> None:
         data = self._read(uuid)
+        last = data.get("events", [])[-1:]
+        if last and event.get("evidence") and last[0].get("evidence") == event["evidence"]:
+            # The same incident, seen again by a broker that was started anew.
+            return
         data.update(uuid=uuid, serial=serial or data.get("serial", ""), model=model or data.get("model", ""))
         data["events"] = [*data.get("events", []), dict(event)][-EVENTS_KEPT:]
         self._write(uuid, data)

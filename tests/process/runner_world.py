@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ LAUNCH = "from gitsync.runner import main; raise SystemExit(main({kind!r}))"
 @dataclass(frozen=True, slots=True)
 class World:
     root: Path
+    environment_extra: dict[str, str] = field(default_factory=dict)
 
     @property
     def tree(self) -> Path:
@@ -39,6 +40,9 @@ class World:
             "MINIVM_BROKER": str(self.root / "broker.sock"),
             "MINIVM_BROKER_STATE": str(self.root / "broker.json"),
             "MINIVM_LEDGER": str(self.root / "ledger"),
+            "MINIVM_HEALTH_METRICS": str(self.root / "health.prom"),
+            "MINIVM_CONTROL": str(self.root / "control.sock"),
+            **self.environment_extra,
         }
 
     def script(self, name: str, text: str, mode: int = 0o755) -> Path:

@@ -312,6 +312,17 @@ def test_the_health_program_asks_slurmd_nothing_since_slurmd_waits_for_it(world:
     assert "two" in health(world, "--when", "background"), "the service of the init asks"
 
 
+def test_what_was_promised_to_the_pod_reaches_a_prolog_without_its_environment(world: World) -> None:
+    add(world, "one")
+    text = (world.tree / "health.d/one.py").read_text()
+    world.script("health.d/one.py", text.replace("sources=(", "hardware=Hardware.GPU, sources=("), 0o644)
+    assert health(world, "--when", "prolog") == {}, "this machine has no GPU, and was promised none"
+    world.environment_extra["MINIVM_EXPECT_GPUS"] = "8"
+    assert set(health(world, "--when", "prolog")) == {"one"}
+    world.environment_extra.clear()
+    assert set(health(world, "--when", "prolog")) == {"one"}
+
+
 def test_a_published_tree_is_not_written_to(world: World) -> None:
     shutil.copytree(
         ROOT / "scripts/lib/parsers", world.tree / "lib/parsers", ignore=shutil.ignore_patterns("__pycache__")
@@ -342,6 +353,12 @@ def test_the_loop_makes_the_first_round_at_once_tells_readiness_and_stops_on_ter
             (world.root / "fact").write_text("bad\n")
             deadline = time.monotonic() + 30
             while not (world.root / "verdicts/one.json").exists() or world.verdict("one")["result"] != "problem":
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            metrics = world.root / "health.prom"
+            while (
+                not metrics.exists() or 'minivm_health_verdict{check="one",class="node"} 1' not in metrics.read_text()
+            ):
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
             process.send_signal(signal.SIGTERM)

@@ -236,6 +236,12 @@ def test_the_ledger_survives_pods_is_bounded_and_forgives(tmp_path: Path) -> Non
     assert Ledger(tmp_path).incidents("GPU-1", 140.0) == 2
 
 
+def test_the_same_incident_seen_by_a_new_broker_counts_once(tmp_path: Path) -> None:
+    for evidence in ("/capsules/1", "/capsules/1", "", "", "/capsules/2"):
+        Ledger(tmp_path).add("GPU-1", {"at": 5.0, "check": "xid", "evidence": evidence})
+    assert Ledger(tmp_path).incidents("GPU-1", 0.0) == 4
+
+
 def test_a_subject_cannot_name_a_file_elsewhere(tmp_path: Path) -> None:
     Ledger(tmp_path / "ledger").add("GPU-../../x", {"at": 1.0})
     assert [path.name for path in tmp_path.rglob("*.json")] == ["GPU-______x.json"]
