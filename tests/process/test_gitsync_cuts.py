@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from gitsync import child, cycle, fault, lease, repo, state, tree
+from gitsync.errors import GitsyncError
 from gitsync.listing import Entry
 from tests.process.gitsync_cutter import Reader, commits, ended_by, forked_cycle, look, move, whole
 from tests.process.gitsync_world import World, run, until
@@ -216,3 +217,59 @@ def test_the_state_survives_any_content(world: World) -> None:
         known = cycle.run(world.settings)
         assert known.published is not None and known.published.commit == next(iter(serials))
     assert state.load(world.layout.state).published is not None
+
+
+@pytest.mark.root
+def test_a_reader_who_is_not_root_gets_the_path_and_no_lock() -> None:
+    """A task prolog runs as the job's user: it finds the tree, and can neither change it nor keep or block anything."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="gitsync-") as folder:
+        Path(folder).chmod(0o755)
+        world = World.make(Path(folder))
+        commit = next(iter(commits(world, 1)))
+        cycle.run(world.settings)
+        code = (
+            "import os\nfrom gitsync import lease\nheld = lease.hold()\n"
+            "print(held.commit, held.locked, (held.path / 'a').read_text().strip())\n"
+            "print(lease.report(held.commit, 'x', 'y'))\n"
+            "for path in (held.path / 'a', held.path / 'new', held.path.parent.parent / 'leases' / held.commit):\n"
+            "    try:\n        os.close(os.open(path, os.O_RDWR | os.O_CREAT))\n        print('wrote', path)\n"
+            "    except PermissionError:\n        print('refused')\n"
+        )
+        env = {"MINIVM_GITSYNC_ROOT": str(world.settings.root), "PYTHONPATH": str(ROOT)}
+        # A copy that the user can read: this checkout may lie where others may not look.
+        package = Path(folder) / "gitsync"
+        package.mkdir(mode=0o755)
+        for name in ("__init__", "errors", "layout", "lease"):
+            (package / f"{name}.py").write_bytes((ROOT / f"gitsync/{name}.py").read_bytes())
+        env["PYTHONPATH"] = folder
+        done = subprocess.run(
+            ["/usr/bin/python3", "-c", code], env=env, capture_output=True, text=True, user=65534, group=65534, cwd="/"
+        )
+        assert done.stdout.splitlines() == [f"{commit} False 0", "False", "refused", "refused", "refused"], done.stderr
+
+
+def test_cycles_at_the_same_time_take_turns(world: World) -> None:
+    serials = commits(world, 2)
+    second = list(serials)[1]
+    cycle.run(world.settings)
+    move(world, second)
+    pids = [forked_cycle(world) for _ in range(6)]
+    assert [ended_by(pid) for pid in pids] == [0] * 6
+    whole(world, second, serials)
+    assert state.load(world.layout.state).published_total == 3  # generation zero, the first, the second
+
+
+def test_a_lock_that_is_held_by_a_living_cycle_is_not_broken(world: World) -> None:
+    serials = commits(world, 2)
+    second = list(serials)[1]
+    cycle.run(world.settings)
+    move(world, second)
+    pid = forked_cycle(world, "verified:stop")
+    try:
+        until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "it is in the middle")
+        with pytest.raises(GitsyncError, match="another gitsync is at work"):
+            cycle.run(world.settings, lock_wait=0.1)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        assert ended_by(pid) == 0
+    assert world.live() == second
