@@ -74,7 +74,9 @@ def configure(arguments: list[str], env: dict[str, str]) -> tuple[Plan, Settings
     procs.close_on_exec()
     procs.settle_down()
     if not procs.is_pid_1():
-        procs.become_subreaper()
+        from init.capabilities import become_subreaper
+
+        become_subreaper()
     plan = select(plan_from_json(text, file), env, os.path.exists)
     errors = unset_variables(plan, env)
     if errors:

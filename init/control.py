@@ -123,15 +123,17 @@ class Control:
         self.path = path
         self._poller, self._handle = poller, handle
         self._connections: set[Connection] = set()
-        if os.path.lexists(path):
-            os.unlink(path)  # noqa: PTH108 - no pathlib on PID 1's path
+        fresh = f"{path}.new"
+        if os.path.lexists(fresh):
+            os.unlink(fresh)  # noqa: PTH108 - no pathlib on PID 1's path
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         before = os.umask(0o177)  # born with its final mode
         try:
-            self._listener.bind(path)
+            self._listener.bind(fresh)
         finally:
             os.umask(before)
         self._listener.listen(64)
+        os.rename(fresh, path)  # noqa: PTH104 - who sees it can connect: never bound and not yet listening
         poller.add(self._listener.fileno(), IN, self._accept)
 
     def _accept(self, _: int) -> None:

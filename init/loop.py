@@ -8,10 +8,10 @@ import signal
 from init import procs
 from init.engine import Condition, Engine, PodPhase
 from init.errors import ConfigError
-from init.fields import expand
 from init.logs import Logs
+from init.owners import Owners
 from init.poller import IN, Poller
-from init.procs import Owners, Streams
+from init.procs import Streams
 from init.records import record
 from init.service import Probe
 from init.states import (
@@ -19,8 +19,6 @@ from init.states import (
     STOPPER,
     Exited,
     Kill,
-    Passed,
-    Said,
     Spawn,
     Spawned,
     SpawnFailed,
@@ -28,7 +26,9 @@ from init.states import (
     Unwatch,
     Watch,
 )  # fmt: skip
+from init.sweep import sweep
 from init.trace import Trace
+from init.watches import Watches
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from init.engine import Todo
     from init.notify import Notify
     from init.plan import Plan
-    from init.probes import ExecProbe, PathProbe, TcpProbe
     from init.states import Event
 
 EX_CONFIG = 78  # docs/reference/exit-codes.md
@@ -71,13 +70,13 @@ class Init:
         self._waits: dict[int, Callable[[str], None]] = {}  # children that are not a service's: probes, reloads
         self._pidfds: dict[int, int] = {}
         self._sessions: dict[str, int] = {}
-        self._probes: dict[str, PathProbe | ExecProbe | TcpProbe] = {}
-        self._childless = False
+        self.childless = False
         self.after_turn: list[Callable[[], None]] = [self._forget_removed]
         self.logs_to_forget: set[str] = set()
         self.trace = Trace()
         self.engine = Engine(plan, settings.grace, luck, self.trace)
         self.logs = Logs(self.poller, 1, as_json=settings.as_json, troubled=self._log_trouble)
+        self._watches = Watches(self)
         self._signals()
         self.notify: Notify | None = None
 
@@ -95,7 +94,7 @@ class Init:
                 self.perform(self.engine.tick(now))
             for call in self.after_turn:
                 call()
-        self._sweep()
+        sweep(self)
         if self.engine.why_ended:
             self.say(f"ended: {self.engine.why_ended}")
         self.logs.close(LAST_WORDS)
@@ -106,18 +105,18 @@ class Init:
         from init.control import Control
         from init.requests import Requests
 
-        requests = Requests(self)
         self._notify_path()
-        Control(f"{self.settings.run}/control.sock", self.poller, requests.handle)
         self._syslog()
         if self.settings.http:
+            from init.pages import pages
             from init.server import Server, listen
 
             try:
-                Server(self.poller, listen(self.settings.http), requests.http)
+                Server(self.poller, listen(self.settings.http), pages(self))
             except ConfigError as error:
                 self.say(str(error))
                 self.perform(self.engine.terminate(self.poller.now(), EX_CONFIG, str(error), drain=False))
+        Control(f"{self.settings.run}/control.sock", self.poller, Requests(self).handle)
 
     def _notify_path(self) -> str:
         from init.notify import Notify
@@ -153,9 +152,9 @@ class Init:
                     case Kill():
                         self.kill(action.pid, action.signal)
                     case Watch():
-                        self._watch(name)
+                        self._watches.begin(name)
                     case Unwatch():
-                        self._unwatch(name)
+                        self._watches.end(name)
         finally:
             self._performing = False
 
@@ -200,7 +199,7 @@ class Init:
         self._waits[pid] = ended
         return pid
 
-    def _run_own(self, function: Callable[[], None], output: int) -> int:
+    def run_own(self, function: Callable[[], None], output: int) -> int:
         pid = procs.fork(function, Streams(self._null, output, 2), "probe")
         self._waits[pid] = lambda _: None
         return pid
@@ -216,13 +215,17 @@ class Init:
         except ProcessLookupError:
             return
 
+    def kill_helper(self, pid: int) -> None:
+        if pid in self._waits:  # not reaped yet, so still this process
+            self.kill(pid, "KILL")
+
     def reap(self) -> None:
         """Everything that ended, ours or not. What it said before it ended comes first."""
         if self.notify is not None:
             self.notify.drain()
         ended: list[tuple[int, int]] = []
         waitpid, mine, waits, count = os.waitpid, self.owners.pids, self._waits, 0
-        self._childless = False
+        self.childless = False
         try:
             while True:
                 pid, status = waitpid(-1, os.WNOHANG)
@@ -232,7 +235,7 @@ class Init:
                 if pid in mine or pid in waits:
                     ended.append((pid, status))
         except ChildProcessError:
-            self._childless = True
+            self.childless = True
         self.reaped += count
         for pid, status in ended:
             self._ended(pid, status)
@@ -287,50 +290,6 @@ class Init:
             self.logs_to_forget.discard(name)
             self.logs.forget(name)
 
-    # Readiness.
-
-    def _watch(self, name: str) -> None:
-        from init import probes
-
-        spec = self.engine.spec(name)
-        self._unwatch(name)
-        ready = spec.ready
-
-        def heard(text: str) -> None:
-            if not text:
-                self._probes.pop(name, None)
-            self.feed(name, Said(text) if text else Passed())
-
-        try:
-            target = expand(ready.target, self.settings.env)
-        except KeyError as missing:
-            self.feed(name, Said(f"${{{missing.args[0]}}} is not set"))
-            return
-        probe: PathProbe | ExecProbe | TcpProbe
-        if ready.probe is Probe.EXEC:
-            probe = probes.ExecProbe(
-                self.poller,
-                ready,
-                heard,
-                lambda command, output, ended: self.run_helper(name, command, output, ended),
-                self._kill_probe,
-            )
-        elif ready.probe is Probe.TCP:
-            probe = probes.TcpProbe(self.poller, ready, target, heard, self._run_own, self._kill_probe)
-        else:
-            probe = probes.PathProbe(self.poller, ready, target, heard)
-        self._probes[name] = probe
-        probe.begin()
-
-    def _kill_probe(self, pid: int) -> None:
-        if pid in self._waits:  # not reaped yet, so still this process
-            self.kill(pid, "KILL")
-
-    def _unwatch(self, name: str) -> None:
-        probe = self._probes.pop(name, None)
-        if probe is not None:
-            probe.close()
-
     # The outside.
 
     def _log_trouble(self, text: str) -> None:
@@ -359,36 +318,6 @@ class Init:
             Syslog(self.settings.syslog, self.poller, self.owners, self.logs)
         except OSError as error:
             self.say(f"no {self.settings.syslog}: {error.strerror}; syslog lines are lost")
-
-    # The end.
-
-    def _sweep(self) -> None:
-        """Whatever belongs to no service: TERM, a moment, KILL. Only now, when every service has stopped."""
-        for name in ("TERM", "KILL"):
-            self.reap()
-            if self._childless:
-                return
-            self._signal_all(name)
-            until = self.poller.now() + 0.8
-            while not self._childless and self.poller.now() < until:
-                self.turn(until)
-                self.reap()
-
-    def _signal_all(self, name: str) -> None:
-        number = getattr(signal, f"SIG{name}")
-        if procs.is_pid_1():
-            try:
-                os.kill(-1, number)
-            except ProcessLookupError:
-                return
-            return
-        me = os.getpid()
-        for pid in procs.processes():
-            above, steps = pid, 0
-            while above > 1 and above != me and steps < 64:
-                above, steps = procs.parent(above), steps + 1
-            if above == me and pid != me:
-                self.kill(pid, name)
 
 
 def luck() -> float:

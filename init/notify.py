@@ -6,8 +6,8 @@ import os
 import socket
 import struct
 
+from init.owners import alive
 from init.poller import IN
-from init.procs import alive
 from init.records import record
 from init.states import Told
 
@@ -15,8 +15,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from init.owners import Owners
     from init.poller import Poller
-    from init.procs import Owners
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 LONGEST = 4096

@@ -1,14 +1,13 @@
-"""The only place that starts processes: fork, become who the service is, exec. And who belongs to which service."""
+"""The only place that starts processes: fork, become who the service is, exec."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 
 from init.fields import expand
 from init.records import fields, record
-from init.service import CAPABILITIES, Service, Source
+from init.service import Service, Source
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 OURS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 EVERY_SIGNAL = signal.valid_signals()
-PR_CAPBSET_DROP, PR_SET_KEEPCAPS, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 24, 8, 38, 47
-PR_SET_CHILD_SUBREAPER = 36
 OUR_UMASK = 0o022
 
 
@@ -159,7 +156,9 @@ def _attributes(service: Service, env: dict[str, str], *, root: bool) -> None:
         _identity(service, env)
     os.chdir(service.cwd)
     if service.no_new_privileges:
-        _prctl(PR_SET_NO_NEW_PRIVS, 1)
+        from init.capabilities import PR_SET_NO_NEW_PRIVS, prctl
+
+        prctl(PR_SET_NO_NEW_PRIVS, 1)
 
 
 def _limits(service: Service) -> None:
@@ -193,8 +192,11 @@ def _identity(service: Service, env: dict[str, str]) -> None:
             uid = gid = int(service.user)
     if service.group:
         gid = _gid(service.group)
-    capabilities = _Capabilities(service.capabilities) if service.capabilities is not None else None
-    if capabilities is not None:
+    capabilities = None
+    if service.capabilities is not None:
+        from init.capabilities import Capabilities
+
+        capabilities = Capabilities(service.capabilities)
         capabilities.bound()
     if service.groups is not None:
         os.setgroups([_gid(group) for group in service.groups])
@@ -204,8 +206,8 @@ def _identity(service: Service, env: dict[str, str]) -> None:
         os.setresgid(gid, gid, gid)
     if (uid, uid) != (os.getuid(), os.geteuid()):
         os.setresuid(uid, uid, uid)
-    if capabilities is not None:
-        capabilities.keep(ambient=uid != 0)
+    if capabilities is not None and (missing := capabilities.keep(ambient=uid != 0)):
+        warn(missing)
     own = {item.name for item in service.environment}
     for key, value in (("HOME", home), ("USER", name), ("LOGNAME", name)):
         if value and key not in own:
@@ -221,115 +223,6 @@ def _gid(group: str) -> int:
         if group.isdigit():
             return int(group)
         raise CannotStart(f"no group {group!r}") from None
-
-
-def _prctl(option: int, *values: int) -> int:
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    result: int = libc.prctl(option, *(ctypes.c_ulong(value) for value in (*values, 0, 0, 0, 0)[:4]))
-    return result
-
-
-def become_subreaper() -> None:
-    """Not being PID 1 (a test, a laptop), still get every orphan."""
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
-
-
-class _Capabilities:
-    """The bounding set first (it needs SETPCAP), the rest after the change of user."""
-
-    def __init__(self, names: tuple[str, ...]) -> None:
-        self._wanted = sum(1 << CAPABILITIES.index(name) for name in names)
-
-    def bound(self) -> None:
-        _prctl(PR_SET_KEEPCAPS, 1)
-        for number in range(len(CAPABILITIES)):
-            if not self._wanted >> number & 1:
-                _prctl(PR_CAPBSET_DROP, number)
-
-    def keep(self, *, ambient: bool) -> None:
-        import ctypes
-
-        libc = ctypes.CDLL(None, use_errno=True)
-        header = (ctypes.c_uint32 * 2)(0x20080522, 0)
-        data = (ctypes.c_uint32 * 6)()
-        if libc.capget(header, data) != 0:
-            raise OSError(ctypes.get_errno(), "capget")
-        kept = (data[1] | data[4] << 32) & self._wanted
-        low, high = kept & 0xFFFFFFFF, kept >> 32
-        data = (ctypes.c_uint32 * 6)(low, low, low, high, high, high)
-        if libc.capset(header, data) != 0:
-            raise OSError(ctypes.get_errno(), "capset")
-        for number in range(len(CAPABILITIES)):
-            if ambient and kept >> number & 1:
-                _prctl(PR_CAP_AMBIENT, 2, number)
-        missing = self._wanted & ~kept
-        if missing:
-            names = [name for number, name in enumerate(CAPABILITIES) if missing >> number & 1]
-            warn(f"the pod does not have the capabilities {' '.join(names)}")
-
-
-class Owners:
-    """Which service a process belongs to: its own children, their sessions, their descendants."""
-
-    def __init__(self) -> None:
-        self.pids: dict[int, str] = {}
-        self._sessions: dict[int, str] = {}
-
-    def add(self, pid: int, service: str) -> None:
-        self.pids[pid] = service
-        self._sessions[pid] = service
-        if len(self._sessions) > 512:  # a service that failed for days; those whose leader and members are gone
-            alive = {_session(other) for other in processes()}
-            self._sessions = {sid: name for sid, name in self._sessions.items() if sid in alive}
-
-    def remove(self, pid: int) -> None:
-        self.pids.pop(pid, None)
-
-    def owner(self, pid: int) -> str:
-        """The service, or nothing. Read at once, while the sender is there to be asked about."""
-        seen = 0
-        while pid > 1 and seen < 64:
-            name = self.pids.get(pid) or self._sessions.get(_session(pid))
-            if name:
-                return name
-            pid = parent(pid)
-            seen += 1
-        return ""
-
-    def heirs(self, pid: int) -> tuple[int, ...]:
-        """What is left of the session that a process began."""
-        return tuple(other for other in processes() if other != pid and _session(other) == pid and alive(other))
-
-
-def _session(pid: int) -> int:
-    try:
-        return os.getsid(pid)
-    except OSError:
-        return -1
-
-
-def processes() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - no pathlib on PID 1's path
-
-
-def _stat(pid: int) -> list[str]:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stream:  # noqa: PTH123 - as above
-            return stream.read().rpartition(b")")[2].decode().split()
-    except OSError:
-        return []
-
-
-def parent(pid: int) -> int:
-    found = _stat(pid)
-    return int(found[1]) if found else 0
-
-
-def alive(pid: int) -> bool:
-    found = _stat(pid)
-    return bool(found) and found[0] not in "ZX"
 
 
 def close_on_exec() -> None:
@@ -350,8 +243,3 @@ def settle_down() -> None:
 
 def is_pid_1() -> bool:
     return os.getpid() == 1
-
-
-def flush_own_output() -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()

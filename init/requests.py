@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from init.snapshot import Snapshot
 
 _SECRET = r"(?i)SECRET|PASSWORD|PASSWD|TOKEN|CREDENTIAL|PRIVATE|(^|_)KEY$"
-JSON = "application/json"
-TEXT = "text/plain; charset=utf-8"
 
 
 class Requests:
@@ -290,28 +288,3 @@ class Requests:
         if self._init.engine.phase not in (PodPhase.BOOT, PodPhase.RUNNING):
             raise RequestError(f"{request['op']}", f"the pod is {self._init.engine.phase.value}")
         return self._named(request)
-
-    # HTTP.
-
-    def http(self, path: str) -> tuple[int, str, str]:
-        init = self._init
-        if path == "/livez":
-            return 200, TEXT, "ok\n"
-        if path in ("/readyz", "/startupz"):
-            reasons = health.pod_reasons(init.engine, init.poller.now())
-            if path == "/startupz" and init.engine.ready_at is not None:
-                reasons = ()
-            return 503 if reasons else 200, TEXT, "".join(f"{reason}\n" for reason in reasons or ("ok",))
-        if path == "/status":
-            from json import dumps
-
-            from init.snapshot import to_mapping
-
-            return 200, JSON, dumps(to_mapping(self._snapshot()), indent=1) + "\n"
-        if path == "/metrics":
-            from init import metrics
-
-            counters = {"log_bytes": init.logs.written, "log_lost_bytes": init.logs.lost_ever}
-            counters |= {"reaped": init.reaped, "wakeups": init.turns}
-            return 200, metrics.CONTENT_TYPE, metrics.render(self._snapshot(), counters)
-        return 404, TEXT, "known: /livez /readyz /startupz /status /metrics\n"

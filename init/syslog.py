@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from init.logs import Logs
     from init.poller import Poller
-    from init.procs import Owners
+    from init.owners import Owners
 
 # <priority>Mmm dd hh:mm:ss ident[pid]: text
 _LINE = re.compile(rb"<\d{1,3}>(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d )?(.*)", re.DOTALL)

@@ -1,0 +1,44 @@
+"""What each HTTP path answers."""
+
+from __future__ import annotations
+
+from init import health
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from init.loop import Init
+
+JSON = "application/json"
+TEXT = "text/plain; charset=utf-8"
+
+
+def pages(init: Init) -> Callable[[str], tuple[int, str, str]]:
+    """Path in; status, content type and body out."""
+
+    def answer(path: str) -> tuple[int, str, str]:
+        now = init.poller.now()
+        if path == "/livez":
+            return 200, TEXT, "ok\n"
+        if path in ("/readyz", "/startupz"):
+            reasons = health.pod_reasons(init.engine, now)
+            if path == "/startupz" and init.engine.ready_at is not None:
+                reasons = ()
+            return 503 if reasons else 200, TEXT, "".join(f"{reason}\n" for reason in reasons or ("ok",))
+        if path == "/status":
+            from json import dumps
+
+            from init.snapshot import to_mapping
+
+            return 200, JSON, dumps(to_mapping(health.snapshot(init.engine, init.settings.pod, now)), indent=1) + "\n"
+        if path == "/metrics":
+            from init import metrics
+
+            counters = {"log_bytes": init.logs.written, "log_lost_bytes": init.logs.lost_ever}
+            counters |= {"reaped": init.reaped, "wakeups": init.turns}
+            snapshot = health.snapshot(init.engine, init.settings.pod, now)
+            return 200, metrics.CONTENT_TYPE, metrics.render(snapshot, counters)
+        return 404, TEXT, "known: /livez /readyz /startupz /status /metrics\n"
+
+    return answer

@@ -1,0 +1,44 @@
+"""The very end: whatever is left belongs to no service. TERM, a moment, KILL."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from init import procs
+from init.owners import parent, processes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from init.loop import Init
+
+MOMENT = 0.8
+
+
+def sweep(init: Init) -> None:
+    """Only when every service has stopped: before that, nobody but a main process is ever signalled."""
+    for name in ("TERM", "KILL"):
+        init.reap()
+        if init.childless:
+            return
+        _signal_all(init, name)
+        until = init.poller.now() + MOMENT
+        while not init.childless and init.poller.now() < until:
+            init.turn(until)
+            init.reap()
+
+
+def _signal_all(init: Init, name: str) -> None:
+    if procs.is_pid_1():
+        try:
+            os.kill(-1, getattr(signal, f"SIG{name}"))
+        except ProcessLookupError:
+            return
+        return
+    me = os.getpid()
+    for pid in processes():
+        above, steps = pid, 0
+        while above > 1 and above != me and steps < 64:
+            above, steps = parent(above), steps + 1
+        if above == me and pid != me:
+            init.kill(pid, name)
