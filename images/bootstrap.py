@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import tarfile
 from collections.abc import Callable, Sequence
@@ -23,8 +24,16 @@ find var/log -type f -delete
 """
 
 
+# The locked versions, also where the archive has newer ones by now. In the image apt is free again.
+PREFERENCES = "etc/apt/preferences.d/minivm-lock.pref"
+
+
+def preferences(slice_: Slice) -> str:
+    return "\n".join(f"Package: {p.name}\nPin: version {p.version}\nPin-Priority: 1001\n" for p in slice_.packages)
+
+
 def command(place: Place, slice_: Slice, dpkg_options: Sequence[str], target: Path, sources: Path) -> list[str]:
-    """The whole call, ready to paste but for SOURCE_DATE_EPOCH."""
+    """The whole call, ready to paste but for SOURCE_DATE_EPOCH; `sources` has the preferences beside it."""
     settings = place.settings
     chosen = origins.bootstrap_origins(place.variant, settings)
     # As root: apt's own user can read neither a site's CA under /root nor a work directory that is ours alone. Its
@@ -38,6 +47,9 @@ def command(place: Place, slice_: Slice, dpkg_options: Sequence[str], target: Pa
             words.append(f'--aptopt=Acquire::{name.removesuffix("_proxy")}::Proxy "{uri}"')
     if settings.ca_certificates:
         words.append(f'--aptopt=Acquire::https::CaInfo "{Path(settings.ca_certificates).resolve()}"')
+    locked = shlex.quote(str(sources.with_name("lock.pref")))
+    words.append(f'--setup-hook=mkdir -p "$1/etc/apt/preferences.d" && cp {locked} "$1/{PREFERENCES}"')
+    words.append(f'--customize-hook=rm "$1/{PREFERENCES}"')
     words.append(f"--customize-hook={CLEAN}")
     # The image names the distribution's own mirror, whichever one this build used.
     words.append(f"--customize-hook=copy-in {sources} /etc/apt")
@@ -54,6 +66,7 @@ def bootstrap(
     keyring = f"/usr/share/keyrings/{origins.DEBIAN_KEYRING.name}"
     sources.write_text("".join(origin.lines(keyring) for origin in origins.default_origins(place.variant)))
     sources.chmod(0o644)
+    sources.with_name("lock.pref").write_text(preferences(slice_))
     words = command(place, slice_, dpkg_options, target, sources)
     line("minivm: bootstrap")
     environment = os.environ | {"SOURCE_DATE_EPOCH": str(place.definition.versions.epoch), "LC_ALL": "C.UTF-8"}
