@@ -33,6 +33,8 @@ from images.spec import EntryKind, Pin
 LABEL = "io.minivm."
 TAIL, LONG = 15, 300
 NOISE = re.compile(r"^( ---> |Removing intermediate|Step \d|Sending build|\s*$)")
+# The engine colours what a step writes to its standard error, line by line, which leaves lines of colour alone.
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 STATUS = re.compile(r"(?:returned a non-zero code|exit code): (\d+)")
 
 
@@ -69,7 +71,9 @@ class Maker:
     def raw(self, image: Image, log: TextIO) -> str:
         """What the builder makes of it, with dates and a history of its own; without a name."""
 
-        def line(text: str) -> None:
+        def line(coloured: str) -> None:
+            if not (text := COLOUR.sub("", coloured).rstrip()):
+                return
             log.write(text + "\n")
             log.flush()
             self.reporter.line(image.key, text)

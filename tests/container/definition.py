@@ -63,8 +63,9 @@ def rebuild(session: Session) -> Composed:
 
 
 def layers(session: Session, composed: Composed) -> Mapping[str, list[str]]:
-    """Every image's layers by digest: what is in it, whatever its name and labels."""
-    return {key: session.engine.inspect(image.reference)["RootFS"]["Layers"] for key, image in composed.images.items()}
+    """The layers below the role by digest: what is in them, whatever their names. The role's SBOM says its name."""
+    below = {key: image for key, image in composed.images.items() if not image.is_role}
+    return {key: session.engine.inspect(image.reference)["RootFS"]["Layers"] for key, image in below.items()}
 
 
 def present(session: Session) -> set[str]:
