@@ -22,11 +22,13 @@ from types import FrameType
 
 from . import lease
 from .errors import GitsyncError
+from .health_api import When
+from .health_places import Places, due
 from .health_tell import metrics, sentence, tell, write_metrics
 from .runner_exec import environment, run
 from .runner_gate import INDEX, ask_broker
 from .runner_policy import UNFIT
-from .verdict import VERDICTS, read_verdicts
+from .verdict import VERDICTS, boot_id, read_verdict, read_verdicts
 
 # A round finds out by itself which checks are due; this is the finest grain.
 ROUND_S = 15.0
@@ -52,6 +54,25 @@ def round_once(when: str, limit_s: float, *, only_due: bool) -> str:
         if any(item["result"] == "problem" for item in json.loads(done.out)["ran"]):
             ask_broker({"ask": "look"}, 0.5)
     return ""
+
+
+def anything_due(now: float) -> bool:
+    """Whether a round would run a check: a few small files to read, where the round is an interpreter to start."""
+    places = Places.from_environment()
+    boot = boot_id()
+    try:
+        index = json.loads(places.index.read_bytes())
+        with lease.hold() as held:
+            if index["commit"] != held.commit or index["boot_id"] != boot:
+                return True
+        for name, facts in index["checks"].items():
+            if When.BACKGROUND in facts["when"] and facts["applies"]:
+                known = read_verdict(places.verdicts / f"{name}.json")
+                if due(float(facts["period_s"]), known, now, boot):
+                    return True
+    except (OSError, ValueError, KeyError, TypeError, GitsyncError):
+        return True
+    return False
 
 
 def report(told: str) -> str:
@@ -94,7 +115,7 @@ def main() -> int:
     said = told = ""
     while True:
         select.select([], [], [], max(0.0, due - time.monotonic()))
-        fault = round_once("background", BACKGROUND_S, only_due=True)
+        fault = round_once("background", BACKGROUND_S, only_due=True) if anything_due(time.time()) else ""
         told = report(told)
         if fault != said:
             print(f"health: {fault or 'rounds run again'}", file=sys.stderr, flush=True)

@@ -70,6 +70,6 @@ def asks_slurm(check: Check) -> bool:
     return any(isinstance(source, Command) and source.argv[0] in SLURM for source in check.sources)
 
 
-def due(check: Check, known: Verdict | None, now: float, boot: str) -> bool:
+def due(period_s: float, known: Verdict | None, now: float, boot: str) -> bool:
     """Whether a background round must run it again; a little early rather than a round late."""
-    return known is None or not known.fresh(now, boot) or now - known.at >= 0.9 * check.period_s
+    return known is None or not known.fresh(now, boot) or now - known.at >= 0.9 * period_s

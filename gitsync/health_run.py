@@ -54,7 +54,7 @@ def run(
         if (names is not None or when is None or when in module.CHECK.when)
         and (names is not None or when is When.DEEP or module.CHECK.when != frozenset({When.DEEP}))
         and not (without_slurm and asks_slurm(module.CHECK))
-        and not (only_due and not due(module.CHECK, read_verdict(places.verdicts / f"{name}.json"), now, boot))
+        and not (only_due and not due(module.CHECK.period_s, read_verdict(places.verdicts / f"{name}.json"), now, boot))
     }
     has = {hardware: present(hardware, expect) for hardware in Hardware}
     running = {name: module for name, module in selected.items() if has[module.CHECK.hardware] or captures is not None}

@@ -78,6 +78,8 @@ def test_a_sick_recording_drains_exactly_its_node_and_the_all_clear_brings_it_ba
     assert reason.startswith("minivm: gpu_pcie[manual]@zero GPU 0000:2a:00.0: PCIe gen5 x8")
     assert "gpu_ecc[reboot]@zero" in reason
     assert cluster.node("w2") == ("idle", "none")
+    status = partial(cluster.workers["w1"].run, "minivm", "status")
+    wait_for("the pod says it too", lambda: "health: gpu_pcie (manual)" in status())
     assert cluster.job_lands_on() == "w2", "jobs go elsewhere"
     wait_for(
         "two good rounds", lambda: cluster.plant("w1", "healthy", "gpu_ecc", "gpu_pcie") == 0 and _idle(cluster, "w1")

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from gitsync import health_loop
 from gitsync.health_api import Command, Failure, Files
 from gitsync.health_builtin import mounts, processes
 from gitsync.health_cases import read_case
@@ -24,7 +25,8 @@ from tests.process.runner_world import World, alive, make
 ROOT = Path(__file__).resolve().parents[2]
 CHECK = """
 from gitsync.health_api import *
-CHECK = Check(name={name!r}, about="a test's", class_=Class.{class_}, period_s={period}, when=frozenset({when}),
+CHECK = Check(name={name!r}, about="a test's", class_=Class.{class_}, period_s={period}, expires_s={expires},
+              when=frozenset({when}),
               sources=(Files("f", ("{root}/fact*",)),), thresholds="t")
 def parse(inputs):
     lines = inputs["f"].split()
@@ -44,7 +46,9 @@ def world(tmp_path: Path) -> World:
 
 
 def add(world: World, name: str, *, class_: str = "NODE", period: float = 60, when: str = "[When.PROLOG]") -> None:
-    text = CHECK.format(name=name, class_=class_, period=period, when=when, root=world.root)
+    text = CHECK.format(
+        name=name, class_=class_, period=period, expires=max(150, 2.5 * period), when=when, root=world.root
+    )
     world.script(f"health.d/{name}.py", text, 0o644)
 
 
@@ -366,6 +370,18 @@ def test_the_loop_makes_the_first_round_at_once_tells_readiness_and_stops_on_ter
         finally:
             process.kill()
             process.wait()
+
+
+def test_the_loop_starts_no_round_while_nothing_is_due(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    add(world, "one", period=3600, when="[When.BACKGROUND]")
+    for name, value in world.environment.items():
+        monkeypatch.setenv(name, value)
+    assert health_loop.anything_due(time.time()), "no round has been"
+    health(world, "--when", "background")
+    assert not health_loop.anything_due(time.time())
+    assert health_loop.anything_due(time.time() + 3300)
+    (world.root / "verdicts/one.json").unlink()
+    assert health_loop.anything_due(time.time())
 
 
 def test_the_broker_serves_its_socket_without_a_controller(world: World) -> None:
