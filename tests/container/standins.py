@@ -7,6 +7,7 @@ stand-ins prove and what not.
 from __future__ import annotations
 
 import io
+import shutil
 import tarfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ TEMPLATE, TEMPLATE_NAME = Path("/lib/x86_64-linux-gnu/libutil.so.1"), b"libutil.
 
 # A program that is linked to something, for whoever asks ldd.
 BINARY = Path("/bin/true")
+# This machine's own make, which needs nothing but libc.
+MAKE = Path(shutil.which("make") or "/usr/bin/make")
 # Above every real version: the base's own packages break older ones of some of these names.
 NEWEST = "99:1.0"
 SAYS = "#!/bin/sh\necho '{} stand-in'\n"
@@ -79,7 +82,7 @@ def repositories(asked: Iterable[str]) -> Repositories:
         "libpmix2t64": Standin("libpmix2t64", NEWEST, {f"{LIB}/libpmix.so.2": library("libpmix.so.2")}),
         "openssh-server": Standin("openssh-server", NEWEST, programs("usr/sbin/sshd")),
         "gcc": Standin("gcc", NEWEST, {"usr/bin/gcc": COMPILER}),
-        "make": Standin("make", NEWEST, {"usr/bin/make": Path("/usr/bin/make").read_bytes()}),
+        "make": Standin("make", NEWEST, {"usr/bin/make": MAKE.read_bytes()}),
     }
     vendors = {package.name for package in (*cuda, *doca)}
     names = sorted(({*asked} - vendors) | {"rdma-core"})
