@@ -163,13 +163,11 @@ def test_the_whole_run_stays_within_its_budget(world: World) -> None:
 
 def test_a_daemon_that_holds_the_output_does_not_hold_the_prolog(world: World) -> None:
     world.policy(runner={"prolog": {"deadline_s": 20}})
-    world.script("prolog.d/10-daemon", f"#!/bin/bash\nsetsid sleep 60 & echo $! > {world.root}/pid\n")
-    start = time.monotonic()
+    world.script("prolog.d/10-daemon", f"#!/bin/bash\nsetsid sleep 600 & echo $! > {world.root}/pid\n")
     assert world.run("prolog")[0] == 0
     try:
+        # Whoever waits for the pipe's end meets the deadline, and calls the script broken.
         assert world.records()[0]["scripts"][0]["result"] == "ok"
-        # The deadline would have told "broken"; the pipe's end would have come after a minute.
-        assert time.monotonic() - start < 60
     finally:
         os.kill(int((world.root / "pid").read_text()), signal.SIGKILL)
 
