@@ -24,7 +24,8 @@ from images.content import Entry
 from images.engine import Engine, StepFailed
 from images.errors import ImagesError
 from images.lock import Place
-from images.plan import Composed, Image, fetched, pins
+from images.pinned import fetched, pins
+from images.plan import Composed, Image
 from images.progress import STEP, Reporter
 from images.render import dockerfile
 from images.saved import installed

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from images import load, lock, locked
+from images.compose import Composer
 from images.errors import ImagesError, nearest
 from images.lock import Place
 from images.locked import Slice
-from images.plan import LAYER, Composed, Composer, Image, changed, key_of
+from images.plan import LAYER, Composed, Image, changed, key_of
 from images.render import dockerfile
 from images.settings import Settings
 from images.spec import Choice, Definition, SlurmSource

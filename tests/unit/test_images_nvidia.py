@@ -14,12 +14,14 @@ import pytest
 
 from images import render
 from images.check import active_chain, capabilities
+from images.compose import Composer
 from images.errors import ImagesError
 from images.fetch import fetch
 from images.load import load, read_yaml
 from images.lock import Place, layers_in_order, wanted
 from images.locked import Slice
-from images.plan import Composer, Image, fetched
+from images.pinned import fetched
+from images.plan import Image
 from images.settings import Settings
 from images.spec import UNFILLED, Choice, Definition, SlurmSource
 

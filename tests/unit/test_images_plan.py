@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from images.compose import Composer
 from images.content import Entry
 from images.errors import ImagesError
 from images.load import load, read_yaml
 from images.lock import Place
 from images.locked import Locked, Request, Slice
 from images.oci import Additions, config
-from images.plan import Composed, Composer, Image, changed
+from images.plan import Composed, Image, changed
 from images.settings import Settings
 from images.spec import Choice, SlurmSource
 
