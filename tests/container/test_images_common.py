@@ -34,6 +34,7 @@ EVERYWHERE = {
     "/usr/bin/minivm": ("root", "root", 0o755),
     "/usr/bin/gitsync": ("root", "root", 0o755),
     "/usr/share/minivm/scripts": ("root", "root", 0o755),
+    "/etc/profile.d/minivm.sh": ("root", "root", 0o644),
     "/tmp": ("root", "root", 0o1777),
     "/etc/nsswitch.conf": ("root", "root", 0o644),
 }
