@@ -100,7 +100,9 @@ class S6(Peer):
             lines = ["#!/bin/sh"]
             if chain:  # ordering is s6-rc's; by hand it is a wait for the one before
                 (service / "notification-fd").write_text("3\n")
-                lines += [f"s6-svwait -U {scan}/{before}"] if before else []
+                # It may look before the other's supervisor is there, and would give up.
+                wait = f"until s6-svwait -U {scan}/{before} 2>/dev/null; do sleep 0.002; done"
+                lines += [wait] if before else []
             lines.append(command[2] if command[0] == "/bin/sh" else quoted(command).splitlines()[1])
             (service / "run").write_text("\n".join(lines) + "\n")
             (service / "run").chmod(0o755)
