@@ -297,7 +297,7 @@ PASSED_ON = {"ignore_unknown_options": True, "help_option_names": list[str]()}
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def gitsync_command(arguments: tuple[str, ...]) -> None:
     """The scripts' repository: once, status, why, now, rollback, pin (see gitsync --help)."""
-    run_module("gitsync.cli", arguments)
+    run_module("gitsync", arguments)
 
 
 @main.command(context_settings=PASSED_ON)
