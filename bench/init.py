@@ -232,7 +232,7 @@ FIGURES: Mapping[str, tuple[str, Figure, int, str]] = {
     "started": ("5 services started, ms", started, ROUNDS, "<= 45 and <= 1.5 x the bare loop"),
     "chain": ("chain of 5, each ready after 50 ms, ms", chain, 5, "<= 285 (floor 250)"),
     "restart": ("kill to running again, ms", restart, ROUNDS, "<= 3"),
-    "orphans": (f"{ORPHANS} orphans reaped, ms", orphans, 5, "<= 1.2 x nobody (the kernel alone)"),
+    "orphans": (f"{ORPHANS} orphans reaped, ms", orphans, 3, "<= 1.2 x nobody (the kernel alone)"),
     "stop": ("TERM to exit beyond the slowest service, ms", stop, 5, "<= 10"),
     "rss": ("RSS, MB", memory, 3, "<= 15"),
     "pss": ("PSS, MB", proportional, 3, ""),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
+    from init.inotify import Inotify
     from init.poller import Poller, Timer
     from init.service import Ready
 
@@ -30,15 +31,16 @@ FIRST_RETRY = 0.005  # between bind() and listen() of a socket that has just app
 class PathProbe:
     """A file that exists, or a unix socket that accepts."""
 
-    def __init__(self, poller: Poller, ready: Ready, target: str, heard: Heard) -> None:
-        self._poller, self._ready, self._target, self._heard = poller, ready, target, heard
+    def __init__(self, poller: Poller, inotify: Inotify, ready: Ready, target: str, heard: Heard) -> None:
+        self._poller, self._inotify = poller, inotify
+        self._ready, self._target, self._heard = ready, target, heard
         self._watch: PathWatch | None = None
         self._timer: Timer | None = None
         self._delay = FIRST_RETRY
 
     def begin(self) -> None:
         if not self._try():
-            self._watch = PathWatch(self._poller, self._target, self._appeared)
+            self._watch = PathWatch(self._inotify, self._target, self._appeared)
             self._appeared()  # it may have come before the watch
 
     def _appeared(self) -> None:

@@ -8,6 +8,7 @@ from init.states import Passed, Said
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from init.inotify import Inotify
     from init.loop import Init
     from init.probes import ExecProbe, PathProbe, TcpProbe
 
@@ -16,6 +17,7 @@ class Watches:
     def __init__(self, init: Init) -> None:
         self._init = init
         self._probes: dict[str, PathProbe | ExecProbe | TcpProbe] = {}
+        self._inotify: Inotify | None = None
 
     def begin(self, name: str) -> None:
         from init import probes  # and with them ctypes: only a pod that probes pays for it
@@ -45,7 +47,11 @@ class Watches:
         elif ready.probe is Probe.TCP:
             probe = probes.TcpProbe(init.poller, ready, target, heard, init.run_own, init.kill_helper)
         else:
-            probe = probes.PathProbe(init.poller, ready, target, heard)
+            if self._inotify is None:
+                from init.inotify import Inotify
+
+                self._inotify = Inotify(init.poller)
+            probe = probes.PathProbe(init.poller, self._inotify, ready, target, heard)
         self._probes[name] = probe
         probe.begin()
 
