@@ -149,6 +149,52 @@ def test_a_broken_slurm_conf_is_refused_with_a_reason(healthy: World, alice: Res
     until(lambda: "NoSuchSetting" not in shown(), within=60, what=shown)
 
 
+def push(world: World, script: str) -> str:
+    """A commit to the scripts' repository, made in the demo's pod; its hash."""
+    steps = (
+        "set -e; rm -rf /tmp/work; export HOME=/tmp; git clone -q /srv/git/scripts.git /tmp/work; cd /tmp/work;"
+        f" {script};"
+        " git add -A; git -c user.name=ops -c user.email=ops@localhost commit -q -m change; git push -q;"
+        " git rev-parse HEAD"
+    )
+    code, output = world.cluster.exec("slurm-demo-0", ["bash", "-c", steps], user="nobody")
+    assert code == 0, output
+    return output.split()[-1]
+
+
+def test_a_pushed_prolog_runs_on_every_node_and_a_broken_one_on_none(healthy: World, alice: Researcher) -> None:
+    workers = ("slurm-worker-0", "slurm-worker-1")
+
+    def current(pod: str) -> str:
+        return healthy.run(pod, "readlink", "/var/lib/minivm/scripts/current")
+
+    prolog = "#!/bin/sh\\ntouch /run/minivm/marked-$SLURM_JOB_ID\\n"
+    good = push(healthy, f"printf '{prolog}' > prolog.d/90-mark && chmod 755 prolog.d/90-mark")
+    for pod in workers:
+        healthy.run(pod, "gitsync", "now")
+    until(lambda: all(good in current(pod) for pod in workers), within=60, what=lambda: str([*map(current, workers)]))
+    assert good in healthy.run(workers[0], "minivm", "gitsync", "status")
+    job = alice.submit("-N2", "-o", "/dev/null", script="true")
+    alice.wait_for(job, "COMPLETED")
+    for pod in workers:
+        healthy.run(pod, "test", "-e", f"/run/minivm/marked-{job}")
+    broken = push(healthy, "echo 'if then' >> prolog.d/90-mark")
+    for pod in workers:
+        healthy.run(pod, "gitsync", "now")
+
+    def told() -> bool:
+        rows = [healthy.row(pod) for pod in workers]
+        return all(any(broken[:7] in text and "90-mark" in text for text in row.also) for row in rows)
+
+    until(told, within=60, what=lambda: str([healthy.row(pod) for pod in workers]))
+    assert all(good in current(pod) for pod in workers)
+    assert sorted(alice("srun -N2 hostname").split()) == [*workers]
+    mended = push(healthy, "git rm -q prolog.d/90-mark")
+    for pod in workers:
+        healthy.run(pod, "gitsync", "now")
+    until(lambda: all(mended in current(pod) for pod in workers), within=60, what=lambda: str([*map(current, workers)]))
+
+
 def test_without_directory_and_git_server_people_and_jobs_go_on(healthy: World, alice: Researcher) -> None:
     alice("true")
     demo = healthy.running("slurm-demo-0")
