@@ -33,6 +33,8 @@ CANDIDATE = Path("/run/minivm/slurm-candidate")
 SLURMCTLD = Path("/usr/sbin/slurmctld")
 # A ConfigMap's swap is one rename; a copy by hand is several writes.
 QUIET = 0.2
+# How often, and how long each time, slurmctld is asked whether it lives after it has refused a file.
+PINGS, PATIENCE = 3, 4.0
 SLURM, SERVICES = "slurm.conf", "drop-ins"
 
 
@@ -81,10 +83,12 @@ class SlurmConfiguration:
         self.install(files)
         try:
             text = self.reconfigure()
-        except ConfigurationError:
+        except ConfigurationError as error:
             self.install(before)
             for name in set(files) - set(before):
                 (self.target / name).unlink(missing_ok=True)
+            if self.revive():
+                raise ConfigurationError(error.what, f"{error.why}; slurmctld hung on it and was restarted") from error
             raise
         self.applied = read_files(self.target)
         return text
@@ -122,6 +126,22 @@ class SlurmConfiguration:
         with Client(self.control) as client:
             new = self.log(client)[marker:] or self.log(client)[-30:]
         raise ConfigurationError("reconfigure slurmctld", complaint(new, done.stderr))
+
+    def revive(self) -> bool:
+        """True when slurmctld had to be killed: after a refused reconfigure 24.11 sometimes hangs for ever.
+
+        It has saved its state just before, jobs run on without it, and PID 1 starts it again at once.
+        """
+        for _ in range(PINGS):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                if (
+                    subprocess.run([SCONTROL, "ping"], capture_output=True, check=False, timeout=PATIENCE).returncode
+                    == 0
+                ):
+                    return False
+        with Client(self.control) as client:
+            client.request("signal", service="slurmctld", signal="KILL")
+        return True
 
     @staticmethod
     def log(client: Client) -> list[str]:

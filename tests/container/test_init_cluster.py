@@ -205,10 +205,13 @@ def test_a_bad_slurm_conf_is_refused_and_the_running_one_stays(cluster: Cluster,
     def told() -> str:
         return next((text for text in cluster.controller.status()["degraded"] if "slurm.conf refused" in text), "")
 
-    assert reason in wait_for("the refusal is told", told, within=30)
-    assert cluster.controller.service("slurmctld")["pid"] == pid
-    assert cluster.controller.ready(), "the running configuration serves on"
-    assert "fresh" in cluster.slurm("sinfo", "-h", "-o", "%R")
+    text = wait_for("the refusal is told", told, within=60)
+    assert reason in text
+    if "was restarted" not in text:  # a slurmctld that hung on it, as 24.11 sometimes does
+        assert cluster.controller.service("slurmctld")["pid"] == pid
+    cluster.controller.wait_ready(30)
+    cluster.wait_answer()
+    assert "fresh" in cluster.slurm("sinfo", "-h", "-o", "%R"), "the running configuration serves on"
     assert line not in cluster.controller.run("cat", "/etc/slurm/slurm.conf")
     cluster.world.configure({"slurm.conf": good})
     wait_for("the reason is gone", lambda: not told(), within=30)
