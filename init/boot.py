@@ -8,8 +8,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from init.states import State
     from init.service import Service
+    from init.states import State
 
 
 def waits_for(service: Service, states: Mapping[str, State]) -> tuple[str, ...]:

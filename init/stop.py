@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from init.graph import Edges
-    from init.states import State
     from init.service import Drain, Service
+    from init.states import State
 
 SWEEP = 1.0  # what is kept of the deadline for processes that belong to no service
 

@@ -12,8 +12,8 @@ from init.poller import IN
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from init.logs import Logs
-    from init.poller import Poller
     from init.owners import Owners
+    from init.poller import Poller
 
 # <priority>Mmm dd hh:mm:ss ident[pid]: text
 _LINE = re.compile(rb"<\d{1,3}>(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d )?(.*)", re.DOTALL)

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from init import health, stop
-from init.engine import Condition, Engine
+from init.engine import Condition, Engine, PodPhase
 from init.lines import CONTINUES, KEPT, LONGEST, Ring, cut, tag_json, tag_text
 from init.notify import Message, parse
 from init.plan import compile_plan
 from init.records import fields, record, replace
 from init.spec import parse_drain, parse_service
-from init.states import MAIN, Exited, Said, Spawned, Told
+from init.states import MAIN, Exited, Kill, Said, Spawn, Spawned, SpawnFailed, Told
 from init.syslog import line
 from init.trace import Trace
 
@@ -176,3 +176,58 @@ def test_records_behave_as_frozen_dataclasses() -> None:
             Point(**wrong)
     with pytest.raises(TypeError):
         Point(1, 2, 3)  # type: ignore[call-arg]
+
+
+def test_a_periodic_service_does_not_run_again_while_the_pod_stops() -> None:
+    """Its turn to stop has not come, because another that came after it still stops; its time to run has."""
+    made = engine(p={"kind": "periodic", "every": 10}, late={"needs": ["p"]})
+    made.feed("p", Spawned(5, MAIN), 0.0)
+    made.feed("late", Spawned(6, MAIN), 0.0)
+    made.feed("p", Exited(5, 0), 1.0)
+    made.terminate(5.0, drain=False)
+    assert made.tick(12.0) == [] and made.phase.value == "stopping"
+    made.feed("late", Exited(6, 0), 13.0)
+    assert made.phase is PodPhase.STOPPED
+
+
+def test_the_pod_has_not_stopped_while_a_start_is_on_its_way() -> None:
+    made = engine(a={"ready": "notify"})
+    made.terminate(0.0, drain=False)
+    assert made.phase.value == "stopping", "the first start was decided and is not reported yet"
+    assert not made.still_wanted("a", MAIN)
+    made.feed("a", SpawnFailed("no longer wanted"), 0.0)
+    assert made.phase is PodPhase.STOPPED and made.exit_code == 0
+
+
+def test_an_exhausted_critical_service_stops_the_others_first() -> None:
+    made = engine(base={}, bad={"needs": ["base"], "restart": {"limit": 0, "fatal-codes": [3], "exhausted": "end-pod"}})
+    made.feed("base", Spawned(5, MAIN), 0.0)
+    made.feed("bad", Spawned(6, MAIN), 0.0)
+    todo = made.feed("bad", Exited(6, 3, last_line="no licence"), 1.0)
+    assert ("base", Kill(5, "TERM")) in todo and made.exit_code == 69
+    assert made.why_ended == "bad exited 3: no licence; no retry can mend exit code 3"
+    made.feed("base", Exited(5, 0), 2.0)
+    assert made.phase is PodPhase.STOPPED
+
+
+def test_a_hurried_stop_ends_the_drain_and_cuts_graces() -> None:
+    made = engine(a={"stop": {"grace": 600}})
+    made.feed("a", Spawned(5, MAIN), 0.0)
+    (spawn,) = made.terminate(1.0)
+    assert spawn == ("drain", Spawn(MAIN)) and made.phase is PodPhase.DRAINING
+    made.feed("drain", Spawned(6, MAIN), 1.0)
+    todo = made.terminate(2.0)
+    assert ("drain", Kill(6, "TERM")) in todo and ("a", Kill(5, "TERM")) in todo
+    assert ("a", Kill(5, "KILL")) in made.tick(3.0)
+
+
+def test_a_removed_service_stops_after_those_that_need_it() -> None:
+    made = engine(a={}, b={"needs": ["a"]}, c={})
+    for name, pid in (("a", 5), ("b", 6), ("c", 7)):
+        made.feed(name, Spawned(pid, MAIN), 0.0)
+    change, todo = made.apply(compile_plan("worker", [made.specs["c"]]), 1.0)
+    assert set(change.removed) == {"a", "b"} and [name for name, action in todo if isinstance(action, Kill)] == ["b"]
+    todo = made.feed("b", Exited(6, 0), 2.0)
+    assert ("a", Kill(5, "TERM")) in todo
+    made.feed("a", Exited(5, 0), 3.0)
+    assert set(made.specs) == {"c"} and made.states["c"].pid == 7
