@@ -23,7 +23,9 @@ def reload(engine: Engine, raw: str, made: Config) -> None:
         changed.seek(0)
         engine.load(changed)
     if not engine.has(made.id):
-        raise ImagesError("name the image", f"the engine took {made.id} and does not have it")
+        raise ImagesError("name the image", f"the engine took {made.id} and does not have it",
+                          hint="an engine with containerd's image store is not served: use one with a graph driver "
+                          "(`docker info`: Storage Driver)")  # fmt: skip
 
 
 def replace(saved: IO[bytes], target: IO[bytes], made: Config) -> None:
