@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
     Edges = Mapping[str, frozenset[str]]
 
+RESERVED = ("init", "syslog", "drain", "resume")  # in the log, and the role's own errands
+
 
 def start_edges(services: Iterable[Service]) -> dict[str, frozenset[str]]:
     """What each service waits for before it starts: its needs, and those of `after` that are in this pod."""
@@ -92,6 +94,9 @@ def check(services: Sequence[Service]) -> None:
         if service.name in by_name:
             other = by_name[service.name].file
             errors.append(_error(service, "name", f"{service.name!r} is also defined in {other}"))
+        if service.name in RESERVED:
+            why = f"{service.name!r} is PID 1's own name for something else"
+            errors.append(_error(service, "name", why, f"not {', '.join(RESERVED)}"))
         by_name[service.name] = service
     for service in services:
         for other in service.needs:

@@ -105,6 +105,11 @@ def test_names(name: str) -> None:
     assert parse_service(name, {"command": ["/x"]}, "f").name == name
 
 
+def test_reserved_names() -> None:
+    with pytest.raises(ConfigError, match="own name for something else"):
+        compile_plan("r", [make("drain")])
+
+
 @pytest.mark.parametrize("name", ["", "A", "-a", "a-", "a--b", "1a", "a b", "ä", "a/b"])
 def test_no_names(name: str) -> None:
     with pytest.raises(ConfigError, match="not a service's name"):
