@@ -543,3 +543,36 @@ def test_a_kill_of_pid_1_itself_needs_no_grace(pod: World) -> None:
     pod.until_ready()
     os.kill(pod.pid, signal.SIGINT)
     assert pod.ended() == 0, "INT is asked for like TERM"
+
+
+def test_no_descriptor_leaks(pod: World) -> None:
+    """After many restarts, probes, requests and followers, PID 1 holds what it held after the first of each."""
+    pod.start(
+        {
+            "e": {"command": ["/bin/sleep", "1000"], "ready": {"exec": ["/bin/true"]}},
+            "t": {"command": ["/bin/sleep", "1000"], "ready": {"tcp": f"127.0.0.1:{pod.port}"}},
+            "f": {"command": ["/bin/sleep", "1000"], "ready": {"file": "/etc/passwd"}},
+            "n": {"command": NOTIFIES, "ready": "notify"},
+        }
+    )
+    pod.until_ready()
+
+    def everything() -> None:
+        for name in "etfn":
+            pod.ask("restart", service=name)
+        pod.get("/metrics")
+        with pod.client() as client:
+            next(client.stream("logs", service="n", follow=True))
+        with pod.client() as client:
+            next(client.stream("watch"))
+
+    def held() -> int:
+        return len(list(Path(f"/proc/{pod.pid}/fd").iterdir()))
+
+    everything()
+    pod.until_ready()
+    before = held()
+    for _ in range(10):
+        everything()
+    pod.until_ready()
+    pod.until(lambda: held() <= before, "every descriptor is closed again")
