@@ -6,19 +6,20 @@ first and does what is left. The last line of output is what `minivm status` sho
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
 
 from init import slurm_client
 from init.errors import InitError
+from init.stop import drain_budget, margin
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-# What the services of a role take to stop, at the worst.
-STOPPING_TAKES = 15.0
+ENDING = 0.5  # to say how it went before PID 1 would end it
 USAGE = "usage: python3 -I -m init.drain worker|login [--resume]"
 
 
@@ -41,15 +42,27 @@ class Deadline:
         return self.left > 0
 
 
-def budget(env: Mapping[str, str]) -> float:
-    """Seconds for the whole drain: what PID 1 says, what the operator says, and what the pod's grace leaves.
+def budget(env: Mapping[str, str], allowed: Callable[[float], float]) -> float:
+    """Seconds for the whole drain: what PID 1 allows before a stop, or less where the operator says so.
 
     A preStop hook calls `minivm drain` before TERM comes, and Kubernetes counts both against the same grace.
     """
     grace = _seconds(env, "MINIVM_GRACE_SECONDS", 30.0)
-    total = grace - min(5.0, grace / 10)
-    own = _seconds(env, "MINIVM_DRAIN_SECONDS", max(total - STOPPING_TAKES, total / 2))
-    return min(own, _seconds(env, "MINIVM_DRAIN_BUDGET", own))
+    most = allowed(grace - margin(grace)) - ENDING
+    return max(0.0, min(most, _seconds(env, "MINIVM_DRAIN_SECONDS", most)))
+
+
+def allowed_by_pid_1(total: float) -> float:
+    """The budget after which PID 1 would end this child: the same sum over the plan that runs."""
+    from init.client import Client
+    from init.plan import plan_from_json
+
+    try:
+        with Client() as client:
+            plan = plan_from_json(json.dumps(client.request("plan")["plan"]), "the plan that runs")
+    except (InitError, EOFError):
+        return total / 2
+    return drain_budget(plan.drain, plan.services, total) if plan.drain else total / 2
 
 
 def _seconds(env: Mapping[str, str], name: str, default: float) -> float:
@@ -72,7 +85,7 @@ def main(arguments: Sequence[str]) -> int:
     import importlib
 
     module = importlib.import_module(roles[arguments[0]])
-    deadline = Deadline(budget(os.environ))
+    deadline = Deadline(budget(os.environ, allowed_by_pid_1))
     controller = slurm_client.address(os.environ)
     try:
         if arguments[1:]:

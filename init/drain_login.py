@@ -34,7 +34,7 @@ def resume(controller: str) -> None:
 
 
 def find_sessions(proc: Path = PROC) -> list[int]:
-    """Pids of the sshd processes that each serve one user: their title is `sshd-session: NAME@...`, once `sshd: ...`."""
+    """Pids of the sshd processes that serve one user each: their title is `sshd-session: NAME@...`, or `sshd: ...`."""
     found = []
     for directory in proc.glob("[0-9]*"):
         with contextlib.suppress(OSError):

@@ -7,6 +7,8 @@ import pytest
 from init.drain import budget
 from init.slurm_client import judge
 from init.slurm_node import FRESH, STOPPING, Node, fresh_updates, parse, unproven
+from init.stop import drain_budget, margin
+from tests.unit.test_init_services import plan_of
 
 LINE = (
     "NodeName=w1 Arch=x86_64 CoresPerSocket=2  CPUAlloc=1 CPUEfctv=2 CPUTot=2 CPULoad=0.00 AvailableFeatures=minivm "
@@ -99,13 +101,20 @@ def test_a_clients_complaint_is_put_into_plain_words(said: str, meaning: str) ->
 @pytest.mark.parametrize(
     ("env", "seconds"),
     [
-        ({}, 13.5),  # half of what 30 s of grace leave
-        ({"MINIVM_GRACE_SECONDS": "300"}, 280.0),
+        ({}, 13.0),  # half of what 30 s of grace leave
+        ({"MINIVM_GRACE_SECONDS": "soon"}, 13.0),
+        ({"MINIVM_GRACE_SECONDS": "300"}, 147.0),
         ({"MINIVM_GRACE_SECONDS": "300", "MINIVM_DRAIN_SECONDS": "120"}, 120.0),
-        ({"MINIVM_GRACE_SECONDS": "300", "MINIVM_DRAIN_BUDGET": "60"}, 60.0),
-        ({"MINIVM_DRAIN_BUDGET": "86400"}, 13.5),
-        ({"MINIVM_GRACE_SECONDS": "soon"}, 13.5),
+        ({"MINIVM_DRAIN_SECONDS": "120"}, 13.0),
+        ({"MINIVM_GRACE_SECONDS": "1"}, 0.0),
     ],
 )
-def test_a_drain_ends_before_the_pods_grace(env: dict[str, str], seconds: float) -> None:
-    assert budget(env) == pytest.approx(seconds)
+def test_a_drain_ends_before_pid_1_would_end_it(env: dict[str, str], seconds: float) -> None:
+    assert budget(env, lambda total: total / 2) == pytest.approx(seconds)
+
+
+def test_the_drain_of_a_worker_gets_what_a_long_grace_leaves() -> None:
+    plan = plan_of("worker")
+    assert plan.drain is not None
+    most = drain_budget(plan.drain, plan.services, 3600 - margin(3600))
+    assert budget({"MINIVM_GRACE_SECONDS": "3600"}, lambda total: most) > 3500
