@@ -12,12 +12,17 @@ from images.engine import Engine
 from images.errors import ImagesError
 from images.origins import BaseFiles
 from images.sources import deb822, one_line
+from images.spec import UNFILLED
 
 DEFAULT_KEYS = ("/usr/share/keyrings/ubuntu-archive-keyring.gpg", "/usr/share/keyrings/debian-archive-keyring.gpg")
 
 
 def read_base(engine: Engine, base: str, directory: Path) -> BaseFiles:
     """Look into the image without starting it; keys are unpacked under `directory`."""
+    if base.endswith(UNFILLED):
+        raise ImagesError("use the base", f"{base} has no digest yet", file="images/versions.yaml",
+                          field="variants", hint="`docker buildx imagetools inspect` shows the digest; compare it with"
+                          " its publisher's, then write it there")  # fmt: skip
     if not engine.has(base):
         engine.pull(base)
     with engine.container(base) as container:

@@ -185,6 +185,14 @@ def test_a_keyring_with_another_checksum_is_refused_before_its_repository_is_ask
     assert not list((session.repository / "images").glob("lock/**/*.json"))
 
 
+def test_a_base_whose_digest_nobody_filled_in_is_refused(built: Built, tmp_path: Path) -> None:
+    session = spoilable(built, tmp_path)
+    with definition.edited(session.repository / "images/versions.yaml") as versions:
+        versions["variants"]["nvidia"]["base"] = "nvidia/cuda:13.0.1-base-ubuntu24.04@sha256:to-be-filled"
+    with pytest.raises(ImagesError, match="has no digest yet"):
+        reopened(session).relock([definition.ROLE])
+
+
 def test_a_repository_signed_by_somebody_else_is_refused(built: Built, tmp_path: Path) -> None:
     session = spoilable(built, tmp_path)
     release = built.world.doca.root / "Release"
