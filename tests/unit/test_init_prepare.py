@@ -253,6 +253,15 @@ def test_the_pam_module_fits_how_slurm_tracks_jobs(conf: str, have: set[str], mo
     assert line == f"account required {module}"
 
 
+def test_without_cgroups_the_images_own_question_comes_before_pam_slurm() -> None:
+    """pam_slurm looks the node up in slurm.conf, where a dynamic one is not, and denies everybody."""
+    line, why = pam.choose("proctrack/linuxproc", "", {ADOPT, ASK}, "/usr/libexec/minivm/has-job w1")
+    assert line == "account required pam_exec.so quiet stdout /usr/libexec/minivm/has-job w1"
+    assert "not contained" in why
+    line, _ = pam.choose("proctrack/cgroup", "Contain", {ADOPT, ASK}, "/usr/libexec/minivm/has-job w1")
+    assert line == "account required pam_slurm_adopt.so"
+
+
 def test_users_get_what_is_theirs_and_no_tokens(tmp_path: Path) -> None:
     env = {
         "NCCL_IB_HCA": "mlx5 $(touch x)",
