@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster import manifests, values
+from cluster import manifests, quantities, values
 from cluster.errors import ClusterError
 from cluster.keys import Keys
 from cluster.manifests import Manifests, Source
@@ -160,14 +160,14 @@ def test_a_volume_that_one_machine_cannot_give_is_refused() -> None:
     [("256Gi", 256 * 2**30), ("1500M", 1_500_000_000), ("10k", 10_000), ("7", 7), (0, 0), ("1.5Ti", 3 * 2**39)],
 )
 def test_quantities(text: str | int, number: int) -> None:
-    assert manifests.quantity(text) == number
+    assert quantities.quantity(text) == number
 
 
 def test_a_quantity_that_is_none_is_refused() -> None:
     with pytest.raises(ClusterError, match="quantity"):
-        manifests.quantity("lots")
+        quantities.quantity("lots")
 
 
 @pytest.mark.parametrize(("text", "number"), [("500m", 0.5), (2, 2.0), ("3", 3.0)])
 def test_cpus(text: str | int, number: float) -> None:
-    assert manifests.cpus(text) == number
+    assert quantities.cpus(text) == number
