@@ -30,6 +30,8 @@ ENGINE_TOOLS: Mapping[str, str] = {
 }
 TEST_TOOLS: Mapping[str, str] = {
     "git": "git",
+    # Bookworm's docker.io brings it; later releases made it a package of its own.
+    "docker": "docker-cli",
     "ssh": "openssh-client",
     "ssh-keygen": "openssh-client",
     "shellcheck": "shellcheck",
