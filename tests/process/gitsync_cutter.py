@@ -16,7 +16,9 @@ from pathlib import Path
 from gitsync import cycle, fault, lease, publish, repo
 from gitsync.layout import ZERO, Layout
 from gitsync.settings import Backward
-from tests.process.gitsync_world import World, run
+from tests.process.gitsync_world import World, run, until
+
+ENOUGH = 10  # looks of a reader, at least
 
 assert repo  # loaded here once, so that a forked cycle does not pay for GitPython each time
 
@@ -69,6 +71,7 @@ class Reader:
                 cls.read(layout, serials, complaints, looks)
                 status = 0
             os._exit(status)
+        until(looks.exists, "the reader looked for the first time")
         return cls(pid, complaints, looks)
 
     @staticmethod
@@ -76,7 +79,8 @@ class Reader:
         asked = []
         signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
         dice, count = random.Random(1), 0
-        while not asked:
+        # On a quick machine a cut is over before ten looks: then it looks on at what the cut left.
+        while not asked or count <= ENOUGH:
             try:
                 with lease.hold(layout) as held:
                     wrong = look(held.path, held.commit, serials)
@@ -95,15 +99,15 @@ class Reader:
             if wrong:
                 with complaints.open("a") as out:
                     out.write(f"{wrong}\n")
+            looks.write_text(str(count))
             time.sleep(0.01)
-        looks.write_text(str(count))
 
     def stop(self) -> int:
         os.kill(self.pid, signal.SIGTERM)
         os.waitpid(self.pid, 0)
         assert not self.complaints.exists(), self.complaints.read_text()[:2000]
         looks = int(self.looks.read_text())
-        assert looks > 10
+        assert looks > ENOUGH
         return looks
 
 
