@@ -1,14 +1,19 @@
-"""What the runner does with a script that is broken, how long it may take: `lib/policy.json` of the tree. Pure."""
+"""What the runner does with a script that is broken, and how long it may take.
+
+The operator's mounted file, or `lib/policy.json` of the tree.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .errors import GitsyncError
 
+# Mounted beside the tree: it wins over the tree's file, whole.
+OPERATORS = Path("/mnt/minivm/config/scripts/policy.json")
 KINDS = ("prolog", "epilog", "task_prolog", "health")
 # A script says "this node is unfit" by this code; anything else that is not 0 is a script that broke. 1 and 2 are what
 # shells and Python exit with when the script itself is wrong, 126 and 127 when a program is missing.
@@ -32,7 +37,7 @@ class Policy:
     # How long a prolog waits for the broker to confirm a problem that was found just now, and what it does without.
     gate_wait_s: float = 3.0
     gate_unconfirmed: str = "pass"
-    # Why the file could not be used; then the defaults hold.
+    # Why a file could not be used; then the next one holds, and at last the defaults.
     fault: str = ""
 
     def kind(self, name: str) -> KindPolicy:
@@ -55,15 +60,28 @@ DEFAULTS: Mapping[str, KindPolicy] = {
 }
 
 
-def read_policy(tree: Path) -> Policy:
-    """A file that cannot be used must not stop jobs: the defaults hold, and `fault` says why."""
+def read_policy(tree: Path, operators: Path = OPERATORS) -> Policy:
+    """A file that cannot be used must not stop jobs: the tree's or the defaults hold, and `fault` says why."""
+    own = _read(operators)
+    if own is not None and not own.fault:
+        return own
     path = tree / "lib" / "policy.json"
+    found = _read(path) or Policy(fault=f"cannot read the policy: {path} is missing")
+    faults = [policy.fault for policy in (own, found) if policy is not None and policy.fault]
+    return replace(found, fault="; ".join(faults))
+
+
+def _read(path: Path) -> Policy | None:
     try:
         return parse_policy(json.loads(path.read_bytes()), str(path))
     except FileNotFoundError:
-        return Policy(fault=f"cannot read the policy: {path} is missing")
-    except (OSError, ValueError, GitsyncError) as error:
+        return None
+    except ValueError as error:
+        return Policy(fault=f"cannot read the policy: {path}: {error}")
+    except OSError as error:
         return Policy(fault=f"cannot read the policy: {error}")
+    except GitsyncError as error:
+        return Policy(fault=str(error))
 
 
 def parse_policy(data: object, file: str) -> Policy:

@@ -20,7 +20,7 @@ from init.drain_calls import Slurm
 from init.errors import InitError
 from init.ledger import LEDGER, Ledger
 from init.slurm_client import SlurmError
-from init.verdict_files import Gpu, read_gpus, read_policy, read_verdicts
+from init.verdict_files import OPERATORS_POLICY, Gpu, read_gpus, read_policy, read_policy_file, read_verdicts
 from init.verdicts import Act, Node, Policy, Seen, decide, guarded, observe, raised, reason, unreleased, within_rate
 
 LOOK_S = 5.0
@@ -37,6 +37,7 @@ class Places:
     state: Path
     ledger: Path
     scripts: str
+    policy: Path = OPERATORS_POLICY
 
     @classmethod
     def from_environment(cls) -> Places:
@@ -271,11 +272,16 @@ class Broker:
             temporary.rename(self.places.state)
 
     def reread(self) -> None:
+        """The operator's policy, else the tree's; of a file with a typo the reason is told."""
+        own = None
         try:
-            self.policy = read_policy(self.places.scripts)
+            own = read_policy_file(self.places.policy)
         except InitError as error:
-            # A typo in a commit's policy: the last good one stays.
             say(str(error))
+        try:
+            self.policy = own or read_policy(self.places.scripts)
+        except InitError as error:
+            say(str(error))  # the last good one stays
 
 
 def say(text: str) -> None:

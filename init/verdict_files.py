@@ -13,6 +13,7 @@ from init.fields import Reader
 from init.verdicts import CLASSES, Policy, Verdict
 
 # Published trees first; before anything is published, generation zero from the image.
+OPERATORS_POLICY = Path("/mnt/minivm/config/scripts/policy.json")  # wins over the tree's, whole
 POLICIES = ("{root}/current/lib/policy.json", "/usr/share/minivm/scripts/lib/policy.json")
 
 
@@ -67,16 +68,20 @@ def read_gpus(state: Path, boot_id: str) -> tuple[Gpu, ...]:
 
 
 def read_policy(root: str) -> Policy:
-    for pattern in POLICIES:
-        path = Path(pattern.format(root=root))
-        try:
-            data = json.loads(path.read_bytes())
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError) as error:
-            raise ConfigError("read the broker's policy", str(error), file=str(path)) from error
-        return parse_policy(data, str(path))
-    return Policy()
+    """The tree's."""
+    found = (read_policy_file(Path(pattern.format(root=root))) for pattern in POLICIES)
+    return next((policy for policy in found if policy is not None), Policy())
+
+
+def read_policy_file(path: Path) -> Policy | None:
+    """None where there is none."""
+    try:
+        data = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ConfigError("read the broker's policy", str(error), file=str(path)) from error
+    return parse_policy(data, str(path))
 
 
 def parse_policy(data: object, file: str) -> Policy:

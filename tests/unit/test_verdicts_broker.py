@@ -63,8 +63,9 @@ class Desk:
 
     def __init__(self, root: Path, policy: Policy = QUICK) -> None:
         self.places = Places(
-            root / "verdicts", root / "health", root / "sock", root / "state.json", root / "ledger", str(root)
-        )
+            root / "verdicts", root / "health", root / "sock", root / "state.json", root / "ledger", str(root),
+            root / "policy.json",
+        )  # fmt: skip
         self.places.verdicts.mkdir(exist_ok=True)
         self.slurm = Controller()
         self.broker = Broker(self.places, self.slurm, policy)
@@ -256,3 +257,20 @@ def test_a_damaged_verdict_is_no_verdict(desk: Desk) -> None:
 
 def test_an_unknown_question_is_answered_as_such(desk: Desk) -> None:
     assert "unknown question" in str(desk.broker.answer({"ask": "drain"})["error"])
+
+
+def test_an_operator_s_policy_wins_over_the_tree_s_and_a_bad_one_is_told_and_left_aside(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "current/lib").mkdir(parents=True)
+    (tmp_path / "current/lib/policy.json").write_text('{"broker": {"clear_after": 7}}')
+    desk = Desk(tmp_path)
+    desk.broker.reread()
+    assert desk.broker.policy.clear_after == 7
+    desk.places.policy.write_text('{"broker": {"clear_after": 3}}')
+    desk.broker.reread()
+    assert desk.broker.policy.clear_after == 3 and not capsys.readouterr().err
+    desk.places.policy.write_text('{"broker": {"clear_aftr": 3}}')
+    desk.broker.reread()
+    said = capsys.readouterr().err
+    assert desk.broker.policy.clear_after == 7 and "clear_after" in said and str(desk.places.policy) in said
