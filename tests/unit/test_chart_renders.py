@@ -188,6 +188,22 @@ def test_without_conditions_pods_have_no_token() -> None:
         assert document["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
 
 
+def test_only_root_reads_the_token_of_the_conditions() -> None:
+    for document in stateful_sets("h100-infiniband"):
+        spec = document["spec"]["template"]["spec"]
+        assert spec["automountServiceAccountToken"] is False, "the automatic token is readable by every user and job"
+        (token,) = [volume["projected"] for volume in spec["volumes"] if "projected" in volume]
+        assert token["defaultMode"] == 0o400
+        assert {"serviceAccountToken", "configMap", "downwardAPI"} == {key for part in token["sources"] for key in part}
+        mounts = {mount["mountPath"]: mount["name"] for mount in container(document)["volumeMounts"]}
+        assert mounts["/var/run/secrets/kubernetes.io/serviceaccount"] == "api-token"
+
+
+def test_workers_on_their_hosts_network_pass_the_network_policy() -> None:
+    (inside, _) = one("host-network", "NetworkPolicy", "slurm-inside")["spec"]["ingress"]
+    assert {"ipBlock": {"cidr": "10.20.0.0/16"}} in inside["from"]
+
+
 def test_no_accounting_leaves_no_trace_of_a_database() -> None:
     assert "AccountingStorageType=accounting_storage/none" in slurm_conf("no-accounting")
     assert not [document for document in rendered("no-accounting") if "database" in document["metadata"]["name"]]
@@ -248,6 +264,8 @@ def test_the_drain_fits_into_the_grace_period() -> None:
         ({"slurm": {"partitions": {"p": {"pools": ["nowhere"]}}}}, "nowhere"),
         ({"slurm": {"nodeMode": "static"}}, "needs cpus and memoryMiB"),
         ({"accounting": {"mode": "external"}}, "accounting.database"),
+        ({"workers": {"pools": {"a": {"hostNetwork": True}}}}, "networkPolicy.nodeCidrs"),
+        ({"networkPolicy": {"nodeCidrs": ["anywhere"]}}, "nodeCidrs"),
         ({"workers": {"pools": {"login": {}}}}, "belongs to another part"),
         ({"mounts": {"data": {"mountPath": "/data"}}}, "mounts"),
     ],

@@ -117,7 +117,8 @@ capabilities:
 {{/* The parts of a pod's spec that every role has. */}}
 {{- define "minivm.podCommon" -}}
 serviceAccountName: {{ include "minivm.fullname" .root }}
-automountServiceAccountToken: {{ and .root.Values.podConditions.enabled (ne .role "demo") }}
+{{- /* Never the automatic one: in a pod that runs as root without fsGroup every user and job could read it. */}}
+automountServiceAccountToken: false
 {{- if and .root.Values.podConditions.enabled (ne .role "demo") }}
 readinessGates:
   - conditionType: minivm.io/Ready
@@ -144,6 +145,9 @@ affinity: {{ toJson . }}
 {{- if include "minivm.hasSssd" .root }}
 - {name: sssd, mountPath: /mnt/minivm/secrets/sssd, readOnly: true}
 {{- end }}
+{{- if and .root.Values.podConditions.enabled (ne .role "demo") }}
+- {name: api-token, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
+{{- end }}
 {{- if and .ssh }}
 - {name: ssh-host-keys, mountPath: /mnt/minivm/secrets/ssh, readOnly: true}
 {{- end }}
@@ -168,6 +172,15 @@ affinity: {{ toJson . }}
 {{- if include "minivm.hasSssd" .root }}
 - name: sssd
   secret: {secretName: {{ include "minivm.secret.sssd" .root }}, defaultMode: 0400}
+{{- end }}
+{{- if and .root.Values.podConditions.enabled (ne .role "demo") }}
+- name: api-token
+  projected:
+    defaultMode: 0400
+    sources:
+      - serviceAccountToken: {path: token, expirationSeconds: 3607}
+      - configMap: {name: kube-root-ca.crt, items: [{key: ca.crt, path: ca.crt}]}
+      - downwardAPI: {items: [{path: namespace, fieldRef: {fieldPath: metadata.namespace}}]}
 {{- end }}
 {{- if .ssh }}
 - name: ssh-host-keys
