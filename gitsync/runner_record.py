@@ -13,10 +13,31 @@ from pathlib import Path
 LOG = "/var/log/minivm"
 RUNS_LIMIT = 8 * 1024 * 1024
 OUTPUTS_KEPT = 50
+LOCK_ATTEMPTS = 10
+LOCK_PAUSE = 0.05
 
 
 def directory() -> Path:
     return Path(os.environ.get("MINIVM_LOG", LOG))
+
+
+def _open(path: Path) -> int:
+    """Root's alone, an older file too: who may read a file may lock it, and so hold up every prolog of the node."""
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with contextlib.suppress(OSError):
+        os.fchmod(fd, 0o600)
+    return fd
+
+
+def _locked(fd: int) -> bool:
+    """Whether the lock was had in a moment. Without it a line is still whole: it is one write at the end."""
+    for attempt in range(LOCK_ATTEMPTS):
+        if attempt:
+            time.sleep(LOCK_PAUSE)
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+    return False
 
 
 def append(record: Mapping[str, object]) -> bool:
@@ -25,18 +46,18 @@ def append(record: Mapping[str, object]) -> bool:
     path = directory() / "runs.jsonl"
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        fd = _open(path)
     except OSError:
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        if os.fstat(fd).st_size + len(line) > RUNS_LIMIT:
+        if _locked(fd) and os.fstat(fd).st_size + len(line) > RUNS_LIMIT:
             # Another run may have turned it over while we waited for the lock: then this is the old file.
             with contextlib.suppress(OSError):
                 if os.stat(path).st_ino == os.fstat(fd).st_ino:  # noqa: PTH116  # the pair of calls belongs together
                     path.rename(path.with_suffix(".jsonl.1"))
+            newer = _open(path)
             os.close(fd)
-            fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+            fd = newer
         os.write(fd, line)
     except OSError:
         return False
