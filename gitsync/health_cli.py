@@ -16,12 +16,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 import tarfile
 import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from . import lease
 from .errors import GitsyncError
@@ -120,16 +121,29 @@ def _health(options: argparse.Namespace) -> int:
     return _show(shown, options.format, now, not options.classes)
 
 
+def _unpack(packed: Path, into: Path) -> None:
+    """The files of the one directory that holds case.json, each by its last name: nothing can land elsewhere.
+
+    Not extractall(): its filters came with Python 3.11.4, and Debian 12 has an older one.
+    """
+    with tarfile.open(packed) as archive:
+        files = {PurePosixPath(member.name): member for member in archive if member.isreg()}
+        cases = sorted(path.parent for path in files if path.name == "case.json")
+        if not cases:
+            raise GitsyncError("replay a capsule", "no case.json in it", file=packed)
+        for path, member in files.items():
+            source = archive.extractfile(member)
+            if path.parent == cases[0] and path.name not in {"", ".."} and source is not None:
+                with source, (into / path.name).open("wb") as out:
+                    shutil.copyfileobj(source, out)
+
+
 def _replay(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         capsule = options.capsule
         if capsule.is_file():
-            with tarfile.open(capsule) as archive:
-                archive.extractall(scratch, filter="data")
-            found = sorted(Path(scratch).rglob("case.json"))
-            if not found:
-                raise GitsyncError("replay a capsule", "no case.json in it", file=capsule)
-            capsule = found[0].parent
+            _unpack(capsule, Path(scratch))
+            capsule = Path(scratch)
         case = read_case(capsule)
         if options.tree:
             judged = replay(options.tree.resolve(), case, options.checks or None)

@@ -64,10 +64,10 @@ def health(world: World, *arguments: str) -> dict[str, dict[str, str]]:
     return {item["check"]: item for item in json.loads(done.stdout)["ran"]}
 
 
-def cli(world: World, *arguments: str) -> tuple[int, str, str]:
+def cli(world: World, *arguments: str, **extra: str) -> tuple[int, str, str]:
     done = subprocess.run(
         [sys.executable, "-I", "-m", "gitsync.health_cli", *arguments],
-        env=world.environment,
+        env={**world.environment, **extra},
         capture_output=True,
         text=True,
         timeout=60,
@@ -242,7 +242,10 @@ def test_an_incident_leaves_one_capsule_that_replays_to_the_same_verdict(world: 
     packed = world.root / "capsule.tar.gz"
     with tarfile.open(packed, "w:gz") as archive:
         archive.add(capsule, capsule.name)
-    assert cli(world, "replay", str(packed), "--tree", str(world.tree))[0] == 2
+        stray = tarfile.TarInfo(f"{capsule.name}/../../stray.txt")
+        archive.addfile(stray)
+    assert cli(world, "replay", str(packed), "--tree", str(world.tree), TMPDIR=str(world.root))[0] == 2
+    assert not list(world.root.rglob("stray.txt"))
 
 
 # The prolog's look at verdicts.

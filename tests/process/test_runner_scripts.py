@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -163,7 +164,10 @@ def test_the_whole_run_stays_within_its_budget(world: World) -> None:
 
 def test_a_daemon_that_holds_the_output_does_not_hold_the_prolog(world: World) -> None:
     world.policy(runner={"prolog": {"deadline_s": 20}})
-    world.script("prolog.d/10-daemon", f"#!/bin/bash\nsetsid sleep 600 & echo $! > {world.root}/pid\n")
+    # The daemon itself says that it has left the script's process group, which ends with the script.
+    daemon = f"setsid bash -c 'echo $$ > {world.root}/pid; exec sleep 600' &"
+    wait = f"while [ ! -s {world.root}/pid ]; do sleep 0.02; done"
+    world.script("prolog.d/10-daemon", f"#!/bin/bash\n{daemon}\n{wait}\n")
     assert world.run("prolog")[0] == 0
     try:
         # Whoever waits for the pipe's end meets the deadline, and calls the script broken.
@@ -293,8 +297,6 @@ def test_a_run_finishes_on_its_own_commit_across_a_publish_and_a_prune(world: Wo
     temporary.symlink_to(f"trees/{new}")
     temporary.rename(layout.current)
     assert lease.hold(layout).commit == new
-    import fcntl
-
     with layout.lease(old).open() as file, pytest.raises(BlockingIOError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     (world.root / "go").touch()
@@ -323,6 +325,18 @@ def test_the_records_are_bounded(world: World) -> None:
     world.run("prolog")
     assert len(world.records()) == 1
     assert path.with_suffix(".jsonl.1").stat().st_size == 8 * 1024 * 1024
+
+
+def test_whoever_holds_a_lock_on_the_records_holds_up_no_job(world: World) -> None:
+    path = world.root / "log/runs.jsonl"
+    path.parent.mkdir()
+    path.touch(0o644)
+    with path.open() as file:
+        # As a job's user could, while the file could be read by everybody.
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert world.run("prolog")[0] == 0
+    assert len(world.records()) == 1
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_files_that_are_no_scripts_are_left_alone(world: World) -> None:
