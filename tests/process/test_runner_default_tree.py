@@ -173,6 +173,35 @@ def test_beside_another_job_only_what_carries_the_job_s_id_goes(
     assert (job.shm / "shared").exists()
 
 
+def test_a_job_that_starts_while_the_last_one_is_cleaned_up_is_left_alone(
+    job: Job, sleeper: list[subprocess.Popen[bytes]]
+) -> None:
+    """The next job is of the same user, and begins between the TERM and the KILL."""
+    stubborn = subprocess.Popen(
+        ["bash", "-c", "trap 'echo told' TERM; echo ready; while :; do sleep 600 & wait; done"],
+        env={"PATH": os.environ["PATH"], "SLURM_JOB_ID": "42"},
+        user=USER,
+        group=USER,
+        extra_groups=[],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    sleeper.append(stubborn)
+    assert stubborn.stdout is not None
+    assert stubborn.stdout.readline() == b"ready\n"
+    epilog = job.world.start("epilog", **job.environment)
+    assert stubborn.stdout.readline() == b"told\n"
+    sleep(sleeper, 0, "slurmstepd: [99.0]")
+    theirs = sleep(sleeper, USER, SLURM_JOB_ID="99")
+    (job.shm / "theirs").touch()
+    os.chown(job.shm / "theirs", USER, USER)
+    _, err = epilog.communicate(timeout=60)
+    assert epilog.returncode == 0, err
+    assert not alive(stubborn.pid)
+    assert alive(theirs)
+    assert (job.shm / "theirs").exists()
+
+
 def test_system_v_memory_of_the_job_s_user_is_removed(job: Job) -> None:
     made = subprocess.run(
         ["ipcmk", "-M", "4096"], user=USER, group=USER, extra_groups=[], capture_output=True, text=True
