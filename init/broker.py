@@ -7,7 +7,6 @@ A prolog asks it over its socket whether the node is drained for what was just f
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import select
@@ -18,13 +17,7 @@ from types import FrameType
 from init import slurm_client
 from init.drain_broker import Broker, Places
 from init.drain_calls import Slurm
-
-
-def _notify(text: bytes) -> None:
-    address = os.environ.get("NOTIFY_SOCKET", "")
-    if address:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client, contextlib.suppress(OSError):
-            client.sendto(text, "\0" + address[1:] if address.startswith("@") else address)
+from init.sd_notify import notify
 
 
 def _serve(listener: socket.socket, broker: Broker) -> None:
@@ -64,7 +57,7 @@ def main() -> int:
         listener.bind(str(places.socket))
         os.umask(mask)
         listener.listen(64)
-        _notify(b"READY=1")
+        notify("READY=1")
         try:
             while True:
                 if select.select([listener], [], [], broker.wait_s())[0]:

@@ -1,7 +1,7 @@
 """`python3 -I -m init.drain ROLE [--resume]`: what a role does before its pod stops, run by PID 1 as a child.
 
 It may be asked twice (preStop calls `minivm drain`, then TERM comes) and it may be cut at any moment: every step looks
-first and does what is left. The last line of output is what `minivm status` shows.
+first and does what is left. What it says is in the log, and in `minivm status` as long as it runs.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 
 from init import slurm_client
 from init.errors import InitError
+from init.sd_notify import notify
 from init.stop import drain_budget, margin
 
 TYPE_CHECKING = False
@@ -73,7 +74,9 @@ def _seconds(env: Mapping[str, str], name: str, default: float) -> float:
 
 
 def say(text: str) -> None:
+    """For the log, and for `minivm status` as long as the drain lasts."""
     print(text, flush=True)
+    notify(f"STATUS={text}")
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -181,6 +181,11 @@ class Engine:
             return "drained"
         return f"failed: {state.why}" if state.phase in (Phase.FAILED, Phase.STOPPED) else "draining"
 
+    def drain_text(self) -> str:
+        """The same for people: with what the drain says it is at."""
+        state = self.drain_state()
+        return f"{state}: {self.states[DRAIN].status}" if state == "draining" and self.states[DRAIN].status else state
+
     def terminate(self, now: float, code: int = 0, why: str = "", *, drain: bool = True) -> Todo:
         """Begin the orderly end; a second time, hurry."""
         if self.phase in (PodPhase.DRAINING, PodPhase.STOPPING):
@@ -318,6 +323,10 @@ class Engine:
 
     def spec(self, name: str) -> Service:
         return self.specs.get(name) or self._errands[name]
+
+    def known(self, name: str) -> Service | None:
+        """A service, or the drain or resume that runs; None for what the plan no longer has."""
+        return self.specs.get(name) or self._errands.get(name)
 
     def _stop_edges(self) -> dict[str, frozenset[str]]:
         return graph.stop_edges(self.specs.values())

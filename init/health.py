@@ -102,7 +102,7 @@ def pod_reasons(engine: Engine, now: float) -> tuple[str, ...]:
         reason = own_reason(engine.specs[leaf], engine.states[leaf], now)
         before = f"{', '.join(names)} {'waits' if len(names) == 1 else 'wait'} for " if names else ""
         found.append(f"{before}{leaf}: {reason}")
-    drain = engine.drain_state()
+    drain = engine.drain_text()
     if engine.phase.value in ("stopping", "stopped", "draining"):
         found.append(f"the pod is {engine.phase.value}" + (f": {engine.why_ended}" if engine.why_ended else ""))
     elif drain:
@@ -137,7 +137,7 @@ def snapshot(engine: Engine, pod: str, now: float) -> Snapshot:
         started=engine.ready_at is not None,
         uptime=now - engine.began,
         boot_seconds=engine.ready_at - engine.began if engine.ready_at is not None else None,
-        drain=engine.drain_state(),
+        drain=engine.drain_text(),
         reasons=reasons,
         degraded=degraded(engine, now),
         conditions=tuple(

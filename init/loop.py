@@ -6,7 +6,7 @@ import os
 import signal
 
 from init import procs
-from init.engine import Condition, Engine, PodPhase
+from init.engine import DRAIN, Condition, Engine, PodPhase
 from init.errors import ConfigError
 from init.logs import Logs
 from init.owners import Owners
@@ -167,7 +167,7 @@ class Init:
         spec = self.engine.spec(name)
         command = spec.command if step == MAIN else spec.stop.command if step == STOPPER else spec.prepare[step]
         env = dict(self.settings.env)
-        if step == MAIN and spec.ready.probe is Probe.NOTIFY:
+        if step == MAIN and (spec.ready.probe is Probe.NOTIFY or name == DRAIN):  # a drain says what it waits for
             env["NOTIFY_SOCKET"] = self._notify_path()
             if spec.watchdog:
                 env["WATCHDOG_USEC"] = str(int(spec.watchdog * 1e6))

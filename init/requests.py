@@ -267,7 +267,7 @@ class Requests:
         """Durations in the reasons change all the time: what counts is whether a cause did."""
         engine = self._init.engine
         states = tuple((name, state.phase, state.said, state.why) for name, state in engine.states.items())
-        key = (engine.phase, engine.drain_state(), states, tuple(engine.conditions.values()))
+        key = (engine.phase, engine.drain_text(), states, tuple(engine.conditions.values()))
         snapshot = None
         for caller, told in list(self._watchers.items()):
             if told != key:

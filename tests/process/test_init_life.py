@@ -219,6 +219,16 @@ def test_drain_runs_before_the_stop_and_only_once(pod: World, tmp_path: Path) ->
     assert "drain | drained it" in pod.output()
 
 
+def test_a_drain_says_in_the_status_what_it_waits_for(pod: World) -> None:
+    pod.start(
+        {"a": {"command": NOTIFIES, "ready": "notify"}},
+        {"command": python("tell('STATUS=waiting for 2 jobs: 4711 4712')\nsignal.pause()")},
+    )
+    pod.until_ready()
+    pod.ask("drain", wait=False)
+    pod.until(lambda: pod.snapshot().drain == "draining: waiting for 2 jobs: 4711 4712", "the drain tells")
+
+
 def test_a_drain_over_its_budget_does_not_hold_the_stop(pod: World) -> None:
     pod.start(
         {"a": {"command": NOTIFIES, "ready": "notify"}},

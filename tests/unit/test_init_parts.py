@@ -221,6 +221,21 @@ def test_a_hurried_stop_ends_the_drain_and_cuts_graces() -> None:
     assert ("a", Kill(5, "KILL")) in made.tick(3.0)
 
 
+def test_what_the_drain_says_is_shown_until_it_has_ended() -> None:
+    made = engine(a={})
+    made.feed("a", Spawned(5, MAIN), 0.0)
+    made.drain(1.0)
+    made.feed("drain", Spawned(6, MAIN), 1.0)
+    assert health.snapshot(made, "p", 1.0).drain == "draining"
+    made.feed("drain", Told(status="waiting for 2 jobs: 4711 4712"), 2.0)
+    shown = health.snapshot(made, "p", 2.0)
+    assert shown.drain == "draining: waiting for 2 jobs: 4711 4712"
+    assert shown.reasons == (f"drain: {shown.drain}",)
+    assert made.drain_state() == "draining", "what is asked for over the socket stays one word"
+    made.feed("drain", Exited(6, 0), 3.0)
+    assert health.snapshot(made, "p", 3.0).drain == "drained"
+
+
 def test_a_removed_service_stops_after_those_that_need_it() -> None:
     made = engine(a={}, b={"needs": ["a"]}, c={})
     for name, pid in (("a", 5), ("b", 6), ("c", 7)):
