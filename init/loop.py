@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from init.engine import Todo
     from init.notify import Notify
     from init.plan import Plan
+    from init.service import Service
     from init.states import Event
 
 EX_CONFIG = 78  # docs/reference/exit-codes.md
@@ -123,7 +124,7 @@ class Init:
 
         if self.notify is None:
             path = f"{self.settings.run}/notify.sock"
-            self.notify = Notify(path, self.poller, self.owners, self._told, self.say)
+            self.notify = Notify(path, self.poller, self.owners, self._spec, self._told, self.say)
         return self.notify.path
 
     def turn(self, until: float | None) -> None:
@@ -169,6 +170,8 @@ class Init:
         env = dict(self.settings.env)
         if step == MAIN and (spec.ready.probe is Probe.NOTIFY or name == DRAIN):  # a drain says what it waits for
             env["NOTIFY_SOCKET"] = self._notify_path()
+            if self.notify is not None:
+                self.notify.expect(spec.user)
             if spec.watchdog:
                 env["WATCHDOG_USEC"] = str(int(spec.watchdog * 1e6))
         if step == STOPPER:
@@ -256,8 +259,14 @@ class Init:
         heirs = self.owners.heirs(session) if main and code == 0 and not killer and session else ()
         self.feed(name, Exited(pid, code, killer, self.logs.finish(name), heirs))
 
+    def _spec(self, name: str) -> Service | None:
+        return self.engine.known(name)
+
     def _told(self, name: str, told: Told) -> None:
-        if told.main_pid and told.main_pid != self.engine.states[name].pid:
+        state = self.engine.states.get(name)
+        if state is None:  # a new plan removed it, and a process of it lives on
+            return
+        if told.main_pid and told.main_pid != state.pid:
             self._follow(name, told.main_pid)
         self.feed(name, told)
 

@@ -6,9 +6,10 @@ import os
 import socket
 import struct
 
-from init.owners import alive
+from init.owners import alive, uids
 from init.poller import IN
 from init.records import record
+from init.service import Probe
 from init.states import Told
 
 TYPE_CHECKING = False
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from init.owners import Owners
     from init.poller import Poller
+    from init.service import Service
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 LONGEST = 4096
@@ -47,63 +49,109 @@ def parse(data: bytes) -> Message:
         reloading=found.get("RELOADING") == "1",
         stopping=found.get("STOPPING") == "1",
         watchdog=found.get("WATCHDOG") == "1",
-        status=found.get("STATUS"),
+        status=_plain(found["STATUS"]) if "STATUS" in found else None,
         main_pid=int(main_pid) if main_pid.isdigit() and len(main_pid) < 10 else 0,
     )
 
 
+def _plain(text: str) -> str:
+    """What a terminal may be shown: no escape sequence, nothing that turns the line around."""
+    return "".join(letter for letter in text if letter.isprintable())
+
+
 class Notify:
-    """The socket. Messages are handed over in the order sent, each with the service whose process sent it."""
+    """The socket. Messages are handed over in the order sent, each with the service whose process sent it.
+
+    A service's processes include what its users run, such as a login's shell. So the sender's user counts too: root, or
+    the one that the service runs as.
+    """
 
     def __init__(
-        self, path: str, poller: Poller, owners: Owners, told: Callable[[str, Told], None], say: Callable[[str], None]
+        self,
+        path: str,
+        poller: Poller,
+        owners: Owners,
+        specs: Callable[[str], Service | None],
+        told: Callable[[str, Told], None],
+        say: Callable[[str], None],
     ) -> None:
         self.path = path
-        self._owners, self._told, self._say = owners, told, say
+        self._owners, self._specs, self._told, self._say = owners, specs, told, say
+        self._root = frozenset((0, os.geteuid()))
+        self._users: dict[str, int] = {}  # the uids of those that services run as
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
         if os.path.exists(path):  # noqa: PTH110 - no pathlib on PID 1's path
-            os.unlink(path)  # noqa: PTH108
+            os.unlink(path)  # noqa: PTH108 - no pathlib on PID 1's path
         self._socket.bind(path)
         os.chmod(path, 0o666)  # noqa: PTH101 - any user's service may speak; who it is tells the kernel
         poller.add(self._socket.fileno(), IN, lambda _: self.drain())
 
+    def expect(self, user: str) -> None:
+        """A service that notifies starts as this user. Looked up here, once: never for a stranger's message."""
+        if user.isdigit():
+            self._users[user] = int(user)
+        elif user and user not in self._users:
+            import pwd
+
+            try:
+                self._users[user] = pwd.getpwnam(user).pw_uid
+            except KeyError:
+                return  # the start fails, and says so
+
     def drain(self) -> None:
-        """Everything sent so far. Also called before a death is judged: the successor's word comes first."""
+        """What was sent so far. Also called before a death is judged: the successor's word comes first."""
         while True:
             try:
                 data, ancillary, _, _ = self._socket.recvmsg(LONGEST, socket.CMSG_SPACE(_CREDENTIALS.size) + 64)
             except BlockingIOError:
                 return
-            pid = 0
+            pid, uid = 0, -1
             for level, kind, value in ancillary:
                 if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
-                    pid = _CREDENTIALS.unpack(value[: _CREDENTIALS.size])[0]
+                    pid, uid, _ = _CREDENTIALS.unpack(value[: _CREDENTIALS.size])
                 elif level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                     for (fd,) in struct.iter_unpack("i", value[: len(value) // 4 * 4]):
                         os.close(fd)  # a barrier of sd_notify: closing it is the answer
-            self._judge(pid, parse(data))
+            self._judge(pid, uid, data)
 
-    def _judge(self, pid: int, message: Message) -> None:
-        service = self._owners.owner(pid)
-        if not service:
-            self._say(f"notify: refused a message of pid {pid}: it belongs to no service")
+    def _judge(self, pid: int, uid: int, data: bytes) -> None:
+        who = f"a message of pid {pid} (uid {uid})"
+        if uid not in self._root and uid not in self._users.values():  # costs nothing, unlike the owner
+            self._say(f"notify: refused {who}: no service that notifies runs as that user")
             return
+        service = self._owners.owner(pid)
+        spec = self._specs(service)
+        if spec is None:
+            self._say(f"notify: refused {who}: it belongs to no service")
+            return
+        if not self._speaks(spec, uid):
+            self._say(f"notify: refused {who}: {service} runs as {spec.user or 'root'}")
+            return
+        message = parse(data)
         main_pid = message.main_pid
-        if main_pid and (why := self._refusal(service, main_pid)):
+        if main_pid and (why := self._refusal(spec, main_pid)):
             self._say(f"notify: refused MAINPID={main_pid} of {service} (pid {pid}): {why}")
             main_pid = 0
         status = message.status if message.status is not None else ("stopping" if message.stopping else None)
         self._told(service, Told(message.ready, main_pid, status, message.reloading, message.watchdog))
 
-    def _refusal(self, service: str, pid: int) -> str:
+    def _speaks(self, spec: Service, uid: int) -> bool:
+        return uid in self._root or uid == self._users.get(spec.user)
+
+    def _refusal(self, spec: Service, pid: int) -> str:
         """Why a process cannot be the main one of a service; empty when it can."""
+        if spec.ready.probe is not Probe.NOTIFY:
+            return "the service is not one of `ready: notify`"
         if pid == os.getpid():
             return "that is PID 1"
         owner = self._owners.owner(pid)
-        if owner == service:
-            return "" if alive(pid) else "it has ended"
-        if owner:
+        if owner and owner != spec.name:
             return f"it belongs to {owner}"
-        return "it does not belong to the service" if alive(pid) else "there is no such process"
+        if not alive(pid):
+            return "it has ended" if owner else "there is no such process"
+        if not owner:
+            return "it does not belong to the service"
+        strangers = [uid for uid in uids(pid) if not self._speaks(spec, uid)]
+        return f"it runs as uid {strangers[0]}, the service as {spec.user or 'root'}" if strangers else ""

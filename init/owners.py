@@ -65,3 +65,13 @@ def parent(pid: int) -> int:
 def alive(pid: int) -> bool:
     found = _stat(pid)
     return bool(found) and found[0] not in "ZX"
+
+
+def uids(pid: int) -> tuple[int, ...]:
+    """Its real, effective, saved and file-system user. The owner of its directory would not do: a process that may not
+    be traced, which any user can make of one, seems to be root's there."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as stream:  # noqa: PTH123 - as above
+            return tuple(int(word) for line in stream if line.startswith(b"Uid:") for word in line.split()[1:])
+    except OSError:
+        return ()

@@ -184,6 +184,75 @@ def test_a_helper_of_the_service_may_speak_for_it(pod: World) -> None:
     assert pod.service("a").status == "up and well"
 
 
+def test_a_login_cannot_speak_for_sshd(pod: World) -> None:
+    """A user's shell descends from sshd as its own processes do: the user is what tells them apart."""
+    code = (
+        "tell('READY=1\\nSTATUS=well')\nif os.fork() == 0:\n    os.setsid(); os.setuid(65534)\n"
+        "    tell(f'MAINPID={os.getpid()}\\nSTATUS=forged\\nREADY=1')\nsignal.pause()"
+    )
+    pod.start({"sshd": {"command": python(code), "ready": "notify"}, "own": UNPRIVILEGED})
+    pod.until_ready()
+    pod.until(lambda: "refused a message" in pod.output(), "the refusal is told")
+    assert "(uid 65534): sshd runs as root" in pod.output()
+    view = pod.service("sshd")
+    assert (view.status, view.starts) == ("well", 1)
+    pod.ask("signal", service="sshd", signal="KILL")
+    pod.until(lambda: pod.service("sshd").starts == 2, "its main process was still the one that was started")
+
+
+UNPRIVILEGED = {
+    "command": python("pid = os.fork()\nif pid: tell(f'READY=1\\nMAINPID={pid}')\nsignal.pause()"),
+    "ready": "notify",
+    "user": "nobody",
+}
+
+
+def test_a_service_that_is_not_root_speaks_as_its_user(pod: World) -> None:
+    pod.start({"a": UNPRIVILEGED})
+    pod.until_ready()
+    assert "refused" not in pod.output()
+    assert "Name:" in (text := Path(f"/proc/{pod.pid}/root/proc/{pod.service('a').pid}/status").read_text())
+    assert "PPid:\t1\n" not in text, "the hand-over was believed"
+
+
+def test_a_main_process_of_another_user_is_refused(pod: World) -> None:
+    code = (
+        "pid = os.fork()\nif pid == 0: os.setuid(65534); print('ready'); signal.pause()\n"
+        "while open(f'/proc/{pid}/status').read().count('65534') < 4: time.sleep(0.01)\n"
+        "tell(f'READY=1\\nMAINPID={pid}'); signal.pause()"
+    )
+    pod.start({"a": {"command": python(code), "ready": "notify"}})
+    pod.until_ready()
+    assert "it runs as uid 65534, the service as root" in pod.output()
+
+
+def test_mainpid_is_for_services_that_notify(pod: World) -> None:
+    """The others are not asked to, so whoever says it for them is somebody else."""
+    code = f"os.environ['NOTIFY_SOCKET'] = {str(pod.run / 'notify.sock')!r}\n"
+    code += "pid = os.fork()\nif pid: tell(f'MAINPID={pid}')\nsignal.pause()"
+    pod.start({"plain": {"command": python(code), "ready": "none"}})
+    pod.until(lambda: "the service is not one of `ready: notify`" in pod.output(), "refused")
+
+
+def test_what_a_removed_service_left_behind_hurts_nobody(pod: World, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    code = (
+        "if os.fork() == 0:\n"
+        f"    while not os.path.exists({str(go)!r}): time.sleep(0.01)\n"
+        "    tell(f'READY=1\\nMAINPID={os.getpid()}'); signal.pause()\n"
+        "tell('READY=1'); signal.pause()"
+    )
+    kept = {"command": NOTIFIES, "ready": "notify"}
+    pod.start({"kept": kept, "gone": {"command": python(code), "ready": "notify"}})
+    pod.until_ready()
+    pod.write_plan({"kept": kept})
+    pod.ask("apply", plan=json.loads(pod.plan.read_text()))
+    pod.until(lambda: [view.name for view in pod.snapshot().services] == ["kept"], "it is gone")
+    go.touch()
+    pod.until(lambda: "it belongs to no service" in pod.output(), "refused")
+    assert pod.snapshot().ready
+
+
 # Time.
 
 
