@@ -33,7 +33,7 @@ def told(call: Call) -> Call:
             click.echo(f"error: {error}", err=True)
             sys.exit(1)
 
-    return wrapped  # type: ignore[return-value]
+    return wrapped  # type: ignore[return-value]  # the same parameters and result as `call`, which wraps() cannot say
 
 
 name_option = click.option("--name", default="local", show_default=True, help="Of the cluster; several can be up.")

@@ -238,14 +238,14 @@ class Kubelet:
         found = self.api.networks(names=[self.network])
         for network in found:
             if network["Name"] == self.network:
-                return self.api.inspect_network(network["Id"])  # type: ignore[no-any-return]
+                return self.api.inspect_network(network["Id"])  # type: ignore[no-any-return]  # docker's own types
         # The engine knows which range is free on this machine; ask it, then pin its answer.
         draft = self.api.create_network(self.network, driver="bridge", labels={LABEL: self.cluster})
         config = self.api.inspect_network(draft["Id"])["IPAM"]["Config"][0]
         self.api.remove_network(draft["Id"])
         pinned = {"Driver": "default", "Config": [{"Subnet": config["Subnet"], "Gateway": config["Gateway"]}]}
         made = self.api.create_network(self.network, driver="bridge", ipam=pinned, labels={LABEL: self.cluster})
-        return self.api.inspect_network(made["Id"])  # type: ignore[no-any-return]
+        return self.api.inspect_network(made["Id"])  # type: ignore[no-any-return]  # docker's own types
 
     def remove_network(self) -> None:
         for network in self.api.networks(filters={"label": f"{LABEL}={self.cluster}"}):

@@ -15,7 +15,8 @@ if __package__ in (None, ""):  # run by its path: our package is beside us, and 
     sys.path.insert(0, os.path.abspath(__file__).rpartition("/init/")[0] or "/")  # noqa: PTH100 - pathlib costs 8 ms
 
 from init.errors import ConfigError, InitError  # noqa: E402 - the path comes first
-from init.plan import plan_from_json, select, unset_variables  # noqa: E402
+from init.places import PLAN  # noqa: E402 - as above
+from init.plan import plan_from_json, select, unset_variables  # noqa: E402 - as above
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from init.loop import Init, Settings
     from init.plan import Plan
 
-PLAN = "/etc/minivm/plan.json"
 DROP_INS = ("/etc/minivm", "/mnt/minivm/config")
 TERMINATION_LOG = os.environ.get("MINIVM_TERMINATION_LOG", "/dev/termination-log")  # the pod may name another
 EX_SOFTWARE, EX_CONFIG = 70, 78  # docs/reference/exit-codes.md

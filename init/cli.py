@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from init.errors import ConfigError, InitError, ManyErrors
+from init.places import PLAN, SOCKET
 
 if TYPE_CHECKING:
     from init.client import Client
     from init.plan import Plan
     from init.snapshot import Snapshot
 
-PLAN = Path("/etc/minivm/plan.json")
-SOCKET = Path("/run/minivm/control.sock")
 JSON = click.option("--json", "as_json", is_flag=True, help="JSON, for machines.")
 
 
@@ -175,78 +174,43 @@ def logs(context: click.Context, service: str | None, follow: bool, lines: int) 
                 click.echo(line)
 
 
-def act(context: click.Context, op: str, service: str, wait: bool) -> None:
-    """One of start, stop, restart, reload; exit 1 when the service did not end up as was asked."""
-    with connect(context, None if wait else 10.0) as client:
-        reply = client.request(op, service=service, wait=wait)
-    state, reasons = reply["state"], reply.get("reasons", [])
-    click.echo(f"{service}: {state}" + (f" ({'; '.join(reasons)})" if reasons else ""))
-    sys.exit(1 if wait and state in ("failed", "backoff") else 0)
-
-
 WAIT = click.option("--no-wait", "wait", flag_value=False, default=True, help="Return at once.")
 
 
-@main.command()
-@SERVICE
-@WAIT
-@click.pass_context
-def start(context: click.Context, service: str, wait: bool) -> None:
-    """Start a SERVICE (or try one again that has failed)."""
-    act(context, "start", service, wait)
+def action(op: str, about: str) -> None:
+    """One of start, stop, restart, reload; exit 1 when the service did not end up as was asked."""
+
+    @main.command(op, help=about)
+    @SERVICE
+    @WAIT
+    @click.pass_context
+    def act(context: click.Context, service: str, wait: bool) -> None:
+        with connect(context, None if wait else 10.0) as client:
+            reply = client.request(op, service=service, wait=wait)
+        state, reasons = reply["state"], reply.get("reasons", [])
+        click.echo(f"{service}: {state}" + (f" ({'; '.join(reasons)})" if reasons else ""))
+        sys.exit(1 if wait and state in ("failed", "backoff") else 0)
 
 
-@main.command()
-@SERVICE
-@WAIT
-@click.pass_context
-def stop(context: click.Context, service: str, wait: bool) -> None:
-    """Stop a SERVICE, and those that need it first."""
-    act(context, "stop", service, wait)
+action("start", "Start a SERVICE (or try one again that has failed).")
+action("stop", "Stop a SERVICE, and those that need it first.")
+action("restart", "Stop and start a SERVICE.")
+action("reload", "Have a SERVICE read its configuration again, without a restart.")
 
 
-@main.command()
-@SERVICE
-@WAIT
-@click.pass_context
-def restart(context: click.Context, service: str, wait: bool) -> None:
-    """Stop and start a SERVICE."""
-    act(context, "restart", service, wait)
+def drain_action(op: str, about: str) -> None:
+    @main.command(op, help=about)
+    @WAIT
+    @click.pass_context
+    def act(context: click.Context, wait: bool) -> None:
+        with connect(context, None if wait else 10.0) as client:
+            text = str(client.request(op, wait=wait).get("drain") or "not drained")
+        click.echo(text)
+        sys.exit(1 if text.startswith("failed") else 0)
 
 
-@main.command()
-@SERVICE
-@WAIT
-@click.pass_context
-def reload(context: click.Context, service: str, wait: bool) -> None:
-    """Have a SERVICE read its configuration again, without a restart."""
-    act(context, "reload", service, wait)
-
-
-@main.command()
-@WAIT
-@click.pass_context
-def drain(context: click.Context, wait: bool) -> None:
-    """Prepare the pod for its end: no new work, time for the old. Asked twice, it is one drain."""
-    with connect(context, None if wait else 10.0) as client:
-        reply = client.request("drain", wait=wait)
-    _say_drain(reply)
-
-
-@main.command()
-@WAIT
-@click.pass_context
-def resume(context: click.Context, wait: bool) -> None:
-    """Take a drain back."""
-    with connect(context, None if wait else 10.0) as client:
-        reply = client.request("resume", wait=wait)
-    _say_drain(reply)
-
-
-def _say_drain(reply: dict[str, Any]) -> None:
-    text = str(reply.get("drain") or "not drained")
-    click.echo(text)
-    sys.exit(1 if text.startswith("failed") else 0)
+drain_action("drain", "Prepare the pod for its end: no new work, time for the old. Asked twice, it is one drain.")
+drain_action("resume", "Take a drain back.")
 
 
 @main.command()
@@ -267,7 +231,7 @@ def check(files: tuple[Path, ...], plan_file: Path | None) -> None:
     """Check service files (or the mounted drop-ins) before anything runs: file, key, and what would be right."""
     from init import checking
 
-    for line in checking.check(files, plan_file or PLAN):
+    for line in checking.check(files, plan_file or Path(PLAN)):
         click.echo(line)
 
 
@@ -290,34 +254,28 @@ def plan(role: str | None, plan_file: Path, boot: bool, as_json: bool) -> None:
     click.echo(order(found, colour=sys.stdout.isatty()))
 
 
-PASSED_ON = {"ignore_unknown_options": True, "help_option_names": list[str]()}
+def passed_on(name: str, module: str, before: tuple[str, ...], about: str) -> None:
+    """A command of another package, with its own options."""
+    settings: dict[str, Any] = {"ignore_unknown_options": True, "help_option_names": []}
 
-
-@main.command("gitsync", context_settings=PASSED_ON)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def gitsync_command(arguments: tuple[str, ...]) -> None:
-    """The scripts' repository: once, status, why, now, rollback, pin (see gitsync --help)."""
-    run_module("gitsync", arguments)
-
-
-@main.command(context_settings=PASSED_ON)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def health(arguments: tuple[str, ...]) -> None:
-    """The health checks and their verdicts (see health --help)."""
-    run_module("gitsync.health_cli", ("health", *arguments))
-
-
-@main.command(context_settings=PASSED_ON)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def replay(arguments: tuple[str, ...]) -> None:
-    """Run the checks again on a kept evidence capsule (see replay --help)."""
-    run_module("gitsync.health_cli", ("replay", *arguments))
+    @main.command(name, help=about, context_settings=settings)
+    @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+    def run(arguments: tuple[str, ...]) -> None:
+        run_module(module, (*before, *arguments))
 
 
 def run_module(module: str, arguments: tuple[str, ...]) -> None:
     """Another package's command line takes this process over: neither imports the other."""
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-I", "-m", module, *arguments])
+
+
+HEALTH = "gitsync.health_cli"
+passed_on(
+    "gitsync", "gitsync", (), "The scripts' repository: once, status, why, now, rollback, pin (see gitsync --help)."
+)
+passed_on("health", HEALTH, ("health",), "The health checks and their verdicts (see health --help).")
+passed_on("replay", HEALTH, ("replay",), "Run the checks again on a kept evidence capsule (see replay --help).")
 
 
 @main.command()

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from init import places
 from init.errors import RequestError
 from init.snapshot import Snapshot, from_mapping
 
-SOCKET = Path("/run/minivm/control.sock")
+SOCKET = Path(places.SOCKET)
 
 
 class Client:

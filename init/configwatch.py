@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -21,11 +20,12 @@ from typing import Any
 from init.client import SOCKET, Client
 from init.dirwatch import Watcher
 from init.errors import InitError
+from init.places import PLAN
 from init.prepare.pod import Pod, user, write
 from init.prepare.slurm_config import MOUNT, PRIVATE, TARGET, mounted_files
+from init.sd_notify import notify
 from init.slurm_client import SCONTROL
 
-PLAN = Path("/etc/minivm/plan.json")
 DROPINS = [
     Path(root) / name for root in ("/etc/minivm", "/mnt/minivm/config") for name in ("services.d", "supervisor.d")
 ]
@@ -186,12 +186,12 @@ def parse(files: Mapping[str, bytes], neighbours: Path, candidate: Path = CANDID
         raise ConfigurationError("use the new slurm.conf", text.replace(f"{candidate}/", ""))
 
 
-def apply_dropins(control: Path = SOCKET, plan: Path = PLAN) -> dict[str, Any]:
+def apply_dropins(control: Path = SOCKET, plan: str = PLAN) -> dict[str, Any]:
     """Merge the drop-ins over the image's plan in a child (yaml is heavy, and wanted rarely) and hand it to PID 1."""
     import json
 
     done = subprocess.run(
-        [sys.executable, "-I", "-m", "init.dropins", "merge", str(plan)],
+        [sys.executable, "-I", "-m", "init.dropins", "merge", plan],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -206,14 +206,6 @@ def apply_dropins(control: Path = SOCKET, plan: Path = PLAN) -> dict[str, Any]:
 def condition(control: Path, name: str, text: str) -> None:
     with Client(control) as client:
         client.request("condition", name=name, text=text)
-
-
-def notify(text: str) -> None:
-    """sd_notify: one datagram."""
-    address = os.environ.get("NOTIFY_SOCKET")
-    if address:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-            sender.sendto(text.encode(), address.replace("@", "\0", 1) if address.startswith("@") else address)
 
 
 def say(text: str) -> None:
@@ -252,7 +244,7 @@ class Watch:
             text = slurm.apply(files)
         except InitError as error:
             self.refused = files
-            self._tell(SLURM, f"slurm.conf refused, the last one stays: {error.why}")
+            self._tell(SLURM, f"refused, the last one stays: {error.why}")
             return
         self.refused = {}
         self._tell(SLURM, "")
@@ -262,7 +254,7 @@ class Watch:
         try:
             change = apply_dropins(self.control)
         except InitError as error:
-            self._tell(SERVICES, f"drop-ins refused: {error.why}")
+            self._tell(SERVICES, f"refused: {error.why}")
             return
         self._tell(SERVICES, "")
         parts = [f"{what} {' '.join(change[what])}" for what in ("added", "removed", "changed") if change.get(what)]
@@ -270,7 +262,7 @@ class Watch:
 
     def _tell(self, name: str, text: str) -> None:
         if text:
-            say(text)
+            say(f"{name}: {text}")
         condition(self.control, name, text)
 
 

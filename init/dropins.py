@@ -13,11 +13,11 @@ from typing import Any
 import yaml
 
 from init.errors import ConfigError, InitError, ManyErrors, nearest
-from init.plan import Plan, compile_plan, overlay, plan_from_json, plan_to_json, without
-from init.spec import Drain, Service, parse_drain, parse_service
+from init.places import PLAN
+from init.plan import Plan, overlay, plan_from_json, plan_to_json, without
+from init.spec import Service, parse_service
 
 SERVICES = Path(__file__).parent / "services"
-PLAN = Path("/etc/minivm/plan.json")
 ROOTS = (Path("/etc/minivm"), Path("/mnt/minivm/config"))  # the later one wins
 EX_CONFIG = 78
 
@@ -71,22 +71,6 @@ def load_directory(directory: Path = SERVICES) -> dict[str, Service]:
             errors.append(error)
     _raise(errors)
     return services
-
-
-def compile_role(
-    role: str, names: Sequence[str], drain: dict[str, object] | None, *, directory: Path = SERVICES, file: str = ""
-) -> Plan:
-    """A role's plan from the names of its services: what the image build bakes."""
-    known = load_directory(directory)
-    missing = [name for name in names if name not in known]
-    _raise(
-        [
-            ConfigError(f"compile role {role}", f"no service {n!r}", file=file, hint=nearest(n, [*known]))
-            for n in missing
-        ]
-    )
-    found: Drain | None = parse_drain(drain, file) if drain else None
-    return compile_plan(role, [known[name] for name in names], found)
 
 
 def dropins(roots: Iterable[Path] = ROOTS) -> tuple[list[Service], list[str]]:
@@ -156,7 +140,7 @@ def main(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] != "merge":
         print("usage: python3 -I -m init.dropins merge [PLAN.json [ROOT...]]", file=sys.stderr)
         return 2
-    path = Path(arguments[1]) if len(arguments) > 1 else PLAN
+    path = Path(arguments[1] if len(arguments) > 1 else PLAN)
     roots = [Path(root) for root in arguments[2:]] or ROOTS
     try:
         text = plan_to_json(merge(plan_from_json(path.read_text(), str(path)), roots))

@@ -70,8 +70,8 @@ class PathWatch:
     def _aim(self) -> None:
         """Watch the deepest existing directory above the path; the way to it may have grown."""
         directory = os.path.dirname(self._path)  # noqa: PTH120 - no pathlib on PID 1's path
-        while directory not in ("", "/") and not os.path.isdir(directory):  # noqa: PTH112
-            directory = os.path.dirname(directory)  # noqa: PTH120
+        while directory not in ("", "/") and not os.path.isdir(directory):  # noqa: PTH112 - no pathlib on PID 1's path
+            directory = os.path.dirname(directory)  # noqa: PTH120 - as above
         before, self._watch = self._watch, self._inotify.aim(self, directory or "/")
         if before >= 0:  # only after the new one: the same directory has the same watch, and keeps it
             self._inotify.drop(self, before)

@@ -90,7 +90,7 @@ def _refuse(self: Any, name: str, value: Any = None) -> None:
 def replace(item: T, **changes: Any) -> T:
     """The same record with some fields changed."""
     cls: Any = type(item)
-    return cls(**({name: getattr(item, name) for name in cls.__slots__} | changes))  # type: ignore[no-any-return]
+    return cls(**({name: getattr(item, name) for name in cls.__slots__} | changes))  # type: ignore[no-any-return]  # cls is item's
 
 
 def fields(item: Any) -> dict[str, Any]:

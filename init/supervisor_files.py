@@ -51,8 +51,7 @@ def _after(service: Service, names: Sequence[str]) -> Service:
 def _read_file(path: Path) -> list[tuple[int, Service]]:
     import os
 
-    # supervisor has no type information
-    from supervisor.options import ServerOptions, UnhosedConfigParser  # type: ignore[import-untyped]
+    from supervisor.options import ServerOptions, UnhosedConfigParser  # type: ignore[import-untyped]  # supervisor has no types
 
     parser = UnhosedConfigParser()
     options = ServerOptions()
@@ -100,8 +99,7 @@ def _read_file(path: Path) -> list[tuple[int, Service]]:
 
 def _service(config: Any, path: Path) -> Service:
     """One process of a program, in the words of a service file, so that the same checks apply."""
-    # supervisor has no type information
-    from supervisor.datatypes import (  # type: ignore[import-untyped]
+    from supervisor.datatypes import (  # type: ignore[import-untyped]  # as above
         RestartUnconditionally,
         RestartWhenExitUnexpected,
     )

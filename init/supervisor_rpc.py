@@ -31,13 +31,14 @@ STATES = {
     "starting": (10, "STARTING"),
     "ready": (20, "RUNNING"),
     "reloading": (20, "RUNNING"),
+    "handover": (20, "RUNNING"),
     "backoff": (30, "BACKOFF"),
     "stopping": (40, "STOPPING"),
     "stopped": (0, "STOPPED"),
     "done": (100, "EXITED"),
     "failed": (200, "FATAL"),
 }
-STARTED = ("starting", "ready", "reloading", "waiting", "preparing")
+STARTED = ("starting", "ready", "reloading", "handover", "waiting", "preparing")
 LINES = 500
 
 

@@ -92,7 +92,7 @@ def mariadb(pod: Pod) -> str:
 
 def _ours(data: os.PathLike[str]) -> bool:
     """Whether it is an unfinished copy of ours, and not somebody's database on a volume."""
-    return os.path.exists(os.path.join(data, ".minivm-copying"))  # noqa: PTH110, PTH118
+    return os.path.exists(os.path.join(data, ".minivm-copying"))  # noqa: PTH110, PTH118 - as above
 
 
 def _copy(source: str, target: str) -> str:

@@ -35,26 +35,12 @@ def jwt(pod: Pod) -> str:
 
 def sssd(pod: Pod) -> str:
     """sssd exits 3 on a file that others can read."""
-    data = _read(pod, f"{SECRETS}/sssd/sssd.conf")
-    target = pod.path("/etc/sssd/sssd.conf")
-    if data is None and not target.exists():
-        # Without a directory the pod has its local users only; sssd still serves them, so that nothing else differs.
-        data = DEFAULT_SSSD
+    mount = f"{SECRETS}/sssd/sssd.conf"
+    data = _read(pod, mount)
     if data is None:
-        data = target.read_bytes()
-    write(target, data, mode=0o600, owner=(0, 0))
+        raise PrepareError("install sssd.conf", f"{mount} is missing", hint="it was there when the pod started")
+    write(pod.path("/etc/sssd/sssd.conf"), data, mode=0o600, owner=(0, 0))
     return "sssd.conf installed"
-
-
-DEFAULT_SSSD = b"""[sssd]
-services = nss, pam, ssh
-domains = local
-
-[domain/local]
-id_provider = proxy
-proxy_lib_name = files
-auth_provider = none
-"""
 
 
 def _read(pod: Pod, mount: str) -> bytes | None:

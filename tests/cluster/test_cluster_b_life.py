@@ -142,7 +142,7 @@ def test_a_broken_slurm_conf_is_refused_with_a_reason(healthy: World, alice: Res
     def shown() -> str:
         return "\n".join(table(healthy.cluster.status(), width=1000))
 
-    until(lambda: "slurm.conf refused" in shown() and "NoSuchSetting" in shown(), within=60, what=shown)
+    until(lambda: "slurm.conf: refused" in shown() and "NoSuchSetting" in shown(), within=60, what=shown)
     # The running one stays: jobs run, also from new clients.
     assert alice("srun -p short -N2 -l true") == ""
     change(healthy, {"slurm": {"extraConfig": good}})

@@ -203,7 +203,7 @@ def test_a_bad_slurm_conf_is_refused_and_the_running_one_stays(cluster: Cluster,
     cluster.world.configure({"slurm.conf": slurm_conf(line)})
 
     def told() -> str:
-        return next((text for text in cluster.controller.status()["degraded"] if "slurm.conf refused" in text), "")
+        return next((text for text in cluster.controller.status()["degraded"] if "slurm.conf: refused" in text), "")
 
     text = wait_for("the refusal is told", told, within=60)
     assert reason in text

@@ -16,7 +16,7 @@ from init.cli import main
 from init.plan import plan_to_json
 from init.records import replace
 from init.snapshot import ServiceView, Snapshot
-from tests.unit.test_init_services import plan_of
+from tests.unit.test_init_services import ROOT, plan_of
 
 
 def view(name: str, state: str = "ready", **fields: object) -> ServiceView:
@@ -148,6 +148,20 @@ def test_check_tells_all_mistakes_with_file_key_and_suggestion(plan_file: Path, 
     two.write_text("command: [/bin/x]\nneeds: [munged]\n")
     result = CliRunner().invoke(main, ["check", "--plan", str(plan_file), str(two)])
     assert result.exit_code == 0 and "1 services are good" in result.output
+
+
+def test_check_without_files_needs_a_plan(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["check", "--plan", str(tmp_path / "none.json")])
+    assert result.exit_code == 78 and "no such file" in result.output and "none.json" in result.output
+
+
+def test_in_a_checkout_the_plan_of_a_role_is_what_the_build_would_bake(tmp_path: Path) -> None:
+    none = str(tmp_path / "none.json")
+    result = CliRunner().invoke(main, ["plan", "worker", "--file", none, "--json"])
+    assert result.exit_code == 0
+    assert result.output.replace(f"{ROOT}/", "") == plan_to_json(plan_of("worker"))
+    result = CliRunner().invoke(main, ["plan", "wroker", "--file", none])
+    assert result.exit_code == 78 and "outside a pod" in result.output
 
 
 def test_without_an_init_the_command_says_so(tmp_path: Path) -> None:

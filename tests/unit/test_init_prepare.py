@@ -73,6 +73,15 @@ def test_a_munge_key_that_cannot_be_one_is_named(tmp_path: Path, users: None, fi
         secrets.munge(scratch(tmp_path, files))
 
 
+def test_sssd_conf_is_installed_for_root_alone_and_one_that_has_gone_is_told(tmp_path: Path) -> None:
+    found = scratch(tmp_path, {"/mnt/minivm/secrets/sssd/sssd.conf": "[sssd]"})
+    secrets.sssd(found)
+    assert (tmp_path / "etc/sssd/sssd.conf").stat().st_mode & 0o777 == 0o600
+    (tmp_path / "mnt/minivm/secrets/sssd/sssd.conf").unlink()
+    with pytest.raises(PrepareError, match=r"sssd\.conf is missing"):
+        secrets.sssd(found)
+
+
 def test_the_controller_has_the_mounted_configuration_or_its_own(tmp_path: Path, users: None) -> None:
     found = scratch(tmp_path, {}, MINIVM_CLUSTER="site", MINIVM_ACCOUNTING="none", MINIVM_CONTROLLER="ctl:7000")
     slurm_config.run(found)

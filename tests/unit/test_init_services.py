@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
 import yaml
 
+from images.code import plan_json
+from images.load import load, read_yaml
+from images.spec import Choice, Definition, SlurmSource
 from init import dropins, graph
 from init.errors import ConfigError, ManyErrors
 from init.plan import Plan, plan_from_json, plan_to_json, select
@@ -17,9 +21,16 @@ ROOT = Path(__file__).resolve().parents[2]
 ROLES = ("controller", "worker", "login")
 
 
+@cache
+def definition() -> Definition:
+    return load(ROOT)
+
+
+@cache
 def plan_of(role: str) -> Plan:
-    data = yaml.safe_load((ROOT / "images" / "roles" / f"{role}.yaml").read_text())
-    return dropins.compile_role(role, data["services"], data.get("drain"))
+    """What the image build bakes."""
+    choice = Choice("debian", SlurmSource.PACKAGE)
+    return plan_from_json(plan_json(definition().roles[role], definition(), choice, ROOT, read_yaml), role)
 
 
 def waits_for(plan: Plan, name: str) -> set[str]:

@@ -1,0 +1,4 @@
+"""Paths that several parts of init name. Text, because PID 1 goes without pathlib."""
+
+PLAN = "/etc/minivm/plan.json"
+SOCKET = "/run/minivm/control.sock"
