@@ -206,9 +206,10 @@ def test_ctrl_c_stops_the_step_and_leaves_no_name(small: Small, engine: Engine) 
     for setting in (f"prefix={small.prefix}", f"base_image={small.base}", "builder=classic"):
         command += ["--set", setting]
     environment = {**os.environ, "PYTHONPATH": str(definition.ROOT)}
-    # A session of its own: pytest's own Ctrl-C is not this one.
-    process = subprocess.Popen([*command, "build"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                               text=True, start_new_session=True)  # fmt: skip
+    # A session of its own: pytest's own Ctrl-C is not this one. A shell's background job, which this whole run may be,
+    # is born deaf to Ctrl-C, and its children with it.
+    process = subprocess.Popen(["env", "--default-signal=INT", *command, "build"], env=environment, text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)  # fmt: skip
     log = small.root / "build/logs/debian/layer-two.log"
 
     def running() -> bool:
