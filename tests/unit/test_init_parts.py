@@ -61,6 +61,7 @@ def test_the_ring_keeps_the_newest_and_is_bounded() -> None:
         (b"READY=0\nMAINPID=-1", Message()),
         (b"MAINPID=99999999999999999999", Message()),
         (b"STATUS=\xff", Message(status="\ufffd")),
+        (b"STATUS=\x1b[2Jred\x07\t\xe2\x80\xae \xc2\x9bm", Message(status="[2Jred m")),
         (b"", Message()),
     ],
 )
