@@ -7,18 +7,16 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import click
 
+from images.cli_publish import AS_JSON
+from images.cli_publish import opened as session
 from images.errors import ImagesError
-
-if TYPE_CHECKING:
-    from images.session import Session
 
 REPOSITORY = Path(__file__).resolve().parent
 SLURM = ("package", "source")
-AS_JSON = click.option("--json", "as_json", is_flag=True, help="For machines.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +86,6 @@ def main(ctx: click.Context, variant: str | None, slurm: str | None, assignments
     """Build minivm's images and bring up a cluster of them."""
     more = [f"{name}={value}" for name, value in (("variant", variant), ("slurm", slurm)) if value]
     ctx.obj = Invocation(REPOSITORY, (*assignments, *more))
-
-
-def session(ctx: click.Context) -> Session:
-    from images import settings
-    from images.session import Session
-
-    return Session.open(ctx.obj.repository, settings.read(assignments=ctx.obj.assignments))
 
 
 @main.command("list")

@@ -49,7 +49,7 @@ def connect() -> Any:
 @name_option
 @click.option("--workers", default=2, show_default=True, help="How many worker pods.")
 @click.option("--port", default=2222, show_default=True, help="Of 127.0.0.1, for ssh; the next free one if taken.")
-@click.option("--slurm", default="", help="Images of this Slurm version, as in 24.11.5.")
+@click.option("--slurm-version", "slurm", default="", help="Images of this Slurm version, as in 24.11.5.")
 @click.option("--variant", default="", help="Images of this variant: debian, nvidia.")
 @click.option("--values", "values_file", type=click.Path(exists=True, path_type=Path), help="Chart values on top.")
 @click.option("--timeout", default=180.0, show_default=True, help="Seconds until all pods must be ready.")

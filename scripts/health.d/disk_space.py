@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-from gitsync.health_api import Check, Class, Command, Context, Finding, Inputs, Unreadable, When, ok, problem
+from parsers import df
+from parsers.df import Used
+
+from gitsync.health_api import Check, Class, Command, Context, Finding, Inputs, When
 
 CHECK = Check(
     name="disk_space",
@@ -19,47 +20,10 @@ CHECK = Check(
     thresholds="disk",
 )
 
-_ROW = re.compile(r"^(\S.*?)\s+(\d+)\s+(\d+)\s+(-?\d+)\s+(\d+)%\s+(/.*)$")
-
-
-@dataclass(frozen=True, slots=True)
-class Used:
-    path: str
-    device: str
-    percent: int
-    free_kib: int
-
 
 def parse(inputs: Inputs) -> list[Used]:
-    rows = inputs["df"].splitlines()
-    if not any(row.startswith("Filesystem") and "1024-blocks" in row for row in rows):
-        raise Unreadable("df -P -k: no heading")
-    found = []
-    for row in rows:
-        if not row.strip() or row.startswith(("Filesystem", "df: ")):
-            continue
-        match = _ROW.match(row)
-        if match is None:
-            if re.match(r"^\S.*\s0\s+0\s+0\s+-\s+/", row):
-                # A file system without blocks (efivarfs, a fuse mount).
-                continue
-            raise Unreadable(f"df: {row[:80]!r}")
-        device, _, _, free, percent, path = match.groups()
-        found.append(Used(path, device, int(percent), int(free)))
-    return found
+    return df.parse(inputs["df"], "1024-blocks")
 
 
 def judge(measured: list[Used], context: Context) -> Iterable[Finding]:
-    limits = context.limits.default
-    skipped = limits.strings("ignore")
-    judged = [used for used in measured if not used.path.startswith(skipped)]
-    if not judged:
-        raise Unreadable("df shows no file system that is judged")
-    most, paths = limits.number("space_max_percent"), limits.mapping("space_max_percent_by_path")
-    for used in judged:
-        limit = float(paths.get(used.path, most))
-        said = f"{used.path} is {used.percent} % full"
-        if used.percent > limit:
-            yield problem(said, subject=used.path, measured=used.percent, threshold=f"{limit:g}")
-        else:
-            yield ok(said, subject=used.path, measured=used.percent, threshold=f"{limit:g}")
+    return df.judge(measured, context, "space", "{path} is {percent} % full")

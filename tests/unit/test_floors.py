@@ -30,7 +30,7 @@ THIRD_PARTY = {
         "click": {"*"},
     },
     "init": {"click": {"*"}, "yaml": {"init.dropins"}, "supervisor": {"init.supervisor_files", "init.supervisor_rpc"}},
-    "gitsync": {"click": {"*"}, "yaml": {"gitsync.load"}, "git": {"gitsync.repo"}},
+    "gitsync": {"click": {"*"}, "git": {"gitsync.repo"}},
     "cluster": {"click": {"*"}, "yaml": {"*"}, "rich": {"*"}, "helm_python": {"cluster.render"}},
 }
 # Modules of init that PID 1 must never load at boot: what they need is not in its standard-library floor.

@@ -1,0 +1,52 @@
+"""`df -P`: how full each local file system is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gitsync.health_api import Context, Finding, Unreadable, ok, problem
+
+_ROW = re.compile(r"^(\S.*?)\s+(\d+)\s+(\d+)\s+(-?\d+)\s+(\d+)%\s+(/.*)$")
+# A file system that has none of what is counted: efivarfs and fuse mounts blocks, btrfs and vfat inodes.
+_NONE = re.compile(r"^\S.*\s0\s+0\s+0\s+-\s+/")
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    path: str
+    device: str
+    percent: int
+    free: int
+
+
+def parse(text: str, heading: str) -> list[Used]:
+    rows = text.splitlines()
+    if not any(row.startswith("Filesystem") and heading in row for row in rows):
+        raise Unreadable(f"df -P: no heading {heading!r}")
+    found = []
+    for row in rows:
+        if not row.strip() or row.startswith(("Filesystem", "df: ")) or _NONE.match(row):
+            continue
+        match = _ROW.match(row)
+        if match is None:
+            raise Unreadable(f"df: {row[:80]!r}")
+        device, _, _, free, percent, path = match.groups()
+        found.append(Used(path, device, int(percent), int(free)))
+    return found
+
+
+def judge(measured: list[Used], context: Context, what: str, said: str) -> Iterable[Finding]:
+    """Against the thresholds WHAT_max_percent and WHAT_max_percent_by_path; `said` has {path} and {percent}."""
+    limits = context.limits.default
+    skipped = limits.strings("ignore")
+    judged = [used for used in measured if not used.path.startswith(skipped)]
+    if not judged:
+        raise Unreadable("df shows no file system that is judged")
+    most, paths = limits.number(f"{what}_max_percent"), limits.mapping(f"{what}_max_percent_by_path")
+    for used in judged:
+        limit = float(paths.get(used.path, most))
+        find = problem if used.percent > limit else ok
+        text = said.format(path=used.path, percent=used.percent)
+        yield find(text, subject=used.path, measured=used.percent, threshold=f"{limit:g}")
