@@ -7,7 +7,7 @@ import socket
 import struct
 
 from init.owners import alive, uids
-from init.poller import IN
+from init.poller import IN, Poller
 from init.records import record
 from init.service import Probe
 from init.states import Told
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from init.owners import Owners
-    from init.poller import Poller
     from init.service import Service
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 LONGEST = 4096
+MOST = 256  # messages at a time; then others have a turn, and the socket still says that there are more
+REFUSALS, PERIOD = 10, 10.0  # so many lines in so many seconds: anybody can be refused, as often as he likes
 
 
 @record(frozen=True, slots=True)
@@ -79,6 +80,8 @@ class Notify:
         self._owners, self._specs, self._told, self._say = owners, specs, told, say
         self._root = frozenset((0, os.geteuid()))
         self._users: dict[str, int] = {}  # the uids of those that services run as
+        self._period = -PERIOD  # when the first refusal of these was told
+        self._refused = 0
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
@@ -102,7 +105,7 @@ class Notify:
 
     def drain(self) -> None:
         """What was sent so far. Also called before a death is judged: the successor's word comes first."""
-        while True:
+        for _ in range(MOST):
             try:
                 data, ancillary, _, _ = self._socket.recvmsg(LONGEST, socket.CMSG_SPACE(_CREDENTIALS.size) + 64)
             except BlockingIOError:
@@ -119,23 +122,33 @@ class Notify:
     def _judge(self, pid: int, uid: int, data: bytes) -> None:
         who = f"a message of pid {pid} (uid {uid})"
         if uid not in self._root and uid not in self._users.values():  # costs nothing, unlike the owner
-            self._say(f"notify: refused {who}: no service that notifies runs as that user")
+            self._refuse(f"refused {who}: no service that notifies runs as that user")
             return
         service = self._owners.owner(pid)
         spec = self._specs(service)
         if spec is None:
-            self._say(f"notify: refused {who}: it belongs to no service")
+            self._refuse(f"refused {who}: it belongs to no service")
             return
         if not self._speaks(spec, uid):
-            self._say(f"notify: refused {who}: {service} runs as {spec.user or 'root'}")
+            self._refuse(f"refused {who}: {service} runs as {spec.user or 'root'}")
             return
         message = parse(data)
         main_pid = message.main_pid
         if main_pid and (why := self._refusal(spec, main_pid)):
-            self._say(f"notify: refused MAINPID={main_pid} of {service} (pid {pid}): {why}")
+            self._refuse(f"refused MAINPID={main_pid} of {service} (pid {pid}): {why}")
             main_pid = 0
         status = message.status if message.status is not None else ("stopping" if message.stopping else None)
         self._told(service, Told(message.ready, main_pid, status, message.reloading, message.watchdog))
+
+    def _refuse(self, text: str) -> None:
+        now = Poller.now()
+        if now - self._period >= PERIOD:
+            if self._refused > REFUSALS:
+                self._say(f"notify: refused {self._refused - REFUSALS} more before")
+            self._period, self._refused = now, 0
+        self._refused += 1
+        if self._refused <= REFUSALS:
+            self._say(f"notify: {text}")
 
     def _speaks(self, spec: Service, uid: int) -> bool:
         return uid in self._root or uid == self._users.get(spec.user)
