@@ -22,6 +22,7 @@ READ = 1 << 18
 PIPE = 1 << 20
 HIGH = 1 << 20  # so much unwritten: stop reading
 LOW = 1 << 18
+MOST = 4 * HIGH  # of what cannot be told to wait: PID 1's own lines; beyond it they are counted, and dropped
 IOV = 64
 OWN = "init"
 RETRY = 1.0  # after an output that cannot take anything (a full disk)
@@ -49,6 +50,7 @@ class Logs:
         self._troubled = troubled
         self._sources: dict[str, tuple[Source, Source]] = {}
         self._reading = True
+        self._pausing: list[int] = []  # descriptors other than the services' pipes
         self._pending: deque[bytes] = deque()
         self._size = 0
         self._waiting = False  # for the output to take more
@@ -56,7 +58,7 @@ class Logs:
         self.rings: dict[str, Ring] = {OWN: Ring()}
         self.followers: dict[str, list[Callable[[bytes], None]]] = {}
         self.written = 0
-        self.lost = 0  # bytes, only ever to a full disk or a reader that is gone; told once it works again
+        self.lost = 0  # bytes, to a full disk or a reader that is gone, or own ones to a stuck one; told afterwards
         self.lost_ever = 0
         self.trouble = ""
         self._gone = False
@@ -76,6 +78,17 @@ class Logs:
         for source in self._sources[name]:
             source.mode = mode
         return self._sources[name][0].write_fd, self._sources[name][1].write_fd
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing more should be read: so much is unwritten."""
+        return self._size >= HIGH and not self.trouble
+
+    def pause_too(self, fd: int) -> None:
+        """A descriptor, of the poller's, that is not read either while services' pipes are not."""
+        self._pausing.append(fd)
+        if not self._reading:
+            self._poller.change(fd, 0)
 
     def forget(self, name: str) -> None:
         """A service that a new plan removed."""
@@ -102,7 +115,7 @@ class Logs:
             return
         if mode == "tagged":
             block = tag_json(block, name, stream, _stamp()) if self._as_json else tag_text(block, name.encode())
-        if self.trouble and self._size > HIGH:
+        if (self.trouble and self._size > HIGH) or (name == OWN and self._size > MOST):
             self._lose(len(block))
             return
         self._pending.append(block)
@@ -162,6 +175,9 @@ class Logs:
             lost, self.lost, self.trouble = self.lost, 0, ""
             self._troubled("")
             self.say(f"log output works again; {lost} bytes were lost")
+        elif self.lost and self._size < LOW:
+            lost, self.lost = self.lost, 0
+            self.say(f"the log's reader was too slow; {lost} bytes of init's own lines were lost")
         while count:
             first = self._pending.popleft()
             if len(first) > count:
@@ -207,6 +223,8 @@ class Logs:
         for pair in self._sources.values():
             for source in pair:
                 self._poller.change(source.fd, IN if wanted else 0)
+        for fd in self._pausing:
+            self._poller.change(fd, IN if wanted else 0)
 
     def close(self, seconds: float) -> None:
         """At the very end: read everything, and give the reader so long to take it."""

@@ -39,9 +39,12 @@ class Syslog:
         self._socket.bind(path)
         os.chmod(path, 0o666)  # noqa: PTH101 - everybody logs
         poller.add(self._socket.fileno(), IN, lambda _: self._drain())
+        logs.pause_too(self._socket.fileno())
 
     def _drain(self) -> None:
         for _ in range(256):  # then let others have a turn
+            if self._logs.full:  # what is not read here fills the kernel's queue, and then senders wait
+                break
             try:
                 data, ancillary, _, _ = self._socket.recvmsg(LONGEST, socket.CMSG_SPACE(_CREDENTIALS.size))
             except BlockingIOError:
