@@ -167,7 +167,7 @@ def _tell_ring(settings: Settings, commit: str, *, ok: bool, reason: str) -> Non
     if settings.ring_url:
         from . import ring
 
-        ring.tell(settings.ring_url, settings.pod, commit, ok=ok, reason=reason)
+        ring.tell(settings.ring_url, settings.pod, commit, ok=ok, reason=reason, secret=settings.ring_secret)
 
 
 def mend(cycle: Cycle, reader: Reader, tip: Tip) -> None:

@@ -109,7 +109,7 @@ def _finish(cycle: Cycle) -> None:
     if any(settings.layout.reports.glob("*.json")):
         from . import ring
 
-        ring.pass_on(settings.ring_url, settings.pod, settings.layout.reports)
+        ring.pass_on(settings.ring_url, settings.pod, settings.layout.reports, settings.ring_secret)
     report.write_metrics(cycle.state, settings, time.time())
     report.condition(settings.control, report.trouble(cycle.state, settings))
     for line in cycle.log:

@@ -8,6 +8,7 @@ import urllib.request
 from pathlib import Path
 
 from .schedule import RingView
+from .webhook import read_secret, signature
 
 TIMEOUT = 5.0
 LARGEST = 64 << 10
@@ -34,10 +35,12 @@ def ask(url: str, commit: str) -> RingView | None:
         return None
 
 
-def tell(url: str, pod: str, commit: str, *, ok: bool, reason: str = "") -> bool:
-    """This node's word on a commit; whether the ring took it."""
+def tell(url: str, pod: str, commit: str, *, ok: bool, reason: str = "", secret: Path | None = None) -> bool:
+    """This node's word on a commit, signed where there is a secret; whether the ring took it."""
     body = json.dumps({"pod": pod, "commit": commit, "ok": ok, "reason": reason[:300]}).encode()
     request = urllib.request.Request(url, data=body, headers={"Content-Type": "application/json"}, method="POST")
+    if key := read_secret(secret):
+        request.add_header("X-Hub-Signature-256", signature(body, key))
     try:
         with _opener().open(request, timeout=TIMEOUT) as reply:
             return bool(reply.status == 204)
@@ -50,7 +53,7 @@ def _opener() -> urllib.request.OpenerDirector:
     return urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def pass_on(url: str | None, pod: str, reports: Path) -> int:
+def pass_on(url: str | None, pod: str, reports: Path, secret: Path | None = None) -> int:
     """Tell the ring what the runner left about broken scripts; what was told is removed. How many."""
     told = 0
     for path in sorted(reports.glob("*.json"))[:100]:
@@ -60,7 +63,7 @@ def pass_on(url: str | None, pod: str, reports: Path) -> int:
         except (OSError, ValueError, KeyError, TypeError):
             path.unlink(missing_ok=True)
             continue
-        if url is None or tell(url, pod, commit, ok=False, reason=reason):
+        if url is None or tell(url, pod, commit, ok=False, reason=reason, secret=secret):
             path.unlink(missing_ok=True)
             told += 1
     return told

@@ -14,7 +14,9 @@ from .state import write_whole
 # Old commits are forgotten; nobody asks for them.
 MOST_COMMITS = 50
 MOST_REASONS = 20
+# Good and failed are bounded apart: however many say that all is well, a failure is heard.
 MOST_PODS = 20_000
+LARGEST = 8192
 
 
 @dataclass(slots=True)
@@ -77,19 +79,22 @@ class Board:
 
     def report(self, body: bytes) -> bool:
         """A pod's word; False where it makes no sense, or is about a commit that the mirror never served."""
+        if len(body) > LARGEST:
+            return False
         try:
             said = json.loads(body)
             pod, commit, ok, reason = str(said["pod"])[:253], said["commit"], said["ok"], str(said.get("reason", ""))
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return False
         if not isinstance(commit, str) or not is_commit(commit) or not isinstance(ok, bool) or not pod:
             return False
         with self._lock:
             known = self._records.get(commit)
-            if known is None or len(known.good) + len(known.failed) >= MOST_PODS:
+            if known is None:
                 return False
             if ok:
-                known.good.add(pod)
+                if len(known.good) < MOST_PODS:
+                    known.good.add(pod)
             elif len(known.failed) < MOST_REASONS or pod in known.failed:
                 known.failed[pod] = reason[:300]
                 # A failure must outlive a restart of the mirror: it is what holds the fleet back.

@@ -115,6 +115,7 @@ class Settings:
     canary_percent: float = 0.0
     ring_delay: float = 600.0
     ring_url: str | None = None
+    ring_secret: Path | None = None
     webhook: str | None = None
     webhook_secret: Path | None = None
     mirror: str = "0.0.0.0:8651"
