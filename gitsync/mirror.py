@@ -7,7 +7,7 @@ with the same question cost one git process. The ring's board is served beside i
 
 from __future__ import annotations
 
-import gzip
+import hashlib
 import io
 import json
 import os
@@ -18,15 +18,18 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from . import child, report
 from . import state as state_
+from .errors import GitsyncError
 from .mirror_cache import Cache
-from .mirror_update import inside
+from .mirror_counters import Counters
+from .mirror_requests import CONNECTION, IDLE, LARGEST, REQUEST, DeadlineReader, unpack, wants
+from .mirror_update import KEEP, inside
 from .ring_board import Board
 from .schedule import next_delay
 from .settings import Settings
@@ -35,35 +38,10 @@ from .webhook import authentic, read_secret, split_address
 REPOSITORY = "/scripts.git"
 WORKERS = 64
 BACKLOG = 4096
-# A fetch's request is a list of hashes; a report is a sentence.
-LARGEST_REQUEST = 1 << 20
-IDLE = 5.0
-PROTOCOL = re.compile(r"version=[012](:[a-z0-9=:.-]*)?")
+PROTOCOL = re.compile(r"version=[012](:[a-z0-9=:.-]{0,40})?")
 MOST_GITS = 4
-
-
-@dataclass(slots=True)
-class Counters:
-    """What /metrics tells."""
-
-    connections: int = 0
-    open: int = 0
-    open_peak: int = 0
-    requests: int = 0
-    gits: int = 0
-    kept: int = 0
-    bytes: int = 0
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def add(self, name: str, by: int = 1) -> None:
-        with self.lock:
-            setattr(self, name, getattr(self, name) + by)
-            self.open_peak = max(self.open_peak, self.open)
-
-    def text(self) -> str:
-        names = ("connections", "open", "open_peak", "requests", "gits", "kept", "bytes")
-        with self.lock:
-            return "".join(f"minivm_gitsync_mirror_{name} {getattr(self, name)}\n" for name in names)
+# Between two words in the log about requests that went wrong: a stranger must not fill it.
+QUIET = 60.0
 
 
 class Mirror:
@@ -81,8 +59,16 @@ class Mirror:
 
     def upload_pack(self, protocol: str, body: bytes | None) -> bytes | None:
         """upload-pack's answer; None where it failed. `body` None: the advertisement."""
-        published = state_.load(self.settings.layout.state).published
-        key = (published.oid if published else "", protocol, body)
+        known = state_.load(self.settings.layout.state)
+        published = known.published
+        if body is not None:
+            verified = ([published] if published else []) + list(known.history[:KEEP])
+            wanted = wants(body)
+            if wanted is None or not wanted <= {name for each in verified for name in (each.oid, each.commit)}:
+                return None
+        # A hash for the request: it may be a MiB, and is anybody's.
+        digest = None if body is None else hashlib.sha256(body).digest()
+        key = (published.oid if published else "", protocol, digest)
         reply, fresh = self.cache.get(key, lambda: self._run(protocol, body))
         self.counters.add("gits" if fresh else "kept")
         return reply
@@ -107,20 +93,39 @@ class Mirror:
         """The updates, one after another, each in its own process; for ever."""
         while not self.stopping:
             self.hurry.clear()
-            done = subprocess.run([sys.executable, "-I", "-m", "gitsync.mirror_update"], stdin=subprocess.DEVNULL)
-            known = state_.load(self.settings.layout.state)
-            if known.published is not None:
-                self.board.see(known.published.commit)
-                report.notify("READY=1")
-            report.notify(f"STATUS={report.summary(known, self.settings)}")
-            failures = max(known.failures, 1 if done.returncode else 0)
+            try:
+                failures = self._update()
+            except OSError as error:
+                print(f"gitsync mirror: no update: {error}", flush=True)
+                failures = 1
             self.hurry.wait(next_delay(self.settings.pod, self.settings.period, failures, self.settings.backoff_max))
+
+    def _update(self) -> int:
+        """How often updates have failed in a row."""
+        done = subprocess.run([sys.executable, "-I", "-m", "gitsync.mirror_update"], stdin=subprocess.DEVNULL)
+        known = state_.load(self.settings.layout.state)
+        if known.published is not None:
+            self.board.see(known.published.commit)
+            report.notify("READY=1")
+        report.notify(f"STATUS={report.summary(known, self.settings)}")
+        return max(known.failures, 1 if done.returncode else 0)
 
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = IDLE
     server: Server
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()
+        self.reader = DeadlineReader(self.connection)
+        self.rfile = io.BufferedReader(self.reader)
+        self.until = time.monotonic() + CONNECTION
+
+    def handle_one_request(self) -> None:
+        self.reader.until = time.monotonic() + REQUEST
+        super().handle_one_request()
 
     def do_GET(self) -> None:
         self.server.mirror.counters.add("requests")
@@ -145,7 +150,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == f"{REPOSITORY}/git-upload-pack":
             return self.packs(body)
         if self.path == "/ring":
-            return self.answer(204 if self.server.mirror.board.report(body) else 400)
+            return self.ring(body)
         if self.path == "/webhook":
             return self.webhook(body)
         return self.answer(404)
@@ -171,10 +176,18 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(503)
         return self.answer(200, reply, "application/x-git-upload-pack-result")
 
+    def vouched(self, body: bytes, secret: Path | None) -> bool:
+        return authentic({name.lower(): value for name, value in self.headers.items()}, body, read_secret(secret))
+
+    def ring(self, body: bytes) -> None:
+        mirror = self.server.mirror
+        if mirror.settings.ring_secret is not None and not self.vouched(body, mirror.settings.ring_secret):
+            return self.answer(403)
+        return self.answer(204 if mirror.board.report(body) else 400)
+
     def webhook(self, body: bytes) -> None:
         mirror = self.server.mirror
-        headers = {name.lower(): value for name, value in self.headers.items()}
-        if not authentic(headers, body, read_secret(mirror.settings.webhook_secret)):
+        if not self.vouched(body, mirror.settings.webhook_secret):
             return self.answer(403)
         mirror.hurry.set()
         return self.answer(202)
@@ -182,16 +195,10 @@ class Handler(BaseHTTPRequestHandler):
     def body(self) -> bytes | None:
         """The request's body, unpacked, bounded both ways; None where it has no length or is too large."""
         length = self.headers.get("Content-Length", "")
-        if not length.isdigit() or int(length) > LARGEST_REQUEST:
+        if not length.isdigit() or int(length) > LARGEST:
             return None
         body = self.rfile.read(int(length))
-        if self.headers.get("Content-Encoding") != "gzip":
-            return body
-        try:
-            unpacked = gzip.GzipFile(fileobj=io.BytesIO(body)).read(LARGEST_REQUEST + 1)
-        except (OSError, EOFError):
-            return None
-        return unpacked if len(unpacked) <= LARGEST_REQUEST else None
+        return unpack(body) if self.headers.get("Content-Encoding") == "gzip" else body
 
     def answer(self, status: int, body: bytes = b"", kind: str = "text/plain") -> None:
         self.server.mirror.counters.add("bytes", len(body))
@@ -200,6 +207,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-cache")
+        if self.close_connection or time.monotonic() > self.until:
+            self.send_header("Connection", "close")
         self.end_headers()
         self.wfile.write(body)
 
@@ -215,20 +224,31 @@ class Server(socketserver.TCPServer):
 
     def __init__(self, address: tuple[str, int], mirror: Mirror) -> None:
         self.mirror = mirror
+        self.said = -QUIET
         super().__init__(address, Handler)
 
     def work(self) -> None:
+        """For ever: nothing that a request does may cost the fleet a thread."""
         while True:
             try:
                 request, client = self.get_request()
             except OSError:
-                return
+                if self.fileno() < 0:
+                    return
+                # The caller has gone, or there are no descriptors just now.
+                time.sleep(0.05)
+                continue
             self.mirror.counters.add("connections")
             self.mirror.counters.add("open")
             try:
                 self.finish_request(request, client)
             except (OSError, ValueError):
                 pass  # the other end went away, or spoke no http
+            except Exception as error:
+                self.mirror.counters.add("errors")
+                if time.monotonic() - self.said > QUIET:
+                    self.said = time.monotonic()
+                    print(f"gitsync mirror: a request failed: {type(error).__name__}: {error}", flush=True)
             finally:
                 self.shutdown_request(request)
                 self.mirror.counters.add("open", -1)
@@ -236,6 +256,9 @@ class Server(socketserver.TCPServer):
 
 def serve(settings: Settings) -> None:
     mirror = Mirror(settings)
+    if settings.ring_secret is not None and not read_secret(settings.ring_secret):
+        # Refusing every report would look like a fleet where nothing fails.
+        raise GitsyncError("serve the mirror", "the ring's secret is missing or empty", file=settings.ring_secret)
     mirror.settings.root.mkdir(mode=0o755, parents=True, exist_ok=True)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

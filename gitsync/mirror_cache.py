@@ -7,9 +7,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 
+# What an entry costs beside its reply and the bytes of its key; and how many there are, whatever they cost.
+OVERHEAD = 1024
+MOST = 4096
+
 
 class Cache:
-    """Bounded by the bytes it holds; the longest unused goes first. A failure (None) is not kept."""
+    """Bounded by the bytes it holds and by number; keys are small. The longest unused goes first.
+
+    A failure (None) is not kept.
+    """
 
     def __init__(self, room: int) -> None:
         self._room = room
@@ -42,10 +49,10 @@ class Cache:
         return reply, True
 
     def _keep(self, key: Hashable, reply: bytes) -> None:
-        if len(reply) > self._room:
+        if len(reply) + OVERHEAD > self._room:
             return
         self._made[key] = reply
-        self._held += len(reply)
-        while self._held > self._room:
+        self._held += len(reply) + OVERHEAD
+        while self._held > self._room or len(self._made) > MOST:
             _, old = self._made.popitem(last=False)
-            self._held -= len(old)
+            self._held -= len(old) + OVERHEAD

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import hmac
 import os
@@ -9,16 +10,17 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from gitsync import cycle, schedule
+from gitsync import cycle, ring, schedule
 from tests.process.gitsync_world import GOOD_TREE, World, until
 
 SECRET = "hook-secret"
@@ -161,6 +163,81 @@ def test_a_webhook_without_the_secret_and_nonsense_are_turned_away(world: World)
         with socket.create_connection((host, int(port)), timeout=10) as line:
             line.sendall(b"POST /ring HTTP/1.1\r\nHost: x\r\nContent-Length: 2000000\r\n\r\n")
             assert line.recv(100).startswith(b"HTTP/1.1 413 ")
+
+
+def test_no_request_costs_the_mirror_a_thread(world: World) -> None:
+    with mirror(world) as running:
+        for _ in range(70):
+            assert running.post("/ring", b"[" * 200_000) == 400
+            assert running.post("/webhook", gzip.compress(b"x" * 100)[:-20] + b"!" * 20, Content_Encoding="gzip") == 413
+        assert running.count("errors") == 0
+        assert running.count("open") == 1
+
+
+def test_who_sends_a_byte_now_and_then_holds_no_thread(world: World) -> None:
+    with mirror(world) as running:
+        host, port = running.url.removeprefix("http://").split(":")
+        lines = [socket.create_connection((host, int(port)), timeout=30) for _ in range(64)]
+        stop = threading.Event()
+
+        def trickle() -> None:
+            for line in lines:
+                line.sendall(b"POST /ring HTTP/1.1\r\nContent-Length: 1000000\r\n\r\n")
+            while not stop.wait(1.0):
+                for line in lines:
+                    with suppress(OSError):
+                        line.sendall(b"[")
+
+        thread = threading.Thread(target=trickle)
+        thread.start()
+        try:
+            until(lambda: answers(running), "the mirror answers somebody else")
+        finally:
+            stop.set()
+            thread.join()
+            for line in lines:
+                line.close()
+
+
+def answers(running: Running) -> bool:
+    try:
+        with urllib.request.urlopen(f"{running.url}/metrics", timeout=3) as reply:
+            return bool(reply.status == 200)
+    except OSError:
+        return False
+
+
+def test_only_what_was_verified_is_served_by_its_hash(world: World) -> None:
+    first = world.upstream.commit(dict(GOOD_TREE), signer=world.alice)
+    with mirror(world) as running:
+        until(lambda: first[:12] in running.log.read_text(), "the mirror shows the first commit")
+        unsigned = world.upstream.commit({"new": "x"}, signer=None)
+        running.hurry()
+        until(lambda: f"refused {unsigned[:12]}" in running.log.read_text(), "the mirror refuses it")
+        into = str(world.folder / "clone")
+        subprocess.run(["git", "init", "-q", "--bare", into], check=True)
+        for version in ("0", "2"):
+            for commit, served in ((first, True), (unsigned, False)):
+                argv = ["git", "-C", into, "-c", f"protocol.version={version}", "fetch", "-q", "--depth=1"]
+                done = subprocess.run([*argv, f"{running.url}/scripts.git", commit], capture_output=True, text=True)
+                assert (done.returncode == 0) is served, (version, served, done.stderr)
+
+
+def test_with_a_secret_the_ring_hears_only_who_knows_it(world: World) -> None:
+    first = world.upstream.commit(dict(GOOD_TREE), signer=world.alice)
+    secret = world.folder / "ring"
+    secret.write_text("ring-secret\n")
+    with mirror(world, MINIVM_GITSYNC_RING_SECRET=str(secret)) as running:
+        until(lambda: first[:12] in running.log.read_text(), "the mirror shows the first commit")
+        url = f"{running.url}/ring"
+        assert not ring.tell(url, "liar", first, ok=False, reason="no")
+        assert '"failed": 0' in running.get(f"/ring/{first}")
+        node(world, running)
+        world.settings = replace(world.settings, ring_url=url, ring_secret=secret, canary_percent=100.0)
+        cycle.run(world.settings)
+        assert '"good": 1' in running.get(f"/ring/{first}")
+        assert ring.tell(url, "node", first, ok=False, reason="no", secret=secret)
+        assert '"failed": 1' in running.get(f"/ring/{first}")
 
 
 def pods(percent: float, canary: bool) -> str:
