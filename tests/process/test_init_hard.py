@@ -456,6 +456,16 @@ def test_status_over_http_is_the_snapshot(pod: World) -> None:
     assert pod.get("/nothing")[0] == 404
 
 
+def test_status_over_http_shows_no_last_line(pod: World) -> None:
+    """It is for whoever may use the control socket."""
+    pod.start({"p": {"kind": "oneshot", "command": shell("echo token=abc")}})
+    pod.until_ready()
+    assert pod.service("p").last_line == "token=abc"
+    status, text = pod.get("/status")
+    assert status == 200 and json.loads(text)["services"][0]["name"] == "p"
+    assert "token" not in text and "last_line" not in text
+
+
 def test_strange_http_callers_hurt_nobody(pod: World) -> None:
     import socket
 
