@@ -1,6 +1,6 @@
 """What a site decides about a build, beside the definition: mirrors, proxies, networks, registries.
 
-Only the first six reach the content of an image; for the rest the lock's checksums hold, whatever the mirror. Each setting is an
+Only the first six reach the content of an image: the lock's checksums hold whatever the mirror. Each setting is an
 environment variable `MINIVM_BUILD_<NAME>` or `--set name=value`.
 """
 

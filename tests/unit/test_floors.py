@@ -31,7 +31,7 @@ THIRD_PARTY = {
     },
     "init": {"click": {"*"}, "yaml": {"init.dropins"}, "supervisor": {"init.supervisor_files", "init.supervisor_rpc"}},
     "gitsync": {"click": {"*"}, "git": {"gitsync.repo"}},
-    "cluster": {"click": {"*"}, "yaml": {"*"}, "rich": {"*"}, "helm_python": {"cluster.render"}},
+    "cluster": {"click": {"*"}, "yaml": {"*"}, "helm_python": {"cluster.render"}},
 }
 # Modules of init that PID 1 must never load at boot: what they need is not in its standard-library floor.
 NOT_ON_THE_BOOT_PATH = {"click", "yaml", "supervisor"}
