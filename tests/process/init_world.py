@@ -28,9 +28,12 @@ PYTHON = str(SYSTEM_PYTHON) if SYSTEM_PYTHON.exists() else sys.executable
 PATIENCE = 20.0
 T = TypeVar("T")
 
-# The beginning of every helper service: how to tell PID 1 something.
+# The beginning of every helper service: how to tell PID 1 something, and how to say a line in one write, where two
+# processes share a pipe (unbuffered, Python's own writes every word alone, and the other's come in between).
 TELL = """
 import os, signal, socket, sys, time
+def print(*words, sep=" "):
+    os.write(1, (sep.join(map(str, words)) + "\\n").encode())
 def tell(text):
     s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     s.sendto(text.encode(), os.environ["NOTIFY_SOCKET"])

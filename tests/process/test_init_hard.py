@@ -288,7 +288,7 @@ def test_a_wall_clock_that_jumps_moves_no_timer(pod: World, tmp_path: Path) -> N
 def test_nothing_is_lost_when_the_reader_is_slow(pod: World) -> None:
     """The services wait, PID 1 does not: it answers while its output is stuck; then every line is there once."""
     read, write = os.pipe()
-    lines = 60000
+    lines = 120_000  # about twice what pipes and PID 1 hold between them
     pod.start(
         {
             "talk": {
@@ -582,7 +582,7 @@ def test_a_bug_of_its_own_stops_everything_in_order(pod: World, tmp_path: Path) 
     services = {
         name: {
             "command": python(
-                f"signal.signal(signal.SIGTERM, lambda *_: (print('down {name}', flush=True), os._exit(0)))\n"
+                f"signal.signal(signal.SIGTERM, lambda *_: (print('down {name}'), os._exit(0)))\n"
                 "tell('READY=1')\nsignal.pause()"
             ),
             "ready": "notify",
