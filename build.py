@@ -35,6 +35,7 @@ class Commands(click.Group):
         "push": ("images.cli_publish", "Push the roles' images to a registry."),
         "sbom": ("images.cli_publish", "The SPDX document of a role."),
         "diff": ("images.cli_publish", "What differs between two images."),
+        "prune": ("images.cli_prune", "Remove images that later builds superseded."),
         "reproduce": ("images.cli_check", "Build twice from nothing and compare every digest."),
         "test": ("images.cli_check", "Run the container tests of the roles."),
         "up": ("cluster.cli", "Bring up a whole cluster on this machine."),

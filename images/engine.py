@@ -120,6 +120,16 @@ class Engine:
         with suppress(docker.errors.APIError):
             self.api.remove_image(reference, force=True)
 
+    def release(self, reference: str) -> str:
+        """Take a name away, and the image with its last one; why not, where a container still uses it."""
+        try:
+            self.api.remove_image(reference)
+        except docker.errors.ImageNotFound:
+            return ""
+        except docker.errors.APIError as error:
+            return str(error.explanation)
+        return ""
+
     def pull(self, reference: str) -> None:
         with answering(f"pull {reference}"):
             self.api.pull(reference)

@@ -24,6 +24,7 @@ from images.lock import Place, open_archive
 from images.locked import Request, Slice, to_json
 from images.make import Maker
 from images.progress import Plain
+from images.prune import candidates
 from images.reproduce import reproduce
 from images.saved import Chunks
 from images.saved import read as contents
@@ -149,6 +150,29 @@ def test_a_touched_file_is_named_and_only_what_depends_on_it_is_built(
     assert planned["role:small"].why == ("parent layer:two",)
     built = {key for key, result in small.build(session).items() if result.built}
     assert built == {"layer:two", "role:small"}
+
+
+def test_what_a_later_build_superseded_can_go_and_nothing_else(small: Small, engine: Engine) -> None:
+    first = small.build(small.open())
+    (small.root / "images/rootfs/one/etc/one.conf").write_text("2\n")
+    session = small.open()
+    second = small.build(session)
+    keys = ["role:small", "layer:one", "layer:two"]
+    old = candidates(session, ROLES)
+    assert set(old) == {first[key].image.reference for key in keys}
+    assert old[0] == first["role:small"].image.reference
+    for name in old:
+        assert engine.release(name) == ""
+    kept = {result.image.reference for result in second.values()} | {f"{second['role:small'].image.repo}:latest"}
+    assert named(engine, small.prefix) == kept
+    assert candidates(session, ROLES) == []
+
+
+def test_an_image_in_use_stays_and_says_so(small: Small, engine: Engine) -> None:
+    image = small.build(small.open())["layer:two"].image
+    with engine.container(image.reference):
+        assert "container" in engine.release(image.reference)
+    assert engine.has(image.reference)
 
 
 def test_a_layer_that_adds_nothing_leaves_the_base_its_name(small: Small, engine: Engine) -> None:
