@@ -103,7 +103,9 @@ class Engine:
 
     def still_wanted(self, name: str, step: int) -> bool:
         """Whether a start that was decided should still be made: an action before it may have stopped everything."""
-        return step == STOPPER or self.states[name].phase is not Phase.STOPPING
+        if step == STOPPER:
+            return True
+        return self.phase is not PodPhase.STOPPING and self.states[name].phase is not Phase.STOPPING
 
     # What is asked.
 
