@@ -249,6 +249,46 @@ def test_keys_are_made_whole_where_none_are_given() -> None:
     assert base64.b64decode(host_key).startswith(b"-----BEGIN PRIVATE KEY-----")
 
 
+def ring_mounts(values: dict[str, Any]) -> dict[str, tuple[str | None, str | None]]:
+    """Role -> the Secret mounted for the ring, and the file that gitsync is told of."""
+    found = {}
+    for document in render(values, release="slurm", namespace="hpc"):
+        if document["kind"] == "StatefulSet":
+            volumes = {item["name"]: item for item in document["spec"]["template"]["spec"]["volumes"]}
+            mounts = {item["mountPath"]: item["name"] for item in container(document)["volumeMounts"]}
+            name = mounts.get("/mnt/minivm/secrets/ring")
+            secret = volumes[name]["secret"]["secretName"] if name else None
+            role = document["metadata"]["labels"]["app.kubernetes.io/component"]
+            found[role] = (secret, env(document).get("MINIVM_GITSYNC_RING_SECRET"))
+    return found
+
+
+def test_reports_to_a_ring_are_signed_without_being_asked_for() -> None:
+    url = {"MINIVM_GITSYNC_RING_URL": "http://slurm-controller:8651/ring"}
+    asked = {"scripts": {"env": url}, "demo": {"enabled": True}}
+    file = "/mnt/minivm/secrets/ring/ring.key"
+    signed = ("slurm-ring", file)
+    nodes = ("controller", "login", "worker")
+    assert ring_mounts(asked) == {**dict.fromkeys(nodes, signed), "demo": (None, None)}
+    own = {**asked, "secrets": {"ring": {"existingSecret": "board"}}}
+    assert ring_mounts(own)["worker"] == ("board", file)
+    assert ("Secret", "slurm-ring") not in {
+        (document["kind"], document["metadata"]["name"]) for document in render(own, release="slurm", namespace="hpc")
+    }
+    elsewhere = {"scripts": {"env": {**url, "MINIVM_GITSYNC_RING_SECRET": "/etc/site/ring"}}}
+    assert ring_mounts(elsewhere)["worker"] == (None, "/etc/site/ring")
+    assert ring_mounts({})["worker"] == (None, None), "nobody is asked: nothing is signed"
+
+
+def test_a_rings_key_that_is_given_is_the_one() -> None:
+    (secret,) = [
+        document
+        for document in render({"secrets": {"ring": {"key": "cmluZw=="}}}, release="slurm", namespace="hpc")
+        if document["metadata"]["name"] == "slurm-ring"
+    ]
+    assert secret["data"] == {"ring.key": "cmluZw=="}
+
+
 def test_the_drain_fits_into_the_grace_period() -> None:
     with pytest.raises(ClusterError, match="drainSeconds must leave 10"):
         render({"workers": {"pools": {"a": {"graceSeconds": 60, "drainSeconds": 55}}}}, release="s", namespace="n")

@@ -42,6 +42,15 @@ minivm.io/pool: {{ . }}
 {{- define "minivm.secret.sssd" -}}
 {{ default (printf "%s-sssd" (include "minivm.fullname" .)) .Values.secrets.sssd.existingSecret }}
 {{- end -}}
+{{- define "minivm.secret.ring" -}}
+{{ default (printf "%s-ring" (include "minivm.fullname" .)) .Values.secrets.ring.existingSecret }}
+{{- end -}}
+{{/* A ring that is asked wants signed reports; a file that the operator names himself comes before the chart's. */}}
+{{- define "minivm.hasRing" -}}
+{{- if not (hasKey .Values.scripts.env "MINIVM_GITSYNC_RING_SECRET") -}}
+{{- if or .Values.secrets.ring.existingSecret .Values.secrets.ring.key (index .Values.scripts.env "MINIVM_GITSYNC_RING_URL") }}yes{{ end -}}
+{{- end -}}
+{{- end -}}
 {{- define "minivm.secret.database" -}}
 {{ default (printf "%s-database" (include "minivm.fullname" .)) .Values.accounting.database.existingSecret }}
 {{- end -}}
@@ -79,6 +88,9 @@ minivm.io/pool: {{ . }}
 {{- if .root.Values.scripts.repository }}
 - {name: MINIVM_GITSYNC_REPO, value: {{ .root.Values.scripts.repository | quote }}}
 - {name: MINIVM_GITSYNC_REF, value: {{ .root.Values.scripts.ref | quote }}}
+{{- end }}
+{{- if and (include "minivm.hasRing" .root) (ne .role "demo") }}
+- {name: MINIVM_GITSYNC_RING_SECRET, value: /mnt/minivm/secrets/ring/ring.key}
 {{- end }}
 {{- range $key, $value := .root.Values.scripts.env }}
 - {name: {{ $key }}, value: {{ $value | quote }}}
@@ -154,6 +166,9 @@ affinity: {{ toJson . }}
 {{- if .root.Values.scripts.existingSecret }}
 - {name: gitsync, mountPath: /mnt/minivm/secrets/gitsync, readOnly: true}
 {{- end }}
+{{- if include "minivm.hasRing" .root }}
+- {name: ring, mountPath: /mnt/minivm/secrets/ring, readOnly: true}
+{{- end }}
 {{- if .root.Values.scripts.policy }}
 - {name: script-policy, mountPath: /mnt/minivm/config/scripts, readOnly: true}
 {{- end }}
@@ -189,6 +204,10 @@ affinity: {{ toJson . }}
 {{- with .root.Values.scripts.existingSecret }}
 - name: gitsync
   secret: {secretName: {{ . }}, defaultMode: 0400}
+{{- end }}
+{{- if include "minivm.hasRing" .root }}
+- name: ring
+  secret: {secretName: {{ include "minivm.secret.ring" .root }}, defaultMode: 0400}
 {{- end }}
 {{- if .root.Values.scripts.policy }}
 - name: script-policy
