@@ -51,22 +51,31 @@ def connect() -> Any:
 @click.option("--port", default=2222, show_default=True, help="Of 127.0.0.1, for ssh; the next free one if taken.")
 @click.option("--slurm-version", "slurm", default="", help="Images of this Slurm version, as in 24.11.5.")
 @click.option("--variant", default="", help="Images of this variant: debian, nvidia.")
+@click.option("--tag", "given_tags", multiple=True, help="Images of this tag: TAG, or ROLE=TAG, several times.")
 @click.option("--values", "values_file", type=click.Path(exists=True, path_type=Path), help="Chart values on top.")
 @click.option("--timeout", default=180.0, show_default=True, help="Seconds until all pods must be ready.")
 @told
-def up(name: str, workers: int, port: int, slurm: str, variant: str, values_file: Path | None, timeout: float) -> None:
+def up(
+    name: str,
+    workers: int,
+    port: int,
+    slurm: str,
+    variant: str,
+    given_tags: tuple[str, ...],
+    values_file: Path | None,
+    timeout: float,
+) -> None:
     """A whole cluster on this machine; again: changes what changed."""
     import yaml
 
     from cluster.local import LocalCluster
     from cluster.report import not_granted
+    from cluster.tags import chosen, newest
 
     overrides = (yaml.safe_load(values_file.read_text()) or {}) if values_file else {}
     client, begun = connect(), time.monotonic()
     options = Options(name=name, workers=workers, port=port, overrides=overrides)
     if slurm or variant:
-        from cluster.tags import newest
-
         # Every image is created at the same moment, the lock's: what tells them apart is when they got their names.
         listed = [
             (reference, str(client.api.inspect_image(reference)["Metadata"]["LastTagTime"]))
@@ -75,6 +84,10 @@ def up(name: str, workers: int, port: int, slurm: str, variant: str, values_file
         ]
         tags = newest(listed, repository=options.repository, slurm=slurm, variant=variant)
         options = replace(options, tags=tags)
+    every, single = chosen(given_tags)
+    if every:
+        options = replace(options, tag=every, tags={})
+    options = replace(options, tags={**options.tags, **single})
 
     def say(text: str) -> None:
         click.echo(f"{time.monotonic() - begun:6.1f} s  {text}")

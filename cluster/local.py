@@ -91,6 +91,7 @@ class LocalCluster:
         self.save()
         write_private(self.known_hosts, self.known_hosts_line().encode())
         with self.stages.stage("pods"):
+            self.restart_dead(known, there)
             self.reconcile(known, there, timeout=timeout)
         with self.stages.stage("ready"):
             self.wait_ready(known, timeout=timeout)
@@ -113,6 +114,17 @@ class LocalCluster:
                 self.say(f"{pod.name}: replaced, its description changed")
                 self.delete(pod.name, known=known)
                 self.wait_ready(known, timeout=timeout, only=pod.name)
+
+    def restart_dead(self, known: Manifests, there: Mapping[str, Running]) -> None:
+        """Nobody watches the pods of one machine all the time, as a kubelet does: `up` does it in passing."""
+
+        def look(pod: Pod) -> None:
+            if readiness.dead(pod, there[pod.name]):
+                self.say(f"{pod.name}: started again, its {pod.alive.path} fails")
+                self.kubelet.restart(there[pod.name])
+
+        with ThreadPoolExecutor(HANDS) as hands:
+            list(hands.map(look, [pod for pod in known.pods if pod.name in there]))
 
     def specs(self, known: Manifests) -> dict[str, str]:
         images = {image: self.kubelet.image_id(image) for image in sorted({pod.image for pod in known.pods})}

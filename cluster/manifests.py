@@ -94,6 +94,7 @@ class Pod:
     grace: int
     pre_stop: tuple[str, ...]
     ready: Probe
+    alive: Probe
     ports: Mapping[str, int]
     limits: Limits
 
@@ -182,7 +183,6 @@ def parse_pod(
     volumes |= {claim: Volume(claim, Source.CLAIM, of=f"{claim}-{name}") for claim in claims}
     ports = {str(port["name"]): int(port["containerPort"]) for port in container.get("ports", [])}
     security = container.get("securityContext", {})
-    probe = container["readinessProbe"]["httpGet"]
     plain, fields = parse_env(container.get("env", []), labels=labels, pod=name)
     return Pod(
         name=name,
@@ -208,10 +208,15 @@ def parse_pod(
         host_network=bool(spec.get("hostNetwork", False)),
         grace=int(spec.get("terminationGracePeriodSeconds", 30)),
         pre_stop=tuple(container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ())),
-        ready=Probe(str(probe["path"]), ports[probe["port"]]),
+        ready=parse_probe(container["readinessProbe"], ports),
+        alive=parse_probe(container["livenessProbe"], ports),
         ports=ports,
         limits=parse_limits(container.get("resources", {}).get("limits", {})),
     )
+
+
+def parse_probe(raw: Mapping[str, Any], ports: Mapping[str, int]) -> Probe:
+    return Probe(str(raw["httpGet"]["path"]), ports[raw["httpGet"]["port"]])
 
 
 def parse_env(

@@ -202,6 +202,10 @@ class Kubelet:
             self.run_pre_stop(running.container, running.pre_stop, deadline)
         self.api.stop(running.container, timeout=max(1, round(deadline - time.monotonic())))
 
+    def restart(self, running: Running) -> None:
+        """The same container again, as a kubelet does after a failed liveness probe: what does not end is killed."""
+        self.api.restart(running.container, timeout=running.grace)
+
     def run_pre_stop(self, container: str, command: tuple[str, ...], deadline: float) -> None:
         try:
             started = self.api.exec_create(container, list(command))["Id"]

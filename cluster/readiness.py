@@ -12,6 +12,8 @@ from cluster.pods import Running
 
 TIMEOUT = 2.0
 STATUS = "/status"
+# How often in a row /livez must fail before a pod is started again, as the chart tells a kubelet.
+DEAD_AFTER = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,24 @@ def examine(pod: Pod, running: Running | None) -> Readiness:
     except (OSError, http.client.HTTPException, ValueError):
         return answer
     return Readiness(answer.ready, answer.reason, wrong(status))
+
+
+def dead(pod: Pod, running: Running) -> bool:
+    """Whether a kubelet would start this container again: its PID 1 hangs, or says itself that it is lost.
+
+    A port that nobody has opened is a pod that still starts: on Kubernetes that is the startup probe's business.
+    """
+    return running.running and all(fails(pod, running) for _ in range(DEAD_AFTER))
+
+
+def fails(pod: Pod, running: Running) -> bool:
+    try:
+        code, _ = get(running.address, pod.alive.port, pod.alive.path)
+    except ConnectionRefusedError:
+        return False
+    except (OSError, http.client.HTTPException):
+        return True
+    return code >= 400
 
 
 def wrong(status: dict[str, Any]) -> tuple[str, ...]:

@@ -11,6 +11,22 @@ ROLES = ("controller", "login", "worker", "demo")
 TAG = re.compile(r"(?P<slurm>[0-9.]+)-(?P<variant>[a-z0-9]+)-(?P<hash>[0-9a-f]{12})")
 
 
+def chosen(given: Iterable[str]) -> tuple[str, dict[str, str]]:
+    """The tag of all roles and those of single ones, of TAG and ROLE=TAG; an empty one was not given."""
+    every, single = "", {}
+    for text in given:
+        role, equals, tag = text.rpartition("=")
+        if equals and role not in ROLES:
+            raise ClusterError(f"take the tag {text!r}", f"the roles are {', '.join(ROLES)}")
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", tag):
+            raise ClusterError(f"take the tag {text!r}", "that is no tag")
+        if equals:
+            single[role] = tag
+        else:
+            every = tag
+    return every, single
+
+
 def newest(images: Iterable[tuple[str, str]], *, repository: str, slurm: str, variant: str) -> dict[str, str]:
     """Role -> tag, from the engine's (reference, when it was tagged) pairs."""
     best: dict[str, tuple[str, str]] = {}

@@ -23,6 +23,8 @@ MOUNT_DEADLINE_S = 4.0
 NETWORK_FILE_SYSTEMS = frozenset(
     {"nfs", "nfs4", "lustre", "ceph", "fuse.ceph-fuse", "gpfs", "wekafs", "beegfs", "cifs", "smb3", "afs", "virtiofs"}
 )
+# What FUSE serves in a pod is on the network nearly always: JuiceFS, GlusterFS, buckets. These two are not.
+LOCAL_FUSE = frozenset({"fuse.lxcfs", "fuse.fuse-overlayfs"})
 ABANDONED_MOUNTS = Path("/run/minivm/health/abandoned-mounts")
 
 
@@ -103,13 +105,17 @@ def mounts() -> Capture:
         return Capture("", Failure.FAILED, f"/proc/self/mounts: {error.strerror}")
     entries = [line.split() for line in table.splitlines() if len(line.split()) >= 4]
     # Local ones are left alone: where the root hangs, nothing of this runs, and a busy machine must not look like that.
-    asked = {_unescape(row[1]): row[2] for row in entries if row[2] in NETWORK_FILE_SYSTEMS}
+    asked = {_unescape(row[1]): row[2] for row in entries if on_the_network(row[2])}
     hung = _still_hung()
     states = {path: "hung -" for path in asked if path in hung}
     states |= _ask([path for path in asked if path not in hung])
     lines = [f"{states.get(path, 'hung -')} {kind} {path}" for path, kind in sorted(asked.items())]
     others = [f"other - {row[2]} {_unescape(row[1])}" for row in entries if _unescape(row[1]) not in asked]
     return Capture("\n".join(["# mounts: state seconds type path", *lines, *others, f"# end: {len(asked)} asked"]))
+
+
+def on_the_network(kind: str) -> bool:
+    return kind in NETWORK_FILE_SYSTEMS or (kind.split(".")[0] == "fuse" and kind not in LOCAL_FUSE)
 
 
 def _ask(paths: list[str]) -> dict[str, str]:

@@ -126,6 +126,16 @@ def test_options_that_cannot_be_are_refused(name: str, workers: int) -> None:
         Options(name=name, workers=workers)
 
 
+def test_a_tag_is_for_every_role_or_for_one() -> None:
+    assert tags.chosen([]) == ("", {})
+    assert tags.chosen(["1.2-debian-abc"]) == ("1.2-debian-abc", {})
+    assert tags.chosen(["old", "worker=new", "login=newer"]) == ("old", {"worker": "new", "login": "newer"})
+    with pytest.raises(ClusterError, match="the roles are controller, login, worker, demo"):
+        tags.chosen(["wroker=new"])
+    with pytest.raises(ClusterError, match="that is no tag"):
+        tags.chosen(["worker="])
+
+
 def test_overrides_are_merged_as_helm_does() -> None:
     assert values.merged({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 9}, "d": {"e": 4}}) == {
         "a": {"b": 9, "c": 2},
