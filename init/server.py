@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 
 from init.errors import ConfigError
 from init.poller import IN, OUT
@@ -133,6 +134,8 @@ def _response(status: int, kind: str, body: str, *, head: bool) -> bytes:
         f"HTTP/1.1 {status} {REASONS[status]}",
         f"Content-Type: {kind}",
         f"Content-Length: {len(data)}",
+        # Other pods tell by it whether their clock is right (init.controller_clock).
+        time.strftime("Date: %a, %d %b %Y %H:%M:%S GMT", time.gmtime()),
         "Cache-Control: no-store",
         "Connection: close",
     ]

@@ -6,6 +6,7 @@ import os
 import subprocess
 
 from init.addresses import CONTROLLER, host_and_port, joined
+from init.controller_clock import ahead_of, explain
 from init.errors import InitError
 from init.slurm_node import Node, parse
 
@@ -51,16 +52,24 @@ def run(argv: Sequence[str], controller: str, *, within: float = 10.0) -> str:
     except OSError as error:
         raise SlurmError(f"run {argv[0]}", error.strerror or str(error)) from error
     if done.returncode:
-        raise SlurmError("ask slurmctld", judge(done.stderr or done.stdout, controller))
+        text = done.stderr or done.stdout
+        ahead = ahead_of(controller) if rejected(text) else None
+        raise SlurmError("ask slurmctld", judge(text, controller, ahead or 0.0))
     return done.stdout
 
 
-def judge(text: str, controller: str) -> str:
-    """What a client's complaint means."""
+def rejected(text: str) -> bool:
+    """slurmctld has answered, and refuses who asks."""
+    return "Munge encode failed" not in text and any(words in text for words in KEY_REJECTED)
+
+
+def judge(text: str, controller: str, ahead: float = 0.0) -> str:
+    """What a client's complaint means. `ahead`: how far our clock is from the controller's, where that is known."""
     if "Munge encode failed" in text:
         return "this pod's munged does not answer"
-    if any(words in text for words in KEY_REJECTED):
-        return f"munge key rejected by {controller}"
+    if rejected(text):
+        apart = explain(ahead)
+        return f"munge credential refused by {controller}: {apart}" if apart else f"munge key rejected by {controller}"
     if "Name or service not known" in text or "getaddrinfo() failed" in text:
         return f"{controller} does not resolve"
     if any(words in text for words in NOT_REACHED):

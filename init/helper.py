@@ -1,0 +1,22 @@
+"""How a helper of PID 1 speaks: a line for the log, a condition for the pod, and what one of its services shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from init.client import Client
+from init.snapshot import ServiceView
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def condition(control: Path, name: str, text: str, *, expires: float | None = None) -> None:
+    """A sentence of our own beside the pod's; an empty one takes it back."""
+    with Client(control) as client:
+        client.request("condition", name=name, text=text, expires=expires)
+
+
+def service(client: Client, name: str) -> ServiceView | None:
+    return next((view for view in client.snapshot().services if view.name == name), None)
