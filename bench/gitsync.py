@@ -24,7 +24,8 @@ from urllib.request import urlopen
 from gitsync import cycle, schedule
 from gitsync.settings import Settings
 from tests.process.gitsync_servers import HttpGit, Line
-from tests.process.gitsync_world import World, run, until
+from tests.process.gitsync_world import World, run
+from tests.waiting import until
 
 FILES = 10_000
 CHANGES = 7

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from cluster.local import LocalCluster
 from cluster.manifests import Manifests
 from cluster.pods import Running
 from cluster.report import Row
-
-
-def until(wanted: Callable[[], bool], *, within: float, what: Callable[[], str]) -> float:
-    """Look until it is so; how long it took. `what` says what is there instead."""
-    begun = time.monotonic()
-    while not wanted():
-        assert time.monotonic() - begun < within, f"not within {within:.0f} s: {what()}"
-        time.sleep(0.1)
-    return time.monotonic() - begun
+from tests.waiting import until
 
 
 @dataclass
@@ -57,7 +47,7 @@ class World:
             states = self.node_states()
             return len(states) == 2 and set(states.values()) == {"idle"}
 
-        until(idle, within=60, what=lambda: str(self.node_states()))
+        until(idle, "both nodes are idle", seen=self.node_states)
 
 
 @dataclass
@@ -88,9 +78,9 @@ class Researcher:
         """Of a job, also of one that slurmctld has just forgotten."""
         return self.world.slurm("scontrol", "-o", "show", "job", job).partition("JobState=")[2].split()[0]
 
-    def wait_for(self, job: str, *states: str, within: float = 60) -> float:
-        return until(
+    def wait_for(self, job: str, *states: str) -> None:
+        until(
             lambda: self.state(job) in states,
-            within=within,
-            what=lambda: self.world.slurm("scontrol", "show", "job", job) + self.world.slurm("sinfo", "-N", "-l"),
+            f"job {job} is {' or '.join(states)}",
+            seen=lambda: self.world.slurm("scontrol", "show", "job", job) + self.world.slurm("sinfo", "-N", "-l"),
         )

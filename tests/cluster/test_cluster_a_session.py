@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from cluster.local import free_port
-from tests.cluster.researcher import Researcher, World, until
+from tests.cluster.researcher import Researcher, World
+from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
@@ -32,7 +33,7 @@ def test_a_job_on_two_nodes_writes_into_the_shared_home_and_is_accounted(alice: 
     def accounted() -> str:
         return alice(f"sacct -n -X -P -j {job} -o jobid,state,nnodes,user")
 
-    until(lambda: accounted().strip() == f"{job}|COMPLETED|2|alice", within=20, what=accounted)
+    until(lambda: accounted().strip() == f"{job}|COMPLETED|2|alice", "it is accounted", within=20, seen=accounted)
 
 
 def test_slurms_commands_answer_at_once(alice: Researcher) -> None:
@@ -49,11 +50,10 @@ def test_a_shell_on_a_node(alice: Researcher) -> None:
 
 
 def test_a_person_at_a_terminal_is_told_the_state_and_others_are_not(alice: Researcher) -> None:
-    until(
-        lambda: "2/2" in alice.world.run("slurm-login-0", "cat", "/run/motd.d/50-minivm"),
-        within=40,
-        what=lambda: alice.world.run("slurm-login-0", "cat", "/run/motd.d/50-minivm"),
-    )
+    def message() -> str:
+        return alice.world.run("slurm-login-0", "cat", "/run/motd.d/50-minivm")
+
+    until(lambda: "2/2" in message(), "the message of the day counts both nodes", within=40, seen=message)
     job = alice.submit("-J", "seen-at-login", script="sleep 120")
     alice.wait_for(job, "RUNNING")
     shown = alice(options=("-tt",), stdin="exit\n")
@@ -129,7 +129,7 @@ def test_ports_are_forwarded_as_remote_editors_need(alice: Researcher) -> None:
                 finally:
                     connection.close()
 
-            until(lambda: answer() == 200, within=20, what=lambda: str(answer()))
+            until(lambda: answer() == 200, "the controller answers through the tunnel", within=20, seen=answer)
         finally:
             tunnel.terminate()
 
@@ -188,4 +188,8 @@ def test_a_burst_of_submissions_loses_none(alice: Researcher) -> None:
     assert len(set(jobs)) == 100 and "failed" not in jobs
     assert set(alice("squeue --me -h -o %i").split()) == set(jobs)
     alice("scancel --me")
-    until(lambda: alice("squeue --me -h -o %i").split() == [], within=30, what=lambda: alice("squeue --me"))
+
+    def queue() -> str:
+        return alice("squeue --me -h")
+
+    until(lambda: queue() == "", "the queue is empty", within=30, seen=queue)

@@ -10,7 +10,8 @@ import pytest
 
 from cluster.report import table
 from cluster.values import merged
-from tests.cluster.researcher import Researcher, World, until
+from tests.cluster.researcher import Researcher, World
+from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
@@ -87,8 +88,9 @@ def test_the_controller_restarts_under_fifty_queued_and_two_running_jobs(healthy
     assert alice("echo in") == "in\n"
     until(
         lambda: alice.try_("sbatch --parsable -o /dev/null --wrap true", timeout=120).returncode == 0,
+        "a submission is taken",
         within=90,
-        what=lambda: alice.try_("sinfo").stderr,
+        seen=lambda: alice.try_("sinfo").stderr,
     )
     print(f"no submissions for {time.monotonic() - begun:.1f} s")
     healthy.wait_ready()
@@ -99,14 +101,15 @@ def test_the_controller_restarts_under_fifty_queued_and_two_running_jobs(healthy
     alice(f"scancel {array}_[11-50] {' '.join(running)}")
     until(
         lambda: healthy.slurm("squeue", "-h", "-j", array) == "",
+        "the cancelled jobs are gone",
         within=90,
-        what=lambda: healthy.slurm("squeue"),
+        seen=lambda: healthy.slurm("squeue"),
     )
 
     def completed() -> str:
         return alice(f"sacct -n -X -P -j {array} -o state")
 
-    until(lambda: completed().split().count("COMPLETED") == 10, within=30, what=completed)
+    until(lambda: completed().split().count("COMPLETED") == 10, "ten are completed", within=30, seen=completed)
 
 
 def test_workers_roll_to_a_new_description_while_an_array_runs(healthy: World, alice: Researcher) -> None:
@@ -121,7 +124,7 @@ def test_workers_roll_to_a_new_description_while_an_array_runs(healthy: World, a
     def states() -> str:
         return alice(f"sacct -n -X -P -j {array} -o state")
 
-    until(lambda: states().split() == ["COMPLETED"] * 24, within=90, what=states)
+    until(lambda: states().split() == ["COMPLETED"] * 24, "all are completed", within=90, seen=states)
     # Drained first: no task was cut and begun again.
     assert set(alice(f"sacct -n -X -D -P -j {array} -o jobid").split()) == {f"{array}_{n}" for n in range(1, 25)}
 
@@ -130,7 +133,7 @@ def test_a_new_partition_is_live_without_restarts(healthy: World, alice: Researc
     pods = ("slurm-controller-0", "slurm-worker-0", "slurm-login-0")
     before = {pod: (healthy.running(pod).container, healthy.running(pod).restarts) for pod in pods}
     change(healthy, {"slurm": {"extraConfig": "PartitionName=short Nodes=pool_worker MaxTime=10 State=UP"}})
-    until(lambda: "short" in healthy.slurm("sinfo", "-h", "-o", "%R"), within=60, what=lambda: healthy.slurm("sinfo"))
+    until(lambda: "short" in healthy.slurm("sinfo", "-h", "-o", "%R"), "it is live")
     assert alice("srun -p short -N2 -l true") == ""
     assert {pod: (healthy.running(pod).container, healthy.running(pod).restarts) for pod in pods} == before
 
@@ -142,11 +145,11 @@ def test_a_broken_slurm_conf_is_refused_with_a_reason(healthy: World, alice: Res
     def shown() -> str:
         return "\n".join(table(healthy.cluster.status(), width=1000))
 
-    until(lambda: "slurm.conf: refused" in shown() and "NoSuchSetting" in shown(), within=60, what=shown)
+    until(lambda: "slurm.conf: refused" in shown() and "NoSuchSetting" in shown(), "the refusal is told", seen=shown)
     # The running one stays: jobs run, also from new clients.
     assert alice("srun -p short -N2 -l true") == ""
     change(healthy, {"slurm": {"extraConfig": good}})
-    until(lambda: "NoSuchSetting" not in shown(), within=60, what=shown)
+    until(lambda: "NoSuchSetting" not in shown(), "the refusal is taken back", seen=shown)
 
 
 def push(world: World, script: str) -> str:
@@ -165,14 +168,14 @@ def push(world: World, script: str) -> str:
 def test_a_pushed_prolog_runs_on_every_node_and_a_broken_one_on_none(healthy: World, alice: Researcher) -> None:
     workers = ("slurm-worker-0", "slurm-worker-1")
 
-    def current(pod: str) -> str:
-        return healthy.run(pod, "readlink", "/var/lib/minivm/scripts/current")
+    def everywhere() -> list[str]:
+        return [healthy.run(pod, "readlink", "/var/lib/minivm/scripts/current") for pod in workers]
 
     prolog = "#!/bin/sh\\ntouch /run/minivm/marked-$SLURM_JOB_ID\\n"
     good = push(healthy, f"printf '{prolog}' > prolog.d/90-mark && chmod 755 prolog.d/90-mark")
     for pod in workers:
         healthy.run(pod, "gitsync", "now")
-    until(lambda: all(good in current(pod) for pod in workers), within=60, what=lambda: str([*map(current, workers)]))
+    until(lambda: all(good in each for each in everywhere()), "the push is on every node", seen=everywhere)
     assert good in healthy.run(workers[0], "minivm", "gitsync", "status")
     job = alice.submit("-N2", "-o", "/dev/null", script="true")
     alice.wait_for(job, "COMPLETED")
@@ -186,13 +189,13 @@ def test_a_pushed_prolog_runs_on_every_node_and_a_broken_one_on_none(healthy: Wo
         rows = [healthy.row(pod) for pod in workers]
         return all(any(broken[:7] in text and "90-mark" in text for text in row.also) for row in rows)
 
-    until(told, within=60, what=lambda: str([healthy.row(pod) for pod in workers]))
-    assert all(good in current(pod) for pod in workers)
+    until(told, "both tell the refusal", seen=lambda: [healthy.row(pod) for pod in workers])
+    assert all(good in each for each in everywhere())
     assert sorted(alice("srun -N2 hostname").split()) == [*workers]
     mended = push(healthy, "git rm -q prolog.d/90-mark")
     for pod in workers:
         healthy.run(pod, "gitsync", "now")
-    until(lambda: all(mended in current(pod) for pod in workers), within=60, what=lambda: str([*map(current, workers)]))
+    until(lambda: all(mended in each for each in everywhere()), "the mended one is on every node", seen=everywhere)
 
 
 def test_without_directory_and_git_server_people_and_jobs_go_on(healthy: World, alice: Researcher) -> None:
@@ -221,7 +224,7 @@ def test_without_the_database_jobs_run_and_are_accounted_later(healthy: World, a
     def accounted() -> str:
         return alice(f"sacct -n -X -P -j {job} -o state")
 
-    until(lambda: accounted().strip() == "COMPLETED", within=60, what=accounted)
+    until(lambda: accounted().strip() == "COMPLETED", "it is accounted after all", seen=accounted)
 
 
 def test_a_container_that_exits_is_started_again_in_the_same_pod(healthy: World) -> None:
@@ -230,8 +233,8 @@ def test_a_container_that_exits_is_started_again_in_the_same_pod(healthy: World)
     healthy.cluster.kubelet.exec(before.container, ["kill", "-TERM", "1"])
     until(
         lambda: healthy.running("slurm-login-0").restarts == before.restarts + 1,
-        within=60,
-        what=lambda: str(healthy.running("slurm-login-0")),
+        "it is started again",
+        seen=lambda: healthy.running("slurm-login-0"),
     )
     healthy.wait_ready()
     after = healthy.running("slurm-login-0")

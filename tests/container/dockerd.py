@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
 from images.host import engine_answers
-
-DEADLINE = 60.0
+from tests.waiting import PATIENCE, until
 
 
 class SmallEngine:
@@ -32,11 +30,11 @@ class SmallEngine:
                 stdout=log,
                 stderr=log,
             )
-        deadline = time.monotonic() + DEADLINE
-        while not engine_answers(str(self.socket)):
-            assert self.process.poll() is None, (root / "log").read_text()
-            assert time.monotonic() < deadline, "the small engine does not answer"
-            time.sleep(0.05)
+        until(self.answers, "the small engine answers", seen=(root / "log").read_text)
+
+    def answers(self) -> bool:
+        assert self.process.poll() is None, (self.root / "log").read_text()
+        return engine_answers(str(self.socket))
 
     @property
     def address(self) -> str:
@@ -44,5 +42,5 @@ class SmallEngine:
 
     def stop(self) -> None:
         self.process.terminate()  # dockerd ends its own containerd
-        self.process.wait(timeout=DEADLINE)
+        self.process.wait(timeout=PATIENCE)
         shutil.rmtree(self.root / "exec", ignore_errors=True)

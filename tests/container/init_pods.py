@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ import docker  # type: ignore[import-untyped]  # it carries no types
 import yaml
 from docker.models.containers import Container  # type: ignore[import-untyped]  # it carries no types
 from docker.models.networks import Network  # type: ignore[import-untyped]  # it carries no types
+
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 # Images that were built under another name can be tested too: MINIVM_TEST_IMAGES=registry/prefix.
@@ -27,18 +29,6 @@ def role_capabilities(role: str) -> list[str]:
     """What the role's data says it needs: the test grants these and nothing else."""
     data = yaml.safe_load((ROOT / "images" / "roles" / f"{role}.yaml").read_text())
     return [str(name) for name in data["capabilities"]]
-
-
-def wait_for(what: str, condition: Callable[[], Any], *, within: float = 60.0, every: float = 0.1) -> Any:
-    """Poll with a deadline; the last answer stands in the failure."""
-    end = time.monotonic() + within
-    answer: Any = None
-    while time.monotonic() < end:
-        answer = condition()
-        if answer:
-            return answer
-        time.sleep(every)
-    raise AssertionError(f"not within {within:g} s: {what}; last answer: {answer!r}")
 
 
 class Pod:
@@ -76,21 +66,19 @@ class Pod:
         return self.code("minivm", "ready")[1].strip()
 
     def wait_ready(self, within: float = 60.0) -> Pod:
-        try:
-            wait_for(f"{self.name} is ready", self.ready, within=within)
-        except AssertionError as error:
-            raise AssertionError(f"{error}\n{self.why()}\n{self.logs()[-6000:]}") from None
+        until(self.ready, f"{self.name} is ready", within=within, seen=self.account)
         return self
+
+    def account(self) -> str:
+        """What it says of itself, for a wait in vain."""
+        return f"{self.why()}\n{self.logs()[-6000:]}"
 
     def wait_reason(self, words: str, within: float = 60.0) -> str:
         def found() -> str:
             text = self.why()
             return text if words in text else ""
 
-        try:
-            return str(wait_for(f"{self.name} says {words!r}", found, within=within))
-        except AssertionError as error:
-            raise AssertionError(f"{error}\n{self.why()}\n{self.logs()[-4000:]}") from None
+        return until(found, f"{self.name} says {words!r}", within=within, seen=self.account)
 
     def logs(self) -> str:
         return str(self.container.logs().decode(errors="replace"))

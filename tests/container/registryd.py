@@ -6,18 +6,17 @@ import contextlib
 import json
 import socket
 import subprocess
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from images.credentials import Login
 from images.registry import Place
+from tests.waiting import until
 
 # "correct horse" by bcrypt, as `htpasswd -B` writes it.
 HTPASSWD = "pusher:$2y$05$abcdefghijklmnopqrstuuHNbAKRhpaujgo33bRWs.NLUTJO3lOy2\n"
 PUSHER = Login("pusher", "correct horse")
-DEADLINE = 30.0
 REPOSITORY = "minivm-test"
 
 
@@ -53,13 +52,13 @@ class Registryd:
             command = ["unshare", "--mount", "sh", "-c", mount, str(self.storage), *command]
         with (self.root / "log").open("ab") as log:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        deadline = time.monotonic() + DEADLINE
-        while True:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
-                return
-            assert self.process.poll() is None, (self.root / "log").read_text()
-            assert time.monotonic() < deadline, "docker-registry does not listen"
-            time.sleep(0.02)
+        until(self.listens, "docker-registry listens", seen=(self.root / "log").read_text)
+
+    def listens(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
+            return True
+        assert self.process and self.process.poll() is None, (self.root / "log").read_text()
+        return False
 
     def kill(self) -> None:
         if self.process:

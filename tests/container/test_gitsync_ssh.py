@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.container.conftest import docker, image_of
-from tests.process.gitsync_world import GOOD_TREE, World, run, until
+from tests.process.gitsync_world import GOOD_TREE, World, run
+from tests.waiting import until
 
 pytestmark = pytest.mark.docker
 

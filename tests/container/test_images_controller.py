@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import pytest
 from testinfra.host import Host  # type: ignore[import-untyped]  # ships no types
 
 from tests.container.conftest import with_munge
+from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
@@ -31,10 +31,8 @@ def test_mariadb_makes_a_database_starts_dumps_and_stops(controller: Host) -> No
         f"nohup mariadbd --user=mysql --datadir=/tmp/db/data --socket={SOCKET} --pid-file=/tmp/db/pid --skip-networking"
         " > /tmp/db/log 2>&1 &"
     )
-    deadline = time.monotonic() + 60
-    while controller.run(f"mariadb-admin --socket={SOCKET} ping").rc != 0:
-        assert time.monotonic() < deadline, run("cat /tmp/db/log")
-        time.sleep(0.1)
+    ping = f"mariadb-admin --socket={SOCKET} ping"
+    until(lambda: controller.run(ping).rc == 0, "mariadbd answers", seen=lambda: run("cat /tmp/db/log"))
     run(f"mariadb --socket={SOCKET} -e 'create database d; create table d.t (a int); insert into d.t values (42)'")
     assert "42" in run(f"mariadb-dump --socket={SOCKET} d")
     run(f"mariadb-admin --socket={SOCKET} shutdown")

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -33,11 +32,11 @@ from images.settings import Settings
 from images.spec import Choice, SlurmSource
 from tests.container import definition
 from tests.container.world import root_image
+from tests.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.docker, pytest.mark.root]
 
 ROLES = ["small"]
-DEADLINE = 60.0
 
 
 class Small:
@@ -106,13 +105,6 @@ def read(session: Session, reference: str, path: str) -> bytes:
         data = tar.extractfile(tar.next() or "")
         assert data is not None
         return data.read()
-
-
-def eventually(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {DEADLINE:.0f} s: {what}"
-        time.sleep(0.05)
 
 
 def test_what_the_engine_has_is_not_built_again_and_the_newest_is_called_latest(small: Small) -> None:
@@ -239,18 +231,20 @@ def test_ctrl_c_stops_the_step_and_leaves_no_name(small: Small, engine: Engine) 
     def running() -> bool:
         return any(f"sleep 300.{os.getpid()}" in container["Command"] for container in engine.api.containers())
 
-    eventually(lambda: process.poll() is not None or (log.exists() and "\nminivm: waiting" in log.read_text()),
-               "the step begins")  # fmt: skip
-    assert process.poll() is None, process.communicate()
+    def waiting() -> bool:
+        assert process.poll() is None, process.communicate()
+        return log.exists() and "\nminivm: waiting" in log.read_text()
+
+    until(waiting, "the step begins")
     process.send_signal(signal.SIGINT)
     try:
-        _, said = process.communicate(timeout=DEADLINE)
+        _, said = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
     assert process.returncode == 130
     assert "interrupted: no name was moved" in said
     assert not any("layer-two:" in name or "/small:" in name for name in named(engine, small.prefix))
-    eventually(lambda: not running(), "the step's container is gone")
+    until(lambda: not running(), "the step's container is gone")
 
 
 def test_two_cold_builds_are_equal_and_a_clock_in_a_layer_is_found(small: Small) -> None:

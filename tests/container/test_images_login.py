@@ -6,13 +6,13 @@ import json
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
 from testinfra.host import Host  # type: ignore[import-untyped]  # ships no types
 
 from tests.container.conftest import docker, image_of
+from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
@@ -144,10 +144,7 @@ def reachable(address: str) -> bool:
 
 def test_ssh_audit_finds_nothing_to_fail(listening: str) -> None:
     """An independent look. What it may warn of: clients older than the post-quantum exchanges may still come in."""
-    deadline = time.monotonic() + 60
-    while not reachable(listening):
-        assert time.monotonic() < deadline, "sshd does not answer"
-        time.sleep(0.1)
+    until(lambda: reachable(listening), "sshd answers")
     command = [sys.executable, "-m", "ssh_audit", "-j", listening]
     report = json.loads(subprocess.run(command, capture_output=True, check=False).stdout)
     notes = [(item["algorithm"], item["notes"]) for kind in ("kex", "key", "enc", "mac") for item in report[kind]]

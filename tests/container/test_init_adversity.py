@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.container.init_pods import Pod, World, role_capabilities, slurm_conf, wait_for, world
+from tests.container.init_pods import Pod, World, role_capabilities, slurm_conf, world
+from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
@@ -125,7 +126,7 @@ def test_a_directory_that_is_down_does_not_keep_the_pod_from_working(site: World
     # A killed sssd leaves its pid file; the next one must not believe it.
     pod.run("sh", "-c", "echo 1 > /run/sssd.pid")
     pod.run("kill", "-9", str(pod.service("sssd")["pid"]))
-    wait_for("sssd is back", lambda: pod.service("sssd")["ready"], within=30)
+    until(lambda: pod.service("sssd")["ready"], "sssd is back", within=30)
 
 
 WRITABLE = ("/run", "/tmp", "/var/tmp", "/etc/munge", "/etc/slurm", "/var/lib/munge", "/var/log", "/var/spool/slurmd")
@@ -153,7 +154,7 @@ def test_a_static_node_gets_its_new_address_and_loses_its_ghosts(site: World) ->
     first = site.pod("worker", "static-1", env=env).wait_ready()
     job = login.run("sbatch", "--parsable", "-w", "static-1", "-o", "/dev/null", "--wrap", "sleep 7777").strip()
     state = f"scontrol -o show job {job}"
-    wait_for("the job runs", lambda: "JobState=RUNNING" in login.run(*state.split()))
+    until(lambda: "JobState=RUNNING" in login.run(*state.split()), "the job runs")
     first.remove()  # at once, as a machine that fails
     # Another pod takes the old address, so that the recreated one gets a new one.
     site.pod("login", "squatter")
@@ -167,7 +168,7 @@ def test_a_static_node_gets_its_new_address_and_loses_its_ghosts(site: World) ->
     assert login.run("srun", "-w", "static-1", "hostname").strip() == "static-1"
     # A restart of slurmd in the pod is not a fresh pod: its job lives.
     job = login.run("sbatch", "--parsable", "-w", "static-1", "-o", "/dev/null", "--wrap", "sleep 7777").strip()
-    wait_for("the job runs", lambda: "JobState=RUNNING" in login.run("scontrol", "-o", "show", "job", job))
+    until(lambda: "JobState=RUNNING" in login.run("scontrol", "-o", "show", "job", job), "the job runs")
     second.run("minivm", "restart", "slurmd-static")
     assert "JobState=RUNNING" in login.run("scontrol", "-o", "show", "job", job)
     assert "Restarts=0" in login.run("scontrol", "-o", "show", "job", job)
@@ -193,7 +194,7 @@ def test_slurmrestd_answers_with_a_token(site: World, mounts: Path, tmp_path: Pa
     (mounts / "secrets" / "slurm" / "jwt_hs256.key").write_bytes(os.urandom(32))
     env = {"MINIVM_ACCOUNTING": "none", "MINIVM_SLURMRESTD": "0.0.0.0:6820", "MINIVM_CONTROLLER": "rest"}
     pod = site.pod("controller", "rest", env=env, mounts=mounts).wait_ready()
-    wait_for("slurmrestd is ready", lambda: pod.service("slurmrestd")["ready"], within=30)
+    until(lambda: pod.service("slurmrestd")["ready"], "slurmrestd is ready", within=30)
     token = pod.run("scontrol", "token", "username=root").strip().partition("=")[2]
     pod.container.reload()
     address = pod.container.attrs["NetworkSettings"]["Networks"][site.network.name]["IPAddress"]
@@ -210,7 +211,7 @@ def test_a_login_pod_that_drains_tells_its_sessions_and_waits_for_them(site: Wor
     pod.run("sh", "-c", "install -o demo -m 600 /root/.ssh_key.pub /home/demo/.ssh/authorized_keys")
     ssh = ["ssh", "-i", "/root/.ssh_key", "-o", "StrictHostKeyChecking=no", "-o", "BatchMode=yes", "demo@localhost"]
     pod.run("sh", "-c", f"script -qfc '{' '.join(ssh)} -tt sleep 5' /tmp/seen </dev/null >/dev/null 2>&1 &")
-    wait_for("the session is there", lambda: "sleep 5" in pod.run("ps", "-u", "demo", "-o", "args", check=False))
+    until(lambda: "sleep 5" in pod.run("ps", "-u", "demo", "-o", "args", check=False), "the session is there")
     pod.run("minivm", "drain")
     assert "this pod stops" in pod.run("cat", "/tmp/seen"), "it was told on its terminal"
     assert "sleep 5" not in pod.run("ps", "-u", "demo", "-o", "args", check=False), "and waited for"
@@ -234,7 +235,7 @@ def test_programs_of_supervisor_run_unchanged(site: World, mounts: Path) -> None
         "[program:beat]\ncommand=/bin/sh -c 'echo beat $WORD; exec sleep 1000'\nenvironment=WORD=\"strong\"\n"
     )
     pod = site.pod("login", "programs", mounts=mounts).wait_ready()
-    wait_for("it runs", lambda: pod.service("beat")["state"] == "ready")
+    until(lambda: pod.service("beat")["state"] == "ready", "it runs")
     assert "beat strong" in pod.run("minivm", "logs", "beat")
 
 

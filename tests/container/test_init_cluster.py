@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.container.init_pods import Pod, World, slurm_conf, wait_for, world
+from tests.container.init_pods import Pod, World, slurm_conf, world
+from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
@@ -49,17 +50,14 @@ class Cluster:
             code, last = self.login.code("scontrol", "ping")
             return code == 0
 
-        try:
-            wait_for("Slurm answers", answers, within=30)
-        except AssertionError as error:
-            raise AssertionError(f"{error}\n{last}\n{self.controller.logs()[-3000:]}") from None
+        until(answers, "Slurm answers", within=30, seen=lambda: f"{last}\n{self.controller.logs()[-3000:]}")
 
     def job(self, job: str) -> dict[str, str]:
         text = self.slurm("scontrol", "--oneliner", "show", "job", job)
         return dict(word.partition("=")[::2] for word in text.split())
 
     def wait_state(self, job: str, state: str, within: float = 60) -> None:
-        wait_for(f"job {job} is {state}", lambda: self.job(job)["JobState"] == state, within=within)
+        until(lambda: self.job(job)["JobState"] == state, f"job {job} is {state}", within=within)
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +77,9 @@ def test_a_two_node_job_runs(cluster: Cluster) -> None:
 
 def test_accounting_knows_the_job(cluster: Cluster) -> None:
     job = cluster.submit(command="true")
-    wait_for(
-        "sacct shows the job as completed",
+    until(
         lambda: "COMPLETED" in cluster.slurm("sacct", "-nX", "-j", job, "--format", "State%20"),
+        "sacct shows the job as completed",
         within=30,
     )
 
@@ -111,10 +109,10 @@ def long_job(cluster: Cluster) -> Iterator[tuple[str, str]]:
     """A job on both nodes, and when it started."""
     job = cluster.submit("-N2", command="srun sleep 7777")
     cluster.wait_state(job, "RUNNING")
-    wait_for("both steps run", lambda: all("sleep 7777" in w.run("ps", "-eo", "args") for w in cluster.workers))
+    until(lambda: all("sleep 7777" in w.run("ps", "-eo", "args") for w in cluster.workers), "both steps run")
     yield job, cluster.job(job)["StartTime"]
     cluster.slurm("scancel", job)
-    wait_for("the nodes are free", lambda: not cluster.slurm("squeue", "-h").strip(), within=30)
+    until(lambda: not cluster.slurm("squeue", "-h").strip(), "the nodes are free", within=30)
 
 
 class TestWhileAJobRuns:
@@ -174,7 +172,8 @@ def _under_a_new_pid(pod: Pod, name: str, old: int) -> dict[str, Any]:
         view = pod.service(name)
         return view if view["ready"] and view["pid"] not in (0, old) else None
 
-    view: dict[str, Any] = wait_for(f"{name} of {pod.name} runs under a new pid", found)
+    view = until(found, f"{name} of {pod.name} runs under a new pid")
+    assert view is not None
     return view
 
 
@@ -185,7 +184,7 @@ def _replaced(cluster: Cluster) -> list[tuple[Pod, str]]:
 def test_a_changed_slurm_conf_is_live_without_restarts(cluster: Cluster) -> None:
     pid = cluster.controller.service("slurmctld")["starts"]
     cluster.world.configure({"slurm.conf": slurm_conf("PartitionName=fresh Nodes=ALL State=UP")})
-    wait_for("the new partition is there", lambda: "fresh" in cluster.slurm("sinfo", "-h", "-o", "%R"), within=30)
+    until(lambda: "fresh" in cluster.slurm("sinfo", "-h", "-o", "%R"), "the new partition is there", within=30)
     assert cluster.controller.service("slurmctld")["starts"] == pid
     cluster.wait_ready()
 
@@ -205,7 +204,7 @@ def test_a_bad_slurm_conf_is_refused_and_the_running_one_stays(cluster: Cluster,
     def told() -> str:
         return next((text for text in cluster.controller.status()["degraded"] if "slurm.conf: refused" in text), "")
 
-    text = wait_for("the refusal is told", told, within=60)
+    text = until(told, "the refusal is told", within=60)
     assert reason in text
     if "was restarted" not in text:  # a slurmctld that hung on it, as 24.11 sometimes does
         assert cluster.controller.service("slurmctld")["pid"] == pid
@@ -214,7 +213,7 @@ def test_a_bad_slurm_conf_is_refused_and_the_running_one_stays(cluster: Cluster,
     assert "fresh" in cluster.slurm("sinfo", "-h", "-o", "%R"), "the running configuration serves on"
     assert line not in cluster.controller.run("cat", "/etc/slurm/slurm.conf")
     cluster.world.configure({"slurm.conf": good})
-    wait_for("the reason is gone", lambda: not told(), within=30)
+    until(lambda: not told(), "the reason is gone", within=30)
 
 
 def test_a_changed_drop_in_restarts_only_what_changed(cluster: Cluster) -> None:
@@ -222,18 +221,18 @@ def test_a_changed_drop_in_restarts_only_what_changed(cluster: Cluster) -> None:
     before = {view["name"]: view["pid"] for view in cluster.login.status()["services"] if view["pid"]}
     directory.mkdir()
     (directory / "extra.yaml").write_text("command: [/bin/sleep, '1000']\nneeds: [munged]\nrequired: false\n")
-    wait_for("the new service runs", lambda: _has(cluster.login, "extra", "ready"), within=30)
+    until(lambda: _has(cluster.login, "extra", "ready"), "the new service runs", within=30)
     after = {view["name"]: view["pid"] for view in cluster.login.status()["services"] if view["name"] in before}
     assert after == before
     (directory / "extra.yaml").write_text("comand: [/bin/sleep, '1000']\n")
-    wait_for(
-        "the wrong one is told",
+    until(
         lambda: [text for text in cluster.login.status()["degraded"] if "did you mean command?" in text],
+        "the wrong one is told",
         within=30,
     )
     assert _has(cluster.login, "extra", "ready"), "the last good one stays"
     (directory / "extra.yaml").unlink()
-    wait_for("it is gone", lambda: not _has(cluster.login, "extra", ""), within=30)
+    until(lambda: not _has(cluster.login, "extra", ""), "it is gone", within=30)
 
 
 def _has(pod: Pod, name: str, state: str) -> bool:
@@ -288,7 +287,7 @@ def test_a_killed_worker_that_comes_back_leaves_no_ghost_job(cluster: Cluster) -
     cluster.workers[1].container.kill()
     cluster.workers[1].container.start()
     cluster.workers[1].wait_ready()
-    wait_for("the lost job was requeued", lambda: int(cluster.job(job)["Restarts"]) == 1, within=20)
+    until(lambda: int(cluster.job(job)["Restarts"]) == 1, "the lost job was requeued", within=20)
     cluster.slurm("scancel", job)
     output = cluster.login.run("srun", "-N1", "--nodelist=w2", "--chdir=/tmp", "hostname", user="demo")
     assert output.strip() == "w2"

@@ -7,7 +7,8 @@ from functools import partial
 
 import pytest
 
-from tests.container.init_pods import Pod, slurm_conf, wait_for, world
+from tests.container.init_pods import Pod, slurm_conf, world
+from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
@@ -41,7 +42,7 @@ class Cluster:
         return state, reason
 
     def wait_state(self, name: str, state: str) -> str:
-        wait_for(f"{name} is {state}: {self.node(name)}", lambda: self.node(name)[0] == state, within=60)
+        until(lambda: self.node(name)[0] == state, f"{name} is {state}", seen=lambda: self.node(name))
         return self.node(name)[1]
 
     def plant(self, name: str, recording: str, *checks: str) -> int:
@@ -65,7 +66,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             pod.wait_ready(120)
         for pod in workers.values():
             pod.run("/opt/minivm/bin/python3", "-c", POLICY.format(zero=ZERO))
-            wait_for("the broker listens", partial(_listens, pod))
+            until(partial(_listens, pod), "the broker listens")
         found = Cluster(controller, workers)
         for name in workers:
             found.wait_state(name, "idle")
@@ -79,10 +80,10 @@ def test_a_sick_recording_drains_exactly_its_node_and_the_all_clear_brings_it_ba
     assert "gpu_ecc[reboot]@zero" in reason
     assert cluster.node("w2") == ("idle", "none")
     status = partial(cluster.workers["w1"].run, "minivm", "status")
-    wait_for("the pod says it too", lambda: "health: gpu_pcie (manual)" in status())
+    until(lambda: "health: gpu_pcie (manual)" in status(), "the pod says it too")
     assert cluster.job_lands_on() == "w2", "jobs go elsewhere"
-    wait_for(
-        "two good rounds", lambda: cluster.plant("w1", "healthy", "gpu_ecc", "gpu_pcie") == 0 and _idle(cluster, "w1")
+    until(
+        lambda: cluster.plant("w1", "healthy", "gpu_ecc", "gpu_pcie") == 0 and _idle(cluster, "w1"), "two good rounds"
     )
     assert cluster.job_lands_on("--nodelist=w1") == "w1"
 
@@ -99,12 +100,12 @@ def test_a_persons_drain_is_untouched_by_problem_and_all_clear(cluster: Cluster)
     cluster.controller.run("scontrol", "update", "nodename=w2", "state=drain", "reason=fan is loud, ask Ann")
     assert cluster.plant("w2", "sick-gpu", "gpu_ecc") == 2
     broker = cluster.workers["w2"]
-    wait_for(
-        "the broker has looked", lambda: "drained already: fan is loud" in broker.run("cat", "/run/minivm/broker.json")
+    until(
+        lambda: "drained already: fan is loud" in broker.run("cat", "/run/minivm/broker.json"), "the broker has looked"
     )
     for _ in range(3):
         assert cluster.plant("w2", "healthy", "gpu_ecc") == 0
-    wait_for("the broker has seen it", lambda: '"standing": {}' in broker.run("cat", "/run/minivm/broker.json"))
+    until(lambda: '"standing": {}' in broker.run("cat", "/run/minivm/broker.json"), "the broker has seen it")
     assert cluster.node("w2") == ("drained", "fan is loud, ask Ann")
     cluster.controller.run("scontrol", "update", "nodename=w2", "state=resume")
     cluster.wait_state("w2", "idle")

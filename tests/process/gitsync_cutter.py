@@ -16,7 +16,8 @@ from pathlib import Path
 from gitsync import cycle, fault, lease, publish, repo
 from gitsync.layout import ZERO, Layout
 from gitsync.settings import Backward
-from tests.process.gitsync_world import World, run, until
+from tests.process.gitsync_world import World, run
+from tests.waiting import until
 
 ENOUGH = 10  # looks of a reader, at least
 

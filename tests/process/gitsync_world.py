@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,14 +23,6 @@ def run(*argv: str | Path, cwd: Path | None = None, env: dict[str, str] | None =
     done = subprocess.run([str(word) for word in argv], cwd=cwd, env=env, capture_output=True, text=True)
     assert done.returncode == 0, f"{argv}: {done.stdout}{done.stderr}"
     return done.stdout.strip()
-
-
-def until(condition: Callable[[], object], what: str, seconds: float = 30.0) -> None:
-    """Poll until it holds; fail with `what` at the deadline."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.01)
 
 
 @dataclass

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +20,7 @@ from init.client import Client
 from init.plan import compile_plan, plan_to_json
 from init.snapshot import ServiceView, Snapshot
 from init.spec import parse_drain, parse_service
+from tests.waiting import until
 
 # The system's own where there is one: services that are not root must be able to run it.
 SYSTEM_PYTHON = Path("/usr/bin/python3")
@@ -148,17 +148,9 @@ class World:
 
     # Waiting.
 
-    def until(self, look: Callable[[], T], what: str, patience: float = PATIENCE) -> T:
-        """Look until it is true; the deadline is only ever met by a test that fails."""
-        deadline = time.monotonic() + patience
-        while True:
-            found = look()
-            if found:
-                return found
-            if time.monotonic() > deadline:
-                said = self.out.read_text(errors="replace")[-3000:] if self.out.exists() else ""
-                raise AssertionError(f"waited {patience:g} s in vain: {what}\n{said}")
-            time.sleep(0.01)
+    def until(self, look: Callable[[], T], what: str) -> T:
+        """With what PID 1 has said, should it be in vain."""
+        return until(look, what, within=PATIENCE, seen=lambda: self.output()[-3000:] if self.out.exists() else "")
 
     def until_ready(self) -> Snapshot:
         self.until(lambda: self.snapshot().ready, "the pod is ready")

@@ -19,7 +19,8 @@ from gitsync import child, cycle, fault, lease, repo, state, tree
 from gitsync.errors import GitsyncError
 from gitsync.listing import Entry
 from tests.process.gitsync_cutter import Reader, commits, ended_by, forked_cycle, look, move, whole
-from tests.process.gitsync_world import World, run, until
+from tests.process.gitsync_world import World, run
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -22,7 +22,8 @@ from pathlib import Path
 import pytest
 
 from gitsync import state
-from tests.process.gitsync_world import GOOD_TREE, World, until
+from tests.process.gitsync_world import GOOD_TREE, World
+from tests.waiting import until
 
 
 @pytest.fixture

@@ -21,7 +21,8 @@ from pathlib import Path
 import pytest
 
 from gitsync import cycle, ring, schedule
-from tests.process.gitsync_world import GOOD_TREE, World, until
+from tests.process.gitsync_world import GOOD_TREE, World
+from tests.waiting import until
 
 SECRET = "hook-secret"
 

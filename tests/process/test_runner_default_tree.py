@@ -7,13 +7,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.process.runner_world import World, alive, make
+from tests.waiting import until
 
 pytestmark = pytest.mark.root
 
@@ -78,10 +78,8 @@ def sleep(started: list[subprocess.Popen[bytes]], uid: int, name: str = "sleep",
     )
     started.append(process)
     # `exec -a` has happened when the name is there.
-    deadline = time.monotonic() + 20
-    while not Path(f"/proc/{process.pid}/cmdline").read_bytes().startswith(name.encode()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    command_line = Path(f"/proc/{process.pid}/cmdline")
+    until(lambda: command_line.read_bytes().startswith(name.encode()), f"it is called {name}")
     return process.pid
 
 

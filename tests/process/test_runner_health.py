@@ -21,6 +21,7 @@ from gitsync.health_builtin import mounts, processes
 from gitsync.health_cases import read_case
 from gitsync.health_collect import collect
 from tests.process.runner_world import World, alive, make
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECK = """
@@ -361,16 +362,10 @@ def test_the_loop_makes_the_first_round_at_once_tells_readiness_and_stops_on_ter
         try:
             assert notify.recv(100) == b"READY=1"
             (world.root / "fact").write_text("bad\n")
-            deadline = time.monotonic() + 30
-            while not (world.root / "verdicts/one.json").exists() or world.verdict("one")["result"] != "problem":
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
-            metrics = world.root / "health.prom"
-            while (
-                not metrics.exists() or 'minivm_health_verdict{check="one",class="node"} 1' not in metrics.read_text()
-            ):
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            verdict, metrics = world.root / "verdicts/one.json", world.root / "health.prom"
+            until(lambda: verdict.exists() and world.verdict("one")["result"] == "problem", "a round finds the problem")
+            line = 'minivm_health_verdict{check="one",class="node"} 1'
+            until(lambda: metrics.exists() and line in metrics.read_text(), "and measures it")
             process.send_signal(signal.SIGTERM)
             assert process.wait(10) == 0
         finally:

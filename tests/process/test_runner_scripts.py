@@ -9,7 +9,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ import pytest
 from gitsync import lease, runner
 from gitsync.layout import Layout
 from tests.process.runner_world import World, alive, make
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -288,10 +288,7 @@ def test_a_run_finishes_on_its_own_commit_across_a_publish_and_a_prune(world: Wo
         layout.lease(commit).touch()
     layout.current.symlink_to(f"trees/{old}")
     process = world.start("prolog")
-    deadline = time.monotonic() + 30
-    while not (world.root / "here").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until((world.root / "here").exists, "the first script runs")
     # Published in the middle of it; and while it runs its lease keeps the old tree.
     temporary = layout.root / "next"
     temporary.symlink_to(f"trees/{new}")
@@ -308,14 +305,11 @@ def test_a_run_finishes_on_its_own_commit_across_a_publish_and_a_prune(world: Wo
 
 def test_a_runner_that_is_stopped_takes_its_script_along(world: World) -> None:
     world.script("prolog.d/10-long", f"#!/bin/bash\necho $$ > {world.root}/pid\nexec sleep 600\n")
-    process = world.start("prolog")
-    deadline = time.monotonic() + 30
-    while not (world.root / "pid").exists() or not (world.root / "pid").read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    process, pid = world.start("prolog"), world.root / "pid"
+    until(lambda: pid.exists() and pid.read_text(), "the script runs")
     process.terminate()
     process.communicate(timeout=30)
-    assert not alive(int((world.root / "pid").read_text()))
+    assert not alive(int(pid.read_text()))
 
 
 def test_the_records_are_bounded(world: World) -> None:

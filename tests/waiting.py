@@ -1,0 +1,28 @@
+"""How every test waits for what real processes do in their own time: it looks again and again, and never sleeps on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+# Only a test that fails ever waits this long, and these machines are shared.
+PATIENCE = 60.0
+
+
+def until(look: Callable[[], T], what: str, *, within: float = PATIENCE, seen: Callable[[], object] | None = None) -> T:
+    """Look until the answer is true, and return it; `seen` adds to the failure what is there instead.
+
+    A look may fail the test at once, by an assertion of its own, when what is waited for can no longer come.
+    """
+    begun = time.monotonic()
+    while not (answer := look()):
+        waited = time.monotonic() - begun
+        if waited > within:
+            instead = f"\n{seen()}" if seen else ""
+            raise AssertionError(f"waited {waited:.0f} s in vain: {what}; the last look found {answer!r}{instead}")
+        # Ever more slowly: a short wait costs little time, and a long one little of the machine.
+        time.sleep(min(0.01 + waited / 10, 0.1))
+    return answer
