@@ -52,6 +52,11 @@ def connect() -> Any:
 @click.option("--slurm-version", "slurm", default="", help="Images of this Slurm version, as in 24.11.5.")
 @click.option("--variant", default="", help="Images of this variant: debian, nvidia.")
 @click.option("--tag", "given_tags", multiple=True, help="Images of this tag: TAG, or ROLE=TAG, several times.")
+@click.option(
+    "--proctrack",
+    type=click.Choice(["cgroup", "linuxproc"]),
+    help="How Slurm tracks jobs.  [default: in cgroups where pods here can have them]",
+)
 @click.option("--values", "values_file", type=click.Path(exists=True, path_type=Path), help="Chart values on top.")
 @click.option("--timeout", default=180.0, show_default=True, help="Seconds until all pods must be ready.")
 @told
@@ -62,6 +67,7 @@ def up(
     slurm: str,
     variant: str,
     given_tags: tuple[str, ...],
+    proctrack: str | None,
     values_file: Path | None,
     timeout: float,
 ) -> None:
@@ -69,12 +75,11 @@ def up(
     import yaml
 
     from cluster.local import LocalCluster
-    from cluster.report import not_granted
     from cluster.tags import chosen, newest
 
     overrides = (yaml.safe_load(values_file.read_text()) or {}) if values_file else {}
     client, begun = connect(), time.monotonic()
-    options = Options(name=name, workers=workers, port=port, overrides=overrides)
+    options = Options(name=name, workers=workers, port=port, proctrack=proctrack or "", overrides=overrides)
     if slurm or variant:
         # Every image is created at the same moment, the lock's: what tells them apart is when they got their names.
         listed = [
@@ -96,8 +101,7 @@ def up(
     cluster.up(timeout=timeout)
     for stage, seconds in cluster.stages.spent.items():
         say(f"stage {stage}: {seconds:.1f} s")
-    known = cluster.manifests()
-    for line in not_granted(known.pods, proctrack=cluster.proctrack(), cgroup_version=cluster.cgroup_version()):
+    for line in cluster.not_granted():
         click.echo(f"not granted: {line}")
     click.echo("\nlog in:  make ssh" + (f" ARGS='--name {name}'" if name != "local" else ""))
     click.echo(f"     or  {' '.join(cluster.ssh_command('alice'))}")
@@ -125,12 +129,15 @@ def status(name: str, as_json: bool) -> None:
     from cluster.local import LocalCluster
     from cluster.report import table
 
-    found = LocalCluster.saved(connect(), name).status()
+    cluster = LocalCluster.saved(connect(), name)
+    found = cluster.status()
     if as_json:
         click.echo(json.dumps([asdict(row) for row in found]))
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1000
         click.echo("\n".join(table(found, width=width)))
+        for line in cluster.not_granted():
+            click.echo(f"not granted: {line}")
     sys.exit(0 if all(row.ready for row in found) else 1)
 
 

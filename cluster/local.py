@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cluster import addresses, keys, manifests, readiness, report, values
+from cluster import addresses, cgroups, keys, manifests, readiness, report, values
 from cluster.errors import ClusterError
 from cluster.manifests import Manifests, Pod
 from cluster.pods import Kubelet, Running, fingerprint
@@ -85,7 +85,11 @@ class LocalCluster:
     def up(self, *, timeout: float = 180.0) -> None:
         self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
         there = self.kubelet.running()
-        self.options = replace(self.options, port=self.saved_port() if there else free_port(self.options.port))
+        port = self.saved_port() if there else free_port(self.options.port)
+        no_cgroups = self.no_cgroups()
+        self.options = replace(self.options, port=port, own_cgroups=not no_cgroups)
+        if no_cgroups and values.proctrack(self.options) == "cgroup":
+            raise ClusterError("hold jobs in cgroups", no_cgroups, hint="slurm.proctrack: linuxproc")
         with self.stages.stage("chart"):
             known = self.manifests()
         self.save()
@@ -227,12 +231,12 @@ class LocalCluster:
             return {controller: "slurmctld does not answer"}
         return report.slurm_states(output) | {controller: "up"}
 
-    def proctrack(self) -> str:
-        chosen: str = values.local_values(self.options, self.keys()).get("slurm", {}).get("proctrack", "linuxproc")
-        return chosen
+    def not_granted(self) -> list[str]:
+        return report.not_granted(self.manifests().pods, cgroups=self.no_cgroups())
 
-    def cgroup_version(self) -> str:
-        return str(self.kubelet.api.info().get("CgroupVersion", "1"))
+    def no_cgroups(self) -> str:
+        """Why pods here cannot have cgroups of their own; empty if they can."""
+        return cgroups.refusal(self.kubelet.api.info())
 
     # In and out
 
@@ -264,6 +268,7 @@ class LocalCluster:
         for volume in self.kubelet.volumes():
             self.kubelet.api.remove_volume(volume, force=True)
         self.kubelet.remove_network()
+        cgroups.remove(self.options.name)
         shutil.rmtree(self.state, ignore_errors=True)
 
 

@@ -90,6 +90,7 @@ class Pod:
     mounts: tuple[Mount, ...]
     capabilities: tuple[str, ...]
     privileged: bool
+    runtime_class: str
     host_network: bool
     grace: int
     pre_stop: tuple[str, ...]
@@ -205,6 +206,7 @@ def parse_pod(
         ),
         capabilities=tuple(security.get("capabilities", {}).get("add", ())),
         privileged=bool(security.get("privileged", False)),
+        runtime_class=str(spec.get("runtimeClassName", "")),
         host_network=bool(spec.get("hostNetwork", False)),
         grace=int(spec.get("terminationGracePeriodSeconds", 30)),
         pre_stop=tuple(container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ())),

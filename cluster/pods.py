@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster import manifests, publish
+from cluster import cgroups, manifests, publish
 from cluster.errors import ClusterError
 from cluster.manifests import Manifests, Mount, Pod, Source
 
@@ -153,6 +153,9 @@ class Kubelet:
         shm = next((mount.volume.size for mount in pod.mounts if mount.path == "/dev/shm"), 0)
         mounts = [self.docker_mount(pod, mount) for mount in pod.mounts if mount.path != "/dev/shm"]
         mounts.append({"Type": "bind", "Source": str(termination), "Target": "/dev/termination-log"})
+        own_cgroups = cgroups.wanted(pod)
+        if own_cgroups:
+            mounts += cgroups.make(self.cluster, pod.name, pod.role, memory=pod.limits.memory)
         published = {
             pod.ports[service.node_port[1]]: ("127.0.0.1", service.node_port[0])
             for service in known.services
@@ -165,6 +168,7 @@ class Kubelet:
             restart_policy={"Name": "always"},
             port_bindings=published or None,
             log_config=LOG,
+            **({"cgroup_parent": cgroups.parent(self.cluster, pod.name)} if own_cgroups else {}),
             **({"shm_size": shm} if shm else {}),
             **({"mem_limit": pod.limits.memory} if pod.limits.memory else {}),
             **({"nano_cpus": int(pod.limits.cpus * 1e9)} if pod.limits.cpus else {}),
@@ -220,6 +224,7 @@ class Kubelet:
     def remove(self, pod: str, container: str) -> None:
         """The container and what belongs to it alone; claims stay."""
         self.api.remove_container(container, force=True, v=True)
+        cgroups.remove(self.cluster, pod)
         prefix = f"minivm-{self.cluster}-empty-{pod}-"
         for volume in self.volumes():
             if volume.startswith(prefix):

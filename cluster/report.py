@@ -71,13 +71,13 @@ def slurm_states(sinfo: str) -> dict[str, str]:
     return states
 
 
-def not_granted(pods: Iterable[Pod], *, proctrack: str, cgroup_version: str) -> list[str]:
-    """What the chart would give on Kubernetes and this machine does not."""
+def not_granted(pods: Iterable[Pod], *, cgroups: str) -> list[str]:
+    """What the chart would give on Kubernetes and this machine does not. `cgroups`: why pods have none of their own."""
     missing = []
-    if proctrack != "cgroup":
+    if cgroups:
         missing.append(
-            f"cgroup v{cgroup_version} is not writable in a pod here, so slurm.proctrack is {proctrack}: jobs are"
-            " tracked but not held to their share, and ssh to a worker is not adopted into a job"
+            f"cgroups that a pod may write to: {cgroups}. So jobs are tracked but not held to their share, ssh to a"
+            " worker is not adopted into a job, and people on the login pod have ulimits and no common limit"
         )
     for pod in pods:
         for device, count in pod.limits.devices:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from cluster import cgroups
 from cluster.errors import ClusterError
 from cluster.keys import Keys
 
@@ -29,6 +30,10 @@ class Options:
     tags: Mapping[str, str] = field(default_factory=dict)
     repository: str = "minivm"
     port: int = 2222
+    # How Slurm tracks jobs; empty: in cgroups, where pods of this machine may have their own.
+    proctrack: str = ""
+    # Whether they may.
+    own_cgroups: bool = False
     overrides: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -38,19 +43,28 @@ class Options:
             raise ClusterError(f"start {self.workers} workers", "1 to 64 fit on one machine")
 
 
+def proctrack(options: Options) -> str:
+    """How Slurm is to track jobs: as was asked for, or else in cgroups if pods can have their own."""
+    asked = options.overrides.get("slurm", {}).get("proctrack") or options.proctrack
+    return str(asked or ("cgroup" if options.own_cgroups else "linuxproc"))
+
+
 def local_values(options: Options, keys: Keys) -> dict[str, Any]:
     """What one machine needs said; everything else is the chart's default."""
+    runtime_class = cgroups.RUNTIME_CLASS if options.own_cgroups else ""
     values: dict[str, Any] = {
         "clusterName": "minivm",
+        "slurm": {"proctrack": proctrack(options)},
         "image": {"repository": options.repository, "tag": options.tag, "tags": dict(options.tags)},
         "controller": {"graceSeconds": 30},
         "login": {
             "graceSeconds": 30,
+            "runtimeClassName": runtime_class,
             "service": {"type": "NodePort", "nodePort": options.port},
             "motd": "A demo cluster on one machine.",
         },
         "workers": {
-            "defaults": {"graceSeconds": 30, "drainSeconds": 15},
+            "defaults": {"graceSeconds": 30, "drainSeconds": 15, "runtimeClassName": runtime_class},
             "pools": {"worker": {"replicas": options.workers}},
         },
         "secrets": {

@@ -213,6 +213,6 @@ def test_slurms_states_carry_the_reason_of_a_drain() -> None:
 
 
 def test_what_a_machine_cannot_give_is_said() -> None:
-    (line,) = report.not_granted([], proctrack="linuxproc", cgroup_version="1")
-    assert "cgroup v1" in line
-    assert not report.not_granted([], proctrack="cgroup", cgroup_version="2")
+    (line,) = report.not_granted([], cgroups="docker keeps them read-only")
+    assert "docker keeps them read-only. So jobs are tracked but not held" in line
+    assert not report.not_granted([], cgroups="")

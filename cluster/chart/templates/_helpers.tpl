@@ -140,6 +140,9 @@ terminationGracePeriodSeconds: {{ .grace }}
 {{- with .root.Values.image.pullSecrets }}
 imagePullSecrets: {{ toJson . }}
 {{- end }}
+{{- with .settings.runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
 {{- with .settings.nodeSelector }}
 nodeSelector: {{ toJson . }}
 {{- end }}

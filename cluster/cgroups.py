@@ -1,0 +1,117 @@
+"""A pod's own part of this machine's cgroups, which it may write to.
+
+On Kubernetes a RuntimeClass gives it (containerd's `cgroup_writable`). Docker mounts cgroups read-only, so here each
+hierarchy that the role writes to is bound in, from the pod's own directory and never more:
+
+    /sys/fs/cgroup/memory/minivm-NAME/POD        the pod's limits, out of its reach
+    /sys/fs/cgroup/memory/minivm-NAME/POD/own    /sys/fs/cgroup/memory in the pod; docker puts the container below it
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cluster.errors import ClusterError
+from cluster.manifests import Pod
+
+# What the chart's runtimeClassName says here.
+RUNTIME_CLASS = "cgroup-writable"
+ROOT = Path("/sys/fs/cgroup")
+# What Slurm makes directories in for jobs, and the login pod for people.
+HIERARCHIES = {
+    "worker": ("freezer", "cpuset", "memory", "devices", "cpuacct"),
+    "login": ("cpu", "memory", "pids"),
+}
+# What runc allows every container. Whoever may write below could otherwise allow himself every device of the machine.
+DEVICES = (
+    *("c *:* m", "b *:* m"),  # making a node needs a capability, and using it a rule of its own
+    *(f"c 1:{minor} rwm" for minor in (3, 5, 7, 8, 9)),  # null, zero, full, random, urandom
+    *("c 5:0 rwm", "c 5:1 rwm", "c 5:2 rwm", "c 136:* rwm"),  # terminals
+    "c 10:200 rwm",  # tun
+)
+PATIENCE = 5.0
+
+
+def refusal(info: Mapping[str, Any], *, root: Path = ROOT) -> str:
+    """Why pods here cannot have their part, by what the engine says of itself; empty if they can."""
+    version, driver = str(info.get("CgroupVersion", "1")), str(info.get("CgroupDriver", ""))
+    if version != "1":
+        return f"docker keeps cgroup v{version} read-only in a container that is not privileged"
+    if driver != "cgroupfs":
+        return f"docker leaves cgroups to {driver}"
+    missing = sorted({name for names in HIERARCHIES.values() for name in names if not (root / name).is_dir()})
+    if missing:
+        return f"this machine has no cgroup v1 hierarchy {', '.join(missing)}"
+    locked = sorted({name for names in HIERARCHIES.values() for name in names if not writable(root / name)})
+    return f"{root}/{locked[0]} is not writable for this user" if locked else ""
+
+
+def writable(directory: Path) -> bool:
+    return os.access(directory, os.W_OK | os.X_OK)
+
+
+def wanted(pod: Pod) -> bool:
+    """Whether the pod asks for its part; what else a pod may ask of its runtime is not to be had here."""
+    if pod.privileged:
+        hint = f"runtimeClassName: {RUNTIME_CLASS}, in place of cgroup: true"
+        raise ClusterError(f"start {pod.name}", "no pod is privileged on one machine", hint=hint)
+    if pod.runtime_class not in ("", RUNTIME_CLASS):
+        why = f"there is no RuntimeClass {pod.runtime_class} on one machine"
+        raise ClusterError(f"start {pod.name}", why, hint=f"{RUNTIME_CLASS} is")
+    return bool(pod.runtime_class)
+
+
+def parent(cluster: str, pod: str) -> str:
+    """The container's cgroup parent."""
+    return f"/minivm-{cluster}/{pod}/own"
+
+
+def make(cluster: str, pod: str, role: str, *, memory: int, root: Path = ROOT) -> list[dict[str, Any]]:
+    """The pod's directories, and the mounts that show them to it."""
+    if role not in HIERARCHIES:
+        raise ClusterError(f"give {pod} its own cgroups", f"a {role} has no use for them")
+    for hierarchy in HIERARCHIES[role]:
+        limits = root / hierarchy / f"minivm-{cluster}" / pod
+        if not (limits / "own").is_dir():
+            limits.mkdir(parents=True, exist_ok=True)
+            if hierarchy == "devices":
+                narrow(limits)
+            (limits / "own").mkdir()
+        if hierarchy == "memory" and memory:
+            # Above it holds; below it is what the pod reads of itself.
+            for directory in (limits, limits / "own"):
+                (directory / "memory.limit_in_bytes").write_text(str(memory))
+    return [
+        {"Type": "bind", "Source": f"{root}/{name}{parent(cluster, pod)}", "Target": f"/sys/fs/cgroup/{name}"}
+        for name in HIERARCHIES[role]
+    ]
+
+
+def narrow(directory: Path) -> None:
+    (directory / "devices.deny").write_text("a")
+    for rule in DEVICES:
+        (directory / "devices.allow").write_text(rule)
+
+
+def remove(cluster: str, pod: str = "", *, root: Path = ROOT) -> None:
+    """The directories of a pod that is gone, or of the whole cluster, in every hierarchy: docker makes them in all."""
+    for top in root.glob(f"*/minivm-{cluster}/{pod}" if pod else f"*/minivm-{cluster}"):
+        prune(top)
+
+
+def prune(top: Path) -> None:
+    """Leaves first. Where a process is still on its way out the directory is busy, for a moment."""
+    deadline = time.monotonic() + PATIENCE
+    while top.is_dir():
+        for directory, _, _ in os.walk(top, topdown=False):
+            with contextlib.suppress(OSError):
+                Path(directory).rmdir()
+        if top.is_dir():
+            if time.monotonic() > deadline:
+                raise ClusterError(f"remove {top}", "something still runs in it", hint=f"see {top}/**/cgroup.procs")
+            time.sleep(0.02)
