@@ -6,27 +6,43 @@ python3 -I -m gitsync.health_run --tree TREE --commit COMMIT [--when prolog | --
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from .health_api import Builtin, Capture, Check, CheckModule, Class, Failure, Hardware, Result, Source, When
-from .health_cases import read_case, write_case
-from .health_collect import collect
+from .health_api import Capture, Check, CheckModule, Class, Failure, Hardware, Result, When
+from .health_cases import read_case
+from .health_evidence import ALWAYS, Readings, read_sources, with_evidence
 from .health_judge import Judged, Setting, judge
-from .health_load import UNFIT, load_checks, load_limits
+from .health_load import Loaded, load_checks, load_limits
+from .health_notes import one_round, promised, recall, remember, write_index
 from .health_places import Places, asks_slurm, due, expectations, present
-from .verdict import Verdict, boot_id, read_verdict, write_json, write_verdict
+from .verdict import Verdict, boot_id, read_verdict, write_verdict
 
-ROUND_WAIT_S = 5.0
-# Kept with any capsule: how the last job's communication went.
-ALWAYS: tuple[Source, ...] = (Builtin("nccl_log"),)
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Which of a tree's checks a round is about."""
+
+    when: When | None = None
+    by_name: bool = False
+    only_due: bool = False
+    without_slurm: bool = False
+
+    def takes(self, check: Check, known: Verdict | None, setting: Setting) -> bool:
+        if not self.by_name:
+            if self.when is not None and self.when not in check.when:
+                return False
+            # A deep check runs when it is asked for, and never because everything is.
+            if self.when is not When.DEEP and check.when == frozenset({When.DEEP}):
+                return False
+        if self.without_slurm and asks_slurm(check):
+            return False
+        return not self.only_due or due(check.period_s, known, setting.now, setting.boot_id)
 
 
 def run(
@@ -43,53 +59,49 @@ def run(
 ) -> list[Judged]:
     """`captures` stands in for the node (a planted recording); otherwise the sources are read here."""
     places = places or Places.from_environment()
-    now, boot = time.time(), boot_id()
     if expect is None:
         # slurmd may start a prolog without the pod's environment: the background round has kept what was promised.
-        expect = expectations(os.environ) or _promised(places)
+        expect = expectations(os.environ) or promised(places)
+    setting = Setting(commit, boot_id(), time.time(), expect)
     loaded = load_checks(tree, names)
+    known = {name: read_verdict(places.verdicts / f"{name}.json") for name in loaded.checks}
+    asked = Asked(when, names is not None, only_due, without_slurm)
     selected = {
-        name: module
-        for name, module in loaded.checks.items()
-        if (names is not None or when is None or when in module.CHECK.when)
-        and (names is not None or when is When.DEEP or module.CHECK.when != frozenset({When.DEEP}))
-        and not (without_slurm and asks_slurm(module.CHECK))
-        and not (only_due and not due(module.CHECK.period_s, read_verdict(places.verdicts / f"{name}.json"), now, boot))
+        name: module for name, module in loaded.checks.items() if asked.takes(module.CHECK, known[name], setting)
     }
     has = {hardware: present(hardware, expect) for hardware in Hardware}
-    running = {name: module for name, module in selected.items() if has[module.CHECK.hardware] or captures is not None}
-    setting = Setting(commit, boot, now, expect)
+    fitting = {name: module for name, module in selected.items() if captures is not None or has[module.CHECK.hardware]}
     with contextlib.suppress(OSError):
         places.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    sources = {source.name: source for module in running.values() for source in module.CHECK.sources}
-    declared = [source for module in loaded.checks.values() for source in module.CHECK.sources]
-    evidence = [] if captures is not None else [*(source for source in declared if source.evidence), *ALWAYS]
-    taken = dict(captures or collect(sources.values(), _environment(), places.state / "stuck"))
-    for name in sources:
-        taken.setdefault(name, Capture("", Failure.MISSING, f"{name}: not in this recording"))
+    readings = _read(loaded, list(fitting.values()), places, captures)
     done: list[Judged] = []
     for name, module in selected.items():
-        old = read_verdict(places.verdicts / f"{name}.json")
-        if name not in running:
-            judged = Judged(_absent(module.CHECK, setting), {})
+        if name in fitting:
+            memory = recall(places, name, setting.boot_id)
+            judged = judge(module, readings.captures, lambda file: load_limits(tree, file), setting, memory)
+            judged = with_evidence(judged, known[name], module.CHECK, readings)
+            remember(places, name, setting.boot_id, judged.state)
         else:
-            memory = _recall(places.memory(name), boot)
-            judged = judge(module, taken, lambda file: load_limits(tree, file), setting, memory)
-            judged = _with_evidence(judged, old, module, taken, evidence, places)
-            _remember(places.memory(name), boot, judged.state)
+            judged = Judged(_absent(module.CHECK, setting), {})
         with contextlib.suppress(OSError):
             write_verdict(places.verdicts, judged.verdict)
         done.append(judged)
-    for name, why in loaded.broken.items():
-        verdict = Verdict(name, Result.UNKNOWN, Class.NODE, f"the check is broken: {why}"[:500], commit=commit, at=now)
-        done.append(Judged(verdict, {}, why))
+    done += [_broken(name, why, setting) for name, why in loaded.broken.items()]
     if names is None:
-        _write_index(places, tree, commit, boot, loaded.checks, has, now, expect)
+        write_index(places, tree, loaded.checks, has, setting)
     return done
 
 
-def _environment() -> dict[str, str]:
-    return {"MINIVM_UNFIT": str(UNFIT)}
+def _read(
+    loaded: Loaded, modules: list[CheckModule], places: Places, captures: Mapping[str, Capture] | None
+) -> Readings:
+    """Each source once, however many checks want it."""
+    sources = {source.name: source for module in modules for source in module.CHECK.sources}
+    if captures is None:
+        declared = [source for module in loaded.checks.values() for source in module.CHECK.sources if source.evidence]
+        return Readings(places, read_sources(list(sources.values()), places), (*declared, *ALWAYS))
+    absent = {name: Capture("", Failure.MISSING, f"{name}: not in this recording") for name in sources}
+    return Readings(places, {**absent, **captures}, ())
 
 
 def _absent(check: Check, setting: Setting) -> Verdict:
@@ -98,90 +110,10 @@ def _absent(check: Check, setting: Setting) -> Verdict:
     return replace(verdict, at=setting.now, expires=setting.now + check.lifetime_s, applies=False)
 
 
-def _with_evidence(
-    judged: Judged,
-    old: Verdict | None,
-    module: CheckModule,
-    taken: dict[str, Capture],
-    evidence: Iterable[Source],
-    places: Places,
-) -> Judged:
-    """A capsule at the start of each incident, and its path for as long as the incident lasts."""
-    verdict = judged.verdict
-    if verdict.result is not Result.PROBLEM:
-        return judged
-    if old is not None and old.result is Result.PROBLEM and old.subject == verdict.subject and old.evidence:
-        return replace(judged, verdict=replace(verdict, evidence=old.evidence))
-    stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(verdict.at))
-    # Read now if the round did not, and once for all the checks that failed in it.
-    missing = [source for source in evidence if source.name not in taken]
-    if missing:
-        taken.update(collect(missing, _environment(), places.state / "stuck"))
-    wanted = {source.name for source in [*module.CHECK.sources, *evidence]}
-    kept = {name: capture for name, capture in taken.items() if name in wanted}
-    facts = {
-        "about": f"evidence: {verdict.check}: {verdict.reason}",
-        "origin": f"captured on {os.uname().nodename}",
-        "now": verdict.at,
-        "commit": verdict.commit,
-        "boot_id": verdict.boot_id,
-        "environment": expectations(os.environ),
-        "versions": {"kernel": os.uname().release, "python": sys.version.split()[0]},
-        "expect": {verdict.check: f"{verdict.result} {verdict.class_}"},
-        "previous": {verdict.check: dict(_recall(places.memory(verdict.check), verdict.boot_id))},
-        "verdicts": [verdict.to_json()],
-    }
-    try:
-        path = write_case(places.capsules, f"{stamp}-{verdict.check}-{os.getpid()}", kept, facts)
-    except OSError as error:
-        return replace(judged, verdict=replace(verdict, evidence=f"not kept: {error.strerror}"))
-    return replace(judged, verdict=replace(verdict, evidence=str(path)))
-
-
-def _write_index(
-    places: Places,
-    tree: Path,
-    commit: str,
-    boot: str,
-    checks: Mapping[str, CheckModule],
-    has: Mapping[Hardware, bool],
-    now: float,
-    expect: Mapping[str, str],
-) -> None:
-    """What the prolog needs to know about the checks without loading them."""
-    listed = {
-        name: {
-            "when": sorted(module.CHECK.when),
-            "period_s": module.CHECK.period_s,
-            "applies": has[module.CHECK.hardware],
-        }
-        for name, module in sorted(checks.items())
-    }
-    with contextlib.suppress(OSError):
-        facts = {"commit": commit, "tree": str(tree), "boot_id": boot, "at": now, "expect": dict(expect)}
-        write_json(places.index, {**facts, "checks": listed})
-
-
-def _promised(places: Places) -> Mapping[str, str]:
-    try:
-        return {str(key): str(value) for key, value in json.loads(places.index.read_bytes())["expect"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
-
-
-def _recall(path: Path, boot: str) -> Mapping[str, Any]:
-    try:
-        data = json.loads(path.read_bytes())
-        return dict(data["state"]) if data["boot_id"] == boot else {}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
-
-
-def _remember(path: Path, boot: str, state: Mapping[str, Any]) -> None:
-    if not state and not path.exists():
-        return
-    with contextlib.suppress(OSError):
-        write_json(path, {"boot_id": boot, "state": dict(state)}, 0o600)
+def _broken(name: str, why: str, setting: Setting) -> Judged:
+    """Told to whoever asked for the round, and never written: the last good verdict stands until it expires."""
+    reason = f"the check is broken: {why}"[:500]
+    return Judged(Verdict(name, Result.UNKNOWN, Class.NODE, reason, commit=setting.commit, at=setting.now), {}, why)
 
 
 def main(arguments: list[str]) -> int:
@@ -198,7 +130,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--recording", type=Path)
     options = parser.parse_args(arguments)
     places = Places.from_environment()
-    with _round(places, patient=not options.due) as alone:
+    with one_round(places, patient=not options.due) as alone:
         if options.due and not alone:
             print(json.dumps({"ran": [], "busy": True}))
             return 0
@@ -212,44 +144,13 @@ def main(arguments: list[str]) -> int:
             places=places,
             captures=read_case(options.recording).captures if options.recording else None,
         )
-    ran = [
-        {
-            "check": item.verdict.check,
-            "result": item.verdict.result,
-            "reason": item.verdict.reason,
-            "broken": item.broken,
-        }
-        for item in done
-        if item.verdict.applies
-    ]
-    print(json.dumps({"ran": ran}))
+    print(json.dumps({"ran": [_told(judged) for judged in done if judged.verdict.applies]}))
     return 0
 
 
-@contextlib.contextmanager
-def _round(places: Places, *, patient: bool) -> Iterator[bool]:
-    """One round at a time; a prolog waits a little for it and then goes on: each file is published whole anyway."""
-    try:
-        places.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(places.state / "round.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError:
-        yield True
-        return
-    try:
-        deadline = time.monotonic() + (ROUND_WAIT_S if patient else 0.0)
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                alone = True
-                break
-            except OSError:
-                alone = False
-                if time.monotonic() >= deadline:
-                    break
-                time.sleep(0.02)
-        yield alone
-    finally:
-        os.close(fd)
+def _told(judged: Judged) -> dict[str, str]:
+    verdict = judged.verdict
+    return {"check": verdict.check, "result": verdict.result, "reason": verdict.reason, "broken": judged.broken}
 
 
 if __name__ == "__main__":
