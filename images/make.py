@@ -6,38 +6,34 @@ Whatever is cut before the last line of `make` leaves an image without a name, w
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import re
 import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from images import bootstrap, content, oci, rewrite, sbom
-from images.apt import Origin
+from images import bootstrap, content, oci, origins, rewrite, sbom
+from images.artifacts import taken
 from images.content import Entry
-from images.engine import Engine, StepFailed
+from images.engine import Engine
 from images.errors import ImagesError
+from images.failures import failures
 from images.lock import Place
 from images.pinned import fetched, pins
 from images.plan import Composed, Image
-from images.progress import STEP, Reporter
+from images.progress import Reporter
 from images.render import dockerfile
 from images.saved import installed
 from images.spec import EntryKind, Pin
 
 LABEL = "io.minivm."
-TAIL, LONG = 15, 300
-NOISE = re.compile(r"^( ---> |Removing intermediate|Step \d|Sending build|\s*$)")
 # The engine colours what a step writes to its standard error, line by line, which leaves lines of colour alone.
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-STATUS = re.compile(r"(?:returned a non-zero code|exit code): (\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +88,7 @@ class Maker:
                 line(f"minivm: pull {image.base}")
                 self.engine.pull(image.base)
             self.context(image, context)
-            return self.engine.build(context, self.arguments(image), self.place.settings.network, line)
+            return self.engine.build(context, self.arguments(), self.place.settings.network, line)
 
     def context(self, image: Image, directory: Path) -> None:
         """The Dockerfile and its one tar."""
@@ -121,28 +117,24 @@ class Maker:
             with tar:
                 yield from taken(tar, artifact.to.strip("/"), artifact.source.endswith("/"), kept)
 
-    def arguments(self, image: Image) -> dict[str, str]:
+    def arguments(self) -> dict[str, str]:
         """The site's settings for the build step; none of them stays in the image."""
         settings, found = self.place.settings, dict(self.place.settings.proxies)
         if settings.mirrors:
-            found["MINIVM_SOURCES"] = self.sources(image).replace("\n", "\\n")
+            found["MINIVM_SOURCES"] = self.sources().replace("\n", "\\n")
         if settings.ca_certificates:
             found["MINIVM_CA"] = Path(settings.ca_certificates).read_text().replace("\n", "\\n")
         return found
 
-    def sources(self, image: Image) -> str:
-        """Every repository that this layer may use, at the site's mirrors, with the keys where the image has them."""
-        from images import origins
-
-        mirrors, place = self.place.settings.mirror_map, self.place
-        if place.base:
+    def sources(self) -> str:
+        """Debian's repositories at the site's mirrors, with the keys where the image has them."""
+        if self.place.base:
             raise ImagesError("use the mirrors", "a base image names its own repositories", field="mirrors",
                               hint="use --set http_proxy, or a base whose sources are the site's")  # fmt: skip
+        mirrors, keyrings = self.place.settings.mirror_map, Path("/usr/share/keyrings")
         own = [
-            Origin(
-                o.name, mirrors.get(o.name, o.uri), o.suites, o.components, Path("/usr/share/keyrings") / o.keyring.name
-            )
-            for o in origins.default_origins(place.variant)
+            replace(origin, uri=mirrors.get(origin.name, origin.uri), keyring=keyrings / origin.keyring.name)
+            for origin in origins.default_origins(self.place.variant)
         ]
         return "".join(origin.lines() for origin in own)
 
@@ -244,62 +236,6 @@ class Maker:
             # On roles alone: a commit that changes nothing below must not give every layer another id.
             found["org.opencontainers.image.revision"] = self.revision
         return {name: value for name, value in found.items() if value}
-
-
-def taken(tar: Any, to: str, contents: bool, kept: Path) -> Iterator[Entry]:
-    """The members of an artifact's tar at their new place. The first member is the path itself."""
-    for index, member in enumerate(tar):
-        inner = member.name.partition("/")[2]
-        if index == 0 and member.isdir() and contents:
-            continue
-        path = f"{to}/{inner}".strip("/") if inner or not contents else to
-        mode = member.mode & 0o7777
-        if member.isdir():
-            yield Entry(path, EntryKind.DIRECTORY, mode)
-        elif member.issym():
-            yield Entry(path, EntryKind.LINK, 0o777, link=member.linkname)
-        elif member.isfile() or member.islnk():
-            data = tar.extractfile(member)
-            target = kept / str(index)
-            with target.open("wb") as copy:
-                shutil.copyfileobj(data, copy)
-            yield Entry(path, EntryKind.FILE, mode, data=target)
-
-
-@contextmanager
-def failures(image: Image, log: Path) -> Iterator[None]:
-    """A failure shows the image, the step, the last lines and the log's path."""
-    try:
-        yield
-    except StepFailed as error:
-        lines = [text for text in log.read_text().splitlines() if text.strip()]
-        step = next((found["step"] for text in reversed(lines) if (found := STEP.match(text))), "start")
-        # The builders echo the whole RUN line, which the log keeps and nobody wants to see here.
-        shown = [f"  {text}" for text in lines if len(text) < LONG and not NOISE.match(text)]
-        status = STATUS.search(str(error))
-        why = f"status {status[1]}" if status else str(error)[:LONG]
-        raise ImagesError(f"build {image.key}", f"step `{step}` failed: {why}\n" + "\n".join(shown[-TAIL:]),
-                          hint=f"{advice(shown)}the whole log: {log}") from error  # fmt: skip
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        raise ImagesError(f"build {image.key}", f"no space left on device for {error.filename or log.parent}",
-                          hint="free some, or let build/ be a link to a larger disk") from error  # fmt: skip
-    except ImagesError as error:
-        if "no space left" in error.why.lower():
-            raise ImagesError(error.what, error.why, hint="the engine's disk is full: `docker system df`") from error
-        raise
-
-
-def advice(lines: Sequence[str]) -> str:
-    text = "\n".join(lines[-60:]).lower()
-    if "no space left on device" in text:
-        return "the engine's disk is full, see `docker system df`; "
-    if "checksum mismatch" in text:
-        return "the archive has other files than the lock: `build.py lock` resolves anew; "
-    if "temporary failure resolving" in text or "could not connect" in text or "unable to connect" in text:
-        return "the mirror is not reachable from the build's network: settings mirrors, http_proxy, network; "
-    return ""
 
 
 def git_revision(repository: Path) -> str:

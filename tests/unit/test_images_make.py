@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from images import bootstrap
+from images.artifacts import taken
 from images.engine import StepFailed
 from images.errors import ImagesError
+from images.failures import failures
 from images.locked import Locked, Request, Slice
-from images.make import failures, taken
 from images.plan import Image
 from images.progress import Plain
 from images.render import Step, strict
