@@ -78,7 +78,7 @@ class WallClock:
 
 
 class Watch:
-    def __init__(self, control: Path = SOCKET) -> None:
+    def __init__(self, control: Path) -> None:
         self.control = control
         self.wall = WallClock()
         self.clock = Clock(self.wall.offset())
@@ -103,8 +103,8 @@ class Watch:
                 client.request("restart", service=PROOF, wait=False)
 
 
-def main() -> int:
-    watch = Watch()
+def main(control: Path = SOCKET) -> int:
+    watch = Watch(control)
     notify("READY=1")
     while True:
         watch.wall.wait()

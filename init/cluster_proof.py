@@ -46,11 +46,12 @@ def worker(controller: str) -> str:
     """Why the node is not proven, or nothing."""
     name = os.environ.get("MINIVM_POD_NAME") or os.uname().nodename.split(".")[0]
     own = os.environ.get("MINIVM_POD_IP", "")
-    since = local_start(controller)
-    reason = ""
+    reason = since = ""
     for step in (0.0, *STEPS):
         time.sleep(step)
+        # The controller first: a key that it refuses, or a clock, is also what keeps slurmd from answering.
         node = slurm_client.node(name, controller)
+        since = since or local_start(controller)
         reason = unproven(node, name, [own] if own else []) or _old(node, since)
         if not reason:
             break
@@ -66,7 +67,10 @@ def _old(node: Node | None, since: str) -> str:
 
 def local_start(controller: str) -> str:
     """When this pod's slurmd started, asked of itself; in the words in which slurmctld tells it too."""
-    text = slurm_client.run([slurm_client.SCONTROL, "show", "slurmd"], controller)
+    try:
+        text = slurm_client.run([slurm_client.SCONTROL, "show", "slurmd"], controller)
+    except slurm_client.SlurmError:
+        raise slurm_client.SlurmError("ask slurmd", "slurmd of this pod does not answer") from None
     found = re.search(r"^Boot time\s*=\s*(\S+)", text, re.MULTILINE)
     return found[1] if found else ""
 

@@ -16,6 +16,7 @@ import yaml
 from docker.models.containers import Container  # type: ignore[import-untyped]  # it carries no types
 from docker.models.networks import Network  # type: ignore[import-untyped]  # it carries no types
 
+from init.prepare import slurm_config
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,6 +24,10 @@ ROOT = Path(__file__).resolve().parents[2]
 IMAGES = os.environ.get("MINIVM_TEST_IMAGES", "minivm")
 PREFIX = "minivm-test-init"
 PYTHON = "/opt/minivm/bin/python3"
+
+
+def image_of(role: str) -> str:
+    return f"{IMAGES}/{role}:latest"
 
 
 def role_capabilities(role: str) -> list[str]:
@@ -71,7 +76,7 @@ class Pod:
 
     def account(self) -> str:
         """What it says of itself, for a wait in vain."""
-        return f"{self.why()}\n{self.logs()[-6000:]}"
+        return f"{self.why()}\n{self.logs()[-12000:]}"
 
     def wait_reason(self, words: str, within: float = 60.0) -> str:
         def found() -> str:
@@ -121,17 +126,23 @@ class World:
         *,
         env: Mapping[str, str] | None = None,
         mounts: Path | None = None,
+        image: str = "",
+        volumes: Mapping[Path, str] | None = None,
         **options: Any,
     ) -> Pod:
+        """A running pod; further `volumes` are mounted where each says, read-only."""
         name = f"{PREFIX}-{self.tag}-{host}"
         container = self.client.containers.create(
-            f"{IMAGES}/{role}:latest",
+            image or image_of(role),
             name=name,
             hostname=host,
             cap_drop=["ALL"],
             cap_add=role_capabilities(role),
             environment={"MINIVM_POD_NAME": host, "MINIVM_GRACE_SECONDS": "20", **(env or {})},
-            volumes={str(mounts or self.mounts): {"bind": "/mnt/minivm", "mode": "ro"}},
+            volumes={
+                str(source): {"bind": target, "mode": "ro"}
+                for source, target in {mounts or self.mounts: "/mnt/minivm", **(volumes or {})}.items()
+            },
             network=self.network.name,
             labels={"minivm-test": "init"},
             **options,
@@ -177,33 +188,23 @@ def world(directory: Path, tag: str) -> Iterator[World]:
         made.close()
 
 
-SLURM_CONF = """\
-ClusterName=minivm
-SlurmctldHost=slurm-controller
-SlurmUser=slurm
-AuthType=auth/munge
-CredType=cred/munge
-SlurmctldParameters=enable_configless
-StateSaveLocation=/var/spool/slurmctld
-SlurmdSpoolDir=/var/spool/slurmd
-SlurmctldPidFile=/run/slurm/slurmctld.pid
-SlurmdPidFile=/run/slurm/slurmd.pid
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
-MaxNodeCount=64
-TreeWidth=65533
-ReturnToService=2
-SlurmdTimeout=60
-KillWait=5
-SchedulerParameters=batch_sched_delay=0,sched_min_interval=0
-AccountingStorageType=accounting_storage/slurmdbd
-AccountingStorageHost=slurm-controller
-PartitionName=main Nodes=ALL Default=YES OverSubscribe=FORCE:4 State=UP
-"""
+# What the tests' clusters have otherwise than the image's own slurm.conf: nobody waits for the scheduler, or for a job
+# that is killed, and several jobs share a core.
+CHANGED = {
+    "KillWait": "5",
+    "SchedulerParameters": "batch_sched_delay=0,sched_min_interval=0",
+    "PartitionName": "main Nodes=ALL Default=YES OverSubscribe=FORCE:4 State=UP",
+}
 
 
 def slurm_conf(*extra: str, accounting: bool = True) -> str:
-    lines = [line for line in SLURM_CONF.splitlines() if accounting or not line.startswith("AccountingStorage")]
-    return "\n".join([*lines, *extra]) + "\n"
+    """The image's own slurm.conf for a controller of that name, with those changes and further lines."""
+    host = "slurm-controller"
+    text = slurm_config.DEFAULT.format(
+        cluster="minivm",
+        host=host,
+        accounting=slurm_config.ACCOUNTING.format(host=host) if accounting else "",
+        jwt="",
+    )
+    kept = [line for line in text.splitlines() if line.partition("=")[0] not in CHANGED]
+    return "\n".join([*kept, *(f"{key}={value}" for key, value in CHANGED.items()), *extra]) + "\n"
