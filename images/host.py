@@ -43,6 +43,7 @@ TEST_TOOLS: Mapping[str, str] = {
     "openssl": "openssl",
     "dpkg-deb": "dpkg",
     "unshare": "util-linux",
+    "bindfs": "bindfs",
     "ip": "iproute2",
 }
 ENGINE_LOG = Path("/var/log/minivm-dockerd.log")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,19 +13,33 @@ from cluster.local import LocalCluster, free_port
 from cluster.values import Options
 from images.engine import Engine
 from tests.cluster.researcher import Researcher, World
+from tests.cluster.shared_home import SharedHome
 
 # Images of another repository than this machine's own: MINIVM_TEST_IMAGES=registry.example.org/minivm
 IMAGES = os.environ.get("MINIVM_TEST_IMAGES", "minivm")
+# Two runs side by side on one machine must not take each other's cluster.
+NAME = os.environ.get("MINIVM_TEST_CLUSTER", "test")
+# A drain that a check caused ends as soon as the check is content, and nodes need not wait for each other.
+HASTY = {"broker": {"clear_wait_s": {"node": 0}, "guard": {"spread_s": 0}}}
 
 
 @pytest.fixture(scope="session")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedHome]:
+    shared = SharedHome(tmp_path_factory.mktemp("home"))
+    yield shared
+    shared.close()
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory, home: SharedHome) -> Iterator[World]:
     root: Path = tmp_path_factory.mktemp("cluster")
-    options = Options(name="test", workers=2, repository=IMAGES, port=free_port(22300))
+    overrides = {"scripts": {"policy": {"policy.json": json.dumps(HASTY)}}}
+    options = Options(name=NAME, workers=2, repository=IMAGES, port=free_port(22300), overrides=overrides)
     cluster = LocalCluster(Engine().client, options, root=root, say=print)
     # What an earlier run that was killed has left.
     cluster.down()
     try:
+        home.become_home(cluster)
         cluster.up(timeout=120)
         yield World(cluster)
     finally:
