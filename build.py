@@ -115,7 +115,10 @@ def graph(ctx: click.Context, svg: Path | None) -> None:
     opened = session(ctx)
     nodes = picture.tree(opened.definition, opened.place.choice)
     if svg:
-        svg.write_text(picture.svg(nodes))
+        try:
+            svg.write_text(picture.svg(nodes))
+        except OSError as error:
+            raise ImagesError("write the picture", error.strerror or str(error), file=svg) from error
     else:
         click.echo("\n".join(picture.text(nodes)))
 

@@ -39,7 +39,7 @@ class Fields:
         if value is None:
             raise self.error(key, f"{key!r} is missing")
         if not isinstance(value, str):
-            raise self.error(key, f"expected text, found {kind(value)}", "put it in quotes")
+            raise self.error(key, f"expected text, found {kind(value)}", quoting(value))
         return value
 
     def optional(self, key: str) -> str | None:
@@ -79,7 +79,7 @@ class Fields:
     def each_text(self, key: str, values: list[object]) -> Iterable[str]:
         for index, value in enumerate(values):
             if not isinstance(value, str):
-                raise self.error(f"{key}[{index}]", f"expected text, found {kind(value)}", "put it in quotes")
+                raise self.error(f"{key}[{index}]", f"expected text, found {kind(value)}", quoting(value))
             yield value
 
     def mapping(self, key: str) -> dict[str, object]:
@@ -94,7 +94,7 @@ class Fields:
         result = {}
         for name, value in self.mapping(key).items():
             if not isinstance(value, str):
-                raise self.error(f"{key}.{name}", f"expected text, found {kind(value)}", "put it in quotes")
+                raise self.error(f"{key}.{name}", f"expected text, found {kind(value)}", quoting(value))
             result[str(name)] = value
         return result
 
@@ -118,7 +118,7 @@ class Fields:
     def selected_text(self, key: str, selectors: frozenset[str], *, line: bool = False) -> Selected[str]:
         def one(field: str, item: object) -> str:
             if not isinstance(item, str):
-                raise self.error(field, f"expected text, found {kind(item)}", "put it in quotes")
+                raise self.error(field, f"expected text, found {kind(item)}", quoting(item))
             if line and "\n" in item.strip():
                 raise self.error(field, "a command is one line", "use a template in images/templates/ (component)")
             return item.strip() if line else item
@@ -129,3 +129,8 @@ class Fields:
 def kind(value: object) -> str:
     names = {dict: "a mapping", list: "a list", str: "text", bool: "true/false", int: "a number", type(None): "nothing"}
     return names.get(type(value), type(value).__name__)
+
+
+def quoting(value: object) -> str | None:
+    """YAML takes 24.11 for a number, no for false, 2020-01-01 for a date: quotes make text of them."""
+    return None if value is None or isinstance(value, dict | list) else "put it in quotes"

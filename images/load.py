@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from pathlib import Path
 
 import yaml
@@ -22,6 +23,8 @@ class UniqueLoader(Loader):  # type: ignore[misc, valid-type]  # the C loader is
         seen: set[object] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=deep)
+            if not isinstance(key, Hashable):
+                raise yaml.constructor.ConstructorError(None, None, "a key is one word", key_node.start_mark)
             if key in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"{key!r} stands twice", key_node.start_mark)
             seen.add(key)
@@ -34,6 +37,8 @@ def read_yaml(path: Path, shown: str) -> object:
         text = path.read_text()
     except OSError as error:
         raise ImagesError("read the definition", error.strerror or str(error), file=shown) from error
+    except UnicodeDecodeError as error:
+        raise ImagesError("read the definition", "not UTF-8 text", file=shown) from error
     try:
         data: object = yaml.load(text, Loader=UniqueLoader)
         return data

@@ -62,8 +62,7 @@ class Session:
         if settings.variant not in variants:
             raise ImagesError("use the variant", f"no variant {settings.variant!r}",
                               hint=nearest(settings.variant, variants))  # fmt: skip
-        if settings.ca_certificates and not Path(settings.ca_certificates).is_file():
-            raise ImagesError("use the setting", f"no file {settings.ca_certificates}", field="ca_certificates")
+        check_certificates(settings.ca_certificates)
         source = SlurmSource(settings.slurm) if settings.slurm else variants[settings.variant].slurm
         place = Place(repository, definition, Choice(settings.variant, source), settings)
         return cls(repository, settings, definition, place, lock.read(place))
@@ -273,3 +272,17 @@ def needed_only(composed: Composed, planned: Sequence[Planned], roles: Iterable[
     for target in roles:
         visit(key_of(target))
     return [item for item in planned if item.image.key in wanted]
+
+
+def check_certificates(file: str) -> None:
+    """Told before a build has begun, and not by the first download."""
+    if not file:
+        return
+    try:
+        text = Path(file).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not a PEM file"
+        raise ImagesError("use the certificates", str(why), file=file, field="ca_certificates") from error
+    if "-----BEGIN CERTIFICATE-----" not in text:
+        raise ImagesError("use the certificates", "no certificate in it", file=file, field="ca_certificates",
+                          hint="a PEM file, with a line -----BEGIN CERTIFICATE-----")  # fmt: skip

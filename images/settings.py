@@ -7,6 +7,7 @@ environment variable `MINIVM_BUILD_<NAME>` or `--set name=value`.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from urllib.parse import urlsplit
@@ -14,6 +15,21 @@ from urllib.parse import urlsplit
 from images.errors import ImagesError, nearest
 
 PREFIX = "MINIVM_BUILD_"
+
+CHOICES = {"slurm": ("package", "source"), "builder": ("classic", "buildx")}
+PROXY = (r"\w+://\S+", "an address such as http://proxy.site:3128")
+# What a value must look like, and how that is told.
+FORMS = {
+    "slurm_version": (r"[\w.-]+", "a version such as 24.11.5"),
+    "slurm_sha256": (r"[0-9a-f]{64}", "64 hexadecimal digits, as `sha256sum` prints them"),
+    "http_proxy": PROXY,
+    "https_proxy": PROXY,
+    "prefix": (
+        r"[a-z0-9]+([._:/-]+[a-z0-9]+)*",
+        "small letters and digits, with . _ - : / between them",
+    ),
+    "jobs": (r"[1-9][0-9]*", "a number from 1"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +79,22 @@ def read(environment: Mapping[str, str] = os.environ, assignments: Iterable[str]
         if not equals:
             raise ImagesError("use the setting", f"{assignment!r} is not NAME=VALUE", field="--set")
         values[checked(name, known, "--set")] = value
-    settings = Settings(**values)
-    for name, choices in (("slurm", ("", "package", "source")), ("builder", ("classic", "buildx"))):
-        value = getattr(settings, name)
-        if value not in choices:
-            hint = nearest(value, filter(None, choices))
+    given = {name: value for name, value in values.items() if value}  # an empty one asks for the default
+    for name, value in given.items():
+        if hint := wrong(name, value):
             raise ImagesError("use the setting", f"{name} cannot be {value!r}", field=name, hint=hint)
-    if settings.jobs and not settings.jobs.isdigit():
-        raise ImagesError("use the setting", f"jobs cannot be {settings.jobs!r}", field="jobs", hint="a number")
+    settings = Settings(**given)
+    _ = settings.mirror_map  # a mistake in it is told before anything else is done
     return settings
+
+
+def wrong(name: str, value: str) -> str | None:
+    """What the value should be, where it is not that."""
+    if name in CHOICES and value not in CHOICES[name]:
+        return nearest(value, CHOICES[name])
+    if name in FORMS and not re.fullmatch(FORMS[name][0], value):
+        return FORMS[name][1]
+    return None
 
 
 def checked(name: str, known: set[str], where: str) -> str:

@@ -43,6 +43,8 @@ def test_every_command_has_help(command: str) -> None:
         (["--variant", "debain", "list"], "did you mean 'debian'?"),
         (["render", "wroker"], "did you mean 'worker'?"),
         (["--set", "jobs=x", "list"], "jobs cannot be 'x'"),
+        (["--set", "ca_certificates=/nowhere.pem", "list"], "(/nowhere.pem, ca_certificates)"),
+        (["graph", "--svg", "/nowhere/picture.svg"], "No such file or directory (/nowhere/picture.svg)"),
     ],
 )
 def test_a_mistake_is_one_message_and_no_traceback(arguments: list[str], told: str) -> None:

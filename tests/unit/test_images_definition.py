@@ -110,6 +110,8 @@ def test_what_a_variant_cannot_is_absent_with_its_reason(write: Write) -> None:
         ({"layers__os": "describe: x\nfrom: root\npackages: less\n"}, "expected a list, found text", None),
         ({"layers__os": "describe: x\nfrom: root\npackages: [1]\n"}, "expected text, found a number", "quotes"),
         ({"layers__os": "describe: [\n"}, "not YAML", None),
+        ({"layers__os": "? [a, b]\n: c\n"}, "a key is one word", None),
+        ({"layers__os": "describe: [x]\nfrom: root\n"}, "expected text, found a list", None),
         ({"layers__os": "describe: x\nfrom: root\npackages: {debain: [a]}\n"}, "selector 'debain'", "debian"),
         ({"layers__os": "describe: x\nfrom: root\nusers: [slrum]\n"}, "no user 'slrum'", "slurm"),
         ({"layers__os": "describe: x\nfrom: root\ndownloads: [toool]\n"}, "no pin 'toool'", "tool"),
@@ -136,6 +138,13 @@ def test_a_mistake_is_told_with_file_and_nearest_name(
     assert error.file is not None and str(error.file).startswith("images/")
     if hint:
         assert error.hint is not None and hint in error.hint
+
+
+def test_a_file_that_is_not_text_is_named(write: Write) -> None:
+    root = write()
+    (root / "images/layers/os.yaml").write_bytes(b"\xff\xfe\x00")
+    error = failure(root)
+    assert (error.why, error.file) == ("not UTF-8 text", "images/layers/os.yaml")
 
 
 def test_artifacts_that_lead_in_a_circle_are_a_cycle(write: Write) -> None:

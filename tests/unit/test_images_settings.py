@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from images.errors import ImagesError
+from images.session import check_certificates
 from images.settings import read
 
 
@@ -12,6 +15,20 @@ def test_the_command_line_goes_over_the_environment_and_that_over_the_default() 
     assert read({}).variant == "debian"
     assert read({"MINIVM_BUILD_VARIANT": "nvidia", "OTHER": "x"}).variant == "nvidia"
     assert read({"MINIVM_BUILD_VARIANT": "nvidia"}, ["variant=debian"]).variant == "debian"
+
+
+def test_an_empty_value_asks_for_the_default() -> None:
+    assert read({"MINIVM_BUILD_BUILDER": "", "MINIVM_BUILD_JOBS": "3"}, ["jobs="]) == read({})
+
+
+@pytest.mark.parametrize(("content", "why"), [(b"\xff\xfe", "not a PEM file"), (b"hello", "no certificate in it")])
+def test_what_is_no_certificate_is_told_before_anything_is_built(tmp_path: Path, content: bytes, why: str) -> None:
+    file = tmp_path / "site.pem"
+    with pytest.raises(ImagesError, match="No such file"):
+        check_certificates(str(file))
+    file.write_bytes(content)
+    with pytest.raises(ImagesError, match=why):
+        check_certificates(str(file))
 
 
 def test_a_value_may_hold_an_equals_sign() -> None:
@@ -28,6 +45,12 @@ def test_a_value_may_hold_an_equals_sign() -> None:
         ({}, ["slurm=sources"], "slurm cannot be 'sources'", "source"),
         ({}, ["builder=buildkit"], "builder cannot be 'buildkit'", "buildx"),
         ({}, ["jobs=many"], "jobs cannot be 'many'", "number"),
+        ({}, ["jobs=0"], "jobs cannot be '0'", "number from 1"),
+        ({}, ["prefix=Site A"], "prefix cannot be 'Site A'", "small letters"),
+        ({}, ["http_proxy=proxy.site"], "http_proxy cannot be 'proxy.site'", "http://proxy.site:3128"),
+        ({}, ["slurm_sha256=abc"], "slurm_sha256 cannot be 'abc'", "64 hexadecimal"),
+        ({}, ["slurm_version=24.11 5"], "slurm_version cannot be", "24.11.5"),
+        ({}, ["mirrors=debian=here"], "'debian=here' is not NAME=URI", None),
     ],
 )
 def test_a_wrong_setting_is_an_error(
@@ -42,6 +65,5 @@ def test_a_wrong_setting_is_an_error(
 
 @pytest.mark.parametrize("text", ["debian", "debian=here", "=http://x.invalid"])
 def test_a_mirror_is_a_name_and_an_address(text: str) -> None:
-    settings = read({}, [f"mirrors={text}"])
     with pytest.raises(ImagesError, match="NAME=URI"):
-        _ = settings.mirror_map
+        read({}, [f"mirrors={text}"])
