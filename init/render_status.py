@@ -82,11 +82,13 @@ def table(found: Snapshot, *, colour: bool, width: int = 100) -> str:
 
 def reasons(service: str | None, ready: bool, found: Sequence[str], snapshot: Snapshot) -> str:
     what = service or snapshot.pod or "the pod"
+    view = next((view for view in snapshot.services if view.name == service), None)
     if ready:
         extra = [] if service else [f"  degraded: {reason}" for reason in snapshot.degraded]
+        # What a preparation found out about this pod: its last line says it.
+        extra += [f"  {view.last_line}"] if view and view.state == "done" and view.last_line else []
         return "\n".join([f"{what} is ready", *extra])
     lines = [f"{what} is not ready:"] + [f"  {reason}" for reason in found or ("no reason is known",)]
-    view = next((view for view in snapshot.services if view.name == service), None)
     if view is not None:
         if view.last_exit:
             said = f": {view.last_line}" if view.last_line else ""

@@ -34,6 +34,7 @@ STEPS = {
     "slurmdbd-config": ("database", "slurmdbd"),
     "sssd": ("secrets", "sssd"),
     "stale": ("stale", "run"),
+    "user-limits": ("user_limits", "run"),
 }
 
 

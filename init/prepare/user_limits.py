@@ -1,0 +1,135 @@
+"""One person's part of a login pod: a cgroup each, over all of his sessions, tmux and what he left behind.
+
+Nothing of systemd is here to make them. This step finds out what the pod may write to, makes the common directories,
+and writes down in two small tables what is left to do at a login (`/usr/libexec/minivm/user-limits`, by PAM) and at a
+prompt (`/etc/profile.d/60-minivm-limits.sh`). What cgroups cannot hold is held by ulimits, which know no sum.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from init.errors import ConfigError
+from init.prepare import cgroups, node_limits
+from init.prepare.pod import Pod, write
+
+AT_LOGIN = "/run/minivm/user-limits"  # DIRECTORY FILE VALUE: what a person's cgroup is made with
+AT_PROMPT = "/run/minivm/user-limits.told"  # DIRECTORY FILE KEY TEXT: the count that grows, and what to say then
+ULIMITS = "/run/minivm/limits.conf"
+OWNER = (0, 0)
+PEOPLE = "users"
+# Where somebody lands who has no process left: to look, and to end some.
+RESCUE = "rescue"
+RESCUE_PROCESSES = 64
+RESCUE_MEMORY = 512 << 20
+MEMORY, PROCESSES = "25%", "2000"
+# Of the pod's memory for all people together: the rest keeps sshd and Slurm's commands alive.
+TOGETHER = 0.9
+# Before the kernel ends a process it slows it down, and takes back what it can.
+THROTTLED = 0.9
+UNITS = {"": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
+ADVICE = "Larger work belongs in a job: srun, salloc, sbatch."
+
+
+class Tables:
+    """What is left to do at a login, and to tell at a prompt."""
+
+    __slots__ = ("at_login", "at_prompt")
+
+    def __init__(self) -> None:
+        self.at_login: list[str] = []
+        self.at_prompt: list[str] = []
+
+    def limit(self, place: Path, file: str, value: int) -> None:
+        self.at_login.append(f"{place / PEOPLE} {file} {value}\n")
+
+    def tell(self, place: Path, file: str, key: str, text: str) -> None:
+        self.at_prompt.append(f"{place / PEOPLE} {file} {key} your share here is {text} {ADVICE}\n")
+
+
+def run(pod: Pod) -> str:
+    total = node_limits.memory_limit(pod) or node_limits.memory(pod) * node_limits.MIB
+    memory = amount(pod.setting("MINIVM_PER_USER_MEMORY", MEMORY), total)
+    processes = count(pod.setting("MINIVM_PER_USER_PROCESSES", PROCESSES))
+    granted, tables = cgroups.granted(pod), Tables()
+    v2 = "unified" in granted
+    if processes and "pids" in granted:
+        hold_processes(tables, granted["pids"], processes)
+    if memory and "memory" in granted:
+        hold_memory(tables, granted["memory"], memory, int(total * TOGETHER), v2=v2)
+    if "cpu" in granted:
+        share_processors(tables, granted["cpu"], v2=v2)
+    wanted = {"cpu": 1, "memory": memory, "pids": processes}
+    held = [name for name, value in wanted.items() if value and name in granted]
+    missing = {name: value for name, value in wanted.items() if value and name not in granted and name != "cpu"}
+    for path, lines in ((AT_LOGIN, tables.at_login), (AT_PROMPT, tables.at_prompt), (ULIMITS, ulimits(missing))):
+        write(pod.path(path), "".join(lines).encode(), mode=0o644, owner=OWNER)
+    has = [f"{processes} processes"] * bool(processes) + [f"{gibibytes(memory)} of memory"] * bool(memory)
+    by = [f"cgroups ({', '.join(held)})"] * bool(held)
+    by += [f"ulimits, which know no sum ({', '.join(missing)}; {cgroups.summary(pod, granted)})"] * bool(missing)
+    return f"a person has {' and '.join(has) or 'no limit'}, by {' and '.join(by) or 'nothing'}"
+
+
+def hold_processes(tables: Tables, place: Path, processes: int) -> None:
+    common(place)
+    (place / PEOPLE / RESCUE / "pids.max").write_text(str(RESCUE_PROCESSES))
+    tables.limit(place, "pids.max", processes)
+    tables.tell(place, "pids.events", "max", f"{processes} processes and threads: new ones were refused.")
+
+
+def hold_memory(tables: Tables, place: Path, memory: int, together: int, *, v2: bool) -> None:
+    hard, counts = ("memory.max", "memory.events") if v2 else ("memory.limit_in_bytes", "memory.oom_control")
+    common(place)
+    (place / PEOPLE / hard).write_text(str(together))
+    (place / PEOPLE / RESCUE / hard).write_text(str(min(RESCUE_MEMORY, together)))
+    if v2:
+        tables.limit(place, "memory.high", int(memory * THROTTLED))
+    tables.limit(place, hard, memory)
+    tables.tell(place, counts, "oom_kill", f"{gibibytes(memory)} of memory: a process of yours was ended.")
+
+
+def share_processors(tables: Tables, place: Path, *, v2: bool) -> None:
+    """Equal weights: all have all of them until they are short, and then as much as the others."""
+    common(place)
+    tables.limit(place, *(("cpu.weight", 100) if v2 else ("cpu.shares", 1024)))
+
+
+def common(place: Path) -> None:
+    """Where the people's cgroups are made, and the one for emergencies among them."""
+    people = place / PEOPLE
+    people.mkdir(exist_ok=True)
+    cgroups.delegate(people)
+    (people / RESCUE).mkdir(exist_ok=True)
+
+
+def ulimits(missing: dict[str, int]) -> str:
+    """For pam_limits. `data` and not `as`: editors and runtimes reserve far more addresses than they ever use."""
+    lines = ["# Written at boot by minivm: what cgroups do not hold in this pod.", "* soft core 0"]
+    if "pids" in missing:
+        lines.append(f"* - nproc {missing['pids']}")
+    if "memory" in missing:
+        lines.append(f"* - data {missing['memory'] >> 10}")
+    return "\n".join(lines) + "\n"
+
+
+def gibibytes(number: int) -> str:
+    return f"{number / UNITS['Gi']:.3g} GiB"
+
+
+def amount(text: str, total: int) -> int:
+    """Bytes, of a quantity as Kubernetes writes it or of a part of all."""
+    if part := re.fullmatch(r"(\d{1,3})%", text):
+        return total * int(part[1]) // 100
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(|Ki|Mi|Gi|Ti)", text)
+    if not found:
+        raise ConfigError(
+            "share the login pod", f"MINIVM_PER_USER_MEMORY is {text!r}", hint="such as 25% or 8Gi; 0: no limit"
+        )
+    return int(float(found[1]) * UNITS[found[2]])
+
+
+def count(text: str) -> int:
+    if not text.isdecimal():
+        raise ConfigError("share the login pod", f"MINIVM_PER_USER_PROCESSES is {text!r}", hint="a number; 0: no limit")
+    return int(text)
