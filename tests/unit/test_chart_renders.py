@@ -119,6 +119,17 @@ def test_services_select_the_pods_they_are_for(name: str) -> None:
             assert len(matching) == 1, document["metadata"]["name"]
 
 
+def test_a_pod_of_a_broken_image_is_replaced_by_the_upgrade_that_mends_it() -> None:
+    """An ordered set waits for its unready pod for ever, and the new template never comes."""
+    documents = render({"demo": {"enabled": True}}, release="slurm", namespace="hpc")
+    policies = {
+        document["metadata"]["name"]: document["spec"].get("podManagementPolicy")
+        for document in documents
+        if document["kind"] == "StatefulSet"
+    }
+    assert policies == dict.fromkeys(("slurm-controller", "slurm-demo", "slurm-login", "slurm-worker"), "Parallel")
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_pods_have_what_the_init_expects(name: str) -> None:
     for document in stateful_sets(name):
