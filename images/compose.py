@@ -185,7 +185,7 @@ class Composer:
             env=tuple(sorted(role.env.items())),
             ports=role.ports,
             stop_signal=role.stop_signal,
-            entrypoint=code.ENTRYPOINT if role.code else (),
+            entrypoint=code.entrypoint(place.variant.python) if role.code else (),
         )
         sbom = (place.repository / "images/sbom.py").read_bytes()
         self.add(

@@ -1,177 +1,20 @@
-"""The entrypoint of every image: read the plan, check it, be PID 1.
+"""The entrypoint of every image, run by its path: `python3 -I -S .../init/__main__.py [--plan FILE]`.
 
-`python3 -I -m init`, or faster, without the site module: `python3 -I -S /path/to/init/__main__.py`.
+`python3 -I -m init` does the same, later: -S leaves out the search for site-packages, a path the search for a module.
+What is run by its path is compiled at each start, so this file is short; all else is in `init.start`.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 
 BEGAN = time.monotonic()
 
-if __package__ in (None, ""):  # run by its path: our package is beside us, and nothing else is on the path
-    sys.path.insert(0, os.path.abspath(__file__).rpartition("/init/")[0] or "/")  # noqa: PTH100 - pathlib costs 8 ms
+if __package__ in (None, ""):  # run by its path: our package is beside us, found after all of Python's own
+    sys.path.append(__file__.rpartition("/init/")[0] or "/")
 
-from init.errors import ConfigError, InitError  # noqa: E402 - the path comes first
-from init.places import PLAN  # noqa: E402 - as above
-from init.plan import plan_from_json, select, unset_variables  # noqa: E402 - as above
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import NoReturn
-
-    from init.loop import Init, Settings
-    from init.plan import Plan
-
-DROP_INS = ("/etc/minivm", "/mnt/minivm/config")
-TERMINATION_LOG = os.environ.get("MINIVM_TERMINATION_LOG", "/dev/termination-log")  # the pod may name another
-EX_SOFTWARE, EX_CONFIG = 70, 78  # docs/reference/exit-codes.md
-
-
-def main(arguments: list[str]) -> int:
-    try:
-        plan, settings = configure(arguments, dict(os.environ))
-        from init.loop import Init
-    except InitError as error:
-        return give_up(str(error))
-    init: Init | None = None
-    try:
-        init = Init(plan, settings)
-        code = init.run()
-        if init.engine.why_ended:
-            last_words(f"{init.engine.why_ended}\n")
-    except Exception:
-        import traceback
-
-        from init.emergency import stop_in_order
-
-        text = traceback.format_exc()
-        os.write(2, f"minivm: a bug of init itself; stopping everything in order\n{text}".encode())
-        last_words(f"a bug of init itself\n{text}")
-        if init is not None:
-            stop_in_order(init)
-        code = EX_SOFTWARE
-    return code
-
-
-def configure(arguments: list[str], env: dict[str, str]) -> tuple[Plan, Settings]:
-    """The plan that this pod runs and the settings, all checked. Nothing has been started when this fails."""
-    from init import procs
-    from init.loop import Settings
-
-    file = PLAN
-    if arguments:
-        if len(arguments) != 2 or arguments[0] != "--plan":
-            raise ConfigError("start", f"unknown arguments {' '.join(arguments)}", hint="--plan FILE")
-        file = arguments[1]
-    text = read_plan(file)
-    run = env.get("MINIVM_RUN") or "/run/minivm"
-    for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID"):
-        env.pop(name, None)  # ours, if anybody's; not for the services
-    procs.close_on_exec()
-    procs.settle_down()
-    if not procs.is_pid_1():
-        from init.capabilities import become_subreaper
-
-        become_subreaper()
-    plan = select(plan_from_json(text, file), env, os.path.exists)
-    errors = unset_variables(plan, env)
-    if errors:
-        raise ConfigError("start", "\n".join(str(error) for error in errors), file=file)
-    try:
-        os.makedirs(run, mode=0o755, exist_ok=True)  # noqa: PTH103 - no pathlib on PID 1's path
-    except OSError as error:
-        raise ConfigError("start", f"{run}: {error.strerror}", hint="mount a tmpfs on /run") from None
-    settings = Settings(
-        run=run,
-        http=env.get("MINIVM_HTTP", "0.0.0.0:8650"),
-        grace=seconds(env, "MINIVM_GRACE_SECONDS", 30.0),
-        as_json=one_of(env, "MINIVM_LOG_FORMAT", ("text", "json")) == "json",
-        pod=env.get("MINIVM_POD_NAME") or os.uname().nodename,
-        syslog=env.get("MINIVM_SYSLOG", "/dev/log" if procs.is_pid_1() else ""),
-        env=env,
-        began=BEGAN,
-    )
-    return plan, settings
-
-
-def read_plan(file: str) -> bytes:
-    """The image's plan; with an operator's drop-ins, what a short child makes of both (YAML stays out of PID 1)."""
-    if any(has_files(f"{root}/{part}") for root in DROP_INS for part in ("services.d", "supervisor.d")):
-        return merged_plan(file)
-    try:
-        with open(file, "rb") as stream:  # noqa: PTH123 - no pathlib on PID 1's path
-            return stream.read()
-    except OSError as error:
-        raise ConfigError("read the plan", error.strerror or str(error), file=file) from None
-
-
-def has_files(directory: str) -> bool:
-    try:
-        return any(not name.startswith(".") for name in os.listdir(directory))  # noqa: PTH208 - as above
-    except OSError:
-        return False
-
-
-def merged_plan(file: str) -> bytes:
-    output, write_output = os.pipe()
-    errors, write_errors = os.pipe()
-    command = [sys.executable, "-I", "-m", "init.dropins", "merge", file]
-    actions = [(os.POSIX_SPAWN_DUP2, write_output, 1), (os.POSIX_SPAWN_DUP2, write_errors, 2)]
-    pid = os.posix_spawn(sys.executable, command, os.environ, file_actions=actions)
-    os.close(write_output)
-    os.close(write_errors)
-    with open(output, "rb") as stream:  # noqa: PTH123 - a descriptor
-        text = stream.read()
-    with open(errors, "rb") as stream:  # noqa: PTH123 - a descriptor
-        said = stream.read().decode(errors="replace").strip()
-    _, status = os.waitpid(pid, 0)
-    if status:
-        raise ConfigError("read the drop-ins", said or f"the reader ended with status {status}")
-    return text
-
-
-def seconds(env: Mapping[str, str], name: str, default: float) -> float:
-    text = env.get(name) or str(default)
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < 1e7:
-        raise ConfigError("start", f"{text!r} is not a number of seconds", field=name)
-    return value
-
-
-def one_of(env: Mapping[str, str], name: str, known: tuple[str, ...]) -> str:
-    value = env.get(name) or known[0]
-    if value not in known:
-        raise ConfigError("start", f"{value!r} is not one of {', '.join(known)}", field=name)
-    return value
-
-
-def give_up(text: str) -> int:
-    os.write(2, f"minivm: {text}\n".encode(errors="replace"))
-    last_words(f"{text}\n")
-    return EX_CONFIG
-
-
-def last_words(text: str) -> None:
-    """Where Kubernetes looks for the reason of an end. Only if it is there: outside a pod it is not ours to make."""
-    try:
-        fd = os.open(TERMINATION_LOG, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
-        os.write(fd, text.encode(errors="replace")[:4096])
-        os.close(fd)
-    except OSError:
-        return
-
-
-def end(code: int) -> NoReturn:
-    """Without the interpreter's own goodbyes: all that matters has been written."""
-    os._exit(code)
-
+from init.start import end, main  # noqa: E402 - the path comes first
 
 if __name__ == "__main__":
-    end(main(sys.argv[1:]))
+    end(main(sys.argv[1:], BEGAN))

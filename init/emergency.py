@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 
 from init import graph
+from init.lean import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from enum import Enum
-
 from init import boot, graph, stop
+from init.choices import Choice
 from init.machine import advance
 from init.plan import compare
 from init.records import record, replace
@@ -30,7 +29,7 @@ _OVER = (Phase.DONE, Phase.FAILED, Phase.STOPPED)
 _SETTLED = (Phase.READY, *_OVER, Phase.BACKOFF)
 
 
-class PodPhase(Enum):
+class PodPhase(Choice):
     BOOT = "boot"
     RUNNING = "running"
     DRAINING = "draining"

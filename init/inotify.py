@@ -77,8 +77,11 @@ class PathWatch:
             self._inotify.drop(self, before)
 
     def moved(self) -> None:
-        self._aim()
+        """Look before the watch is aimed anew: what is there ends the probe, and with it the watch."""
         self._appeared()
+        if self._watch >= 0:
+            self._aim()
+            self._appeared()  # it may have come before the new watch
 
     def close(self) -> None:
         if self._watch >= 0:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-
 LONGEST = 256 * 1024  # a longer line is passed on in parts
 CONTINUES = b" [continues]\n"
 KEPT = 256 * 1024
@@ -40,7 +38,7 @@ class Ring:
     """The newest lines of a service, for whoever asks later. It holds on to whole blocks: keeping costs nothing."""
 
     def __init__(self) -> None:
-        self._blocks: deque[bytes] = deque()
+        self._blocks: list[bytes] = []
         self._size = 0
 
     def add(self, block: bytes) -> None:
@@ -48,7 +46,7 @@ class Ring:
         self._blocks.append(block)
         self._size += len(block)
         while self._size - len(self._blocks[0]) >= KEPT:
-            self._size -= len(self._blocks.popleft())
+            self._size -= len(self._blocks.pop(0))
 
     def tail(self, lines: int) -> list[str]:
         found = b"".join(self._blocks).decode(errors="backslashreplace").split("\n")[:-1]

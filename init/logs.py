@@ -7,7 +7,6 @@ import fcntl
 import os
 import select
 import time
-from collections import deque
 
 from init.lines import Ring, cut, tag_json, tag_text
 from init.poller import IN, OUT
@@ -51,7 +50,7 @@ class Logs:
         self._sources: dict[str, tuple[Source, Source]] = {}
         self._reading = True
         self._pausing: list[int] = []  # descriptors other than the services' pipes
-        self._pending: deque[bytes] = deque()
+        self._pending: list[bytes] = []
         self._size = 0
         self._waiting = False  # for the output to take more
         self._retry: Timer | None = None
@@ -156,9 +155,8 @@ class Logs:
 
     def flush(self) -> None:
         while self._pending and not self._waiting and self._retry is None:
-            batch = [self._pending[at] for at in range(min(IOV, len(self._pending)))]
             try:
-                count = os.writev(self._fd, batch)
+                count = os.writev(self._fd, self._pending[:IOV])
             except BlockingIOError:
                 self._wait_for_room()
                 break
@@ -178,12 +176,13 @@ class Logs:
         elif self.lost and self._size < LOW:
             lost, self.lost = self.lost, 0
             self.say(f"the log's reader was too slow; {lost} bytes of init's own lines were lost")
-        while count:
-            first = self._pending.popleft()
-            if len(first) > count:
-                self._pending.appendleft(first[count:])
-                break
-            count -= len(first)
+        whole = 0
+        while count and count >= len(self._pending[whole]):
+            count -= len(self._pending[whole])
+            whole += 1
+        del self._pending[:whole]
+        if count:
+            self._pending[0] = self._pending[0][count:]
 
     def _wait_for_room(self) -> None:
         if not self._waiting:

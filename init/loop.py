@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
-import signal
 
 from init import procs
 from init.engine import DRAIN, Condition, Engine, PodPhase
 from init.errors import ConfigError
+from init.lean import signal
 from init.logs import Logs
 from init.owners import Owners
 from init.poller import IN, Poller
@@ -26,7 +27,6 @@ from init.states import (
     Unwatch,
     Watch,
 )  # fmt: skip
-from init.sweep import sweep
 from init.trace import Trace
 from init.watches import Watches
 
@@ -87,6 +87,8 @@ class Init:
         """Start everything, and come back with the exit code when all of it has stopped."""
         self.perform(self.engine.begin(self.settings.began))
         self._open()
+        gc.freeze()  # what is there stays there; a collection in a child would only copy its pages
+        gc.enable()
         while self.engine.phase is not PodPhase.STOPPED:
             self.turn(self.engine.next_wake())
             now = self.poller.now()
@@ -95,6 +97,8 @@ class Init:
                 self.perform(self.engine.tick(now))
             for call in self.after_turn:
                 call()
+        from init.sweep import sweep
+
         sweep(self)
         if self.engine.why_ended:
             self.say(f"ended: {self.engine.why_ended}")

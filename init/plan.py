@@ -5,6 +5,7 @@ from __future__ import annotations
 from init import graph
 from init.errors import ConfigError, ManyErrors
 from init.fields import expand
+from init.lean import read_json
 from init.records import record, replace
 from init.service import Condition, Drain, Service, Source
 from init.spec import parse_drain, parse_service
@@ -118,10 +119,8 @@ def compare(old: Plan, new: Plan) -> Change:
 
 def plan_from_json(text: str | bytes, file: str) -> Plan:
     """A compiled plan, checked again: what PID 1 reads may have been written by a person or an older build."""
-    import json
-
     try:
-        data = json.loads(text)
+        data = read_json(text if isinstance(text, str) else text.decode())
     except ValueError as error:
         raise ConfigError("read the plan", f"not JSON: {error}", file=file) from None
     if not isinstance(data, dict) or not isinstance(data.get("services"), dict):

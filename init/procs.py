@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import signal
 
 from init.fields import expand
+from init.lean import signal
 from init.records import fields, record
 from init.service import Service, Source
 

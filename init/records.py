@@ -8,6 +8,8 @@ from __future__ import annotations
 
 __all__ = ["fields", "record", "replace"]
 
+_put = object.__setattr__  # past the refusal of frozen records
+
 # By value, not imported: `typing` alone costs as much as everything else here. Type checkers know the name.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,29 +42,21 @@ else:
 
 
 def _initialiser(cls_name: str, names: tuple[str, ...], defaults: dict[str, Any]) -> Any:
-    put = object.__setattr__
-    known = frozenset(names)
-    rest = [name for name in names if name in defaults]
-    required = [name for name in names if name not in defaults]
-
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        placed = dict(zip(names, args, strict=False))
         if len(args) > len(names):
             raise TypeError(f"{cls_name} takes {len(names)} fields, not {len(args)}")
-        for name, value in zip(names, args, strict=False):
-            if name in kwargs:
+        for name in kwargs:
+            if name in placed:
                 raise TypeError(f"{cls_name}: {name} given twice")
-            put(self, name, value)
-        given = set(names[: len(args)])
-        for name, value in kwargs.items():
-            if name not in known:
-                raise TypeError(f"{cls_name} has no field {name}")
-            put(self, name, value)
-        for name in required:
-            if name not in given and name not in kwargs:
+        values = {**defaults, **placed, **kwargs}
+        for name in names:
+            if name not in values:
                 raise TypeError(f"{cls_name} lacks {name}")
-        for name in rest:
-            if name not in given and name not in kwargs:
-                put(self, name, defaults[name])
+            _put(self, name, values[name])
+        if len(values) > len(names):
+            unknown = next(name for name in kwargs if name not in names)
+            raise TypeError(f"{cls_name} has no field {unknown}")
 
     return __init__
 
@@ -89,8 +83,12 @@ def _refuse(self: Any, name: str, value: Any = None) -> None:
 
 def replace(item: T, **changes: Any) -> T:
     """The same record with some fields changed."""
-    cls: Any = type(item)
-    return cls(**({name: getattr(item, name) for name in cls.__slots__} | changes))  # type: ignore[no-any-return]  # cls is item's
+    made = object.__new__(type(item))
+    for name in type(item).__slots__:  # type: ignore[attr-defined]  # every record has them
+        _put(made, name, changes.pop(name) if name in changes else getattr(item, name))
+    if changes:
+        raise TypeError(f"{type(item).__name__} has no field {next(iter(changes))}")
+    return made
 
 
 def fields(item: Any) -> dict[str, Any]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
-
+from init.choices import Choice
 from init.records import record
 
 SIGNALS = ("TERM", "INT", "QUIT", "HUP", "USR1", "USR2", "KILL", "WINCH", "CONT")
@@ -21,14 +20,14 @@ CAPABILITIES = (
 # fmt: on
 
 
-class Kind(Enum):
+class Kind(Choice):
     LONGRUN = "longrun"  # runs until stopped
     ONESHOT = "oneshot"  # ready once it has exited 0; tried again until then
     PERIODIC = "periodic"  # run every so often
     GATE = "gate"  # no process: ready once its probe has passed
 
 
-class Probe(Enum):
+class Probe(Choice):
     NOTIFY = "notify"  # READY=1 on $NOTIFY_SOCKET
     SOCKET = "socket"  # a unix socket that accepts
     FILE = "file"  # a path that exists
@@ -37,24 +36,24 @@ class Probe(Enum):
     NONE = "none"  # started is ready
 
 
-class When(Enum):
+class When(Choice):
     ALWAYS = "always"
     FAILURE = "failure"
     NEVER = "never"
 
 
-class Exhausted(Enum):
+class Exhausted(Choice):
     DEGRADE = "degrade"  # the pod stays, not ready, and says why
     END_POD = "end-pod"
 
 
-class LogMode(Enum):
+class LogMode(Choice):
     TAGGED = "tagged"
     RAW = "raw"  # lines as they are: a service that writes JSON itself
     OFF = "off"
 
 
-class Source(Enum):
+class Source(Choice):
     VALUE = "value"
     FILE = "file"
     SECRET = "secret"  # a file whose content is never shown

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
-
+from init.choices import Choice
 from init.records import record
 
 TYPE_CHECKING = False
@@ -13,7 +12,7 @@ STOPPER = -2  # the step of the stop command
 HANDOVER_WAIT = 2.0  # how long a process that left heirs may take to say which of them is the main one
 
 
-class Phase(Enum):
+class Phase(Choice):
     WAITING = "waiting"
     PREPARING = "preparing"
     STARTING = "starting"
@@ -26,7 +25,7 @@ class Phase(Enum):
     DONE = "done"
 
 
-class Then(Enum):
+class Then(Choice):
     """What follows the end of a process that was told to stop."""
 
     STOP = "stop"

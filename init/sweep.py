@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import signal
 
 from init import procs
+from init.lean import signal
 from init.owners import parent, processes
 
 TYPE_CHECKING = False

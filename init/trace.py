@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-
 from init.records import record
 from init.states import Phase
 
@@ -27,7 +25,8 @@ class Trace:
 
     def __init__(self, kept: int = KEPT) -> None:
         self._boot: list[Happening] = []
-        self._later: deque[Happening] = deque(maxlen=kept)
+        self._later: list[Happening] = []
+        self._kept = kept
         self._boot_room = kept // 4
 
     def add(self, now: float, service: str, event: str, detail: str = "") -> None:
@@ -36,6 +35,7 @@ class Trace:
             self._boot.append(item)
         else:
             self._later.append(item)
+            del self._later[: -self._kept]
 
     def change(self, now: float, name: str, before: State, after: State) -> None:
         """Say what differs between two states of a service, if anything that a person would call a change does."""

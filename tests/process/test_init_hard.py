@@ -73,28 +73,39 @@ def test_a_service_that_forks_and_exits_says_what_to_do(pod: World) -> None:
 
 
 HANDOVER = """
-def serve(old):
+def heard(told):  # PID 1 has read all that came before: it closes what it is sent, as sd_notify_barrier(3) asks
+    left, end = os.pipe()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
+        s.connect(os.environ["NOTIFY_SOCKET"])
+        socket.send_fds(s, [b"BARRIER=1"], [end])
+    os.close(end)
+    os.read(left, 1)
+    os.write(told, b".")
+def serve(told=0):
     print("serving", os.getpid())
     signal.signal(signal.SIGUSR1, replace)
     signal.signal(signal.SIGTERM, lambda *_: (print("down", os.getpid()), os._exit(0)))
-    tell(f"READY=1\\nMAINPID={os.getpid()}") if old else tell("READY=1")
+    tell(f"READY=1\\nMAINPID={os.getpid()}") if told else tell("READY=1")
+    heard(told) if told else None
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
     while True: signal.pause()
 def replace(*_):
     tell("RELOADING=1")
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])  # the next one waits until this is done
+    heard_of_it, told = os.pipe()
     if os.fork() == 0:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
         if %r: os.setsid()
-        serve(True)
+        serve(told)
     %s
     os._exit(0)
-serve(False)
+serve()
 """
 
 
 @pytest.mark.parametrize(
     ("session", "between"),
-    [(False, "time.sleep(0.3)"), (True, "time.sleep(0.3)"), (False, "pass")],
-    ids=["old one lingers", "new one in its own session", "old one is gone first"],
+    [(False, "os.read(heard_of_it, 1)"), (True, "os.read(heard_of_it, 1)"), (False, "pass")],
+    ids=["old one waits for it", "new one in its own session", "old one is gone first"],
 )
 def test_a_main_process_that_is_replaced(pod: World, session: bool, between: str) -> None:
     """As slurmctld and slurmd do on reconfigure: no second daemon, no restart counted, ten times in a row."""
@@ -261,10 +272,10 @@ def test_a_wall_clock_that_jumps_moves_no_timer(pod: World, tmp_path: Path) -> N
     everybody's, so it is not touched): a backoff of an hour stays one, a short one ends."""
     entry = tmp_path / "jumping.py"
     entry.write_text(
-        "import sys, time\nfrom init.__main__ import end, main\n"
+        "import sys, time\nfrom init.start import end, main\n"
         "real, jump = time.time, [86400.0]\n"
         "def jumping():\n    jump[0] = -jump[0]\n    return real() + jump[0]\n"
-        "time.time = jumping\nend(main(sys.argv[1:]))\n"
+        "time.time = jumping\nend(main(sys.argv[1:], time.monotonic()))\n"
     )
     pod.start(
         {
@@ -574,9 +585,9 @@ def test_a_bug_of_its_own_stops_everything_in_order(pod: World, tmp_path: Path) 
     """The real entrypoint, with one function broken: traceback, orderly stop, documented code."""
     entry = tmp_path / "broken.py"
     entry.write_text(
-        "import sys\nimport init.health\nfrom init.__main__ import end, main\n"
+        "import sys, time\nimport init.health\nfrom init.start import end, main\n"
         "def broken(*_): raise RuntimeError('a bug for the test')\n"
-        "init.health.snapshot = broken\nend(main(sys.argv[1:]))\n"
+        "init.health.snapshot = broken\nend(main(sys.argv[1:], time.monotonic()))\n"
     )
     names = ["a", "b", "c"]
     services = {
