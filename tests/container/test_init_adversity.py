@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +29,36 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         controller = made.pod("controller", "slurm-controller", env={"MINIVM_ACCOUNTING": "none"})
         controller.wait_ready()
         yield made
+
+
+class Early:
+    """A worker and a login pod of a cluster that has no controller yet: they wait while the other tests run."""
+
+    PATIENCE = 60.0  # seconds, at least, that the controller is late
+
+    def __init__(self, made: World) -> None:
+        made.configure({"slurm.conf": slurm_conf(accounting=False)})
+        self.world = made
+        self.worker = made.pod("worker", "w1")
+        self.login = made.pod("login", "login")
+        self.since = time.monotonic()
+
+    @property
+    def pods(self) -> tuple[Pod, Pod]:
+        return self.worker, self.login
+
+    def waited_long_enough(self) -> bool:
+        return time.monotonic() - self.since > self.PATIENCE
+
+    def controller(self) -> Pod:
+        return self.world.pod("controller", "slurm-controller", env={"MINIVM_ACCOUNTING": "none"})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def early(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Early]:
+    """There from the first test on, so that the last one need not wait for long."""
+    with world(tmp_path_factory.mktemp("early"), "early") as made:
+        yield Early(made)
 
 
 @pytest.fixture(autouse=True)
@@ -76,17 +108,6 @@ def test_a_wrong_munge_key_on_a_login_pod(site: World, mounts: Path) -> None:
     key_file(mounts).write_bytes(os.urandom(128))
     pod = site.pod("login", "wronglogin", mounts=mounts)
     pod.wait_reason("munge key rejected by slurm-controller:6817")
-
-
-def test_a_controller_that_comes_late_is_waited_for_by_name(site: World) -> None:
-    pod = site.pod("worker", "early", env={"MINIVM_CONTROLLER": "late-controller"})
-    pod.wait_reason("late-controller")
-    assert "late-controller:6817" in pod.why()
-    assert not pod.service("slurmd")["pid"], "a slurmd that starts first retries in steps of 20 s"
-    controller = _controller(site)
-    site.network.disconnect(controller.container)
-    site.network.connect(controller.container, aliases=["slurm-controller", "late-controller"])
-    pod.wait_ready()
 
 
 def test_a_controller_that_refuses_is_told_with_its_address(site: World) -> None:
@@ -206,10 +227,7 @@ def test_slurmrestd_answers_with_a_token(site: World, mounts: Path, tmp_path: Pa
 
 def test_a_login_pod_that_drains_tells_its_sessions_and_waits_for_them(site: World) -> None:
     pod = site.pod("login", "leaving").wait_ready()
-    pod.add_user()
-    pod.run("sh", "-c", "install -d -o demo -m 700 /home/demo/.ssh && ssh-keygen -q -t ed25519 -N '' -f /root/.ssh_key")
-    pod.run("sh", "-c", "install -o demo -m 600 /root/.ssh_key.pub /home/demo/.ssh/authorized_keys")
-    ssh = ["ssh", "-i", "/root/.ssh_key", "-o", "StrictHostKeyChecking=no", "-o", "BatchMode=yes", "demo@localhost"]
+    ssh = ssh_as_demo(pod)
     pod.run("sh", "-c", f"script -qfc '{' '.join(ssh)} -tt sleep 5' /tmp/seen </dev/null >/dev/null 2>&1 &")
     until(lambda: "sleep 5" in pod.run("ps", "-u", "demo", "-o", "args", check=False), "the session is there")
     pod.run("minivm", "drain")
@@ -247,6 +265,42 @@ def test_capabilities_are_the_named_ones_alone(site: World) -> None:
         status = pod.run("cat", f"/proc/{pod.service(name)['pid']}/status")
         assert "CapEff:\t0000000000000000" in status and "CapPrm:\t0000000000000000" in status
         assert "NoNewPrivs:\t1" in status, "no setuid program gives any back"
+
+
+def test_a_controller_that_comes_a_minute_late_is_waited_for(early: Early) -> None:
+    """Nothing is started in vain meanwhile, ssh works, and then all goes on by itself."""
+    until(early.waited_long_enough, "a minute has passed", within=Early.PATIENCE + 10)
+    for pod in early.pods:
+        assert not pod.ready()
+        found = re.search(r"wait for controller: tcp slurm-controller:6817\b.* for (\d+) (s|min)\b", pod.why())
+        assert found is not None, pod.why()
+        assert int(found[1]) >= {"s": 60, "min": 1}[found[2]], "the leaf cause, and how long it has lasted"
+        assert _failures(pod) == {}, "no crash loop, nothing exhausted"
+    assert early.worker.service("slurmd")["starts"] == 0
+    assert early.login.service("sackd")["starts"] == 0
+    assert early.login.service("sshd")["ready"]
+    ssh = ssh_as_demo(early.login)
+    early.login.run(*ssh, "true")
+    sshd = early.login.service("sshd")["pid"]
+    early.controller().wait_ready()
+    for pod in early.pods:
+        pod.wait_ready()
+        assert _failures(pod) == {}, "the first start of each was the right one"
+    assert early.worker.service("slurmd")["starts"] == 1
+    assert early.login.service("sshd")["pid"] == sshd
+    assert early.login.run("srun", "-w", "w1", "--chdir=/tmp", "hostname").strip() == "w1"
+
+
+def _failures(pod: Pod) -> dict[str, int]:
+    return {view["name"]: view["failures"] for view in pod.status()["services"] if view["failures"]}
+
+
+def ssh_as_demo(pod: Pod) -> list[str]:
+    """A user with a key, in the pod itself; the command that logs in with it."""
+    pod.add_user()
+    pod.run("sh", "-c", "install -d -o demo -m 700 /home/demo/.ssh && ssh-keygen -q -t ed25519 -N '' -f /root/.ssh_key")
+    pod.run("sh", "-c", "install -o demo -m 600 /root/.ssh_key.pub /home/demo/.ssh/authorized_keys")
+    return ["ssh", "-i", "/root/.ssh_key", "-o", "StrictHostKeyChecking=no", "-o", "BatchMode=yes", "demo@localhost"]
 
 
 def _controller(site: World) -> Pod:
