@@ -20,6 +20,7 @@ import docker.errors  # type: ignore[import-untyped]  # it has no types
 import requests.exceptions
 
 from images.errors import ImagesError
+from images.store import Store, told_by
 
 Line = Callable[[str], None]
 RUNNING = " ---> Running in "
@@ -87,8 +88,14 @@ class Engine:
             found: Mapping[str, Any] = self.api.inspect_image(reference)
             return found
 
+    @cached_property
+    def store(self) -> Store:
+        with answering("ask what it is"):
+            return told_by(self.api.info(), self)
+
     def image_id(self, reference: str) -> str:
-        return str(self.inspect(reference)["Id"])
+        """The configuration's digest, whatever the engine itself calls the image."""
+        return self.store.identity(reference)
 
     def has(self, reference: str) -> bool:
         try:

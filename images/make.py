@@ -5,7 +5,6 @@ Whatever is cut before the last line of `make` leaves an image without a name, w
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import shutil
@@ -17,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from images import bootstrap, content, oci, origins, rewrite, sbom
+from images import bootstrap, content, oci, origins, sbom
 from images.artifacts import taken
 from images.content import Entry
 from images.engine import Engine
@@ -184,7 +183,7 @@ class Maker:
         return installed(read_base(self.engine, self.place.base, self.work / "base").status)
 
     def normalised(self, image: Image, raw: str) -> str:
-        """The builder's layers under a configuration of ours; its id."""
+        """The builder's layers under a configuration of ours; what the engine calls it."""
         diff_ids = list(self.engine.inspect(raw)["RootFS"]["Layers"])
         below: Mapping[str, Any] = {}
         if not image.bootstrapped:
@@ -207,12 +206,7 @@ class Maker:
             arch=self.engine.arch,
             epoch=self.place.definition.versions.epoch,
         )
-        # An engine whose store wants the layers' bytes refuses this, or takes it and has nothing.
-        with contextlib.suppress(ImagesError):
-            self.engine.load(oci.loadable(made, diff_ids))
-        if not self.engine.has(made.id):
-            rewrite.reload(self.engine, raw, made)
-        return made.id
+        return self.engine.store.adopt(raw, made)
 
     def shown(self, name: str) -> str:
         prefix = self.place.settings.prefix
@@ -231,7 +225,7 @@ class Maker:
         }
         if below:
             found["org.opencontainers.image.base.name"] = self.shown(image.step.base)
-            found["org.opencontainers.image.base.digest"] = str(below["Id"])
+            found["org.opencontainers.image.base.digest"] = self.engine.image_id(image.step.base)
         if image.is_role:
             # On roles alone: a commit that changes nothing below must not give every layer another id.
             found["org.opencontainers.image.revision"] = self.revision

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
-import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,9 +14,10 @@ INHERITED = ("Env", "ExposedPorts", "WorkingDir", "User", "Volumes", "StopSignal
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The bytes of a configuration; their digest is the image's id."""
+    """The bytes of a configuration, whose digest is the image's id, and the layers that it names."""
 
     data: bytes
+    diff_ids: tuple[str, ...]
 
     @property
     def id(self) -> str:
@@ -70,18 +69,4 @@ def config(
         "rootfs": {"type": "layers", "diff_ids": list(diff_ids)},
         "history": history,
     }
-    return Config(json.dumps(whole, sort_keys=True, separators=(",", ":")).encode())
-
-
-def loadable(made: Config, diff_ids: Sequence[str]) -> bytes:
-    """A `docker load` stream with the configuration alone: an engine that has the layers reads no layer's bytes."""
-    name = f"{made.id.removeprefix('sha256:')}.json"
-    layers = [f"{diff_id.removeprefix('sha256:')}/layer.tar" for diff_id in diff_ids]
-    manifest = json.dumps([{"Config": name, "RepoTags": None, "Layers": layers}]).encode()
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w") as tar:
-        for member, data in ((name, made.data), ("manifest.json", manifest)):
-            info = tarfile.TarInfo(member)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    return stream.getvalue()
+    return Config(json.dumps(whole, sort_keys=True, separators=(",", ":")).encode(), tuple(diff_ids))

@@ -150,8 +150,7 @@ def verify(registry: Registry, digest: str, image_id: str, seen: set[Blob]) -> i
     """Read the image back by its digest, every byte of it; gives its size in the registry."""
     manifest = registry.manifest(digest)
     registry.same(digest, manifest.digest)
-    if image_id != manifest.digest:  # an engine with containerd's store calls the manifest the image
-        registry.same(image_id, manifest.config.digest)
+    registry.same(image_id, manifest.config.digest)
     diff_ids = registry.config(manifest.config)["rootfs"]["diff_ids"]
     for blob, diff_id in zip(manifest.layers, diff_ids, strict=True):
         if blob not in seen:

@@ -53,8 +53,8 @@ def cold(session: Session, roles: Sequence[str], prefix: str, reporter: Reporter
         reporter.start(image.key, "cold")
         seconds = maker.make(image)
         reporter.done(image.key, seconds)
-        found = one.engine.inspect(image.reference)
-        made[image.key] = Made(str(found["Id"]), tuple(found["RootFS"]["Layers"]), seconds)
+        layers = one.engine.inspect(image.reference)["RootFS"]["Layers"]
+        made[image.key] = Made(one.engine.image_id(image.reference), tuple(layers), seconds)
     return composed, made
 
 
