@@ -95,7 +95,7 @@ class LocalCluster:
         self.save()
         write_private(self.known_hosts, self.known_hosts_line().encode())
         with self.stages.stage("pods"):
-            self.restart_dead(known, there)
+            self.revive(known, there)
             self.reconcile(known, there, timeout=timeout)
         with self.stages.stage("ready"):
             self.wait_ready(known, timeout=timeout)
@@ -119,13 +119,17 @@ class LocalCluster:
                 self.delete(pod.name, known=known)
                 self.wait_ready(known, timeout=timeout, only=pod.name)
 
-    def restart_dead(self, known: Manifests, there: Mapping[str, Running]) -> None:
+    def revive(self, known: Manifests, there: Mapping[str, Running]) -> None:
         """Nobody watches the pods of one machine all the time, as a kubelet does: `up` does it in passing."""
 
         def look(pod: Pod) -> None:
-            if readiness.dead(pod, there[pod.name]):
+            current = there[pod.name]
+            if not current.running:
+                self.say(f"{pod.name}: started again, it was stopped")
+                self.kubelet.start(current.container)
+            elif readiness.dead(pod, current):
                 self.say(f"{pod.name}: started again, its {pod.alive.path} fails")
-                self.kubelet.restart(there[pod.name])
+                self.kubelet.restart(current)
 
         with ThreadPoolExecutor(HANDS) as hands:
             list(hands.map(look, [pod for pod in known.pods if pod.name in there]))
@@ -153,9 +157,11 @@ class LocalCluster:
 
     def new_addresses(self, count: int) -> list[str]:
         """Addresses that no pod has, and that the last pods did not have: peers must not rely on an old one."""
-        config = self.kubelet.ensure_network()["IPAM"]["Config"][0]
+        network = self.kubelet.ensure_network()
+        config = network["IPAM"]["Config"][0]
         memory = self.state / "last-address"
-        used = [item.address for item in self.kubelet.running().values() if item.address]
+        # Also of what somebody else has put there: a database, say.
+        used = [str(item["IPv4Address"]).partition("/")[0] for item in network["Containers"].values()]
         last = memory.read_text() if memory.exists() else ""
         found = addresses.allocate(config["Subnet"], gateway=config["Gateway"], used=used, last=last, count=count)
         write_private(memory, found[-1].encode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 
@@ -52,12 +53,22 @@ def slurmdbd(pod: Pod) -> str:
         password = pod.text(PASSWORD)
         if password is None:
             raise PrepareError("write slurmdbd.conf", f"{PASSWORD} is missing", hint="mount the database password")
-        lines.append(f"StoragePass={password.strip()}")
+        lines.append(f"StoragePass={quoted(password.strip())}")
     else:
         lines += ["StorageHost=localhost", "StorageUser=slurm"]
     data = "".join(f"{line}\n" for line in lines).encode()
     write(pod.path("/etc/slurm/slurmdbd.conf"), data, mode=0o600, owner=user("slurm"))
     return f"slurmdbd.conf for the {accounting} database"
+
+
+def quoted(text: str) -> str:
+    """As Slurm's parser reads it back whole: `#` would begin a comment, and a blank end the value."""
+    text = re.sub(r"[\\#]", r"\\\g<0>", text)
+    if not re.search(r"\s", text) and not text.startswith('"'):
+        return text
+    if '"' in text:
+        raise PrepareError("write slurmdbd.conf", "a password with blanks and double quotes cannot be written there")
+    return f'"{text}"'
 
 
 def mariadb(pod: Pod) -> str:

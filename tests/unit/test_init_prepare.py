@@ -111,6 +111,11 @@ def test_the_controller_has_the_mounted_configuration_or_its_own(tmp_path: Path,
             "x",
             ["StorageHost=db", "StoragePort=3308"],
         ),
+        (
+            {"MINIVM_ACCOUNTING": "external", "MINIVM_DATABASE_HOST": "db"},
+            "o#ne tw\\o",
+            ['StoragePass="o\\#ne tw\\\\o"'],
+        ),
     ],
 )
 def test_slurmdbd_conf_is_private_and_fits_the_database(
