@@ -84,6 +84,7 @@ class Pod:
     pool: str
     labels: Mapping[str, str]
     subdomain: str
+    searches: tuple[str, ...]
     image: str
     env: tuple[tuple[str, str], ...]
     fields: tuple[tuple[str, str], ...]
@@ -192,6 +193,7 @@ def parse_pod(
         pool=str(labels.get("minivm.io/pool", "")),
         labels=labels,
         subdomain=subdomain,
+        searches=tuple(spec.get("dnsConfig", {}).get("searches", ())),
         image=str(container["image"]),
         env=plain,
         fields=fields,

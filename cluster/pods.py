@@ -168,6 +168,7 @@ class Kubelet:
             restart_policy={"Name": "always"},
             port_bindings=published or None,
             log_config=LOG,
+            dns_search=list(pod.searches) or None,
             **({"cgroup_parent": cgroups.parent(self.cluster, pod.name)} if own_cgroups else {}),
             **({"shm_size": shm} if shm else {}),
             **({"mem_limit": pod.limits.memory} if pod.limits.memory else {}),

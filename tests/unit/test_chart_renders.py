@@ -119,6 +119,29 @@ def test_services_select_the_pods_they_are_for(name: str) -> None:
             assert len(matching) == 1, document["metadata"]["name"]
 
 
+def test_bare_names_of_login_pods_and_workers_resolve_in_every_pod() -> None:
+    """Slurm speaks of hosts by them: jobs to each other, people to ssh, slurmctld to an srun on a login pod."""
+    values = {"clusterDomain": "k8s.site", "workers": {"pools": {"b": {}, "a": {}}}, "demo": {"enabled": True}}
+    searches = {
+        document["metadata"]["name"]: document["spec"]["template"]["spec"].get("dnsConfig", {}).get("searches")
+        for document in render(values, release="slurm", namespace="hpc")
+        if document["kind"] == "StatefulSet"
+    }
+    wanted = [f"slurm-{name}.hpc.svc.k8s.site" for name in ("login", "a", "b")]
+    names = ("slurm-controller", "slurm-login", "slurm-a", "slurm-b")
+    assert searches == {**dict.fromkeys(names, wanted), "slurm-demo": None}
+
+
+def test_a_cluster_of_many_pools_keeps_within_kubernetes_search_domains() -> None:
+    pools: dict[str, Any] = {f"pool{i}": {} for i in range(40)}
+    (login,) = [
+        document
+        for document in render({"workers": {"pools": pools}}, release="slurm", namespace="hpc")
+        if (document["kind"], document["metadata"]["name"]) == ("StatefulSet", "slurm-login")
+    ]
+    assert len(login["spec"]["template"]["spec"]["dnsConfig"]["searches"]) <= 28
+
+
 def test_a_pod_of_a_broken_image_is_replaced_by_the_upgrade_that_mends_it() -> None:
     """An ordered set waits for its unready pod for ever, and the new template never comes."""
     documents = render({"demo": {"enabled": True}}, release="slurm", namespace="hpc")

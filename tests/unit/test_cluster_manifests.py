@@ -78,8 +78,11 @@ def test_dns_names_are_those_of_kubernetes_and_no_others() -> None:
     names = manifests.aliases(known.pod("slurm-worker-0"), known.services)
     assert "slurm-worker-0.slurm-worker" in names
     assert "slurm-worker-0.slurm-worker.minivm.svc.cluster.local" in names
-    # A pod's bare name does not resolve for its peers on Kubernetes, so it must not here.
+    # A pod's bare name is found through the pods' search domains alone, as on Kubernetes.
     assert "slurm-worker-0" not in names
+    for peer in ("slurm-controller-0", "slurm-login-0", "slurm-worker-1"):
+        found = {f"slurm-worker-0.{domain}" for domain in known.pod(peer).searches} & set(names)
+        assert found == {"slurm-worker-0.slurm-worker.minivm.svc.cluster.local"}
     assert "slurm-controller" in manifests.aliases(known.pod("slurm-controller-0"), known.services)
 
 

@@ -126,6 +126,20 @@ capabilities:
   add: {{ .capabilities | toJson }}
 {{- end -}}
 
+{{/*
+Where a bare name of a login pod or worker is looked for. Slurm speaks of nodes by these names: a job's first host, `ssh`
+to a node, and slurmctld, which holds up everybody for ten seconds when the host of an srun cannot be found.
+Kubernetes takes 32 domains, three or more of them its own.
+*/}}
+{{- define "minivm.searches" -}}
+{{- $full := include "minivm.fullname" . -}}
+{{- $domains := list -}}
+{{- range concat (list "login") (keys (include "minivm.pools" . | fromJson) | sortAlpha) -}}
+  {{- $domains = append $domains (printf "%s-%s.%s.svc.%s" $full . $.Release.Namespace $.Values.clusterDomain) -}}
+{{- end -}}
+{{- slice $domains 0 (min 26 (len $domains)) | toJson -}}
+{{- end -}}
+
 {{/* The parts of a pod's spec that every role has. */}}
 {{- define "minivm.podCommon" -}}
 serviceAccountName: {{ include "minivm.fullname" .root }}
@@ -142,6 +156,10 @@ imagePullSecrets: {{ toJson . }}
 {{- end }}
 {{- with .settings.runtimeClassName }}
 runtimeClassName: {{ . }}
+{{- end }}
+{{- if ne .role "demo" }}
+dnsConfig:
+  searches: {{ include "minivm.searches" .root }}
 {{- end }}
 {{- with .settings.nodeSelector }}
 nodeSelector: {{ toJson . }}
