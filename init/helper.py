@@ -20,3 +20,8 @@ def condition(control: Path, name: str, text: str, *, expires: float | None = No
 
 def service(client: Client, name: str) -> ServiceView | None:
     return next((view for view in client.snapshot().services if view.name == name), None)
+
+
+def log(client: Client, name: str, lines: int = 400) -> list[str]:
+    """The last lines of a service."""
+    return [str(line) for line in client.request("logs", service=name, lines=lines)["lines"]]
