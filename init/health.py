@@ -1,8 +1,12 @@
-"""Ready or not, and why: every reason is followed down to its leaf cause. Pure."""
+"""Ready or not, and why: every reason is followed down to its leaf cause. Pure.
+
+`quoting` decides whether a service's own lines are repeated: to root they are, to everybody not (`init.quotes`).
+"""
 
 from __future__ import annotations
 
 from init import boot
+from init.quotes import DETAIL, public, unquoted
 from init.service import Kind, Probe
 from init.snapshot import ConditionView, ServiceView, Snapshot
 from init.states import Phase, satisfied
@@ -12,8 +16,6 @@ if TYPE_CHECKING:
     from init.engine import Engine
     from init.service import Service
     from init.states import State
-
-DETAIL = "\t"  # in what a probe says: how long goes before it
 
 
 def duration(seconds: float) -> str:
@@ -27,22 +29,24 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3600:.0f} h"
 
 
-def own_reason(spec: Service, state: State, now: float) -> str:
+def own_reason(spec: Service, state: State, now: float, *, quoting: bool = True) -> str:
     """Why this service itself is not ready, leaving aside what it waits for. Empty when it is."""
     spent = duration(now - state.since)
+    why = state.why if quoting else public(state.why, spec)
     match state.phase:
         case Phase.READY | Phase.DONE:
             return ""
         case Phase.STARTING if state.said:
             head, _, tail = state.said.partition(DETAIL)
-            return f"{head} for {spent}{' ' + tail if tail else ''}"
+            shown = tail and (quoting or spec.ready.probe is not Probe.EXEC)  # a command's output is the command's
+            return f"{head} for {spent}{' ' + tail if shown else ''}"
         case Phase.STARTING if spec.kind is Kind.ONESHOT:
-            return f"runs for {spent}" + (f"; before: {state.why}" if state.why else "")
+            return f"runs for {spent}" + (f"; before: {why}" if why else "")
         case Phase.STARTING if spec.ready.probe is Probe.NONE:
-            return f"started {spent} ago; before: {state.why}" if state.why else f"starting for {spent}"
+            return f"started {spent} ago; before: {why}" if why else f"starting for {spent}"
         case Phase.STARTING if spec.ready.probe is Probe.NOTIFY:
-            said = f', and says "{state.status}"' if state.status else ""
-            return f"started {spent} ago, no READY=1 yet{said}" + (f"; before: {state.why}" if state.why else "")
+            said = f', and says "{state.status}"' if state.status and quoting else ""
+            return f"started {spent} ago, no READY=1 yet{said}" + (f"; before: {why}" if why else "")
         case Phase.STARTING:
             asked = spec.ready.target or " ".join(spec.ready.command)
             return f"{spec.ready.probe.value} {asked}: no answer for {spent}"
@@ -50,17 +54,17 @@ def own_reason(spec: Service, state: State, now: float) -> str:
             return f"{' '.join(spec.prepare[state.step])} (prepare) runs for {spent}"
         case Phase.BACKOFF:
             left = duration((state.deadline or now) - now)
-            return f"{state.why}; failed {times(state.failed)}, next start in {left}"
+            return f"{why}; failed {times(state.failed)}, next start in {left}"
         case Phase.FAILED:
-            return state.why
+            return why
         case Phase.HANDOVER:
             return f"its main process exited {spent} ago, and no other has taken over yet"
         case Phase.STOPPING:
-            return f"stopping for {spent}" + (f": {state.why}" if state.why else "")
+            return f"stopping for {spent}" + (f": {why}" if why else "")
         case Phase.STOPPED:
             return "stopped on request"
         case Phase.WAITING:
-            return state.why or "about to start"
+            return why or "about to start"
 
 
 def times(number: int) -> str:
@@ -78,19 +82,18 @@ def leaves(engine: Engine, name: str, seen: frozenset[str] = frozenset()) -> lis
     return found or [name]
 
 
-def service_reasons(engine: Engine, name: str, now: float) -> tuple[str, ...]:
+def service_reasons(engine: Engine, name: str, now: float, *, quoting: bool = True) -> tuple[str, ...]:
     """Why one service is not ready: `slurmd waits for controller: tcp ... refused for 12 s`."""
     if satisfied(engine.states[name]):
         return ()
-    return tuple(
-        own_reason(engine.specs[leaf], engine.states[leaf], now)
-        if leaf == name
-        else f"waits for {leaf}: {own_reason(engine.specs[leaf], engine.states[leaf], now)}"
-        for leaf in leaves(engine, name)
-    )
+    found = []
+    for leaf in leaves(engine, name):
+        reason = own_reason(engine.specs[leaf], engine.states[leaf], now, quoting=quoting)
+        found.append(reason if leaf == name else f"waits for {leaf}: {reason}")
+    return tuple(found)
 
 
-def pod_reasons(engine: Engine, now: float) -> tuple[str, ...]:
+def pod_reasons(engine: Engine, now: float, *, quoting: bool = True) -> tuple[str, ...]:
     """Each leaf cause once, with those that wait for it before it."""
     waiting: dict[str, list[str]] = {}
     for name, spec in engine.specs.items():
@@ -99,36 +102,34 @@ def pod_reasons(engine: Engine, now: float) -> tuple[str, ...]:
                 waiting.setdefault(leaf, []).extend([name] if leaf != name else [])
     found = []
     for leaf, names in waiting.items():
-        reason = own_reason(engine.specs[leaf], engine.states[leaf], now)
+        reason = own_reason(engine.specs[leaf], engine.states[leaf], now, quoting=quoting)
         before = f"{', '.join(names)} {'waits' if len(names) == 1 else 'wait'} for " if names else ""
         found.append(f"{before}{leaf}: {reason}")
     drain = engine.drain_text()
     if engine.phase.value in ("stopping", "stopped", "draining"):
-        found.append(f"the pod is {engine.phase.value}" + (f": {engine.why_ended}" if engine.why_ended else ""))
+        why = engine.why_ended if quoting else unquoted(engine.why_ended)
+        found.append(f"the pod is {engine.phase.value}" + (f": {why}" if why else ""))
     elif drain:
         found.append(f"drain: {drain}")
     found += [f"{item.name}: {item.text}" for item in engine.conditions.values() if item.blocking]
     return tuple(found)
 
 
-def degraded(engine: Engine, now: float) -> tuple[str, ...]:
+def degraded(engine: Engine, now: float, *, quoting: bool = True) -> tuple[str, ...]:
     """What is wrong and does not keep the pod from being ready."""
     found = [f"{item.name}: {item.text}" for item in engine.conditions.values() if not item.blocking]
     for name, spec in engine.specs.items():
         state = engine.states[name]
         if spec.kind is Kind.PERIODIC and state.why:
-            found.append(f"{name}: last run {state.why}")
+            found.append(f"{name}: last run {state.why if quoting else public(state.why, spec)}")
         elif not spec.required and not satisfied(state) and state.phase is not Phase.STOPPED:
-            found += [f"{name} {reason}" if leaf else f"{name}: {reason}" for leaf, reason in _own(engine, name, now)]
+            for reason in service_reasons(engine, name, now, quoting=quoting):
+                found.append(f"{name} {reason}" if reason.startswith("waits for ") else f"{name}: {reason}")
     return tuple(found)
 
 
-def _own(engine: Engine, name: str, now: float) -> list[tuple[bool, str]]:
-    return [(reason.startswith("waits for "), reason) for reason in service_reasons(engine, name, now)]
-
-
-def snapshot(engine: Engine, pod: str, now: float) -> Snapshot:
-    reasons = pod_reasons(engine, now)
+def snapshot(engine: Engine, pod: str, now: float, *, quoting: bool = True) -> Snapshot:
+    reasons = pod_reasons(engine, now, quoting=quoting)
     return Snapshot(
         role=engine.plan.role,
         pod=pod,
@@ -139,16 +140,16 @@ def snapshot(engine: Engine, pod: str, now: float) -> Snapshot:
         boot_seconds=engine.ready_at - engine.began if engine.ready_at is not None else None,
         drain=engine.drain_text(),
         reasons=reasons,
-        degraded=degraded(engine, now),
+        degraded=degraded(engine, now, quoting=quoting),
         conditions=tuple(
             ConditionView(item.name, item.text, item.blocking, item.expires - now if item.expires is not None else None)
             for item in engine.conditions.values()
         ),
-        services=tuple(view(engine, name, now) for name in engine.specs),
+        services=tuple(view(engine, name, now, quoting=quoting) for name in engine.specs),
     )
 
 
-def view(engine: Engine, name: str, now: float) -> ServiceView:
+def view(engine: Engine, name: str, now: float, *, quoting: bool = True) -> ServiceView:
     spec, state = engine.specs[name], engine.states[name]
     return ServiceView(
         name=name,
@@ -162,10 +163,10 @@ def view(engine: Engine, name: str, now: float) -> ServiceView:
         uptime=now - state.started_at if state.pid else 0.0,
         starts=state.starts,
         failures=state.failed,
-        status=state.status,
-        reasons=service_reasons(engine, name, now),
+        status=state.status if quoting else "",
+        reasons=service_reasons(engine, name, now, quoting=quoting),
         last_exit=state.last_exit,
-        last_line=state.last_line,
+        last_line=state.last_line if quoting else "",
         next_start_in=state.deadline - now if state.phase is Phase.BACKOFF and state.deadline is not None else None,
         needs=spec.needs,
         after=spec.after,

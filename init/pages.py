@@ -1,4 +1,4 @@
-"""What each HTTP path answers."""
+"""What each HTTP path answers. Whoever reaches the pod asks here, so nothing that a service said is quoted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def pages(init: Init) -> Callable[[str], tuple[int, str, str]]:
         if path == "/livez":
             return 200, TEXT, "ok\n"
         if path in ("/readyz", "/startupz"):
-            reasons = health.pod_reasons(init.engine, now)
+            reasons = health.pod_reasons(init.engine, now, quoting=False)
             if path == "/startupz" and init.engine.ready_at is not None:
                 reasons = ()
             return 503 if reasons else 200, TEXT, "".join(f"{reason}\n" for reason in reasons or ("ok",))
@@ -31,9 +31,7 @@ def pages(init: Init) -> Callable[[str], tuple[int, str, str]]:
 
             from init.snapshot import to_mapping
 
-            found = to_mapping(health.snapshot(init.engine, init.settings.pod, now))
-            for service in found["services"]:  # whoever reaches the pod asks here; a log line can say anything
-                del service["last_line"]
+            found = to_mapping(health.snapshot(init.engine, init.settings.pod, now, quoting=False))
             return 200, JSON, dumps(found, indent=1) + "\n"
         if path == "/metrics":
             from init import metrics

@@ -6,10 +6,10 @@ import os
 import socket
 import time
 
-from init.health import DETAIL
 from init.inotify import PathWatch
 from init.lines import Ring
 from init.poller import IN
+from init.quotes import DETAIL
 from init.service import Probe
 
 TYPE_CHECKING = False

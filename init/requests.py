@@ -268,14 +268,13 @@ class Requests:
         engine = self._init.engine
         states = tuple((name, state.phase, state.said, state.why) for name, state in engine.states.items())
         key = (engine.phase, engine.drain_text(), states, tuple(engine.conditions.values()))
-        snapshot = None
+        now = self._init.poller.now()
         for caller, told in list(self._watchers.items()):
             if told != key:
-                snapshot = snapshot or self._snapshot()
                 self._watchers[caller] = key
-                caller.reply(
-                    ready=snapshot.ready, phase=snapshot.phase, reasons=snapshot.reasons, degraded=snapshot.degraded
-                )
+                reasons = health.pod_reasons(engine, now, quoting=False)  # who watches tells others
+                degraded = health.degraded(engine, now, quoting=False)
+                caller.reply(ready=not reasons, phase=engine.phase.value, reasons=reasons, degraded=degraded)
 
     def _named(self, request: Request) -> str:
         name = text(request, "service")

@@ -467,14 +467,43 @@ def test_status_over_http_is_the_snapshot(pod: World) -> None:
     assert pod.get("/nothing")[0] == 404
 
 
-def test_status_over_http_shows_no_last_line(pod: World) -> None:
-    """It is for whoever may use the control socket."""
-    pod.start({"p": {"kind": "oneshot", "command": shell("echo token=abc")}})
-    pod.until_ready()
-    assert pod.service("p").last_line == "token=abc"
-    status, text = pod.get("/status")
-    assert status == 200 and json.loads(text)["services"][0]["name"] == "p"
-    assert "token" not in text and "last_line" not in text
+TALKS = "echo 'cannot log in with password hunter2'; exit 7"
+
+
+def test_what_a_service_says_reaches_root_and_not_http(pod: World) -> None:
+    """Whoever reaches the pod asks over HTTP; the cause stands there, in init's own words."""
+    pod.start(
+        {
+            "ends": {"command": shell(TALKS), "restart": {"limit": 1, "window": "60s"}},
+            "tries": {"command": shell(TALKS), "restart": {"delay": "1h", "max-delay": "1h"}},
+            "asks": {
+                "command": ["/bin/sleep", "1000"],
+                "ready": {"exec": shell("echo hunter2; exit 1"), "interval": "50ms"},
+            },
+            "says": {"command": python("tell('STATUS=hunter2'); signal.pause()"), "ready": "notify"},
+            "later": {"kind": "periodic", "every": "1h", "command": shell(TALKS)},
+            "aside": {"command": shell(TALKS), "required": False, "restart": {"when": "never"}},
+        }
+    )
+    pod.until_state("ends", "failed")
+    pod.until_state("tries", "backoff")
+    pod.until(lambda: len([reason for reason in pod.ask("why")["reasons"] if "hunter2" in reason]) == 4, "root is told")
+    pod.until(lambda: len([text for text in pod.snapshot().degraded if "hunter2" in text]) == 2, "of these too")
+    for path in ("/readyz", "/startupz", "/status", "/metrics"):
+        assert "hunter2" not in pod.get(path)[1], path
+    status, reasons = pod.get("/readyz")
+    assert status == 503
+    for cause in (
+        "ends: exited 7; gave up after 2 failures within 60 s\n",
+        "tries: exited 7; failed twice, next start in ",
+        "asks: /bin/sh exited 1 for ",
+        "says: started ",
+    ):
+        assert cause in reasons
+    degraded = json.loads(pod.get("/status")[1])["degraded"]
+    assert "later: last run exited 7" in degraded and "aside: exited 7" in degraded
+    with pod.client() as client:  # what a pod's condition is made of
+        assert "hunter2" not in str(next(client.stream("watch")))
 
 
 def test_strange_http_callers_hurt_nobody(pod: World) -> None:
