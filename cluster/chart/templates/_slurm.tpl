@@ -34,6 +34,7 @@
   "JobRequeue" "1"
   "DefMemPerCPU" "1024"
   "MpiDefault" .Values.slurm.mpiDefault
+  "PropagateResourceLimitsExcept" "CORE,DATA,MEMLOCK,NPROC"
   "ProctrackType" (ternary "proctrack/cgroup" "proctrack/linuxproc" $cgroup)
   "TaskPlugin" (ternary "task/cgroup,task/affinity" "task/affinity" $cgroup)
   "PrologFlags" (ternary "Alloc,Contain" "Alloc" $cgroup)
