@@ -5,6 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 
+def printable(text: str) -> str:
+    """What a terminal and a log may be shown: names and messages come from servers, commits and users' processes."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in text)
+
+
 class GitsyncError(Exception):
     """A step that cannot be done now; the next cycle tries again."""
 
@@ -18,7 +23,7 @@ class GitsyncError(Exception):
         hint: str | None = None,
     ) -> None:
         self.what = what
-        self.why = why
+        self.why = printable(why)
         self.file = None if file is None else str(file)
         self.field = field
         self.hint = hint

@@ -44,15 +44,12 @@ class Case:
 
 
 def read_case(path: Path) -> Case:
-    try:
-        data = json.loads((path / "case.json").read_text())
-    except (OSError, ValueError) as error:
-        raise GitsyncError("read a case", str(error), file=path / "case.json") from error
-    if not isinstance(data, dict) or (stray := set(data) - KEYS):
-        raise GitsyncError("read a case", f"unknown key {min(stray)!r}", file=path / "case.json")
+    data = _facts(path / "case.json")
     captures = {}
     for file in sorted(path.iterdir()):
         kind = file.suffix[1:]
+        if not file.is_file():
+            continue
         if kind == "txt":
             captures[file.stem] = Capture(file.read_text(errors="replace"))
         elif kind in {failure.value for failure in Failure}:
@@ -63,7 +60,7 @@ def read_case(path: Path) -> Case:
         captures,
         str(data.get("origin", "")),
         {check: _expected(value, path) for check, value in data.get("expect", {}).items()},
-        float(data.get("now", 0.0)),
+        data.get("now", 0.0),
         data.get("previous", {}),
         data.get("environment", {}),
         str(data.get("commit", "")),
@@ -71,13 +68,39 @@ def read_case(path: Path) -> Case:
     )
 
 
+def _facts(file: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(file.read_bytes())
+    except OSError as error:
+        raise GitsyncError("read a case", error.strerror or str(error), file=file) from error
+    except (ValueError, RecursionError) as error:
+        raise GitsyncError("read a case", f"not JSON: {error}", file=file) from error
+    if not isinstance(data, dict):
+        raise GitsyncError("read a case", "wanted a mapping", file=file)
+    if stray := set(data) - KEYS:
+        known = ", ".join(sorted(KEYS))
+        raise GitsyncError("read a case", f"unknown key {min(stray)!r}", file=file, hint=f"known: {known}")
+    for key in ("expect", "previous", "environment"):
+        if not isinstance(data.get(key, {}), dict):
+            raise GitsyncError("read a case", f"wanted a mapping, not {data[key]!r}", file=file, field=key)
+    for check, memory in data.get("previous", {}).items():
+        if not isinstance(memory, dict):
+            why = f"wanted a mapping, not {memory!r}"
+            raise GitsyncError("read a case", why, file=file, field=f"previous.{check}")
+    if isinstance(data.get("now", 0.0), bool) or not isinstance(data.get("now", 0.0), int | float):
+        why = f"wanted seconds since 1970, not {data['now']!r}"
+        raise GitsyncError("read a case", why, file=file, field="now")
+    return data
+
+
 def _expected(value: object, path: Path) -> tuple[Result, Class | None]:
     """ "problem", or "problem rma" where the class is part of the meaning."""
     result, _, class_ = str(value).partition(" ")
     try:
         return Result(result), Class(class_) if class_ else None
-    except ValueError as error:
-        raise GitsyncError("read a case", str(error), file=path / "case.json", field="expect") from error
+    except ValueError:
+        why = f"wanted ok, problem or unknown, and a class perhaps, not {value!r}"
+        raise GitsyncError("read a case", why, file=path / "case.json", field="expect") from None
 
 
 def judge_case(module: CheckModule, tree: Path, case: Case) -> Judged:

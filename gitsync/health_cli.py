@@ -14,27 +14,29 @@ Exit codes of health and replay: 0 ok, 1 a problem that is not the node's, 2 a p
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 
-from . import lease
+from . import health_ledger, lease
 from .errors import GitsyncError
 from .health_api import When
 from .health_cases import read_case, replay, selftest
+from .health_notes import recall, remember
 from .health_places import Places
 from .health_run import run
 from .health_show import FORMATS, exit_code
 from .runner_gate import ask_broker
-from .verdict import Class, Result, Verdict, read_verdicts, write_json
+from .verdict import Class, Result, Verdict, boot_id, read_verdicts
 
-LEDGER = "/var/lib/minivm/ledger"
+# Evidence is bounded where it is written; what somebody packed may be anything.
+UNPACKED_LIMIT = 64 << 20
 SUBCOMMANDS = ("ledger", "clear", "selftest")
 
 
@@ -46,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = _parser().parse_args(words)
         return int(options.act(options))
     except GitsyncError as error:
-        print(error, file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 3
     except BrokenPipeError:
         # `minivm health | head` is no mistake.
@@ -61,8 +63,13 @@ def _parser() -> argparse.ArgumentParser:
     health = commands.add_parser("health", help="the verdicts of this node")
     health.add_argument("checks", nargs="*", metavar="CHECK")
     health.add_argument("--run", action="store_true", help="run the checks now instead of showing what is known")
-    health.add_argument("--when", type=When, help="with --run: prolog, background, epilog, boot, deep")
-    health.add_argument("--class", dest="classes", action="append", type=Class, help="only problems of this class")
+    health.add_argument(
+        "--when", type=_one_of(When), metavar="W", help="with --run: prolog, background, epilog, boot, deep"
+    )
+    health.add_argument(
+        "--class", dest="classes", action="append", type=_one_of(Class), metavar="C",
+        help="only problems of this class: user, node, reboot, manual, rma",
+    )  # fmt: skip
     health.add_argument("--recording", type=Path, help="judge a recording as though it were this node: a drill")
     _formats(health)
     health.set_defaults(act=_health)
@@ -87,6 +94,16 @@ def _parser() -> argparse.ArgumentParser:
     clear.add_argument("check")
     clear.set_defaults(act=_clear)
     return parser
+
+
+def _one_of(known: type[When] | type[Class]) -> Callable[[str], When | Class]:
+    def parse(text: str) -> When | Class:
+        try:
+            return known(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(known)}") from None
+
+    return parse
 
 
 def _formats(parser: argparse.ArgumentParser) -> None:
@@ -126,16 +143,22 @@ def _unpack(packed: Path, into: Path) -> None:
 
     Not extractall(): its filters came with Python 3.11.4, and Debian 12 has an older one.
     """
-    with tarfile.open(packed) as archive:
-        files = {PurePosixPath(member.name): member for member in archive if member.isreg()}
-        cases = sorted(path.parent for path in files if path.name == "case.json")
-        if not cases:
-            raise GitsyncError("replay a capsule", "no case.json in it", file=packed)
-        for path, member in files.items():
-            source = archive.extractfile(member)
-            if path.parent == cases[0] and path.name not in {"", ".."} and source is not None:
-                with source, (into / path.name).open("wb") as out:
-                    shutil.copyfileobj(source, out)
+    try:
+        with tarfile.open(packed) as archive:
+            files = {PurePosixPath(member.name): member for member in archive if member.isreg()}
+            cases = sorted(path.parent for path in files if path.name == "case.json")
+            if not cases:
+                raise GitsyncError("replay a capsule", "no case.json in it", file=packed)
+            wanted = {path.name: member for path, member in files.items() if path.parent == cases[0]}
+            if sum(member.size for member in wanted.values()) > UNPACKED_LIMIT:
+                raise GitsyncError("replay a capsule", f"it holds more than {UNPACKED_LIMIT >> 20} MiB", file=packed)
+            for name, member in wanted.items():
+                source = archive.extractfile(member)
+                if name not in {"", ".."} and source is not None:
+                    with source, (into / name).open("wb") as out:
+                        shutil.copyfileobj(source, out)
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise GitsyncError("replay a capsule", "neither a directory nor a packed one (.tar.gz)", file=packed) from error
 
 
 def _replay(options: argparse.Namespace) -> int:
@@ -154,6 +177,8 @@ def _replay(options: argparse.Namespace) -> int:
 
 
 def _selftest(options: argparse.Namespace) -> int:
+    if not (options.tree / "health.d").is_dir():
+        raise GitsyncError("test the tree", "it has no directory health.d", file=options.tree)
     faults = selftest(options.tree.resolve())
     for fault in faults:
         print(fault, file=sys.stderr)
@@ -161,27 +186,10 @@ def _selftest(options: argparse.Namespace) -> int:
 
 
 def _ledger(options: argparse.Namespace) -> int:
-    directory = Path(os.environ.get("MINIVM_LEDGER", LEDGER))
-    files = sorted(directory.glob("[!.]*.json"))
     if options.forgive:
-        path = directory / f"{options.forgive}.json"
-        if path not in files:
-            raise GitsyncError("forgive a GPU", f"{options.forgive} is not in the ledger", file=directory)
-        write_json(path, {**json.loads(path.read_bytes()), "forgiven_at": time.time(), "offender": False}, 0o600)
+        health_ledger.forgive(options.forgive)
         return 0
-    books = [json.loads(path.read_bytes()) for path in files]
-    if options.json:
-        print(json.dumps(books, indent=1))
-        return 0
-    for book in books:
-        events = book.get("events", [])
-        mark = "  repeat offender" if book.get("offender") else ""
-        head = f"{book.get('uuid')}  {book.get('model')}  serial {book.get('serial') or '-'}"
-        print(f"{head}  {len(events)} incidents{mark}")
-        for event in events[-5:]:
-            day = time.strftime("%Y-%m-%d %H:%M", time.localtime(float(event["at"])))
-            print(f"  {day}  {event['check']}: {event['reason']}")
-    return 0
+    return 0 if health_ledger.show(as_json=options.json) else 3
 
 
 def _clear(options: argparse.Namespace) -> int:
@@ -190,13 +198,9 @@ def _clear(options: argparse.Namespace) -> int:
     path = places.memory(options.check)
     if not path.exists() and not (places.verdicts / f"{options.check}.json").exists():
         raise GitsyncError("clear a check", f"nothing is known of {options.check!r}")
-    try:
-        data = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return 0
-    state = {key: value for key, value in data["state"].items() if key == "cursor"}
     # The check's own cursor says up to where its log has been read; it stays, and all that is held goes.
-    write_json(path, {**data, "state": state}, 0o600)
+    kept = {key: value for key, value in recall(places, options.check, boot_id()).items() if key == "cursor"}
+    remember(places, options.check, boot_id(), kept)
     return 0
 
 

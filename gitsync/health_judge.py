@@ -11,7 +11,7 @@ from typing import Any
 
 from .errors import GitsyncError
 from .health_api import Capture, CheckModule, Context, Finding, Inputs, Limits, Result, Unreadable
-from .verdict import Verdict, summarise
+from .verdict import Verdict, shown, summarise
 
 
 class _TooLong(BaseException):
@@ -58,18 +58,19 @@ def judge(
             findings = list(module.judge(module.parse(inputs), context))
         if not all(isinstance(found, Finding) for found in findings):
             raise TypeError("judge must give Findings")
+        findings = [shown(found) for found in findings]
     except Unreadable as error:
-        findings = [Finding(Result.UNKNOWN, str(error)[:500])]
+        findings = [_unknown(str(error))]
     except _TooLong:
         broken = f"no judgement within {check.deadline_s:g} s"
-        findings = [Finding(Result.UNKNOWN, f"the check is broken: {broken}")]
+        findings = [_unknown(f"the check is broken: {broken}")]
     except GitsyncError as error:
         broken = str(error)
-        findings = [Finding(Result.UNKNOWN, broken[:500])]
+        findings = [_unknown(broken)]
     # Any other failure is a bug of the check: recorded as such, and nothing is known about the node.
     except Exception as error:
         broken = f"{type(error).__name__}: {error}"
-        findings = [Finding(Result.UNKNOWN, f"the check is broken: {broken}"[:500])]
+        findings = [_unknown(f"the check is broken: {broken}")]
     worst = summarise(findings, check.class_)
     verdict = Verdict(
         check=check.name,
@@ -88,6 +89,10 @@ def judge(
     )
     # A check that failed forgets nothing: what it remembered stays.
     return Judged(verdict, state if state or (not broken and worst.result is not Result.UNKNOWN) else previous, broken)
+
+
+def _unknown(reason: str) -> Finding:
+    return shown(Finding(Result.UNKNOWN, reason[:500]))
 
 
 class _deadline:

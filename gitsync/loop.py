@@ -98,7 +98,7 @@ class Loop:
     def _listen(self) -> socket.socket:
         """The socket of `gitsync now`: root's alone, one datagram a poke."""
         path = self.settings.layout.wake
-        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        publish.prepare(self.settings.layout)
         path.unlink(missing_ok=True)
         wake = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         old = os.umask(0o177)

@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from . import child, report
+from . import child, publish, report
 from . import state as state_
+from .addresses import split_address
 from .errors import GitsyncError
 from .mirror_cache import Cache
 from .mirror_counters import Counters
@@ -33,7 +34,7 @@ from .mirror_update import KEEP, inside
 from .ring_board import Board
 from .schedule import next_delay
 from .settings import Settings
-from .webhook import authentic, read_secret, split_address
+from .webhook import authentic, read_secret
 
 REPOSITORY = "/scripts.git"
 WORKERS = 64
@@ -255,15 +256,17 @@ class Server(socketserver.TCPServer):
 
 
 def serve(settings: Settings) -> None:
+    if settings.repo is None:
+        raise GitsyncError("serve the mirror", "no repository is set", field="MINIVM_GITSYNC_REPO")
     mirror = Mirror(settings)
     if settings.ring_secret is not None and not read_secret(settings.ring_secret):
         # Refusing every report would look like a fleet where nothing fails.
         raise GitsyncError("serve the mirror", "the ring's secret is missing or empty", file=settings.ring_secret)
-    mirror.settings.root.mkdir(mode=0o755, parents=True, exist_ok=True)
+    publish.prepare(mirror.settings.layout)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    with Server(split_address(settings.mirror, "MINIVM_GITSYNC_MIRROR"), mirror) as server:
+    with _listening(settings.mirror, mirror) as server:
         threads = [threading.Thread(target=server.work, daemon=True) for _ in range(WORKERS)]
         threads.append(threading.Thread(target=mirror.keep_updated, daemon=True))
         for thread in threads:
@@ -275,3 +278,11 @@ def serve(settings: Settings) -> None:
     # Daemon threads may hold a connection; the process ends, and with it they.
     sys.stdout.flush()
     os._exit(0)
+
+
+def _listening(address: str, mirror: Mirror) -> Server:
+    field = "MINIVM_GITSYNC_MIRROR"
+    try:
+        return Server(split_address(address, field), mirror)
+    except OSError as error:
+        raise GitsyncError("listen", f"{address}: {error.strerror or error}", field=field) from error

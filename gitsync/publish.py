@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import fault, tree
+from .errors import GitsyncError
 from .layout import UNFINISHED, ZERO, Layout, commit_of_link, is_commit
 
 
@@ -26,7 +27,11 @@ def prepare(layout: Layout) -> None:
         # The runner, as root, drops reports here; nobody else may speak for the node.
         (layout.reports, 0o700),
     ):
-        directory.mkdir(mode=mode, parents=True, exist_ok=True)
+        try:
+            directory.mkdir(mode=mode, parents=True, exist_ok=True)
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise GitsyncError("make gitsync's directories", why, file=directory, hint="MINIVM_GITSYNC_ROOT") from error
 
 
 def heal(layout: Layout) -> list[str]:

@@ -15,7 +15,7 @@ import git
 import git.exc
 
 from . import child
-from .errors import Damaged, GitsyncError, Refused
+from .errors import Damaged, GitsyncError, Refused, printable
 from .listing import Entry, Tip
 
 
@@ -55,9 +55,9 @@ class Reader:
             oid=oid,
             commit=found.hexsha,
             tag=tag,
-            author=f"{found.author.name} <{found.author.email}>",
+            author=printable(f"{found.author.name} <{found.author.email}>"),
             committed=float(found.committed_date),
-            subject=str(found.summary)[:200],
+            subject=printable(str(found.summary)[:200]),
         )
 
     def entries(self, commit: str, subdir: str) -> list[Entry]:

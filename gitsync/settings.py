@@ -14,8 +14,8 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from urllib.parse import urlsplit
 
+from .addresses import check_ring, check_url, split_address
 from .errors import GitsyncError
 from .layout import DEFAULT_ROOT, GENERATION_ZERO, Layout, is_commit
 
@@ -170,6 +170,20 @@ def check(settings: Settings) -> None:
     """What no single field can say."""
     if settings.repo is not None:
         check_url(settings.repo, token=settings.token_file.exists())
+    if settings.ring_url is not None:
+        check_ring(settings.ring_url)
+    for address, name in ((settings.mirror, "MIRROR"), (settings.webhook, "WEBHOOK")):
+        if address is not None:
+            split_address(address, PREFIX + name)
+    for seconds, name in (
+        (settings.period, "PERIOD"), (settings.timeout, "TIMEOUT"), (settings.check_timeout, "CHECK_TIMEOUT"),
+    ):  # fmt: skip
+        if seconds <= 0:
+            raise GitsyncError("read the settings", "wanted more than 0 seconds", field=PREFIX + name)
+    if settings.subdir.startswith("/") or ".." in settings.subdir.split("/"):
+        raise GitsyncError(
+            "read the settings", f"{settings.subdir!r} is no directory of the repository", field=f"{PREFIX}SUBDIR"
+        )
     if not 0 <= settings.canary_percent <= 100:
         raise GitsyncError("read the settings", "a percentage is 0 to 100", field=f"{PREFIX}CANARY_PERCENT")
     if settings.webhook and not settings.webhook_secret:
@@ -180,33 +194,18 @@ def check(settings: Settings) -> None:
         )
 
 
-def check_url(url: str, *, token: bool) -> None:
-    """No credentials in the address (it is in `ps`, logs, the repository's config), no transport that runs programs."""
-    field = f"{PREFIX}REPO"
-    if url.startswith("-") or "::" in url.split("/")[0] or any(ord(letter) < 33 for letter in url):
-        raise GitsyncError("read the settings", "no address of a repository", field=field)
-    if "://" not in url:
-        return  # a path, or ssh's host:path
-    parts = urlsplit(url)
-    if parts.scheme not in {"https", "http", "ssh", "git", "file"}:
-        raise GitsyncError("read the settings", f"{parts.scheme}:// is not fetched from", field=field)
-    if parts.password is not None or (parts.username is not None and parts.scheme in {"http", "https"}):
-        raise GitsyncError(
-            "read the settings",
-            "the address holds a credential",
-            field=field,
-            hint=f"put it in the file {PREFIX}TOKEN_FILE names",
-        )
-    if token and parts.scheme == "http" and parts.hostname not in {"localhost", "127.0.0.1", "::1"}:
-        raise GitsyncError("read the settings", "a token over http:// can be read on the way", field=field)
-
-
 def _flag(text: str) -> bool:
     if text.lower() in {"1", "true", "yes", "on", "require"}:
         return True
     if text.lower() in {"0", "false", "no", "off", "none"}:
         return False
     raise ValueError(f"{text!r} is neither yes nor no")
+
+
+def _path(text: str) -> Path:
+    if not text.startswith("/"):
+        raise ValueError(f"{text!r} is no absolute path")
+    return Path(text)
 
 
 def _seconds(text: str) -> float:
@@ -233,7 +232,10 @@ def _words(text: str) -> tuple[str, ...]:
     """A JSON list where a word holds a space, words between spaces or commas otherwise."""
     if not text.startswith("["):
         return tuple(text.replace(",", " ").split())
-    words = json.loads(text)
+    try:
+        words = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"not JSON, though it begins with [: {error}") from None
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise ValueError("not a JSON list of strings")
     return tuple(words)
@@ -249,8 +251,8 @@ def _backward(text: str) -> Backward:
 PARSERS: Mapping[str, Callable[[str], object]] = {
     "str": str,
     "str | None": str,
-    "Path": Path,
-    "Path | None": Path,
+    "Path": _path,
+    "Path | None": _path,
     "float": _seconds,
     "int": _count,
     "bool": _flag,

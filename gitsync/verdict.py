@@ -10,11 +10,11 @@ import json
 import os
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
 
-from .errors import GitsyncError
+from .errors import GitsyncError, printable
 
 VERDICTS = "/run/minivm/verdicts"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
@@ -101,6 +101,13 @@ def summarise(findings: Iterable[Finding], default: Class) -> Finding:
     return Finding(
         worst.result, worst.reason + more, worst.subject, worst.class_ or default, worst.measured, worst.threshold
     )
+
+
+def shown(found: Finding) -> Finding:
+    """A finding in one line that anything may print: tools tell the names of users' processes and files as they are."""
+    words = (found.reason, found.subject, found.measured, found.threshold)
+    reason, subject, measured, threshold = (printable(text).replace("\n", " ") for text in words)
+    return replace(found, reason=reason, subject=subject, measured=measured, threshold=threshold)
 
 
 def _number(text: str) -> float:

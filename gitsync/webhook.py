@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
-from .errors import GitsyncError
+from .addresses import split_address
 from .settings import Settings
 
 LARGEST = 5 << 20
@@ -41,13 +41,6 @@ def read_secret(path: Path | None) -> bytes:
         return path.read_bytes().strip() if path else b""
     except OSError:
         return b""
-
-
-def split_address(address: str, field: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    if not port.isdigit() or not 0 <= int(port) < 65536:
-        raise GitsyncError("listen", f"{address!r} is no host:port", field=field)
-    return host.strip("[]") or "0.0.0.0", int(port)
 
 
 def handler(secret: Path | None, poke: Callable[[], object]) -> type[BaseHTTPRequestHandler]:

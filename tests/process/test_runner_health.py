@@ -20,6 +20,7 @@ from gitsync.health_api import Command, Failure, Files
 from gitsync.health_builtin import mounts, processes
 from gitsync.health_cases import read_case
 from gitsync.health_collect import collect
+from gitsync.verdict import boot_id
 from tests.process.runner_world import World, alive, make
 from tests.waiting import until
 
@@ -471,7 +472,7 @@ def test_an_expired_verdict_is_shown_as_unknown(world: World) -> None:
 def test_clear_forgets_a_held_xid_and_keeps_the_cursor(world: World) -> None:
     folder = world.root / "health/memory"
     folder.mkdir(parents=True)
-    (folder / "xid.json").write_text(json.dumps({"boot_id": "b", "state": {"cursor": 7.0, "held": {"x": {}}}}))
+    (folder / "xid.json").write_text(json.dumps({"boot_id": boot_id(), "state": {"cursor": 7.0, "held": {"x": {}}}}))
     assert cli(world, "clear", "xid")[0] == 0
     assert json.loads((folder / "xid.json").read_text())["state"] == {"cursor": 7.0}
 

@@ -74,6 +74,8 @@ def test_settings_are_parsed_by_their_type_and_empty_is_unset() -> None:
         ("BACKWARD", "sometimes"), ("CANARY_PERCENT", "101"), ("CHECK_COMMAND", "[1]"), ("WEBHOOK", "0.0.0.0:1"),
         ("REPO", "https://user:hunter2@host/x"), ("REPO", "https://hunter2@host/x"), ("REPO", "ext::sh -c x"),
         ("REPO", "--upload-pack=x"), ("REPO", "ftp://host/x"), ("REPO", "a b"),
+        ("ROOT", "scripts"), ("SUBDIR", "/etc"), ("SUBDIR", "a/../.."), ("PERIOD", "0"), ("TIMEOUT", "0s"),
+        ("RING_URL", "ring.site"), ("MIRROR", "here"), ("MIRROR", "0.0.0.0:99999"), ("PATHS", "[prolog.d]"),
     ],
 )  # fmt: skip
 def test_a_wrong_value_is_refused_and_named(name: str, value: str) -> None:
@@ -81,6 +83,22 @@ def test_a_wrong_value_is_refused_and_named(name: str, value: str) -> None:
         settings.from_environment({f"MINIVM_GITSYNC_{name}": value})
     # What is refused for holding a credential must not be repeated in the refusal.
     assert f"MINIVM_GITSYNC_{name}" in str(caught.value) and "hunter2" not in str(caught.value)
+
+
+def test_a_webhook_listens_on_an_address() -> None:
+    with pytest.raises(GitsyncError, match="'here' is no host:port"):
+        settings.from_environment({"MINIVM_GITSYNC_WEBHOOK": "here", "MINIVM_GITSYNC_WEBHOOK_SECRET": "/secret"})
+
+
+def test_a_root_that_cannot_be_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(GitsyncError, match=r"cannot make gitsync's directories: .*file.*MINIVM_GITSYNC_ROOT"):
+        publish.prepare(layout.Layout(tmp_path / "file"))
+
+
+def test_what_servers_and_commits_say_reaches_no_terminal_as_it_is() -> None:
+    said = str(GitsyncError("fetch", "remote: \x1b]0;owned\x07\nhello\tyou"))
+    assert said == "cannot fetch: remote:  ]0;owned \nhello you"
 
 
 def test_a_token_over_plain_http_is_refused_but_to_oneself(tmp_path: Path) -> None:
