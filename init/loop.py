@@ -207,7 +207,7 @@ class Init:
         return pid
 
     def run_own(self, function: Callable[[], None], output: int) -> int:
-        pid = procs.fork(function, Streams(self._null, output, 2), "probe")
+        pid = procs.fork_own(function, Streams(self._null, output, 2), "probe")
         self._waits[pid] = lambda _: None
         return pid
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from init import builtin
 from init.fields import expand
 from init.lean import signal
 from init.records import fields, record
@@ -28,6 +29,14 @@ class Streams:
 
 def spawn(service: Service, command: tuple[str, ...], env: Mapping[str, str], streams: Streams, *, root: bool) -> int:
     """Start a command as the service (or, for preparation, as root). What goes wrong in between it says on stderr."""
+    if builtin.is_builtin(command):
+
+        def step() -> int:
+            own = environment(service, env)
+            _attributes(service, own, root=True)
+            return builtin.run(command, own)
+
+        return fork_own(step, streams, command[0].removeprefix(builtin.MARK))
     if _plain(service, root=root):
         own = environment(service, env)
         arguments = [_fill(service, part, own) for part in command]
@@ -37,7 +46,7 @@ def spawn(service: Service, command: tuple[str, ...], env: Mapping[str, str], st
         own = environment(service, env)
         arguments = [_fill(service, part, own) for part in command]
         _attributes(service, own, root=root)
-        os.execve(arguments[0], arguments, own)
+        os.execve(arguments[0], arguments, own)  # comes back only as an error
 
     return fork(become, streams, f"start {service.name}", arguments=command)
 
@@ -64,11 +73,19 @@ def _spawn_plain(service: Service, arguments: list[str], env: dict[str, str], st
         raise CannotStart(f"cannot start {service.name}: {arguments[0]}: {error.strerror}") from None
 
 
-def fork(
-    become: Callable[[], None], streams: Streams, what: str, *, arguments: tuple[str, ...] = (), session: bool = True
-) -> int:
-    """A child that runs `become` and never returns. Signals are blocked across the fork: one that is sent at once
-    must find the child with default handlers, or a TERM before the exec would be lost."""
+def fork_own(work: Callable[[], int | None], streams: Streams, name: str) -> int:
+    """A child that does short work of our own, without an exec."""
+
+    def become() -> int | None:
+        builtin.leave_pid_1(name)
+        return work()
+
+    return fork(become, streams, f"run {name}")
+
+
+def fork(become: Callable[[], int | None], streams: Streams, what: str, *, arguments: tuple[str, ...] = ()) -> int:
+    """A child that runs `become`, ends with its exit code and never returns. Signals are blocked across the fork: one
+    that is sent at once must find the child with default handlers, or a TERM before the exec would be lost."""
     blocked = signal.pthread_sigmask(signal.SIG_SETMASK, EVERY_SIGNAL)
     pid = -1
     try:
@@ -83,14 +100,12 @@ def fork(
         signal.set_wakeup_fd(-1)
         for number in (*OURS, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
-        if session:
-            os.setsid()
+        os.setsid()
         os.dup2(streams.stdin, 0)
         os.dup2(streams.stdout, 1)
         os.dup2(streams.stderr, 2)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        become()
-        code = 0
+        code = become() or 0
     except BaseException as error:
         where = f" {arguments[0]}" if isinstance(error, OSError) and arguments and not error.filename else ""
         why = error.strerror or str(error) if isinstance(error, OSError) else str(error)

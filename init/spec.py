@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from init import builtin
 from init.errors import nearest
 from init.fields import Reader, is_name
 from init.service import CAPABILITIES as CAPABILITIES
@@ -50,8 +51,11 @@ def parse_service(name: str, mapping: Mapping[str, object], file: str) -> Servic
         at.fail("command", "a gate has no process", "use kind: oneshot for a command that must succeed")
     if kind is not Kind.GATE and not command:
         at.fail("command", "missing")
-    if command and not command[0].startswith(("/", "${")):
-        at.fail("command", f"{command[0]!r} is not an absolute path", "there is no shell and no PATH search")
+    prepare = at.commands("prepare")
+    for key, words in (("command", command), *(("prepare", words) for words in prepare)):
+        _program(at, key, words)
+    if builtin.is_builtin(command):
+        _built_in(at, kind)
     if (kind is Kind.PERIODIC) != at.has("every"):
         at.fail("every", "a periodic service needs it, and only a periodic one has it")
     ready = _ready(at, kind)
@@ -66,7 +70,7 @@ def parse_service(name: str, mapping: Mapping[str, object], file: str) -> Servic
         about=at.text("about"),
         kind=kind,
         command=command,
-        prepare=at.commands("prepare"),
+        prepare=prepare,
         when=_when(at),
         needs=needs,
         after=after,
@@ -91,6 +95,24 @@ def parse_service(name: str, mapping: Mapping[str, object], file: str) -> Servic
         oom_score=_oom_score(at),
         log=at.choice("log", LogMode, LogMode.TAGGED),
     )
+
+
+def _program(at: Reader, key: str, command: tuple[str, ...]) -> None:
+    if builtin.is_builtin(command):
+        why, hint = builtin.mistake(command)
+        if why:
+            at.fail(key, why, hint)
+    elif command and not command[0].startswith(("/", "${")):
+        at.fail(key, f"{command[0]!r} is not an absolute path", "there is no shell and no PATH search")
+
+
+def _built_in(at: Reader, kind: Kind) -> None:
+    """It is a fork of PID 1: short, and nobody else than PID 1 is."""
+    if kind is not Kind.ONESHOT:
+        at.fail("command", f"a built-in is a short step, and not a {kind.value}", "kind: oneshot, or prepare")
+    for key in ("user", "group", "groups", "capabilities", "no-new-privileges"):
+        if at.has(key):
+            at.fail(key, "a built-in runs as PID 1 does", "a program can be run as somebody else")
 
 
 def parse_drain(mapping: Mapping[str, object], file: str) -> Drain:

@@ -11,6 +11,7 @@ import os
 import sys
 
 from init.errors import ConfigError, InitError, nearest
+from init.prepare import STEPS
 from init.prepare.pod import Pod
 
 TYPE_CHECKING = False
@@ -18,24 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 EX_CONFIG = 78
-# Step, and the module and function that do it: a module is imported only when its step is asked for.
-STEPS = {
-    "cgroups": ("cgroups", "run"),
-    "directories": ("directories", "run"),
-    "hostkeys": ("hostkeys", "run"),
-    "identity": ("identity", "run"),
-    "jwt-key": ("secrets", "jwt"),
-    "mariadb": ("database", "mariadb"),
-    "munge-key": ("secrets", "munge"),
-    "node": ("node", "run"),
-    "pam-adopt": ("pam", "run"),
-    "profile": ("profile", "run"),
-    "slurm-config": ("slurm_config", "run"),
-    "slurmdbd-config": ("database", "slurmdbd"),
-    "sssd": ("secrets", "sssd"),
-    "stale": ("stale", "run"),
-    "user-limits": ("user_limits", "run"),
-}
 
 
 def main(names: Sequence[str]) -> int:

@@ -150,7 +150,7 @@ def test_a_proof_is_tried_until_it_succeeds(pod: World, tmp_path: Path) -> None:
             "user": {"command": NOTIFIES, "ready": "notify", "needs": ["proof"]},
         }
     )
-    pod.until(lambda: "the key is not there" in pod.get("/readyz")[1], "the reason is the last line")
+    pod.until(lambda: "the key is not there" in str(pod.snapshot().reasons), "the reason is the last line")
     assert pod.service("user").state == "waiting"
     key.touch()
     pod.until_ready()

@@ -1,0 +1,77 @@
+"""Built-in commands: short steps of our own that PID 1 runs in a fork of itself, without an exec.
+
+An interpreter of its own for each of them was most of a worker's boot. What a fork shares, and what it must not, is in
+docs/decisions/a-step-is-a-fork.md. Everything that runs long, or as somebody else, is a program and has its exec.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+
+from init.errors import nearest
+from init.lean import signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+MARK = "builtin:"
+# Each one's module, whose `main` gives the exit code; imported in the child, never by PID 1.
+MODULES = {
+    "cluster-proof": "init.cluster_proof",
+    "fresh-node": "init.fresh_node",
+    "prepare": "init.prepare.__main__",
+}
+
+
+def is_builtin(command: Sequence[str]) -> bool:
+    return bool(command) and command[0].startswith(MARK)
+
+
+def mistake(command: Sequence[str]) -> tuple[str, str]:
+    """What is wrong with a built-in command, and a hint; empty if nothing is."""
+    name, arguments = command[0].removeprefix(MARK), command[1:]
+    if name not in MODULES:
+        return f"no built-in {name!r}", nearest(name, [*MODULES])
+    if name != "prepare":
+        return (f"{command[0]} takes no arguments", "") if arguments else ("", "")
+    from init.prepare import STEPS
+
+    unknown = next((step for step in arguments if step not in STEPS), None)
+    if unknown is not None or not arguments:
+        return f"no step {unknown or ''!r} of preparation", nearest(unknown or "", [*STEPS])
+    return "", ""
+
+
+def run(command: Sequence[str], env: Mapping[str, str]) -> int:
+    """In the child: as good as a Python of its own, and the exit code that it would have had."""
+    name, arguments = command[0].removeprefix(MARK), command[1:]
+    os.environ.clear()
+    os.environ.update(env)
+    try:
+        from importlib import import_module
+
+        main = import_module(MODULES[name]).main
+        code = main(arguments) if arguments else main()
+        sys.stdout.flush()
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else 1
+    except Exception:
+        import traceback
+
+        traceback.print_exc()
+        return 1
+    return int(code)
+
+
+def leave_pid_1(name: str) -> None:
+    """In a child without exec: give up what an exec would have taken, and be told apart in `ps`."""
+    gc.disable()  # objects of PID 1 must not be destroyed here: the numbers of their descriptors are closed, or others'
+    highest = max(int(fd) for fd in os.listdir("/proc/self/fd"))  # noqa: PTH208 - no pathlib on PID 1's path
+    os.closerange(3, highest + 1)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # as Python itself begins: a write fails, and says so
+        signal.signal(number, signal.SIG_IGN)
+    with open("/proc/self/comm", "w") as stream:  # noqa: PTH123 - as above; prctl would need ctypes
+        stream.write(f"minivm-{name}"[:15])
