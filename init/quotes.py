@@ -2,10 +2,14 @@
 
 A daemon's last line can hold anything, a password too. The control socket is root's and shows it; HTTP is everybody's,
 and a pod's condition is read by more people than its log: there the cause stands in init's own words alone. Programs of
-init's own speak in such words: their last line is the reason that they give.
+init's own speak in such words: their last line is the reason that they give. And where a line ends with the system's
+name of an error, as daemons write it, that name is nobody's secret.
 """
 
 from __future__ import annotations
+
+import errno
+import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,8 +36,15 @@ def unquoted(why: str) -> str:
     words = head.split()
     if colon and (words[-2:-1] == ["exited"] or words[-3:-1] == ["killed", "by"] or words[-1:] == ["status"]):
         verdict = max(rest.rfind(mark) for mark in _VERDICTS)
-        return head + (rest[verdict:] if verdict >= 0 else "")
+        line, judged = (rest[:verdict], rest[verdict:]) if verdict >= 0 else (rest, "")
+        return head + _system_error(line) + judged
     return why.partition(DETAIL)[0]
+
+
+def _system_error(line: str) -> str:
+    """` (No space left on device)`, where that is how the line ends."""
+    line = line.rstrip(" .)")
+    return max((f" ({name})" for name in map(os.strerror, errno.errorcode) if line.endswith(name)), key=len, default="")
 
 
 def _speakers(why: str, spec: Service) -> list[tuple[str, ...]]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,6 +29,11 @@ REASON = "exited 1: munge key rejected by slurm-controller:6817"
             "slurmctld exited 1: x; gave up after 21 failures within 600 s",
             "slurmctld exited 1; gave up after 21 failures within 600 s",
         ),
+        ("exited 1: Error: Failed to bind x: No space left on device", "exited 1 (No space left on device)"),
+        (
+            "exited 1: fatal: open(/x): Permission denied.; gave up after 5 failures within 60 s",
+            "exited 1 (Permission denied); gave up after 5 failures within 60 s",
+        ),
         ("exited 3", "exited 3"),
         ("cannot fork: Resource temporarily unavailable",) * 2,
         ("watchdog: no sign of life for 30 s",) * 2,
@@ -43,7 +51,8 @@ def test_an_end_goes_without_the_line_it_quotes(why: str, shown: str) -> None:
 
 @given(st.text(st.characters(exclude_characters=";")))
 def test_whatever_the_line_it_is_not_repeated(line: str) -> None:
-    assert unquoted(f"exited 1: {line}") == "exited 1"
+    shown = unquoted(f"exited 1: {line}")
+    assert shown == "exited 1" or shown[len("exited 1 (") : -1] in {os.strerror(number) for number in errno.errorcode}
 
 
 def test_the_words_of_inits_own_programs_are_shown() -> None:
