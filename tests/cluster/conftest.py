@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -31,19 +30,21 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedHome]:
 
 
 @pytest.fixture(scope="session")
-def world(tmp_path_factory: pytest.TempPathFactory, home: SharedHome) -> Iterator[World]:
-    root: Path = tmp_path_factory.mktemp("cluster")
+def world(home: SharedHome) -> Iterator[World]:
     overrides = {"scripts": {"policy": {"policy.json": json.dumps(HASTY)}}}
     options = Options(name=NAME, workers=2, repository=IMAGES, port=free_port(22300), overrides=overrides)
-    cluster = LocalCluster(Engine().client, options, root=root, say=print)
+    # Its state lies where the command line looks, so that a test can be an operator: build.py ... --name test
+    cluster = LocalCluster(Engine().client, options, say=print)
     # What an earlier run that was killed has left.
     cluster.down()
     try:
         home.become_home(cluster)
         cluster.up(timeout=120)
-        yield World(cluster)
+        made = World(cluster)
+        yield made
     finally:
         cluster.down()
+    made.forget_images()
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 from dataclasses import dataclass, field
 
@@ -16,9 +17,29 @@ from tests.waiting import until
 class World:
     cluster: LocalCluster
     manifests: Manifests = field(init=False)
+    # Tags that a test has made, for the end.
+    tags: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.manifests = self.cluster.manifests()
+
+    def reload(self) -> None:
+        """The cluster as somebody else's command has left it."""
+        self.cluster = LocalCluster.saved(self.cluster.kubelet.client, self.cluster.options.name, say=print)
+        self.manifests = self.cluster.manifests()
+
+    def another_image(self, role: str) -> tuple[str, str]:
+        """The role's image with a label more, as a new build would be another image: its tag and its identity."""
+        image = f"{self.cluster.options.repository}/{role}"
+        tag = f"{self.cluster.options.name}-rolled"
+        recipe = io.BytesIO(f"FROM {image}:{self.cluster.options.tag}\nLABEL minivm.rolled=yes\n".encode())
+        self.cluster.kubelet.client.images.build(fileobj=recipe, tag=f"{image}:{tag}", rm=True)
+        self.tags.append(f"{image}:{tag}")
+        return tag, self.cluster.kubelet.image_id(f"{image}:{tag}")
+
+    def forget_images(self) -> None:
+        for tag in self.tags:
+            self.cluster.kubelet.api.remove_image(tag)
 
     def wait_ready(self, only: str = "", *, within: float = 90) -> None:
         self.cluster.wait_ready(self.manifests, timeout=within, only=only)

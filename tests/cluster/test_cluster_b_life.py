@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from cluster.report import table
 from cluster.values import merged
@@ -14,6 +18,10 @@ from tests.cluster.researcher import Researcher, World
 from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
+
+
+WORKERS = ("slurm-worker-0", "slurm-worker-1")
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def host_key(world: World, pod: str) -> str:
@@ -25,6 +33,18 @@ def change(world: World, overrides: dict[str, Any]) -> None:
     world.cluster.options = replace(world.cluster.options, overrides=merged(world.cluster.options.overrides, overrides))
     world.cluster.up(timeout=120)
     world.manifests = world.cluster.manifests()
+
+
+def operator(world: World, tmp_path: Path, command: str, *arguments: str) -> str:
+    """A command of build.py on this cluster, with the values that it has; what it said."""
+    values = tmp_path / "values.yaml"
+    image = {"image": {"repository": world.cluster.options.repository}}
+    values.write_text(yaml.safe_dump(merged(world.cluster.options.overrides, image)))
+    line = [sys.executable, "build.py", command, "--name", world.cluster.options.name, "--values", str(values)]
+    done = subprocess.run([*line, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stdout + done.stderr
+    world.reload()
+    return done.stdout
 
 
 def test_a_deleted_login_pod_comes_back_as_itself(healthy: World, alice: Researcher) -> None:
@@ -92,8 +112,9 @@ def test_the_controller_restarts_under_fifty_queued_and_two_running_jobs(healthy
         within=90,
         seen=lambda: alice.try_("sinfo").stderr,
     )
-    print(f"no submissions for {time.monotonic() - begun:.1f} s")
+    outage = time.monotonic() - begun
     healthy.wait_ready()
+    print(f"no submissions for {outage:.1f} s; the controller's pod was ready after {time.monotonic() - begun:.1f} s")
     assert healthy.slurm("squeue", "-h", "-t", "R", "-o", "%i %S") == starts
     queued = healthy.slurm("squeue", "-h", "-r", "-j", array, "-o", "%T").split()
     assert queued == ["PENDING"] * 50
@@ -112,20 +133,31 @@ def test_the_controller_restarts_under_fifty_queued_and_two_running_jobs(healthy
     until(lambda: completed().split().count("COMPLETED") == 10, "ten are completed", within=30, seen=completed)
 
 
-def test_workers_roll_to_a_new_description_while_an_array_runs(healthy: World, alice: Researcher) -> None:
-    before = {pod: healthy.running(pod).container for pod in ("slurm-worker-0", "slurm-worker-1")}
+def test_workers_roll_to_a_new_image_while_an_array_runs(healthy: World, alice: Researcher, tmp_path: Path) -> None:
+    tag, image = healthy.another_image("worker")
+    before = {pod: healthy.running(pod).container for pod in WORKERS}
+    begun = healthy.slurm("date", "+%FT%T").strip()
     array = alice.submit("--array=1-24", "-o", "/dev/null", script="sleep 1")
     alice.wait_for(f"{array}_1", "RUNNING")
-    change(healthy, {"workers": {"defaults": {"env": {"ROLLED": "yes"}}}})
+    # What an operator types; on Kubernetes it is `helm upgrade --set image.tags.worker=...`.
+    shown = operator(healthy, tmp_path, "up", "--tag", f"worker={tag}")
     for pod, container in before.items():
-        assert healthy.running(pod).container != container
-        assert healthy.run(pod, "printenv", "ROLLED") == "yes\n"
+        after = healthy.running(pod).container
+        assert after != container
+        assert (healthy.cluster.kubelet.inspect(after) or {})["Image"] == image
+    # One by one: the next one goes when the one before it is ready again.
+    steps = [f"slurm-worker-{number}: {step}" for number in (1, 0) for step in ("replaced", "started", "ready")]
+    places = [shown.index(step) for step in steps]
+    assert places == sorted(places), shown
 
     def states() -> str:
         return alice(f"sacct -n -X -P -j {array} -o state")
 
     until(lambda: states().split() == ["COMPLETED"] * 24, "all are completed", within=90, seen=states)
-    # Drained first: no task was cut and begun again.
+    # Drained first, by Slurm's own record, and so no task was cut and begun again.
+    events = healthy.slurm("sacctmgr", "-nP", "show", "events", f"start={begun}", "format=nodename,state,reason")
+    drained = {line.split("|")[0] for line in events.splitlines() if "DRAIN" in line and "minivm: pod stops" in line}
+    assert drained == {*WORKERS}, events
     assert set(alice(f"sacct -n -X -D -P -j {array} -o jobid").split()) == {f"{array}_{n}" for n in range(1, 25)}
 
 
@@ -166,34 +198,32 @@ def push(world: World, script: str) -> str:
 
 
 def test_a_pushed_prolog_runs_on_every_node_and_a_broken_one_on_none(healthy: World, alice: Researcher) -> None:
-    workers = ("slurm-worker-0", "slurm-worker-1")
-
     def everywhere() -> list[str]:
-        return [healthy.run(pod, "readlink", "/var/lib/minivm/scripts/current") for pod in workers]
+        return [healthy.run(pod, "readlink", "/var/lib/minivm/scripts/current") for pod in WORKERS]
 
     prolog = "#!/bin/sh\\ntouch /run/minivm/marked-$SLURM_JOB_ID\\n"
     good = push(healthy, f"printf '{prolog}' > prolog.d/90-mark && chmod 755 prolog.d/90-mark")
-    for pod in workers:
+    for pod in WORKERS:
         healthy.run(pod, "gitsync", "now")
     until(lambda: all(good in each for each in everywhere()), "the push is on every node", seen=everywhere)
-    assert good in healthy.run(workers[0], "minivm", "gitsync", "status")
+    assert good in healthy.run(WORKERS[0], "minivm", "gitsync", "status")
     job = alice.submit("-N2", "-o", "/dev/null", script="true")
     alice.wait_for(job, "COMPLETED")
-    for pod in workers:
+    for pod in WORKERS:
         healthy.run(pod, "test", "-e", f"/run/minivm/marked-{job}")
     broken = push(healthy, "echo 'if then' >> prolog.d/90-mark")
-    for pod in workers:
+    for pod in WORKERS:
         healthy.run(pod, "gitsync", "now")
 
     def told() -> bool:
-        rows = [healthy.row(pod) for pod in workers]
+        rows = [healthy.row(pod) for pod in WORKERS]
         return all(any(broken[:7] in text and "90-mark" in text for text in row.also) for row in rows)
 
-    until(told, "both tell the refusal", seen=lambda: [healthy.row(pod) for pod in workers])
+    until(told, "both tell the refusal", seen=lambda: [healthy.row(pod) for pod in WORKERS])
     assert all(good in each for each in everywhere())
-    assert sorted(alice("srun -N2 hostname").split()) == [*workers]
+    assert sorted(alice("srun -N2 hostname").split()) == [*WORKERS]
     mended = push(healthy, "git rm -q prolog.d/90-mark")
-    for pod in workers:
+    for pod in WORKERS:
         healthy.run(pod, "gitsync", "now")
     until(lambda: all(mended in each for each in everywhere()), "the mended one is on every node", seen=everywhere)
 
@@ -249,24 +279,3 @@ def test_nothing_listens_beyond_this_machine(healthy: World) -> None:
         bindings = detail["HostConfig"]["PortBindings"] or {}
         assert {item["HostIp"] for items in bindings.values() for item in items} <= {"127.0.0.1"}
         assert not detail["HostConfig"]["Privileged"]
-
-
-def test_down_leaves_nothing_behind(healthy: World) -> None:
-    """Of a second cluster, small and beside the first."""
-    from cluster.local import LocalCluster
-    from cluster.values import Options
-
-    client, root = healthy.cluster.kubelet.client, healthy.cluster.state.parent
-    other = LocalCluster(
-        client, Options(name="test-other", workers=1, repository=healthy.cluster.options.repository), root=root
-    )
-    other.state.mkdir()
-    known = other.manifests()
-    other.reconcile(known, {}, timeout=60)
-    assert len(other.kubelet.running()) == len(known.pods)
-    assert other.kubelet.volumes()
-    other.down()
-    assert not other.kubelet.running()
-    assert not other.kubelet.volumes()
-    assert not client.api.networks(filters={"label": "minivm.cluster=test-other"})
-    assert not other.state.exists()

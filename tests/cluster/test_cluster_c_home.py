@@ -65,7 +65,7 @@ def test_a_home_that_hangs_keeps_nobody_and_stops_no_job(healthy: World, alice: 
         assert alice.state(running) == "RUNNING"
     # Nothing is started again, no node resumed by hand: it mends itself.
     assert alice("cat note") == "kept\n"
-    until(lambda: not also(LOGIN), "the login pod is content", seen=lambda: also(LOGIN))
+    until(lambda: "mounts" not in also(LOGIN), "the login pod is content", seen=lambda: also(LOGIN))
     with ThreadPoolExecutor() as hands:
         list(hands.map(check, WORKERS))
     alice.wait_for(queued, "COMPLETED")

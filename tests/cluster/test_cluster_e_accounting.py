@@ -1,7 +1,9 @@
-"""Accounting in a database that is somebody else's, and none at all: each in a small cluster of its own."""
+"""Accounting in a database that is somebody else's, and none at all; and `up` and `down` of a small cluster."""
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,9 +37,8 @@ GRANT ALL ON slurm_acct_db.* TO slurm;
 
 
 @contextmanager
-def small_cluster(client: Any, name: str, root: Path, accounting: dict[str, Any]) -> Iterator[LocalCluster]:
-    overrides = {"accounting": accounting}
-    options = Options(name=name, workers=1, repository=IMAGES, port=free_port(22500), overrides=overrides)
+def small_cluster(client: Any, name: str, root: Path, values: dict[str, Any]) -> Iterator[LocalCluster]:
+    options = Options(name=name, workers=1, repository=IMAGES, port=free_port(22500), overrides=values)
     cluster = LocalCluster(client, options, root=root, say=print)
     cluster.down()
     try:
@@ -72,9 +73,9 @@ def test_an_external_database_goes_and_comes_back_and_nothing_is_lost(tmp_path: 
     users = tmp_path / "users.sql"
     users.touch(0o600)
     users.write_text(USERS.format(PASSWORD.replace("\\", "\\\\")))
-    accounting = {"mode": "external", "database": {"host": "mariadb", "password": PASSWORD}}
+    values = {"accounting": {"mode": "external", "database": {"host": "mariadb", "password": PASSWORD}}}
     client, name = Engine().client, f"{NAME}-db"
-    with small_cluster(client, name, tmp_path, accounting) as cluster, database(cluster, users) as mariadb:
+    with small_cluster(client, name, tmp_path, values) as cluster, database(cluster, users) as mariadb:
         cluster.up(timeout=120)
         small = World(cluster)
         bob = Researcher(small, "bob")
@@ -108,22 +109,45 @@ def test_an_external_database_goes_and_comes_back_and_nothing_is_lost(tmp_path: 
         until(lambda: "accounting" not in complaints(), "the pod is content", seen=complaints)
 
 
-def test_without_accounting_jobs_run_sacct_says_so_and_down_leaves_nothing(tmp_path: Path) -> None:
-    client, name = Engine().client, f"{NAME}-none"
-    with small_cluster(client, name, tmp_path, {"mode": "none"}) as cluster:
+@pytest.fixture(scope="module")
+def unaccounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    values = {"accounting": {"mode": "none"}}
+    with small_cluster(Engine().client, f"{NAME}-none", tmp_path_factory.mktemp("none"), values) as cluster:
         cluster.up(timeout=120)
-        small = World(cluster)
-        bob = Researcher(small, "bob")
-        job = bob.submit("-o", "out", script="hostname")
-        bob.wait_for(job, "COMPLETED")
-        assert bob("cat out") == "slurm-worker-0\n"
-        said = bob.try_("sacct")
-        assert said.returncode == 1 and "accounting storage is disabled" in said.stderr
-        assert not any(row.also for row in cluster.status())
+        yield cluster
 
-        assert cluster.kubelet.volumes()
-        cluster.down()
-        assert not cluster.kubelet.running()
-        assert not cluster.kubelet.volumes()
-        assert not client.api.networks(filters={"label": f"minivm.cluster={name}"})
-        assert not cluster.state.exists()
+
+def test_without_accounting_jobs_run_and_sacct_says_so(unaccounted: LocalCluster) -> None:
+    bob = Researcher(World(unaccounted), "bob")
+    job = bob.submit("-o", "out", script="hostname")
+    bob.wait_for(job, "COMPLETED")
+    assert bob("cat out") == "slurm-worker-0\n"
+    said = bob.try_("sacct")
+    assert said.returncode == 1 and "accounting storage is disabled" in said.stderr
+    # Nobody complains of what was not asked for.
+    complaints = [text for row in unaccounted.status() for text in row.also]
+    assert not [text for text in complaints if "slurmdbd" in text or "accounting" in text]
+
+
+def test_up_starts_again_what_hangs_and_what_somebody_stopped(unaccounted: LocalCluster) -> None:
+    before = unaccounted.kubelet.running()
+    hung, stopped = before["slurm-demo-0"], before["slurm-worker-0"]
+    first = (unaccounted.kubelet.inspect(hung.container) or {})["State"]["Pid"]
+    os.kill(first, signal.SIGSTOP)
+    unaccounted.kubelet.api.stop(stopped.container, timeout=20)
+    assert "will be started again" in World(unaccounted).row("slurm-worker-0").why
+    unaccounted.up(timeout=60)
+    after = unaccounted.kubelet.running()
+    assert {name: pod.container for name, pod in after.items()} == {name: pod.container for name, pod in before.items()}
+    assert (unaccounted.kubelet.inspect(hung.container) or {})["State"]["Pid"] != first
+    assert all(row.ready for row in unaccounted.status())
+
+
+def test_down_leaves_nothing_behind(unaccounted: LocalCluster) -> None:
+    api, name = unaccounted.kubelet.api, unaccounted.options.name
+    assert unaccounted.kubelet.volumes()
+    unaccounted.down()
+    assert not unaccounted.kubelet.running()
+    assert not unaccounted.kubelet.volumes()
+    assert not api.networks(filters={"label": f"minivm.cluster={name}"})
+    assert not unaccounted.state.exists()
