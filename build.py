@@ -9,7 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import click
+try:
+    import click
+except ModuleNotFoundError:  # the system's Python: `python build.py` is to work whichever Python is first
+    from images.host import rerun_in_venv
+
+    rerun_in_venv()
 
 from images.cli_publish import AS_JSON
 from images.cli_publish import opened as session
@@ -84,7 +89,11 @@ class Commands(click.Group):
 )
 @click.pass_context
 def main(ctx: click.Context, variant: str | None, slurm: str | None, assignments: Sequence[str]) -> None:
-    """Build minivm's images and bring up a cluster of them."""
+    """Build minivm's images and bring up a cluster of them.
+
+    A ROLE is controller, login, worker or another that `list` names; layer:NAME is taken as well. None means all that
+    are built by default. All commands and settings: docs/reference/build.md
+    """
     more = [f"{name}={value}" for name, value in (("variant", variant), ("slurm", slurm)) if value]
     ctx.obj = Invocation(REPOSITORY, (*assignments, *more))
 

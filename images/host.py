@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
@@ -105,6 +106,14 @@ def ensure_venv() -> None:
         if done.returncode != 0:
             raise HostError(f"cannot make {VENV}: `{' '.join(step)}` said:\n{(done.stderr or done.stdout).strip()}")
     (VENV / "ready").touch()
+
+
+def rerun_in_venv() -> NoReturn:
+    """This program once more, by the Python of the virtual environment, which has what it imports."""
+    python = VENV / "bin/python"
+    if Path(sys.prefix) == VENV or not python.exists():
+        sys.exit("error: cannot run build.py: its Python packages are missing\nhint: `make images` installs them")
+    os.execv(python, [str(python), *sys.orig_argv[1:]])
 
 
 def engine_answers(address: str) -> bool:

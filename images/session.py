@@ -84,8 +84,12 @@ class Session:
         for name in named:
             if name.startswith(LAYER) and name.removeprefix(LAYER) in self.definition.layers:
                 continue
+            if name.startswith(LAYER):
+                hint = nearest(name, [f"{LAYER}{layer}" for layer in self.definition.layers])
+                raise ImagesError("find the layer", f"no {name!r}", hint=hint)
             if name not in self.definition.roles:
-                hint = nearest(name, self.definition.roles)
+                hint = f"`{LAYER}{name}` is a layer" if name in self.definition.layers else None
+                hint = hint or nearest(name, self.definition.roles)
                 raise ImagesError("find the role", f"no role {name!r}", hint=hint)
         return tuple(named) or tuple(role.name for role in self.definition.roles.values() if role.default)
 

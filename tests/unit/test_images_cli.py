@@ -42,6 +42,8 @@ def test_every_command_has_help(command: str) -> None:
         (["--set", "variannt=x", "list"], "did you mean 'variant'?"),
         (["--variant", "debain", "list"], "did you mean 'debian'?"),
         (["render", "wroker"], "did you mean 'worker'?"),
+        (["render", "layer:ncll"], "did you mean 'layer:nccl'?"),
+        (["render", "nccl"], "`layer:nccl` is a layer"),
         (["--set", "jobs=x", "list"], "jobs cannot be 'x'"),
         (["--set", "ca_certificates=/nowhere.pem", "list"], "(/nowhere.pem, ca_certificates)"),
         (["graph", "--svg", "/nowhere/picture.svg"], "No such file or directory (/nowhere/picture.svg)"),

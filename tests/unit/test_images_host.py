@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 from images import host
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_missing_packages_names_each_package_once_in_order(tmp_path: Path) -> None:
@@ -46,3 +50,18 @@ def test_engine_answers_only_when_a_ping_is_ok(tmp_path: Path) -> None:
 def test_a_remote_engine_needs_no_local_one() -> None:
     assert "docker.io" not in host.without_engine(host.ENGINE_TOOLS).values()
     assert "mmdebstrap" in host.without_engine(host.ENGINE_TOOLS).values()
+
+
+def test_another_python_hands_over_to_the_one_that_has_the_packages(tmp_path: Path) -> None:
+    """The system's Python has no click; its arguments arrive as they were."""
+    python = tmp_path / "bin/python"
+    python.parent.mkdir()
+    python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    python.chmod(0o755)
+    code = f"import images.host as host, pathlib; host.VENV = pathlib.Path({str(tmp_path)!r}); host.rerun_in_venv()"
+    done = subprocess.run([sys.executable, "-c", code, "plan", "a b"], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["-c", code, "plan", "a b"]
+    python.unlink()
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "`make images` installs them" in done.stderr and "Traceback" not in done.stderr
