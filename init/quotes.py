@@ -11,6 +11,8 @@ from __future__ import annotations
 import errno
 import os
 
+from init.builtin import is_builtin
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from init.service import Service
@@ -26,8 +28,8 @@ def public(why: str, spec: Service) -> str:
 
 
 def is_ours(command: tuple[str, ...]) -> bool:
-    """Whether a program is a module of init, whose output is made of its own sentences."""
-    return "-m" in command[:-1] and command[command.index("-m") + 1].startswith("init.")
+    """Whether it is a step or a program of init, whose output is made of its own sentences."""
+    return is_builtin(command) or ("-m" in command[:-1] and command[command.index("-m") + 1].startswith("init."))
 
 
 def unquoted(why: str) -> str:

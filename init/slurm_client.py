@@ -6,7 +6,6 @@ import os
 import subprocess
 
 from init.addresses import CONTROLLER, host_and_port, joined
-from init.controller_clock import ahead_of, explain
 from init.errors import InitError
 from init.slurm_node import Node, parse
 
@@ -53,8 +52,7 @@ def run(argv: Sequence[str], controller: str, *, within: float = 10.0) -> str:
         raise SlurmError(f"run {argv[0]}", error.strerror or str(error)) from error
     if done.returncode:
         text = done.stderr or done.stdout
-        ahead = ahead_of(controller) if rejected(text) else None
-        raise SlurmError("ask slurmctld", judge(text, controller, ahead or 0.0))
+        raise SlurmError("ask slurmctld", judge(text, controller, _clocks(controller) if rejected(text) else ""))
     return done.stdout
 
 
@@ -63,13 +61,21 @@ def rejected(text: str) -> bool:
     return "Munge encode failed" not in text and any(words in text for words in KEY_REJECTED)
 
 
-def judge(text: str, controller: str, ahead: float = 0.0) -> str:
-    """What a client's complaint means. `ahead`: how far our clock is from the controller's, where that is known."""
+def _clocks(controller: str) -> str:
+    """That the two clocks are too far apart, where they are."""
+    from init.controller_clock import ahead_of, explain  # a boot that goes well does without
+
+    ahead = ahead_of(controller)
+    return "" if ahead is None else explain(ahead)
+
+
+def judge(text: str, controller: str, clocks: str = "") -> str:
+    """What a client's complaint means; `clocks`: what is wrong with them, where that is known."""
     if "Munge encode failed" in text:
         return "this pod's munged does not answer"
     if rejected(text):
-        apart = explain(ahead)
-        return f"munge credential refused by {controller}: {apart}" if apart else f"munge key rejected by {controller}"
+        refused = f"munge credential refused by {controller}: {clocks}"
+        return refused if clocks else f"munge key rejected by {controller}"
     if "Name or service not known" in text or "getaddrinfo() failed" in text:
         return f"{controller} does not resolve"
     if any(words in text for words in NOT_REACHED):

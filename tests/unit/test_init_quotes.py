@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from init.quotes import is_ours, public, unquoted
 from init.spec import parse_service
 
-PROOF = ["/opt/minivm/bin/python3", "-I", "-m", "init.cluster_proof"]
+PROOF = ["builtin:cluster-proof"]
+KEY = ["builtin:prepare", "munge-key"]
 REASON = "exited 1: munge key rejected by slurm-controller:6817"
 
 
@@ -56,11 +57,11 @@ def test_whatever_the_line_it_is_not_repeated(line: str) -> None:
 
 
 def test_the_words_of_inits_own_programs_are_shown() -> None:
-    daemon = parse_service("munged", {"command": ["/usr/sbin/munged"], "prepare": [["/bin/rm", "x"], PROOF]}, "t")
+    daemon = parse_service("munged", {"command": ["/usr/sbin/munged"], "prepare": [["/bin/rm", "x"], KEY]}, "t")
     proof = parse_service("cluster-proof", {"kind": "oneshot", "command": PROOF}, "t")
     assert public(REASON, proof) == REASON
     assert public(REASON, daemon) == "exited 1"
-    assert public(f"{PROOF[0]} (prepare) {REASON}", daemon) == f"{PROOF[0]} (prepare) {REASON}"
+    assert public(f"{KEY[0]} (prepare) {REASON}", daemon) == f"{KEY[0]} (prepare) {REASON}"
     assert public("/bin/rm (prepare) exited 1: x", daemon) == "/bin/rm (prepare) exited 1"
 
 
@@ -68,6 +69,7 @@ def test_the_words_of_inits_own_programs_are_shown() -> None:
     ("command", "ours"),
     [
         (PROOF, True),
+        (["/opt/minivm/bin/python3", "-I", "-m", "init.broker"], True),
         (["/usr/bin/gitsync", "loop"], False),
         (["/opt/minivm/bin/python3", "-I", "-m", "gitsync.health_loop"], False),
         (["/bin/sh", "-m"], False),
