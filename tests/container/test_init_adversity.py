@@ -150,18 +150,54 @@ def test_a_directory_that_is_down_does_not_keep_the_pod_from_working(site: World
     until(lambda: pod.service("sssd")["ready"], "sssd is back", within=30)
 
 
-WRITABLE = ("/run", "/tmp", "/var/tmp", "/etc/munge", "/etc/slurm", "/var/lib/munge", "/var/log", "/var/spool/slurmd")
+WRITABLE = ("/run", "/tmp", "/var/tmp", "/etc/munge", "/etc/slurm", "/var/lib/munge", "/var/lib/minivm", "/var/log")
+OF_ROLE = {
+    "worker": ("/var/spool/slurmd",),
+    "login": (),
+    "controller": ("/var/lib/mysql", "/var/spool/slurmctld"),
+}
 
 
-@pytest.mark.parametrize("role", ["worker", "login"])
-def test_a_read_only_root_with_tmpfs_is_enough(site: World, role: str) -> None:
-    pod = site.pod(
-        role, f"readonly-{role}", read_only=True, tmpfs=dict.fromkeys((*WRITABLE, "/var/lib/minivm"), "mode=755,exec")
-    )
+@pytest.mark.parametrize("role", list(OF_ROLE))
+def test_a_read_only_root_with_tmpfs_is_enough(site: World, mounts: Path, role: str) -> None:
+    host = f"readonly-{role}"
+    env = {}
+    if role == "controller":  # of a cluster of its own, by the image's slurm.conf
+        shutil.rmtree(mounts / "config" / "slurm")
+        env = {"MINIVM_CONTROLLER": host}
+    tmpfs = dict.fromkeys((*WRITABLE, *OF_ROLE[role]), "mode=755,exec")
+    pod = site.pod(role, host, env=env, mounts=mounts, read_only=True, tmpfs=tmpfs)
     pod.wait_ready()
     assert pod.code("touch", "/etc/x")[0] != 0
     pod.run("sinfo")
-    assert "/run/minivm/ssh/" in pod.run("cat", "/run/minivm/sshd_config"), "host keys where they can be written"
+    if role == "controller":
+        until(lambda: pod.service("slurmdbd")["ready"], "accounting too")
+    else:
+        assert "/run/minivm/ssh/" in pod.run("cat", "/run/minivm/sshd_config"), "host keys where they can be written"
+
+
+def test_full_disks_are_named_and_the_pod_mends_when_there_is_room(site: World) -> None:
+    """munged and slurmd die, and cannot write what they need to start again; the job that runs knows nothing of it."""
+    disks = {"/etc/munge": "size=64k,mode=700", "/var/spool/slurmd": "size=1m,mode=755,exec"}
+    pod = site.pod("worker", "full", tmpfs=disks).wait_ready()
+    controller = _controller(site)
+    job = controller.run("sbatch", "--parsable", "-w", "full", "-o", "/dev/null", "--wrap", "sleep 7777").strip()
+    until(lambda: "sleep 7777" in pod.run("ps", "-eo", "args"), "the job runs")
+    pod.run("rm", "/etc/munge/munge.key")
+    for disk in disks:
+        pod.run("sh", "-c", f"head -c 2m /dev/zero > {disk}/junk || true")
+    pod.run("kill", "-9", str(pod.service("slurmd")["pid"]))
+    pod.wait_reason("slurmd: exited 1")
+    assert "No space left on device" in pod.run("minivm", "logs", "slurmd")
+    pod.run("kill", "-9", str(pod.service("munged")["pid"]))
+    pod.wait_reason("/etc/munge/munge.key: No space left on device")
+    for disk in disks:
+        pod.run("rm", f"{disk}/junk")
+    pod.wait_ready()
+    state = controller.run("scontrol", "-o", "show", "job", job)
+    assert "JobState=RUNNING" in state and "Restarts=0" in state
+    assert "sleep 7777" in pod.run("ps", "-eo", "args")
+    controller.run("scancel", job)
 
 
 def test_a_directory_that_cannot_be_written_is_named(site: World) -> None:
@@ -223,6 +259,10 @@ def test_slurmrestd_answers_with_a_token(site: World, mounts: Path, tmp_path: Pa
     request = urllib.request.Request(url, headers={"X-SLURM-USER-NAME": "root", "X-SLURM-USER-TOKEN": token})
     with urllib.request.urlopen(request, timeout=20) as reply:
         assert json.load(reply)["pings"][0]["pinged"] == "UP"
+    # The one service of this role that the cluster's tests do not have.
+    old = pod.service("slurmrestd")["pid"]
+    pod.run("kill", "-9", str(old))
+    until(lambda: (view := pod.service("slurmrestd"))["ready"] and view["pid"] != old, "slurmrestd is back")
 
 
 def test_a_login_pod_that_drains_tells_its_sessions_and_waits_for_them(site: World) -> None:

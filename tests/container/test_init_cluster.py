@@ -117,54 +117,122 @@ def long_job(cluster: Cluster) -> Iterator[tuple[str, str]]:
 
 class TestWhileAJobRuns:
     @pytest.mark.parametrize(
-        ("place", "service"),
+        ("place", "daemons"),
         [
-            ("w1", "munged"),
-            ("w1", "slurmd"),
-            ("w1", "sshd"),
-            ("login", "munged"),
-            ("login", "sackd"),
-            ("login", "sshd"),
-            ("slurm-controller", "munged"),
-            ("slurm-controller", "mariadb"),
-            ("slurm-controller", "slurmdbd"),
-            ("slurm-controller", "slurmctld"),
+            ("w1", {"munged", "slurmd", "sshd"}),
+            ("login", {"munged", "sackd", "sshd"}),
+            ("slurm-controller", {"munged", "mariadb", "slurmdbd", "slurmctld"}),
         ],
     )
-    def test_it_survives_the_death_of_a_service(
-        self, cluster: Cluster, long_job: tuple[str, str], place: str, service: str
+    def test_it_survives_the_death_of_each_service(
+        self, cluster: Cluster, long_job: tuple[str, str], place: str, daemons: set[str]
     ) -> None:
-        job, started = long_job
+        """One after the other: Slurm's daemons, and every helper of the pod's."""
         pod = next(pod for pod in cluster.pods if pod.container.attrs["Config"]["Hostname"] == place)
-        before = pod.service(service)
-        pod.run("kill", "-9", str(before["pid"]))
-        again = _under_a_new_pid(pod, service, int(before["pid"]))
-        assert again["failures"] == before["failures"] + 1
+        views = [view for view in pod.status()["services"] if view["kind"] == "longrun" and view["pid"]]
+        assert daemons < {view["name"] for view in views}
+        for before in views:
+            name = before["name"]
+            pod.run("kill", "-9", str(before["pid"]))
+            again = _under_a_new_pid(pod, name, int(before["pid"]))
+            assert again["failures"] == before["failures"] + 1, name
+            pod.wait_ready(30)
+            cluster.wait_answer()
+            self.the_job_runs_on(cluster, long_job)
         events = json.loads(pod.run("minivm", "trace", "--json"))["events"]
-        assert [item for item in events if item["service"] == service and "killed by KILL" in item["detail"]]
-        pod.wait_ready(30)
-        cluster.wait_answer()
-        # The same run of the same job, on both nodes, with its processes.
+        told = {item["service"] for item in events if item["event"] == "exited" and "killed by KILL" in item["detail"]}
+        assert told >= {view["name"] for view in views}, "the whole story"
+
+    def the_job_runs_on(self, cluster: Cluster, long_job: tuple[str, str]) -> None:
+        """The same run of the same job, on both nodes, with its processes."""
+        job, started = long_job
         found = cluster.job(job)
         assert (found["JobState"], found["Restarts"], found["StartTime"]) == ("RUNNING", "0", started)
         for worker in cluster.workers:
             assert "sleep 7777" in worker.run("ps", "-eo", "args")
 
     def test_ten_reconfigures_under_load_lose_nothing(self, cluster: Cluster, long_job: tuple[str, str]) -> None:
-        short = [cluster.submit("--oversubscribe", command="sleep 0.2") for _ in range(10)]
+        """Jobs are submitted, start and end all the while."""
         before = {pod.name: pod.service(name) for pod, name in _replaced(cluster)}
-        for _ in range(10):
+        submit = "sbatch --parsable --chdir=/tmp --output=/dev/null --oversubscribe --wrap 'sleep 0.2'"
+        loop = f"until [ -e /tmp/enough ]; do {submit} || echo refused; sleep 0.1; done >> /tmp/submitted"
+        cluster.login.run("sh", "-c", "rm -f /tmp/enough; install -m 666 /dev/null /tmp/submitted")
+        cluster.login.container.exec_run(["sh", "-c", loop], user="demo", detach=True)
+
+        def submitted() -> list[str]:
+            return cluster.login.run("cat", "/tmp/submitted").split()
+
+        for count in range(10):
+            until(lambda count=count: len(submitted()) > 2 * count, "there is load")  # type: ignore[misc]
             cluster.controller.run("scontrol", "reconfigure")
+        cluster.login.run("touch", "/tmp/enough")
         for pod, name in _replaced(cluster):
             view = _under_a_new_pid(pod, name, int(before[pod.name]["pid"]))
             assert (view["failures"], view["starts"]) == (before[pod.name]["failures"], before[pod.name]["starts"])
             daemons = re.findall(rf"^\s*\d+\s+/usr/sbin/{name}\b", pod.run("ps", "-eo", "pid,args"), re.MULTILINE)
             assert len(daemons) == 1, daemons
-        for job in short:
+        jobs = submitted()
+        assert "refused" not in jobs, "nobody was turned away"
+        for job in jobs:
             cluster.wait_state(job, "COMPLETED", within=60)
-        found = cluster.job(long_job[0])
-        assert (found["JobState"], found["Restarts"]) == ("RUNNING", "0")
+        self.the_job_runs_on(cluster, long_job)
         cluster.wait_ready()
+
+    def test_a_slurmctld_that_hangs_is_restarted_and_takes_the_new_configuration(
+        self, cluster: Cluster, long_job: tuple[str, str]
+    ) -> None:
+        """One that says nothing has not judged the file: once it is restarted, it is asked again."""
+        before = cluster.controller.service("slurmctld")
+        cluster.controller.run("kill", "-STOP", str(before["pid"]))
+        cluster.world.configure({"slurm.conf": slurm_conf("PartitionName=thawed Nodes=ALL State=UP")})
+        until(lambda: "thawed" in partitions(cluster), "the new partition is there", within=120)
+        assert cluster.controller.service("slurmctld")["starts"] == before["starts"] + 1
+        log = cluster.controller.run("minivm", "logs", "configwatch")
+        assert "slurmctld hung and was restarted; the new configuration is tried once more" in log
+        self.everything_is_well(cluster, long_job)
+
+    def test_a_slurmctld_that_hangs_on_a_file_it_refused_is_restarted_without_it(
+        self, cluster: Cluster, long_job: tuple[str, str]
+    ) -> None:
+        """As 24.11 sometimes does after it has refused a file; here it is frozen as soon as it has."""
+        before = cluster.controller.service("slurmctld")
+        freeze = 'minivm logs slurmctld -f | while read -r line; do case "$line" in *"reconfigure failed"*) '
+        freeze += 'kill -STOP "$0"; exit;; esac; done'
+        cluster.controller.container.exec_run(["sh", "-c", freeze, str(before["pid"])], detach=True)
+        until(lambda: "minivm logs" in cluster.controller.run("ps", "-eo", "args"), "the log is followed")
+        cluster.world.configure({"slurm.conf": slurm_conf("PartitionName=hanging Nodes=nosuch")})
+        text = until(lambda: refusal(cluster), "the refusal is told", within=120)
+        assert "Invalid node names in partition hanging" in text
+        assert cluster.controller.service("slurmctld")["starts"] == before["starts"] + 1
+        assert "thawed" in partitions(cluster), "the last good configuration serves on"
+        cluster.world.configure({"slurm.conf": slurm_conf()})
+        until(lambda: "thawed" not in partitions(cluster) and not refusal(cluster), "the mended file is live")
+        self.everything_is_well(cluster, long_job)
+
+    def test_a_bad_file_that_meets_a_dead_slurmctld_is_refused_too(
+        self, cluster: Cluster, long_job: tuple[str, str]
+    ) -> None:
+        """It says READY before it has read all of its file: with a bad one it would be started again and again."""
+        cluster.controller.run("minivm", "stop", "slurmctld")
+        cluster.world.configure({"slurm.conf": slurm_conf("PartitionName=dead Nodes=nosuch")})
+        text = until(lambda: refusal(cluster), "the refusal is told", within=120)
+        assert "Invalid node names in partition dead" in text
+        cluster.world.configure({"slurm.conf": slurm_conf()})
+        until(lambda: not refusal(cluster), "the reason is gone")
+        self.everything_is_well(cluster, long_job)
+
+    def everything_is_well(self, cluster: Cluster, long_job: tuple[str, str]) -> None:
+        cluster.wait_ready()
+        cluster.wait_answer()
+        self.the_job_runs_on(cluster, long_job)
+
+
+def partitions(cluster: Cluster) -> str:
+    return cluster.login.code("sinfo", "-h", "-o", "%R")[1]
+
+
+def refusal(cluster: Cluster) -> str:
+    return next((text for text in cluster.controller.status()["degraded"] if "slurm.conf: refused" in text), "")
 
 
 def _under_a_new_pid(pod: Pod, name: str, old: int) -> dict[str, Any]:
@@ -200,11 +268,7 @@ def test_a_bad_slurm_conf_is_refused_and_the_running_one_stays(cluster: Cluster,
     good = slurm_conf("PartitionName=fresh Nodes=ALL State=UP")
     pid = cluster.controller.service("slurmctld")["pid"]
     cluster.world.configure({"slurm.conf": slurm_conf(line)})
-
-    def told() -> str:
-        return next((text for text in cluster.controller.status()["degraded"] if "slurm.conf: refused" in text), "")
-
-    text = until(told, "the refusal is told", within=60)
+    text = until(lambda: refusal(cluster), "the refusal is told", within=60)
     assert reason in text
     if "was restarted" not in text:  # a slurmctld that hung on it, as 24.11 sometimes does
         assert cluster.controller.service("slurmctld")["pid"] == pid
@@ -213,7 +277,7 @@ def test_a_bad_slurm_conf_is_refused_and_the_running_one_stays(cluster: Cluster,
     assert "fresh" in cluster.slurm("sinfo", "-h", "-o", "%R"), "the running configuration serves on"
     assert line not in cluster.controller.run("cat", "/etc/slurm/slurm.conf")
     cluster.world.configure({"slurm.conf": good})
-    until(lambda: not told(), "the reason is gone", within=30)
+    until(lambda: not refusal(cluster), "the reason is gone", within=30)
 
 
 def test_a_changed_drop_in_restarts_only_what_changed(cluster: Cluster) -> None:
