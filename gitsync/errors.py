@@ -10,6 +10,10 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in text)
 
 
+def one_line(text: str) -> str:
+    return printable(text).replace("\n", " ")
+
+
 class GitsyncError(Exception):
     """A step that cannot be done now; the next cycle tries again."""
 

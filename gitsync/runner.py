@@ -12,10 +12,12 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
 from . import lease, runner_gate, runner_record
+from .errors import one_line
 from .layout import Layout
 from .runner_exec import Outcome, environment, run
 from .runner_policy import KINDS, UNFIT, Policy, read_policy
@@ -235,7 +237,8 @@ class Run:
 
     def _write(self, verdict: Verdict) -> None:
         try:
-            write_verdict(runner_gate.verdicts_directory(), verdict)
+            # The reason is a script's last line, which may hold anything.
+            write_verdict(runner_gate.verdicts_directory(), replace(verdict, reason=one_line(verdict.reason)))
         except OSError as error:
             print(f"cannot write the verdict of {verdict.check}: {error}", file=sys.stderr)
 

@@ -76,7 +76,7 @@ def _read(path: Path) -> Policy | None:
         return parse_policy(json.loads(path.read_bytes()), str(path))
     except FileNotFoundError:
         return None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return Policy(fault=f"cannot read the policy: {path}: {error}")
     except OSError as error:
         return Policy(fault=f"cannot read the policy: {error}")

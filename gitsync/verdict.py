@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
 
-from .errors import GitsyncError, printable
+from .errors import GitsyncError, one_line
 
 VERDICTS = "/run/minivm/verdicts"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
@@ -106,7 +106,7 @@ def summarise(findings: Iterable[Finding], default: Class) -> Finding:
 def shown(found: Finding) -> Finding:
     """A finding in one line that anything may print: tools tell the names of users' processes and files as they are."""
     words = (found.reason, found.subject, found.measured, found.threshold)
-    reason, subject, measured, threshold = (printable(text).replace("\n", " ") for text in words)
+    reason, subject, measured, threshold = map(one_line, words)
     return replace(found, reason=reason, subject=subject, measured=measured, threshold=threshold)
 
 

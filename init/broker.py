@@ -34,7 +34,7 @@ def _serve(listener: socket.socket, broker: Broker) -> None:
             request = json.loads(text)
             answer = broker.answer(request) if isinstance(request, dict) else {"error": "wanted a mapping"}
             client.sendall(json.dumps(answer).encode() + b"\n")
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             # Whoever asked has gone, or said nothing that is a question.
             return
 

@@ -218,7 +218,7 @@ class Broker:
 
     def answer(self, request: Mapping[str, object]) -> Mapping[str, object]:
         ask = request.get("ask")
-        if ask not in {"gate", "look", "status"}:
+        if ask not in ("gate", "look", "status"):
             return {"error": f"unknown question {ask!r}: gate, look, status"}
         if ask != "status":
             self.look()

@@ -46,11 +46,19 @@ class Ledger:
         return self.directory / f"{re.sub(r'[^A-Za-z0-9-]', '_', uuid)[:80]}.json"
 
     def _read(self, uuid: str) -> dict[str, Any]:
+        """What can be read of it: the host's disk may have damaged it, and the broker must live on."""
         try:
             data = json.loads(self._path(uuid).read_bytes())
-            return data if isinstance(data, dict) and isinstance(data.get("events", []), list) else {}
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
+        if not isinstance(data, dict) or not isinstance(data.get("events", []), list):
+            return {}
+        if not _is_time(data.get("forgiven_at", 0.0)):
+            del data["forgiven_at"]
+        data["events"] = [
+            event for event in data.get("events", []) if isinstance(event, dict) and _is_time(event.get("at"))
+        ]
+        return data
 
     def _write(self, uuid: str, data: Mapping[str, object]) -> None:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -62,3 +70,7 @@ class Ledger:
             file.flush()
             os.fsync(file.fileno())
         temporary.rename(path)
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

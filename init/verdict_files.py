@@ -79,7 +79,7 @@ def read_policy_file(path: Path) -> Policy | None:
         data = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError("read the broker's policy", str(error), file=str(path)) from error
     return parse_policy(data, str(path))
 
@@ -127,6 +127,6 @@ def _wait(reader: Reader, key: str, default: float) -> float:
 def _load(path: Path) -> Mapping[str, Any]:
     try:
         data = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}

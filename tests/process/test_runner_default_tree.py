@@ -95,6 +95,21 @@ def test_a_job_has_its_own_places_and_only_its_logs_remain(job: Job) -> None:
     assert (job.logs / "42/nccl.host.1.log").exists()
 
 
+@pytest.mark.parametrize("kind", ["owned", "link"])
+def test_root_makes_nothing_below_a_directory_that_is_somebody_s(job: Job, kind: str) -> None:
+    """Its owner could put a link in the way, and would be given whatever it leads to."""
+    if kind == "owned":
+        job.work.mkdir()
+        os.chown(job.work, USER, USER)
+    else:
+        (job.world.root / "elsewhere").mkdir()
+        job.work.symlink_to(job.world.root / "elsewhere")
+    code, _, _ = job.world.run("prolog", **job.environment)
+    assert code == 0, "a broken script stops no job"
+    assert any("is not root's own directory" in str(entry) for entry in job.world.records()[-1]["scripts"])
+    assert not (job.work / "42").exists()
+
+
 def test_tasks_are_told_their_places(job: Job) -> None:
     job.run("prolog")
     out = job.run("task_prolog")

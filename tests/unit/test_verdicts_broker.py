@@ -246,20 +246,45 @@ def test_the_same_incident_seen_by_a_new_broker_counts_once(tmp_path: Path) -> N
     assert Ledger(tmp_path).incidents("GPU-1", 0.0) == 4
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "[" * 100_000,
+        '{"events": 5}',
+        '{"events": [5, {"at": "noon"}, {"check": "xid"}]}',
+        '{"events": [], "forgiven_at": "today"}',
+    ],
+)
+def test_a_damaged_ledger_stops_no_broker(desk: Desk, text: str) -> None:
+    desk.places.ledger.mkdir()
+    (desk.places.ledger / "GPU-1.json").write_text(text)
+    desk.say("problem", subject="GPU-1")
+    assert desk.slurm.state.drained
+    assert Ledger(desk.places.ledger).incidents("GPU-1", 0.0) == 1
+
+
 def test_a_subject_cannot_name_a_file_elsewhere(tmp_path: Path) -> None:
     Ledger(tmp_path / "ledger").add("GPU-../../x", {"at": 1.0})
     assert [path.name for path in tmp_path.rglob("*.json")] == ["GPU-______x.json"]
 
 
 def test_a_damaged_verdict_is_no_verdict(desk: Desk) -> None:
-    for name, text in (("a", "{"), ("b", "[]"), ("c", '{"check": "c"}'), ("d", '{"check": 1, "at": "x"}')):
+    for name, text in (
+        ("a", "{"),
+        ("b", "[]"),
+        ("c", '{"check": "c"}'),
+        ("d", '{"check": 1, "at": "x"}'),
+        ("e", "[" * 100_000),
+    ):
         (desk.places.verdicts / f"{name}.json").write_text(text)
     desk.broker.look()
     assert desk.calls() == []
 
 
 def test_an_unknown_question_is_answered_as_such(desk: Desk) -> None:
-    assert "unknown question" in str(desk.broker.answer({"ask": "drain"})["error"])
+    for ask in ("drain", ["gate"], None):
+        assert "unknown question" in str(desk.broker.answer({"ask": ask})["error"])
 
 
 def test_an_operator_s_policy_wins_over_the_tree_s_and_a_bad_one_is_told_and_left_aside(

@@ -145,6 +145,7 @@ def test_words_of_a_tool_cannot_break_out_of_a_reason() -> None:
     text = reason({"xid": seen(reason="a; gpu_x[rma]@abc\n\"quoted\" 'q' `id` | b")})
     assert names(text) == {"xid@9f2c1ab"}
     assert not set("\n\"'`|") & set(text)
+    assert reason({"xid": seen(reason="\x1b]0;owned\x07 fell\u202e off")}).isprintable()
 
 
 OURS = Node(True, "minivm: gpu_ecc[reboot]@9f2c1ab 2 errors")
