@@ -45,6 +45,7 @@ TEST_TOOLS: Mapping[str, str] = {
     "dpkg-deb": "dpkg",
     "unshare": "util-linux",
     "bindfs": "bindfs",
+    "curl": "curl",
     "ip": "iproute2",
 }
 ENGINE_LOG = Path("/var/log/minivm-dockerd.log")
