@@ -105,9 +105,9 @@ def pod_reasons(engine: Engine, now: float, *, quoting: bool = True) -> tuple[st
         reason = own_reason(engine.specs[leaf], engine.states[leaf], now, quoting=quoting)
         before = f"{', '.join(names)} {'waits' if len(names) == 1 else 'wait'} for " if names else ""
         found.append(f"{before}{leaf}: {reason}")
-    drain = engine.drain_text()
+    drain = engine.ending.drain_text()
     if engine.phase.value in ("stopping", "stopped", "draining"):
-        why = engine.why_ended if quoting else unquoted(engine.why_ended)
+        why = engine.ending.why if quoting else unquoted(engine.ending.why)
         found.append(f"the pod is {engine.phase.value}" + (f": {why}" if why else ""))
     elif drain:
         found.append(f"drain: {drain}")
@@ -138,7 +138,7 @@ def snapshot(engine: Engine, pod: str, now: float, *, quoting: bool = True) -> S
         started=engine.ready_at is not None,
         uptime=now - engine.began,
         boot_seconds=engine.ready_at - engine.began if engine.ready_at is not None else None,
-        drain=engine.drain_text(),
+        drain=engine.ending.drain_text(),
         reasons=reasons,
         degraded=degraded(engine, now, quoting=quoting),
         conditions=tuple(

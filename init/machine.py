@@ -119,8 +119,10 @@ def _exited(service: Service, state: State, event: Exited, now: float, luck: flo
         return (state, []) if state.pid else _stopped(service, state, now, luck)
     if event.pid != state.pid or not event.pid:
         return state, []
-    state = replace(state, pid=0, last_exit=event.text(), last_line=event.last_line)
     well = event.code == 0 and event.signal == 0
+    state = replace(state, pid=0, ended=event.text())
+    if not (well and state.phase is Phase.PREPARING):  # a preparation that succeeds is not what people ask about
+        state = replace(state, last_exit=event.text(), last_line=event.last_line)
     why = event.text() + (f": {event.last_line}" if event.last_line else "")
     if state.phase is Phase.STOPPING:
         return (state, []) if state.helper else _stopped(service, state, now, luck)

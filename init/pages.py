@@ -37,7 +37,7 @@ def pages(init: Init) -> Callable[[str], tuple[int, str, str]]:
             from init import metrics
 
             counters = {"log_bytes": init.logs.written, "log_lost_bytes": init.logs.lost_ever}
-            counters |= {"reaped": init.reaped, "wakeups": init.turns}
+            counters |= {"reaped": init.children.reaped, "wakeups": init.turns}
             snapshot = health.snapshot(init.engine, init.settings.pod, now)
             return 200, metrics.CONTENT_TYPE, metrics.render(snapshot, counters)
         return 404, TEXT, "known: /livez /readyz /startupz /status /metrics\n"

@@ -7,11 +7,12 @@ import re
 
 from init import health
 from init.control import text
-from init.engine import DRAIN, RESUME, Condition, PodPhase
+from init.ending import DRAIN, RESUME
+from init.engine import Condition
 from init.errors import RequestError, nearest
 from init.logs import OWN
 from init.service import SIGNALS
-from init.states import satisfied
+from init.states import PodPhase, satisfied
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ class Requests:
         if not state.pid:
             raise RequestError(f"reload {name}", f"it does not run ({state.phase.value})")
         if spec.reload.signal:
-            self._init.kill(state.pid, spec.reload.signal)
+            self._init.children.kill(state.pid, spec.reload.signal)
             self._answer_when_settled(caller, request, name)
             return
         caller.waiting = True
@@ -169,7 +170,7 @@ class Requests:
                 caller.refuse(f"cannot reload {name}: {spec.reload.command[0]} {how}: {last}")
                 caller.settled()
 
-        self._init.run_helper(name, spec.reload.command, None, ended)
+        self._init.children.run_helper(name, spec.reload.command, None, ended)
 
     def _signal(self, caller: Connection, request: Request) -> None:
         name = self._named(request)
@@ -179,7 +180,7 @@ class Requests:
         pid = self._init.engine.states[name].pid
         if not pid:
             raise RequestError(f"signal {name}", "it does not run")
-        self._init.kill(pid, number)
+        self._init.children.kill(pid, number)
         caller.reply(pid=pid)
 
     def _drain(self, caller: Connection, request: Request) -> None:
@@ -187,22 +188,22 @@ class Requests:
         if engine.plan.drain is None:
             caller.reply(drain="drained")  # a role with nothing to drain is drained
             return
-        self._init.perform(engine.drain(self._init.poller.now()))
-        self._answer_when(caller, request, lambda: engine.drain_state() != "draining", self._drained(caller))
+        self._init.perform(engine.ending.drain(self._init.poller.now()))
+        self._answer_when(caller, request, lambda: engine.ending.drain_state() != "draining", self._drained(caller))
 
     def _resume(self, caller: Connection, request: Request) -> None:
         engine = self._init.engine
         if engine.phase not in (PodPhase.BOOT, PodPhase.RUNNING):
             raise RequestError("resume", f"the pod is {engine.phase.value}")
-        self._init.perform(engine.resume(self._init.poller.now()))
+        self._init.perform(engine.ending.resume(self._init.poller.now()))
         done = lambda: engine.settled(RESUME) and DRAIN not in engine.states  # noqa: E731 - two names for one line
         self._answer_when(caller, request, done, self._drained(caller))
 
     def _drained(self, caller: Connection) -> Callable[[], None]:
-        return lambda: caller.reply(drain=self._init.engine.drain_state())
+        return lambda: caller.reply(drain=self._init.engine.ending.drain_state())
 
     def _shutdown(self, caller: Connection, _: Request) -> None:
-        self._init.perform(self._init.engine.terminate(self._init.poller.now()))
+        self._init.perform(self._init.engine.ending.begin(self._init.poller.now()))
         caller.reply(phase=self._init.engine.phase.value)
 
     def _apply(self, caller: Connection, request: Request) -> None:
@@ -267,7 +268,7 @@ class Requests:
         """Durations in the reasons change all the time: what counts is whether a cause did."""
         engine = self._init.engine
         states = tuple((name, state.phase, state.said, state.why) for name, state in engine.states.items())
-        key = (engine.phase, engine.drain_text(), states, tuple(engine.conditions.values()))
+        key = (engine.phase, engine.ending.drain_text(), states, tuple(engine.conditions.values()))
         now = self._init.poller.now()
         for caller, told in list(self._watchers.items()):
             if told != key:

@@ -34,8 +34,8 @@ def main(arguments: list[str], began: float) -> int:
     try:
         init = Init(plan, settings)
         code = init.run()
-        if init.engine.why_ended:
-            last_words(f"{init.engine.why_ended}\n")
+        if init.engine.ending.why:
+            last_words(f"{init.engine.ending.why}\n")
     except Exception:
         import traceback
 

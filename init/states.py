@@ -25,6 +25,17 @@ class Phase(Choice):
     DONE = "done"
 
 
+OVER = (Phase.DONE, Phase.FAILED, Phase.STOPPED)
+
+
+class PodPhase(Choice):
+    BOOT = "boot"
+    RUNNING = "running"
+    DRAINING = "draining"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+
+
 class Then(Choice):
     """What follows the end of a process that was told to stop."""
 
@@ -54,8 +65,9 @@ class State:
     said: str = ""  # by the probe
     status: str = ""
     reloading: bool = False
-    last_exit: str = ""
-    last_line: str = ""
+    ended: str = ""  # how its last process ended, preparation too
+    last_exit: str = ""  # how it last ended itself, or what kept it from starting did
+    last_line: str = ""  # what that one said last
 
 
 # Events.

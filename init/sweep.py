@@ -18,14 +18,14 @@ MOMENT = 0.8
 def sweep(init: Init) -> None:
     """Only when every service has stopped: before that, nobody but a main process is ever signalled."""
     for name in ("TERM", "KILL"):
-        init.reap()
-        if init.childless:
+        init.children.reap()
+        if init.children.childless:
             return
         _signal_all(init, name)
         until = init.poller.now() + MOMENT
-        while not init.childless and init.poller.now() < until:
+        while not init.children.childless and init.poller.now() < until:
             init.turn(until)
-            init.reap()
+            init.children.reap()
 
 
 def _signal_all(init: Init, name: str) -> None:
@@ -41,4 +41,4 @@ def _signal_all(init: Init, name: str) -> None:
         while above > 1 and above != me and steps < 64:
             above, steps = parent(above), steps + 1
         if above == me and pid != me:
-            init.kill(pid, name)
+            init.children.kill(pid, name)

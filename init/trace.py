@@ -43,9 +43,9 @@ class Trace:
             handed_over = before.pid and before.pid in after.former
             detail = f"pid {after.pid}" + (f", taking over from {before.pid}" if handed_over else "")
             self.add(now, name, "main-pid" if handed_over else "spawned", detail)
-        if before.pid and not after.pid and after.last_exit:
-            line = f": {after.last_line}" if after.last_line and after.last_exit != "exited 0" else ""
-            self.add(now, name, "exited", f"{after.last_exit}{line}")
+        if before.pid and not after.pid and after.ended:
+            line = f": {after.last_line}" if after.last_line and after.ended != "exited 0" else ""
+            self.add(now, name, "exited", f"{after.ended}{line}")
         if after.reloading is not before.reloading:
             self.add(now, name, "reloading" if after.reloading else "reloaded")
         if after.phase is not before.phase:

@@ -41,11 +41,11 @@ class Watches:
                 init.poller,
                 ready,
                 heard,
-                lambda command, output, ended: init.run_helper(name, command, output, ended),
-                init.kill_helper,
+                lambda command, output, ended: init.children.run_helper(name, command, output, ended),
+                init.children.kill_helper,
             )
         elif ready.probe is Probe.TCP:
-            probe = probes.TcpProbe(init.poller, ready, target, heard, init.run_own, init.kill_helper)
+            probe = probes.TcpProbe(init.poller, ready, target, heard, init.children.run_own, init.children.kill_helper)
         else:
             if self._inotify is None:
                 from init.inotify import Inotify

@@ -250,3 +250,20 @@ def test_what_comes_too_late_changes_nothing(event: Any) -> None:
     """After the end, an old probe, message or pid must not bring a service back."""
     state = replace(live(NOTIFY, *READY, (2, Down(Then.STOP, 5)), (3, Exited(7, 0)))[0], status="")
     assert advance(NOTIFY, state, event, 4.0) == (state, [])
+
+
+def test_the_last_exit_is_the_services_own_and_not_that_of_a_preparation_that_succeeded() -> None:
+    spec = service(ready="notify", prepare=[["/bin/p"]])
+    prepared = (
+        (0.0, Go()),
+        (0.0, Spawned(5, 0)),
+        (0.1, Exited(5, 0)),
+        (0.1, Spawned(7, MAIN)),
+        (1.0, Told(ready=True)),
+    )
+    killed, _ = live(spec, *prepared, (2.0, Exited(7, 0, 9, last_line="its last words")))
+    again, _ = live(spec, (2.0, Go()), (2.0, Spawned(8, 0)), (2.1, Exited(8, 0, last_line="prepared")), state=killed)
+    assert (again.last_exit, again.last_line) == ("killed by KILL", "its last words")
+    assert again.ended == "exited 0"
+    failed, _ = live(spec, (2.0, Go()), (2.0, Spawned(8, 0)), (2.1, Exited(8, 3, last_line="no key")), state=killed)
+    assert (failed.last_exit, failed.last_line) == ("exited 3", "no key"), "what keeps it from starting is told"

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from init import health, stop
-from init.engine import Condition, Engine, PodPhase
+from init.engine import Condition, Engine
 from init.lines import CONTINUES, KEPT, LONGEST, Ring, cut, tag_json, tag_text
 from init.notify import Message, parse
 from init.plan import compile_plan
 from init.records import fields, record, replace
 from init.spec import parse_drain, parse_service
-from init.states import MAIN, Exited, Kill, Said, Spawn, Spawned, SpawnFailed, Told
+from init.states import MAIN, Exited, Kill, PodPhase, Said, Spawn, Spawned, SpawnFailed, Told
 from init.syslog import line
 from init.trace import Trace
 
@@ -185,7 +185,7 @@ def test_a_periodic_service_does_not_run_again_while_the_pod_stops() -> None:
     made.feed("p", Spawned(5, MAIN), 0.0)
     made.feed("late", Spawned(6, MAIN), 0.0)
     made.feed("p", Exited(5, 0), 1.0)
-    made.terminate(5.0, drain=False)
+    made.ending.begin(5.0, drain=False)
     assert made.tick(12.0) == [] and made.phase.value == "stopping"
     made.feed("late", Exited(6, 0), 13.0)
     assert made.phase is PodPhase.STOPPED
@@ -193,11 +193,11 @@ def test_a_periodic_service_does_not_run_again_while_the_pod_stops() -> None:
 
 def test_the_pod_has_not_stopped_while_a_start_is_on_its_way() -> None:
     made = engine(a={"ready": "notify"})
-    made.terminate(0.0, drain=False)
+    made.ending.begin(0.0, drain=False)
     assert made.phase.value == "stopping", "the first start was decided and is not reported yet"
     assert not made.still_wanted("a", MAIN)
     made.feed("a", SpawnFailed("no longer wanted"), 0.0)
-    assert made.phase is PodPhase.STOPPED and made.exit_code == 0
+    assert made.phase is PodPhase.STOPPED and made.ending.exit_code == 0
 
 
 def test_an_exhausted_critical_service_stops_the_others_first() -> None:
@@ -205,8 +205,8 @@ def test_an_exhausted_critical_service_stops_the_others_first() -> None:
     made.feed("base", Spawned(5, MAIN), 0.0)
     made.feed("bad", Spawned(6, MAIN), 0.0)
     todo = made.feed("bad", Exited(6, 3, last_line="no licence"), 1.0)
-    assert ("base", Kill(5, "TERM")) in todo and made.exit_code == 69
-    assert made.why_ended == "bad exited 3: no licence; no retry can mend exit code 3"
+    assert ("base", Kill(5, "TERM")) in todo and made.ending.exit_code == 69
+    assert made.ending.why == "bad exited 3: no licence; no retry can mend exit code 3"
     made.feed("base", Exited(5, 0), 2.0)
     assert made.phase is PodPhase.STOPPED
 
@@ -214,10 +214,10 @@ def test_an_exhausted_critical_service_stops_the_others_first() -> None:
 def test_a_hurried_stop_ends_the_drain_and_cuts_graces() -> None:
     made = engine(a={"stop": {"grace": 600}})
     made.feed("a", Spawned(5, MAIN), 0.0)
-    (spawn,) = made.terminate(1.0)
+    (spawn,) = made.ending.begin(1.0)
     assert spawn == ("drain", Spawn(MAIN)) and made.phase is PodPhase.DRAINING
     made.feed("drain", Spawned(6, MAIN), 1.0)
-    todo = made.terminate(2.0)
+    todo = made.ending.begin(2.0)
     assert ("drain", Kill(6, "TERM")) in todo and ("a", Kill(5, "TERM")) in todo
     assert ("a", Kill(5, "KILL")) in made.tick(3.0)
 
@@ -225,14 +225,14 @@ def test_a_hurried_stop_ends_the_drain_and_cuts_graces() -> None:
 def test_what_the_drain_says_is_shown_until_it_has_ended() -> None:
     made = engine(a={})
     made.feed("a", Spawned(5, MAIN), 0.0)
-    made.drain(1.0)
+    made.ending.drain(1.0)
     made.feed("drain", Spawned(6, MAIN), 1.0)
     assert health.snapshot(made, "p", 1.0).drain == "draining"
     made.feed("drain", Told(status="waiting for 2 jobs: 4711 4712"), 2.0)
     shown = health.snapshot(made, "p", 2.0)
     assert shown.drain == "draining: waiting for 2 jobs: 4711 4712"
     assert shown.reasons == (f"drain: {shown.drain}",)
-    assert made.drain_state() == "draining", "what is asked for over the socket stays one word"
+    assert made.ending.drain_state() == "draining", "what is asked for over the socket stays one word"
     made.feed("drain", Exited(6, 0), 3.0)
     assert health.snapshot(made, "p", 3.0).drain == "drained"
 

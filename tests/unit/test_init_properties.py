@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from init import graph
-from init.engine import Engine, PodPhase
+from init.engine import Engine
 from init.plan import compile_plan, plan_from_json, plan_to_json
 from init.service import Kind, Probe, Service
 from init.spec import parse_drain, parse_service
@@ -20,6 +20,7 @@ from init.states import (
     Kill,
     Passed,
     Phase,
+    PodPhase,
     Said,
     Spawn,
     Spawned,
@@ -124,7 +125,7 @@ class World:
         assert not mains, f"{name} started twice"
 
     def check_stop(self, name: str, action: Kill) -> None:
-        overran = self.engine.deadline is not None and self.engine.killed_at is not None
+        overran = self.engine.ending.deadline is not None and self.engine.ending.killed_at is not None
         if self.engine.phase is not PodPhase.STOPPING or overran or name not in self.engine.specs:
             return
         state = self.engine.states[name]
@@ -175,7 +176,7 @@ def test_order_holds_and_it_always_ends(found: list[Service], data: st.DataObjec
         world.something()
     began = world.now
     if world.engine.phase in (PodPhase.BOOT, PodPhase.RUNNING):
-        world.perform(list(world.engine.terminate(world.now)))
+        world.perform(list(world.engine.ending.begin(world.now)))
     for _ in range(500):
         if world.engine.phase is PodPhase.STOPPED:
             break

@@ -1,0 +1,181 @@
+"""PID 1's children: started as the engine decided, signalled one by one, followed to another pid, reaped."""
+
+from __future__ import annotations
+
+import os
+
+from init import procs
+from init.ending import DRAIN
+from init.lean import signal
+from init.owners import Owners
+from init.poller import IN
+from init.procs import Streams
+from init.service import Probe
+from init.states import MAIN, STOPPER, Exited, Spawned, SpawnFailed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from init.loop import Init
+    from init.service import Service
+
+
+class Children:
+    """Every process that is ours, and what its end means. What happens goes to the engine, as events."""
+
+    def __init__(self, init: Init) -> None:
+        self._init = init
+        self.owners = Owners()
+        self.reaped = 0
+        self.childless = False
+        self._null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        self._waits: dict[int, Callable[[str], None]] = {}  # of no service's own: probes, reloads; who hears the end
+        self._pidfds: dict[int, int] = {}  # of main processes that are not our children yet
+        self._sessions: dict[str, int] = {}  # what each service began as: the leader of its session
+
+    # Starting.
+
+    def start(self, name: str, step: int) -> None:
+        """The main process of a service, one of its preparations, or its stop command."""
+        init = self._init
+        if not init.engine.still_wanted(name, step):
+            init.feed(name, SpawnFailed("no longer wanted"))
+            return
+        spec = init.engine.spec(name)
+        command = spec.command if step == MAIN else spec.stop.command if step == STOPPER else spec.prepare[step]
+        out, err = init.logs.streams(name, spec.log.value)
+        env = self._environment(spec, step)
+        root = step not in (MAIN, STOPPER)
+        try:
+            pid = procs.spawn(spec, command, env, Streams(self._null, out, err), root=root)
+        except (OSError, procs.CannotStart) as error:
+            why = f"cannot fork: {error.strerror}" if isinstance(error, OSError) else str(error)
+            self._not_started(spec, step, why)
+            return
+        self.owners.add(pid, name)
+        if step == MAIN:
+            self._sessions[name] = pid
+        init.feed(name, Spawned(pid, step))
+
+    def _environment(self, spec: Service, step: int) -> dict[str, str]:
+        """The pod's, and what a service must know of PID 1."""
+        init = self._init
+        env = dict(init.settings.env)
+        if step == STOPPER:
+            env["MAINPID"] = str(init.engine.states[spec.name].pid)
+        # A drain says what it waits for, and is otherwise a oneshot.
+        if step == MAIN and (spec.ready.probe is Probe.NOTIFY or spec.name == DRAIN):
+            notify = init.listen_for_notifications()
+            notify.expect(spec.user)
+            env["NOTIFY_SOCKET"] = notify.path
+            if spec.watchdog:
+                env["WATCHDOG_USEC"] = str(int(spec.watchdog * 1e6))
+        return env
+
+    def _not_started(self, spec: Service, step: int, why: str) -> None:
+        self._init.say(f"{spec.name}: {why}")
+        if step == STOPPER:  # then by signal
+            self.kill(self._init.engine.states[spec.name].pid, spec.stop.signal)
+        else:
+            self._init.feed(spec.name, SpawnFailed(why))
+
+    def run_helper(self, name: str, command: tuple[str, ...], output: int | None, ended: Callable[[str], None]) -> int:
+        """A short command on a service's behalf (a probe, a reload); `ended` hears "exited 0" or how else it went."""
+        init = self._init
+        spec = init.engine.spec(name)
+        out, err = init.logs.streams(name, spec.log.value)
+        streams = Streams(self._null, out if output is None else output, err if output is None else output)
+        env = dict(init.settings.env) | {"MAINPID": str(init.engine.states[name].pid)}
+        pid = procs.spawn(spec, command, env, streams, root=True)
+        self._waits[pid] = ended
+        return pid
+
+    def run_own(self, function: Callable[[], None], output: int) -> int:
+        """A function of ours that may have to wait: not in PID 1."""
+        pid = procs.fork_own(function, Streams(self._null, output, 2), "probe")
+        self._waits[pid] = lambda _: None
+        return pid
+
+    # Signalling.
+
+    def kill(self, pid: int, name: str) -> None:
+        """Signal one process, never a group. A pid that is still ours to reap cannot have been given to another."""
+        number = getattr(signal, f"SIG{name}")
+        try:
+            if pid in self._pidfds:
+                signal.pidfd_send_signal(self._pidfds[pid], number)
+            else:
+                os.kill(pid, number)
+        except ProcessLookupError:
+            return
+
+    def kill_helper(self, pid: int) -> None:
+        if pid in self._waits:  # not reaped yet, so still this process
+            self.kill(pid, "KILL")
+
+    # Reaping.
+
+    def reap(self) -> None:
+        """Everything that ended, ours or not. What it said before it ended comes first."""
+        if self._init.notify is not None:
+            self._init.notify.drain()
+        ended: list[tuple[int, int]] = []
+        waitpid, mine, waits, count = os.waitpid, self.owners.pids, self._waits, 0
+        self.childless = False
+        try:
+            while True:
+                pid, status = waitpid(-1, os.WNOHANG)
+                if not pid:
+                    break
+                count += 1
+                if pid in mine or pid in waits:
+                    ended.append((pid, status))
+        except ChildProcessError:
+            self.childless = True
+        self.reaped += count
+        for pid, status in ended:
+            self._ended(pid, status)
+
+    def _ended(self, pid: int, status: int) -> None:
+        killer = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        code = 0 if killer else os.WEXITSTATUS(status)
+        wait = self._waits.pop(pid, None)
+        if wait is not None:
+            wait(Exited(pid, code, killer).text())
+            return
+        init = self._init
+        name = self._forget(pid)
+        state = init.engine.states.get(name)
+        main = state is not None and state.pid == pid
+        session = self._sessions.get(name, 0)
+        heirs = self.owners.heirs(session) if main and code == 0 and not killer and session else ()
+        init.feed(name, Exited(pid, code, killer, init.logs.finish(name), heirs))
+
+    # Following.
+
+    def follow(self, name: str, pid: int) -> None:
+        """A main process that is not our child yet: its end must be noticed even while another could reap it."""
+        self.owners.pids[pid] = name
+        try:
+            fd = os.pidfd_open(pid)
+        except OSError:
+            return
+        self._pidfds[pid] = fd
+        self._init.poller.add(fd, IN, lambda _: self._foreign_end(pid))
+
+    def _foreign_end(self, pid: int) -> None:
+        self.reap()
+        if pid in self._pidfds:  # not ours to reap: its parent lives
+            name = self._forget(pid)
+            self._init.feed(name, Exited(pid, -1, 0, self._init.logs.finish(name)))
+
+    def _forget(self, pid: int) -> str:
+        """A process of a service has ended; of which one?"""
+        name = self.owners.pids[pid]
+        self.owners.remove(pid)
+        fd = self._pidfds.pop(pid, None)
+        if fd is not None:
+            self._init.poller.remove(fd)
+            os.close(fd)
+        return name

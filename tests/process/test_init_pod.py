@@ -1,0 +1,147 @@
+"""What the pod gives PID 1 and what PID 1 makes of it: drop-ins, capabilities, cgroups. The real kernel, each time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.process.init_world import NOTIFIES, World, python, shell, world
+
+pytestmark = pytest.mark.root
+
+
+@pytest.fixture
+def pod(tmp_path: Path) -> Iterator[World]:
+    with world(tmp_path) as made:
+        yield made
+
+
+# Drop-ins over the image's plan. Their place is fixed, so PID 1 gets a mount namespace with the test's directory there.
+
+MOUNTED = "/mnt/minivm/config"
+
+
+def with_drop_ins(pod: World, services: dict[str, dict[str, Any]], files: dict[str, str]) -> World:
+    config = pod.directory / "config"
+    for name, text in files.items():
+        path = config / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    script = pod.directory / "in-a-pod.sh"
+    script.write_text(
+        f"mount -t tmpfs none /mnt && mkdir -p {MOUNTED} && mount --bind {config} {MOUNTED}"
+        f' && exec {sys.executable} -I -m init "$@"\n'
+    )
+    pod.write_plan(services)
+    return pod.start(entry=["-c", f"import os, sys; os.execv('/bin/sh', ['sh', {str(script)!r}, *sys.argv[1:]])"])
+
+
+BASE: dict[str, dict[str, Any]] = {
+    "kept": {"command": NOTIFIES, "ready": "notify"},
+    "replaced": {"command": shell("echo of the image; exec sleep 1000")},
+    "dropped": {"command": shell("echo of the image, too; exec sleep 1000")},
+}
+
+
+def test_drop_ins_are_laid_over_the_images_plan_at_boot(pod: World) -> None:
+    with_drop_ins(
+        pod,
+        BASE,
+        {
+            "services.d/replaced.yaml": "command: [/bin/sh, -c, 'echo of the operator; exec sleep 1000']\n",
+            "services.d/added.yaml": "command: [/bin/sh, -c, 'echo added; exec sleep 1000']\nneeds: [kept]\n",
+            "services.d/dropped.yaml": "disabled: true\n",
+            "supervisor.d/old.conf": "[program:old]\ncommand=/bin/sh -c 'echo from supervisor; exec sleep 1000'\n",
+        },
+    )
+    snapshot = pod.until_ready()
+    assert {view.name for view in snapshot.services} == {"kept", "replaced", "added", "old"}
+    for line in ("replaced | of the operator", "added | added", "old | from supervisor"):
+        pod.until(lambda line=line: line in pod.output(), line)  # type: ignore[misc]  # bound now, called now
+    assert "of the image" not in pod.output()
+    assert pod.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("services.d/added.yaml", "comand: [/bin/true]\n", "did you mean command?"),
+        ("services.d/added.yaml", "command: [/bin/true]\nneeds: [kep]\n", "did you mean kept?"),
+        ("services.d/added.yaml", "command: [\n", "added.yaml"),
+        ("supervisor.d/old.conf", "[program:old]\n", "old.conf"),
+    ],
+)
+def test_a_wrong_drop_in_is_one_message_and_78_before_anything_starts(
+    pod: World, name: str, text: str, words: str
+) -> None:
+    with_drop_ins(pod, BASE, {name: text})
+    assert pod.ended() == 78
+    assert words in pod.output()
+    assert words in pod.last_words.read_text(), "Kubernetes shows it too"
+    assert "of the image" not in pod.output(), "nothing was started"
+
+
+# Capabilities that the pod lacks.
+
+
+def without(capability: str) -> list[str]:
+    """PID 1's interpreter and its arguments, in a pod that lacks one capability for good."""
+    lose = ["setpriv", f"--bounding-set=-{capability}", f"--inh-caps=-{capability}", sys.executable, "-I", "-m", "init"]
+    return ["-c", f"import os, sys; os.execvp('setpriv', [*{lose!r}, *sys.argv[1:]])"]
+
+
+STATUS = "print(*[line for line in open('/proc/self/status').read().splitlines() if line.startswith('Cap')])\n"
+
+
+def capability_sets(pod: World, name: str) -> dict[str, int]:
+    pod.until(lambda: f"{name} | CapInh" in pod.output(), f"{name} told its capabilities")
+    line = next(line for line in pod.output().splitlines() if line.startswith(f"{name} | CapInh"))
+    words = line.removeprefix(f"{name} | ").replace(":\t", " ").split()
+    return {key: int(value, 16) for key, value in zip(words[::2], words[1::2], strict=True)}
+
+
+def test_a_capability_that_the_pod_lacks_is_told_and_the_others_are_kept(pod: World) -> None:
+    """Without NET_RAW in the pod, a service that asks for it and KILL gets KILL, and says what it did not get."""
+    service = {"command": python(f"{STATUS}time.sleep(1000)"), "capabilities": ["NET_RAW", "KILL"], "user": "nobody"}
+    pod.write_plan({"a": service})
+    pod.start(entry=without("net_raw"))
+    pod.until(lambda: "a | minivm: the pod does not have the capabilities NET_RAW" in pod.output(), "it is told")
+    sets = capability_sets(pod, "a")
+    kill = 1 << 5
+    assert {name: sets[name] for name in ("CapPrm", "CapEff", "CapBnd", "CapAmb")} == dict.fromkeys(
+        ("CapPrm", "CapEff", "CapBnd", "CapAmb"), kill
+    )
+
+
+def test_without_setpcap_the_log_says_that_root_keeps_its_capabilities(pod: World) -> None:
+    """The bounding set cannot be emptied then, and an exec by root takes back what was dropped: the truth is told."""
+    service = {"command": python(f"{STATUS}time.sleep(1000)"), "capabilities": ["KILL"]}
+    pod.write_plan({"a": service})
+    pod.start(entry=without("setpcap"))
+    pod.until(lambda: "a | minivm: capabilities are kept: the pod lacks SETPCAP" in pod.output(), "it is told")
+    assert capability_sets(pod, "a")["CapEff"] != 1 << 5
+
+
+def test_a_service_with_no_capabilities_has_none(pod: World) -> None:
+    pod.start({"a": {"command": python(f"{STATUS}time.sleep(1000)"), "capabilities": [], "user": "nobody"}})
+    assert not any(capability_sets(pod, "a").values())
+    assert "minivm:" not in pod.output()
+
+
+# What is shown of a life.
+
+
+def test_a_preparation_that_succeeds_does_not_hide_how_the_service_died(pod: World) -> None:
+    pod.start({"a": {"command": NOTIFIES, "ready": "notify", "prepare": [["/bin/true"]]}})
+    pod.until_ready()
+    pod.ask("signal", service="a", signal="KILL")
+    pod.until(lambda: pod.service("a").starts == 2 and pod.service("a").ready, "it is back")
+    assert pod.service("a").last_exit == "killed by KILL"
+    ends = [
+        item["detail"] for item in pod.ask("trace")["events"] if (item["service"], item["event"]) == ("a", "exited")
+    ]
+    assert ends == ["exited 0", "killed by KILL", "exited 0"], "the trace has them all"
