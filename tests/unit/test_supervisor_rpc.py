@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from init.states import Phase
-from init.supervisor_rpc import process_info
+from init.supervisor_words import process_info
 from tests.unit.test_init_cli import view
 
 
