@@ -10,7 +10,6 @@ None is an answer too: registries that let anybody in exist.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import subprocess
 from collections.abc import Mapping
@@ -59,22 +58,31 @@ def from_docker(path: Path, host: str, env: Mapping[str, str]) -> Login | None:
         config = json.loads(path.read_text())
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ImagesError(f"log in to {host}", f"cannot read docker's configuration: {error}", file=path) from error
     key = DOCKER_HUB_KEY if host == DOCKER_HUB else host
-    helper = config.get("credHelpers", {}).get(key) or config.get("credsStore", "")
-    if helper and (login := ask_helper(helper, key, env)):
+    helper = mapping(config, "credHelpers", path, host).get(key) or config.get("credsStore", "")
+    if helper and (login := ask_helper(str(helper), key, env)):
         return login
-    auths = config.get("auths", {})
-    return stored(auths.get(key) or auths.get(f"https://{key}") or {}, path, host)
+    auths = mapping(config, "auths", path, host)
+    name = key if auths.get(key) else f"https://{key}"
+    return stored(mapping(auths, name, path, host), path, host)
+
+
+def mapping(data: object, name: str, path: Path, host: str) -> Mapping[str, Any]:
+    found = data.get(name) or {} if isinstance(data, dict) else None
+    if not isinstance(found, dict):
+        raise ImagesError(f"log in to {host}", "docker's configuration is not what `docker login` writes: expected a"
+                          " mapping", file=path, field=name, hint=f"run `docker login {host}`")  # fmt: skip
+    return found
 
 
 def stored(entry: Mapping[str, Any], path: Path, host: str) -> Login | None:
     if not entry.get("auth"):
         return None
     try:
-        user, separator, password = base64.b64decode(entry["auth"], validate=True).decode().partition(":")
-    except (binascii.Error, UnicodeDecodeError) as error:
+        user, separator, password = base64.b64decode(str(entry["auth"]), validate=True).decode().partition(":")
+    except ValueError as error:
         raise ImagesError(
             f"log in to {host}",
             "its entry is not base64 of user:password",
@@ -97,7 +105,7 @@ def ask_helper(helper: str, key: str, env: Mapping[str, str]) -> Login | None:
         return None  # by the protocol: "credentials not found"; what config.json holds itself is the next choice
     try:
         answer = json.loads(done.stdout)
-        return Login(answer["Username"], answer["Secret"])
-    except (ValueError, KeyError) as error:
+        return Login(str(answer["Username"]), str(answer["Secret"]))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         # The answer itself may be a secret: it is not repeated.
         raise ImagesError(f"log in to {key}", f"credential helper {command[0]} gave no user and secret") from error

@@ -44,13 +44,20 @@ def fetch(pin: Pin, directory: Path, settings: Settings) -> Path:
                               )  # fmt: skip
         temporary.chmod(0o644)
         temporary.rename(kept)
-    except OSError as error:  # URLError is one
+    except connection_errors() as error:
         why = getattr(error, "reason", None) or error
         raise ImagesError("fetch a pinned file", f"{pin.url}: {why}", file="images/versions.yaml",
                           field=f"pins.{pin.name}") from error  # fmt: skip
     finally:
         temporary.unlink(missing_ok=True)
     return kept
+
+
+def connection_errors() -> tuple[type[Exception], ...]:
+    """Asked for when something has been raised: as late as `opened` imports what costs time."""
+    from http.client import HTTPException
+
+    return OSError, HTTPException  # URLError is an OSError
 
 
 def opened(pin: Pin, settings: Settings):  # type: ignore[no-untyped-def]  # a response or a file: both read bytes

@@ -15,9 +15,10 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTPException, HTTPResponse, IncompleteRead
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ MANIFEST_TYPES = (
 CERTS = Path("/etc/docker/certs.d")
 TIMEOUT = 60
 CHUNK = 1 << 20
+LARGEST = 4 << 20  # of a manifest, a configuration, a token's answer: the registry says what it sends, not we
 ENOSPC = 28
 
 
@@ -102,17 +104,17 @@ class Registry:
 
     def manifest(self, reference: str) -> Manifest:
         """The manifest under a digest or tag; its digest is computed here, from the bytes that came."""
-        with self._open("GET", f"/manifests/{reference}", {"Accept": ", ".join(MANIFEST_TYPES)}) as answer:
-            data = answer.read()
-        value = json.loads(data)
-        if value.get("schemaVersion") != 2 or "config" not in value:
-            raise RegistryError(self._what("read back"), f"{reference} is not an image manifest of schema 2")
-        blobs = [Blob(item["digest"], item["size"]) for item in (value["config"], *value["layers"])]
-        return Manifest(f"sha256:{hashlib.sha256(data).hexdigest()}", blobs[0], tuple(blobs[1:]))
+        with self._answer("GET", f"/manifests/{reference}", {"Accept": ", ".join(MANIFEST_TYPES)}) as answer:
+            data = self._whole(answer)
+        try:
+            return parse_manifest(data)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            why = f"{reference} is not an image manifest of schema 2"
+            raise RegistryError(self._what("read back"), why) from error
 
     def config(self, blob: Blob) -> Mapping[str, Any]:
-        with self._open("GET", f"/blobs/{blob.digest}") as answer:
-            data = answer.read()
+        with self._answer("GET", f"/blobs/{blob.digest}") as answer:
+            data = self._whole(answer)
         self.same(blob.digest, f"sha256:{hashlib.sha256(data).hexdigest()}")
         value: Mapping[str, Any] = json.loads(data)
         return value
@@ -122,13 +124,18 @@ class Registry:
         packed, unpacked = hashlib.sha256(), hashlib.sha256()
         inflate = None
         size = 0
-        with self._open("GET", f"/blobs/{blob.digest}") as answer:
-            while chunk := answer.read(CHUNK):
-                if size == 0:
-                    inflate = zlib.decompressobj(wbits=31) if chunk[:2] == b"\x1f\x8b" else None
-                size += len(chunk)
-                packed.update(chunk)
-                unpacked.update(inflate.decompress(chunk) if inflate else chunk)
+        try:
+            with self._answer("GET", f"/blobs/{blob.digest}") as answer:
+                while chunk := answer.read(CHUNK):
+                    if size == 0:
+                        inflate = zlib.decompressobj(wbits=31) if chunk[:2] == b"\x1f\x8b" else None
+                    size += len(chunk)
+                    packed.update(chunk)
+                    for piece in inflated(inflate, chunk) if inflate else (chunk,):
+                        unpacked.update(piece)
+                complete(answer)
+        except zlib.error as error:
+            raise RegistryError(self._what("trust"), f"its {blob.digest} cannot be unpacked: {error}") from error
         if inflate:
             unpacked.update(inflate.flush())
         self.same(blob.digest, f"sha256:{packed.hexdigest()}")
@@ -136,7 +143,7 @@ class Registry:
 
     def has(self, blob: Blob) -> bool:
         try:
-            with self._open("HEAD", f"/blobs/{blob.digest}") as answer:
+            with self._answer("HEAD", f"/blobs/{blob.digest}") as answer:
                 return int(answer.headers.get("Content-Length", blob.size)) == blob.size
         except RegistryError as error:
             if error.status == 404:
@@ -145,10 +152,12 @@ class Registry:
 
     def check_upload(self) -> None:
         """Begin an upload and take it back: raises with the registry's own reason where it would not accept one."""
-        with self._open("POST", "/blobs/uploads/") as answer:
-            location = answer.headers["Location"]
-        with self._open("DELETE", urllib.parse.urljoin(self.base, location)):
-            pass
+        with self._answer("POST", "/blobs/uploads/") as answer:
+            location = urllib.parse.urljoin(f"{self.base}/", answer.headers.get("Location", ""))
+        # One elsewhere, or without TLS, must not see the login; the registry forgets an upload by itself as well.
+        if location.startswith(f"{self.base}/"):
+            with self._answer("DELETE", location):
+                pass
 
     def same(self, expected: str, found: str) -> None:
         if expected != found:
@@ -156,6 +165,22 @@ class Registry:
 
     def _what(self, verb: str) -> str:
         return f"{verb} {self.place.host}/{self.repository}"
+
+    @contextmanager
+    def _answer(self, method: str, path: str, headers: Mapping[str, str] | None = None) -> Iterator[HTTPResponse]:
+        """Also a connection that breaks while it is being read is the registry's silence."""
+        try:
+            with self._open(method, path, headers) as answer:
+                yield answer
+        except (OSError, HTTPException) as error:
+            raise self._silence(error) from error
+
+    def _whole(self, answer: HTTPResponse) -> bytes:
+        data = answer.read(LARGEST + 1)
+        if len(data) > LARGEST:
+            raise RegistryError(self._what("read back"), f"it sends more than {LARGEST >> 20} MiB of description")
+        complete(answer)
+        return data
 
     def _open(
         self, method: str, path: str, headers: Mapping[str, str] | None = None, again: bool = True
@@ -190,12 +215,15 @@ class Registry:
             request.add_unredirected_header("Authorization", self.login.basic())
         try:
             with self.opener.open(request, timeout=TIMEOUT) as answer:
-                value = json.load(answer)
+                value = json.loads(self._whole(answer))
+                return str(value.get("token") or value.get("access_token") or "")
         except urllib.error.HTTPError as error:
             raise self._refusal(error) from error
         except (OSError, HTTPException) as error:
             raise self._silence(error) from error
-        return str(value.get("token") or value.get("access_token") or "")
+        except (ValueError, AttributeError, RecursionError) as error:
+            # The answer may hold a token: it is not repeated.
+            raise RegistryError(self._what("log in to"), f"{realm} gives no token that can be read") from error
 
     def _refusal(self, error: urllib.error.HTTPError) -> RegistryError:
         what = self._what("use")
@@ -218,10 +246,36 @@ class Registry:
         return RegistryError(self._what("reach"), str(cause), hint=hint)
 
 
+def parse_manifest(data: bytes) -> Manifest:
+    """Of schema 2; ValueError, KeyError or TypeError for anything else."""
+    value = json.loads(data)
+    if value["schemaVersion"] != 2:
+        raise ValueError(value["schemaVersion"])
+    blobs = [Blob(str(item["digest"]), int(item["size"])) for item in (value["config"], *value["layers"])]
+    return Manifest(f"sha256:{hashlib.sha256(data).hexdigest()}", blobs[0], tuple(blobs[1:]))
+
+
+def complete(answer: HTTPResponse) -> None:
+    """Reading by pieces ends where a connection breaks off as it does at the end."""
+    if answer.length:
+        raise IncompleteRead(b"", answer.length)
+
+
+def inflated(inflate: zlib._Decompress, chunk: bytes) -> Iterator[bytes]:
+    """In pieces: a few bytes of a registry's must not become gigabytes of our memory."""
+    while chunk:
+        yield inflate.decompress(chunk, CHUNK)
+        chunk = inflate.unconsumed_tail
+
+
 def trust(host: str) -> ssl.SSLContext:
     context = ssl.create_default_context()
     for path in sorted((CERTS / host).glob("*.crt")):
-        context.load_verify_locations(path)
+        try:
+            context.load_verify_locations(path)
+        except OSError as error:  # SSLError is one
+            why = f"no certificate that can be read: {error.strerror or error}"
+            raise ImagesError(f"trust {host}", why, file=path) from error
     return context
 
 
