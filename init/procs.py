@@ -121,9 +121,7 @@ class CannotStart(Exception):
 
 def environment(service: Service, env: Mapping[str, str], *, masked: bool = False) -> dict[str, str]:
     """The pod's environment, then environment files, then the service's own."""
-    found = {"PATH": DEFAULT_PATH} | dict(env)
-    for path in service.environment_files:
-        found |= read_environment_file(expand(path, found))
+    found = with_files(service, {"PATH": DEFAULT_PATH} | dict(env))
     for item in service.environment:
         if item.source is Source.VALUE:
             found[item.name] = _fill(service, item.value, found)
@@ -132,6 +130,13 @@ def environment(service: Service, env: Mapping[str, str], *, masked: bool = Fals
         else:
             with open(expand(item.value, found), encoding="utf-8", errors="surrogateescape") as stream:  # noqa: PTH123 - pathlib costs 8 ms of boot
                 found[item.name] = stream.read().strip()
+    return found
+
+
+def with_files(service: Service, env: Mapping[str, str]) -> dict[str, str]:
+    found = dict(env)
+    for path in service.environment_files:
+        found |= read_environment_file(expand(path, found))
     return found
 
 

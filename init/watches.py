@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from init.fields import expand
+from init.procs import with_files
 from init.service import Probe
 from init.states import Passed, Said
 
@@ -31,7 +32,8 @@ class Watches:
             init.feed(name, Said(text) if text else Passed())
 
         try:
-            target = expand(ready.target, init.settings.env)
+            # A preparation may have found out where to look: the controller's address with its port, say.
+            target = expand(ready.target, with_files(init.engine.spec(name), init.settings.env))
         except KeyError as missing:
             init.feed(name, Said(f"${{{missing.args[0]}}} is not set"))
             return

@@ -80,6 +80,27 @@ def test_every_kind_of_readiness(pod: World, tmp_path: Path) -> None:
     listener.close()
 
 
+def test_a_gate_looks_where_a_preparation_found_out_to_look(pod: World, tmp_path: Path) -> None:
+    """The name of a cluster's controller is known at the boot alone: the file is not there before."""
+    found = tmp_path / "env"
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        write = f"echo WHERE=127.0.0.1:{listener.getsockname()[1]} > {found}"
+        pod.start(
+            {
+                "prepare": {"kind": "oneshot", "command": shell(write)},
+                "gate": {
+                    "kind": "gate",
+                    "needs": ["prepare"],
+                    "environment-files": [str(found)],
+                    "ready": {"tcp": "${WHERE:-nowhere.invalid:1}"},
+                },
+            }
+        )
+        pod.until_ready()
+
+
 def test_a_file_that_comes_by_rename_is_noticed(pod: World, tmp_path: Path) -> None:
     pod.start({"a": {"command": ["/bin/sleep", "1000"], "ready": {"file": str(tmp_path / "d" / "f")}}})
     pod.until_state("a", "starting")
