@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.process.init_world import NOTIFIES, World, python, shell, world
+from tests.waiting import until
 
 pytestmark = pytest.mark.root
 
@@ -145,3 +149,72 @@ def test_a_preparation_that_succeeds_does_not_hide_how_the_service_died(pod: Wor
         item["detail"] for item in pod.ask("trace")["events"] if (item["service"], item["event"]) == ("a", "exited")
     ]
     assert ends == ["exited 0", "killed by KILL", "exited 0"], "the trace has them all"
+
+
+# cgroup v2 as a pod sees it: a namespace whose root is a directory of the machine's one v2 hierarchy.
+
+
+class Hierarchy:
+    """The machine's v2 hierarchy, wherever it is mounted otherwise, with a directory for one pod."""
+
+    def __init__(self, mount: Path) -> None:
+        self.mount = mount
+        self.pod = mount / f"minivm-test-{os.getpid()}"
+        mount.mkdir()
+        subprocess.run(["mount", "-t", "cgroup2", "none", str(mount)], check=True)
+        self.pod.mkdir()
+        control = mount / "cgroup.subtree_control"
+        self.controllers = sorted(control.read_text().split())
+        self.ours = [] if self.controllers else (mount / "cgroup.controllers").read_text().split()[:1]
+        for name in self.ours:  # this machine hands none on: one is enough to see that the pod does
+            control.write_text(f"+{name}")
+            self.controllers.append(name)
+
+    def close(self) -> None:
+        below = sorted((path for path in self.pod.rglob("*") if path.is_dir()), reverse=True)
+        for directory in [*below, self.pod]:
+            until(lambda directory=directory: not (directory / "cgroup.procs").read_text(), "nobody is left in it")  # type: ignore[misc]  # bound now, called now
+            directory.rmdir()
+        for name in self.ours:
+            with contextlib.suppress(OSError):  # somebody else uses it by now
+                (self.mount / "cgroup.subtree_control").write_text(f"-{name}")
+        subprocess.run(["umount", str(self.mount)], check=True)
+
+
+@pytest.fixture
+def hierarchy(tmp_path: Path) -> Iterator[Hierarchy]:
+    made = Hierarchy(tmp_path / "cgroup")
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def test_a_pods_own_cgroup_is_handed_on(hierarchy: Hierarchy, tmp_path: Path) -> None:
+    """What runs leaves the pod's root for a leaf, because a directory that has processes cannot hand controllers on;
+    then a service can make a place for its jobs, with every controller that the machine gives the pod."""
+    script = tmp_path / "in-a-pod.sh"
+    within = 'mount -t cgroup2 none /sys/fs/cgroup && exec "$@"'
+    script.write_text(
+        f"mount -t tmpfs none /run && mkdir -p /run/minivm/env && echo 0 > {hierarchy.pod}/cgroup.procs"
+        f" && exec unshare --cgroup sh -c '{within}' sh {sys.executable} -I -m init \"$@\"\n"
+    )
+    job = "/sys/fs/cgroup/job"
+    look = f"grep ^0: /proc/1/cgroup; mkdir {job} && echo 0 > {job}/cgroup.procs && grep ^0: /proc/self/cgroup"
+    look += f" && echo job: $(cat {job}/cgroup.controllers); cat /run/minivm/env/cgroup; exec sleep 1000"
+    with world(tmp_path) as pod:
+        pod.write_plan(
+            {
+                "cgroups": {"command": ["builtin:prepare", "cgroups"], "kind": "oneshot"},
+                "jobs": {"command": shell(look), "needs": ["cgroups"]},
+            }
+        )
+        pod.start(entry=["-c", f"import os, sys; os.execv('/bin/sh', ['sh', {str(script)!r}, *sys.argv[1:]])"])
+        pod.until(lambda: "jobs | MINIVM_CGROUP=v2" in pod.output(), "the service looked")
+        said = [line.removeprefix("jobs | ") for line in pod.output().splitlines() if line.startswith("jobs | ")]
+        assert said[:2] == ["0::/minivm", "0::/job"]
+        given = said[2].removeprefix("job:").split()
+        assert given and sorted(given) == hierarchy.controllers
+        assert f"cgroups | cgroups: cgroup v2, delegated: {' '.join(given)}" in pod.output()
+        assert not (hierarchy.pod / "cgroup.procs").read_text(), "nobody is left where controllers are handed on"
+        assert pod.stop() == 0
