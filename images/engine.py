@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import tarfile
 import tempfile
@@ -24,6 +25,7 @@ from images.store import Store, told_by
 
 Line = Callable[[str], None]
 RUNNING = " ---> Running in "
+MADE = re.compile(r" ---> (?P<id>[0-9a-f]{12})")  # other words follow the arrow too, and change with the engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +204,8 @@ class Engine:
                             self.steps.discard(step)
                             step = text.removeprefix(RUNNING).strip()
                             self.steps.add(step)
-                        if text.startswith(" ---> ") and "Running in" not in text:
-                            made.append(text.removeprefix(" ---> ").strip())
+                        if image := MADE.fullmatch(text):
+                            made.append(image["id"])
                         if text.strip():
                             line(text.rstrip())
             return finished
