@@ -18,7 +18,7 @@ from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
-STATIC = "NodeName=static-1 CPUs=1 State=UNKNOWN"
+STATIC = "NodeName=static-1 CPUs=1 RealMemory=1000 State=UNKNOWN"
 
 
 @pytest.fixture(scope="module")
