@@ -132,6 +132,13 @@ def ready(context: click.Context) -> None:
     click.echo("ready")
 
 
+def write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise InitError("write the trace", error.strerror or str(error), file=str(path)) from error
+
+
 @main.command()
 @click.option("--chrome", type=click.Path(path_type=Path), help="Write Chrome's trace-event JSON (Perfetto reads it).")
 @click.option("--svg", type=click.Path(path_type=Path), help="Write the waterfall as SVG.")
@@ -153,9 +160,9 @@ def trace(context: click.Context, chrome: Path | None, svg: Path | None, everyth
     until = float(reply["now"]) if everything else render_trace.boot_end(events, float(reply["now"]))
     spans = render_trace.spans(events, until)
     if chrome:
-        chrome.write_text(render_trace.to_chrome(events, float(reply["now"])))
+        write(chrome, render_trace.to_chrome(events, float(reply["now"])))
     if svg:
-        svg.write_text(render_trace.to_svg(spans, until))
+        write(svg, render_trace.to_svg(spans, until))
     if not (chrome or svg):
         click.echo(render_trace.waterfall(spans, until, needs, colour=sys.stdout.isatty(), width=terminal_width()))
 

@@ -6,7 +6,7 @@ The only importer of yaml. PID 1 runs it as a child (`python3 -I -m init.dropins
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: set[Any] = set()
     for key_node, _ in node.value:
         key = loader.construct_object(key_node, deep=True)
+        if not isinstance(key, Hashable):
+            raise yaml.constructor.ConstructorError(None, None, "a key is one word", key_node.start_mark)
         if key in seen:
             raise yaml.constructor.ConstructorError(None, None, f"{key!r} stands there twice", key_node.start_mark)
         seen.add(key)
@@ -51,6 +53,8 @@ def load_mapping(path: Path) -> dict[str, object]:
         where = f"line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or str(error)
         raise ConfigError("read a service", f"not YAML: {problem}", file=str(path), field=where) from None
+    except RecursionError:
+        raise ConfigError("read a service", "nested too deeply", file=str(path)) from None
     if not isinstance(data, dict):
         raise ConfigError("read a service", "wanted a mapping", file=str(path))
     return data

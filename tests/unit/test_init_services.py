@@ -260,3 +260,23 @@ def test_a_wrong_program_file_is_told(tmp_path: Path, text: str, words: str) -> 
     with pytest.raises(ConfigError) as caught:
         dropins.dropins([tmp_path])
     assert words in str(caught.value) and str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"\xff\xfe", "not UTF-8 text"),
+        (b"- command", "wanted a mapping"),
+        (b"", "wanted a mapping"),
+        (b"command: [", "not YAML"),
+        (b"? [a, b]\n: c\n", "a key is one word"),
+        (b"kind: oneshot\nkind: longrun\n", "'kind' stands there twice"),
+        (b"command: " + b"[" * 5000, "nested too deeply"),
+    ],
+)
+def test_a_file_that_is_no_service_is_told_by_name(tmp_path: Path, content: bytes, told: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=told) as caught:
+        dropins.load_service(path)
+    assert str(caught.value).startswith(str(path))
