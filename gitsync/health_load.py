@@ -132,18 +132,41 @@ def _load_program(path: Path) -> CheckModule | None:
     header = next((line for line in path.read_text().splitlines()[:20] if MARK in line), None)
     if header is None:
         raise GitsyncError("load a check", f"no comment with {MARK}", file=path)
-    data = json.loads(header.partition(MARK)[2])
-    if stray := set(data) - HEADER_KEYS:
-        raise GitsyncError("load a check", f"unknown key {min(stray)!r}; known: {', '.join(sorted(HEADER_KEYS))}")
-    deadline = float(data.get("deadline_s", 10))
+    data = _header(header.partition(MARK)[2], path)
     check = Check(
         name=path.stem,
-        about=str(data["about"]),
-        class_=Class(data.get("class", "node")),
+        about=data["about"],
+        class_=Class(data.get("class", Class.NODE)),
         period_s=float(data.get("period_s", 300)),
-        when=frozenset(When(item) for item in data.get("when", ["background"])),
-        sources=(Command(path.stem, (str(path),), deadline_s=deadline),),
+        when=frozenset(map(When, data.get("when", [When.BACKGROUND]))),
+        sources=(Command(path.stem, (str(path),), deadline_s=float(data.get("deadline_s", 10))),),
         judges_failures=True,
         thresholds="",
     )
     return cast(CheckModule, _Program(check))
+
+
+def _header(text: str, path: Path) -> dict[str, Any]:
+    def wrong(why: str, field: str | None = None) -> GitsyncError:
+        return GitsyncError("load a check", why, file=path, field=field)
+
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise wrong(f"what follows {MARK} is not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise wrong(f"what follows {MARK} is no mapping")
+    if stray := set(data) - HEADER_KEYS:
+        raise wrong(f"unknown key {min(stray)!r}; known: {', '.join(sorted(HEADER_KEYS))}")
+    if not isinstance(data.get("about"), str):
+        raise wrong("wanted a sentence", "about")
+    if data.get("class", "node") not in list(Class):
+        raise wrong(f"wanted one of {', '.join(Class)}, not {data['class']!r}", "class")
+    when = data.get("when", ["background"])
+    if not isinstance(when, list) or not when or any(item not in list(When) for item in when):
+        raise wrong(f"wanted a list of {', '.join(When)}, not {when!r}", "when")
+    for key in ("period_s", "deadline_s"):
+        seconds = data.get(key, 1)
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < 1e6:
+            raise wrong(f"wanted seconds, not {seconds!r}", key)
+    return data

@@ -8,19 +8,7 @@ from collections.abc import Iterable
 from parsers import nvidia_smi
 from parsers.nvidia_smi import NVIDIA_SMI
 
-from gitsync.health_api import (
-    Check,
-    Class,
-    Context,
-    Failure,
-    Finding,
-    Hardware,
-    Inputs,
-    Unreadable,
-    When,
-    ok,
-    problem,
-)
+from gitsync.health_api import Check, Class, Context, Failure, Finding, Hardware, Inputs, Unreadable, When, ok, problem
 
 CHECK = Check(
     name="gpu_bus",

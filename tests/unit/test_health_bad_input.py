@@ -14,6 +14,7 @@ from gitsync.errors import GitsyncError
 from gitsync.health_api import Check, CheckModule, Class, Inputs, Limits, ok, problem
 from gitsync.health_cases import read_case
 from gitsync.health_judge import Setting, judge
+from gitsync.health_load import load_checks
 
 
 @pytest.mark.parametrize(
@@ -64,6 +65,29 @@ def test_a_capsule_that_would_fill_the_disk_is_not_unpacked(
     bomb = packed(tmp_path / "bomb.tar.gz", {"c/case.json": b"{}", "c/a.txt": bytes(2 << 20)})
     assert health_cli.main(["replay", str(bomb)]) == 3
     assert "it holds more than 1 MiB" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("header", "told"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "is no mapping"),
+        ('{"about": "x", "perod_s": 5}', "unknown key 'perod_s'; known: about, class"),
+        ("{}", "wanted a sentence"),
+        ('{"about": "x", "class": "odd"}', "wanted one of user, node, reboot, manual, rma, not 'odd'"),
+        ('{"about": "x", "class": []}', "scratch, class"),
+        ('{"about": "x", "when": "boot"}', "wanted a list of prolog, background"),
+        ('{"about": "x", "when": ["never"]}', "scratch, when"),
+        ('{"about": "x", "period_s": "5m"}', "wanted seconds, not '5m'"),
+        ('{"about": "x", "deadline_s": 0}', "scratch, deadline_s"),
+    ],
+)
+def test_the_header_of_a_program_is_read_field_by_field(tmp_path: Path, header: str, told: str) -> None:
+    (tmp_path / "health.d").mkdir()
+    program = tmp_path / "health.d/scratch"
+    program.write_text(f"#!/bin/sh\n# minivm-check: {header}\n")
+    program.chmod(0o755)
+    assert told in load_checks(tmp_path).broken["scratch"]
 
 
 @pytest.mark.parametrize("tree", ["nowhere", "file"])
