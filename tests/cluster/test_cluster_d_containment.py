@@ -42,15 +42,15 @@ def contained(healthy: World) -> World:
     return healthy
 
 
-@pytest.fixture
-def values(contained: World) -> Iterator[Change]:
+@pytest.fixture(scope="module")
+def values(world: World) -> Iterator[Change]:
     """Changes the cluster's values, and takes it all back."""
-    before = contained.cluster.options
+    before = world.cluster.options
 
     def become(options: Options) -> None:
-        contained.cluster.options = options
-        contained.cluster.up(timeout=120)
-        contained.manifests = contained.cluster.manifests()
+        world.cluster.options = options
+        world.cluster.up(timeout=120)
+        world.manifests = world.cluster.manifests()
 
     yield lambda overrides: become(replace(before, overrides=merged(before.overrides, overrides)))
     become(before)
