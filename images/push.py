@@ -7,6 +7,7 @@ registry's tag moves last, when all is there: half a push is never visible under
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -18,6 +19,9 @@ from images.registry import Blob, Place, Registry, RegistryError
 
 # The engine tries a failed upload five times, with longer and longer pauses, 50 seconds in all.
 ENGINES_OWN_RETRIES = 4
+
+# The line that ends a push, and the only form of the digest that every engine gives.
+DONE = re.compile(r"\S+: digest: (?P<digest>sha256:[0-9a-f]{64}) size: \d+")
 
 Event = Mapping[str, Any]
 
@@ -51,8 +55,8 @@ class Progress:
     def take(self, event: Event) -> None:
         if "error" in event:
             self.error = str(event["error"])
-        elif event.get("aux", {}).get("Digest"):
-            self.digest = event["aux"]["Digest"]
+        elif done := DONE.fullmatch(str(event.get("status", ""))):
+            self.digest = done["digest"]
         elif event.get("id") and event.get("status"):
             self._layer(event["id"], event["status"])
 

@@ -61,6 +61,10 @@ class Tokens:
             def do_GET(self) -> None:
                 tokens.answer(self)
 
+            def do_POST(self) -> None:
+                """Newer engines try OAuth's way first; the registry that has only the older one says so."""
+                self.send_error(405)
+
             def log_message(self, format: str, *arguments: object) -> None:
                 """Quiet."""
 
@@ -209,13 +213,18 @@ def test_layers_read_back_once_are_only_looked_up_the_next_time(
     seen: set[Blob] = set()
     send(engine, image([1000, 2000]), registryd, seen=seen)
     assert len(seen) == 2
-    log = registryd.root / "log"
     source = image([500])
     send(engine, source, registryd, seen=seen)
     assert len(seen) == 3
-    reads = log.read_text().count(f'"GET /v2/site/{REPOSITORY}/blobs/')
+    reads = read_back(registryd)
     send(engine, source, registryd, seen=seen)
-    assert log.read_text().count(f'"GET /v2/site/{REPOSITORY}/blobs/') == reads + 1  # the configuration alone
+    assert read_back(registryd) == reads + 1  # the configuration alone
+
+
+def read_back(daemon: Registryd) -> int:
+    """How many blobs were read by us; engines look at what they find there too."""
+    lines = (daemon.root / "log").read_text().splitlines()
+    return sum(f'"GET /v2/site/{REPOSITORY}/blobs/' in line and "Python-urllib" in line for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -314,7 +323,9 @@ def test_what_the_registry_changed_is_noticed(engine: Engine, registryd: Registr
     (blob,) = Registry(registryd.place, REPOSITORY, PUSHER).manifest(first.digest).layers
     name = blob.digest.removeprefix("sha256:")
     path = registryd.storage / f"docker/registry/v2/blobs/sha256/{name[:2]}/{name}/data"
-    data = gzip.decompress(path.read_bytes())
+    data = path.read_bytes()
+    # An engine with containerd's image store sends a layer as it was loaded, the others pack it.
+    data = gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
     path.write_bytes(gzip.compress(data.replace(b"file0", b"file1"), mtime=0))
     with pytest.raises(ImagesError, match="cannot trust"):
         send(engine, source, registryd)

@@ -10,6 +10,8 @@ from images.errors import ImagesError
 from images.push import Event, Progress, State
 from images.registry import Place, reason
 
+DIGEST = "sha256:e85eba2d0c6291500d62f48efeba07cee1c1ec83c191f78ea89d34cd13a52a69"
+
 
 def told(*events: Event) -> Progress:
     progress = Progress()
@@ -31,11 +33,10 @@ def test_layers_that_were_sent_and_layers_that_were_there() -> None:
         layer("a", "Pushed"),
         layer("b", "Layer already exists"),
         layer("c", "Mounted from r/y"),
-        {"status": "1: digest: sha256:00 size: 1"},
-        {"progressDetail": {}, "aux": {"Tag": "1", "Digest": "sha256:00", "Size": 1}},
+        {"status": f"1: digest: {DIGEST} size: 577"},
     )
     assert (progress.count(State.SENT), progress.count(State.PRESENT)) == (1, 2)
-    assert progress.digest == "sha256:00"
+    assert progress.digest == DIGEST
     assert progress.error == ""
 
 
