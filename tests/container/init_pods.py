@@ -22,7 +22,10 @@ from tests.waiting import until
 ROOT = Path(__file__).resolve().parents[2]
 # Images that were built under another name can be tested too: MINIVM_TEST_IMAGES=registry/prefix.
 IMAGES = os.environ.get("MINIVM_TEST_IMAGES", "minivm")
-PREFIX = "minivm-test-init"
+# Two runs on one machine must not take each other's pods away.
+RUN = str(os.getpid())
+PREFIX = f"minivm-test-init-{RUN}"
+LABELS = {"minivm-test": "init", "minivm-test-run": RUN}
 PYTHON = "/opt/minivm/bin/python3"
 
 
@@ -96,6 +99,11 @@ class Pod:
             self.container.remove(force=True, v=True)
 
 
+def _is_over(labels: Mapping[str, str]) -> bool:
+    run = labels.get("minivm-test-run", "")
+    return run.isdigit() and not Path(f"/proc/{run}").exists()
+
+
 class World:
     """One docker network, one set of mounts, and the pods on it; everything is removed in the end, by name."""
 
@@ -108,16 +116,19 @@ class World:
         self.key = os.urandom(128)
         (self.mounts / "secrets" / "munge" / "munge.key").write_bytes(self.key)
         self.pods: list[Pod] = []
-        name = f"{PREFIX}-{tag}"
-        self._clean(name)
-        self.network: Network = self.client.networks.create(name)
+        self._clean()
+        self.network: Network = self.client.networks.create(f"{PREFIX}-{tag}", labels=LABELS)
 
-    def _clean(self, name: str) -> None:
-        """What a run that was cut has left under our own names."""
-        for container in self.client.containers.list(all=True, filters={"name": f"^{name}-"}):
-            container.remove(force=True, v=True)
-        for network in self.client.networks.list(names=[name]):
-            network.remove()
+    def _clean(self) -> None:
+        """What runs that were cut have left: theirs is a process that is no more. Another run may be at it too."""
+        left = {"label": "minivm-test=init"}
+        for container in self.client.containers.list(all=True, filters=left, ignore_removed=True):
+            if _is_over(container.labels):
+                Pod(container).remove()
+        for network in self.client.networks.list(filters=left):
+            if _is_over(network.attrs["Labels"]):
+                with contextlib.suppress(docker.errors.NotFound):
+                    network.remove()
 
     def pod(
         self,
@@ -144,7 +155,7 @@ class World:
                 for source, target in {mounts or self.mounts: "/mnt/minivm", **(volumes or {})}.items()
             },
             network=self.network.name,
-            labels={"minivm-test": "init"},
+            labels=LABELS,
             **options,
         )
         pod = Pod(container)
