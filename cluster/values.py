@@ -102,6 +102,8 @@ def sssd_conf() -> str:
             "ldap_network_timeout = 2",
             "ldap_opt_timeout = 3",
             "enumerate = false",
+            # sssd doubles its pauses up to an hour while a directory is away: too long after it is back.
+            "offline_timeout_max = 60",
             "entry_cache_timeout = 300",
             "",
         ]

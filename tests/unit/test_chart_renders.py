@@ -166,6 +166,9 @@ def test_pods_have_what_the_init_expects(name: str) -> None:
         assert variables["MINIVM_HTTP"] == f"0.0.0.0:{port}"
         paths = {probe: container(document)[probe]["httpGet"]["path"] for probe in PROBES}
         assert paths == PROBES
+        startup = container(document)["startupProbe"]
+        # Seconds that the controller may be away before who waits for it is killed, and then backs off.
+        assert startup["failureThreshold"] * startup["periodSeconds"] >= 3600
         assert container(document)["lifecycle"]["preStop"]["exec"]["command"] == ["minivm", "drain"]
         assert "MINIVM_POD_IP" in {item["name"] for item in container(document)["env"]}
 

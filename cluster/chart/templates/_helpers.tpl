@@ -105,7 +105,8 @@ minivm.io/pool: {{ . }}
 startupProbe:
   httpGet: {path: /startupz, port: http}
   periodSeconds: 1
-  failureThreshold: 300
+  # A pod that waits for the controller is not mended by a restart, and sits in its back-off when the controller is there.
+  failureThreshold: 3600
   timeoutSeconds: 2
 livenessProbe:
   httpGet: {path: /livez, port: http}
