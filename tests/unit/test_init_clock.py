@@ -38,6 +38,17 @@ def test_a_clock_that_is_set_back_right_is_where_it_was() -> None:
     assert clock.moved == pytest.approx(0.2)
 
 
+def test_only_what_munge_may_mind_is_proven_again() -> None:
+    clock = Clock(NOON).after(NOON + 40)
+    assert not clock.doubtful
+    clock = clock.after(NOON + 80)
+    assert clock.doubtful, "in all"
+    clock = Clock(clock.offset, clock.moved, proven=clock.moved)
+    assert not clock.doubtful
+    assert not clock.after(NOON + 30).doubtful
+    assert clock.after(NOON).doubtful, "the way back is a jump too"
+
+
 @pytest.mark.parametrize(
     ("ahead", "text"),
     [
