@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 
+from .errors import one_line
 from .schedule import RingView
 from .webhook import read_secret, signature
 
 TIMEOUT = 5.0
 LARGEST = 64 << 10
+# What a server that speaks no HTTP, or breaks off, makes of a request: a bad ring must not end a cycle.
+UNUSABLE = (OSError, ValueError, HTTPException)
 
 
 def parse(text: bytes) -> RingView:
@@ -22,7 +26,8 @@ def parse(text: bytes) -> RingView:
         first_seen=None if first is None else float(first),
         good=int(data["good"]),
         failed=int(data["failed"]),
-        reasons=tuple(str(reason)[:300] for reason in reasons[:3]),
+        # A pod's own words, which any pod may send: they are shown in `gitsync status`.
+        reasons=tuple(one_line(str(reason)[:300]) for reason in reasons[:3]),
     )
 
 
@@ -31,7 +36,7 @@ def ask(url: str, commit: str) -> RingView | None:
     try:
         with _opener().open(f"{url.rstrip('/')}/{commit}", timeout=TIMEOUT) as reply:
             return parse(reply.read(LARGEST))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (*UNUSABLE, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
 
 
@@ -44,7 +49,7 @@ def tell(url: str, pod: str, commit: str, *, ok: bool, reason: str = "", secret:
     try:
         with _opener().open(request, timeout=TIMEOUT) as reply:
             return bool(reply.status == 204)
-    except (OSError, ValueError):
+    except UNUSABLE:
         return False
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -83,6 +84,23 @@ def sleep(started: list[subprocess.Popen[bytes]], uid: int, name: str = "sleep",
     return process.pid
 
 
+def deaf(started: list[subprocess.Popen[bytes]], on_term: str) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
+    """A process of job 42 that TERM does not end, and what it says."""
+    process = subprocess.Popen(
+        ["bash", "-c", f"trap '{on_term}' TERM; echo ready; while :; do sleep 600 & wait; done"],
+        env={"PATH": os.environ["PATH"], "SLURM_JOB_ID": "42"},
+        user=USER,
+        group=USER,
+        extra_groups=[],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    started.append(process)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    return process, process.stdout
+
+
 def test_a_job_has_its_own_places_and_only_its_logs_remain(job: Job) -> None:
     job.run("prolog")
     for place in (job.work / "42", job.logs / "42"):
@@ -150,17 +168,7 @@ def test_nccl_is_set_for_the_fabric_and_the_user_s_choice_wins(job: Job) -> None
 
 def test_what_a_job_leaves_is_ended_and_removed(job: Job, sleeper: list[subprocess.Popen[bytes]]) -> None:
     left = sleep(sleeper, USER)
-    stubborn = subprocess.Popen(
-        ["bash", "-c", "trap '' TERM; echo ready; while :; do read -t 600 < <(:) || sleep 600 & wait; done"],
-        user=USER,
-        group=USER,
-        extra_groups=[],
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
-    sleeper.append(stubborn)
-    assert stubborn.stdout is not None
-    assert stubborn.stdout.readline() == b"ready\n"
+    stubborn, _ = deaf(sleeper, "")
     other = sleep(sleeper, USER + 1)
     (job.shm / "psm_shm.1").touch()
     os.chown(job.shm / "psm_shm.1", USER, USER)
@@ -190,20 +198,9 @@ def test_a_job_that_starts_while_the_last_one_is_cleaned_up_is_left_alone(
     job: Job, sleeper: list[subprocess.Popen[bytes]]
 ) -> None:
     """The next job is of the same user, and begins between the TERM and the KILL."""
-    stubborn = subprocess.Popen(
-        ["bash", "-c", "trap 'echo told' TERM; echo ready; while :; do sleep 600 & wait; done"],
-        env={"PATH": os.environ["PATH"], "SLURM_JOB_ID": "42"},
-        user=USER,
-        group=USER,
-        extra_groups=[],
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
-    sleeper.append(stubborn)
-    assert stubborn.stdout is not None
-    assert stubborn.stdout.readline() == b"ready\n"
+    stubborn, said = deaf(sleeper, "echo told")
     epilog = job.world.start("epilog", **job.environment)
-    assert stubborn.stdout.readline() == b"told\n"
+    assert said.readline() == b"told\n"
     sleep(sleeper, 0, "slurmstepd: [99.0]")
     theirs = sleep(sleeper, USER, SLURM_JOB_ID="99")
     (job.shm / "theirs").touch()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -341,9 +343,44 @@ def test_a_webhook_is_authentic_by_signature_or_token() -> None:
 def test_no_answer_of_the_ring_crashes_a_node(body: bytes) -> None:
     try:
         view = ring.parse(body)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return
     assert isinstance(view, RingView)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"no http at all\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n{",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 60_000,
+        b'HTTP/1.1 200 OK\r\n\r\n{"first_seen": 0, "good": 1e999, "failed": 0}',
+        b"HTTP/1.1 204 " + b"x" * 70_000,
+        b"",
+    ],
+)
+def test_a_ring_that_answers_nonsense_ends_no_cycle(answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            for _ in range(2):
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(65536)
+                    connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/ring"
+        assert ring.ask(url, HASH) is None
+        assert ring.tell(url, "pod", HASH, ok=True) is False
+        thread.join()
+
+
+def test_a_pods_words_reach_no_terminal_as_they_are() -> None:
+    view = ring.parse(b'{"first_seen": 1, "good": 0, "failed": 1, "reasons": ["pod: \\u001b]0;owned\\u0007 x"]}')
+    assert view.reasons == ("pod:  ]0;owned  x",)
 
 
 @pytest.mark.parametrize(
