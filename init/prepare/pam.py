@@ -12,6 +12,8 @@ from init.prepare.pod import Pod, PrepareError, write
 FETCHED = "/run/slurm/conf/slurm.conf"
 FILE = "/etc/pam.d/slurm-adopt"
 HAS_JOB = "/usr/libexec/minivm/has-job"
+# What it cannot find out it must not let pass: its own default for that is to say nothing, and nothing lets in.
+ADOPT = "pam_slurm_adopt.so action_no_jobs=deny action_generic_failure=deny"
 HEAD = "# Written at boot by minivm from ProctrackType and PrologFlags of slurm.conf.\n"
 
 
@@ -29,7 +31,7 @@ def run(pod: Pod) -> str:
 def choose(proctrack: str, prolog_flags: str, have: set[str], asks: str = "") -> tuple[str, str]:
     contained = "cgroup" in proctrack.lower() and "contain" in prolog_flags.lower()
     if contained and "pam_slurm_adopt.so" in have:
-        return "account required pam_slurm_adopt.so", "ssh needs a job here and is adopted into it"
+        return f"account required {ADOPT}", "ssh needs a job here and is adopted into it"
     why = "jobs are not contained in cgroups" if not contained else "the image has no pam_slurm_adopt"
     if asks:
         return f"account required pam_exec.so quiet stdout {asks}", f"ssh needs a job here, not adopted into it: {why}"

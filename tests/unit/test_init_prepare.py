@@ -255,8 +255,8 @@ ADOPT, ASK = "pam_slurm_adopt.so", "pam_slurm.so"
 @pytest.mark.parametrize(
     ("conf", "have", "module"),
     [
-        ("ProctrackType=proctrack/cgroup\nPrologFlags=Alloc,Contain\n", {ADOPT, ASK}, ADOPT),
-        ("proctracktype = proctrack/cgroup # x\nPROLOGFLAGS=contain\n", {ADOPT}, ADOPT),
+        ("ProctrackType=proctrack/cgroup\nPrologFlags=Alloc,Contain\n", {ADOPT, ASK}, pam.ADOPT),
+        ("proctracktype = proctrack/cgroup # x\nPROLOGFLAGS=contain\n", {ADOPT}, pam.ADOPT),
         ("ProctrackType=proctrack/cgroup\n", {ADOPT, ASK}, ASK),  # adopt would deny everybody
         ("ProctrackType=proctrack/linuxproc\nPrologFlags=Contain\n", {ADOPT, ASK}, ASK),
         ("#ProctrackType=proctrack/cgroup\nPrologFlags=Contain\n", {ADOPT}, "pam_permit.so"),
@@ -267,13 +267,21 @@ def test_the_pam_module_fits_how_slurm_tracks_jobs(conf: str, have: set[str], mo
     assert line == f"account required {module}"
 
 
+def test_until_slurm_is_known_the_image_lets_nobody_in() -> None:
+    """Left to itself, pam_slurm_adopt says nothing where there is no slurm.conf yet, and then everybody comes in."""
+    image = Path(__file__).resolve().parents[2] / "images/rootfs/worker/etc/pam.d/slurm-adopt"
+    (line,) = [line for line in image.read_text().splitlines() if not line.startswith("#")]
+    assert " ".join(line.split()) == f"account required {pam.ADOPT}"
+    assert "action_generic_failure=deny" in pam.ADOPT
+
+
 def test_without_cgroups_the_images_own_question_comes_before_pam_slurm() -> None:
     """pam_slurm looks the node up in slurm.conf, where a dynamic one is not, and denies everybody."""
     line, why = pam.choose("proctrack/linuxproc", "", {ADOPT, ASK}, "/usr/libexec/minivm/has-job w1")
     assert line == "account required pam_exec.so quiet stdout /usr/libexec/minivm/has-job w1"
     assert "not contained" in why
     line, _ = pam.choose("proctrack/cgroup", "Contain", {ADOPT, ASK}, "/usr/libexec/minivm/has-job w1")
-    assert line == "account required pam_slurm_adopt.so"
+    assert line == f"account required {pam.ADOPT}"
 
 
 def test_users_get_what_is_theirs_and_no_tokens(tmp_path: Path) -> None:
