@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from init.service import Service
 
 DETAIL = "\t"  # in what a probe says: how long goes before it
+# Modules whose last line is a sentence of ours, whatever went wrong.
+_OURS = ("init.", "gitsync.mounts_answer")
 # What `init.machine` adds behind a line that it quotes.
 _VERDICTS = ("; gave up after ", "; no retry can mend exit code ")
 
@@ -29,7 +31,7 @@ def public(why: str, spec: Service) -> str:
 
 def is_ours(command: tuple[str, ...]) -> bool:
     """Whether it is a step or a program of init, whose output is made of its own sentences."""
-    return is_builtin(command) or ("-m" in command[:-1] and command[command.index("-m") + 1].startswith("init."))
+    return is_builtin(command) or ("-m" in command[:-1] and command[command.index("-m") + 1].startswith(_OURS))
 
 
 def unquoted(why: str) -> str:

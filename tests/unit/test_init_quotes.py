@@ -70,6 +70,7 @@ def test_the_words_of_inits_own_programs_are_shown() -> None:
     [
         (PROOF, True),
         (["/opt/minivm/bin/python3", "-I", "-m", "init.broker"], True),
+        (["/opt/minivm/bin/python3", "-I", "-m", "gitsync.mounts_answer"], True),
         (["/usr/bin/gitsync", "loop"], False),
         (["/opt/minivm/bin/python3", "-I", "-m", "gitsync.health_loop"], False),
         (["/bin/sh", "-m"], False),
