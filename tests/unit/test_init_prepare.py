@@ -10,8 +10,21 @@ from pathlib import Path
 import pytest
 
 from init.errors import ConfigError
-from init.prepare import cgroups, database, gpus, node, node_limits, pam, pod, profile, secrets, slurm_config, stale
-from init.prepare.__main__ import EX_CONFIG, STEPS, main
+from init.prepare import (
+    STEPS,
+    cgroups,
+    database,
+    gpus,
+    node,
+    node_limits,
+    pam,
+    pod,
+    profile,
+    secrets,
+    slurm_config,
+    stale,
+)
+from init.prepare.__main__ import EX_CONFIG, main
 from init.prepare.pod import Pod, PrepareError, write
 
 ME = (os.getuid(), os.getgid())
