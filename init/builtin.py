@@ -73,5 +73,8 @@ def leave_pid_1(name: str) -> None:
     os.closerange(3, highest + 1)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # as Python itself begins: a write fails, and says so
         signal.signal(number, signal.SIG_IGN)
-    with open("/proc/self/comm", "w") as stream:  # noqa: PTH123 - as above; prctl would need ctypes
-        stream.write(f"minivm-{name}"[:15])
+    try:
+        with open("/proc/self/comm", "w") as stream:  # noqa: PTH123 - as above; prctl would need ctypes
+            stream.write(f"minivm-{name}"[:15])
+    except OSError:
+        return  # a name is no reason to fail
