@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -19,6 +20,8 @@ from images.registry import Blob, Place, Registry, RegistryError
 
 # The engine tries a failed upload five times, with longer and longer pauses, 50 seconds in all.
 ENGINES_OWN_RETRIES = 4
+# One with containerd's image store does not: then it is done here, as long.
+PAUSES = (5, 10, 15, 20)
 
 # The line that ends a push, and the only form of the digest that every engine gives.
 DONE = re.compile(r"\S+: digest: (?P<digest>sha256:[0-9a-f]{64}) size: \d+")
@@ -120,20 +123,41 @@ def push(
 def upload(
     engine: Engine, source: str, target: str, registry: Registry, retries: int, tell: Callable[[Event], None]
 ) -> Progress:
-    progress = Progress()
     engine.tag(source, target)
     try:
-        with contextlib.closing(engine.push(target, registry.login.for_engine() if registry.login else None)) as events:
-            for event in events:
-                progress.take(event)
-                tell(event)
-                if progress.error or max(progress.retries.values(), default=0) > retries:
-                    break
+        progress = attempt(engine, target, registry, retries, tell)
+        for pause in PAUSES[:retries]:
+            if progress.digest or progress.retries or refused(registry):
+                break
+            for layer in progress.layers:
+                tell({"id": layer, "status": f"Retrying in {pause} seconds"})
+            time.sleep(pause)
+            progress = attempt(engine, target, registry, retries, tell)
     finally:
         engine.untag(target)  # the name was lent for the push; the image keeps its own
     if not progress.digest:
         raise failure(registry, target, progress)
     return progress
+
+
+def attempt(engine: Engine, target: str, registry: Registry, retries: int, tell: Callable[[Event], None]) -> Progress:
+    progress = Progress()
+    with contextlib.closing(engine.push(target, registry.login.for_engine() if registry.login else None)) as events:
+        for event in events:
+            progress.take(event)
+            tell(event)
+            if progress.error or max(progress.retries.values(), default=0) > retries:
+                break
+    return progress
+
+
+def refused(registry: Registry) -> bool:
+    """Whether the registry has a reason that another attempt does not change."""
+    try:
+        registry.check_upload()
+    except RegistryError as error:
+        return 400 <= error.status < 500
+    return False
 
 
 def failure(registry: Registry, target: str, progress: Progress) -> ImagesError:
