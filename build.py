@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-try:
-    import click
-except ModuleNotFoundError:  # the system's Python: `python build.py` is to work whichever Python is first
+# `python build.py` is to work whichever Python is first; whoever is in an environment of his own has chosen it.
+if __name__ == "__main__" and sys.prefix == sys.base_prefix:
     from images.host import rerun_in_venv
 
     rerun_in_venv()
+
+import click
 
 from images.cli_publish import AS_JSON
 from images.cli_publish import opened as session

@@ -112,8 +112,8 @@ def ensure_venv() -> None:
 def rerun_in_venv() -> NoReturn:
     """This program once more, by the Python of the virtual environment, which has what it imports."""
     python = VENV / "bin/python"
-    if Path(sys.prefix) == VENV or not python.exists():
-        sys.exit("error: cannot run build.py: its Python packages are missing\nhint: `make images` installs them")
+    if not python.exists():
+        sys.exit(f"error: cannot run {sys.argv[0]}: no {VENV} with its Python packages\nhint: `make images` makes it")
     os.execv(python, [str(python), *sys.orig_argv[1:]])
 
 

@@ -64,4 +64,4 @@ def test_another_python_hands_over_to_the_one_that_has_the_packages(tmp_path: Pa
     python.unlink()
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
-    assert "`make images` installs them" in done.stderr and "Traceback" not in done.stderr
+    assert "`make images` makes it" in done.stderr and "Traceback" not in done.stderr
