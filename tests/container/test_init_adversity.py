@@ -193,7 +193,7 @@ def test_full_disks_are_named_and_the_pod_mends_when_there_is_room(site: World) 
     pod.wait_reason("/etc/munge/munge.key: No space left on device")
     for disk in disks:
         pod.run("rm", f"{disk}/junk")
-    pod.wait_ready()
+    pod.wait_ready(150)  # a slurmd that hangs on the munged that went away has a minute to become ready
     state = controller.run("scontrol", "-o", "show", "job", job)
     assert "JobState=RUNNING" in state and "Restarts=0" in state
     assert "sleep 7777" in pod.run("ps", "-eo", "args")
