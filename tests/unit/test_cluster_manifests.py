@@ -97,11 +97,12 @@ def test_ssh_is_published_and_nothing_else() -> None:
     assert [(service.name, service.node_port) for service in published] == [("slurm-ssh", (2345, "ssh"))]
 
 
-def test_the_controllers_state_is_a_claim_of_its_own_in_two_parts() -> None:
+def test_the_controllers_state_is_a_claim_of_its_own_in_parts() -> None:
     state = [mount for mount in local().pod("slurm-controller-0").mounts if mount.volume.source is Source.CLAIM]
     assert {(mount.path, mount.volume.of, mount.sub_path) for mount in state} == {
         ("/var/spool/slurmctld", "state-slurm-controller-0", "slurmctld"),
         ("/var/lib/mysql", "state-slurm-controller-0", "mysql"),
+        ("/var/lib/sss/db", "state-slurm-controller-0", "sssd"),
     }
 
 
