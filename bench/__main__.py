@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import sys
 
@@ -9,12 +10,13 @@ AREAS = ("images", "init", "gitsync", "scripts", "cluster")
 
 
 def main(arguments: list[str]) -> int:
-    for name in arguments:
-        if name not in AREAS:
-            print(f"error: no bench {name!r}; there are: {', '.join(AREAS)}", file=sys.stderr)
-            return 2
+    parser = argparse.ArgumentParser(prog="python -m bench", description="The figures of docs/performance.md.")
+    parser.add_argument("areas", nargs="*", metavar="AREA", help=f"{', '.join(AREAS)}; default: all of them")
+    areas = parser.parse_args(arguments).areas
+    if unknown := [name for name in areas if name not in AREAS]:
+        parser.error(f"no bench {unknown[0]!r}; there are: {', '.join(AREAS)}")
     worst = 0
-    for name in arguments or AREAS:
+    for name in areas or AREAS:
         print(f"## {name}\n", flush=True)
         # Late, and each on its own: one area's bench must not need what another's does.
         worst = max(worst, importlib.import_module(f"bench.{name}").main() or 0)

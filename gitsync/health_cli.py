@@ -60,8 +60,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="minivm", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    health = commands.add_parser("health", help="the verdicts of this node")
-    health.add_argument("checks", nargs="*", metavar="CHECK")
+    health = commands.add_parser(
+        "health",
+        help="the verdicts of this node",
+        description="The verdicts of this node. Exit codes: 0 ok, 1 not the node's problem, 2 a problem, 3 unknown.",
+        epilog="Further: health ledger, health clear CHECK, health selftest TREE; each has its own --help.",
+    )
+    health.add_argument("checks", nargs="*", metavar="CHECK", help="these alone; default: all")
     health.add_argument("--run", action="store_true", help="run the checks now instead of showing what is known")
     health.add_argument(
         "--when", type=_one_of(When), metavar="W", help="with --run: prolog, background, epilog, boot, deep"
@@ -108,8 +113,12 @@ def _one_of(known: type[When] | type[Class]) -> Callable[[str], When | Class]:
 
 def _formats(parser: argparse.ArgumentParser) -> None:
     group = parser.add_mutually_exclusive_group()
-    for name in ("json", "nhc", "npd"):
-        group.add_argument(f"--{name}", dest="format", action="store_const", const=name)
+    for name, about in (
+        ("json", "every verdict, for programs"),
+        ("nhc", "one line and an exit code, as NHC gives them"),
+        ("npd", "one line and an exit code, as node-problem-detector wants them"),
+    ):
+        group.add_argument(f"--{name}", dest="format", action="store_const", const=name, help=about)
     parser.set_defaults(format="table")
 
 
