@@ -116,6 +116,22 @@ def test_ssh_to_a_worker_is_part_of_the_job_there_and_ends_with_it(contained: Wo
     alice.wait_for(job, "CANCELLED")
 
 
+def test_a_user_of_the_image_needs_a_job_too(contained: World) -> None:
+    """A site may have people in /etc/passwd and no directory: PAM has other ways for those."""
+    script = """
+    echo 'carol:x:20009:100::/tmp/carol:/bin/bash' >> /etc/passwd
+    echo 'carol:*:19000:0:99999:7:::' >> /etc/shadow
+    mkdir -p /tmp/carol/.ssh
+    ssh-keygen -q -t ed25519 -N '' -f /tmp/carol/key
+    cp /tmp/carol/key.pub /tmp/carol/.ssh/authorized_keys
+    chown -R 20009 /tmp/carol
+    """
+    contained.run(WORKER, "sh", "-ec", script)
+    enter = ["ssh", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no", "-i", "/tmp/carol/key", "carol@localhost"]
+    code, said = contained.cluster.exec(WORKER, [*enter, "hostname"])
+    assert code == 255 and "you have no active jobs on this node" in said, said
+
+
 def test_nobody_takes_the_login_pod_from_the_others(contained: World, alice: Researcher, values: Change) -> None:
     values({"login": {"perUser": {"memory": "512Mi", "processes": PROCESSES}}})
     bob = Researcher(contained, "bob")
