@@ -100,7 +100,7 @@ def test_an_external_database_goes_and_comes_back_and_nothing_is_lost(tmp_path: 
         bob.wait_for(while_away, "COMPLETED")
         said = bob.try_("timeout 20 sacct -n -X")
         assert said.returncode == 1 and "Unable to connect to database" in said.stderr
-        until(lambda: "Unable to connect to database" in complaints(), "the pod tells of it", seen=complaints)
+        until(lambda: "slurmdbd cannot reach its database" in complaints(), "the pod tells of it", seen=complaints)
         assert small.row(CONTROLLER).ready
 
         client.api.start(mariadb)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from init import accounting
 from init.errors import ConfigError
 from init.prepare import (
     STEPS,
@@ -382,3 +383,15 @@ def test_users_are_looked_up_and_a_missing_one_is_named() -> None:
     assert pod.user("root") == (0, 0)
     with pytest.raises(PrepareError, match="no user nobody-has-this-name"):
         pod.user("nobody-has-this-name")
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "told"),
+    [
+        (0, "", ""),
+        (1, "sacctmgr: error: Sending PersistInit msg: Unable to connect to database", "cannot reach its database"),
+        (1, "sacctmgr: error: Sending PersistInit msg: Connection refused", "slurmdbd does not answer"),
+    ],
+)
+def test_what_is_told_of_the_accounting_database(code: int, said: str, told: str) -> None:
+    assert told in accounting.wrong(code, said) and bool(accounting.wrong(code, said)) == bool(told)
