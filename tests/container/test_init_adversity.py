@@ -177,23 +177,29 @@ def test_a_read_only_root_with_tmpfs_is_enough(site: World, mounts: Path, role: 
 
 
 def test_full_disks_are_named_and_the_pod_mends_when_there_is_room(site: World) -> None:
-    """munged and slurmd die, and cannot write what they need to start again; the job that runs knows nothing of it."""
-    disks = {"/etc/munge": "size=64k,mode=700", "/var/spool/slurmd": "size=1m,mode=755,exec"}
+    """slurmd and munged die, and cannot write what they need to start again; the job that runs knows nothing of it."""
+    spool, keys = "/var/spool/slurmd", "/etc/munge"
+    disks = {keys: "size=64k,mode=700", spool: "size=1m,mode=755,exec"}
     pod = site.pod("worker", "full", tmpfs=disks).wait_ready()
     controller = _controller(site)
     job = controller.run("sbatch", "--parsable", "-w", "full", "-o", "/dev/null", "--wrap", "sleep 7777").strip()
     until(lambda: "sleep 7777" in pod.run("ps", "-eo", "args"), "the job runs")
-    pod.run("rm", "/etc/munge/munge.key")
-    for disk in disks:
+
+    def fill(disk: str) -> None:
         pod.run("sh", "-c", f"head -c 2m /dev/zero > {disk}/junk || true")
+
+    fill(spool)
     pod.run("kill", "-9", str(pod.service("slurmd")["pid"]))
     pod.wait_reason("slurmd: exited 1")
     assert "No space left on device" in pod.run("minivm", "logs", "slurmd")
+    pod.run("rm", f"{spool}/junk")
+    pod.wait_ready()
+    pod.run("rm", f"{keys}/munge.key")
+    fill(keys)
     pod.run("kill", "-9", str(pod.service("munged")["pid"]))
     pod.wait_reason("/etc/munge/munge.key: No space left on device")
-    for disk in disks:
-        pod.run("rm", f"{disk}/junk")
-    pod.wait_ready(150)  # a slurmd that hangs on the munged that went away has a minute to become ready
+    pod.run("rm", f"{keys}/junk")
+    pod.wait_ready()
     state = controller.run("scontrol", "-o", "show", "job", job)
     assert "JobState=RUNNING" in state and "Restarts=0" in state
     assert "sleep 7777" in pod.run("ps", "-eo", "args")
