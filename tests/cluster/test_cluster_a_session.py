@@ -43,6 +43,14 @@ def test_slurms_commands_answer_at_once(alice: Researcher) -> None:
     assert alice("salloc -n1 -Q srun -n1 id -un").split() == ["alice"]
 
 
+def test_hosts_are_found_by_the_names_that_slurm_gives(alice: Researcher) -> None:
+    """A job's first host is where its tasks meet, and slurmctld looks for the host of an srun."""
+    names = "slurm-worker-0 slurm-worker-1 slurm-login-0"
+    found = alice(f"srun -N2 getent hosts {names}").splitlines()
+    assert len(found) == 6 and len({line.split()[0] for line in found}) == 3
+    assert alice.world.run("slurm-controller-0", "getent", "hosts", "slurm-login-0")
+
+
 def test_a_shell_on_a_node(alice: Researcher) -> None:
     session = alice("srun --pty bash -c 'tty; hostname; echo $SLURM_JOB_ID'", options=("-tt",))
     assert "/dev/pts/" in session
