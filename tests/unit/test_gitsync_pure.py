@@ -370,12 +370,10 @@ def test_a_ring_that_answers_nonsense_ends_no_cycle(answer: bytes) -> None:
                     connection.recv(65536)
                     connection.sendall(answer)
 
-        thread = threading.Thread(target=serve)
-        thread.start()
+        threading.Thread(target=serve, daemon=True).start()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/ring"
         assert ring.ask(url, HASH) is None
         assert ring.tell(url, "pod", HASH, ok=True) is False
-        thread.join()
 
 
 def test_a_pods_words_reach_no_terminal_as_they_are() -> None:
