@@ -15,7 +15,8 @@ import socket
 from types import FrameType
 
 from init import slurm_client
-from init.drain_broker import Broker, Places
+from init.broker_places import Places
+from init.drain_broker import Broker
 from init.drain_calls import Slurm
 from init.sd_notify import notify
 

@@ -16,42 +16,18 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from init.broker_places import Places
 from init.drain_calls import Slurm
 from init.errors import InitError
-from init.ledger import LEDGER, Ledger
+from init.ledger import Ledger
 from init.slurm_client import SlurmError
-from init.verdict_files import OPERATORS_POLICY, Gpu, read_gpus, read_policy, read_policy_file, read_verdicts
+from init.verdict_files import Gpu, read_gpus, read_policy, read_policy_file, read_verdicts
 from init.verdicts import Act, Node, Policy, Seen, decide, guarded, observe, raised, reason, unreleased, within_rate
 
 LOOK_S = 5.0
 RETRY_S = (5.0, 15.0, 60.0, 300.0)
 # A person's resume is honoured for a day; a problem that is still there then is told again.
 RESUMED_LASTS_S = 86400.0
-
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    verdicts: Path
-    health: Path
-    socket: Path
-    state: Path
-    ledger: Path
-    scripts: str
-    policy: Path = OPERATORS_POLICY
-
-    @classmethod
-    def from_environment(cls) -> Places:
-        def get(name: str, default: str) -> str:
-            return os.environ.get(name, default)
-
-        return cls(
-            Path(get("MINIVM_VERDICTS", "/run/minivm/verdicts")),
-            Path(get("MINIVM_HEALTH_STATE", "/run/minivm/health")),
-            Path(get("MINIVM_BROKER", "/run/minivm/broker.sock")),
-            Path(get("MINIVM_BROKER_STATE", "/run/minivm/broker.json")),
-            Path(get("MINIVM_LEDGER", LEDGER)),
-            get("MINIVM_GITSYNC_ROOT", get("MINIVM_SCRIPTS", "/var/lib/minivm/scripts")),
-        )
 
 
 @dataclass(slots=True)
@@ -62,6 +38,7 @@ class Broker:
     memory: dict[str, Seen] = field(default_factory=dict)
     # check@commit -> until when it drains nothing: too many nodes say the same, or a person has resumed the node.
     held: dict[str, float] = field(default_factory=dict)
+    # Of this process alone and by the monotonic clock, as is all that is due: a node whose clock is set drains in time.
     actions: list[float] = field(default_factory=list)
     # What stood when we last acted: while it stands, nobody is asked anything.
     settled: frozenset[str] | None = None
@@ -96,10 +73,10 @@ class Broker:
             # A whole fleet finds a bad commit's check at the same moment; each node waits its own part of the time,
             # so that the later ones see the earlier ones. A lone node's prolog is not kept waiting for that.
             spread = self.policy.guard_spread_s if standing and not self.drained else 0.0
-            self.due = now + spread * _share(self.slurm.name)
-        if self.due and now >= self.due:
+            self.due = later(spread * _share(self.slurm.name))
+        if is_over(self.due):
             self._act(standing, now)
-        elif self.recheck and now >= self.recheck:
+        elif is_over(self.recheck):
             self._recheck(standing, now)
         self._save(standing)
 
@@ -145,16 +122,17 @@ class Broker:
             act = decide(standing, node, self._kept(node.reason, now))
             if act.kind in {"drain", "update"}:
                 standing, act = self._ask_others(standing, node, act, now)
-            if act.kind != "nothing" and not within_rate(self.actions, self.policy, now):
+            if act.kind != "nothing" and not within_rate(self.actions, self.policy, later(0)):
                 self.said = f"too many changes within {self.policy.rate_per_s:g} s: waits ({act.kind}: {act.text})"
-                self.due = now + self.policy.rate_per_s / self.policy.rate_actions
+                self.due = later(self.policy.rate_per_s / self.policy.rate_actions)
                 return
-            self._do(act, node, now)
+            self._do(act, node)
         except InitError as error:
             self.said = str(error)
-            self.due = now + RETRY_S[min(self.failures, len(RETRY_S) - 1)]
+            pause = RETRY_S[min(self.failures, len(RETRY_S) - 1)]
+            self.due = later(pause)
             self.failures += 1
-            say(f"{error}: again in {self.due - now:.0f} s")
+            say(f"{error}: again in {pause:.0f} s")
             return
         self.settled = frozenset(seen.name(check) for check, seen in standing.items())
         self.due, self.failures = 0.0, 0
@@ -171,7 +149,7 @@ class Broker:
         left = {check: seen for check, seen in standing.items() if check not in many}
         return left, decide(left, node, self._kept(node.reason, now))
 
-    def _do(self, act: Act, node: Node, now: float) -> None:
+    def _do(self, act: Act, node: Node) -> None:
         self.said = f"{act.kind}: {act.text}"
         if act.kind == "nothing":
             self.drained = node.drained
@@ -184,7 +162,8 @@ class Broker:
         else:
             self.slurm.drain(act.text)
             self.drained, self.posted = True, act.text
-            self.recheck = now + self.policy.guard_recheck_s
+            self.recheck = later(self.policy.guard_recheck_s)
+        now = later(0)
         self.actions = [*(at for at in self.actions if at > now - self.policy.rate_per_s), now]
 
     def _recheck(self, standing: Mapping[str, Seen], now: float) -> None:
@@ -200,7 +179,7 @@ class Broker:
             for check in many:
                 self.held[standing[check].key(check)] = now + self.policy.guard_lasts_s
             say(f"{', '.join(sorted(many))} stand on too many nodes: the drain is taken back")
-            self.due = now
+            self.due = later(0)
 
     def _resumed(self, standing: Mapping[str, Seen]) -> None:
         """A job starts on a node that we drained: then a person has resumed it, and knows why."""
@@ -242,7 +221,7 @@ class Broker:
         return "seen, not long enough" if seen.problems else "not seen"
 
     def wait_s(self) -> float:
-        times = [at - time.time() for at in (self.due, self.recheck) if at]
+        times = [at - later(0) for at in (self.due, self.recheck) if at]
         return max(0.05, min([LOOK_S, *times]))
 
     def changed(self) -> bool:
@@ -286,6 +265,15 @@ class Broker:
 
 def say(text: str) -> None:
     print(f"broker: {text}", file=sys.stderr, flush=True)
+
+
+def later(seconds: float) -> float:
+    return time.monotonic() + seconds
+
+
+def is_over(moment: float) -> bool:
+    """Of a moment that `later` gave; 0 is none."""
+    return bool(moment) and time.monotonic() >= moment
 
 
 def _share(name: str) -> float:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from init.drain_broker import Broker, Places
+from init.broker_places import Places
+from init.drain_broker import Broker, later
 from init.drain_calls import Slurm
 from init.ledger import Ledger
 from init.slurm_client import SlurmError
@@ -177,8 +178,29 @@ def test_nodes_wait_each_their_own_part_of_the_spread(tmp_path: Path) -> None:
     desk.say("ok")
     desk.say("problem")
     assert not desk.slurm.state.drained
-    assert 0 < desk.broker.due - time.time() < 3600
+    assert 0 < desk.broker.due - later(0) < 3600
     assert desk.broker.answer({"ask": "gate", "checks": ["gpu_ecc"]})["decisions"] == {"gpu_ecc": "about to drain"}
+
+
+def test_a_clock_that_is_set_back_holds_no_drain_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk(tmp_path, replace(QUICK, guard_spread_s=0.2))
+    desk.say("ok")
+
+    def settled() -> bool:
+        desk.broker.look()
+        return not desk.broker.due
+
+    until(settled, "the first look at the node is over")
+    desk.say("problem")
+    assert desk.broker.due
+    wall = time.time
+    monkeypatch.setattr(time, "time", lambda: wall() - 3600)
+
+    def drained() -> bool:
+        desk.broker.look()
+        return desk.slurm.state.drained
+
+    until(drained, "the node is drained")
 
 
 def test_too_many_changes_wait(tmp_path: Path) -> None:
@@ -198,7 +220,7 @@ def test_a_controller_that_is_down_is_asked_again_later_and_not_at_once(desk: De
     desk.broker.look()
     assert desk.calls() == ["node"]
     desk.slurm.down = False
-    desk.broker.due = time.time()
+    desk.broker.due = later(0)
     desk.broker.look()
     assert desk.slurm.state.drained
 

@@ -1,0 +1,35 @@
+"""Where the broker finds what it decides by, and where it leaves what it knows."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from init.ledger import LEDGER
+from init.verdict_files import OPERATORS_POLICY
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    verdicts: Path
+    health: Path
+    socket: Path
+    state: Path
+    ledger: Path
+    scripts: str
+    policy: Path = OPERATORS_POLICY
+
+    @classmethod
+    def from_environment(cls) -> Places:
+        def get(name: str, default: str) -> str:
+            return os.environ.get(name, default)
+
+        return cls(
+            Path(get("MINIVM_VERDICTS", "/run/minivm/verdicts")),
+            Path(get("MINIVM_HEALTH_STATE", "/run/minivm/health")),
+            Path(get("MINIVM_BROKER", "/run/minivm/broker.sock")),
+            Path(get("MINIVM_BROKER_STATE", "/run/minivm/broker.json")),
+            Path(get("MINIVM_LEDGER", LEDGER)),
+            get("MINIVM_GITSYNC_ROOT", get("MINIVM_SCRIPTS", "/var/lib/minivm/scripts")),
+        )
