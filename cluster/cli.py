@@ -48,7 +48,13 @@ def connect() -> Any:
 @click.command()
 @name_option
 @click.option("--workers", default=2, show_default=True, help="How many worker pods.")
-@click.option("--port", default=2222, show_default=True, help="Of 127.0.0.1, for ssh; the next free one if taken.")
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    default=2222,
+    show_default=True,
+    help="Of 127.0.0.1, for ssh; the next free one if taken.",
+)
 @click.option("--slurm-version", "slurm", default="", help="Images of this Slurm version, as in 24.11.5.")
 @click.option("--variant", default="", help="Images of this variant: debian, nvidia.")
 @click.option("--tag", "given_tags", multiple=True, help="Images of this tag: TAG, or ROLE=TAG, several times.")
@@ -57,7 +63,9 @@ def connect() -> Any:
     type=click.Choice(["cgroup", "linuxproc"]),
     help="How Slurm tracks jobs.  [default: in cgroups where pods here can have them]",
 )
-@click.option("--values", "values_file", type=click.Path(exists=True, path_type=Path), help="Chart values on top.")
+@click.option(
+    "--values", "values_file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Chart values on top."
+)
 @click.option("--timeout", default=180.0, show_default=True, help="Seconds until all pods must be ready.")
 @told
 def up(
@@ -72,12 +80,15 @@ def up(
     timeout: float,
 ) -> None:
     """A whole cluster on this machine; again: changes what changed."""
-    import yaml
-
+    before = click.get_current_context().find_root().params
+    if before.get("variant") or before.get("slurm"):
+        raise ClusterError("bring up what --variant and --slurm before `up` say", "they are for what builds",
+                           hint="up --variant NAME --slurm-version VERSION")  # fmt: skip
     from cluster.local import LocalCluster
+    from cluster.overrides import read_overrides
     from cluster.tags import chosen, newest
 
-    overrides = (yaml.safe_load(values_file.read_text()) or {}) if values_file else {}
+    overrides = read_overrides(values_file) if values_file else {}
     client, begun = connect(), time.monotonic()
     options = Options(name=name, workers=workers, port=port, proctrack=proctrack or "", overrides=overrides)
     if slurm or variant:

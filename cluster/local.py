@@ -284,7 +284,7 @@ def in_start_order(pods: Iterable[Pod]) -> list[Pod]:
 
 def free_port(wanted: int) -> int:
     """The port, or the next free one of this machine."""
-    for port in range(wanted, wanted + 100):
+    for port in range(wanted, min(wanted + 100, 65536)):
         with contextlib.closing(socket.socket()) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

@@ -32,13 +32,13 @@ class UniqueLoader(Loader):  # type: ignore[misc, valid-type]  # the C loader is
         return mapping
 
 
-def read_yaml(path: Path, shown: str) -> object:
+def read_yaml(path: Path, shown: str, what: str = "read the definition") -> object:
     try:
         text = path.read_text()
     except OSError as error:
-        raise ImagesError("read the definition", error.strerror or str(error), file=shown) from error
+        raise ImagesError(what, error.strerror or str(error), file=shown) from error
     except UnicodeDecodeError as error:
-        raise ImagesError("read the definition", "not UTF-8 text", file=shown) from error
+        raise ImagesError(what, "not UTF-8 text", file=shown) from error
     try:
         data: object = yaml.load(text, Loader=UniqueLoader)
         return data
@@ -46,7 +46,7 @@ def read_yaml(path: Path, shown: str) -> object:
         mark = getattr(error, "problem_mark", None)
         line = f"line {mark.line + 1}" if mark else None
         why = getattr(error, "problem", None) or str(error)
-        raise ImagesError("read the definition", f"not YAML: {why}", file=shown, field=line) from error
+        raise ImagesError(what, f"not YAML: {why}", file=shown, field=line) from error
 
 
 def load(root: Path) -> Definition:

@@ -8,15 +8,19 @@ import threading
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from build import main
 from cluster import addresses, report, tags, values
 from cluster.errors import ClusterError
 from cluster.keys import load_or_make
 from cluster.local import STATE, LocalCluster, free_port
+from cluster.overrides import read_overrides
 from cluster.publish import publish, published, write_private
 from cluster.readiness import wrong
 from cluster.report import Row
 from cluster.values import Options
+from images.errors import ImagesError
 
 
 def test_a_pod_never_gets_the_address_it_just_had() -> None:
@@ -216,3 +220,42 @@ def test_what_a_machine_cannot_give_is_said() -> None:
     (line,) = report.not_granted([], cgroups="docker keeps them read-only")
     assert "docker keeps them read-only. So jobs are tracked but not held" in line
     assert not report.not_granted([], cgroups="")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\xff\xfe\x00", "not UTF-8"),
+        (b"{[a]: b}", "a key is one word"),
+        (b"a: 1\na: 2\n", "stands twice"),
+        (b"- a\n", "holds a list, not names with values"),
+        (b"[]\n", "holds a list, not names with values"),
+    ],
+)
+def test_values_that_are_none_are_told_with_their_file(tmp_path: Path, content: bytes, said: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_bytes(content)
+    with pytest.raises((ClusterError, ImagesError), match=said) as told:
+        read_overrides(file)
+    assert "cannot read the values" in str(told.value)
+    assert "mine.yaml" in str(told.value)
+
+
+def test_an_empty_file_of_values_changes_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("# nothing yet\n")
+    assert read_overrides(file) == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["up", "--port", "99999"], "99999 is not in the range"),
+        (["--variant", "nvidia", "up"], "hint: up --variant NAME"),
+        (["--slurm", "source", "up"], "hint: up --variant NAME"),
+    ],
+)
+def test_up_says_what_it_was_given_and_cannot_take(arguments: list[str], said: str) -> None:
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code != 0
+    assert said in done.output
