@@ -98,8 +98,10 @@ def test_sshd_takes_keys_only_and_asks_the_directory(login: Host) -> None:
     settings = effective(login)
     for name in ("passwordauthentication", "kbdinteractiveauthentication", "permitrootlogin", "permitemptypasswords"):
         assert settings[name] == ["no"], name
-    assert settings["authorizedkeyscommand"] == ["/usr/bin/sss_ssh_authorizedkeys %u"]
-    assert settings["authorizedkeyscommanduser"] == ["nobody"]
+    # The directory's keys first, then those of the home, which sshd itself must not touch: it may hang.
+    assert settings["authorizedkeyscommand"] == ["/usr/libexec/minivm/authorized-keys %u %h %t %k"]
+    assert settings["authorizedkeysfile"] == ["none"]
+    assert "sss_ssh_authorizedkeys" in login.file("/usr/libexec/minivm/authorized-keys").content_string
     assert settings["usepam"] == ["yes"] and settings["x11forwarding"] == ["no"]
 
 
