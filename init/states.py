@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from init.choices import Choice
+from init.lean import signal
 from init.records import record
 
 TYPE_CHECKING = False
@@ -194,9 +195,8 @@ def idle(state: State) -> bool:
 
 
 def signal_name(number: int) -> str:
-    import signal
-
-    try:
-        return signal.Signals(number).name.removeprefix("SIG")
-    except ValueError:
-        return str(number)
+    """Without `SIG`; a restart waits for it, and need not wait for the enum of the `signal` module."""
+    for name in dir(signal):  # in alphabetical order: CHLD comes before its old name CLD
+        if name.startswith("SIG") and not name.startswith("SIG_") and getattr(signal, name) == number:
+            return name.removeprefix("SIG")
+    return str(number)

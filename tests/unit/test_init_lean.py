@@ -7,6 +7,7 @@ import enum
 import json
 import os
 import pickle
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ from init.choices import Choice
 from init.fields import duration, expand
 from init.lean import read_json
 from init.service import Probe
-from init.states import Phase
+from init.states import Phase, signal_name
 
 ROOT = Path(__file__).resolve().parents[2]
 VALUES = st.recursive(
@@ -129,3 +130,41 @@ start.main(["--plan", {str(plan)!r}], time.monotonic())
         timeout=60,
     )
     assert done.stdout == "/bin/x", done.stderr
+
+
+def test_a_restart_loads_nothing(tmp_path: Path) -> None:
+    """From a service's death to its next start: an import in between would be waited for."""
+    plan = tmp_path / "plan.json"
+    plan.write_text('{"version": 1, "role": "r", "services": {"a": {"command": ["/bin/sleep", "1000"]}}}')
+    loaded = tmp_path / "loaded"
+    code = f"""
+import os, sys, time
+sys.path.append({str(ROOT)!r})
+from init import poller, procs, start
+before = set()
+wait, spawn = poller.Poller.wait, os.posix_spawn
+def waits(self, until):
+    before.update(sys.modules)
+    wait(self, until)
+def spawned(*arguments, **named):
+    if before:
+        open({str(loaded)!r}, "w").write(" ".join(set(sys.modules) - before)); os._exit(0)
+    pid = spawn(*arguments, **named)
+    os.kill(pid, 9)
+    return pid
+poller.Poller.wait, os.posix_spawn = waits, spawned
+procs.is_pid_1 = lambda: True
+start.main(["--plan", {str(plan)!r}], time.monotonic())
+"""
+    env = {"PATH": os.environ["PATH"], "MINIVM_RUN": str(tmp_path / "run"), "MINIVM_SYSLOG": "", "MINIVM_HTTP": ""}
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], env=env, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert loaded.read_text() == ""
+
+
+def test_signals_are_called_what_python_calls_them() -> None:
+    for number in signal.valid_signals():
+        known = number in iter(signal.Signals)
+        assert signal_name(number) == (signal.Signals(number).name.removeprefix("SIG") if known else str(int(number)))
