@@ -1,20 +1,33 @@
-"""docs/reference/proofs.md names tests that exist: a promise is not left without its proof by a rename."""
+"""The pages that name a test for each promise and each defence name tests that exist: a rename leaves none unproven."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
+REFERENCE = ROOT / "docs" / "reference"
 NAMED = re.compile(r"`(test_\w+\.py)::(test_\w+)`")
 
 
-def test_every_named_proof_exists() -> None:
-    named = NAMED.findall((ROOT / "docs" / "reference" / "proofs.md").read_text())
-    assert len(named) > 40
+@pytest.mark.parametrize(("page", "least"), [("proofs.md", 40), ("hostile-inputs.md", 3)])
+def test_every_named_proof_exists(page: str, least: int) -> None:
+    named = NAMED.findall((REFERENCE / page).read_text())
+    assert len(named) > least
     defined: dict[str, set[str]] = {}
     for path in (ROOT / "tests").rglob("test_*.py"):
         found = re.findall(r"^\s*def (test_\w+)", path.read_text(), re.MULTILINE)
         defined.setdefault(path.name, set()).update(found)
     missing = [f"{file}::{name}" for file, name in named if name not in defined.get(file, set())]
     assert not missing, "\n".join(missing)
+
+
+def test_every_hostile_input_has_writer_reader_defence_and_test() -> None:
+    rows = [line for line in (REFERENCE / "hostile-inputs.md").read_text().splitlines() if line.startswith("|")]
+    heads = ("| input |", "|---")
+    for row in rows:
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        assert len(cells) == 5 and all(cells), f"wanted input | writer | reader | defence | test: {row}"
+        assert row.startswith(heads) or NAMED.search(cells[4]), f"names no test: {row}"
