@@ -285,6 +285,20 @@ def test_a_login_pod_that_drains_tells_its_sessions_and_waits_for_them(site: Wor
     pod.run(*ssh, "true")
 
 
+def test_a_user_who_calls_his_processes_sshd_neither_writes_files_nor_holds_up_the_drain(site: World) -> None:
+    """Any name may stand in argv[0]; root reads them when the pod is to stop."""
+    pod = site.pod("login", "forged").wait_ready()
+    pod.run("install", "-m", "600", "/dev/null", "/etc/victim")
+    victim = "eve@pts/../../etc/victim"
+    for title in (f"sshd: {victim}", f"sshd-session: {victim}", "sshd-session: eve@notty"):
+        pod.run("setpriv", "--reuid=12345", "--clear-groups", "bash", "-c", f"exec -a '{title}' sleep 7777 &")
+    until(lambda: pod.run("ps", "-u", "12345", "-o", "args").count("eve@") == 3, "they are there")
+    pod.run("minivm", "drain")
+    assert pod.run("cat", "/etc/victim") == ""
+    assert "eve@notty" in pod.run("ps", "-u", "12345", "-o", "args"), "still there, and waited for by nobody"
+    assert "no sessions" in pod.run("minivm", "logs", "drain")
+
+
 def test_a_wrong_drop_in_at_boot_ends_the_pod_with_one_clear_message(site: World, mounts: Path) -> None:
     (mounts / "config" / "services.d").mkdir()
     (mounts / "config" / "services.d" / "extra.yaml").write_text("command: [/bin/sleep, inf]\nneds: [munged]\n")
