@@ -214,7 +214,8 @@ def a_thousand(folder: Path) -> str:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 8192)), hard))
     world = World.make(folder)
-    world.upstream.commit({f"lib/{n}": f"{n}\n" * 300 for n in range(60)}, signer=world.alice)
+    library = {f"lib/{n}": f"{n}\n" * 300 for n in range(60)}
+    world.upstream.commit({"prolog.d/10-hello": "#!/bin/sh\n", **library}, signer=world.alice)
     rows = []
     with HttpGit(folder).serve() as server:
         requests = recorded_update(world, server, "upstream.git")

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from . import check, fault, publish, rules, transfer, tree, verify
+from . import check, fault, marker, publish, rules, transfer, tree, verify
 from .context import Cycle
 from .errors import Damaged, GitsyncError, Refused, Stalled
 from .layout import ZERO
@@ -57,9 +57,10 @@ def take(cycle: Cycle, reader: Reader, tip: Tip, ref: Ref, *, manual: bool = Fal
         with cycle.timed("verify"):
             signer = verify.signature(cycle.settings, ref, tip)
             if not manual:
-                verify.not_backward(cycle.settings, ref, tip, _published_date(cycle))
+                verify.not_backward(cycle.settings, ref, tip, _published_date(cycle), marker.floor(cycle.settings))
             entries = reader.entries(tip.commit, cycle.settings.subdir)
-            _refuse_violations(entries, cycle.settings)
+            refuse_violations(entries, cycle.settings)
+            judge_marker(cycle.settings, ref, entries, _kinds_before(cycle))
         fault.at("verified")
         step = "check"
         build(cycle, reader, tip, entries)
@@ -80,11 +81,25 @@ def _published_date(cycle: Cycle) -> float:
     return cycle.state.published.committed if cycle.state.published else 0.0
 
 
-def _refuse_violations(entries: list[Entry], settings: Settings) -> None:
-    limits = rules.Limits(settings.paths, settings.max_bytes, settings.max_file_bytes, settings.max_files)
+def refuse_violations(entries: list[Entry], settings: Settings) -> None:
+    limits = rules.Limits(
+        (*settings.paths, marker.MARKER), settings.max_bytes, settings.max_file_bytes, settings.max_files
+    )
     wrong = rules.violations(entries, limits)
     if wrong:
         raise Refused("use the commit", "; ".join(wrong))
+
+
+def _kinds_before(cycle: Cycle) -> frozenset[str]:
+    live = cycle.live
+    return frozenset() if live is None else marker.kinds_on_disk(cycle.settings.layout.tree(live))
+
+
+def judge_marker(settings: Settings, ref: Ref, entries: list[Entry], had: frozenset[str]) -> None:
+    def read(entry: Entry) -> bytes:
+        return next(tree.read_blobs(settings.layout.repository, [entry]))
+
+    marker.judge(settings, ref, entries, read, had)
 
 
 def _basis(cycle: Cycle, reader: Reader) -> list[Entry] | None:

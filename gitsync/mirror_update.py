@@ -9,14 +9,19 @@ import os
 import sys
 import time
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from . import child, publish, report, rules, transfer, verify
+from . import child, marker, publish, report, transfer, verify
 from . import state as state_
-from .errors import GitsyncError, Refused
+from .adopt import judge_marker, refuse_violations
+from .errors import Damaged, GitsyncError, Refused
 from .listing import Tip
 from .lock import Held, held
 from .settings import Ref, RefKind, Settings, from_environment
 from .state import Published, Quarantine, State
+
+if TYPE_CHECKING:
+    from .repo import Reader
 
 # Commits that stay fetchable by their hash, for rollbacks and pins in the fleet.
 KEEP = 20
@@ -71,12 +76,11 @@ def _bring(settings: Settings, known: State, lock: Held) -> State:
         tip = repo.require(reader.tip(transfer.FETCHED), str(settings.ref))
         try:
             signer = verify.signature(settings, settings.ref, tip)
-            verify.not_backward(settings, settings.ref, tip, known.published.committed if known.published else 0.0)
-            limits = rules.Limits(settings.paths, settings.max_bytes, settings.max_file_bytes, settings.max_files)
+            last = known.published.committed if known.published else 0.0
+            verify.not_backward(settings, settings.ref, tip, last, marker.floor(settings))
             entries = reader.entries(tip.commit, settings.subdir)
-            wrong = rules.violations(entries, limits)
-            if wrong:
-                raise Refused("use the commit", "; ".join(wrong))
+            refuse_violations(entries, settings)
+            judge_marker(settings, settings.ref, entries, _kinds_before(settings, reader, known))
         except Refused as error:
             quarantine = Quarantine(tip.oid, tip.commit, "verify", str(error), time.time(), settings.policy())
             print(f"gitsync mirror: refused {tip.commit[:12]}: {error}", flush=True)
@@ -92,6 +96,16 @@ def _bring(settings: Settings, known: State, lock: Held) -> State:
         transfer.set_ref(repository, f"{transfer.KEPT}{old.commit}", "", lock)
     transfer.tidy(settings, lock)
     return known
+
+
+def _kinds_before(settings: Settings, reader: Reader, known: State) -> frozenset[str]:
+    """Of what is shown now, as far as the repository still knows it: there are no trees here."""
+    if known.published is None:
+        return frozenset()
+    try:
+        return marker.kinds(entry.path for entry in reader.entries(known.published.commit, settings.subdir))
+    except (Refused, Damaged, ValueError):
+        return frozenset()
 
 
 def _show(settings: Settings, tip: Tip, lock: Held) -> None:

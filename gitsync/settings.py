@@ -23,6 +23,7 @@ PREFIX = "MINIVM_GITSYNC_"
 SECRETS = "/mnt/minivm/secrets/gitsync"
 # Not settings of the node: a cycle's mark on its children, and the tests' fault points.
 ELSEWHERE = frozenset({"CYCLE", "FAULT"})
+TREE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 REF_NAME = re.compile(r"(?!-)[A-Za-z0-9._/+@-]+")
 
 
@@ -88,6 +89,7 @@ class Settings:
 
     repo: str | None = None
     ref: Ref = Ref(RefKind.BRANCH, "main")
+    name: str = "minivm-scripts"
     subdir: str = ""
     root: Path = Path(DEFAULT_ROOT)
     zero: Path = Path(GENERATION_ZERO)
@@ -105,6 +107,7 @@ class Settings:
     revoked_signers: Path | None = None
     verify: bool = True
     backward: Backward = Backward.REFUSE
+    not_before: float | None = None
     paths: tuple[str, ...] = ("*",)
     max_bytes: int = 64 << 20
     max_file_bytes: int = 8 << 20
@@ -130,7 +133,7 @@ class Settings:
         """A fingerprint of what decides whether a commit is good: a quarantine ends when it changes."""
         parts: list[object] = [
             self.subdir, self.verify, self.backward.value, self.paths, self.max_bytes, self.max_file_bytes,
-            self.max_files, self.check_command,
+            self.max_files, self.check_command, self.name, self.not_before,
         ]  # fmt: skip
         for path in (self.allowed_signers, self.revoked_signers):
             try:
@@ -184,6 +187,14 @@ def check(settings: Settings) -> None:
         raise GitsyncError(
             "read the settings", f"{settings.subdir!r} is no directory of the repository", field=f"{PREFIX}SUBDIR"
         )
+    if not TREE_NAME.fullmatch(settings.name):
+        raise GitsyncError(
+            "read the settings", "wanted up to 64 letters, digits, '.', '_' or '-'", field=f"{PREFIX}NAME"
+        )
+    if settings.not_before is not None and settings.backward is Backward.ALLOW:
+        raise GitsyncError(
+            "read the settings", "a floor, and BACKWARD=allow, which asks for none", field=f"{PREFIX}NOT_BEFORE"
+        )
     if not 0 <= settings.canary_percent <= 100:
         raise GitsyncError("read the settings", "a percentage is 0 to 100", field=f"{PREFIX}CANARY_PERCENT")
     if settings.webhook and not settings.webhook_secret:
@@ -220,6 +231,17 @@ def _seconds(text: str) -> float:
     return value
 
 
+def parse_date(text: str) -> float:
+    """`2026-01-31`, or with a time; UTC where no zone is said."""
+    import datetime  # for those who name one
+
+    try:
+        date = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"{text[:40]!r} is no date such as 2026-01-31 or 2026-01-31T12:00:00Z") from None
+    return (date if date.tzinfo else date.replace(tzinfo=datetime.UTC)).timestamp()
+
+
 def _count(text: str) -> int:
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     number, unit = (text[:-1], units[text[-1]]) if text[-1] in units else (text, 1)
@@ -254,6 +276,7 @@ PARSERS: Mapping[str, Callable[[str], object]] = {
     "Path": _path,
     "Path | None": _path,
     "float": _seconds,
+    "float | None": parse_date,
     "int": _count,
     "bool": _flag,
     "Ref": parse_ref,

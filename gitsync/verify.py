@@ -109,13 +109,21 @@ def _verify(settings: Settings, command: str, oid: str, revoked: Path | None) ->
     return judge(done.status, f"{done.err}\n{done.out.decode(errors='replace')}")
 
 
-def not_backward(settings: Settings, ref: Ref, tip: Tip, published: float) -> None:
-    """A branch goes forward. An older commit, well signed, is a force push or a server that serves the past."""
-    if ref.kind is not RefKind.BRANCH or settings.backward is Backward.ALLOW or not settings.verify:
+def not_backward(settings: Settings, ref: Ref, tip: Tip, published: float, floor: float) -> None:
+    """A branch goes forward. An older commit, well signed, is a force push or a server that serves the past; and where
+    nothing is published yet, `floor` is the past."""
+    if ref.kind is not RefKind.BRANCH or settings.backward is Backward.ALLOW:
         return
     if tip.committed < published:
         raise Refused(
             "take the commit",
             f"it is {published - tip.committed:.0f} s older than the published one",
             hint="pin it, or set MINIVM_GITSYNC_BACKWARD=allow, where that is meant",
+        )
+    if tip.committed < floor:
+        raise Refused(
+            "take the commit",
+            f"it is {(floor - tip.committed) / 86400:.1f} days older than what this node may start from "
+            + ("(generation zero)" if settings.not_before is None else "(MINIVM_GITSYNC_NOT_BEFORE)"),
+            hint="sign a new commit (git commit --allow-empty -S), or name an earlier MINIVM_GITSYNC_NOT_BEFORE",
         )

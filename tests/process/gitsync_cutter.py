@@ -15,6 +15,7 @@ from pathlib import Path
 
 from gitsync import cycle, fault, lease, publish, repo
 from gitsync.layout import ZERO, Layout
+from gitsync.marker import MARKER
 from gitsync.settings import Backward
 from tests.process.gitsync_world import World, run
 from tests.waiting import until
@@ -25,7 +26,7 @@ assert repo  # loaded here once, so that a forked cycle does not pay for GitPyth
 
 
 def stamped(serial: int) -> dict[str, str | bytes | None]:
-    """A tree in which every file says which commit it belongs to, but for one that never changes."""
+    """A tree in which every file says which commit it belongs to, but for two that never change."""
     return {
         "a": f"{serial}\n",
         "prolog.d/10-b": f"#!/bin/sh\n# {serial}\n",
@@ -33,6 +34,7 @@ def stamped(serial: int) -> dict[str, str | bytes | None]:
         "lib/d.conf": f"SERIAL = {serial}\n",
         "e": f"{serial}\n",
         "same": "same\n",
+        MARKER: '{"name": "minivm-scripts"}\n',
     }
 
 

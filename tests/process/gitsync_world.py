@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gitsync.layout import Layout
+from gitsync.marker import MARKER
 from gitsync.settings import Ref, RefKind, Settings
 
 GOOD_TREE = {
@@ -55,6 +56,7 @@ class Upstream:
         path, work = folder / "upstream.git", folder / "work"
         run("git", "init", "-q", "--bare", "-b", "main", path)
         run("git", "init", "-q", "-b", "main", work)
+        (work / MARKER).write_text('{"name": "minivm-scripts"}\n')
         return cls(path, work)
 
     def environment(self) -> dict[str, str]:

@@ -12,6 +12,7 @@ import pytest
 from gitsync import cycle, lease
 from gitsync.errors import GitsyncError
 from gitsync.layout import ZERO
+from gitsync.marker import MARKER
 from gitsync.settings import Ref, RefKind
 from tests.process.gitsync_world import GOOD_TREE, Signer, World
 
@@ -443,7 +444,11 @@ def test_a_published_commit_is_judged_again_when_the_signers_change(world: World
 
 
 def test_another_subdirectory_of_the_same_commit_is_published_anew(world: World) -> None:
-    world.upstream.commit({"one/prolog.d/1": "#!/bin/sh\n", "two/prolog.d/2": "#!/bin/sh\n"}, signer=world.alice)
+    marker = (world.upstream.work / MARKER).read_text()
+    files = {f"{name}/{MARKER}": marker for name in ("one", "two")}
+    world.upstream.commit(
+        {"one/prolog.d/1": "#!/bin/sh\n", "two/prolog.d/2": "#!/bin/sh\n", **files}, signer=world.alice
+    )
     for name, script in (("one", "1"), ("two", "2")):
         world.settings = replace(world.settings, subdir=name)
         cycle.run(world.settings)

@@ -73,6 +73,7 @@ def test_settings_are_parsed_by_their_type_and_empty_is_unset() -> None:
     ("name", "value"),
     [
         ("PERIOD", "soon"), ("PERIOD", "-1"), ("PERIOD", "inf"), ("KEEP", "2.5"), ("VERIFY", "maybe"),
+        ("NOT_BEFORE", "soon"), ("NAME", "a b"),
         ("BACKWARD", "sometimes"), ("CANARY_PERCENT", "101"), ("CHECK_COMMAND", "[1]"), ("WEBHOOK", "0.0.0.0:1"),
         ("REPO", "https://user:hunter2@host/x"), ("REPO", "https://hunter2@host/x"), ("REPO", "ext::sh -c x"),
         ("REPO", "--upload-pack=x"), ("REPO", "ftp://host/x"), ("REPO", "a b"),
