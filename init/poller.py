@@ -31,7 +31,8 @@ class Timer:
 class Poller:
     def __init__(self) -> None:
         self._epoll = select.epoll()
-        self._calls: dict[int, Callable[[int], None]] = {}
+        self._calls: dict[int, tuple[int, Callable[[int], None]]] = {}  # with the registration's number
+        self._registered = 0
         self._timers: list[Timer] = []
 
     @staticmethod
@@ -40,7 +41,8 @@ class Poller:
 
     def add(self, fd: int, mask: int, call: Callable[[int], None]) -> None:
         self._epoll.register(fd, mask)
-        self._calls[fd] = call
+        self._registered += 1
+        self._calls[fd] = self._registered, call
 
     def change(self, fd: int, mask: int) -> None:
         self._epoll.modify(fd, mask)
@@ -62,10 +64,14 @@ class Poller:
             until = self._timers[0].at
         # Rounded up: a wait that ends a fraction early would only be made again.
         timeout = -1.0 if until is None else max(0.0, until - self.now() + 0.0005)
-        for fd, mask in self._epoll.poll(timeout):
-            call = self._calls.get(fd)
-            if call is not None:  # an earlier call of this turn may have closed it
-                call(mask)
+        events = self._epoll.poll(timeout)
+        newest = self._registered
+        for fd, mask in events:
+            found = self._calls.get(fd)
+            # An earlier call of this turn may have closed it, and another may have been given its number since: what
+            # has come for that one is told again.
+            if found is not None and found[0] <= newest:
+                found[1](mask)
         now = self.now()
         while self._timers and self._timers[0].at <= now:
             due = heappop(self._timers).call
