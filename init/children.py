@@ -156,7 +156,7 @@ class Children:
 
     def follow(self, name: str, pid: int) -> None:
         """A main process that is not our child yet: its end must be noticed even while another could reap it."""
-        self.owners.pids[pid] = name
+        self.owners.follow(pid, name)
         try:
             fd = os.pidfd_open(pid)
         except OSError:

@@ -3,35 +3,74 @@
 from __future__ import annotations
 
 import os
+import time
+
+LEFT_BEHIND = 3.0  # seconds for which a session without a known process counts: a hand-over takes at most two
 
 
 class Owners:
-    """Which service a process belongs to: its own children, their sessions, their descendants."""
+    """Which service a process belongs to: its own children, their sessions, their descendants.
+
+    A session's number is its leader's, and the kernel gives it away again once the last member is gone, of which nobody
+    tells. So a session counts while a process that is known to be the service's lives in it, and a little longer.
+    """
 
     def __init__(self) -> None:
         self.pids: dict[int, str] = {}
+        self._session_of: dict[int, int] = {}  # of each of these
         self._sessions: dict[int, str] = {}
+        self._left: dict[int, float] = {}  # sessions whose last known process has ended, the longest ago first
 
     def add(self, pid: int, service: str) -> None:
+        """A child that begins a session of its own."""
         self.pids[pid] = service
+        self._session_of[pid] = pid
         self._sessions[pid] = service
-        if len(self._sessions) > 512:  # a service that failed for days; those whose leader and members are gone
-            alive = {_session(other) for other in processes()}
-            self._sessions = {sid: name for sid, name in self._sessions.items() if sid in alive}
+        self._left.pop(pid, None)
+
+    def follow(self, pid: int, service: str) -> None:
+        """A main process that is not our child, in whatever session."""
+        self.pids[pid] = service
+        self._session_of[pid] = session = _session(pid)
+        self._left.pop(session, None)
 
     def remove(self, pid: int) -> None:
         self.pids.pop(pid, None)
+        session = self._session_of.pop(pid, 0)
+        if session in self._sessions and session not in self._session_of.values():
+            self._left[session] = time.monotonic()
+        self._forget()
 
     def owner(self, pid: int) -> str:
         """The service, or nothing. Read at once, while the sender is there to be asked about."""
+        self._forget()
         seen = 0
         while pid > 1 and seen < 64:
-            name = self.pids.get(pid) or self._sessions.get(_session(pid))
+            name = self.pids.get(pid) or self._by_session(_session(pid))
             if name:
                 return name
             pid = parent(pid)
             seen += 1
         return ""
+
+    def _by_session(self, session: int) -> str:
+        name = self._sessions.get(session, "")
+        if name and session not in self.pids and _session(session) >= 0:
+            # Its leader was reaped, so whoever has the number now is somebody else, and the session was over by then.
+            self._end(session)
+            return ""
+        return name
+
+    def _forget(self) -> None:
+        while self._left:
+            session, since = next(iter(self._left.items()))
+            if time.monotonic() - since < LEFT_BEHIND:
+                return
+            self._end(session)
+
+    def _end(self, session: int) -> None:
+        self._left.pop(session, None)
+        self._sessions.pop(session, None)
 
     def heirs(self, pid: int) -> tuple[int, ...]:
         """What is left of the session that a process began."""
