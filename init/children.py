@@ -50,8 +50,10 @@ class Children:
         try:
             pid = procs.spawn(spec, command, env, Streams(self._null, out, err), root=root)
         except (OSError, procs.CannotStart) as error:
-            why = f"cannot fork: {error.strerror}" if isinstance(error, OSError) else str(error)
-            self._not_started(spec, step, why)
+            if isinstance(error, OSError):
+                self._not_started(spec, step, SpawnFailed(f"cannot fork: {error.strerror}"))
+            else:
+                self._not_started(spec, step, SpawnFailed(error.why, error.quoted))
             return
         self.owners.add(pid, name)
         if step == MAIN:
@@ -73,12 +75,12 @@ class Children:
                 env["WATCHDOG_USEC"] = str(int(spec.watchdog * 1e6))
         return env
 
-    def _not_started(self, spec: Service, step: int, why: str) -> None:
-        self._init.say(f"{spec.name}: {why}")
+    def _not_started(self, spec: Service, step: int, failed: SpawnFailed) -> None:
+        self._init.say(f"{spec.name}: {failed.why}" + (f": {failed.quoted}" if failed.quoted else ""))
         if step == STOPPER:  # then by signal
             self.kill(self._init.engine.states[spec.name].pid, spec.stop.signal)
         else:
-            self._init.feed(spec.name, SpawnFailed(why))
+            self._init.feed(spec.name, failed)
 
     def run_helper(self, name: str, command: tuple[str, ...], output: int | None, ended: Callable[[str], None]) -> int:
         """A short command on a service's behalf (a probe, a reload); `ended` hears "exited 0" or how else it went."""

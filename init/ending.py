@@ -11,6 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from init.engine import Engine, Todo
     from init.service import Service
+    from init.states import Cause
 
 DRAIN = "drain"
 RESUME = "resume"
@@ -23,7 +24,7 @@ class Ending:
 
     def __init__(self, engine: Engine, grace: float) -> None:
         self.exit_code = ENDED_WELL
-        self.why = ""
+        self.why: Cause | None = None
         self.deadline: float | None = None  # of the whole stop
         self.killed_at: float | None = None
         self.errands: dict[str, Service] = {}  # the drain and its taking back: oneshots of the role's own
@@ -56,19 +57,13 @@ class Ending:
         return todo
 
     def drain_state(self) -> str:
-        """Empty, draining, drained, or "failed: why"."""
+        """Empty, draining, drained, or failed; for people: `init.health.drain_text`."""
         state = self._engine.states.get(DRAIN)
         if state is None or RESUME in self._engine.states:
             return ""
         if state.phase is Phase.DONE:
             return "drained"
-        return f"failed: {state.why}" if state.phase in (Phase.FAILED, Phase.STOPPED) else "draining"
-
-    def drain_text(self) -> str:
-        """The same for people: with what the drain says it is at."""
-        state = self.drain_state()
-        says = self._engine.states[DRAIN].status if state == "draining" else ""
-        return f"{state}: {says}" if says else state
+        return "failed" if state.phase in (Phase.FAILED, Phase.STOPPED) else "draining"
 
     def _run(self, name: str, command: tuple[str, ...], budget: float, now: float) -> Todo:
         """An errand is followed by the same machine as every service."""
@@ -80,7 +75,7 @@ class Ending:
 
     # The end.
 
-    def begin(self, now: float, code: int = ENDED_WELL, why: str = "", *, drain: bool = True) -> Todo:
+    def begin(self, now: float, code: int = ENDED_WELL, why: Cause | None = None, *, drain: bool = True) -> Todo:
         """The orderly end; asked for a second time, hurry."""
         engine = self._engine
         if engine.phase in (PodPhase.DRAINING, PodPhase.STOPPING):
@@ -90,7 +85,7 @@ class Ending:
         self.exit_code, self.why = code, why
         total = self._grace - stop.margin(self._grace)
         self.deadline = now + total
-        engine.trace.add(now, "", "stop", why or "asked to stop")
+        engine.trace.add(now, "", "stop", str(why or "asked to stop"))
         if drain and engine.plan.drain is not None and self.drain_state() != "drained":
             engine.phase = PodPhase.DRAINING
             budget = stop.drain_budget(engine.plan.drain, engine.specs.values(), total)

@@ -154,7 +154,8 @@ class Engine:
         for action in actions:
             if isinstance(action, EndPod):
                 if self.phase in (PodPhase.BOOT, PodPhase.RUNNING):
-                    todo += self.ending.begin(now, EXHAUSTED, f"{name} {action.why}", drain=False)
+                    why = replace(action.why, outcome=f"{name} {action.why.outcome}")
+                    todo += self.ending.begin(now, EXHAUSTED, why, drain=False)
                 continue
             if isinstance(action, Kill) and action.signal == "KILL":
                 self.ending.killed()

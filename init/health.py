@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 from init import boot
-from init.quotes import DETAIL, public, unquoted
+from init.ending import DRAIN
+from init.quotes import is_ours, told
 from init.service import Kind, Probe
 from init.snapshot import ConditionView, ServiceView, Snapshot
 from init.states import Phase, satisfied
@@ -32,14 +33,13 @@ def duration(seconds: float) -> str:
 def own_reason(spec: Service, state: State, now: float, *, quoting: bool = True) -> str:
     """Why this service itself is not ready, leaving aside what it waits for. Empty when it is."""
     spent = duration(now - state.since)
-    why = state.why if quoting else public(state.why, spec)
+    why = told(state.why, quoting=quoting)
     match state.phase:
         case Phase.READY | Phase.DONE:
             return ""
-        case Phase.STARTING if state.said:
-            head, _, tail = state.said.partition(DETAIL)
-            shown = tail and (quoting or spec.ready.probe is not Probe.EXEC)  # a command's output is the command's
-            return f"{head} for {spent}{' ' + tail if shown else ''}"
+        case Phase.STARTING if state.said is not None:
+            more = state.said.detail or (state.said.quoted if quoting else "")
+            return f"{state.said.outcome} for {spent}" + (f" ({more})" if more else "")
         case Phase.STARTING if spec.kind is Kind.ONESHOT:
             return f"runs for {spent}" + (f"; before: {why}" if why else "")
         case Phase.STARTING if spec.ready.probe is Probe.NONE:
@@ -105,9 +105,9 @@ def pod_reasons(engine: Engine, now: float, *, quoting: bool = True) -> tuple[st
         reason = own_reason(engine.specs[leaf], engine.states[leaf], now, quoting=quoting)
         before = f"{', '.join(names)} {'waits' if len(names) == 1 else 'wait'} for " if names else ""
         found.append(f"{before}{leaf}: {reason}")
-    drain = engine.ending.drain_text()
+    drain = drain_text(engine, quoting=quoting)
     if engine.phase.value in ("stopping", "stopped", "draining"):
-        why = engine.ending.why if quoting else unquoted(engine.ending.why)
+        why = told(engine.ending.why, quoting=quoting)
         found.append(f"the pod is {engine.phase.value}" + (f": {why}" if why else ""))
     elif drain:
         found.append(f"drain: {drain}")
@@ -115,13 +115,24 @@ def pod_reasons(engine: Engine, now: float, *, quoting: bool = True) -> tuple[st
     return tuple(found)
 
 
+def drain_text(engine: Engine, *, quoting: bool = True) -> str:
+    """How far the drain is, with what it says it is at, or why it failed."""
+    word = engine.ending.drain_state()
+    state = engine.states.get(DRAIN)
+    if state is None or word not in ("draining", "failed"):
+        return word
+    if word == "failed":
+        return f"{word}: {told(state.why, quoting=quoting)}"
+    return f"{word}: {state.status}" if state.status and (quoting or is_ours(engine.spec(DRAIN).command)) else word
+
+
 def degraded(engine: Engine, now: float, *, quoting: bool = True) -> tuple[str, ...]:
     """What is wrong and does not keep the pod from being ready."""
     found = [f"{item.name}: {item.text}" for item in engine.conditions.values() if not item.blocking]
     for name, spec in engine.specs.items():
         state = engine.states[name]
-        if spec.kind is Kind.PERIODIC and state.why:
-            found.append(f"{name}: last run {state.why if quoting else public(state.why, spec)}")
+        if spec.kind is Kind.PERIODIC and state.why is not None:
+            found.append(f"{name}: last run {told(state.why, quoting=quoting)}")
         elif not spec.required and not satisfied(state) and state.phase is not Phase.STOPPED:
             for reason in service_reasons(engine, name, now, quoting=quoting):
                 found.append(f"{name} {reason}" if reason.startswith("waits for ") else f"{name}: {reason}")
@@ -138,7 +149,7 @@ def snapshot(engine: Engine, pod: str, now: float, *, quoting: bool = True) -> S
         started=engine.ready_at is not None,
         uptime=now - engine.began,
         boot_seconds=engine.ready_at - engine.began if engine.ready_at is not None else None,
-        drain=engine.ending.drain_text(),
+        drain=drain_text(engine, quoting=quoting),
         reasons=reasons,
         degraded=degraded(engine, now, quoting=quoting),
         conditions=tuple(

@@ -13,7 +13,7 @@ from init.lean import signal
 from init.logs import Logs
 from init.poller import IN, Poller
 from init.records import record
-from init.states import Kill, PodPhase, Spawn, Told, Unwatch, Watch
+from init.states import Cause, Kill, PodPhase, Spawn, Told, Unwatch, Watch
 from init.trace import Trace
 from init.watches import Watches
 
@@ -100,7 +100,7 @@ class Init:
                 Server(self.poller, listen(self.settings.http), pages(self))
             except ConfigError as error:
                 self.say(str(error))
-                self.perform(self.engine.ending.begin(self.poller.now(), EX_CONFIG, str(error), drain=False))
+                self.perform(self.engine.ending.begin(self.poller.now(), EX_CONFIG, Cause(str(error)), drain=False))
         Control(f"{self.settings.run}/control.sock", self.poller, Requests(self).handle)
 
     def listen_for_notifications(self) -> Notify:

@@ -8,6 +8,7 @@ from init.states import (
     HANDOVER_WAIT,
     MAIN,
     STOPPER,
+    Cause,
     Down,
     EndPod,
     Exited,
@@ -47,7 +48,7 @@ def advance(service: Service, state: State, event: Event, now: float, luck: floa
             state = replace(state, spawning=False)
             if state.phase is Phase.STOPPING:
                 return _stopped(service, state, now, luck)
-            return _fail(service, state, event.why, None, now, luck)
+            return _fail(service, state, Cause(event.why, event.quoted), None, now, luck)
         case Exited():
             return _exited(service, state, event, now, luck)
         case Passed():
@@ -55,7 +56,9 @@ def advance(service: Service, state: State, event: Event, now: float, luck: floa
                 return _ready(service, state, now), []
             return state, []
         case Said():
-            return (replace(state, said=event.text), []) if state.phase is Phase.STARTING else (state, [])
+            if state.phase is Phase.STARTING:
+                return replace(state, said=Cause(event.text, event.quoted, detail=event.detail)), []
+            return state, []
         case Told():
             return _told(service, state, event, now)
         case Tick():
@@ -63,7 +66,7 @@ def advance(service: Service, state: State, event: Event, now: float, luck: floa
                 return state, []
             return _overdue(service, replace(state, deadline=None), now, luck)
         case Down():
-            return _down(service, state, event.then, "", event.grace, now, luck)
+            return _down(service, state, event.then, None, event.grace, now, luck)
         case Hurry():
             if state.phase is Phase.STOPPING and state.deadline is not None:
                 return replace(state, deadline=min(state.deadline, now + event.grace)), []
@@ -73,7 +76,7 @@ def advance(service: Service, state: State, event: Event, now: float, luck: floa
 
 
 def _go(service: Service, state: State, now: float) -> Step:
-    fresh = replace(state, said="", status="", reloading=False, deadline=None, then=None, former=(), ready_at=None)
+    fresh = replace(state, said=None, status="", reloading=False, deadline=None, then=None, former=(), ready_at=None)
     if service.kind is Kind.GATE:
         within = now + service.ready.within if service.ready.within else None
         return replace(fresh, phase=Phase.STARTING, since=now, started_at=now, deadline=within), [Watch()]
@@ -106,7 +109,7 @@ def _spawned(service: Service, state: State, event: Spawned, now: float) -> Step
 
 def _ready(service: Service, state: State, now: float) -> State:
     watchdog = now + service.watchdog if service.watchdog else None
-    return replace(state, phase=Phase.READY, since=now, ready_at=now, deadline=watchdog, said="", why="")
+    return replace(state, phase=Phase.READY, since=now, ready_at=now, deadline=watchdog, said=None, why=None)
 
 
 def _exited(service: Service, state: State, event: Exited, now: float, luck: float) -> Step:
@@ -123,28 +126,29 @@ def _exited(service: Service, state: State, event: Exited, now: float, luck: flo
     state = replace(state, pid=0, ended=event.text())
     if not (well and state.phase is Phase.PREPARING):  # a preparation that succeeds is not what people ask about
         state = replace(state, last_exit=event.text(), last_line=event.last_line)
-    why = event.text() + (f": {event.last_line}" if event.last_line else "")
+    speaker = service.prepare[state.step] if state.phase is Phase.PREPARING else service.command
+    why = Cause(event.text(), event.last_line, speaker)
     if state.phase is Phase.STOPPING:
         return (state, []) if state.helper else _stopped(service, state, now, luck)
     if state.phase is Phase.PREPARING:
         if not well:
-            why = f"{service.prepare[state.step][0]} (prepare) {why}"
+            why = replace(why, outcome=f"{speaker[0]} (prepare) {why.outcome}")
             return _fail(service, state, why, None, now, luck)
         if state.step + 1 < len(service.prepare):
             return replace(state, step=state.step + 1, spawning=True), [Spawn(state.step + 1)]
         return replace(state, phase=Phase.STARTING, since=now, step=MAIN, spawning=True), [Spawn(MAIN)]
     if service.kind is Kind.PERIODIC:
-        state = replace(state, why="" if well else why, failed=state.failed + (not well))
+        state = replace(state, why=None if well else why, failed=state.failed + (not well))
         return replace(state, deadline=now + service.every * (0.9 + 0.2 * luck)), []
     if well and service.kind is Kind.ONESHOT:
-        return replace(state, phase=Phase.DONE, since=now, ready_at=now, deadline=None, why="", said=""), []
+        return replace(state, phase=Phase.DONE, since=now, ready_at=now, deadline=None, why=None, said=None), []
     if well and event.heirs and service.ready.probe is Probe.NOTIFY:
         return replace(state, phase=Phase.HANDOVER, since=now, deadline=now + HANDOVER_WAIT), []
     if well and service.kind is Kind.LONGRUN and service.restart.when is not When.ALWAYS:
         return replace(state, phase=Phase.DONE, since=now, deadline=None), [Unwatch()]
     if well and event.heirs:
         left = ", ".join(str(pid) for pid in event.heirs[:4])
-        why = f"exited 0 and left processes behind ({left}): it went to the background; run it in the foreground"
+        why = Cause(f"exited 0 and left processes behind ({left}): it went to the background; run it in the foreground")
     return _fail(service, state, why, event.code if not event.signal else None, now, luck)
 
 
@@ -187,28 +191,32 @@ def _overdue(service: Service, state: State, now: float, luck: float) -> Step:
     if state.phase is Phase.HANDOVER:
         if state.then is not None:
             return _stopped(service, state, now, luck)
-        return _fail(service, state, "exited 0, and none of the processes it left took over", None, now, luck)
+        why = Cause("exited 0, and none of the processes it left took over")
+        return _fail(service, state, why, None, now, luck)
     if service.kind is Kind.PERIODIC and state.phase is Phase.READY:
         if state.pid:
             return state, [Kill(state.pid, "KILL")]
         return replace(state, spawning=True), [Spawn(MAIN)]
     if state.phase is Phase.READY and service.watchdog:
-        why = f"watchdog: no sign of life for {service.watchdog:g} s"
+        why = Cause(f"watchdog: no sign of life for {service.watchdog:g} s")
         return _down(service, state, Then.FAIL, why, service.stop.grace, now, luck, signal="ABRT")
     if state.phase is Phase.STARTING:
         if service.kind is Kind.LONGRUN and service.ready.probe is Probe.NONE:
             return _ready(service, state, now), []
         if service.kind is Kind.ONESHOT:
-            why = f"did not finish within {service.timeout:g} s"
+            why = Cause(f"did not finish within {service.timeout:g} s")
         else:
-            why = f"not ready within {service.ready.within:g} s" + (f": {state.said}" if state.said else "")
+            said = state.said or Cause("")
+            late = f"not ready within {service.ready.within:g} s"
+            why = replace(said, outcome=f"{late}: {said.outcome}" if said.outcome else late)
         return _down(service, state, Then.FAIL, why, service.stop.grace, now, luck)
     return state, []
 
 
 def _down(
-    service: Service, state: State, then: Then, why: str, grace: float, now: float, luck: float, signal: str = ""
-) -> Step:
+    service: Service, state: State, then: Then, why: Cause | None, grace: float, now: float, luck: float,
+    signal: str = "",
+) -> Step:  # fmt: skip
     if state.phase is Phase.STOPPING:
         deadline = min(state.deadline, now + grace) if state.deadline is not None else None
         return replace(state, then=then if then is not Then.FAIL else state.then, deadline=deadline), []
@@ -230,9 +238,9 @@ def _stopped(service: Service, state: State, now: float, luck: float) -> Step:
     then = state.then
     state = replace(state, then=None, deadline=None, status="", ready_at=None)
     if then is Then.FAIL:
-        return _fail(service, state, state.why, None, now, luck)
+        return _fail(service, state, state.why or Cause("failed"), None, now, luck)
     phase = Phase.WAITING if then is Then.AGAIN else Phase.STOPPED
-    return replace(state, phase=phase, since=now, streak=0, failures=(), why="", said=""), []
+    return replace(state, phase=phase, since=now, streak=0, failures=(), why=None, said=None), []
 
 
 def _up(state: State, now: float) -> Step:
@@ -243,7 +251,7 @@ def _up(state: State, now: float) -> Step:
     return state, []
 
 
-def _fail(service: Service, state: State, why: str, code: int | None, now: float, luck: float) -> Step:
+def _fail(service: Service, state: State, why: Cause, code: int | None, now: float, luck: float) -> Step:
     rule = service.restart
     failures = (*(at for at in state.failures if now - at < rule.window), now)
     rested = state.ready_at is not None and now - state.ready_at > rule.window
@@ -252,14 +260,14 @@ def _fail(service: Service, state: State, why: str, code: int | None, now: float
         state, pid=0, since=now, ready_at=None, deadline=None, then=None, reloading=False,
         failures=failures, failed=state.failed + 1, streak=streak, why=why,
     )  # fmt: skip
-    final = ""
+    final: Cause | None = None
     if code is not None and code in rule.fatal_codes:
-        final = f"{why}; no retry can mend exit code {code}"
+        final = replace(why, verdict=f"no retry can mend exit code {code}")
     elif rule.when is When.NEVER:
         final = why
     elif rule.limit and len(failures) > rule.limit:
-        final = f"{why}; gave up after {len(failures)} failures within {rule.window:g} s"
-    if final:
+        final = replace(why, verdict=f"gave up after {len(failures)} failures within {rule.window:g} s")
+    if final is not None:
         state = replace(state, phase=Phase.FAILED, why=final)
         return state, [Unwatch(), *([EndPod(final)] if rule.exhausted is Exhausted.END_POD else [])]
     if streak == 1:

@@ -9,8 +9,8 @@ import time
 from init.inotify import PathWatch
 from init.lines import Ring
 from init.poller import IN
-from init.quotes import DETAIL
 from init.service import Probe
+from init.states import Passed, Said
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     from init.poller import Poller, Timer
     from init.service import Ready
 
-    Heard = Callable[[str], None]  # empty: passed; else why not
+    Heard = Callable[[Said | Passed], None]
     Start = Callable[[tuple[str, ...], int, Callable[[str], None]], int]
     StartOwn = Callable[[Callable[[], None], int], int]
 
+_FIELDS = "\t"  # between the two that the child of a tcp probe writes on a line
 FIRST_RETRY = 0.005  # between bind() and listen() of a socket that has just appeared
 
 
@@ -61,7 +62,7 @@ class PathProbe:
                 self._delay = min(self._delay * 2, self._ready.interval)
         if not why:
             self.close()
-        self._heard(why)
+        self._heard(Said(why) if why else Passed())
         return not why
 
     def _try_again(self) -> None:
@@ -137,9 +138,10 @@ class ExecProbe:
         if self._closed:
             return
         if text == "exited 0":
-            self._heard("")
+            self._heard(Passed())
             return
-        self._heard(f"{self._ready.command[0]} {text}{DETAIL}({self._ring.last() or 'no output'})")
+        last = self._ring.last()
+        self._heard(Said(f"{self._ready.command[0]} {text}", quoted=last, detail="" if last else "no output"))
         self._timer = self._poller.after(self._ready.interval, self._run)
 
     def close(self) -> None:
@@ -183,10 +185,10 @@ class TcpProbe:
         lines = (self._carry + chunk).split(b"\n")
         self._carry = lines.pop()
         if lines:
-            text = lines[-1].decode()
+            text, _tab, detail = lines[-1].decode().partition(_FIELDS)
             if not text:
                 self.close()
-            self._heard(text)
+            self._heard(Said(text, detail) if text else Passed())
 
     def close(self) -> None:
         if self._pipe >= 0:
@@ -208,9 +210,9 @@ def ask_port(target: str, interval: float, timeout: float) -> None:
             found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
             addresses = list(dict.fromkeys(str(item[4][0]) for item in found))
             why = _connect_any(found, timeout)
-            text = f"tcp {target} {why}{DETAIL}(resolves to {', '.join(addresses[:4])})" if why else ""
+            text = f"tcp {target} {why}{_FIELDS}resolves to {', '.join(addresses[:4])}" if why else ""
         except socket.gaierror as error:
-            text = f"tcp {target}: the name does not resolve{DETAIL}({(error.strerror or '').lower()})"
+            text = f"tcp {target}: the name does not resolve{_FIELDS}{(error.strerror or '').lower()}"
         except ValueError:
             text = f"tcp {target}: {port!r} is not a port"
         if text != said or not text:

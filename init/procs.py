@@ -116,7 +116,11 @@ def fork(become: Callable[[], int | None], streams: Streams, what: str, *, argum
 
 
 class CannotStart(Exception):
-    """The reason of a failed start."""
+    """The reason of a failed start; apart from it what is quoted from the service's file, which can hold secrets."""
+
+    def __init__(self, why: str, quoted: str = "") -> None:
+        super().__init__(f"{why}: {quoted}" if quoted else why)
+        self.why, self.quoted = why, quoted
 
 
 def environment(service: Service, env: Mapping[str, str], *, masked: bool = False) -> dict[str, str]:
@@ -154,7 +158,7 @@ def _fill(service: Service, text: str, env: Mapping[str, str]) -> str:
     try:
         return expand(text, env)
     except KeyError as missing:
-        raise CannotStart(f"${{{missing.args[0]}}} is not set, used in {text!r}") from None
+        raise CannotStart(f"${{{missing.args[0]}}} is not set", f"used in {text!r}") from None
 
 
 def warn(text: str) -> None:

@@ -200,7 +200,14 @@ class Requests:
         self._answer_when(caller, request, done, self._drained(caller))
 
     def _drained(self, caller: Connection) -> Callable[[], None]:
-        return lambda: caller.reply(drain=self._init.engine.ending.drain_state())
+        """One word for what goes well; a reason with what does not."""
+
+        def answer() -> None:
+            engine = self._init.engine
+            word = engine.ending.drain_state()
+            caller.reply(drain=health.drain_text(engine) if word == "failed" else word)
+
+        return answer
 
     def _shutdown(self, caller: Connection, _: Request) -> None:
         self._init.perform(self._init.engine.ending.begin(self._init.poller.now()))
@@ -268,7 +275,7 @@ class Requests:
         """Durations in the reasons change all the time: what counts is whether a cause did."""
         engine = self._init.engine
         states = tuple((name, state.phase, state.said, state.why) for name, state in engine.states.items())
-        key = (engine.phase, engine.ending.drain_text(), states, tuple(engine.conditions.values()))
+        key = (engine.phase, health.drain_text(engine), states, tuple(engine.conditions.values()))
         now = self._init.poller.now()
         for caller, told in list(self._watchers.items()):
             if told != key:

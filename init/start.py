@@ -34,8 +34,10 @@ def main(arguments: list[str], began: float) -> int:
     try:
         init = Init(plan, settings)
         code = init.run()
-        if init.engine.ending.why:
-            last_words(f"{init.engine.ending.why}\n")
+        if init.engine.ending.why is not None:
+            from init.quotes import told
+
+            last_words(f"{told(init.engine.ending.why, quoting=False)}\n")  # more people read it than the log
     except Exception:
         import traceback
 

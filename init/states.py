@@ -46,6 +46,24 @@ class Then(Choice):
 
 
 @record(frozen=True, slots=True)
+class Cause:
+    """Why something went wrong. Who may read which part is decided where it is shown: `init.quotes`."""
+
+    outcome: str  # in init's own words, as is what follows, but for what is quoted
+    quoted: str = ""  # what a service, or its probe, said: it can hold anything
+    speaker: tuple[str, ...] = ()  # the command that is quoted
+    detail: str = ""
+    verdict: str = ""  # what was decided: it gave up, say
+
+    def __str__(self) -> str:
+        return self.told(f": {self.quoted}" if self.quoted else "")
+
+    def told(self, quote: str) -> str:
+        detail = f" ({self.detail})" if self.detail else ""
+        return f"{self.outcome}{detail}{quote}" + (f"; {self.verdict}" if self.verdict else "")
+
+
+@record(frozen=True, slots=True)
 class State:
     phase: Phase = Phase.WAITING
     pid: int = 0  # the main process, or the prepare command that runs
@@ -62,8 +80,8 @@ class State:
     failures: tuple[float, ...] = ()  # within the window
     failed: int = 0  # since boot
     streak: int = 0
-    why: str = ""  # of the last failure
-    said: str = ""  # by the probe
+    why: Cause | None = None  # of the last failure
+    said: Cause | None = None  # by the probe
     status: str = ""
     reloading: bool = False
     ended: str = ""  # how its last process ended, preparation too
@@ -88,6 +106,7 @@ class Spawned:
 @record(frozen=True, slots=True)
 class SpawnFailed:
     why: str
+    quoted: str = ""
 
 
 @record(frozen=True, slots=True)
@@ -113,9 +132,11 @@ class Passed:
 
 @record(frozen=True, slots=True)
 class Said:
-    """The probe did not pass, and this is why."""
+    """The probe did not pass, and this is why: in init's own words, but for what is quoted."""
 
     text: str
+    detail: str = ""
+    quoted: str = ""
 
 
 @record(frozen=True, slots=True)
@@ -176,7 +197,7 @@ class Unwatch:
 
 @record(frozen=True, slots=True)
 class EndPod:
-    why: str
+    why: Cause
 
 
 if TYPE_CHECKING:

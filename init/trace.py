@@ -49,8 +49,8 @@ class Trace:
         if after.reloading is not before.reloading:
             self.add(now, name, "reloading" if after.reloading else "reloaded")
         if after.phase is not before.phase:
-            detail = after.why if after.phase in (Phase.BACKOFF, Phase.FAILED, Phase.WAITING) else ""
-            self.add(now, name, after.phase.value, detail)
+            failed = after.phase in (Phase.BACKOFF, Phase.FAILED, Phase.WAITING)
+            self.add(now, name, after.phase.value, str(after.why) if failed and after.why is not None else "")
 
     def happenings(self) -> list[Happening]:
         return [*self._boot, *self._later]

@@ -26,10 +26,10 @@ class Watches:
         self.end(name)
         init, ready = self._init, self._init.engine.spec(name).ready
 
-        def heard(text: str) -> None:
-            if not text:
+        def heard(event: Said | Passed) -> None:
+            if isinstance(event, Passed):
                 self._probes.pop(name, None)
-            init.feed(name, Said(text) if text else Passed())
+            init.feed(name, event)
 
         try:
             # A preparation may have found out where to look: the controller's address with its port, say.

@@ -467,7 +467,7 @@ def test_status_over_http_is_the_snapshot(pod: World) -> None:
     assert pod.get("/nothing")[0] == 404
 
 
-TALKS = "echo 'cannot log in with password hunter2'; exit 7"
+TALKS = "echo 'cannot log in: db; gave up after password hunter2'; exit 7"  # in phrases of init's own, too
 
 
 def test_what_a_service_says_reaches_root_and_not_http(pod: World) -> None:
@@ -483,12 +483,15 @@ def test_what_a_service_says_reaches_root_and_not_http(pod: World) -> None:
             "says": {"command": python("tell('STATUS=hunter2'); signal.pause()"), "ready": "notify"},
             "later": {"kind": "periodic", "every": "1h", "command": shell(TALKS)},
             "aside": {"command": shell(TALKS), "required": False, "restart": {"when": "never"}},
-        }
+        },
+        {"command": python("tell('STATUS=hunter2'); signal.pause()")},
     )
     pod.until_state("ends", "failed")
     pod.until_state("tries", "backoff")
     pod.until(lambda: len([reason for reason in pod.ask("why")["reasons"] if "hunter2" in reason]) == 4, "root is told")
     pod.until(lambda: len([text for text in pod.snapshot().degraded if "hunter2" in text]) == 2, "of these too")
+    pod.ask("drain", wait=False)
+    pod.until(lambda: pod.snapshot().drain == "draining: hunter2", "the drain speaks, too")
     for path in ("/readyz", "/startupz", "/status", "/metrics"):
         assert "hunter2" not in pod.get(path)[1], path
     status, reasons = pod.get("/readyz")

@@ -126,7 +126,7 @@ def test_exhausted_counts_failures_within_the_window_only() -> None:
     assert state.phase is Phase.BACKOFF
     state, actions = live(spec, *first, (9, Go()), (9, Spawned(2, MAIN)), (9, Exited(2, 1, last_line="no licence")))
     assert state.phase is Phase.FAILED
-    assert state.why == "exited 1: no licence; gave up after 2 failures within 10 s"
+    assert str(state.why) == "exited 1: no licence; gave up after 2 failures within 10 s"
     assert [action for action in actions if isinstance(action, EndPod)]
     assert live(spec, (20, Up()), state=state)[0].phase is Phase.WAITING, "asked by a person, it tries again"
 
@@ -138,7 +138,7 @@ def test_prepare_steps_run_in_order_and_a_failure_is_a_failed_start() -> None:
     state, actions = live(spec, (0, Spawned(5, 0)), (0, Exited(5, 0)), state=state)
     assert actions == [Spawn(1)]
     bad, _ = live(spec, (0, Spawned(6, 1)), (0, Exited(6, 2, last_line="no disk")), state=state)
-    assert bad.why == "/p1 (prepare) exited 2: no disk"
+    assert str(bad.why) == "/p1 (prepare) exited 2: no disk"
     _, actions = live(spec, (0, Spawned(6, 1)), (0, Exited(6, 0)), state=state)
     assert actions == [Spawn(MAIN)]
 
@@ -156,7 +156,7 @@ def test_the_other_order_waits_for_the_successor_to_speak() -> None:
     back, _ = live(NOTIFY, (2.5, Told(ready=True, main_pid=8)), state=gone)
     assert (back.pid, back.phase, back.failed) == (8, Phase.READY, 0)
     never, _ = live(NOTIFY, (4, Tick()), state=gone)
-    assert never.failed == 1 and "none of the processes it left took over" in never.why
+    assert never.failed == 1 and "none of the processes it left took over" in str(never.why)
     stopped, actions = live(NOTIFY, (2.1, Down(Then.STOP, 5)), (2.5, Told(main_pid=8)), state=gone)
     assert stopped.phase is Phase.STOPPING and actions == [Kill(8, "TERM")]
 
@@ -211,7 +211,7 @@ def test_not_ready_within_is_a_failed_start_with_the_probes_reason() -> None:
     state, actions = live(spec, (0, Go()), (0, Spawned(7, MAIN)))
     assert actions == [Watch()]
     state, _ = live(spec, (1, Said("refused")), (3, Tick()), (3.5, Exited(7, 0, signal=15)), state=state)
-    assert state.why == "not ready within 3 s: refused" and state.failed == 1
+    assert str(state.why) == "not ready within 3 s: refused" and state.failed == 1
 
 
 def test_a_oneshot_is_ready_once_it_exited_0() -> None:
@@ -220,7 +220,7 @@ def test_a_oneshot_is_ready_once_it_exited_0() -> None:
     assert not satisfied(state)
     assert live(spec, (1, Exited(7, 0)), state=state)[0].phase is Phase.DONE
     late, actions = live(spec, (5, Tick()), state=state)
-    assert Kill(7, "TERM") in actions and late.why == "did not finish within 5 s"
+    assert Kill(7, "TERM") in actions and str(late.why) == "did not finish within 5 s"
 
 
 def test_a_periodic_service_runs_again_after_its_interval_whatever_the_outcome() -> None:
@@ -228,7 +228,7 @@ def test_a_periodic_service_runs_again_after_its_interval_whatever_the_outcome()
     state, _ = live(spec, (0, Go()), (0, Spawned(7, MAIN)))
     assert satisfied(state)
     state, _ = live(spec, (2, Exited(7, 3, last_line="bad disk")), state=state)
-    assert state.deadline == 62 and state.why == "exited 3: bad disk" and satisfied(state)
+    assert state.deadline == 62 and str(state.why) == "exited 3: bad disk" and satisfied(state)
     state, actions = live(spec, (62, Tick()), state=state)
     assert actions == [Spawn(MAIN)]
     state, _ = live(spec, (62, Spawned(8, MAIN)), state=state)

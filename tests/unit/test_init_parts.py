@@ -98,7 +98,7 @@ def test_a_reason_is_followed_to_its_leaf() -> None:
         proof={"kind": "oneshot", "needs": ["slurmd"]},
         munged={"ready": "notify"},
     )
-    made.feed("controller", Said("tcp slurm-controller:6817 refused\t(resolves to 10.1.2.3)"), 1.0)
+    made.feed("controller", Said("tcp slurm-controller:6817 refused", "resolves to 10.1.2.3"), 1.0)
     made.feed("munged", Spawned(7, MAIN), 1.0)
     made.feed("munged", Told(ready=True), 1.0)
     told = "controller: tcp slurm-controller:6817 refused for 12 s (resolves to 10.1.2.3)"
@@ -206,7 +206,7 @@ def test_an_exhausted_critical_service_stops_the_others_first() -> None:
     made.feed("bad", Spawned(6, MAIN), 0.0)
     todo = made.feed("bad", Exited(6, 3, last_line="no licence"), 1.0)
     assert ("base", Kill(5, "TERM")) in todo and made.ending.exit_code == 69
-    assert made.ending.why == "bad exited 3: no licence; no retry can mend exit code 3"
+    assert str(made.ending.why) == "bad exited 3: no licence; no retry can mend exit code 3"
     made.feed("base", Exited(5, 0), 2.0)
     assert made.phase is PodPhase.STOPPED
 

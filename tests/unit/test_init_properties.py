@@ -8,10 +8,12 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from init import graph
+from init import graph, health
 from init.engine import Engine
 from init.plan import compile_plan, plan_from_json, plan_to_json
+from init.quotes import told
 from init.service import Kind, Probe, Service
+from init.snapshot import to_mapping
 from init.spec import parse_drain, parse_service
 from init.states import (
     MAIN,
@@ -85,6 +87,7 @@ class World:
         self.alive: dict[int, str] = {}
         self.deaf: set[int] = set()  # ignores everything but KILL
         self.next_pid = 10
+        self.words = ""  # what its services, and their probes, say
 
     def perform(self, todo: list[tuple[str, object]]) -> None:
         queue = list(todo)
@@ -108,7 +111,7 @@ class World:
 
     def end(self, pid: int, code: int) -> list[tuple[str, object]]:
         name = self.alive.pop(pid)
-        event = Exited(pid, code) if code >= 0 else Exited(pid, 0, -code)
+        event = Exited(pid, max(code, 0), max(-code, 0), self.words)
         return list(self.engine.feed(name, event, self.now))
 
     def check_start(self, name: str, action: Spawn) -> None:
@@ -145,7 +148,7 @@ class World:
             event = Told(ready=True) if spec.ready.probe is Probe.NOTIFY else Passed()
             self.perform(list(self.engine.feed(name, event, self.now)))
         elif choice == 3 and state.phase is Phase.STARTING:
-            self.perform(list(self.engine.feed(name, Said("no"), self.now)))
+            self.perform(list(self.engine.feed(name, Said("no", quoted=self.words), self.now)))
         elif choice <= 5 and pids:
             pid = self.draw.draw(st.sampled_from(pids))
             self.perform(self.end(pid, self.draw.draw(st.sampled_from([0, 0, 1, -9]))))
@@ -186,6 +189,35 @@ def test_order_holds_and_it_always_ends(found: list[Service], data: st.DataObjec
             world.pass_time(5.0)
     assert world.engine.phase is PodPhase.STOPPED, "the end never came"
     assert world.now - began <= 20.0 + 1.0, "the deadline was passed"
+
+
+SECRET = "\u2603"  # in everything that a service says, and in nothing else
+SAYINGS = st.sampled_from(
+    ["{}", "db; gave up after {}", "{}; gave up after 5 failures within 60 s", "exited 1: {}", "x\t{}", "({})",
+     "no retry can mend exit code {}", "{}: No space left on device", "killed by KILL: {}", "status: {}"]
+)  # fmt: skip
+
+
+@settings(max_examples=100, deadline=None)
+@given(services(), st.data(), SAYINGS, st.text(max_size=9), st.booleans(), st.integers(0, 60))
+def test_nothing_that_a_service_says_is_told_to_everybody(
+    found: list[Service], data: st.DataObject, saying: str, secret: str, drain: bool, length: int
+) -> None:
+    """Whatever it says, in init's own phrases too, and wherever it comes back: a cause, a condition, the last words."""
+    world = World(found, data, drain=drain)
+    world.words = saying.format(SECRET + secret)
+    world.perform(list(world.engine.begin(world.now)))
+    if drain:
+        world.perform(list(world.engine.ending.drain(world.now)))
+    for _ in range(length):
+        if world.engine.phase is PodPhase.STOPPED:
+            break
+        name = data.draw(st.sampled_from(sorted(world.engine.states)))
+        world.perform(list(world.engine.feed(name, Told(status=world.words), world.now)))
+        world.something()
+        shown = to_mapping(health.snapshot(world.engine, "pod", world.now, quoting=False))
+        assert SECRET not in str(shown)
+        assert SECRET not in told(world.engine.ending.why, quoting=False)
 
 
 @settings(max_examples=60, deadline=None)
