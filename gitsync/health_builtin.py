@@ -13,12 +13,14 @@ import select
 import stat
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
 from .health_api import Capture, Failure
 
 KMSG_LIMIT = 1024 * 1024
+KMSG_RECORDS = 200_000
 MOUNT_DEADLINE_S = 4.0
 NETWORK_FILE_SYSTEMS = frozenset(
     {"nfs", "nfs4", "lustre", "ceph", "fuse.ceph-fuse", "gpfs", "wekafs", "beegfs", "cifs", "smb3", "afs", "virtiofs"}
@@ -63,15 +65,16 @@ def _start_of(path: str) -> str:
 
 
 def kernel_log() -> Capture:
-    """The kernel's ring buffer as dmesg prints it. Reading takes nothing away: the cursor is the check's own."""
+    """The kernel's ring buffer, a line a record. Reading takes nothing away: the cursor is the check's own."""
     try:
         fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         return Capture("", Failure.MISSING, f"/dev/kmsg: {error.strerror}")
-    lines: list[str] = []
+    lines: deque[str] = deque()
     size = 0
     try:
-        while size < KMSG_LIMIT:
+        # Whoever makes the kernel write while we read must not keep us here.
+        for _ in range(KMSG_RECORDS):
             try:
                 record = os.read(fd, 8192).decode(errors="replace")
             except BlockingIOError:
@@ -81,16 +84,33 @@ def kernel_log() -> Capture:
                 continue
             except OSError as error:
                 return Capture("", Failure.FAILED, f"/dev/kmsg: {error.strerror}")
-            head, _, rest = record.partition(";")
-            usec = int(head.split(",")[2])
-            # Continuation lines start with a space and carry the device's dictionary, not the message.
-            line = f"[{usec / 1e6:12.6f}] {rest.splitlines()[0] if rest else ''}"
-            size += len(line)
+            line = kernel_line(record)
+            if line is None:
+                continue
             lines.append(line)
+            size += len(line)
+            # A log larger than this loses its oldest lines: the newest are what a flood would hide.
+            while size > KMSG_LIMIT:
+                size -= len(lines.popleft())
     finally:
         os.close(fd)
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
     return Capture("\n".join([f"# kernel log, now={now:.6f}", *lines, f"# end: {len(lines)} lines"]))
+
+
+def kernel_line(record: str) -> str | None:
+    """[time] <priority> text, as `dmesg -r` has them; None for what is no record.
+
+    The priority is facility * 8 + level: nobody but the kernel can write with its facility, 0, so that a check can tell
+    its words from what was written into /dev/kmsg. The kernel writes what is not printable as \\xNN, and each record's
+    text on one line; lines after that hold the device's dictionary.
+    """
+    head, semicolon, rest = record.partition(";")
+    fields = head.split(",")
+    if not semicolon or len(fields) < 4 or not (fields[0].isdigit() and fields[2].isdigit()):
+        return None
+    text = "".join(letter if letter.isprintable() else " " for letter in rest.split("\n", 1)[0])
+    return f"[{int(fields[2]) / 1e6:12.6f}] <{fields[0]}> {text}"
 
 
 def mounts() -> Capture:

@@ -32,7 +32,8 @@ def judge(measured: Log, context: Context) -> Iterable[Finding]:
     patterns = {name: (re.compile(rule["pattern"]), rule) for name, rule in limits.mapping("patterns").items()}
     for line in measured.since(cursor):
         for name, (pattern, rule) in patterns.items():
-            if pattern.search(line.text):
+            # From the record's start: what stands further on may be the name of a process or of a file.
+            if line.from_kernel(int(rule.get("level", kernel_log.WARNING))) and pattern.match(line.text):
                 held[name] = {
                     "text": line.text[:160],
                     "class": rule["class"],
@@ -41,11 +42,13 @@ def judge(measured: Log, context: Context) -> Iterable[Finding]:
                 }
     context.state["cursor"] = max([cursor, *(line.at for line in measured.lines[-1:])])
     context.state["held"] = held
-    counted = {name: item for name, item in held.items() if item["count"] >= patterns[name][1]["count"]}
+    # A commit may have dropped a pattern whose lines are still held.
+    counted = {
+        name: held[name] for name in held if name in patterns and held[name]["count"] >= patterns[name][1]["count"]
+    }
     if not counted:
         return [ok("nothing in the kernel's log", measured=0)]
     return [
         problem(f"{name}: {item['text']}", class_=Class(item["class"]), measured=item["count"])
         for name, item in counted.items()
-        if name in patterns
     ]

@@ -10,7 +10,7 @@ from typing import Any
 from parsers import kernel_log
 from parsers.kernel_log import KERNEL_LOG
 
-from gitsync.health_api import Check, Class, Context, Finding, Hardware, Inputs, Limits, Unreadable, When, ok, problem
+from gitsync.health_api import Check, Class, Context, Finding, Hardware, Inputs, Limits, When, ok, problem, unknown
 
 CHECK = Check(
     name="xid",
@@ -23,13 +23,21 @@ CHECK = Check(
     thresholds="xid",
 )
 
-# "Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus." and the same without pid and name.
-_XID = re.compile(r"NVRM: (?:GPU at )?Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)(?:, (.*))?$")
-# Some drivers tell a lost GPU without a number, over three lines.
-_LOST = re.compile(r"NVRM: (?:The NVIDIA GPU|GPU) (?:PCI:)?([0-9a-fA-F:.]+)")
-_OFF = "fallen off the bus and is not responding"
+_BUS = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-9a-fA-F])?"
+# "Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus." and the same without pid and name; of
+# a part of a GPU "(PCI:0000:3b:00 GPU-I:05)". From the record's start: parsers/kernel_log.py: who else writes there.
+_XID = re.compile(rf"NVRM: (?:GPU at )?Xid \((?:PCI:)?({_BUS})(?: GPU-I:[0-9]+)?\): ([0-9]{{1,4}})(?:, (.*))?$")
+# Some drivers tell a lost GPU without a number: over two or three records, or in one with its line breaks written out.
+_LOST = re.compile(rf"NVRM: (?:The NVIDIA GPU|GPU) (?:PCI:)?({_BUS})(?![0-9a-fA-F])(.*)")
+_OFF = re.compile(
+    r"(?:NVRM:)?(?: \(PCI ID: [0-9a-fA-F:]+\))?(?: installed in this)?(?: system has)?"
+    r" fallen off the bus and is not responding"
+)
 _PID = re.compile(r"(?:^|, )pid='?(\d+)'?")
-_ACTION = re.compile(r"GPU recovery action changed from \S+ \(.*?\) to 0x[0-9a-fA-F]+ \((.*?)\)")
+# From the start of the text: further on stands the name of a process, which says what its user likes.
+_ACTION = re.compile(
+    r"(?:pid=\S+, name=.{0,15}, )?GPU recovery action changed from \S+ \([^()]*\) to 0x[0-9a-fA-F]+ \(([^()]*)\)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,26 +58,32 @@ class Measured:
     now: float
     newest: float
     xids: tuple[Xid, ...]
+    # Lines of a form that is not known yet, which must be noticed and not passed over.
+    strange: tuple[Xid, ...] = ()
 
 
 def parse(inputs: Inputs) -> Measured:
     log = kernel_log.parse(inputs["kernel_log"])
     found: list[Xid] = []
+    strange: list[Xid] = []
     lost = ""
     for line in log.lines:
-        match = _XID.search(line.text)
-        if match:
+        if not line.text.startswith("NVRM: ") or not line.from_kernel():
+            continue
+        if match := _XID.match(line.text):
             found.append(Xid(line.at, match.group(1).lower(), int(match.group(2)), (match.group(3) or "").strip()))
-        elif "NVRM: Xid" in line.text:
-            # A new form must be noticed, not passed over.
-            raise Unreadable(f"an Xid line of an unknown form: {line.text[:120]!r}")
-        elif gpu := _LOST.search(line.text):
+        elif line.text.startswith("NVRM: Xid") and not line.starts_with_a_process:
+            strange.append(Xid(line.at, "", 0, line.text))
+        elif gpu := _LOST.match(line.text):
             lost = gpu.group(1).lower()
-        if _OFF in line.text and lost:
+            if _OFF.match(gpu.group(2).replace(r"\x0aNVRM:", "")):
+                found.append(Xid(line.at, lost, 79, "GPU has fallen off the bus"))
+                lost = ""
+        elif _OFF.match(line.text) and lost:
             found.append(Xid(line.at, lost, 79, "GPU has fallen off the bus"))
             lost = ""
     newest = log.lines[-1].at if log.lines else 0.0
-    return Measured(log.now, newest, tuple(found))
+    return Measured(log.now, newest, tuple(found), tuple(strange))
 
 
 def judge(measured: Measured, context: Context) -> Iterable[Finding]:
@@ -91,12 +105,22 @@ def judge(measured: Measured, context: Context) -> Iterable[Finding]:
             "until": xid.at + float(policy["hold_s"]),
             "count": held.get(f"{xid.bus}/{xid.code}", {}).get("count", 0) + 1,
         }
+    # One strange line says that something is not known; it hides nothing of what is.
+    odd = context.previous.get("odd", {})
+    for line in measured.strange:
+        if line.at > cursor:
+            odd = {"text": line.text[:120], "until": line.at + limits.number("look_back_s")}
+    if odd and odd["until"] <= measured.now:
+        odd = {}
     context.state["cursor"] = max(cursor, measured.newest)
     context.state["held"] = held
-    if not held:
-        return [ok("no XID", measured=0, threshold=0)]
-    return [
-        problem(
+    context.state["odd"] = odd
+    if odd:
+        yield unknown(f"an Xid line of an unknown form: {odd['text']!r}")
+    if not held and not odd:
+        yield ok("no XID", measured=0, threshold=0)
+    for item in held.values():
+        yield problem(
             f"XID {item['code']} on {item['bus']}: {item['text']}"
             + (f" ({item['count']}x)" if item["count"] > 1 else ""),
             subject=str(item["bus"]),
@@ -104,14 +128,12 @@ def judge(measured: Measured, context: Context) -> Iterable[Finding]:
             measured=f"XID {item['code']}",
             threshold="none",
         )
-        for item in held.values()
-    ]
 
 
 def _policy(limits: Limits, xid: Xid) -> Mapping[str, Any]:
     codes = limits.mapping("codes")
     policy = {**limits.mapping("unlisted"), **codes.get(str(xid.code), {})}
-    action = _ACTION.search(xid.text)
+    action = _ACTION.match(xid.text)
     if action:
         # 154 only names what the driver wants done.
         actions = limits.mapping("recovery_actions")
