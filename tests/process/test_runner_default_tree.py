@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -21,6 +22,8 @@ pytestmark = pytest.mark.root
 ROOT = Path(__file__).resolve().parents[2]
 # Nobody else's: whatever runs under it on this machine is a test's.
 USER = 61235
+# The tests' own may lie where only root comes to.
+PYTHON = "/usr/bin/python3"
 
 
 class Job:
@@ -30,6 +33,7 @@ class Job:
         self.logs = world.root / "logs"
         self.shm = world.root / "shm"
         self.shm.mkdir()
+        self.shm.chmod(0o1777)
         shutil.rmtree(world.tree)
         shutil.copytree(ROOT / "scripts", world.tree)
         # The checks of this machine are not what is tested here.
@@ -43,6 +47,13 @@ class Job:
             "MINIVM_DCGM_JOBS": str(world.root / "dcgm"),
             "MINIVM_SYSFS": str(world.root / "sys"),
         }
+
+    def step(self, started: list[subprocess.Popen[bytes]], job: str) -> None:
+        """What slurmd starts for a step: slurmstepd by its executable, as root."""
+        program = self.world.root / "slurmstepd"
+        if not program.exists():
+            shutil.copy(str(shutil.which("sleep")), program)
+        sleep(started, 0, f"slurmstepd: [{job}.0]", program=str(program))
 
     def run(self, kind: str, **extra: str) -> str:
         code, out, err = self.world.run(kind, **{**self.environment, **extra})
@@ -66,9 +77,11 @@ def sleeper() -> Iterator[list[subprocess.Popen[bytes]]]:
         process.wait()
 
 
-def sleep(started: list[subprocess.Popen[bytes]], uid: int, name: str = "sleep", **environment: str) -> int:
+def sleep(
+    started: list[subprocess.Popen[bytes]], uid: int, name: str = "sleep", program: str = "sleep", **environment: str
+) -> int:
     """A process of somebody's, under any name."""
-    argv = ["bash", "-c", f"exec -a {name!r} sleep 600"]
+    argv = ["bash", "-c", f"exec -a {name!r} {program} 600"]
     process = subprocess.Popen(
         argv,
         env={"PATH": os.environ["PATH"], **environment},
@@ -183,7 +196,7 @@ def test_what_a_job_leaves_is_ended_and_removed(job: Job, sleeper: list[subproce
 def test_beside_another_job_only_what_carries_the_job_s_id_goes(
     job: Job, sleeper: list[subprocess.Popen[bytes]]
 ) -> None:
-    sleep(sleeper, 0, "slurmstepd: [99.0]")
+    job.step(sleeper, "99")
     ours = sleep(sleeper, USER, SLURM_JOB_ID="42")
     theirs = sleep(sleeper, USER, SLURM_JOB_ID="99")
     (job.shm / "shared").touch()
@@ -201,7 +214,7 @@ def test_a_job_that_starts_while_the_last_one_is_cleaned_up_is_left_alone(
     stubborn, said = deaf(sleeper, "echo told")
     epilog = job.world.start("epilog", **job.environment)
     assert said.readline() == b"told\n"
-    sleep(sleeper, 0, "slurmstepd: [99.0]")
+    job.step(sleeper, "99")
     theirs = sleep(sleeper, USER, SLURM_JOB_ID="99")
     (job.shm / "theirs").touch()
     os.chown(job.shm / "theirs", USER, USER)
@@ -231,3 +244,176 @@ def test_nothing_of_root_s_is_ever_cleaned_up(job: Job) -> None:
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
+
+
+# Deaf to TERM, and each process lives for a moment only: a list of processes is old before it is read.
+HYDRA = """
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", flush=True)
+while True:
+    if os.fork():
+        time.sleep(0.002)
+        os._exit(0)
+    os.setsid()
+"""
+# Exchanges a directory and a link to another one for ever.
+RACER = """
+import ctypes, sys
+libc, directory, link = ctypes.CDLL(None), sys.argv[1].encode(), sys.argv[2].encode()
+print("ready", flush=True)
+while True:
+    libc.renameat2(-100, directory, -100, link, 2)
+"""
+
+
+def hostile(
+    started: list[subprocess.Popen[bytes]], script: str, *arguments: str, uid: int = USER
+) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(
+        [PYTHON, "-c", script, *arguments],
+        env={"PATH": os.environ["PATH"]},
+        user=uid,
+        group=uid,
+        extra_groups=[],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    started.append(process)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    return process
+
+
+def owned(path: Path, uid: int = USER) -> Path:
+    os.chown(path, uid, uid)
+    return path
+
+
+def open_to_all(path: Path) -> None:
+    """The way to it, as to /dev/shm: pytest keeps its directories to root."""
+    for above in list(path.parents)[:-2]:
+        above.chmod(above.stat().st_mode | 0o011)
+
+
+def test_a_process_that_calls_itself_slurmstepd_keeps_nothing_from_being_cleaned_up(
+    job: Job, sleeper: list[subprocess.Popen[bytes]]
+) -> None:
+    """Any program that runs as root by its file's mode can be called by any name, and waits for a password, say."""
+    program = job.world.root / "as-root"
+    shutil.copy(str(shutil.which("sleep")), program)
+    program.chmod(0o4755)
+    open_to_all(program)
+    forger = sleep(sleeper, USER, "slurmstepd: [999.0]", program=str(program))
+    assert Path(f"/proc/{forger}").stat().st_uid == 0
+    stray = sleep(sleeper, USER)
+    (job.shm / "left").touch()
+    owned(job.shm / "left")
+    job.run("epilog")
+    assert not alive(forger)
+    assert not alive(stray)
+    assert not (job.shm / "left").exists()
+
+
+def test_who_forks_faster_than_one_can_look_is_ended(job: Job, sleeper: list[subprocess.Popen[bytes]]) -> None:
+    said = hostile(sleeper, HYDRA).stdout
+    assert said is not None
+
+    def silent() -> bool:
+        """The last of those who could still say something has ended."""
+        return bool(select.select([said], [], [], 0)[0]) and said.read(1) == b""
+
+    try:
+        job.run("epilog")
+        until(silent, "none of them is left")
+    finally:
+        end = f"import os; os.setresuid({USER}, {USER}, {USER}); os.kill(-1, 9)"
+        subprocess.run([PYTHON, "-c", end], capture_output=True)
+
+
+def test_a_link_that_is_exchanged_for_a_directory_leads_root_nowhere(
+    job: Job, sleeper: list[subprocess.Popen[bytes]]
+) -> None:
+    """By somebody else than the job's user, who is ended first: he may exchange what lies in a directory for all."""
+    names = [f"file{number}" for number in range(3000)]
+    outer, victim = job.shm / "outer", job.world.root / "of-root"
+    (outer / "inner").mkdir(parents=True)
+    victim.mkdir()
+    for name in names:
+        (outer / "inner" / name).touch()
+        owned(outer / "inner" / name)
+        (victim / name).touch()
+    owned(outer / "inner")
+    owned(outer).chmod(0o777)
+    (outer / "link").symlink_to(victim)
+    open_to_all(job.shm)
+    racer = hostile(sleeper, RACER, str(outer / "inner"), str(outer / "link"), uid=USER + 1)
+    job.run("epilog")
+    assert sorted(path.name for path in victim.iterdir()) == sorted(names)
+    racer.kill()
+    racer.wait()
+    job.run("epilog")
+    assert list(job.shm.iterdir()) == []
+    assert len(list(victim.iterdir())) == len(names)
+
+
+def test_directories_go_however_deep_and_closed(job: Job) -> None:
+    make = """
+import os, sys
+os.chdir(sys.argv[1])
+for _ in range(3000):
+    os.mkdir("d")
+    open("f", "w").close()
+    above = os.open(".", os.O_RDONLY)
+    os.chdir("d")
+    os.fchmod(above, 0)
+    os.close(above)
+os.chmod(".", 0)
+"""
+    (job.shm / "deep").mkdir()
+    owned(job.shm / "deep")
+    open_to_all(job.shm)
+    subprocess.run([PYTHON, "-c", make, str(job.shm / "deep")], check=True, user=USER, group=USER)
+    try:
+        job.run("epilog")
+        assert list(job.shm.iterdir()) == []
+    finally:
+        # pytest itself could not remove it.
+        subprocess.run(["rm", "-rf", str(job.shm / "deep")], check=True)
+
+
+def test_another_user_s_job_keeps_nothing(job: Job, sleeper: list[subprocess.Popen[bytes]]) -> None:
+    job.run("prolog")
+    job.run("prolog", SLURM_JOB_ID="43", SLURM_JOB_UID=str(USER + 1), SLURM_JOB_GID=str(USER + 1))
+    job.step(sleeper, "43")
+    stray, theirs = sleep(sleeper, USER), sleep(sleeper, USER + 1, SLURM_JOB_ID="43")
+    for name, uid in (("ours", USER), ("theirs", USER + 1)):
+        (job.shm / name).touch()
+        owned(job.shm / name, uid)
+    job.run("epilog")
+    assert not alive(stray)
+    assert alive(theirs)
+    assert [path.name for path in job.shm.iterdir()] == ["theirs"]
+
+
+def test_of_two_jobs_that_end_together_one_cleans_up(job: Job, sleeper: list[subprocess.Popen[bytes]]) -> None:
+    for number in ("42", "43"):
+        job.run("prolog", SLURM_JOB_ID=number)
+    stray = sleep(sleeper, USER)
+    both = [job.world.start("epilog", **job.environment, SLURM_JOB_ID=number) for number in ("42", "43")]
+    for epilog in both:
+        _, err = epilog.communicate(timeout=60)
+        assert epilog.returncode == 0, err
+    assert not alive(stray)
+    assert [path.name for path in job.work.iterdir() if path.name.isdigit()] == []
+
+
+def test_a_job_without_steps_keeps_its_user_s_processes(job: Job, sleeper: list[subprocess.Popen[bytes]]) -> None:
+    """An allocation that somebody entered by ssh."""
+    for number in ("42", "43"):
+        job.run("prolog", SLURM_JOB_ID=number)
+    theirs = sleep(sleeper, USER)
+    job.run("epilog")
+    assert alive(theirs)
+    job.run("epilog", SLURM_JOB_ID="43")
+    assert not alive(theirs)
