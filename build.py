@@ -19,7 +19,7 @@ import click
 
 from images.cli_publish import AS_JSON
 from images.cli_publish import opened as session
-from images.errors import ImagesError
+from images.errors import ImagesError, nearest
 
 REPOSITORY = Path(__file__).resolve().parent
 SLURM = ("package", "source")
@@ -50,6 +50,12 @@ class Commands(click.Group):
         "delete": ("cluster.cli", "Delete a pod, as kubectl does: one of its name takes its place."),
         "down": ("cluster.cli", "Stop the cluster."),
     }
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            hint = nearest(args[0], self.list_commands(ctx))
+            raise click.UsageError(f"no command {args[0]!r} ({hint})", ctx)
+        return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*super().list_commands(ctx), *self.LATE]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import sys
@@ -9,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import wraps
-from typing import TYPE_CHECKING, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import click
 
@@ -22,7 +23,17 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class Group(click.Group):
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            known = self.list_commands(ctx)
+            near = difflib.get_close_matches(args[0], known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+            raise click.UsageError(f"no command {args[0]!r} ({hint})", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """Verified, atomic checkouts of the node's scripts. Settings come from MINIVM_GITSYNC_*."""
 

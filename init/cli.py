@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from init.errors import ConfigError, InitError, ManyErrors
+from init.cli_group import Group
+from init.errors import InitError
 from init.places import PLAN, SOCKET
 
 if TYPE_CHECKING:
@@ -20,30 +21,13 @@ if TYPE_CHECKING:
     from init.plan import Plan
     from init.snapshot import Snapshot
 
+# Whether it may be asked is the socket's to say: click's own words for it ("not readable") help nobody.
+ASKED = click.Path(readable=False, path_type=Path)
 JSON = click.option("--json", "as_json", is_flag=True, help="JSON, for machines.")
 
 
-class Group(click.Group):
-    """One place where errors of other people's data become one line and an exit code."""
-
-    def invoke(self, context: click.Context) -> Any:
-        try:
-            return super().invoke(context)
-        except (ConfigError, ManyErrors) as error:
-            click.echo(f"minivm: {error}", err=True)
-            sys.exit(78)
-        except InitError as error:
-            click.echo(f"minivm: {error}", err=True)
-            sys.exit(1)
-        except EOFError as error:
-            click.echo(f"minivm: {error}", err=True)
-            sys.exit(1)
-        except (KeyboardInterrupt, BrokenPipeError):
-            sys.exit(130)
-
-
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--socket", type=click.Path(path_type=Path), default=SOCKET, hidden=True, envvar="MINIVM_SOCKET")
+@click.option("--socket", type=ASKED, default=SOCKET, hidden=True, envvar="MINIVM_SOCKET")
 @click.pass_context
 def main(context: click.Context, socket: Path) -> None:
     """Look after the services of this pod."""
@@ -173,12 +157,14 @@ def trace(context: click.Context, chrome: Path | None, svg: Path | None, everyth
 @click.option("-n", "--lines", default=100, show_default=True, help="How many of the last lines.")
 @click.pass_context
 def logs(context: click.Context, service: str | None, follow: bool, lines: int) -> None:
-    """The last lines of a SERVICE, or of the init itself."""
+    """The last lines of a SERVICE; without one the init's: what ended, what was asked for, when it was ready."""
     keys: dict[str, Any] = {"lines": lines, "follow": follow} | ({"service": service} if service else {})
     with connect(context) as client:
         for reply in client.stream("logs", **keys) if follow else [client.request("logs", **keys)]:
             for line in reply["lines"]:
                 click.echo(line)
+            if not (reply["lines"] or follow):
+                click.echo(f"minivm: {service or 'the init'} has written nothing", err=True)
 
 
 WAIT = click.option("--no-wait", "wait", flag_value=False, default=True, help="Return at once.")
@@ -200,7 +186,7 @@ def action(op: str, about: str) -> None:
 
 
 action("start", "Start a SERVICE (or try one again that has failed).")
-action("stop", "Stop a SERVICE, and those that need it first.")
+action("stop", "Stop a SERVICE, and it alone: those that need it run on, as after its death.")
 action("restart", "Stop and start a SERVICE.")
 action("reload", "Have a SERVICE read its configuration again, without a restart.")
 
@@ -211,7 +197,7 @@ def drain_action(op: str, about: str) -> None:
     @click.pass_context
     def act(context: click.Context, wait: bool) -> None:
         with connect(context, None if wait else 10.0) as client:
-            text = str(client.request(op, wait=wait).get("drain") or "not drained")
+            text = str(client.request(op, wait=wait).get("drain") or "takes work again")
         click.echo(text)
         sys.exit(1 if text.startswith("failed") else 0)
 

@@ -92,7 +92,7 @@ def _why(error: OSError) -> str:
 
 def _hint(error: OSError) -> str:
     if isinstance(error, PermissionError):
-        return "the control socket is root's alone"
+        return "only root may ask"
     if isinstance(error, FileNotFoundError | ConnectionRefusedError):
         return "is this a pod whose PID 1 is minivm's init?"
     return ""

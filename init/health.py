@@ -11,6 +11,7 @@ from init.quotes import is_ours, told
 from init.service import Kind, Probe
 from init.snapshot import ConditionView, ServiceView, Snapshot
 from init.states import Phase, satisfied
+from init.trace import times
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,10 +66,6 @@ def own_reason(spec: Service, state: State, now: float, *, quoting: bool = True)
             return "stopped on request"
         case Phase.WAITING:
             return why or "about to start"
-
-
-def times(number: int) -> str:
-    return {1: "once", 2: "twice"}.get(number, f"{number} times")
 
 
 def leaves(engine: Engine, name: str, seen: frozenset[str] = frozenset()) -> list[str]:

@@ -98,9 +98,10 @@ class Logs:
             os.close(source.write_fd)
         self.rings.pop(name, None)
 
-    def say(self, text: str) -> None:
-        """A line of PID 1's own."""
-        self.take(OWN, "stderr", "tagged", text.encode(errors="backslashreplace").rstrip(b"\n") + b"\n")
+    def say(self, text: str, *, aloud: bool = True) -> None:
+        """A line of PID 1's own; not aloud: kept for whoever asks, and not in the pod's log."""
+        line = text.encode(errors="backslashreplace").rstrip(b"\n") + b"\n"
+        self.take(OWN, "stderr", "tagged" if aloud else "off", line)
 
     def take(self, name: str, stream: str, mode: str, block: bytes) -> None:
         """Complete lines of a service, from wherever they came."""

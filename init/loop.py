@@ -143,6 +143,11 @@ class Init:
                         self._watches.end(name)
         finally:
             self._performing = False
+        if self.trace.news:
+            news, self.trace.news = self.trace.news, []
+            for text, aloud in news:
+                self.logs.say(text, aloud=aloud)
+            self.logs.flush()
 
     def _told(self, name: str, told: Told) -> None:
         state = self.engine.states.get(name)

@@ -54,7 +54,7 @@ def note(view: ServiceView) -> str:
         last = f", last: {view.last_exit}" if view.last_exit else ""
         parts.append(f"{view.failures} failure{'s' if view.failures > 1 else ''}{last}")
     elif view.starts > 1:
-        parts.append(f"started {view.starts} times")
+        parts.append(f"{'ran' if view.kind == 'periodic' else 'started'} {view.starts} times")
     if not view.required:
         parts.append("optional")
     return "; ".join(parts)

@@ -12,7 +12,7 @@ from init.engine import Condition
 from init.errors import RequestError, nearest
 from init.logs import OWN
 from init.service import SIGNALS
-from init.states import PodPhase, satisfied
+from init.states import Phase, PodPhase, satisfied
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from init.snapshot import Snapshot
 
 _SECRET = r"(?i)SECRET|PASSWORD|PASSWD|TOKEN|CREDENTIAL|PRIVATE|(^|_)KEY$"
+
+# "cannot ...", for requests whose name is no verb.
+_ABOUT = {
+    "why": "tell why {} is not ready", "logs": "show the log of {}", "env": "show the environment of {}",
+}  # fmt: skip
 
 
 class Requests:
@@ -36,9 +41,9 @@ class Requests:
             "why": self._why,
             "trace": self._trace,
             "logs": self._logs,
-            "start": self._start,
-            "stop": self._stop,
-            "restart": self._restart,
+            "start": self._bring,
+            "stop": self._bring,
+            "restart": self._bring,
             "reload": self._reload,
             "signal": self._signal,
             "drain": self._drain,
@@ -134,19 +139,10 @@ class Requests:
 
     # Asking.
 
-    def _start(self, caller: Connection, request: Request) -> None:
-        name = self._running_only(request)
-        self._init.perform(self._init.engine.up(name, self._init.poller.now()))
-        self._answer_when_settled(caller, request, name)
-
-    def _stop(self, caller: Connection, request: Request) -> None:
-        name = self._running_only(request)
-        self._init.perform(self._init.engine.down(name, self._init.poller.now()))
-        self._answer_when_settled(caller, request, name)
-
-    def _restart(self, caller: Connection, request: Request) -> None:
-        name = self._running_only(request)
-        self._init.perform(self._init.engine.again(name, self._init.poller.now()))
+    def _bring(self, caller: Connection, request: Request) -> None:
+        name, engine = self._running_only(request), self._init.engine
+        act = {"start": engine.up, "stop": engine.down, "restart": engine.again}[text(request, "op")]
+        self._init.perform(act(name, self._init.poller.now()))
         self._answer_when_settled(caller, request, name)
 
     def _reload(self, caller: Connection, request: Request) -> None:
@@ -194,7 +190,7 @@ class Requests:
     def _resume(self, caller: Connection, request: Request) -> None:
         engine = self._init.engine
         if engine.phase not in (PodPhase.BOOT, PodPhase.RUNNING):
-            raise RequestError("resume", f"the pod is {engine.phase.value}")
+            raise RequestError("take the drain back", f"the pod is {engine.phase.value}")
         self._init.perform(engine.ending.resume(self._init.poller.now()))
         done = lambda: engine.settled(RESUME) and DRAIN not in engine.states  # noqa: E731 - two names for one line
         self._answer_when(caller, request, done, self._drained(caller))
@@ -204,8 +200,12 @@ class Requests:
 
         def answer() -> None:
             engine = self._init.engine
-            word = engine.ending.drain_state()
-            caller.reply(drain=health.drain_text(engine) if word == "failed" else word)
+            word, back = engine.ending.drain_state(), engine.states.get(RESUME)
+            if word == "failed":
+                word = health.drain_text(engine)
+            elif back is not None and back.phase is Phase.FAILED:
+                word = f"failed: {back.why}"
+            caller.reply(drain=word)
 
         return answer
 
@@ -288,10 +288,13 @@ class Requests:
         name = text(request, "service")
         known = self._init.engine.specs
         if name not in known:
-            raise RequestError(f"{request['op']} {name}", "no such service", hint=nearest(name, list(known)))
+            what = _ABOUT.get(str(request["op"]), f"{request['op']} {{}}").format(name)
+            raise RequestError(what, "no such service", hint=nearest(name, list(known)))
         return name
 
     def _running_only(self, request: Request) -> str:
         if self._init.engine.phase not in (PodPhase.BOOT, PodPhase.RUNNING):
             raise RequestError(f"{request['op']}", f"the pod is {self._init.engine.phase.value}")
-        return self._named(request)
+        name = self._named(request)
+        self._init.logs.say(f"{name}: {request['op']} was asked for", aloud=False)
+        return name

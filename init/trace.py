@@ -1,4 +1,4 @@
-"""What happened, when: a bounded record of every change, on the monotonic clock. Pure."""
+"""What happened, when: a bounded record of every change, on the monotonic clock, and what a log says of it. Pure."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ class Trace:
         self._later: list[Happening] = []
         self._kept = kept
         self._boot_room = kept // 4
+        # For whoever performs the changes, to say and to empty: what init's own log is told, and whether the pod's is.
+        self.news: list[tuple[str, bool]] = []
 
     def add(self, now: float, service: str, event: str, detail: str = "") -> None:
         item = Happening(now, service, event, detail)
@@ -36,6 +38,8 @@ class Trace:
         else:
             self._later.append(item)
             del self._later[: -self._kept]
+        if not service and event != "stopped":
+            self.news.append((f"{event}: {detail}", False))
 
     def change(self, now: float, name: str, before: State, after: State) -> None:
         """Say what differs between two states of a service, if anything that a person would call a change does."""
@@ -51,6 +55,28 @@ class Trace:
         if after.phase is not before.phase:
             failed = after.phase in (Phase.BACKOFF, Phase.FAILED, Phase.WAITING)
             self.add(now, name, after.phase.value, str(after.why) if failed and after.why is not None else "")
+        if text := _news(now, before, after):
+            self.news.append((f"{name}: {text}", True))
 
     def happenings(self) -> list[Happening]:
         return [*self._boot, *self._later]
+
+
+def _news(now: float, before: State, after: State) -> str:
+    """A failure, and its end: a service that dies says nothing itself."""
+    if after.failed > before.failed:
+        if after.phase is Phase.WAITING:
+            return f"{after.why}; starts again"
+        if after.phase is Phase.BACKOFF:
+            return f"{after.why}; failed {times(after.failed)}, next start in {(after.deadline or now) - now:.1f} s"
+        if after.phase is Phase.READY:  # a periodic one: what fails at each turn is told once
+            known = before.why is not None and after.why is not None and before.why.outcome == after.why.outcome
+            return "" if known else f"last run {after.why}"
+        return str(after.why)
+    if before.why is not None and after.why is None and after.phase in (Phase.READY, Phase.DONE):
+        return "works again" if before.phase is Phase.READY else f"{after.phase.value} again"
+    return ""
+
+
+def times(number: int) -> str:
+    return {1: "once", 2: "twice"}.get(number, f"{number} times")

@@ -180,3 +180,15 @@ def test_help_loads_nothing_that_it_does_not_need() -> None:
     code = "import sys; from init.cli import main; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"yaml", "supervisor", "init.plan", "init.snapshot", "init.render_trace"} & set(loaded)
+
+
+def test_what_runs_in_turns_is_not_told_as_started_again_and_again() -> None:
+    text = render_status.table(snapshot(view("motd", kind="periodic", starts=41), view("sshd", starts=2)), colour=False)
+    assert "ran 41 times" in text and "started 2 times" in text and "started 41" not in text
+
+
+@pytest.mark.parametrize("command", [["-m", "gitsync"], ["build.py"]])
+def test_a_wrong_command_gets_the_nearest_one(command: list[str]) -> None:
+    done = subprocess.run([sys.executable, *command, "stauts"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "no command 'stauts' (did you mean " in done.stderr
+    assert done.stderr.startswith("Usage: build.py " if command == ["build.py"] else "Usage: gitsync ")
