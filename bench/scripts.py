@@ -80,7 +80,7 @@ def main() -> int:
 
         def inline() -> Cost:
             # Without the index nothing is known, and the prolog runs every check itself, in one child.
-            Path(world.environment["MINIVM_HEALTH_INDEX"]).unlink(missing_ok=True)
+            (world.root / "health/index.json").unlink(missing_ok=True)
             return timed(prolog, world.environment)
 
         def each() -> Cost:

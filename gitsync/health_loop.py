@@ -26,7 +26,7 @@ from .health_api import When
 from .health_places import Places, due
 from .health_tell import metrics, sentence, tell, write_metrics
 from .runner_exec import environment, run
-from .runner_gate import INDEX, ask_broker
+from .runner_gate import ask_broker
 from .runner_policy import UNFIT
 from .verdict import VERDICTS, boot_id, read_verdict, read_verdicts
 
@@ -105,7 +105,7 @@ def main() -> int:
     name = os.environ.get("MINIVM_POD_NAME") or os.uname().nodename
     span = float(os.environ.get("MINIVM_HEALTH_ROUND_SECONDS", ROUND_S))
     _notify(b"READY=1")
-    first = not Path(os.environ.get("MINIVM_HEALTH_INDEX", INDEX)).exists()
+    first = not Places.from_environment().index.exists()
     # The first round of a pod is not late: it makes the index without which every prolog runs its checks itself.
     for when in ["boot", *(["deep"] if os.environ.get("MINIVM_HEALTH_DEEP") == "1" else [])] if first else []:
         fault = round_once(when, DEEP_S if when == "deep" else BACKGROUND_S, only_due=False)

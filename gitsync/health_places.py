@@ -9,9 +9,8 @@ from pathlib import Path
 
 from .health_api import Check, Command, Hardware
 from .health_collect import matching
-from .verdict import VERDICTS, Verdict
+from .verdict import HEALTH, VERDICTS, Verdict, health_index, health_state
 
-STATE = "/run/minivm/health"
 SLURM = frozenset({"scontrol", "sinfo", "squeue", "sacctmgr"})
 CAPSULES = "/var/log/minivm/capsules"
 
@@ -19,20 +18,20 @@ CAPSULES = "/var/log/minivm/capsules"
 @dataclass(frozen=True, slots=True)
 class Places:
     verdicts: Path = Path(VERDICTS)
-    state: Path = Path(STATE)
+    state: Path = Path(HEALTH)
     capsules: Path = Path(CAPSULES)
 
     @classmethod
     def from_environment(cls) -> Places:
         return cls(
             Path(os.environ.get("MINIVM_VERDICTS", VERDICTS)),
-            Path(os.environ.get("MINIVM_HEALTH_STATE", STATE)),
+            health_state(),
             Path(os.environ.get("MINIVM_CAPSULES", CAPSULES)),
         )
 
     @property
     def index(self) -> Path:
-        return self.state / "index.json"
+        return health_index(self.state)
 
     def memory(self, check: str) -> Path:
         return self.state / "memory" / f"{check}.json"

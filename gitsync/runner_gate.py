@@ -16,9 +16,8 @@ from typing import Any
 
 from .runner_exec import run
 from .runner_policy import UNFIT
-from .verdict import VERDICTS, Class, Result, Verdict, boot_id, read_verdict
+from .verdict import VERDICTS, Class, Result, Verdict, boot_id, health_index, health_state, read_verdict
 
-INDEX = "/run/minivm/health/index.json"
 BROKER = "/run/minivm/broker.sock"
 
 
@@ -97,7 +96,7 @@ def ask_broker(request: Mapping[str, object], wait_s: float) -> Mapping[str, obj
 def _index(tree: Path, commit: str, boot: str) -> Mapping[str, Mapping[str, Any]]:
     """What the last background round of this commit listed; empty where there was none."""
     try:
-        data = json.loads(Path(os.environ.get("MINIVM_HEALTH_INDEX", INDEX)).read_bytes())
+        data = json.loads(health_index(health_state()).read_bytes())
         if data["commit"] != commit or data["boot_id"] != boot or data["tree"] != str(tree):
             return {}
         checks = data["checks"]

@@ -17,6 +17,7 @@ from pathlib import Path
 from .errors import GitsyncError, one_line
 
 VERDICTS = "/run/minivm/verdicts"
+HEALTH = "/run/minivm/health"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
@@ -183,6 +184,16 @@ def write_verdict(directory: Path, verdict: Verdict) -> Path:
     path = directory / f"{verdict.check}.json"
     write_json(path, verdict.to_json())
     return path
+
+
+def health_state() -> Path:
+    """Where rounds of checks leave what they know: the one place that rounds write and prologs read."""
+    return Path(os.environ.get("MINIVM_HEALTH_STATE", HEALTH))
+
+
+def health_index(state: Path) -> Path:
+    """What the prolog needs to know about the checks without loading them."""
+    return state / "index.json"
 
 
 def boot_id() -> str:

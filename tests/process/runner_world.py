@@ -35,7 +35,6 @@ class World:
             "MINIVM_LOG": str(self.root / "log"),
             "MINIVM_VERDICTS": str(self.root / "verdicts"),
             "MINIVM_HEALTH_STATE": str(self.root / "health"),
-            "MINIVM_HEALTH_INDEX": str(self.root / "health/index.json"),
             "MINIVM_CAPSULES": str(self.root / "capsules"),
             "MINIVM_BROKER": str(self.root / "broker.sock"),
             "MINIVM_BROKER_STATE": str(self.root / "broker.json"),
