@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import sys
@@ -13,6 +14,7 @@ from .errors import GitsyncError
 from .verdict import write_json
 
 LEDGER = "/var/lib/minivm/ledger"
+LOCK = ".lock"
 SHOWN = 5
 
 
@@ -25,7 +27,16 @@ def forgive(uuid: str) -> None:
     path = directory() / f"{uuid}.json"
     if path not in _files():
         raise GitsyncError("forgive a GPU", f"{uuid} is not in the ledger", file=directory())
-    write_json(path, {**_read(path), "forgiven_at": time.time(), "offender": False}, 0o600)
+    try:
+        # The broker enters incidents into the same file: it takes this lock too (init/ledger.py).
+        lock = os.open(directory() / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise GitsyncError("lock the ledger", error.strerror or str(error), file=directory() / LOCK) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        write_json(path, {**_read(path), "forgiven_at": time.time(), "offender": False}, 0o600)
+    finally:
+        os.close(lock)
 
 
 def show(*, as_json: bool) -> bool:

@@ -96,14 +96,13 @@ class Broker:
             "evidence": evidence,
         }
         try:
-            ledger.add(uuid, event, serial=gpu.serial if gpu else "", model=gpu.model if gpu else "")
-            count = ledger.incidents(uuid, now - self.policy.offender_days * 86400)
-            offender = count >= self.policy.offender_incidents
-            ledger.mark(uuid, offender)
+            serial, model = (gpu.serial, gpu.model) if gpu else ("", "")
+            since, most = now - self.policy.offender_days * 86400, self.policy.offender_incidents
+            count = ledger.enter(uuid, event, since, most, serial=serial, model=model)
         except OSError as error:
             say(f"cannot keep the ledger: {error}")
             return seen
-        if not offender:
+        if count < most:
             return seen
         return replace(seen, class_="rma", reason=f"{seen.reason} (incident {count} of {uuid})")
 
