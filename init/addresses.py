@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from init.fields import number
+
 PORT = 6817
 CONTROLLER = "slurm-controller"
 
@@ -9,8 +11,9 @@ CONTROLLER = "slurm-controller"
 def host_and_port(value: str, default: int = PORT) -> tuple[str, int]:
     """A bare IPv6 address has colons and no port: [::1]:6817 has both."""
     host, colon, port = value.rpartition(":")
-    if colon and port.isdigit() and (":" not in host or host.startswith("[")):
-        return host.strip("[]"), int(port)
+    found = number(port)
+    if colon and found is not None and (":" not in host or host.startswith("[")):
+        return host.strip("[]"), found
     return value.strip("[]"), default
 
 

@@ -6,6 +6,7 @@ import os
 import socket
 import struct
 
+from init.fields import number
 from init.owners import alive, uids
 from init.poller import IN, Poller
 from init.records import record
@@ -51,7 +52,7 @@ def parse(data: bytes) -> Message:
         stopping=found.get("STOPPING") == "1",
         watchdog=found.get("WATCHDOG") == "1",
         status=_plain(found["STATUS"]) if "STATUS" in found else None,
-        main_pid=int(main_pid) if main_pid.isdigit() and len(main_pid) < 10 else 0,
+        main_pid=(number(main_pid) or 0) if len(main_pid) < 10 else 0,
     )
 
 
@@ -93,8 +94,9 @@ class Notify:
 
     def expect(self, user: str) -> None:
         """A service that notifies starts as this user. Looked up here, once: never for a stranger's message."""
-        if user.isdigit():
-            self._users[user] = int(user)
+        uid = number(user)
+        if uid is not None:
+            self._users[user] = uid
         elif user and user not in self._users:
             import pwd
 

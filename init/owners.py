@@ -85,7 +85,7 @@ def _session(pid: int) -> int:
 
 
 def processes() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - as below
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208 - as below
 
 
 def _stat(pid: int) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from init import builtin
-from init.fields import expand
+from init.fields import expand, number
 from init.lean import signal
 from init.records import fields, record
 from init.service import Service, Source
@@ -208,12 +208,13 @@ def _identity(service: Service, env: dict[str, str]) -> None:
     uid, gid, name, home = os.getuid(), os.getgid(), "", ""
     if service.user:
         try:
-            entry = pwd.getpwuid(int(service.user)) if service.user.isdigit() else pwd.getpwnam(service.user)
+            known = number(service.user)
+            entry = pwd.getpwnam(service.user) if known is None else pwd.getpwuid(known)
             uid, gid, name, home = entry.pw_uid, entry.pw_gid, entry.pw_name, entry.pw_dir
         except KeyError:
-            if not service.user.isdigit():
+            if known is None:
                 raise CannotStart(f"no user {service.user!r}") from None
-            uid = gid = int(service.user)
+            uid = gid = known
     if service.group:
         gid = _gid(service.group)
     capabilities = None
@@ -241,11 +242,12 @@ def _identity(service: Service, env: dict[str, str]) -> None:
 def _gid(group: str) -> int:
     import grp
 
+    known = number(group)
+    if known is not None:
+        return known
     try:
-        return grp.getgrgid(int(group)).gr_gid if group.isdigit() else grp.getgrnam(group).gr_gid
+        return grp.getgrnam(group).gr_gid
     except KeyError:
-        if group.isdigit():
-            return int(group)
         raise CannotStart(f"no group {group!r}") from None
 
 

@@ -6,6 +6,7 @@ import socket
 import time
 
 from init.errors import ConfigError
+from init.fields import number
 from init.poller import IN, OUT
 
 TYPE_CHECKING = False
@@ -25,13 +26,14 @@ REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not All
 
 def listen(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
-    if not port.isdigit() or int(port) > 65535:
+    place = number(port)
+    if place is None or place > 65535:
         raise ConfigError("serve HTTP", f"{address!r} is not host:port", field="MINIVM_HTTP")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host.strip("[]"), int(port)))
+        listener.bind((host.strip("[]"), place))
         listener.listen(128)
     except OSError as error:
         listener.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from init.fields import number
 from init.records import record
 
 TYPE_CHECKING = False
@@ -63,7 +64,7 @@ def parse(line: str) -> Node:
         address=values.get("NodeAddr", ""),
         reason=reason,
         started=values.get("SlurmdStartTime", "None"),
-        allocated=int(allocated) if allocated.isdigit() else 0,
+        allocated=number(allocated) or 0,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from init import builtin
 from init.errors import nearest
-from init.fields import Reader, is_name
+from init.fields import Reader, is_name, number
 from init.service import CAPABILITIES as CAPABILITIES
 from init.service import LIMITS as LIMITS
 from init.service import SIGNALS as SIGNALS
@@ -168,7 +168,7 @@ def _restart(at: Reader, kind: Kind) -> Restart:
     sub.only("when", "delay", "max-delay", "jitter", "limit", "window", "exhausted", "fatal-codes")
     codes = sub.texts("fatal-codes")
     for code in codes:
-        if not code.isdigit() or not 1 <= int(code) <= 255:
+        if not 1 <= (number(code) or 0) <= 255:
             sub.fail("fatal-codes", f"{code} is not an exit code", "1 to 255")
     when = sub.choice("when", When, When.ALWAYS if kind is Kind.LONGRUN else When.FAILURE)
     if kind is Kind.ONESHOT and when is When.ALWAYS:
@@ -266,7 +266,7 @@ def _limits(at: Reader) -> tuple[Limit, ...]:
     found = []
     for name in sub.data:
         parts = sub.text(name).split(":")
-        if len(parts) > 2 or not all(part.isdigit() or part == "unlimited" for part in parts):
+        if len(parts) > 2 or not all(part == "unlimited" or number(part) is not None for part in parts):
             sub.fail(name, f"wanted a number, unlimited, or soft:hard, not {sub.text(name)!r}")
         numbers = [-1 if part == "unlimited" else int(part) for part in parts]
         found.append(Limit(name, numbers[0], numbers[-1]))

@@ -17,6 +17,7 @@ from xmlrpc.client import Fault, dumps, loads
 
 from init.client import SOCKET, Client
 from init.errors import InitError
+from init.fields import number as in_digits
 from init.snapshot import ServiceView
 from init.supervisor_words import (
     ABNORMAL_TERMINATION,
@@ -108,7 +109,7 @@ class Interface:
         view = self._view(name)
         try:
             text = str(number).upper().removeprefix("SIG")
-            found = signal.Signals(int(text)) if text.isdigit() else signal.Signals[f"SIG{text}"]
+            found = signal.Signals[f"SIG{text}"] if (known := in_digits(text)) is None else signal.Signals(known)
         except (KeyError, ValueError):
             raise Fault(BAD_SIGNAL, f"BAD_SIGNAL: {number}") from None
         if not view.pid:
@@ -208,7 +209,7 @@ class Handler(BaseHTTPRequestHandler):
     interface = Interface()
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = self.rfile.read(in_digits(self.headers.get("Content-Length", "")) or 0)
         try:
             arguments, name = loads(body)
             result = self.interface.call(str(name), arguments)

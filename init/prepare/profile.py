@@ -38,6 +38,6 @@ def chosen(env: Mapping[str, str]) -> dict[str, str]:
     for name, value in env.items():
         if name in NAMES or name.startswith(PREFIXES):
             name = name.removeprefix("MINIVM_USER_")
-            if name.replace("_", "a").isalnum() and not name[:1].isdigit():
+            if name.replace("_", "a").isalnum() and not name[:1].isdecimal():
                 found[name] = value
     return found

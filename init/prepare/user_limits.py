@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 from init.errors import ConfigError
+from init.fields import number
 from init.prepare import cgroups, node_limits
 from init.prepare.pod import Pod, write
 
@@ -130,6 +131,7 @@ def amount(text: str, total: int) -> int:
 
 
 def count(text: str) -> int:
-    if not text.isdecimal():
+    found = number(text)
+    if found is None:
         raise ConfigError("share the login pod", f"MINIVM_PER_USER_PROCESSES is {text!r}", hint="a number; 0: no limit")
-    return int(text)
+    return found
