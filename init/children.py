@@ -6,10 +6,12 @@ import os
 
 from init import procs
 from init.ending import DRAIN
+from init.errors import ORDINARY, CannotStart, in_words
 from init.lean import signal
 from init.owners import Owners
-from init.poller import IN
+from init.poller import IN, shut
 from init.procs import Streams
+from init.records import replace
 from init.service import Probe
 from init.states import MAIN, STOPPER, Exited, Spawned, SpawnFailed
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
     from init.loop import Init
     from init.service import Service
+
+AGAIN = 1.0  # seconds until what the kernel refused is asked of it once more
 
 
 class Children:
@@ -43,22 +47,21 @@ class Children:
             init.feed(name, SpawnFailed("no longer wanted"))
             return
         spec = init.engine.spec(name)
-        command = spec.command if step == MAIN else spec.stop.command if step == STOPPER else spec.prepare[step]
-        out, err = init.logs.streams(name, spec.log.value)
-        env = self._environment(spec, step)
-        root = step not in (MAIN, STOPPER)
         try:
-            pid = procs.spawn(spec, command, env, Streams(self._null, out, err), root=root)
-        except (OSError, procs.CannotStart) as error:
-            if isinstance(error, OSError):
-                self._not_started(spec, step, SpawnFailed(f"cannot fork: {error.strerror}"))
-            else:
-                self._not_started(spec, step, SpawnFailed(error.why, error.quoted))
+            pid = self._spawn(spec, step)
+        except ORDINARY as error:
+            self._not_started(spec, step, error)
             return
         self.owners.add(pid, name)
         if step == MAIN:
             self._sessions[name] = pid
         init.feed(name, Spawned(pid, step))
+
+    def _spawn(self, spec: Service, step: int) -> int:
+        command = spec.command if step == MAIN else spec.stop.command if step == STOPPER else spec.prepare[step]
+        out, err = self._init.logs.streams(spec.name, spec.log.value)
+        env = self._environment(spec, step)
+        return procs.spawn(spec, command, env, Streams(self._null, out, err), root=step not in (MAIN, STOPPER))
 
     def _environment(self, spec: Service, step: int) -> dict[str, str]:
         """The pod's, and what a service must know of PID 1."""
@@ -75,7 +78,13 @@ class Children:
                 env["WATCHDOG_USEC"] = str(int(spec.watchdog * 1e6))
         return env
 
-    def _not_started(self, spec: Service, step: int, failed: SpawnFailed) -> None:
+    def _not_started(self, spec: Service, step: int, error: BaseException) -> None:
+        failed = SpawnFailed(f"cannot start {spec.name}: {in_words(error)}")
+        if isinstance(error, CannotStart):
+            failed = SpawnFailed(error.why, error.quoted)
+        elif spec.name in self._init.engine.specs:
+            # What PID 1 could not get from the machine is no fault of the service's, and uses up none of its restarts.
+            failed = replace(failed, scarce=True)
         self._init.say(f"{spec.name}: {failed.why}" + (f": {failed.quoted}" if failed.quoted else ""))
         if step == STOPPER:  # then by signal
             self.kill(self._init.engine.states[spec.name].pid, spec.stop.signal)
@@ -104,6 +113,8 @@ class Children:
     def kill(self, pid: int, name: str) -> None:
         """Signal one process, never a group. A pid that is still ours to reap cannot have been given to another."""
         number = getattr(signal, f"SIG{name}")
+        if pid <= 0:
+            return  # to the kernel that is a group
         try:
             if pid in self._pidfds:
                 signal.pidfd_send_signal(self._pidfds[pid], number)
@@ -111,6 +122,15 @@ class Children:
                 os.kill(pid, number)
         except ProcessLookupError:
             return
+        except OSError as error:
+            who = self.owners.pids.get(pid) or "a helper"
+            self._init.troubled(f"cannot send {name} to {who} (pid {pid}): {in_words(error)}")
+            if pid in self.owners.pids or pid in self._waits:  # it must not be waited for in vain
+                self._init.poller.after(AGAIN, lambda: self._kill_again(pid, name))
+
+    def _kill_again(self, pid: int, name: str) -> None:
+        if pid in self.owners.pids or pid in self._waits:  # not reaped yet, so still this process
+            self.kill(pid, name)
 
     def kill_helper(self, pid: int) -> None:
         if pid in self._waits:  # not reaped yet, so still this process
@@ -121,7 +141,10 @@ class Children:
     def reap(self) -> None:
         """Everything that ended, ours or not. What it said before it ended comes first."""
         if self._init.notify is not None:
-            self._init.notify.drain()
+            try:
+                self._init.notify.drain()
+            except ORDINARY as error:
+                self._init.troubled(f"notifications: {in_words(error)}")
         ended: list[tuple[int, int]] = []
         waitpid, mine, waits, count = os.waitpid, self.owners.pids, self._waits, 0
         self.childless = False
@@ -135,6 +158,9 @@ class Children:
                     ended.append((pid, status))
         except ChildProcessError:
             self.childless = True
+        except OSError as error:
+            self._init.troubled(f"reap: {in_words(error)}")
+            self._init.poller.after(AGAIN, self.reap)
         self.reaped += count
         for pid, status in ended:
             self._ended(pid, status)
@@ -143,34 +169,64 @@ class Children:
         killer = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         code = 0 if killer else os.WEXITSTATUS(status)
         wait = self._waits.pop(pid, None)
-        if wait is not None:
-            wait(Exited(pid, code, killer).text())
-            return
         init = self._init
+        if wait is not None:
+            try:
+                wait(Exited(pid, code, killer).text())
+            except ORDINARY as error:  # whose it is hears it by a scope of his own
+                init.troubled(f"the end of a helper: {in_words(error)}")
+            return
         name = self._forget(pid)
         state = init.engine.states.get(name)
         main = state is not None and state.pid == pid
         session = self._sessions.get(name, 0)
-        heirs = self.owners.heirs(session) if main and code == 0 and not killer and session else ()
-        init.feed(name, Exited(pid, code, killer, init.logs.finish(name), heirs))
+        heirs = self._heirs(session) if main and code == 0 and not killer and session else ()
+        init.feed(name, Exited(pid, code, killer, self._last_line(name), heirs))
+
+    def _last_line(self, name: str) -> str:
+        """A death is a death, whether or not the last words can be read."""
+        try:
+            return self._init.logs.finish(name)
+        except ORDINARY as error:
+            self._init.troubled(f"the last lines of {name}: {in_words(error)}")
+            return ""
+
+    def _heirs(self, session: int) -> tuple[int, ...]:
+        try:
+            return self.owners.heirs(session)
+        except OSError as error:
+            self._init.troubled(f"the processes of session {session}: {in_words(error)}")
+            return ()
 
     # Following.
 
     def follow(self, name: str, pid: int) -> None:
         """A main process that is not our child yet: its end must be noticed even while another could reap it."""
         self.owners.follow(pid, name)
+        self._watch(pid)
+
+    def _watch(self, pid: int) -> None:
+        if pid not in self.owners.pids:
+            return  # reaped meanwhile
+        poller, fd = self._init.poller, -1
         try:
             fd = os.pidfd_open(pid)
-        except OSError:
-            return
-        self._pidfds[pid] = fd
-        self._init.poller.add(fd, IN, lambda _: self._foreign_end(pid))
+            poller.add(fd, IN, lambda _: self._foreign_end(pid))
+        except ProcessLookupError:  # and its parent has taken its status
+            poller.after(0.0, lambda: self._foreign_end(pid))
+        except OSError as error:
+            if fd >= 0:
+                shut(fd)
+            self._init.troubled(f"cannot follow pid {pid} of {self.owners.pids[pid]}: {in_words(error)}")
+            poller.after(AGAIN, lambda: self._watch(pid))
+        else:
+            self._pidfds[pid] = fd
 
     def _foreign_end(self, pid: int) -> None:
         self.reap()
-        if pid in self._pidfds:  # not ours to reap: its parent lives
+        if pid in self.owners.pids:  # not ours to reap: its parent lives, or did
             name = self._forget(pid)
-            self._init.feed(name, Exited(pid, -1, 0, self._init.logs.finish(name)))
+            self._init.feed(name, Exited(pid, -1, 0, self._last_line(name)))
 
     def _forget(self, pid: int) -> str:
         """A process of a service has ended; of which one?"""
@@ -179,5 +235,5 @@ class Children:
         fd = self._pidfds.pop(pid, None)
         if fd is not None:
             self._init.poller.remove(fd)
-            os.close(fd)
+            shut(fd)
         return name

@@ -6,8 +6,9 @@ import os
 import socket
 import struct
 
-from init.errors import InitError
+from init.errors import ORDINARY, InitError, in_words
 from init.poller import IN, OUT
+from init.scope import Scope
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ class Connection:
     def __init__(
         self, poller: Poller, stream: socket.socket, handle: Handle, closed: Callable[[Connection], None]
     ) -> None:
-        self._poller, self._stream, self._handle, self._closed = poller, stream, handle, closed
+        self._poller = Scope(poller, lambda _: self.close())
+        self._stream, self._handle, self._closed = stream, handle, closed
         self._received = b""
         self._left = b""
         self.waiting = False  # for a request to be settled
@@ -78,17 +80,30 @@ class Connection:
             text, _, self._received = self._received.partition(b"\n")
             try:
                 request = loads(text)
-            except ValueError:
-                self.refuse("cannot read the request: not JSON")
+            except (ValueError, RecursionError) as error:
+                nested = isinstance(error, RecursionError)
+                self.refuse(f"cannot read the request: {'nested too deeply' if nested else 'not JSON'}")
                 continue
             if not isinstance(request, dict):
                 self.refuse("cannot read the request: not an object")
                 continue
-            try:
-                self._handle(self, request)
-            except InitError as error:
+            asked = " ".join(str(request[key])[:64] for key in ("op", "service") if key in request)
+            self.attempt(self._handling(request), asked)
+
+    def _handling(self, request: Request) -> Callable[[], None]:
+        return lambda: self._handle(self, request)
+
+    def attempt(self, call: Callable[[], None], what: str = "answer") -> None:
+        """Do something for this caller. What goes wrong with it he is told, and nobody else feels it."""
+        try:
+            call()
+        except ORDINARY as error:
+            self.waiting = False
+            if isinstance(error, InitError):
                 where = ": ".join(part for part in (error.file, error.field) if part)
                 self.refuse(f"{where + ': ' if where else ''}cannot {error.what}: {error.why}", error.hint)
+            else:
+                self.refuse(f"cannot {what}: {in_words(error)}")
 
     def _send(self, data: bytes) -> None:
         if self._stream.fileno() < 0:
@@ -112,7 +127,7 @@ class Connection:
         if self._stream.fileno() < 0:
             return
         self._poller.remove(self._stream.fileno())
-        self._stream.close()
+        hang_up(self._stream)
         self._closed(self)
         for call in self.at_close:
             call()
@@ -140,14 +155,25 @@ class Control:
         while True:
             try:
                 stream, _ = self._listener.accept()
-            except OSError:
-                return
-            size = struct.calcsize("3i")
-            uid = struct.unpack("3i", stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[1]
-            if uid not in (0, os.getuid()) or len(self._connections) >= MOST_CONNECTIONS:
-                stream.close()
-                continue
-            self._connections.add(Connection(self._poller, stream, self._handle, self._connections.discard))
+            except BlockingIOError:
+                return  # whatever else is wrong: who connected still waits, and is tried again
+            try:
+                size = struct.calcsize("3i")
+                uid = struct.unpack("3i", stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[1]
+                if uid in (0, os.getuid()) and len(self._connections) < MOST_CONNECTIONS:
+                    self._connections.add(Connection(self._poller, stream, self._handle, self._connections.discard))
+                    continue
+            except ORDINARY:
+                pass  # the caller sees a connection that was closed, and asks again
+            hang_up(stream)
+
+
+def hang_up(stream: socket.socket) -> None:
+    """Its number is free again whatever the kernel says, and so is Python's idea of it."""
+    try:
+        stream.close()
+    except OSError:
+        return
 
 
 def text(request: Mapping[str, object], key: str, default: str | None = None) -> str:

@@ -32,7 +32,7 @@ def stop_in_order(init: Init) -> None:
 def _signal(pid: int, name: str) -> None:
     try:
         os.kill(pid, getattr(signal, f"SIG{name}"))
-    except ProcessLookupError:
+    except OSError:
         return
 
 

@@ -1,4 +1,4 @@
-"""What can go wrong because of someone else's data or machine; anything that is not an InitError is our own bug."""
+"""What can go wrong because of someone else's data or machine; anything that is not ORDINARY is our own bug."""
 
 from __future__ import annotations
 
@@ -39,6 +39,32 @@ class ManyErrors(ConfigError):
 
 class RequestError(InitError):
     """A request over the control socket that cannot be fulfilled; PID 1 answers it and goes on."""
+
+
+class CannotStart(Exception):
+    """The reason of a failed start; apart from it what is quoted from the service's file, which can hold secrets."""
+
+    def __init__(self, why: str, quoted: str = "") -> None:
+        super().__init__(f"{why}: {quoted}" if quoted else why)
+        self.why, self.quoted = why, quoted
+
+
+# What the machine, and what others wrote, can do to code that is right. Whoever owns the call that ends so is told, and
+# the others go on (`init.scope`, `init.poller`); any other exception is a bug of ours and stops everything in order.
+ORDINARY = (OSError, MemoryError, RecursionError, ImportError, ValueError, ArithmeticError, InitError, CannotStart)
+
+
+def in_words(error: BaseException) -> str:
+    """An ordinary error in a few words."""
+    if isinstance(error, OSError):
+        return (f"{error.filename}: " if error.filename else "") + (error.strerror or str(error))
+    if isinstance(error, MemoryError):
+        return "out of memory"
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    if isinstance(error, CannotStart):
+        return error.why  # the quoted part is not for everybody
+    return str(error) or type(error).__name__
 
 
 def nearest(name: str, known: list[str]) -> str:

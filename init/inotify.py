@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import stat
 import struct
 
-from init.poller import IN
+from init.poller import IN, shut
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from init.poller import Poller
 
 CREATED, MOVED_IN, ATTRIBUTES, DELETED_SELF, MOVED_SELF = 0x100, 0x80, 0x4, 0x400, 0x800
+OVERFLOW = -1  # the watch that an event names when others were dropped
 _EVENT = struct.Struct("iIII")  # watch, mask, cookie, length of the name
 
 
@@ -25,15 +27,20 @@ class Inotify:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._fd: int = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self._fd < 0:
-            raise OSError(ctypes.get_errno(), "inotify_init1")
+            raise _error()
         self._watchers: dict[int, list[PathWatch]] = {}
-        poller.add(self._fd, IN, self._readable)
+        try:
+            poller.add(self._fd, IN, self._readable)
+        except OSError:
+            shut(self._fd)
+            raise
 
     def aim(self, watcher: PathWatch, directory: str) -> int:
         mask = CREATED | MOVED_IN | ATTRIBUTES | DELETED_SELF | MOVED_SELF
         watch: int = self._libc.inotify_add_watch(self._fd, directory.encode(), mask)
-        if watch >= 0:
-            self._watchers.setdefault(watch, []).append(watcher)
+        if watch < 0:
+            raise _error()
+        self._watchers.setdefault(watch, []).append(watcher)
         return watch
 
     def drop(self, watcher: PathWatch, watch: int) -> None:
@@ -54,23 +61,44 @@ class Inotify:
             watch, _mask, _cookie, length = _EVENT.unpack_from(data, at)
             seen[watch] = None
             at += _EVENT.size + length
-        for watch in seen:
+        lost = OVERFLOW in seen  # more happened than the kernel keeps: all have to look
+        for watch in list(self._watchers) if lost else seen:
             for watcher in list(self._watchers.get(watch, ())):
-                watcher.moved()
+                watcher.attempt(watcher.moved)
+
+
+def _error() -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number))
+
+
+def _is_directory(path: str) -> bool:
+    """`os.path.isdir` would take any error for an answer."""
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)  # noqa: PTH116 - no pathlib on PID 1's path
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 class PathWatch:
     """Calls back whenever something appears in the nearest directory that exists on the way to a path."""
 
-    def __init__(self, inotify: Inotify, path: str, appeared: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        inotify: Inotify,
+        path: str,
+        appeared: Callable[[], None],
+        attempt: Callable[[Callable[[], None]], None],
+    ) -> None:
         self._inotify, self._path, self._appeared = inotify, path, appeared
+        self.attempt = attempt  # the owner's: many wait for paths, and one's trouble is not the next one's
         self._watch = -1
         self._aim()
 
     def _aim(self) -> None:
         """Watch the deepest existing directory above the path; the way to it may have grown."""
         directory = os.path.dirname(self._path)  # noqa: PTH120 - no pathlib on PID 1's path
-        while directory not in ("", "/") and not os.path.isdir(directory):  # noqa: PTH112 - no pathlib on PID 1's path
+        while directory not in ("", "/") and not _is_directory(directory):
             directory = os.path.dirname(directory)  # noqa: PTH120 - as above
         before, self._watch = self._watch, self._inotify.aim(self, directory or "/")
         if before >= 0:  # only after the new one: the same directory has the same watch, and keeps it

@@ -9,7 +9,7 @@ import select
 import time
 
 from init.lines import Ring, cut, tag_json, tag_text
-from init.poller import IN, OUT
+from init.poller import IN, OUT, shut
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,8 +36,16 @@ class Source:
         self.name, self.stream, self.mode = name, stream, mode
         self.carry = b""
         self.fd, self.write_fd = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(self.fd, False)
+        try:
+            os.set_blocking(self.fd, False)
+        except OSError:
+            self.close()
+            raise
         _enlarge(self.fd)
+
+    def close(self) -> None:
+        shut(self.fd)
+        shut(self.write_fd)
 
 
 class Logs:
@@ -69,14 +77,26 @@ class Logs:
     def streams(self, name: str, mode: str) -> tuple[int, int]:
         """The write ends for a service's stdout and stderr."""
         if name not in self._sources:
-            made = Source(name, "stdout", mode), Source(name, "stderr", mode)
-            self._sources[name] = made
+            self._sources[name] = self._both(name, mode)
             self.rings.setdefault(name, Ring())
-            for source in made:
-                self._poller.add(source.fd, IN if self._reading else 0, self._reader(source))
         for source in self._sources[name]:
             source.mode = mode
         return self._sources[name][0].write_fd, self._sources[name][1].write_fd
+
+    def _both(self, name: str, mode: str) -> tuple[Source, Source]:
+        """All of it, or nothing: a stream that nobody reads would stop its service one day."""
+        made: list[Source] = []
+        try:
+            for stream in ("stdout", "stderr"):
+                source = Source(name, stream, mode)
+                made.append(source)
+                self._poller.add(source.fd, IN if self._reading else 0, self._reader(source))
+        except OSError:
+            for source in made:
+                self._poller.remove(source.fd)
+                source.close()
+            raise
+        return made[0], made[1]
 
     @property
     def full(self) -> bool:
@@ -94,8 +114,7 @@ class Logs:
         self.finish(name)
         for source in self._sources.pop(name, ()):
             self._poller.remove(source.fd)
-            os.close(source.fd)
-            os.close(source.write_fd)
+            source.close()
         self.rings.pop(name, None)
 
     def say(self, text: str, *, aloud: bool = True) -> None:
@@ -186,9 +205,11 @@ class Logs:
             self._pending[0] = self._pending[0][count:]
 
     def _wait_for_room(self) -> None:
-        if not self._waiting:
-            self._waiting = True
+        try:
             self._poller.add(self._fd, OUT, self._writable)
+            self._waiting = True
+        except OSError:
+            self._retry = self._poller.after(RETRY, self._again)
 
     def _writable(self, _: int) -> None:
         self._poller.remove(self._fd)

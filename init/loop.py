@@ -8,10 +8,10 @@ import os
 from init import procs
 from init.children import Children
 from init.engine import Condition, Engine
-from init.errors import ConfigError
+from init.errors import ORDINARY, ConfigError, in_words
 from init.lean import signal
 from init.logs import Logs
-from init.poller import IN, Poller
+from init.poller import IN, Poller, named
 from init.records import record
 from init.states import Cause, Kill, PodPhase, Spawn, Told, Unwatch, Watch
 from init.trace import Trace
@@ -24,9 +24,12 @@ if TYPE_CHECKING:
     from init.engine import Todo
     from init.notify import Notify
     from init.plan import Plan
+    from init.requests import Requests
     from init.states import Event
 
 EX_CONFIG = 78  # docs/reference/exit-codes.md
+AGAIN = 1.0  # seconds until PID 1 asks the machine once more for a socket that it could not get
+TOLD = 10.0  # seconds between two lines about one trouble
 LAST_WORDS = 2.0  # seconds that a slow log reader gets at the end
 
 
@@ -48,10 +51,13 @@ class Init:
     def __init__(self, plan: Plan, settings: Settings) -> None:
         self.settings = settings
         self.poller = Poller()
+        self.poller.troubled = self.troubled
         self.turns = 0
         self._todo: Todo = []
         self._performing = False
         self.after_turn: list[Callable[[], None]] = [self._forget_removed]
+        self._told_troubles: dict[str, float] = {}
+        self._arrived: list[int] = []  # signals
         self.logs_to_forget: set[str] = set()
         self.trace = Trace()
         self.engine = Engine(plan, settings.grace, luck, self.trace)
@@ -60,6 +66,7 @@ class Init:
         self._watches = Watches(self)
         self._signals()
         self.notify: Notify | None = None
+        self._requests: Requests | None = None
 
     # Life.
 
@@ -76,10 +83,8 @@ class Init:
             if wake is not None and wake <= now:
                 self.perform(self.engine.tick(now))
             for call in self.after_turn:
-                call()
-        from init.sweep import sweep
-
-        sweep(self)
+                self._attempt(call)
+        self._attempt(self._sweep)
         if self.engine.ending.why:
             self.say(f"ended: {self.engine.ending.why}")
         self.logs.close(LAST_WORDS)
@@ -87,21 +92,44 @@ class Init:
 
     def _open(self) -> None:
         """Everything that the first services need not wait for: callers, syslog, probes of the kubelet."""
+        self._until_done("notifications", self.listen_for_notifications)
+        if self.settings.syslog:
+            self._until_done(self.settings.syslog, self._syslog)
+        if self.settings.http:
+            self._until_done("HTTP", self._serve)
+        self._until_done("control socket", self._control)
+
+    def _until_done(self, what: str, opens: Callable[[], object]) -> None:
+        """What PID 1 needs of the machine and cannot get now, it asks for again; meanwhile the pod's state says so."""
+        try:
+            opens()
+        except ORDINARY as error:
+            if what not in self.engine.conditions:
+                self.say(f"no {what}: {in_words(error)}; tried again every {AGAIN:g} s")
+            self.engine.set_condition(Condition(what, in_words(error), blocking=False, expires=None))
+            self.poller.after(AGAIN, lambda: self._until_done(what, opens))
+            return
+        if what in self.engine.conditions:
+            self.engine.set_condition(Condition(what, "", blocking=False, expires=None))
+            self.say(f"{what}: works now")
+
+    def _serve(self) -> None:
+        from init.pages import pages
+        from init.server import Server, listen
+
+        try:
+            Server(self.poller, listen(self.settings.http), pages(self))
+        except ConfigError as error:
+            self.say(str(error))
+            self.perform(self.engine.ending.begin(self.poller.now(), EX_CONFIG, Cause(str(error)), drain=False))
+
+    def _control(self) -> None:
         from init.control import Control
         from init.requests import Requests
 
-        self.listen_for_notifications()
-        self._syslog()
-        if self.settings.http:
-            from init.pages import pages
-            from init.server import Server, listen
-
-            try:
-                Server(self.poller, listen(self.settings.http), pages(self))
-            except ConfigError as error:
-                self.say(str(error))
-                self.perform(self.engine.ending.begin(self.poller.now(), EX_CONFIG, Cause(str(error)), drain=False))
-        Control(f"{self.settings.run}/control.sock", self.poller, Requests(self).handle)
+        if self._requests is None:
+            self._requests = Requests(self)
+        Control(f"{self.settings.run}/control.sock", self.poller, self._requests.handle)
 
     def listen_for_notifications(self) -> Notify:
         """$NOTIFY_SOCKET: opened when the first service that notifies starts, or soon after the first that does not."""
@@ -115,6 +143,26 @@ class Init:
     def turn(self, until: float | None) -> None:
         self.poller.wait(until)
         self.turns += 1
+
+    def troubled(self, text: str) -> None:
+        """Something that PID 1 could not do and will do again. Each trouble is told once in a while, not each time."""
+        now = self.poller.now()
+        if now - self._told_troubles.get(text, -TOLD) >= TOLD:
+            if len(self._told_troubles) > 64:
+                self._told_troubles.clear()
+            self._told_troubles[text] = now
+            self.say(f"trouble: {text}; tried again")
+
+    def _attempt(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except ORDINARY as error:
+            self.troubled(f"{named(call)}: {in_words(error)}")
+
+    def _sweep(self) -> None:
+        from init.sweep import sweep
+
+        sweep(self)
 
     def say(self, text: str) -> None:
         self.logs.say(text)
@@ -169,33 +217,37 @@ class Init:
 
     def _signals(self) -> None:
         self._wake, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+        def arrived(number: int, _: object) -> None:
+            """The byte that Python wrote in C only ends a wait; where it could not be written, this one does."""
+            self._arrived.append(number)
+            try:
+                os.write(write, b"\0")
+            except OSError:
+                return  # full of others, which wake up as well
+
         for number in procs.OURS:
-            signal.signal(number, _nothing)
+            signal.signal(number, arrived)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         self.poller.add(self._wake, IN, self._signalled)
 
     def _signalled(self, _: int) -> None:
-        numbers = os.read(self._wake, 4096)
+        os.read(self._wake, 4096)
+        arrived, self._arrived = self._arrived, []
         # A full pipe loses bytes, never the need to look: reaping is asked for by any wake-up.
-        self.children.reap()
-        if signal.SIGTERM in numbers or signal.SIGINT in numbers:
+        self._attempt(self.children.reap)
+        if signal.SIGTERM in arrived or signal.SIGINT in arrived:
             self.perform(self.engine.ending.begin(self.poller.now()))
 
     def _syslog(self) -> None:
-        if not self.settings.syslog:
-            return
         from init.syslog import Syslog
 
-        try:
-            Syslog(self.settings.syslog, self.poller, self.children.owners, self.logs)
-        except OSError as error:
-            self.say(f"no {self.settings.syslog}: {error.strerror}; syslog lines are lost")
+        Syslog(self.settings.syslog, self.poller, self.children.owners, self.logs)
 
 
 def luck() -> float:
     """In [0, 1). `random` would cost 5 ms of boot for the one thing we need of it."""
-    return int.from_bytes(os.urandom(4), "little") / 2**32
-
-
-def _nothing(number: int, frame: object) -> None:
-    """Signals are read from the wake-up pipe; a handler only keeps the default from happening."""
+    try:
+        return int.from_bytes(os.urandom(4), "little") / 2**32
+    except OSError:
+        return Poller.now() % 1.0  # spread enough, for a delay

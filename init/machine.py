@@ -48,7 +48,10 @@ def advance(service: Service, state: State, event: Event, now: float, luck: floa
             state = replace(state, spawning=False)
             if state.phase is Phase.STOPPING:
                 return _stopped(service, state, now, luck)
-            return _fail(service, state, Cause(event.why, event.quoted), None, now, luck)
+            failed = Cause(event.why, event.quoted)
+            if event.scarce:
+                return _not_yet(service, state, failed, now, luck)
+            return _fail(service, state, failed, None, now, luck)
         case Exited():
             return _exited(service, state, event, now, luck)
         case Passed():
@@ -251,6 +254,14 @@ def _up(state: State, now: float) -> Step:
     return state, []
 
 
+def _not_yet(service: Service, state: State, why: Cause, now: float, luck: float) -> Step:
+    """The machine could not do it: again later, for as long as it takes. No limit of the service's counts that."""
+    if service.kind is Kind.PERIODIC and state.phase is Phase.READY:
+        return replace(state, failed=state.failed + 1, why=why, deadline=now + service.restart.delay), []
+    state = replace(state, since=now, ready_at=None, failed=state.failed + 1, streak=state.streak + 1, why=why)
+    return _again(service, state, now, luck)
+
+
 def _fail(service: Service, state: State, why: Cause, code: int | None, now: float, luck: float) -> Step:
     rule = service.restart
     failures = (*(at for at in state.failures if now - at < rule.window), now)
@@ -270,7 +281,13 @@ def _fail(service: Service, state: State, why: Cause, code: int | None, now: flo
     if final is not None:
         state = replace(state, phase=Phase.FAILED, why=final)
         return state, [Unwatch(), *([EndPod(final)] if rule.exhausted is Exhausted.END_POD else [])]
-    if streak == 1:
-        return replace(state, phase=Phase.WAITING), [Unwatch()]
-    delay = min(rule.max_delay, rule.delay * 2.0 ** min(streak - 2, 20)) * (1 + rule.jitter * (2 * luck - 1))
+    return _again(service, state, now, luck)
+
+
+def _again(service: Service, state: State, now: float, luck: float) -> Step:
+    """At once after the first failure in a row, then later and later."""
+    rule = service.restart
+    if state.streak == 1:
+        return replace(state, phase=Phase.WAITING, deadline=None), [Unwatch()]
+    delay = min(rule.max_delay, rule.delay * 2.0 ** min(state.streak - 2, 20)) * (1 + rule.jitter * (2 * luck - 1))
     return replace(state, phase=Phase.BACKOFF, deadline=now + delay), [Unwatch()]

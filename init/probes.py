@@ -6,9 +6,10 @@ import os
 import socket
 import time
 
+from init.errors import in_words
 from init.inotify import PathWatch
 from init.lines import Ring
-from init.poller import IN
+from init.poller import IN, shut
 from init.service import Probe
 from init.states import Passed, Said
 
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from init.inotify import Inotify
-    from init.poller import Poller, Timer
+    from init.poller import Timer
+    from init.scope import Scope
     from init.service import Ready
 
     Heard = Callable[[Said | Passed], None]
@@ -30,18 +32,23 @@ FIRST_RETRY = 0.005  # between bind() and listen() of a socket that has just app
 
 
 class PathProbe:
-    """A file that exists, or a unix socket that accepts."""
+    """A file that exists, or a unix socket that accepts. Where nothing can be watched it is asked every `interval`."""
 
-    def __init__(self, poller: Poller, inotify: Inotify, ready: Ready, target: str, heard: Heard) -> None:
+    def __init__(self, poller: Scope, inotify: Callable[[], Inotify], ready: Ready, target: str, heard: Heard) -> None:
         self._poller, self._inotify = poller, inotify
         self._ready, self._target, self._heard = ready, target, heard
         self._watch: PathWatch | None = None
         self._timer: Timer | None = None
         self._delay = FIRST_RETRY
+        self._blind = ""  # why nothing can be watched: a host's inotify instances are shared by all of its pods
 
     def begin(self) -> None:
         if not self._try():
-            self._watch = PathWatch(self._inotify, self._target, self._appeared)
+            try:
+                attempt = self._poller.attempt
+                self._watch = PathWatch(self._inotify(), self._target, lambda: attempt(self._appeared), attempt)
+            except OSError as error:
+                self._blind = f"asked every {self._ready.interval:g} s; no inotify: {in_words(error)}"
             self._appeared()  # it may have come before the watch
 
     def _appeared(self) -> None:
@@ -53,8 +60,10 @@ class PathProbe:
             self._timer.cancel()
             self._timer = None
         why = ""
-        if not os.path.lexists(self._target):
+        if not self._exists():
             why = f"{self._ready.probe.value} {self._target} missing"
+            if self._blind:
+                self._timer = self._poller.after(self._ready.interval, self._try_again)
         elif self._ready.probe is Probe.SOCKET:
             why = self._connect()
             if why:
@@ -62,11 +71,19 @@ class PathProbe:
                 self._delay = min(self._delay * 2, self._ready.interval)
         if not why:
             self.close()
-        self._heard(Said(why) if why else Passed())
+        self._heard(Said(why, self._blind) if why else Passed())
         return not why
 
     def _try_again(self) -> None:
         self._try()
+
+    def _exists(self) -> bool:
+        """`os.path.lexists` would take any error for an answer."""
+        try:
+            os.lstat(self._target)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
 
     def _connect(self) -> str:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as stream:
@@ -91,7 +108,7 @@ class PathProbe:
 class ExecProbe:
     """A command that exits 0; its last line is the reason until it does."""
 
-    def __init__(self, poller: Poller, ready: Ready, heard: Heard, start: Start, kill: Callable[[int], None]) -> None:
+    def __init__(self, poller: Scope, ready: Ready, heard: Heard, start: Start, kill: Callable[[int], None]) -> None:
         self._poller, self._ready, self._heard, self._start, self._kill = poller, ready, heard, start, kill
         self._pid = 0
         self._pipe = -1
@@ -106,10 +123,12 @@ class ExecProbe:
     def _run(self) -> None:
         self._ring = Ring()
         self._pipe, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        os.set_blocking(write, True)
-        self._poller.add(self._pipe, IN, self._readable)
-        self._pid = self._start(self._ready.command, write, self._ended)
-        os.close(write)
+        try:
+            os.set_blocking(write, True)
+            self._poller.add(self._pipe, IN, self._readable)
+            self._pid = self._start(self._ready.command, write, lambda how: self._poller.attempt(self._ended, how))
+        finally:
+            shut(write)
         self._overdue = self._poller.after(self._ready.timeout, self._too_long)
 
     def _readable(self, _: int) -> None:
@@ -127,14 +146,12 @@ class ExecProbe:
         self._kill(self._pid)
 
     def _ended(self, text: str) -> None:
+        self._pid = 0
         if self._overdue is not None:
             self._overdue.cancel()
         if self._pipe >= 0:
             self._readable(0)
-            self._poller.remove(self._pipe)
-            os.close(self._pipe)
-            self._pipe = -1
-        self._pid = 0
+            self._hang_up()
         if self._closed:
             return
         if text == "exited 0":
@@ -150,13 +167,21 @@ class ExecProbe:
             self._timer.cancel()
         if self._pid:
             self._kill(self._pid)
+        else:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        if self._pipe >= 0:
+            self._poller.remove(self._pipe)
+            shut(self._pipe)
+            self._pipe = -1
 
 
 class TcpProbe:
     """A port that accepts. Name look-ups may hang, so a short child of ours asks, and tells over a pipe."""
 
     def __init__(
-        self, poller: Poller, ready: Ready, target: str, heard: Heard, start: StartOwn, kill: Callable[[int], None]
+        self, poller: Scope, ready: Ready, target: str, heard: Heard, start: StartOwn, kill: Callable[[int], None]
     ) -> None:
         self._poller, self._ready, self._target, self._heard = poller, ready, target, heard
         self._start, self._kill = start, kill
@@ -167,11 +192,13 @@ class TcpProbe:
 
     def begin(self) -> None:
         self._pipe, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        os.set_blocking(write, True)
-        self._poller.add(self._pipe, IN, self._readable)
-        ready, target = self._ready, self._target
-        self._pid = self._start(lambda: ask_port(target, ready.interval, ready.timeout), write)
-        os.close(write)
+        try:
+            os.set_blocking(write, True)
+            self._poller.add(self._pipe, IN, self._readable)
+            ready, target = self._ready, self._target
+            self._pid = self._start(lambda: ask_port(target, ready.interval, ready.timeout), write)
+        finally:
+            shut(write)
 
     def _readable(self, _: int) -> None:
         try:
@@ -193,9 +220,10 @@ class TcpProbe:
     def close(self) -> None:
         if self._pipe >= 0:
             self._poller.remove(self._pipe)
-            os.close(self._pipe)
+            shut(self._pipe)
             self._pipe = -1
             self._kill(self._pid)
+            self._pid = 0
         if self._timer is not None:
             self._timer.cancel()
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 from init import builtin
+from init.errors import CannotStart
 from init.fields import expand, number
 from init.lean import signal
 from init.records import fields, record
@@ -18,6 +20,7 @@ DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 OURS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 EVERY_SIGNAL = signal.valid_signals()
 OUR_UMASK = 0o022
+SCARCE = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EINTR)  # the machine's, not the command's
 
 
 @record(frozen=True, slots=True)
@@ -70,6 +73,8 @@ def _spawn_plain(service: Service, arguments: list[str], env: dict[str, str], st
             setsigdef=(*OURS, signal.SIGPIPE, signal.SIGXFSZ),
         )  # fmt: skip
     except OSError as error:
+        if error.errno in SCARCE:
+            raise
         raise CannotStart(f"cannot start {service.name}: {arguments[0]}: {error.strerror}") from None
 
 
@@ -113,14 +118,6 @@ def fork(become: Callable[[], int | None], streams: Streams, what: str, *, argum
         os.write(2, f"minivm: cannot {what}{where}: {named}{why}\n".encode(errors="replace"))
     finally:
         os._exit(code)
-
-
-class CannotStart(Exception):
-    """The reason of a failed start; apart from it what is quoted from the service's file, which can hold secrets."""
-
-    def __init__(self, why: str, quoted: str = "") -> None:
-        super().__init__(f"{why}: {quoted}" if quoted else why)
-        self.why, self.quoted = why, quoted
 
 
 def environment(service: Service, env: Mapping[str, str], *, masked: bool = False) -> dict[str, str]:

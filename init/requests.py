@@ -9,7 +9,8 @@ from init import health
 from init.control import text
 from init.ending import DRAIN, RESUME
 from init.engine import Condition
-from init.errors import RequestError, nearest
+from init.errors import CannotStart, RequestError, nearest
+from init.fields import ENDLESS
 from init.logs import OWN
 from init.service import SIGNALS
 from init.states import Phase, PodPhase, satisfied
@@ -104,7 +105,7 @@ class Requests:
         carry = caller
 
         def follow(block: bytes) -> None:
-            carry.reply(lines=block.decode(errors="backslashreplace").split("\n")[:-1])
+            carry.attempt(lambda: carry.reply(lines=block.decode(errors="backslashreplace").split("\n")[:-1]))
 
         followers = logs.followers.setdefault(name, [])
         followers.append(follow)
@@ -112,7 +113,7 @@ class Requests:
         caller.at_close.append(lambda: followers.remove(follow))
 
     def _env(self, caller: Connection, request: Request) -> None:
-        from init.procs import CannotStart, environment
+        from init.procs import environment
 
         name = self._named(request)
         try:
@@ -158,12 +159,16 @@ class Requests:
             return
         caller.waiting = True
 
-        def ended(how: str) -> None:
+        def answer(how: str) -> None:
             if how == "exited 0":
                 self._answer_when_settled(caller, request, name)
-            else:
-                last = self._init.logs.finish(name)
-                caller.refuse(f"cannot reload {name}: {spec.reload.command[0]} {how}: {last}")
+                return
+            last = self._init.logs.finish(name)
+            raise RequestError(f"reload {name}", f"{spec.reload.command[0]} {how}: {last}")
+
+        def ended(how: str) -> None:
+            caller.attempt(lambda: answer(how))
+            if not caller.waiting:
                 caller.settled()
 
         self._init.children.run_helper(name, spec.reload.command, None, ended)
@@ -231,6 +236,8 @@ class Requests:
 
     def _condition(self, caller: Connection, request: Request) -> None:
         init, expires = self._init, request.get("expires")
+        if isinstance(expires, int | float) and not -ENDLESS < expires < ENDLESS:
+            raise RequestError("set the condition", f"expires is {expires}", hint="a number of seconds")
         at = init.poller.now() + float(expires) if isinstance(expires, int | float) else None
         item = Condition(text(request, "name"), text(request, "text", ""), request.get("blocking") is True, at)
         init.engine.set_condition(item)
@@ -266,7 +273,7 @@ class Requests:
             ready = [waiter for waiter in self._waiters if waiter[1]()]
             self._waiters = [waiter for waiter in self._waiters if waiter not in ready]
             for caller, _, answer in ready:
-                answer()
+                caller.attempt(answer)
                 caller.settled()
         if self._watchers:
             self._tell_watchers()
@@ -280,9 +287,16 @@ class Requests:
         for caller, told in list(self._watchers.items()):
             if told != key:
                 self._watchers[caller] = key
-                reasons = health.pod_reasons(engine, now, quoting=False)  # who watches tells others
-                degraded = health.degraded(engine, now, quoting=False)
-                caller.reply(ready=not reasons, phase=engine.phase.value, reasons=reasons, degraded=degraded)
+                caller.attempt(self._telling(caller, now))
+
+    def _telling(self, caller: Connection, now: float) -> Callable[[], None]:
+        def tell() -> None:
+            engine = self._init.engine
+            reasons = health.pod_reasons(engine, now, quoting=False)  # who watches tells others
+            degraded = health.degraded(engine, now, quoting=False)
+            caller.reply(ready=not reasons, phase=engine.phase.value, reasons=reasons, degraded=degraded)
+
+        return tell
 
     def _named(self, request: Request) -> str:
         name = text(request, "service")

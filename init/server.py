@@ -5,9 +5,12 @@ from __future__ import annotations
 import socket
 import time
 
-from init.errors import ConfigError
+from init.control import hang_up
+from init.errors import ORDINARY, ConfigError
 from init.fields import number
 from init.poller import IN, OUT
+from init.procs import SCARCE
+from init.scope import Scope
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,6 +40,8 @@ def listen(address: str) -> socket.socket:
         listener.listen(128)
     except OSError as error:
         listener.close()
+        if error.errno in SCARCE:
+            raise  # nothing is wrong with the address
         raise ConfigError("serve HTTP", f"{address}: {error.strerror or error}", field="MINIVM_HTTP") from None
     return listener
 
@@ -56,13 +61,18 @@ class Server:
         for _ in range(32):
             try:
                 stream, _ = self._listener.accept()
-            except OSError:  # none left, or the caller hung up already, or no descriptors: they ask again
+            except BlockingIOError:
                 return
-            if self._open >= MOST_CONNECTIONS:
-                stream.close()
-                continue
-            self._open += 1
-            Exchange(self._poller, stream, self._answer, self._closed)
+            except ConnectionAbortedError:
+                continue  # the caller hung up already
+            if self._open < MOST_CONNECTIONS:
+                try:
+                    Exchange(self._poller, stream, self._answer, self._closed)
+                    self._open += 1
+                    continue
+                except ORDINARY:
+                    pass  # the caller sees a connection that was closed, and asks again
+            hang_up(stream)
 
     def _closed(self) -> None:
         self._open -= 1
@@ -76,12 +86,13 @@ class Exchange:
     """One request and its answer."""
 
     def __init__(self, poller: Poller, stream: socket.socket, answer: Answer, closed: Callable[[], None]) -> None:
-        self._poller, self._stream, self._answer, self._closed = poller, stream, answer, closed
+        self._poller = Scope(poller, lambda _: self._close())
+        self._stream, self._answer, self._closed = stream, answer, closed
         stream.setblocking(False)
         self._received = b""
         self._left = b""
-        self._timer: Timer = poller.after(PATIENCE, self._close)
-        poller.add(stream.fileno(), IN, self._ready)
+        self._poller.add(stream.fileno(), IN, self._ready)
+        self._timer: Timer = self._poller.after(PATIENCE, self._close)
 
     def _ready(self, _: int) -> None:
         try:
@@ -126,7 +137,7 @@ class Exchange:
             return
         self._timer.cancel()
         self._poller.remove(self._stream.fileno())
-        self._stream.close()
+        hang_up(self._stream)
         self._closed()
 
 

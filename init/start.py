@@ -6,7 +6,7 @@ import gc
 import os
 import sys
 
-from init.errors import ConfigError, InitError
+from init.errors import ConfigError, InitError, in_words
 from init.places import PLAN
 from init.plan import plan_from_json, select, unset_variables
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import NoReturn
 
-    from init.loop import Init, Settings
+    from init.loop import Settings
     from init.plan import Plan
 
 DROP_INS = ("/etc/minivm", "/mnt/minivm/config")
 TERMINATION_LOG = os.environ.get("MINIVM_TERMINATION_LOG", "/dev/termination-log")  # the pod may name another
-EX_SOFTWARE, EX_CONFIG = 70, 78  # docs/reference/exit-codes.md
+EX_SOFTWARE, EX_OSERR, EX_CONFIG = 70, 71, 78  # docs/reference/exit-codes.md
 
 
 def main(arguments: list[str], began: float) -> int:
@@ -28,11 +28,13 @@ def main(arguments: list[str], began: float) -> int:
     try:
         plan, settings = configure(arguments, dict(os.environ), began)
         from init.loop import Init
-    except InitError as error:
-        return give_up(str(error))
-    init: Init | None = None
-    try:
+
         init = Init(plan, settings)
+    except InitError as error:
+        return give_up(str(error), EX_CONFIG)
+    except (OSError, MemoryError, ImportError) as error:
+        return give_up(f"cannot begin: {in_words(error)}", EX_OSERR)
+    try:
         code = init.run()
         if init.engine.ending.why is not None:
             from init.quotes import told
@@ -46,8 +48,7 @@ def main(arguments: list[str], began: float) -> int:
         text = traceback.format_exc()
         os.write(2, f"minivm: a bug of init itself; stopping everything in order\n{text}".encode())
         last_words(f"a bug of init itself\n{text}")
-        if init is not None:
-            stop_in_order(init)
+        stop_in_order(init)
         code = EX_SOFTWARE
     return code
 
@@ -147,10 +148,11 @@ def one_of(env: Mapping[str, str], name: str, known: tuple[str, ...]) -> str:
     return value
 
 
-def give_up(text: str) -> int:
+def give_up(text: str, code: int) -> int:
+    """Before anything was started."""
     os.write(2, f"minivm: {text}\n".encode(errors="replace"))
     last_words(f"{text}\n")
-    return EX_CONFIG
+    return code
 
 
 def last_words(text: str) -> None:

@@ -107,6 +107,7 @@ class Spawned:
 class SpawnFailed:
     why: str
     quoted: str = ""
+    scarce: bool = False  # for want of something that the machine lacks: no failure of the service's own
 
 
 @record(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from init import procs
+from init.errors import in_words
 from init.lean import signal
 from init.owners import parent, processes
 
@@ -34,6 +35,8 @@ def _signal_all(init: Init, name: str) -> None:
             os.kill(-1, getattr(signal, f"SIG{name}"))
         except ProcessLookupError:
             return
+        except OSError as error:
+            init.troubled(f"cannot send {name} to what is left: {in_words(error)}")
         return
     me = os.getpid()
     for pid in processes():

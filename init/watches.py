@@ -4,31 +4,43 @@ from __future__ import annotations
 
 from init.fields import expand
 from init.procs import with_files
+from init.scope import Scope
 from init.service import Probe
-from init.states import Passed, Said
+from init.states import Passed, Phase, Said
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from init.inotify import Inotify
     from init.loop import Init
+    from init.poller import Timer
     from init.probes import ExecProbe, PathProbe, TcpProbe
 
 
 class Watches:
+    """Every probe is its service's: one that cannot do its work says why in the service's name, and is begun again."""
+
     def __init__(self, init: Init) -> None:
         self._init = init
         self._probes: dict[str, PathProbe | ExecProbe | TcpProbe] = {}
+        self._scopes: dict[str, Scope] = {}
+        self._again: dict[str, Timer] = {}
         self._inotify: Inotify | None = None
 
     def begin(self, name: str) -> None:
+        self.end(name)
+        scope = Scope(self._init.poller, lambda why: self._failed(name, scope, why))
+        self._scopes[name] = scope
+        scope.attempt(self._begin, name, scope)
+
+    def _begin(self, name: str, scope: Scope) -> None:
         from init import probes  # and with them ctypes: only a pod that probes pays for it
 
-        self.end(name)
         init, ready = self._init, self._init.engine.spec(name).ready
 
         def heard(event: Said | Passed) -> None:
             if isinstance(event, Passed):
                 self._probes.pop(name, None)
+                self._scopes.pop(name, None)
             init.feed(name, event)
 
         try:
@@ -40,24 +52,39 @@ class Watches:
         probe: PathProbe | ExecProbe | TcpProbe
         if ready.probe is Probe.EXEC:
             probe = probes.ExecProbe(
-                init.poller,
+                scope,
                 ready,
                 heard,
                 lambda command, output, ended: init.children.run_helper(name, command, output, ended),
                 init.children.kill_helper,
             )
         elif ready.probe is Probe.TCP:
-            probe = probes.TcpProbe(init.poller, ready, target, heard, init.children.run_own, init.children.kill_helper)
+            probe = probes.TcpProbe(scope, ready, target, heard, init.children.run_own, init.children.kill_helper)
         else:
-            if self._inotify is None:
-                from init.inotify import Inotify
-
-                self._inotify = Inotify(init.poller)
-            probe = probes.PathProbe(init.poller, self._inotify, ready, target, heard)
+            probe = probes.PathProbe(scope, self._watched, ready, target, heard)
         self._probes[name] = probe
         probe.begin()
 
+    def _watched(self) -> Inotify:
+        if self._inotify is None:
+            from init.inotify import Inotify
+
+            self._inotify = Inotify(self._init.poller)
+        return self._inotify
+
+    def _failed(self, name: str, scope: Scope, why: str) -> None:
+        init, state = self._init, self._init.engine.states.get(name)
+        if self._scopes.get(name, scope) is not scope or state is None or state.phase is not Phase.STARTING:
+            init.troubled(f"a probe of {name} that is over: {why}")
+            return
+        self.end(name)
+        init.feed(name, Said(f"cannot ask whether it is ready: {why}"))
+        interval = init.engine.spec(name).ready.interval
+        self._again[name] = init.poller.after(interval, lambda: self.begin(name))
+
     def end(self, name: str) -> None:
-        probe = self._probes.pop(name, None)
-        if probe is not None:
-            probe.close()
+        scope, probe, again = self._scopes.pop(name, None), self._probes.pop(name, None), self._again.pop(name, None)
+        if again is not None:
+            again.cancel()
+        if probe is not None and scope is not None:
+            scope.attempt(probe.close)

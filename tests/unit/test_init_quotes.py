@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from init import health
 from init.engine import Engine
+from init.errors import CannotStart
 from init.plan import compile_plan
-from init.procs import CannotStart, environment
+from init.procs import environment
 from init.quotes import is_ours, told
 from init.spec import parse_drain, parse_service
 from init.states import MAIN, Cause, Exited, Spawned, SpawnFailed, Told
