@@ -17,6 +17,9 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/
 # Beside SLURM_* and MINIVM_*: which GPUs the job has.
 PASSED = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 
+# Before each name of a task's own environment, in that of its task prolog.
+JOB_ENV = "MINIVM_JOB_ENV_"
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -37,9 +40,10 @@ def environment(kind: str, given: Mapping[str, str], commit: str, tree: str, unf
         if name.startswith(("SLURM_", "SLURMD_", "MINIVM_")) or name in PASSED
     }
     if kind == "task_prolog":
+        # What the user chose must be seen, so as not to be overridden; under other names, so that it changes no script.
+        env.update({f"{JOB_ENV}{name}": value for name, value in given.items() if name.isidentifier()})
         # It runs as the user, for the user.
         env.update({name: given[name] for name in ("HOME", "USER", "LOGNAME", "TMPDIR") if name in given})
-        # What the user chose must be seen, so as not to be overridden.
         env.update({name: value for name, value in given.items() if name.startswith("NCCL_")})
     env.setdefault("HOME", "/")
     env.update(

@@ -146,7 +146,36 @@ def test_tasks_are_told_their_places(job: Job) -> None:
     out = job.run("task_prolog")
     assert f"export TMPDIR={job.work}/42\n" in out
     assert f"export TRITON_CACHE_DIR={job.work}/42/cache/triton\n" in out
-    assert f"export NCCL_DEBUG_FILE={job.logs}/42/nccl.%h.%p.log\n" in out
+
+
+def test_a_task_s_own_places_win(job: Job) -> None:
+    """As somebody sets them in his shell or his batch script; a job submitted from within a job sets nothing."""
+    job.run("prolog")
+    chosen = {"TMPDIR": "/scratch", "TRITON_CACHE_DIR": "/home/a/triton", "CUDA_CACHE_PATH": f"{job.work}/41/cuda"}
+    out = job.run("task_prolog", **chosen)
+    assert "TMPDIR" not in out and "TRITON_CACHE_DIR" not in out
+    assert f"export CUDA_CACHE_PATH={job.work}/42/cache/cuda\n" in out
+
+
+def test_downloads_and_nccl_s_words_stay_where_people_look(job: Job) -> None:
+    job.run("prolog")
+    out = job.run("task_prolog", NCCL_DEBUG="INFO", XDG_CACHE_HOME="/home/a/.cache")
+    assert not [name for name in ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME", "NCCL_DEBUG") if name in out]
+    assert "XDG_CACHE_HOME" not in job.run("task_prolog")
+
+
+def test_a_site_shares_caches_by_its_tree(job: Job) -> None:
+    with (job.world.tree / "lib/caches.env").open("a") as file:
+        file.write("HF_HOME=/shared/hf\n")
+    assert "export HF_HOME=/shared/hf\n" in job.run("task_prolog")
+    assert "HF_HOME" not in job.run("task_prolog", HF_HOME="/home/a/hf")
+
+
+def test_a_task_s_environment_changes_no_script(job: Job) -> None:
+    """It is passed under other names: a broken BASH_ENV of a user's is his task's matter alone."""
+    job.run("prolog")
+    (job.world.root / "bash_env").write_text("echo print told; exit 7\n")
+    assert "told" not in job.run("task_prolog", BASH_ENV=str(job.world.root / "bash_env"))
 
 
 def test_each_gpu_s_file_names_its_jobs(job: Job) -> None:
@@ -361,7 +390,7 @@ def test_directories_go_however_deep_and_closed(job: Job) -> None:
     make = """
 import os, sys
 os.chdir(sys.argv[1])
-for _ in range(3000):
+for _ in range(1200):
     os.mkdir("d")
     open("f", "w").close()
     above = os.open(".", os.O_RDONLY)
