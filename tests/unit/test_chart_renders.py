@@ -205,6 +205,9 @@ def test_the_pools_of_a_gpu_cluster() -> None:
     assert "GresTypes=gpu,nvme" in lines
     assert "NodeSet=pool_h100 Feature=h100" in lines
     assert [line for line in lines if line.startswith("PartitionName=gpu Nodes=pool_h100 Default=YES")]
+    assert [line.split()[0] for line in lines if line.startswith("PartitionName=")] == [
+        f"PartitionName={name}" for name in ("cpu", "gpu", "interactive")
+    ], "what was taken away by null is not there"
     shm = next(volume for volume in worker["spec"]["template"]["spec"]["volumes"] if volume["name"] == "shm")
     assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": "256Gi"}
     cpu = one("h100-infiniband", "StatefulSet", "hall2-cpu")
@@ -317,6 +320,48 @@ def test_reports_to_a_ring_are_signed_without_being_asked_for() -> None:
     assert ring_mounts({})["worker"] == (None, None), "nobody is asked: nothing is signed"
 
 
+ALL = "PartitionName=all Nodes=pool_a,pool_b Default=YES State=UP"
+A = "PartitionName=a Nodes=pool_a Default=NO State=UP"
+B = "PartitionName=b Nodes=pool_b Default=NO State=UP"
+LONG = {"pools": ["a"], "default": True, "options": {"MaxTime": "7-00:00:00"}}
+
+
+@pytest.mark.parametrize(
+    ("given", "lines"),
+    [
+        ({}, [A, ALL, B]),
+        (
+            {"long": {"pools": ["a"]}},
+            [A, ALL, B, "PartitionName=long Nodes=pool_a Default=NO State=UP"],
+        ),
+        (
+            {"long": LONG},
+            [
+                A,
+                ALL.replace("YES", "NO"),
+                B,
+                "PartitionName=long Nodes=pool_a Default=YES State=UP MaxTime=7-00:00:00",
+            ],
+        ),
+        ({"all": {"options": {"MaxTime": "60"}}}, [A, f"{ALL} MaxTime=60", B]),
+        ({"a": {"pools": ["b"], "default": True}, "b": None}, ["PartitionName=a Nodes=pool_b Default=YES State=UP",
+                                                               ALL.replace("YES", "NO")]),
+        ({"all": None}, [A, B]),
+        ({"all": {"default": False}}, [A, ALL.replace("YES", "NO"), B]),
+    ],
+)  # fmt: skip
+def test_a_partition_that_is_added_takes_none_away(given: dict[str, Any], lines: list[str]) -> None:
+    """slurmctld ends the jobs of a partition that is gone."""
+    values = {"slurm": {"partitions": given}, "workers": {"pools": {"a": {}, "b": {}}}}
+    (config,) = [
+        item
+        for item in render(values, release="slurm", namespace="hpc")
+        if (item["kind"], item["metadata"]["name"]) == ("ConfigMap", "slurm-config")
+    ]
+    text: str = config["data"]["slurm.conf"]
+    assert [line for line in text.splitlines() if line.startswith("PartitionName=")] == lines
+
+
 def test_a_rings_key_that_is_given_is_the_one() -> None:
     (secret,) = [
         document
@@ -339,6 +384,8 @@ def test_the_drain_fits_into_the_grace_period() -> None:
         ({"accounting": {"mode": "extern"}}, "mode"),
         ({"clusterName": "Has Capitals"}, "clusterName"),
         ({"slurm": {"partitions": {"p": {"pools": ["nowhere"]}}}}, "nowhere"),
+        ({"slurm": {"partitions": {"p": {"default": True}}}}, "partitions.p names no pools"),
+        ({"slurm": {"partitions": {"alll": None}}}, "partitions.alll is null"),
         ({"slurm": {"nodeMode": "static"}}, "needs cpus and memoryMiB"),
         ({"accounting": {"mode": "external"}}, "accounting.database"),
         ({"workers": {"pools": {"a": {"hostNetwork": True}}}}, "networkPolicy.nodeCidrs"),

@@ -87,20 +87,29 @@ PartitionName={{ $name }} Nodes={{ range $i, $pool := $partition.pools }}{{ if $
 {{ .Values.slurm.extraConfig }}
 {{- end -}}
 
+{{/* `all` over every pool, and each of several pools by its name; the site's own are added, and null takes one away.
+A partition that goes takes its jobs with it: so nothing that is added makes another one go. */}}
 {{- define "minivm.partitions" -}}
-{{- if .Values.slurm.partitions -}}
-  {{- range $name, $partition := .Values.slurm.partitions -}}
+{{- $pools := keys (include "minivm.pools" . | fromJson) | sortAlpha -}}
+{{- $made := dict "all" (dict "pools" $pools) -}}
+{{- if gt (len $pools) 1 }}{{ range $pools }}{{ $_ := set $made . (dict "pools" (list .)) }}{{ end }}{{ end -}}
+{{- $default := false -}}
+{{- range $name, $partition := .Values.slurm.partitions -}}
+  {{- if kindIs "invalid" $partition -}}
+    {{- if not (hasKey $made $name) }}{{ fail (printf "slurm.partitions.%s is null, and there is no partition of that name to take away" $name) }}{{ end -}}
+    {{- $_ := unset $made $name -}}
+  {{- else -}}
+    {{- $partition = merge (deepCopy $partition) (default dict (get $made $name)) -}}
+    {{- if not $partition.pools }}{{ fail (printf "slurm.partitions.%s names no pools" $name) }}{{ end -}}
     {{- range $partition.pools -}}
-      {{- if not (hasKey (include "minivm.pools" $ | fromJson) .) }}{{ fail (printf "slurm.partitions.%s names the pool %s, which workers.pools does not have" $name .) }}{{ end -}}
+      {{- if not (has . $pools) }}{{ fail (printf "slurm.partitions.%s names the pool %s, which workers.pools does not have" $name .) }}{{ end -}}
     {{- end -}}
+    {{- if $partition.default }}{{ $default = true }}{{ end -}}
+    {{- $_ := set $made $name $partition -}}
   {{- end -}}
-  {{- .Values.slurm.partitions | toJson -}}
-{{- else -}}
-  {{- $pools := keys (include "minivm.pools" . | fromJson) | sortAlpha -}}
-  {{- $made := dict "all" (dict "pools" $pools "default" true) -}}
-  {{- if gt (len $pools) 1 }}{{ range $pools }}{{ $_ := set $made . (dict "pools" (list .)) }}{{ end }}{{ end -}}
-  {{- $made | toJson -}}
 {{- end -}}
+{{- if and (hasKey $made "all") (not $default) (not (hasKey $made.all "default")) }}{{ $_ := set $made.all "default" true }}{{ end -}}
+{{- $made | toJson -}}
 {{- end -}}
 
 {{/* gpu:h100:8,nvme:2 */}}
