@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 
@@ -10,6 +11,8 @@ import testinfra  # type: ignore[import-untyped]  # ships no types
 from testinfra.host import Host  # type: ignore[import-untyped]  # ships no types
 
 ROLES = ("controller", "login", "worker")
+# Images that were built under another name can be tested too: MINIVM_TEST_IMAGES=registry/prefix.
+IMAGES = os.environ.get("MINIVM_TEST_IMAGES", "minivm")
 
 
 def docker(*arguments: str) -> str:
@@ -20,7 +23,7 @@ def docker(*arguments: str) -> str:
 
 def image_of(role: str) -> str:
     """The newest build of a role, by the alias that `build.py build` moves."""
-    name = f"minivm/{role}:latest"
+    name = f"{IMAGES}/{role}:latest"
     if subprocess.run(["docker", "image", "inspect", name], capture_output=True, check=False).returncode:
         pytest.fail(f"no image {name}: build it first (make images)")
     return name

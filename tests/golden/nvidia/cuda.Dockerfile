@@ -1,5 +1,5 @@
 # cuda: CUDA's runtime and NVML, without the toolkit
-FROM layer:slurm-common
+FROM layer:tools
 ADD layer.tar /
 ARG MINIVM_SOURCES=""
 ARG MINIVM_CA=""
