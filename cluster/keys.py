@@ -20,6 +20,7 @@ class Keys:
     munge: str = field(repr=False)  # base64
     jwt: str = field(repr=False)  # base64
     database: str = field(repr=False)
+    ring: str = field(repr=False)  # base64
     ssh_host: dict[str, str] = field(repr=False)
     ssh_host_public: str
     users: dict[str, Path]  # user -> private key file
@@ -36,6 +37,7 @@ def load_or_make(directory: Path, *, users: tuple[str, ...]) -> Keys:
         munge=base64.b64encode(once(directory / "munge.key", 1024)).decode(),
         jwt=base64.b64encode(once(directory / "jwt_hs256.key", 32)).decode(),
         database=once(directory / "database", 24).hex(),
+        ring=base64.b64encode(once(directory / "ring.key", 32).hex().encode()).decode(),
         ssh_host=host,
         ssh_host_public=public(directory / "ssh_host_ed25519_key"),
         users=private,

@@ -78,6 +78,8 @@ def local_values(options: Options, keys: Keys) -> dict[str, Any]:
         "scripts": {"repository": f"git://{RELEASE}-demo/scripts", "env": {"MINIVM_GITSYNC_VERIFY": "no"}},
         "demo": {"enabled": True, "ldif": ldif(keys.users_public)},
     }
+    if options.overrides.get("scripts", {}).get("env", {}).get("MINIVM_GITSYNC_RING_URL"):
+        values["secrets"]["ring"] = {"key": keys.ring}
     return merged(values, options.overrides)
 
 

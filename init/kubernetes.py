@@ -6,44 +6,23 @@ status; where it is not allowed to, it says so once and asks again now and then,
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
-import ssl
 import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
-from init.addresses import host_and_port
+from init.api_server import ACCOUNT, ApiError, ApiServer
 from init.client import SOCKET, Client
 from init.errors import InitError
 
-ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TYPE = "minivm.io/Ready"
 # Kubernetes' own bound for a message is 32 KiB; a person reads less.
 MESSAGE = 1024
 PAUSE, LONGEST_PAUSE = 1.0, 30.0
 # The right may come later: a pod that `kubectl scale` made waits at its readiness gate for a Role that names it.
 REFUSED_PAUSE = 60.0
-
-
-class ApiError(InitError):
-    """The API server said no, or could not be asked."""
-
-    def __init__(self, why: str, *, status: int | None = None) -> None:
-        super().__init__("set the pod's condition", why)
-        self.status = status
-
-    @property
-    def final(self) -> bool:
-        """There is no such pod: nothing will change that."""
-        return self.status == 404
-
-    @property
-    def refused(self) -> bool:
-        return self.status in (401, 403)
 
 
 def condition(found: dict[str, Any], before: dict[str, Any] | None, now: str) -> dict[str, Any]:
@@ -62,41 +41,13 @@ class Api:
     """One pod's status at one API server."""
 
     def __init__(self, namespace: str, pod: str, account: Path = ACCOUNT, server: str = "") -> None:
-        self.account = account
-        host = os.environ.get("KUBERNETES_SERVICE_HOST", "")
-        self.host, self.port = host_and_port(
-            server or f"[{host}]:{os.environ.get('KUBERNETES_SERVICE_PORT', '443')}", default=443
-        )
+        self.server = ApiServer("set the pod's condition", account, server)
         self.path = f"/api/v1/namespaces/{namespace}/pods/{pod}/status"
-        self.tls = ssl.create_default_context(cafile=str(account / "ca.crt"))
-        # Python 3.13 asks of certificates what Kubernetes' own often lack: a key usage in the authority's, the
-        # authority's key identifier in the server's. Its other clients do not ask; chain, name and time still count.
-        self.tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
 
     def patch(self, item: dict[str, Any]) -> None:
         """Strategic merge: the API server replaces the condition of this type and keeps the others."""
-        # Tokens are rotated: read at each use.
-        token = (self.account / "token").read_text().strip()
-        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/strategic-merge-patch+json"}
-        body = json.dumps({"status": {"conditions": [item]}})
-        connection = http.client.HTTPSConnection(self.host, self.port, timeout=10, context=self.tls)
-        try:
-            connection.request("PATCH", self.path, body, headers)
-            reply = connection.getresponse()
-            text = reply.read().decode(errors="replace")
-        except (OSError, http.client.HTTPException) as error:
-            raise ApiError(f"{self.host}:{self.port}: {error}") from error
-        finally:
-            connection.close()
-        if reply.status >= 300:
-            raise ApiError(f"{reply.status} {_message(text)}", status=reply.status)
-
-
-def _message(text: str) -> str:
-    try:
-        return str(json.loads(text).get("message", text))[:200]
-    except (ValueError, AttributeError):
-        return text[:200]
+        body = {"status": {"conditions": [item]}}
+        self.server.ask("PATCH", self.path, body, "application/strategic-merge-patch+json")
 
 
 class Latest:
@@ -150,7 +101,7 @@ def run(api: Api, control: Path = SOCKET, pause: float = PAUSE, refused_pause: f
             try:
                 api.patch(item)
             except ApiError as error:
-                if error.final:
+                if error.missing:
                     print(f"{error}; the pod's condition {TYPE} is not kept", flush=True)
                     return 0
                 if str(error) != told:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 from testinfra.host import Host  # type: ignore[import-untyped]  # ships no types
 
-from tests.container.conftest import with_munge
+from tests.container.conftest import docker, with_munge
+from tests.container.init_pods import IMAGES
 from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
@@ -36,6 +37,18 @@ def test_mariadb_makes_a_database_starts_dumps_and_stops(controller: Host) -> No
     run(f"mariadb --socket={SOCKET} -e 'create database d; create table d.t (a int); insert into d.t values (42)'")
     assert "42" in run(f"mariadb-dump --socket={SOCKET} d")
     run(f"mariadb-admin --socket={SOCKET} shutdown")
+
+
+@pytest.mark.parametrize("how", ["bytes:1024", "letters:32", "ed25519"])
+def test_it_makes_a_clusters_keys_as_the_charts_job_runs_it(how: str) -> None:
+    """As nobody, on a read-only root with a MiB in /tmp, without one capability."""
+    code = f"from init import make_keys; print(len(make_keys.fresh(make_keys.parse('s:k:{how}'))))"
+    said = docker(
+        "run", "--rm", "--read-only", "--tmpfs", "/tmp:size=1m", "--user", "65534:65534", "--cap-drop", "ALL",
+        "--security-opt", "no-new-privileges", "--network", "none", "--entrypoint", "/opt/minivm/bin/python3",
+        f"{IMAGES}/controller:latest", "-I", "-c", code,
+    )  # fmt: skip
+    assert int(said) >= int(how.partition(":")[2] or 300)
 
 
 @pytest.mark.parametrize(

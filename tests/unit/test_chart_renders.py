@@ -223,7 +223,8 @@ def test_conditions_may_touch_only_this_clusters_pods() -> None:
 
 
 def test_without_conditions_pods_have_no_token() -> None:
-    assert not [document for document in rendered("minimal") if document["kind"] in ("Role", "RoleBinding")]
+    roles = [document for document in rendered("minimal") if document["kind"] in ("Role", "RoleBinding")]
+    assert {document["metadata"]["name"] for document in roles} == {"slurm-keys"}, "the Job's, and no pod's"
     for document in stateful_sets("minimal"):
         assert document["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
 
@@ -280,13 +281,79 @@ def test_one_worker_a_machine_on_the_hosts_network() -> None:
     )
 
 
-def test_keys_are_made_whole_where_none_are_given() -> None:
-    import base64
+MADE = {
+    "munge": "munge.key:bytes:1024",
+    "jwt": "jwt_hs256.key:bytes:32",
+    "ssh-host-keys": "ssh_host_ed25519_key:ed25519",
+    "ring": "ring.key:letters:32",
+    "database": "password:letters:32",
+}
+RING = {"scripts": {"env": {"MINIVM_GITSYNC_RING_URL": "http://slurm-controller:8651/ring"}}}
 
-    munge = one("minimal", "Secret", "slurm-munge")["data"]["munge.key"]
-    assert len(base64.b64decode(munge)) == 1024
-    host_key = one("minimal", "Secret", "slurm-ssh-host-keys")["data"]["ssh_host_ed25519_key"]
-    assert base64.b64decode(host_key).startswith(b"-----BEGIN PRIVATE KEY-----")
+
+def kind(documents: list[Document], wanted: str) -> list[Document]:
+    return [document for document in documents if document["kind"] == wanted]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_two_renders_are_one_text(name: str) -> None:
+    """Argo CD and `helm template` have no cluster to look into: a key made here would be another one each time."""
+    texts = [render_texts(example(name), release="slurm", namespace="hpc") for _ in range(2)]
+    assert texts[0] == texts[1]
+
+
+def test_keys_that_nobody_gave_are_made_in_the_cluster_by_one_that_may_do_nothing_else() -> None:
+    documents = render(RING, release="slurm", namespace="hpc")
+    secrets = {secret["metadata"]["name"]: secret for secret in kind(documents, "Secret")}
+    assert set(secrets) == {f"slurm-{name}" for name in MADE}
+    assert not any("data" in secret or "stringData" in secret for secret in secrets.values())
+    (job,) = kind(documents, "Job")
+    spec = job["spec"]["template"]["spec"]
+    assert spec["containers"][0]["args"] == [f"slurm-{name}:{how}" for name, how in MADE.items()]
+    (role,) = [role for role in kind(documents, "Role") if role["metadata"]["name"] == spec["serviceAccountName"]]
+    (rule,) = role["rules"]
+    assert rule["verbs"] == ["get", "patch"] and set(rule["resourceNames"]) == set(secrets)
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["containers"][0]["securityContext"] == {
+        "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
+    }  # fmt: skip
+
+
+def test_no_pod_starts_without_the_keys_that_are_made() -> None:
+    """A volume that names its keys keeps the pod waiting; one that does not mounts an empty directory."""
+    for document in kind(render(RING, release="slurm", namespace="hpc"), "StatefulSet"):
+        for volume in document["spec"]["template"]["spec"]["volumes"]:
+            name = volume.get("secret", {}).get("secretName", "").removeprefix("slurm-")
+            if name in MADE:
+                key = MADE[name].partition(":")[0]
+                assert volume["secret"]["items"] == [{"key": key, "path": key}]
+
+
+def test_a_key_that_is_given_is_written_and_no_job_is_needed() -> None:
+    given = {
+        "secrets": {
+            "munge": {"key": "bXVuZ2U="}, "jwt": {"key": "and0"}, "sshHostKeys": {"keys": {"ssh_host_rsa_key": "pem"}},
+        },
+        "accounting": {"database": {"existingSecret": "slurm-db"}},
+    }  # fmt: skip
+    documents = render(given, release="slurm", namespace="hpc")
+    assert {secret["metadata"]["name"]: secret["data"] for secret in kind(documents, "Secret")} == {
+        "slurm-munge": {"munge.key": "bXVuZ2U="},
+        "slurm-jwt": {"jwt_hs256.key": "and0"},
+        "slurm-ssh-host-keys": {"ssh_host_rsa_key": "cGVt"},
+    }
+    assert not kind(documents, "Job")
+    for document in kind(documents, "StatefulSet"):
+        assert not any("items" in each.get("secret", {}) for each in document["spec"]["template"]["spec"]["volumes"])
+
+
+def test_another_image_is_another_job() -> None:
+    """A Job's template cannot be changed: under one name an upgrade would fail."""
+    jobs = [
+        kind(render({"image": {"tag": tag}}, release="slurm", namespace="hpc"), "Job")[0]["metadata"]["name"]
+        for tag in ("one", "two")
+    ]
+    assert jobs[0] != jobs[1]
 
 
 def ring_mounts(values: dict[str, Any]) -> dict[str, tuple[str | None, str | None]]:

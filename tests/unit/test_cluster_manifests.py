@@ -12,10 +12,11 @@ from cluster.errors import ClusterError
 from cluster.keys import Keys
 from cluster.manifests import Manifests, Source
 from cluster.pods import fingerprint
-from cluster.render import CHART, render
+from cluster.render import CHART, Document, render
 from cluster.values import NAMESPACE, RELEASE, Options
 
 KEYS = Keys(
+    ring="cmluZw==",
     munge="bXVuZ2U=",
     jwt="and0",
     database="secret",
@@ -24,6 +25,11 @@ KEYS = Keys(
     users={},
     users_public={"alice": "ssh-ed25519 AAAA alice", "bob": "ssh-ed25519 BBBB bob"},
 )
+
+
+def without_job(documents: list[Document]) -> list[Document]:
+    """An example gives no keys, as `make up` does: on Kubernetes a Job makes them."""
+    return [document for document in documents if document["kind"] != "Job"]
 
 
 def local(options: Options | None = None) -> Manifests:
@@ -88,7 +94,7 @@ def test_dns_names_are_those_of_kubernetes_and_no_others() -> None:
 
 def test_a_service_for_one_pod_selects_that_pod_alone() -> None:
     documents = render(yaml.safe_load((CHART / "examples/static-nodes.yaml").read_text()), release="s", namespace="n")
-    known = manifests.parse(documents, namespace="n")
+    known = manifests.parse(without_job(documents), namespace="n")
     assert [pod.name for pod in known.pods if "s-rack1-1" in manifests.aliases(pod, known.services)] == ["s-rack1-1"]
 
 
@@ -118,7 +124,7 @@ def test_a_large_pool_keeps_its_devices_and_memory_in_sight() -> None:
         release="s",
         namespace="n",
     )
-    known = manifests.parse(documents, namespace="n")
+    known = manifests.parse(without_job(documents), namespace="n")
     pod = known.pod("hall2-h100-7")
     assert pod.limits.devices == (("nvidia.com/gpu", 8), ("rdma/ib", 8))
     assert pod.limits.memory == 1900 * 2**30
@@ -175,3 +181,15 @@ def test_a_quantity_that_is_none_is_refused() -> None:
 @pytest.mark.parametrize(("text", "number"), [("500m", 0.5), (2, 2.0), ("3", 3.0)])
 def test_cpus(text: str | int, number: float) -> None:
     assert quantities.cpus(text) == number
+
+
+def test_a_key_that_nobody_gives_is_refused_on_one_machine() -> None:
+    """There is nobody to run the Job: a cluster whose pods wait for its keys would come up silently broken."""
+    with pytest.raises(ClusterError, match="cannot run the Job slurm-keys-"):
+        local(Options(overrides={"secrets": {"munge": {"key": ""}}}))
+
+
+def test_a_ring_has_its_key_on_one_machine_too() -> None:
+    url = {"MINIVM_GITSYNC_RING_URL": "http://slurm-controller:8651/ring"}
+    known = local(Options(overrides={"scripts": {"env": url}}))
+    assert known.files[Source.SECRET, "slurm-ring"].data == {"ring.key": b"ring"}

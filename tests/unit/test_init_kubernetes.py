@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import socket
 import ssl
-import subprocess
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from init import kubernetes
+from tests.kube_api import serve
 
 NOT_READY = {"ready": False, "phase": "boot", "reasons": ["munge key not proven"], "degraded": []}
 READY: dict[str, Any] = {"ready": True, "phase": "running", "reasons": [], "degraded": []}
@@ -45,12 +45,6 @@ class ApiServer:
 
     def __init__(self, directory: Path) -> None:
         self.account = directory
-        # An authority and what it signed, as a cluster has them.
-        authority = self.certificate("ca", "-subj", "/CN=authority")
-        signed = self.certificate(
-            "tls", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-CA", *authority
-        )
-        (directory / "token").write_text("t0ken\n")
         self.answers: list[int] = []
         self.got: list[tuple[str, str, dict[str, Any]]] = []
         self.news = threading.Condition()
@@ -72,19 +66,7 @@ class ApiServer:
             def log_message(self, format: str, *args: object) -> None:
                 pass
 
-        self.server = HTTPServer(("127.0.0.1", 0), Handler)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(signed[0], signed[2])
-        self.server.socket = context.wrap_socket(self.server.socket, server_side=True)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    def certificate(self, name: str, *more: str) -> tuple[str, str, str]:
-        """Certificate and key, in openssl's words for an authority: FILE -CAkey FILE."""
-        certificate, key = self.account / f"{name}.crt", self.account / f"{name}.key"
-        request = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1"
-        command = [*request.split(), *more, "-keyout", str(key), "-out", str(certificate)]
-        subprocess.run(command, check=True, capture_output=True)
-        return str(certificate), "-CAkey", str(key)
+        self.server = serve(directory, Handler)
 
     def wait(self, count: int) -> list[dict[str, Any]]:
         with self.news:

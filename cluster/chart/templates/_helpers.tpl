@@ -58,6 +58,53 @@ minivm.io/pool: {{ . }}
 {{- if or .Values.secrets.sssd.existingSecret .Values.secrets.sssd.config }}yes{{ end -}}
 {{- end -}}
 
+{{/*
+One of the keys that the cluster makes itself, as JSON: include "minivm.key" (dict "root" $ "name" "munge") | fromJson
+  secret  the Secret of the chart's own, empty where there is none: an existing one is named, or nothing needs it
+  key     what pods look for in it
+  how     how it is made
+  data    what the chart writes into it: a value given, or what an older chart wrote into it
+  made    the chart writes nothing into it: the Job of keys.yaml does, once, in the cluster, and nobody else knows it.
+          So the chart renders to the same text each time, also where it can look nothing up.
+What the chart once wrote it goes on writing: Helm takes away what the last release wrote and the next one does not.
+*/}}
+{{- define "minivm.key" -}}
+{{- $v := .root.Values -}}
+{{- $known := dict
+  "munge" (dict "from" $v.secrets.munge "key" "munge.key" "how" "bytes:1024")
+  "jwt" (dict "from" $v.secrets.jwt "key" "jwt_hs256.key" "how" "bytes:32")
+  "ssh-host-keys" (dict "from" $v.secrets.sshHostKeys "key" "ssh_host_ed25519_key" "how" "ed25519")
+  "ring" (dict "from" $v.secrets.ring "key" "ring.key" "how" "letters:32")
+  "database" (dict "from" $v.accounting.database "key" "password" "how" "letters:32") -}}
+{{- $one := index $known .name -}}
+{{- $from := $one.from -}}
+{{- $out := dict "secret" "" "key" $one.key "how" $one.how "data" dict "made" false -}}
+{{- $needed := true -}}
+{{- if eq .name "ring" }}{{ $needed = ne (include "minivm.hasRing" .root) "" }}{{ end -}}
+{{- if eq .name "database" }}{{ $needed = ne $v.accounting.mode "none" }}{{ end -}}
+{{- if and $needed (not $from.existingSecret) -}}
+  {{- $secret := printf "%s-%s" (include "minivm.fullname" .root) .name -}}
+  {{- $data := dict -}}
+  {{- if $from.key }}{{ $_ := set $data $one.key $from.key }}{{ end -}}
+  {{- if $from.password }}{{ $_ := set $data $one.key ($from.password | b64enc) }}{{ end -}}
+  {{- range $file, $text := ($from.keys | default dict) }}{{ $_ := set $data $file ($text | b64enc) }}{{ end -}}
+  {{- if not $data -}}
+    {{- $found := lookup "v1" "Secret" .root.Release.Namespace $secret | default dict -}}
+    {{- if ne (dig "metadata" "annotations" "minivm.io/key" "" $found) "made" }}{{ $data = $found.data | default dict }}{{ end -}}
+  {{- end -}}
+  {{- $_ := set $out "secret" $secret -}}
+  {{- $_ := set $out "data" $data -}}
+  {{- $_ := set $out "made" (not $data) -}}
+{{- end -}}
+{{- toJson $out -}}
+{{- end -}}
+
+{{/* A pod does not start before the key is made: the kubelet waits for the keys that a volume names. */}}
+{{- define "minivm.keyItems" -}}
+{{- $key := include "minivm.key" . | fromJson -}}
+{{- if $key.made }}, items: [{key: {{ $key.key }}, path: {{ $key.key }}}]{{ end -}}
+{{- end -}}
+
 {{/* The pools, as JSON; the default one is not in values.yaml, where it would be merged into everybody's. */}}
 {{- define "minivm.pools" -}}
 {{- default (dict "worker" (dict "replicas" 2)) .Values.workers.pools | toJson -}}
@@ -205,7 +252,7 @@ affinity: {{ toJson . }}
 
 {{- define "minivm.commonVolumes" -}}
 - name: munge
-  secret: {secretName: {{ include "minivm.secret.munge" .root }}, defaultMode: 0400}
+  secret: {secretName: {{ include "minivm.secret.munge" .root }}, defaultMode: 0400{{ include "minivm.keyItems" (dict "root" .root "name" "munge") }}}
 {{- if include "minivm.hasSssd" .root }}
 - name: sssd
   secret: {secretName: {{ include "minivm.secret.sssd" .root }}, defaultMode: 0400}
@@ -221,7 +268,7 @@ affinity: {{ toJson . }}
 {{- end }}
 {{- if .ssh }}
 - name: ssh-host-keys
-  secret: {secretName: {{ include "minivm.secret.ssh" .root }}, defaultMode: 0400}
+  secret: {secretName: {{ include "minivm.secret.ssh" .root }}, defaultMode: 0400{{ include "minivm.keyItems" (dict "root" .root "name" "ssh-host-keys") }}}
 {{- end }}
 {{- with .root.Values.scripts.existingSecret }}
 - name: gitsync
@@ -229,7 +276,7 @@ affinity: {{ toJson . }}
 {{- end }}
 {{- if include "minivm.hasRing" .root }}
 - name: ring
-  secret: {secretName: {{ include "minivm.secret.ring" .root }}, defaultMode: 0400}
+  secret: {secretName: {{ include "minivm.secret.ring" .root }}, defaultMode: 0400{{ include "minivm.keyItems" (dict "root" .root "name" "ring") }}}
 {{- end }}
 {{- if .root.Values.scripts.policy }}
 - name: script-policy
