@@ -23,6 +23,7 @@ MODULES = {
     "cluster-proof": "init.cluster_proof",
     "fresh-node": "init.fresh_node",
     "prepare": "init.prepare.__main__",
+    "refused": "init.refused",
 }
 
 
@@ -35,6 +36,8 @@ def mistake(command: Sequence[str]) -> tuple[str, str]:
     name, arguments = command[0].removeprefix(MARK), command[1:]
     if name not in MODULES:
         return f"no built-in {name!r}", nearest(name, [*MODULES])
+    if name == "refused":
+        return "", ""
     if name != "prepare":
         return (f"{command[0]} takes no arguments", "") if arguments else ("", "")
     from init.prepare import STEPS

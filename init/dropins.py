@@ -5,16 +5,18 @@ The only importer of yaml. PID 1 runs it as a child (`python3 -I -m init.dropins
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from init.errors import ConfigError, InitError, ManyErrors, nearest
-from init.places import PLAN
-from init.plan import Plan, overlay, plan_from_json, plan_to_json, without
+from init.places import PLAN, REFUSED
+from init.plan import Plan, overlay, plan_from_json, plan_to_json, select, unset_variables, without
 from init.spec import Service, parse_service
 
 SERVICES = Path(__file__).parent / "services"
@@ -77,38 +79,97 @@ def load_directory(directory: Path = SERVICES) -> dict[str, Service]:
     return services
 
 
-def dropins(roots: Iterable[Path] = ROOTS) -> tuple[list[Service], list[str]]:
-    """The operator's services, and the names of those that a drop-in takes away (`disabled: true` and nothing else)."""
-    services: dict[str, Service] = {}
-    gone: set[str] = set()
-    errors: list[ConfigError] = []
+@dataclass(slots=True)
+class Found:
+    """What lies in the drop-in directories, by the service that each file is about."""
+
+    services: dict[str, Service] = field(default_factory=dict)
+    gone: set[str] = field(default_factory=set)  # `disabled: true` and nothing else
+    wrong: list[tuple[str, ConfigError]] = field(default_factory=list)  # no name: a file of several programs
+
+
+def find(roots: Iterable[Path] = ROOTS) -> Found:
+    found = Found()
     for root in roots:
         for path in _files(root / "services.d", ".yaml"):
+            name = path.stem
+            found.services.pop(name, None)
+            found.gone.discard(name)
             try:
                 mapping = load_mapping(path)
                 if mapping == {"disabled": True}:
-                    gone.add(path.stem)
-                    services.pop(path.stem, None)
-                    continue
-                services[path.stem] = parse_service(path.stem, mapping, str(path))
-                gone.discard(path.stem)
+                    found.gone.add(name)
+                else:
+                    found.services[name] = parse_service(name, mapping, str(path))
             except ConfigError as error:
-                errors.append(error)
+                found.wrong.append((name, error))
         programs = _files(root / "supervisor.d", ".conf")
         if programs:
             from init.supervisor_files import read_programs
 
             try:
-                services.update({service.name: service for service in read_programs(programs)})
+                found.services.update({service.name: service for service in read_programs(programs)})
             except ConfigError as error:
-                errors.append(error)
-    _raise(errors)
-    return list(services.values()), sorted(gone)
+                found.wrong.append(("", error))
+    return found
+
+
+def dropins(roots: Iterable[Path] = ROOTS) -> tuple[list[Service], list[str]]:
+    """The operator's services, and the names of those that a drop-in takes away."""
+    found = find(roots)
+    _raise([error for _, error in found.wrong])
+    return list(found.services.values()), sorted(found.gone)
 
 
 def merge(plan: Plan, roots: Iterable[Path] = ROOTS) -> Plan:
-    """The image's plan with the operator's drop-ins over it."""
-    services, gone = dropins(roots)
+    """The image's plan with the operator's drop-ins over it: all of them, or what is wrong with them."""
+    return _lay(plan, *dropins(roots))
+
+
+def merge_for_boot(
+    plan: Plan, roots: Iterable[Path] = ROOTS, env: Mapping[str, str] = os.environ
+) -> tuple[Plan, list[ConfigError]]:
+    """What a pod starts with, and what it leaves out: a typo must not take a whole role's pods away.
+
+    What the image has and a wrong file was to change or to take away is held back, not run as the image has it: the
+    file may have been there for safety's sake (docs/decisions/a-wrong-drop-in-costs-itself.md).
+    """
+    found = find(roots)
+    left: dict[str, Service | None] = dict(found.services) | dict.fromkeys(sorted(found.gone))
+    taken: dict[str, Service | None] = {}
+    wrong, merged, moved = dict[str, ConfigError](), plan, True
+    while left and moved:  # one may need another that comes later
+        moved = False
+        for name in list(left):
+            tried = taken | {name: left[name]}
+            try:
+                merged = _checked(plan, tried, env)
+            except ConfigError as error:
+                wrong[name] = error
+                continue
+            taken, moved = tried, True
+            del left[name]
+    refused = [*found.wrong, *((name, wrong[name]) for name in left)]
+    held = [_held_back(service, error) for name, error in refused if (service := plan.service(name)) is not None]
+    return (overlay(merged, held) if held else merged), [error for _, error in refused]
+
+
+def _checked(plan: Plan, items: Mapping[str, Service | None], env: Mapping[str, str]) -> Plan:
+    services = [item for item in items.values() if item is not None]
+    merged = _lay(plan, services, [name for name, item in items.items() if item is None])
+    chosen = [service for service in select(merged, env, os.path.exists).services if service.name in items]
+    _raise(unset_variables(Plan(plan.role, tuple(chosen), None), env))
+    return merged
+
+
+def _held_back(service: Service, error: ConfigError) -> Service:
+    """In its place: what needs it waits, with this reason."""
+    mapping: dict[str, object] = {"kind": "oneshot", "required": service.required, "restart": {"when": "never"}}
+    mapping["command"] = ["builtin:refused", str(error).replace("$", "$$")]
+    return parse_service(service.name, mapping, error.file)
+
+
+def _lay(plan: Plan, services: Sequence[Service], gone: Sequence[str]) -> Plan:
     known = [service.name for service in plan.services]
     _raise(
         [
@@ -140,18 +201,22 @@ def _raise(errors: list[ConfigError]) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`merge PLAN.json [ROOT...]`: the merged plan as JSON on stdout; what is wrong, one error a line on stderr."""
-    if not arguments or arguments[0] != "merge":
-        print("usage: python3 -I -m init.dropins merge [PLAN.json [ROOT...]]", file=sys.stderr)
+    """The merged plan as JSON on stdout; what is wrong, one error a line on stderr. `merge`: all or nothing; `boot`:
+    without what is wrong."""
+    if not arguments or arguments[0] not in ("merge", "boot"):
+        print("usage: python3 -I -m init.dropins merge|boot [PLAN.json [ROOT...]]", file=sys.stderr)
         return 2
     path = Path(arguments[1] if len(arguments) > 1 else PLAN)
     roots = [Path(root) for root in arguments[2:]] or ROOTS
     try:
-        text = plan_to_json(merge(plan_from_json(path.read_text(), str(path)), roots))
+        plan = plan_from_json(path.read_text(), str(path))
+        merged, refused = merge_for_boot(plan, roots) if arguments[0] == "boot" else (merge(plan, roots), [])
     except (InitError, OSError) as error:
         print(error, file=sys.stderr)
         return EX_CONFIG
-    sys.stdout.write(text)
+    for each in refused:
+        print(f"{REFUSED}{'; '.join(str(each).splitlines())}", file=sys.stderr)
+    sys.stdout.write(plan_to_json(merged))
     return 0
 
 

@@ -45,6 +45,7 @@ class Settings:
     syslog: str
     env: Mapping[str, str]
     began: float  # monotonic, when the process was entered
+    refused: str = ""  # drop-ins that are left out
 
 
 class Init:
@@ -139,6 +140,11 @@ class Init:
             path = f"{self.settings.run}/notify.sock"
             self.notify = Notify(path, self.poller, self.children.owners, self.engine.known, self._told, self.say)
         return self.notify
+
+    def refuse(self, text: str) -> None:
+        """Drop-ins that are wrong: told until `configwatch` has taken good ones."""
+        self.say(f"drop-ins: refused: {text}")
+        self.engine.set_condition(Condition("drop-ins", f"refused: {text}", blocking=False, expires=None))
 
     def turn(self, until: float | None) -> None:
         self.poller.wait(until)

@@ -2,3 +2,4 @@
 
 PLAN = "/etc/minivm/plan.json"
 SOCKET = "/run/minivm/control.sock"
+REFUSED = "refused: "  # a line of the drop-ins' reader about a file that it left out

@@ -7,7 +7,7 @@ import os
 import sys
 
 from init.errors import ConfigError, InitError, in_words
-from init.places import PLAN
+from init.places import PLAN, REFUSED
 from init.plan import plan_from_json, select, unset_variables
 
 TYPE_CHECKING = False
@@ -35,6 +35,8 @@ def main(arguments: list[str], began: float) -> int:
     except (OSError, MemoryError, ImportError) as error:
         return give_up(f"cannot begin: {in_words(error)}", EX_OSERR)
     try:
+        if settings.refused:
+            init.refuse(settings.refused)
         code = init.run()
         if init.engine.ending.why is not None:
             from init.quotes import told
@@ -63,7 +65,7 @@ def configure(arguments: list[str], env: dict[str, str], began: float) -> tuple[
         if len(arguments) != 2 or arguments[0] != "--plan":
             raise ConfigError("start", f"unknown arguments {' '.join(arguments)}", hint="--plan FILE")
         file = arguments[1]
-    text = read_plan(file)
+    text, refused = read_plan(file)
     run = env.get("MINIVM_RUN") or "/run/minivm"
     for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID"):
         env.pop(name, None)  # ours, if anybody's; not for the services
@@ -90,17 +92,19 @@ def configure(arguments: list[str], env: dict[str, str], began: float) -> tuple[
         syslog=env.get("MINIVM_SYSLOG", "/dev/log" if procs.is_pid_1() else ""),
         env=env,
         began=began,
+        refused=refused,
     )
     return plan, settings
 
 
-def read_plan(file: str) -> bytes:
-    """The image's plan; with an operator's drop-ins, what a short child makes of both (YAML stays out of PID 1)."""
+def read_plan(file: str) -> tuple[bytes, str]:
+    """The image's plan; with an operator's drop-ins, what a short child makes of both (YAML stays out of PID 1), and
+    which of them it left out."""
     if any(has_files(f"{root}/{part}") for root in DROP_INS for part in ("services.d", "supervisor.d")):
         return merged_plan(file)
     try:
         with open(file, "rb") as stream:  # noqa: PTH123 - no pathlib on PID 1's path
-            return stream.read()
+            return stream.read(), ""
     except OSError as error:
         raise ConfigError("read the plan", error.strerror or str(error), file=file) from None
 
@@ -112,10 +116,10 @@ def has_files(directory: str) -> bool:
         return False
 
 
-def merged_plan(file: str) -> bytes:
+def merged_plan(file: str) -> tuple[bytes, str]:
     output, write_output = os.pipe()
     errors, write_errors = os.pipe()
-    command = [sys.executable, "-I", "-m", "init.dropins", "merge", file]
+    command = [sys.executable, "-I", "-m", "init.dropins", "boot", file]
     actions = [(os.POSIX_SPAWN_DUP2, write_output, 1), (os.POSIX_SPAWN_DUP2, write_errors, 2)]
     pid = os.posix_spawn(sys.executable, command, os.environ, file_actions=actions)
     os.close(write_output)
@@ -127,7 +131,8 @@ def merged_plan(file: str) -> bytes:
     _, status = os.waitpid(pid, 0)
     if status:
         raise ConfigError("read the drop-ins", said or f"the reader ended with status {status}")
-    return text
+    refused = [line.removeprefix(REFUSED) for line in said.splitlines() if line.startswith(REFUSED)]
+    return text, "; ".join(refused)
 
 
 def seconds(env: Mapping[str, str], name: str, default: float) -> float:

@@ -299,12 +299,17 @@ def test_a_user_who_calls_his_processes_sshd_neither_writes_files_nor_holds_up_t
     assert "no sessions" in pod.run("minivm", "logs", "drain")
 
 
-def test_a_wrong_drop_in_at_boot_ends_the_pod_with_one_clear_message(site: World, mounts: Path) -> None:
-    (mounts / "config" / "services.d").mkdir()
-    (mounts / "config" / "services.d" / "extra.yaml").write_text("command: [/bin/sleep, inf]\nneds: [munged]\n")
-    pod = site.pod("login", "wrongdropin", mounts=mounts)
-    assert pod.container.wait(timeout=30)["StatusCode"] == 78
+def test_a_wrong_drop_in_at_boot_costs_itself_and_is_taken_once_it_is_mended(site: World, mounts: Path) -> None:
+    extra = mounts / "config" / "services.d" / "extra.yaml"
+    extra.parent.mkdir()
+    extra.write_text("command: [/bin/sleep, inf]\nneds: [munged]\n")
+    pod = site.pod("login", "wrongdropin", mounts=mounts).wait_ready()
     assert "extra.yaml" in pod.logs() and "did you mean needs?" in pod.logs()
+    (told,) = [text for text in pod.status()["degraded"] if text.startswith("drop-ins: ")]
+    assert "did you mean needs?" in told
+    extra.write_text("command: [/bin/sleep, inf]\nneeds: [munged]\n")
+    until(lambda: any(view["name"] == "extra" and view["ready"] for view in pod.status()["services"]), "it is taken")
+    assert not [text for text in pod.status()["degraded"] if text.startswith("drop-ins: ")]
 
 
 def test_programs_of_supervisor_run_unchanged(site: World, mounts: Path) -> None:

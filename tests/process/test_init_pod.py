@@ -79,14 +79,47 @@ def test_drop_ins_are_laid_over_the_images_plan_at_boot(pod: World) -> None:
         ("supervisor.d/old.conf", "[program:old]\n", "old.conf"),
     ],
 )
-def test_a_wrong_drop_in_is_one_message_and_78_before_anything_starts(
-    pod: World, name: str, text: str, words: str
-) -> None:
-    with_drop_ins(pod, BASE, {name: text})
-    assert pod.ended() == 78
+def test_a_pod_boots_without_a_wrong_drop_in_and_says_so(pod: World, name: str, text: str, words: str) -> None:
+    """A typo took every pod of the role away, one restart after the other."""
+    with_drop_ins(pod, BASE, {name: text, "services.d/good.yaml": "command: [/bin/sleep, '1000']\n"})
+    snapshot = pod.until_ready()
+    assert {view.name for view in snapshot.services} == {*BASE, "good"}
+    (told,) = snapshot.degraded
+    assert told.startswith("drop-ins: refused: ") and words in told
     assert words in pod.output()
-    assert words in pod.last_words.read_text(), "Kubernetes shows it too"
-    assert "of the image" not in pod.output(), "nothing was started"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "comand: [/bin/sh, -c, 'exec sleep 1000']\n",
+        "command: [/bin/sh, -c, 'exec sleep 1000']\nneeds: [no-such]\n",
+        "command: [/bin/sh, -c, 'exec sleep $NOT ${NOT_SET}']\n",
+        "disabled: ture\n",
+    ],
+)
+def test_what_a_wrong_drop_in_was_to_change_does_not_run_as_the_image_has_it(pod: World, text: str) -> None:
+    """It may have been there for safety's sake: an sshd that lets fewer people in, a service that must not run."""
+    later = BASE | {"later": {"command": ["/bin/sleep", "1000"], "needs": ["replaced"]}}
+    with_drop_ins(pod, later, {"services.d/replaced.yaml": text})
+    pod.until_state("kept", "ready")
+    pod.until_state("replaced", "failed")
+    assert "echo of the image\n" not in pod.output() and "replaced | of the image" not in pod.output()
+    status, reasons = pod.get("/readyz")
+    assert status == 503 and "later waits for replaced: " in reasons and "replaced.yaml" in reasons
+
+
+def test_a_drop_in_that_needs_another_one_comes_with_it(pod: World) -> None:
+    files = {
+        "services.d/a.yaml": "command: [/bin/sleep, '1000']\nneeds: [z]\n",
+        "services.d/b.yaml": "comand: [/bin/sleep, '1000']\n",
+        "services.d/c.yaml": "command: [/bin/sleep, '1000']\nneeds: [b]\n",
+        "services.d/z.yaml": "command: [/bin/sleep, '1000']\n",
+    }
+    with_drop_ins(pod, BASE, files)
+    snapshot = pod.until_ready()
+    assert {view.name for view in snapshot.services} == {*BASE, "a", "z"}
+    assert "b.yaml" in snapshot.degraded[0] and "c.yaml" in snapshot.degraded[0]
 
 
 # Capabilities that the pod lacks.

@@ -206,6 +206,34 @@ def test_the_child_of_pid_1_prints_the_merged_plan_or_the_errors(
     assert "did you mean command?" in capsys.readouterr().err
 
 
+def test_a_boot_takes_what_is_right_and_holds_back_what_a_wrong_file_was_to_change(tmp_path: Path) -> None:
+    write(tmp_path / "services.d", "a.yaml", "command: [/bin/x]\nneeds: [z]\n")
+    write(tmp_path / "services.d", "b.yaml", "command: [/bin/x]\nneeds: [nowhere]\n")
+    write(tmp_path / "services.d", "c.yaml", "command: [/bin/x, '${NOT_SET}']\n")
+    write(tmp_path / "services.d", "z.yaml", "command: [/bin/x]\n")
+    write(tmp_path / "services.d", "sssd.yaml", "disabled: ture\n")
+    write(tmp_path / "services.d", "sshd.yaml", "command: [/usr/sbin/sshd, '${NOT_SET}']\n")
+    write(tmp_path / "supervisor.d", "p.conf", "[program:p]\ncommand=/bin/sleep 1\nautorestrat=true\n")
+    before = plan_of("login")
+    plan, wrong = dropins.merge_for_boot(before, [tmp_path], {})
+    assert {service.name for service in plan.services} == {*(s.name for s in before.services), "a", "z"}
+    for name in ("sssd", "sshd"):
+        held, was = plan.service(name), before.service(name)
+        assert held is not None and was is not None and held.required is was.required
+        assert held.command[0] == "builtin:refused" and f"{name}.yaml" in held.command[1]
+    told = "\n".join(str(error) for error in wrong)
+    assert len(wrong) == 5 and all(word in told for word in ("b.yaml", "c.yaml", "sssd.yaml", "sshd.yaml", "p.conf"))
+    again = plan_from_json(plan_to_json(plan), "test")
+    assert [service.name for service in again.services] == [service.name for service in plan.services]
+
+
+def test_taking_away_what_others_need_holds_it_back_at_boot(tmp_path: Path) -> None:
+    write(tmp_path / "services.d", "munged.yaml", "disabled: true\n")
+    plan, wrong = dropins.merge_for_boot(plan_of("login"), [tmp_path], {})
+    held = plan.service("munged")
+    assert len(wrong) == 1 and held is not None and held.command[0] == "builtin:refused"
+
+
 PROGRAMS = """\
 [supervisord]
 nodaemon=true
