@@ -36,6 +36,7 @@ __all__ = [
     "Result",
     "Source",
     "Unreadable",
+    "UserMade",
     "When",
     "ok",
     "problem",
@@ -57,6 +58,17 @@ class Hardware(StrEnum):
     GPU = "gpu"
     IB = "ib"
     NVME = "nvme"
+
+
+class UserMade(StrEnum):
+    """Whether a job's user can bring about, or forge, what a check sees; then its class is at most `user`.
+
+    Of a check that says "partly" each finding is taken for the user's that does not say otherwise (`user_made=False`).
+    """
+
+    NO = "no"
+    PARTLY = "partly"
+    YES = "yes"
 
 
 class Failure(StrEnum):
@@ -225,6 +237,7 @@ class Check:
     expires_s: float = 0.0
     # The check itself makes sense of a source that failed (a hung nvidia-smi is a finding for the check of the bus).
     judges_failures: bool = False
+    user_made: UserMade = UserMade.NO
 
     @property
     def lifetime_s(self) -> float:
@@ -250,8 +263,9 @@ def problem(
     class_: Class | None = None,
     measured: object = "",
     threshold: object = "",
+    user_made: bool | None = None,
 ) -> Finding:
-    return Finding(Result.PROBLEM, reason, subject, class_, str(measured), str(threshold))
+    return Finding(Result.PROBLEM, reason, subject, class_, str(measured), str(threshold), user_made)
 
 
 def unknown(reason: str, *, subject: str = "host") -> Finding:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .health_api import Capture, Failure
+from .health_processes import processes, waiting
 
 KMSG_LIMIT = 1024 * 1024
 KMSG_RECORDS = 200_000
@@ -27,41 +28,8 @@ NETWORK_FILE_SYSTEMS = frozenset(
 )
 # What FUSE serves in a pod is on the network nearly always: JuiceFS, GlusterFS, buckets. These two are not.
 LOCAL_FUSE = frozenset({"fuse.lxcfs", "fuse.fuse-overlayfs"})
+MOUNTS = Path("/proc/self/mounts")
 ABANDONED_MOUNTS = Path("/run/minivm/health/abandoned-mounts")
-
-
-def processes() -> Capture:
-    """One line a process: pid, start, parent, state, seconds since its start, user, threads, command line."""
-    lines = ["# processes: pid start ppid state age uid command"]
-    ticks = os.sysconf("SC_CLK_TCK")
-    try:
-        uptime = float(Path("/proc/uptime").read_text().split()[0])
-    except (OSError, ValueError) as error:
-        return Capture("", Failure.FAILED, f"/proc/uptime: {error}")
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit():
-            continue
-        try:
-            head, _, tail = _start_of(f"{entry.path}/stat").rpartition(")")
-            command = _start_of(f"{entry.path}/cmdline").replace("\0", " ").strip()
-            uid = entry.stat().st_uid
-        except OSError:
-            # It ended while we looked.
-            continue
-        fields = tail.split()
-        name = head.partition("(")[2]
-        age = max(0, int(uptime - int(fields[19]) / ticks))
-        shown = " ".join((command or f"[{name}]").split())
-        lines.append(f"{entry.name} {fields[19]} {fields[1]} {fields[0]} {age} {uid} {shown}")
-    return Capture("\n".join([*lines, f"# end: {len(lines) - 1} processes"]))
-
-
-def _start_of(path: str) -> str:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(fd, 1024).decode(errors="replace")
-    finally:
-        os.close(fd)
 
 
 def kernel_log() -> Capture:
@@ -120,12 +88,12 @@ def mounts() -> Capture:
     lives the mounts that it hangs on are called hung without asking again.
     """
     try:
-        table = Path("/proc/self/mounts").read_text()
+        table = MOUNTS.read_text()
     except OSError as error:
         return Capture("", Failure.FAILED, f"/proc/self/mounts: {error.strerror}")
     entries = [line.split() for line in table.splitlines() if len(line.split()) >= 4]
     # Local ones are left alone: where the root hangs, nothing of this runs, and a busy machine must not look like that.
-    asked = {_unescape(row[1]): row[2] for row in entries if on_the_network(row[2])}
+    asked = {_unescape(row[1]): row[2] for row in entries if on_the_network(row[2]) and not _a_persons(row[3])}
     hung = _still_hung()
     states = {path: "hung -" for path in asked if path in hung}
     states |= _ask([path for path in asked if path not in hung])
@@ -136,6 +104,12 @@ def mounts() -> Capture:
 
 def on_the_network(kind: str) -> bool:
     return kind in NETWORK_FILE_SYSTEMS or (kind.split(".")[0] == "fuse" and kind not in LOCAL_FUSE)
+
+
+def _a_persons(options: str) -> bool:
+    """Served by a program of a user's: whether it answers says nothing of the node, and it may never."""
+    owner = next((part[8:] for part in options.split(",") if part.startswith("user_id=")), "0")
+    return owner != "0"
 
 
 def _ask(paths: list[str]) -> dict[str, str]:
@@ -271,6 +245,7 @@ def nccl_log() -> Capture:
 
 BUILTINS: dict[str, Callable[[], Capture]] = {
     "processes": processes,
+    "waiting": waiting,
     "kernel_log": kernel_log,
     "mounts": mounts,
     "clock": clock,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
 from .errors import GitsyncError
-from .health_api import Capture, CheckModule, Context, Finding, Inputs, Limits, Result, Unreadable
-from .verdict import Verdict, shown, summarise
+from .health_api import Capture, Check, CheckModule, Context, Finding, Inputs, Limits, Result, Unreadable, UserMade
+from .verdict import Class, Verdict, shown, summarise
 
 
 class _TooLong(BaseException):
@@ -58,7 +58,7 @@ def judge(
             findings = list(module.judge(module.parse(inputs), context))
         if not all(isinstance(found, Finding) for found in findings):
             raise TypeError("judge must give Findings")
-        findings = [shown(found) for found in findings]
+        findings = [_capped(shown(found), check) for found in findings]
     except Unreadable as error:
         findings = [_unknown(str(error))]
     except _TooLong:
@@ -89,6 +89,14 @@ def judge(
     )
     # A check that failed forgets nothing: what it remembered stays.
     return Judged(verdict, state if state or (not broken and worst.result is not Result.UNKNOWN) else previous, broken)
+
+
+def _capped(found: Finding, check: Check) -> Finding:
+    """What a job's user can bring about says nothing of the node: it drains none, and counts against no part."""
+    partly_his = check.user_made is UserMade.PARTLY and found.user_made is not False
+    if found.result is Result.PROBLEM and (found.user_made or partly_his or check.user_made is UserMade.YES):
+        return replace(found, class_=Class.USER)
+    return found
 
 
 def _unknown(reason: str) -> Finding:

@@ -20,11 +20,25 @@ from pathlib import Path
 from typing import Any, cast
 
 from .errors import GitsyncError
-from .health_api import Check, CheckModule, Class, Command, Context, Finding, Inputs, Limits, When, ok, problem, unknown
+from .health_api import (
+    Check,
+    CheckModule,
+    Class,
+    Command,
+    Context,
+    Finding,
+    Inputs,
+    Limits,
+    UserMade,
+    When,
+    ok,
+    problem,
+    unknown,
+)
 
 UNFIT = 80
 MARK = "minivm-check:"
-HEADER_KEYS = {"about", "class", "period_s", "deadline_s", "when"}
+HEADER_KEYS = {"about", "class", "period_s", "deadline_s", "when", "user_made"}
 BYTECODE = "/run/minivm/health/bytecode"
 
 
@@ -75,6 +89,10 @@ def load_checks(tree: Path, names: Iterable[str] | None = None) -> Loaded:
             continue
         if module.CHECK.name != path.stem:
             broken[path.stem] = f"{path.name}: declares the name {module.CHECK.name!r}, wanted {path.stem!r}"
+            continue
+        if module.CHECK.user_made is UserMade.YES and module.CHECK.class_ is not Class.USER:
+            said = f"says that a job's user can bring it about: its class is at most user, not {module.CHECK.class_}"
+            broken[path.stem] = f"{path.name}: {said}"
             continue
         checks[path.stem] = module
     return Loaded(checks, broken)
@@ -142,6 +160,7 @@ def _load_program(path: Path) -> CheckModule | None:
         sources=(Command(path.stem, (str(path),), deadline_s=float(data.get("deadline_s", 10))),),
         judges_failures=True,
         thresholds="",
+        user_made=UserMade(data.get("user_made", UserMade.NO)),
     )
     return cast(CheckModule, _Program(check))
 
@@ -162,6 +181,9 @@ def _header(text: str, path: Path) -> dict[str, Any]:
         raise wrong("wanted a sentence", "about")
     if data.get("class", "node") not in list(Class):
         raise wrong(f"wanted one of {', '.join(Class)}, not {data['class']!r}", "class")
+    # A program says one thing: a part of it cannot be the user's.
+    if (made := data.get("user_made", "no")) not in ("no", "yes"):
+        raise wrong(f"wanted no or yes, not {made!r}", "user_made")
     when = data.get("when", ["background"])
     if not isinstance(when, list) or not when or any(item not in list(When) for item in when):
         raise wrong(f"wanted a list of {', '.join(When)}, not {when!r}", "when")

@@ -52,6 +52,8 @@ class Finding:
     class_: Class | None = None
     measured: str = ""
     threshold: str = ""
+    # Whether a job's user can bring it about; None: as the check says of all that it finds. Judged, and not written.
+    user_made: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class Verdict:
         data = asdict(self)
         data["class"] = data.pop("class_")
         data["findings"] = [
-            {"class" if key == "class_" else key: value for key, value in finding.items()}
+            {"class" if key == "class_" else key: value for key, value in finding.items() if key != "user_made"}
             for finding in data["findings"]
         ]
         return data

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from parsers import processes
-from parsers.processes import PROCESSES, Process
+from parsers.processes import PROCESSES, WAITING, Waiting
 
-from gitsync.health_api import Check, Class, Context, Finding, Inputs, When, ok, problem
+from gitsync.health_api import Check, Class, Context, Finding, Inputs, UserMade, When, ok, problem
 
 CHECK = Check(
     name="d_state",
@@ -15,31 +16,45 @@ CHECK = Check(
     class_=Class.REBOOT,
     period_s=60,
     when=frozenset({When.BACKGROUND}),
-    sources=(PROCESSES,),
+    sources=(PROCESSES, WAITING),
     thresholds="host",
+    user_made=UserMade.PARTLY,
 )
 
 
-def parse(inputs: Inputs) -> tuple[Process, ...]:
-    return processes.parse(inputs["processes"])
+@dataclass(frozen=True, slots=True)
+class Measured:
+    waiting: tuple[Waiting, ...]
+    zombies: int
 
 
-def judge(measured: tuple[Process, ...], context: Context) -> Iterable[Finding]:
+def parse(inputs: Inputs) -> Measured:
+    listed = processes.parse(inputs["processes"])
+    return Measured(processes.waiting(inputs["waiting"]), sum(1 for process in listed if process.state == "Z"))
+
+
+def judge(measured: Measured, context: Context) -> Iterable[Finding]:
     limits = context.limits.default
     most, zombies_max = limits.number("d_state_max_s"), limits.number("zombies_max")
     before = context.previous.get("since", {})
-    # The kernel does not tell since when: we remember when we first saw it so. Kernel threads rest in D by design.
-    waiting = [process for process in measured if process.state == "D" and not process.command.startswith("[")]
-    since = {process.key: float(before.get(process.key, context.now)) for process in waiting}
+    since: dict[str, list[float]] = {}
+    for process in measured.waiting:
+        # As the kernel's own detector has it: whoever runs now and then, if only to wait again, does not hang.
+        known = before.get(process.key)
+        first, switches = known if isinstance(known, list) else (context.now, -1)
+        since[process.key] = [first if switches == process.switches else context.now, process.switches]
     context.state["since"] = since
-    for process in waiting:
-        stuck = context.now - since[process.key]
+    for process in measured.waiting:
+        stuck = context.now - since[process.key][0]
         if stuck > most:
             said = f"pid {process.pid} ({process.command[:60]}) hangs in the kernel for {stuck:.0f} s"
-            yield problem(said, subject=f"pid {process.pid}", measured=f"{stuck:.0f}", threshold=f"{most:g}")
-    zombies = sum(1 for process in measured if process.state == "Z")
-    if zombies > zombies_max:
-        said = f"{zombies} zombies: somebody does not wait for its children"
-        yield problem(said, class_=Class.NODE, measured=zombies, threshold=f"{zombies_max:g}")
+            # A vfork with a child that sleeps looks the same, and anybody can make one; but a kill would end it.
+            his = process.uid != 0 and not process.killed
+            subject = f"pid {process.pid}"
+            yield problem(said, subject=subject, measured=f"{stuck:.0f}", threshold=f"{most:g}", user_made=his)
+    if measured.zombies > zombies_max:
+        said = f"{measured.zombies} zombies: somebody does not wait for its children"
+        yield problem(said, measured=measured.zombies, threshold=f"{zombies_max:g}", user_made=True)
     else:
-        yield ok(f"{len(waiting)} processes in D, {zombies} zombies", measured=len(waiting))
+        waiting = len(measured.waiting)
+        yield ok(f"{waiting} processes in D, {measured.zombies} zombies", measured=waiting)

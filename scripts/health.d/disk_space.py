@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from parsers import df
 from parsers.df import Used
 
-from gitsync.health_api import Check, Class, Command, Context, Finding, Inputs, When
+from gitsync.health_api import Check, Class, Command, Context, Finding, Inputs, UserMade, When
 
 CHECK = Check(
     name="disk_space",
@@ -18,6 +18,7 @@ CHECK = Check(
     # -l: never ask a network file system, which may hang.
     sources=(Command("df", ("df", "-P", "-l", "-k"), deadline_s=5.0, accept=(0, 1), evidence=True),),
     thresholds="disk",
+    user_made=UserMade.PARTLY,
 )
 
 

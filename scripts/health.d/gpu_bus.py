@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from parsers import nvidia_smi
 from parsers.nvidia_smi import NVIDIA_SMI
 
-from gitsync.health_api import Check, Class, Context, Failure, Finding, Hardware, Inputs, Unreadable, When, ok, problem
+from gitsync.health_api import (
+    Check,
+    Class,
+    Context,
+    Failure,
+    Finding,
+    Hardware,
+    Inputs,
+    Unreadable,
+    UserMade,
+    When,
+    ok,
+    problem,
+)
 
 CHECK = Check(
     name="gpu_bus",
@@ -20,36 +34,54 @@ CHECK = Check(
     sources=(NVIDIA_SMI,),
     thresholds="gpu",
     judges_failures=True,
+    user_made=UserMade.PARTLY,
 )
 
 _INFOROM = re.compile(r"WARNING: infoROM is corrupted at gpu (\S+)", re.IGNORECASE)
 
 
-def parse(inputs: Inputs) -> tuple[list[tuple[str, str]], int]:
-    """((subject, complaint) pairs, GPUs that answered)."""
+@dataclass(frozen=True, slots=True)
+class Complaint:
+    subject: str
+    said: str
+    # It may stand in the name of a process, which nvidia-smi prints.
+    user_made: bool = False
+
+
+def parse(inputs: Inputs) -> tuple[list[Complaint], int]:
+    """Complaints, and how many GPUs answered."""
     failure = inputs.failure("nvidia_smi_q")
     if failure is Failure.TIMEOUT:
         # A driver that does not answer is what a hung GPU looks like.
-        return [("host", f"the driver hangs: {inputs.why('nvidia_smi_q')}")], 0
+        return [Complaint("host", f"the driver hangs: {inputs.why('nvidia_smi_q')}")], 0
     if failure is not None:
         raise Unreadable(inputs.why("nvidia_smi_q"))
     text = inputs["nvidia_smi_q"]
-    found = [(match.group(1), f"infoROM is corrupted at {match.group(1)}") for match in _INFOROM.finditer(text)]
+    own, after = nvidia_smi.complaints(text)
+    found = [
+        Complaint(match.group(1), f"infoROM is corrupted at {match.group(1)}", user_made)
+        for rows, user_made in ((own, False), (after, True))
+        for match in map(_INFOROM.match, rows)
+        if match
+    ]
     for pattern in nvidia_smi.COMPLAINTS:
-        match = pattern.search(text)
-        if match:
-            line = next(row.strip() for row in text.splitlines() if pattern.search(row))
-            found.append((match.groupdict().get("gpu") or "host", f"nvidia-smi: {line[:200]}"))
+        if match := next(filter(None, map(pattern.search, own)), None):
+            found.append(Complaint(match.groupdict().get("gpu") or "host", f"nvidia-smi: {match.string[:200]}"))
             return found, 0
     return found, len(nvidia_smi.parse(text))
 
 
-def judge(measured: tuple[list[tuple[str, str]], int], context: Context) -> Iterable[Finding]:
+def judge(measured: tuple[list[Complaint], int], context: Context) -> Iterable[Finding]:
     complaints, answering = measured
     if complaints:
         return [
-            problem(said, subject=subject, class_=Class.RMA if "infoROM" in said else None)
-            for subject, said in complaints
+            problem(
+                item.said,
+                subject=item.subject,
+                class_=Class.RMA if "infoROM" in item.said else None,
+                user_made=item.user_made,
+            )
+            for item in complaints
         ]
     if not answering:
         raise Unreadable("nvidia-smi describes no GPU")

@@ -40,7 +40,9 @@ class Counted:
 
 def parse(inputs: Inputs) -> Counted:
     text = inputs.text("nvidia_smi_q")
-    gpus = () if _NONE in text else nvidia_smi.parse(inputs["nvidia_smi_q"])
+    gpus = (
+        () if any(_NONE in row for row in nvidia_smi.complaints(text)[0]) else nvidia_smi.parse(inputs["nvidia_smi_q"])
+    )
     listed = tuple({"uuid": gpu.uuid, "serial": gpu.serial, "bus": gpu.bus, "model": gpu.model} for gpu in gpus)
     return Counted(len(gpus), None if inputs.failure("lspci") else _on_bus(inputs["lspci"]), listed)
 

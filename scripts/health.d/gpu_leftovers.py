@@ -9,7 +9,7 @@ from parsers import nvidia_smi, processes
 from parsers.nvidia_smi import NVIDIA_SMI
 from parsers.processes import PROCESSES
 
-from gitsync.health_api import Check, Class, Context, Finding, Hardware, Inputs, Unreadable, When, ok, problem
+from gitsync.health_api import Check, Class, Context, Finding, Hardware, Inputs, Unreadable, UserMade, When, ok, problem
 
 CHECK = Check(
     name="gpu_leftovers",
@@ -20,6 +20,7 @@ CHECK = Check(
     hardware=Hardware.GPU,
     sources=(NVIDIA_SMI, PROCESSES),
     thresholds="gpu",
+    user_made=UserMade.PARTLY,
 )
 
 
@@ -36,6 +37,8 @@ class Held:
 class Leftovers:
     gpus: tuple[Held, ...]
     jobs: frozenset[str]
+    # How many processes of people's there are: a process may hold a GPU and not be listed as its holder.
+    people: int = 0
 
 
 def parse(inputs: Inputs) -> Leftovers:
@@ -50,7 +53,9 @@ def parse(inputs: Inputs) -> Leftovers:
         listed = section.processes if section else []
         holders = tuple((int(row["Process ID"]), row.get("Name", "?")) for row in listed)
         held.append(Held(gpu.uuid, gpu.label, gpu.model, used, holders))
-    return Leftovers(tuple(held), frozenset(processes.jobs(processes.parse(inputs["processes"]))))
+    listed_processes = processes.parse(inputs["processes"])
+    people = sum(1 for process in listed_processes if processes.is_a_person_s(process))
+    return Leftovers(tuple(held), frozenset(processes.jobs(listed_processes)), people)
 
 
 def judge(measured: Leftovers, context: Context) -> Iterable[Finding]:
@@ -67,9 +72,10 @@ def judge(measured: Leftovers, context: Context) -> Iterable[Finding]:
         if strangers:
             pid, name = strangers[0]
             said = f"{gpu.label}: {name} (pid {pid}) holds it and no job runs"
-            yield problem(said, subject=gpu.uuid, class_=Class.NODE, measured=len(strangers), threshold=0)
+            yield problem(said, subject=gpu.uuid, measured=len(strangers), threshold=0, user_made=True)
         elif gpu.used_mib > most and not gpu.holders:
             said = f"{gpu.label}: {gpu.used_mib} MiB in use by no process"
-            yield problem(said, subject=gpu.uuid, measured=gpu.used_mib, threshold=f"{most:g}")
+            limit, his = f"{most:g}", measured.people > 0
+            yield problem(said, subject=gpu.uuid, measured=gpu.used_mib, threshold=limit, user_made=his)
         else:
             yield ok(f"{gpu.label}: free", subject=gpu.uuid, measured=gpu.used_mib, threshold=f"{most:g}")

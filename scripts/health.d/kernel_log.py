@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from parsers import kernel_log
 from parsers.kernel_log import KERNEL_LOG, Log
 
-from gitsync.health_api import Check, Class, Context, Finding, Inputs, When, ok, problem
+from gitsync.health_api import Check, Class, Context, Finding, Inputs, UserMade, When, ok, problem
 
 CHECK = Check(
     name="kernel_log",
@@ -18,6 +18,7 @@ CHECK = Check(
     when=frozenset({When.BACKGROUND, When.EPILOG}),
     sources=(KERNEL_LOG,),
     thresholds="kernel_log",
+    user_made=UserMade.PARTLY,
 )
 
 
@@ -49,6 +50,7 @@ def judge(measured: Log, context: Context) -> Iterable[Finding]:
     if not counted:
         return [ok("nothing in the kernel's log", measured=0)]
     return [
-        problem(f"{name}: {item['text']}", class_=Class(item["class"]), measured=item["count"])
+        # What each pattern means, and so whether a user can bring it about, is the thresholds' word.
+        problem(f"{name}: {item['text']}", class_=Class(item["class"]), measured=item["count"], user_made=False)
         for name, item in counted.items()
     ]

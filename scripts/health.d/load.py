@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gitsync.health_api import Check, Class, Context, Files, Finding, Inputs, Unreadable, When, ok, problem
+from gitsync.health_api import Check, Class, Context, Files, Finding, Inputs, Unreadable, UserMade, When, ok, problem
 
 CHECK = Check(
     name="load",
@@ -16,6 +16,7 @@ CHECK = Check(
     when=frozenset({When.BACKGROUND}),
     sources=(Files("loadavg", ("/proc/loadavg",)), Files("cpus_online", ("/sys/devices/system/cpu/online",))),
     thresholds="host",
+    user_made=UserMade.YES,
 )
 
 

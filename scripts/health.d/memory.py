@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gitsync.health_api import Check, Class, Context, Files, Finding, Inputs, Unreadable, When, ok, problem
+from gitsync.health_api import Check, Class, Context, Files, Finding, Inputs, Unreadable, UserMade, When, ok, problem
 
 CHECK = Check(
     name="memory",
@@ -16,6 +16,7 @@ CHECK = Check(
     when=frozenset({When.BACKGROUND}),
     sources=(Files("meminfo", ("/proc/meminfo",), evidence=True),),
     thresholds="host",
+    user_made=UserMade.PARTLY,
 )
 
 _ROW = re.compile(r"^(\w+(?:\(\w+\))?):\s+(\d+)(?: kB)?$")
@@ -51,7 +52,7 @@ def judge(measured: Memory, context: Context) -> Iterable[Finding]:
     percent = 100 * measured.available / measured.total
     if measured.corrupted > limits.number("memory_corrupted_max_kb"):
         said = f"the kernel has taken {measured.corrupted} kB of broken memory out of use"
-        yield problem(said, class_=Class.MANUAL, measured=measured.corrupted, threshold=0)
+        yield problem(said, class_=Class.MANUAL, measured=measured.corrupted, threshold=0, user_made=False)
     if percent < least:
         yield problem(f"{percent:.0f} % of memory is available", measured=f"{percent:.0f}", threshold=f"{least:g}")
     else:

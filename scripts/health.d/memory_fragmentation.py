@@ -6,16 +6,17 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gitsync.health_api import Check, Class, Context, Files, Finding, Inputs, Unreadable, When, ok, problem
+from gitsync.health_api import Check, Class, Context, Files, Finding, Inputs, Unreadable, UserMade, When, ok, problem
 
 CHECK = Check(
     name="memory_fragmentation",
     about="free memory comes in large pieces",
-    class_=Class.REBOOT,
+    class_=Class.USER,
     period_s=300,
     when=frozenset({When.BACKGROUND}),
     sources=(Files("buddyinfo", ("/proc/buddyinfo",)), Files("meminfo", ("/proc/meminfo",), evidence=True)),
     thresholds="host",
+    user_made=UserMade.YES,
 )
 
 _ROW = re.compile(r"^Node (\d+), zone +(\w+)((?: +\d+){8,})$")

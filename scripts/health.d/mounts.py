@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gitsync.health_api import Builtin, Check, Class, Context, Finding, Inputs, Unreadable, When, ok, problem
+from gitsync.health_api import Builtin, Check, Class, Context, Finding, Inputs, Unreadable, UserMade, When, ok, problem
 
 CHECK = Check(
     name="mounts",
@@ -16,6 +16,7 @@ CHECK = Check(
     when=frozenset({When.PROLOG, When.BACKGROUND, When.BOOT}),
     sources=(Builtin("mounts", evidence=True),),
     thresholds="mounts",
+    user_made=UserMade.PARTLY,
 )
 
 _ROW = re.compile(r"^(ok|hung|other|error:\S+) (-|\d+\.\d+) (\S+) (/.*)$")
@@ -52,18 +53,21 @@ def judge(measured: list[Mount], context: Context) -> Iterable[Finding]:
     there = {mount.path: mount for mount in measured}
     for path in limits.strings("required"):
         if path not in there:
-            yield problem(f"{path} is not mounted", subject=path, measured="missing", threshold="mounted")
+            yield problem(
+                f"{path} is not mounted", subject=path, measured="missing", threshold="mounted", user_made=False
+            )
     asked = [mount for mount in measured if mount.state != "other"]
     if not asked:
         yield ok("no network file system is mounted")
     for mount in asked:
         if mount.state == "hung":
             said = f"{mount.path} ({mount.kind}) does not answer"
-            yield problem(said, subject=mount.path, measured="hung", threshold="answers")
+            yield problem(said, subject=mount.path, measured="hung", threshold="answers", user_made=False)
         elif mount.state != "ok":
             said = f"{mount.path} ({mount.kind}): {mount.state[6:].replace('_', ' ')}"
-            yield problem(said, subject=mount.path, measured=mount.state, threshold="answers")
+            yield problem(said, subject=mount.path, measured=mount.state, threshold="answers", user_made=False)
         elif mount.seconds > slow:
+            # Whoever writes much makes it slow.
             said = f"{mount.path} ({mount.kind}) took {mount.seconds:.1f} s to answer"
             yield problem(said, subject=mount.path, measured=f"{mount.seconds:.1f}", threshold=f"{slow:g}")
         else:

@@ -7,7 +7,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from gitsync.health_api import Check, Class, Command, Context, Finding, Inputs, Unreadable, When, ok, problem, unknown
+from gitsync.health_api import (
+    Check,
+    Class,
+    Command,
+    Context,
+    Finding,
+    Inputs,
+    Unreadable,
+    UserMade,
+    When,
+    ok,
+    problem,
+    unknown,
+)
 
 CHECK = Check(
     name="slurmd",
@@ -18,6 +31,7 @@ CHECK = Check(
     when=frozenset({When.BACKGROUND}),
     sources=(Command("scontrol_slurmd", ("scontrol", "show", "slurmd"), deadline_s=10.0, accept=()),),
     thresholds="host",
+    user_made=UserMade.PARTLY,
 )
 
 _ROW = re.compile(r"^(\S[^=]*?)\s*= (.*)$", re.MULTILINE)
@@ -54,13 +68,18 @@ def _time(text: str) -> float:
 def judge(measured: Slurmd, context: Context) -> Iterable[Finding]:
     most = context.limits.default.number("slurmctld_silence_max_s")
     if not measured.answers:
-        return [problem(f"slurmd does not answer: {measured.said}", measured="silent")]
+        # Anybody may flood its port; and a slurmd that is gone Slurm itself takes out.
+        return [problem(f"slurmd does not answer: {measured.said}", measured="silent", user_made=True)]
     if not measured.last and context.now - measured.started < context.limits.default.number("slurmd_patience_s"):
         return [unknown("slurmd has just started: the controller has not spoken to it yet")]
     if not measured.last:
-        return [problem("slurmd has never heard from the controller", measured="never", threshold=f"{most:g}")]
+        return [
+            problem(
+                "slurmd has never heard from the controller", measured="never", threshold=f"{most:g}", user_made=False
+            )
+        ]
     silent = context.now - measured.last
     said = f"the controller spoke to slurmd {silent:.0f} s ago"
     if silent > most:
-        return [problem(said, measured=f"{silent:.0f}", threshold=f"{most:g}")]
+        return [problem(said, measured=f"{silent:.0f}", threshold=f"{most:g}", user_made=False)]
     return [ok(said, measured=f"{silent:.0f}", threshold=f"{most:g}")]

@@ -17,9 +17,10 @@ import pytest
 
 from gitsync import health_builtin, health_loop
 from gitsync.health_api import Command, Failure, Files
-from gitsync.health_builtin import mounts, processes
+from gitsync.health_builtin import mounts
 from gitsync.health_cases import read_case
 from gitsync.health_collect import collect
+from gitsync.health_processes import processes
 from gitsync.verdict import boot_id
 from tests.process.runner_world import World, alive, make
 from tests.waiting import until
@@ -156,6 +157,19 @@ def test_a_mount_that_answers_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # Rounds.
+
+
+def test_a_file_system_that_a_user_serves_is_not_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It may never answer, or refuse root: neither says anything of the node."""
+    table = tmp_path / "mounts"
+    table.write_text(
+        "me@host: /home/me/far fuse.sshfs rw,nosuid,nodev,relatime,user_id=20001,group_id=20001 0 0\n"
+        f"bucket {tmp_path} fuse.juicefs rw,relatime,user_id=0,group_id=0,allow_other 0 0\n"
+    )
+    monkeypatch.setattr(health_builtin, "MOUNTS", table)
+    rows = mounts().text.splitlines()
+    assert "other - fuse.sshfs /home/me/far" in rows
+    assert [row for row in rows if row.startswith("ok ")] and rows[-1] == "# end: 1 asked"
 
 
 def test_a_round_writes_a_verdict_for_each_check_and_an_index(world: World) -> None:

@@ -38,15 +38,22 @@ def parse(text: str, heading: str) -> list[Used]:
 
 
 def judge(measured: list[Used], context: Context, what: str, said: str) -> Iterable[Finding]:
-    """Against the thresholds WHAT_max_percent and WHAT_max_percent_by_path; `said` has {path} and {percent}."""
+    """Against the thresholds WHAT_max_percent and WHAT_max_percent_by_path; `said` has {path} and {percent}.
+
+    Whoever may write to a file system may fill it: all are a user's but those below `closed_to_users`.
+    """
     limits = context.limits.default
     skipped = limits.strings("ignore")
     judged = [used for used in measured if not used.path.startswith(skipped)]
     if not judged:
         raise Unreadable("df shows no file system that is judged")
     most, paths = limits.number(f"{what}_max_percent"), limits.mapping(f"{what}_max_percent_by_path")
+    closed = limits.strings("closed_to_users")
     for used in judged:
         limit = float(paths.get(used.path, most))
-        find = problem if used.percent > limit else ok
         text = said.format(path=used.path, percent=used.percent)
-        yield find(text, subject=used.path, measured=used.percent, threshold=f"{limit:g}")
+        if used.percent > limit:
+            his = not any(used.path == path or used.path.startswith(f"{path}/") for path in closed)
+            yield problem(text, subject=used.path, measured=used.percent, threshold=f"{limit:g}", user_made=his)
+        else:
+            yield ok(text, subject=used.path, measured=used.percent, threshold=f"{limit:g}")

@@ -25,6 +25,17 @@ COMPLAINTS = (
 )
 
 
+def complaints(text: str) -> tuple[list[str], list[str]]:
+    """Lines that begin at the margin: the tool's own, and those that a listed process may have brought in by its name.
+
+    Names of processes are printed as they are. A line break in one is not known to come through, and is not relied on.
+    """
+    own, _, rest = text.partition(" Process ID ")
+    return [row.rstrip() for row in own.splitlines() if row[:1].strip()], [
+        row.rstrip() for row in rest.splitlines()[1:]
+    ]
+
+
 @dataclass(slots=True)
 class Section:
     values: dict[str, str] = field(default_factory=dict)
@@ -102,17 +113,23 @@ def parse(text: str) -> tuple[Gpu, ...]:
 def _blocks(text: str) -> Iterator[Gpu]:
     gpu: Gpu | None = None
     stack: list[tuple[int, Section]] = []
+    seen: set[str] = set()
+    # The processes come last, with names that their users choose: nothing after them is about the GPU.
+    closed = False
     for line in text.splitlines():
         start = _GPU.match(line)
-        if start:
+        if start and start.group(1).lower() not in seen:
             if gpu:
                 yield gpu
             gpu = Gpu(start.group(1), Section())
-            stack = [(0, gpu.root)]
+            seen.add(start.group(1).lower())
+            stack, closed = [(0, gpu.root)], False
             continue
         if gpu is None or not line.strip():
             continue
         indent = len(line) - len(line.lstrip())
+        if closed and indent <= stack[-1][0]:
+            continue
         while len(stack) > 1 and indent <= stack[-1][0]:
             stack.pop()
         section = stack[-1][1]
@@ -123,6 +140,7 @@ def _blocks(text: str) -> Iterator[Gpu]:
         if not colon:
             section.sections[key] = Section()
             stack.append((indent, section.sections[key]))
+            closed = closed or (key == "Processes" and section is gpu.root)
             continue
         if key == "Process ID":
             section.processes.append({})

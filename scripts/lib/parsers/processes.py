@@ -8,8 +8,13 @@ from dataclasses import dataclass
 from gitsync.health_api import Builtin, Unreadable
 
 PROCESSES = Builtin("processes")
+WAITING = Builtin("waiting")
+# Accounts of the image's own daemons: slurm, munge, mysql; Debian's lie below 1000.
+SERVICES = range(64030, 64033)
+PEOPLE_FROM = 1000
 
 _LINE = re.compile(r"(\d+) (\d+) (\d+) ([A-Za-z]) (\d+) (\d+) (.*)")
+_WAITS = re.compile(r"(\d+) (\d+) (\d+) (\d+) (yes|no) (.*)")
 _STEP = re.compile(r"slurmstepd: \[(\d+)\.(\w+)\]")
 
 
@@ -29,23 +34,61 @@ class Process:
         return f"{self.pid}/{self.start}"
 
 
-def parse(text: str) -> tuple[Process, ...]:
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A process that waits in the kernel."""
+
+    pid: int
+    start: int
+    uid: int
+    # How often it has given up the processor so far: one that hangs does so no more.
+    switches: int
+    killed: bool
+    command: str
+
+    @property
+    def key(self) -> str:
+        return f"{self.pid}/{self.start}"
+
+
+def _rows(text: str, heading: str, form: re.Pattern[str]) -> list[tuple[str, ...]]:
     rows = text.splitlines()
-    if len(rows) < 3 or not rows[0].startswith("# processes: ") or not re.fullmatch(r"# end: \d+ processes", rows[-1]):
+    last = re.fullmatch(r"# end: (\d+) processes", rows[-1]) if rows else None
+    if last is None or not rows[0].startswith(f"# {heading}: "):
         raise Unreadable("the list of processes is cut, or is none")
     found = []
     for row in rows[1:-1]:
-        match = _LINE.fullmatch(row)
+        match = form.fullmatch(row)
         if match is None:
-            raise Unreadable(f"processes: {row[:80]!r}")
-        pid, start, parent, state, age, uid, command = match.groups()
+            raise Unreadable(f"{heading}: {row[:80]!r}")
+        found.append(match.groups())
+    if len(found) != int(last[1]):
+        raise Unreadable(f"{heading}: lines are missing")
+    return found
+
+
+def parse(text: str) -> tuple[Process, ...]:
+    found = []
+    for pid, start, parent, state, age, uid, command in _rows(text, "processes", _LINE):
         found.append(Process(int(pid), int(start), int(parent), state, int(age), int(uid), command))
-    if len(found) != int(rows[-1].split()[2]):
-        raise Unreadable("processes: lines are missing")
+    if not found:
+        raise Unreadable("the list of processes is cut, or is none")
     return tuple(found)
+
+
+def waiting(text: str) -> tuple[Waiting, ...]:
+    return tuple(
+        Waiting(int(pid), int(start), int(uid), int(switches), killed == "yes", command)
+        for pid, start, uid, switches, killed, command in _rows(text, "waiting", _WAITS)
+    )
+
+
+def is_a_person_s(process: Process) -> bool:
+    return process.uid >= PEOPLE_FROM and process.uid not in SERVICES
 
 
 def jobs(processes: tuple[Process, ...]) -> set[str]:
     """Jobs that have a step on this node. The extern step is left out: it lives before and after the work."""
-    steps = (_STEP.match(process.command) for process in processes)
+    # Anybody may call his process so; slurmstepd itself is root's.
+    steps = (_STEP.match(process.command) for process in processes if process.uid == 0)
     return {step.group(1) for step in steps if step and step.group(2) not in {"extern", "4294967292"}}
