@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from init.service import Service
 
 AGAIN = 1.0  # seconds until what the kernel refused is asked of it once more
+POSTPONED = 0.1  # seconds that a death may wait for what was said before it
 
 
 class Children:
@@ -33,6 +34,7 @@ class Children:
         self.owners = Owners()
         self.reaped = 0
         self.childless = False
+        self._postponed = 0.0  # since when there is something to reap
         self._null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         self._waits: dict[int, Callable[[str], None]] = {}  # of no service's own: probes, reloads; who hears the end
         self._pidfds: dict[int, int] = {}  # of main processes that are not our children yet
@@ -71,9 +73,7 @@ class Children:
             env["MAINPID"] = str(init.engine.states[spec.name].pid)
         # A drain says what it waits for, and is otherwise a oneshot.
         if step == MAIN and (spec.ready.probe is Probe.NOTIFY or spec.name == DRAIN):
-            notify = init.listen_for_notifications()
-            notify.expect(spec.user)
-            env["NOTIFY_SOCKET"] = notify.path
+            env["NOTIFY_SOCKET"] = init.listen_for_notifications().address(spec.user)
             if spec.watchdog:
                 env["WATCHDOG_USEC"] = str(int(spec.watchdog * 1e6))
         return env
@@ -138,13 +138,11 @@ class Children:
 
     # Reaping.
 
-    def reap(self) -> None:
-        """Everything that ended, ours or not. What it said before it ended comes first."""
-        if self._init.notify is not None:
-            try:
-                self._init.notify.drain()
-            except ORDINARY as error:
-                self._init.troubled(f"notifications: {in_words(error)}")
+    def reap(self) -> bool:
+        """Everything that ended, ours or not. What was said before that comes first; False: not all of it is read."""
+        if not self._heard() and self._postpones():
+            return False
+        self._postponed = 0.0
         ended: list[tuple[int, int]] = []
         waitpid, mine, waits, count = os.waitpid, self.owners.pids, self._waits, 0
         self.childless = False
@@ -164,6 +162,22 @@ class Children:
         self.reaped += count
         for pid, status in ended:
             self._ended(pid, status)
+        return True
+
+    def _heard(self) -> bool:
+        if self._init.notify is None:
+            return True
+        try:
+            return self._init.notify.drain(self.reap)
+        except ORDINARY as error:
+            self._init.troubled(f"notifications: {in_words(error)}")
+            return True
+
+    def _postpones(self) -> bool:
+        """For a moment: nobody keeps the dead from being reaped by what he attaches to one message after the other."""
+        now = self._init.poller.now()
+        self._postponed = self._postponed or now
+        return now - self._postponed < POSTPONED
 
     def _ended(self, pid: int, status: int) -> None:
         killer = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
@@ -223,7 +237,10 @@ class Children:
             self._pidfds[pid] = fd
 
     def _foreign_end(self, pid: int) -> None:
-        self.reap()
+        if not self.reap():
+            if pid not in self._pidfds:  # nothing else tells of it again
+                self._init.poller.after(POSTPONED, lambda: self._foreign_end(pid))
+            return
         if pid in self.owners.pids:  # not ours to reap: its parent lives, or did
             name = self._forget(pid)
             self._init.feed(name, Exited(pid, -1, 0, self._last_line(name)))

@@ -57,7 +57,7 @@ class Logs:
         self._troubled = troubled
         self._sources: dict[str, tuple[Source, Source]] = {}
         self._reading = True
-        self._pausing: list[int] = []  # descriptors other than the services' pipes
+        self._pausing: list[Callable[[bool], None]] = []  # sources other than the services' pipes
         self._pending: list[bytes] = []
         self._size = 0
         self._waiting = False  # for the output to take more
@@ -103,11 +103,11 @@ class Logs:
         """Whether nothing more should be read: so much is unwritten."""
         return self._size >= HIGH and not self.trouble
 
-    def pause_too(self, fd: int) -> None:
-        """A descriptor, of the poller's, that is not read either while services' pipes are not."""
-        self._pausing.append(fd)
+    def pause_too(self, pause: Callable[[bool], None]) -> None:
+        """A source that is not read either while services' pipes are not."""
+        self._pausing.append(pause)
         if not self._reading:
-            self._poller.change(fd, 0)
+            pause(True)
 
     def forget(self, name: str) -> None:
         """A service that a new plan removed."""
@@ -244,8 +244,8 @@ class Logs:
         for pair in self._sources.values():
             for source in pair:
                 self._poller.change(source.fd, IN if wanted else 0)
-        for fd in self._pausing:
-            self._poller.change(fd, IN if wanted else 0)
+        for pause in self._pausing:
+            pause(not wanted)
 
     def close(self, seconds: float) -> None:
         """At the very end: read everything, and give the reader so long to take it."""

@@ -21,11 +21,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from init.closer import Closer
     from init.engine import Todo
     from init.notify import Notify
     from init.plan import Plan
     from init.requests import Requests
     from init.states import Event
+    from init.syslog import Syslog
 
 EX_CONFIG = 78  # docs/reference/exit-codes.md
 AGAIN = 1.0  # seconds until PID 1 asks the machine once more for a socket that it could not get
@@ -68,6 +70,8 @@ class Init:
         self._signals()
         self.notify: Notify | None = None
         self._requests: Requests | None = None
+        self.syslog: Syslog | None = None
+        self._closer: Closer | None = None
 
     # Life.
 
@@ -138,13 +142,25 @@ class Init:
 
         if self.notify is None:
             path = f"{self.settings.run}/notify.sock"
-            self.notify = Notify(path, self.poller, self.children.owners, self.engine.known, self._told, self.say)
+            self.notify = Notify(
+                path, self.poller, self.children.owners, self.engine.known, self._told, self.say, self._closes
+            )
         return self.notify
 
     def refuse(self, text: str) -> None:
         """Drop-ins that are wrong: told until `configwatch` has taken good ones."""
         self.say(f"drop-ins: refused: {text}")
         self.engine.set_condition(Condition("drop-ins", f"refused: {text}", blocking=False, expires=None))
+
+    def _closes(self) -> Closer:
+        """Who closes what strangers attach to their messages: loaded for the first that does."""
+        from init.closer import Closer
+
+        if self._closer is None:
+            self._closer = Closer(self.poller, self.say)
+            if self.notify is not None:
+                self._closer.when_late = self.notify.readable
+        return self._closer
 
     def turn(self, until: float | None) -> None:
         self.poller.wait(until)
@@ -248,7 +264,7 @@ class Init:
     def _syslog(self) -> None:
         from init.syslog import Syslog
 
-        Syslog(self.settings.syslog, self.poller, self.children.owners, self.logs)
+        self.syslog = Syslog(self.settings.syslog, self.poller, self.children.owners, self.logs, self._closes)
 
 
 def luck() -> float:

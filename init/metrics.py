@@ -75,5 +75,6 @@ COUNTERS = {
     "log_bytes": "Bytes written to standard output.",
     "log_lost_bytes": "Bytes lost to a full disk or a reader that is gone.",
     "reaped": "Processes reaped.",
+    "syslog_dropped_lines": "Lines that users sent to the syslog socket beyond their share.",
     "wakeups": "Turns of the loop.",
 }

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
-import struct
 
+from init.datagrams import Datagrams
 from init.fields import number
 from init.owners import alive, uids
-from init.poller import IN, Poller
+from init.poller import Poller
 from init.records import record
 from init.service import Probe
 from init.states import Told
@@ -17,10 +16,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from init.closer import Closer
     from init.owners import Owners
     from init.service import Service
 
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 LONGEST = 4096
 MOST = 256  # messages at a time; then others have a turn, and the socket still says that there are more
 REFUSALS, PERIOD = 10, 10.0  # so many lines in so many seconds: anybody can be refused, as often as he likes
@@ -62,7 +61,8 @@ def _plain(text: str) -> str:
 
 
 class Notify:
-    """The socket. Messages are handed over in the order sent, each with the service whose process sent it.
+    """The sockets: one for the services of each user, whom it belongs to, so that nobody else can send to it. Messages
+    are handed over in the order sent, each with the service whose process sent it.
 
     A service's processes include what its users run, such as a login's shell. So the sender's user counts too: root, or
     the one that the service runs as.
@@ -76,50 +76,61 @@ class Notify:
         specs: Callable[[str], Service | None],
         told: Callable[[str, Told], None],
         say: Callable[[str], None],
+        closer: Callable[[], Closer],
     ) -> None:
         self.path = path
+        self._poller, self._closer = poller, closer
         self._owners, self._specs, self._told, self._say = owners, specs, told, say
         self._root = frozenset((0, os.geteuid()))
         self._users: dict[str, int] = {}  # the uids of those that services run as
         self._period = -PERIOD  # when the first refusal of these was told
         self._refused = 0
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
-        if os.path.exists(path):  # noqa: PTH110 - no pathlib on PID 1's path
-            os.unlink(path)  # noqa: PTH108 - no pathlib on PID 1's path
-        self._socket.bind(path)
-        os.chmod(path, 0o666)  # noqa: PTH101 - any user's service may speak; who it is tells the kernel
-        poller.add(self._socket.fileno(), IN, lambda _: self.drain())
+        self._again: Callable[[], object] | None = None
+        self._sockets = {os.geteuid(): self._open(path, os.geteuid())}
 
-    def expect(self, user: str) -> None:
-        """A service that notifies starts as this user. Looked up here, once: never for a stranger's message."""
-        uid = number(user)
-        if uid is not None:
+    def _open(self, path: str, uid: int) -> Datagrams:
+        return Datagrams(path, self._poller, self._closer, self.readable, user=uid)
+
+    def address(self, user: str) -> str:
+        """Where services of this user speak. Looked up here, once: never for a stranger's message."""
+        if user and user not in self._users:
+            uid = number(user)
+            if uid is None:
+                import pwd
+
+                try:
+                    uid = pwd.getpwnam(user).pw_uid
+                except KeyError:
+                    return self.path  # the start fails, and says so
             self._users[user] = uid
-        elif user and user not in self._users:
-            import pwd
+        uid = self._users.get(user, 0)
+        if uid in self._root:
+            return self.path
+        path = f"{self.path.removesuffix('.sock')}-{uid}.sock"
+        if uid not in self._sockets:
+            self._sockets[uid] = self._open(path, uid)
+        return path
 
-            try:
-                self._users[user] = pwd.getpwnam(user).pw_uid
-            except KeyError:
-                return  # the start fails, and says so
+    def readable(self) -> None:
+        self.drain()
+        if self._again is not None:
+            again, self._again = self._again, None
+            again()
 
-    def drain(self) -> None:
-        """What was sent so far. Also called before a death is judged: the successor's word comes first."""
-        for _ in range(MOST):
-            try:
-                data, ancillary, _, _ = self._socket.recvmsg(LONGEST, socket.CMSG_SPACE(_CREDENTIALS.size) + 64)
-            except BlockingIOError:
-                return
-            pid, uid = 0, -1
-            for level, kind, value in ancillary:
-                if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
-                    pid, uid, _ = _CREDENTIALS.unpack(value[: _CREDENTIALS.size])
-                elif level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                    for (fd,) in struct.iter_unpack("i", value[: len(value) // 4 * 4]):
-                        os.close(fd)  # a barrier of sd_notify: closing it is the answer
-            self._judge(pid, uid, data)
+    def drain(self, again: Callable[[], object] | None = None) -> bool:
+        """What was sent so far. Also called before a death is judged: the successor's word comes first. False: somebody
+        attached a descriptor, and what comes behind it can be read only in a moment; `again` is called then."""
+        for source in self._sockets.values():
+            for _ in range(MOST):
+                found = source.receive(LONGEST)
+                if found is None:
+                    break
+                data, pid, uid = found
+                self._judge(pid, uid, data)
+        settled = all(source.settled for source in self._sockets.values())
+        if not settled and again is not None:
+            self._again = again
+        return settled
 
     def _judge(self, pid: int, uid: int, data: bytes) -> None:
         who = f"a message of pid {pid} (uid {uid})"

@@ -38,6 +38,7 @@ def pages(init: Init) -> Callable[[str], tuple[int, str, str]]:
 
             counters = {"log_bytes": init.logs.written, "log_lost_bytes": init.logs.lost_ever}
             counters |= {"reaped": init.children.reaped, "wakeups": init.turns}
+            counters |= {"syslog_dropped_lines": init.syslog.meter.refused if init.syslog else 0}
             snapshot = health.snapshot(init.engine, init.settings.pod, now, quoting=False)
             return 200, metrics.CONTENT_TYPE, metrics.render(snapshot, counters)
         return 404, TEXT, "known: /livez /readyz /startupz /status /metrics\n"

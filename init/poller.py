@@ -28,9 +28,9 @@ MOMENT = 0.1  # until a call that failed is made again
 class Timer:
     __slots__ = ("at", "call")
 
-    def __init__(self, at: float, call: Callable[[], None]) -> None:
+    def __init__(self, at: float, call: Callable[[], object]) -> None:
         self.at = at
-        self.call: Callable[[], None] | None = call
+        self.call: Callable[[], object] | None = call
 
     def cancel(self) -> None:
         self.call = None
@@ -86,7 +86,7 @@ class Poller:
         except OSError:
             return  # its close, or an event that nobody wants, makes up for it
 
-    def after(self, seconds: float, call: Callable[[], None]) -> Timer:
+    def after(self, seconds: float, call: Callable[[], object]) -> Timer:
         timer = Timer(self.now() + seconds, call)
         heappush(self._timers, timer)
         return timer

@@ -196,13 +196,18 @@ def test_a_helper_of_the_service_may_speak_for_it(pod: World) -> None:
 
 
 def test_a_login_cannot_speak_for_sshd(pod: World) -> None:
-    """A user's shell descends from sshd as its own processes do: the user is what tells them apart."""
+    """A user's shell descends from sshd as its own processes do: the user is what tells them apart. The socket of
+    sshd's user is closed to it; that of its own, where a service runs as the same user, does not make it sshd."""
     code = (
         "tell('READY=1\\nSTATUS=well')\nif os.fork() == 0:\n    os.setsid(); os.setuid(65534)\n"
-        "    tell(f'MAINPID={os.getpid()}\\nSTATUS=forged\\nREADY=1')\nsignal.pause()"
+        "    forged = f'MAINPID={os.getpid()}\\nSTATUS=forged\\nREADY=1'\n"
+        "    try: tell(forged)\n    except PermissionError: print('closed')\n"
+        "    os.environ['NOTIFY_SOCKET'] = os.environ['NOTIFY_SOCKET'].replace('.sock', '-65534.sock')\n"
+        "    tell(forged)\nsignal.pause()"
     )
-    pod.start({"sshd": {"command": python(code), "ready": "notify"}, "own": UNPRIVILEGED})
+    pod.start({"own": UNPRIVILEGED, "sshd": {"command": python(code), "ready": "notify", "needs": ["own"]}})
     pod.until_ready()
+    pod.until(lambda: "sshd | closed" in pod.output(), "its own socket is not the user's")
     pod.until(lambda: "refused a message" in pod.output(), "the refusal is told")
     assert "(uid 65534): sshd runs as root" in pod.output()
     view = pod.service("sshd")

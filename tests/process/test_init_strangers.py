@@ -57,3 +57,165 @@ signal.pause()
     pod.until(lambda: "spoken as" in pod.output(), "the number was given away again, and its new owner speaks")
     (line,) = [line for line in pod.output().splitlines() if "spoken as" in line]
     assert line.startswith("thief | ")
+
+
+OLD = """
+import sys, time
+from init import datagrams
+from init.start import end, main
+datagrams.SO_PASSRIGHTS = 1 << 20  # as on a kernel that does not know it
+end(main(sys.argv[1:], time.monotonic()))
+"""
+
+# A connection that nobody reads, with so much unsent that a close of it waits for an hour. Who holds the other end
+# lives on; `attach` sends it, and keeps nothing of it.
+LINGERS = """
+import struct, threading
+def lingers():
+    here, there = socket.socket(), socket.socket()
+    here.bind(("127.0.0.1", 0)); here.listen()
+    there.connect(here.getsockname())
+    other, _ = here.accept()
+    there.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 3600))
+    there.setblocking(False)
+    try:
+        while True: there.send(b"x" * 65536)
+    except BlockingIOError: pass
+    return there, other
+kept = []
+def attach(path, text, count=1):
+    s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    s.connect(path)
+    ends = [lingers() for _ in range(count)]
+    kept.extend(ends)
+    try: socket.send_fds(s, [text], [end.fileno() for end, _ in ends])
+    except PermissionError: return print("refused")
+    print("attached")
+    for end, _ in ends:  # what is left is the message's; if it has been taken already, the last close is this one
+        threading.Thread(target=end.close, daemon=True).start()
+"""
+STRANGER = {"user": "nobody", "ready": "none"}
+SPEAKS = SAYS + "signal.signal(signal.SIGUSR1, lambda *_: says('<13>x[1]: afterwards'))\n"
+
+
+@pytest.fixture(params=["refuses", "cannot refuse"])
+def entry(request: pytest.FixtureRequest, tmp_path: Path) -> list[str] | None:
+    """PID 1 on a kernel that refuses attached descriptors, where this one does, and on an older one."""
+    if request.param == "refuses":
+        return None
+    (tmp_path / "old.py").write_text(OLD)
+    return ["-I", str(tmp_path / "old.py")]
+
+
+@pytest.mark.parametrize("count", [1, 100])
+def test_a_descriptor_that_takes_an_hour_to_close_is_nobodys_hour(
+    pod: World, entry: list[str] | None, count: int
+) -> None:
+    """Any user attaches connections that linger to what he logs, and keeps nothing of them. Whoever makes the last
+    close waits until he ends; the kernel makes it for a receiver that has no room for them."""
+    log = str(pod.run / "log")
+    code = LINGERS + f"for _ in range(3): attach({log!r}, b'<13>x[1]: mine', {count})\nsignal.pause()"
+    pod.start(
+        {
+            "a": {"command": NOTIFIES, "ready": "notify"},
+            "speaks": {"command": python(SPEAKS % log + "while True: signal.pause()")},
+            "stranger": STRANGER | {"command": python(code)},
+        },
+        entry=entry,
+        MINIVM_SYSLOG=log,
+    )
+    pod.until(lambda: pod.output().count("attached") + pod.output().count("refused") == 3, "he has tried three times")
+    pod.until_ready()
+    before = pod.service("a").pid
+    pod.ask("signal", service="a", signal="KILL")
+    pod.until(lambda: pod.service("a").pid not in (0, before) and pod.service("a").ready, "PID 1 supervises")
+    assert pod.get("/livez")[0] == 200
+    pod.ask("signal", service="speaks", signal="USR1")
+    pod.until(lambda: "speaks | x[1]: afterwards" in pod.output(), "and others' lines arrive")
+    assert pod.service("stranger").state == "ready", "he still waits for his hour"
+
+
+def test_a_service_cannot_hold_pid_1_by_a_descriptor_either(pod: World) -> None:
+    """Whoever runs as a service's user may attach descriptors to what he notifies of: a barrier is one. What came with
+    it counts, and what comes after it is read before a death is judged."""
+    code = LINGERS + "attach(os.environ['NOTIFY_SOCKET'], b'READY=1\\nSTATUS=attached', 3)\ntell('STATUS=after')\n"
+    pod.start(
+        {
+            "a": {"command": NOTIFIES, "ready": "notify"},
+            "slow": {"command": python(code + "signal.pause()"), "ready": "notify", "user": "nobody"},
+        }
+    )
+    pod.until_ready()
+    pod.until(lambda: pod.service("slow").status == "after", "what came behind it is read")
+    before = pod.service("a").pid
+    pod.ask("signal", service="a", signal="KILL")
+    pod.until(lambda: pod.service("a").pid not in (0, before) and pod.service("a").ready, "PID 1 supervises")
+    assert pod.get("/livez")[0] == 200
+
+
+def test_the_last_word_counts_though_a_descriptor_came_before_it(pod: World) -> None:
+    """A service says who takes over and ends as if it had failed, while another's barrier is being answered."""
+    barrier = (
+        "def barrier():\n    left, end = os.pipe()\n"
+        "    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:\n"
+        "        s.connect(os.environ['NOTIFY_SOCKET'])\n"
+        "        socket.send_fds(s, [b'BARRIER=1'], [end])\n"
+        "    os.close(end); os.read(left, 1)\n"
+    )
+    flood = barrier + "tell('READY=1')\nwhile True: barrier()"
+    code = (
+        "def serve():\n    signal.signal(signal.SIGUSR1, replace)\n"
+        "    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])\n    while True: signal.pause()\n"
+        "def replace(*_):\n    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])\n"
+        "    if (pid := os.fork()) == 0: serve()\n    tell(f'MAINPID={pid}'); os._exit(1)\n"
+        "tell('READY=1')\nserve()"
+    )
+    pod.start(
+        {
+            "flood": {"command": python(flood), "ready": "notify"},
+            "slurmd": {"command": python(code), "ready": "notify", "needs": ["flood"]},
+        }
+    )
+    pod.until_ready()
+    pids = {pod.service("slurmd").pid}
+    for count in range(30):
+        pod.ask("signal", service="slurmd", signal="USR1")
+        pod.until(lambda: pod.service("slurmd").pid not in {*pids, 0}, f"hand-over {count}")
+        pids.add(pod.service("slurmd").pid)
+    view = pod.service("slurmd")
+    assert (view.starts, view.failures) == (1, 0)
+
+
+def test_a_users_line_is_not_taken_for_sshds(pod: World) -> None:
+    """What a login says is a line of sshd's, as it descends from it; the user stands before what he claims to be."""
+    log = str(pod.run / "log")
+    forged = "<86>Jan  1 00:00:00 sshd[1]: Accepted publickey for root\\x1b[2K\\rsshd | sshd[1]: true"
+    code = SAYS % log + (
+        "says('<86>Jan  1 00:00:00 sshd[7]: Accepted publickey for ann')\n"
+        f"if os.fork() == 0:\n    os.setsid(); os.setuid(65534); says('{forged}')\nsignal.pause()"
+    )
+    pod.start({"sshd": {"command": python(code)}}, MINIVM_SYSLOG=log)
+    pod.until(lambda: "for root" in pod.output(), "both lines are there")
+    assert "sshd | sshd[7]: Accepted publickey for ann\n" in pod.output()
+    assert "sshd | uid 65534: sshd[1]: Accepted publickey for root?[2K?sshd | sshd[1]: true\n" in pod.output()
+    assert pod.ask("logs", service="sshd", lines=1)["lines"][0].startswith("uid 65534: "), "root is told, too"
+
+
+def test_a_user_cannot_fill_the_log(pod: World) -> None:
+    """A hundred megabytes, as fast as they go; then a line of root's. The log holds so much a second of them, says what
+    it lacks, and root's line is there."""
+    log = str(pod.run / "log")
+    flood = "s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
+    flood += f"s.connect({log!r})\nfor n in range(2000): s.send(b'<13>flood[1]: ' + b'x' * 50000)\nprint('sent')\n"
+    pod.start(
+        {
+            "stranger": STRANGER | {"command": python(flood + "signal.pause()")},
+            "speaks": {"command": python(SPEAKS % log + "while True: signal.pause()")},
+        },
+        MINIVM_SYSLOG=log,
+    )
+    pod.until(lambda: "stranger | sent" in pod.output(), "it is sent")
+    pod.ask("signal", service="speaks", signal="USR1")
+    pod.until(lambda: "speaks | x[1]: afterwards" in pod.output(), "root's line is there")
+    pod.until(lambda: "of uid 65534: more than 64 KiB/s" in pod.output(), "what was dropped is told")
+    assert len(pod.output()) < 5 << 20

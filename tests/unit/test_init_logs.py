@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from init.closer import Closer
 from init.logs import HIGH, MOST, Logs
 from init.owners import Owners
 from init.poller import Poller
@@ -52,7 +53,7 @@ def unwritten(logs: Logs) -> int:
 
 def test_syslog_senders_wait_while_the_output_is_stuck(made: World, tmp_path: Path) -> None:
     path = str(tmp_path / "log")
-    Syslog(path, made.poller, Owners(), made.logs)
+    Syslog(path, made.poller, Owners(), made.logs, lambda: Closer(made.poller, made.logs.say))
     text = "x" * 20_000
     sent = 0
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from init.closer import Closer
 from init.notify import MOST, REFUSALS, Notify
 from init.owners import Owners
 from init.poller import Poller
@@ -26,7 +27,7 @@ class World:
         self.spec: Service | None = parse_service("a", {"command": ["/x"], "ready": "notify"}, "t")
         self.notify = Notify(
             str(path), self.poller, self.owners, lambda name: self.spec if name == "a" else None,
-            lambda _, told: self.heard(told), self.said.append,
+            lambda _, told: self.heard(told), self.said.append, lambda: Closer(self.poller, self.said.append),
         )  # fmt: skip
         self.sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.sender.setblocking(False)
