@@ -238,7 +238,9 @@ class LocalCluster:
         return report.slurm_states(output) | {controller: "up"}
 
     def not_granted(self) -> list[str]:
-        return report.not_granted(self.manifests().pods, cgroups=self.no_cgroups())
+        info = self.kubelet.api.info()
+        options = [str(option) for option in info.get("SecurityOptions") or ()]
+        return report.not_granted(self.manifests().pods, cgroups=cgroups.refusal(info), security=options)
 
     def no_cgroups(self) -> str:
         """Why pods here cannot have cgroups of their own; empty if they can."""

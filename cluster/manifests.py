@@ -91,6 +91,7 @@ class Pod:
     mounts: tuple[Mount, ...]
     capabilities: tuple[str, ...]
     privileged: bool
+    seccomp: str
     runtime_class: str
     host_network: bool
     grace: int
@@ -208,6 +209,7 @@ def parse_pod(
         ),
         capabilities=tuple(security.get("capabilities", {}).get("add", ())),
         privileged=bool(security.get("privileged", False)),
+        seccomp=parse_seccomp(security, pod=name),
         runtime_class=str(spec.get("runtimeClassName", "")),
         host_network=bool(spec.get("hostNetwork", False)),
         grace=int(spec.get("terminationGracePeriodSeconds", 30)),
@@ -217,6 +219,14 @@ def parse_pod(
         ports=ports,
         limits=parse_limits(container.get("resources", {}).get("limits", {})),
     )
+
+
+def parse_seccomp(security: Mapping[str, Any], *, pod: str) -> str:
+    """Docker's default is a profile, and Kubernetes' is none: each is said."""
+    profile = security.get("seccompProfile", {})
+    if profile.get("type") == "Localhost":
+        raise ClusterError(f"give {pod} its seccomp profile", "a Localhost one lies on Kubernetes' machines")
+    return str(profile.get("type", "Unconfined"))
 
 
 def parse_probe(raw: Mapping[str, Any], ports: Mapping[str, int]) -> Probe:

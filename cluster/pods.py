@@ -165,6 +165,7 @@ class Kubelet:
             mounts=mounts,
             cap_drop=["ALL"],
             cap_add=list(pod.capabilities),
+            security_opt=["seccomp=unconfined"] if pod.seccomp == "Unconfined" else None,
             restart_policy={"Name": "always"},
             port_bindings=published or None,
             log_config=LOG,

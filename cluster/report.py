@@ -71,9 +71,12 @@ def slurm_states(sinfo: str) -> dict[str, str]:
     return states
 
 
-def not_granted(pods: Iterable[Pod], *, cgroups: str) -> list[str]:
-    """What the chart would give on Kubernetes and this machine does not. `cgroups`: why pods have none of their own."""
+def not_granted(pods: Iterable[Pod], *, cgroups: str, security: Sequence[str]) -> list[str]:
+    """What the chart would give on Kubernetes and this machine does not. `cgroups`: why pods have none of their own;
+    `security`: the engine's options, such as `name=seccomp,profile=default`."""
     missing = []
+    if not any(option.startswith("name=seccomp") and "unconfined" not in option for option in security):
+        missing.append("seccomp: this engine was built or started without it, so pods may use every system call")
     if cgroups:
         missing.append(
             f"cgroups that a pod may write to: {cgroups}. So jobs are tracked but not held to their share, ssh to a"

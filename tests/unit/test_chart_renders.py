@@ -523,3 +523,27 @@ def test_the_dashboard_asks_for_metrics_that_the_init_has() -> None:
         for name in re.findall(r"\bminivm_[a-z_]+", target["expr"])
     }
     assert asked and {name.removesuffix("_total") for name in asked} <= known
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_system_calls_are_kept_from_every_pod_that_is_not_privileged(name: str) -> None:
+    for document in rendered(name):
+        if document["kind"] in ("StatefulSet", "Job"):
+            spec = document["spec"]["template"]["spec"]
+            security = spec.get("securityContext", {}) | container(document)["securityContext"]
+            wanted = None if security.get("privileged") else {"type": "RuntimeDefault"}
+            assert security.get("seccompProfile") == wanted, document["metadata"]["name"]
+
+
+def test_a_pool_may_have_another_profile_and_the_others_keep_theirs() -> None:
+    local = {"type": "Localhost", "localhostProfile": "profiles/enroot.json"}
+    pools = {"a": {"seccompProfile": "Localhost/profiles/enroot.json"}, "b": {}}
+    documents = render({"workers": {"pools": pools}}, release="slurm", namespace="n")
+    found = {
+        document["metadata"]["name"]: container(document)["securityContext"]["seccompProfile"]
+        for document in kind(documents, "StatefulSet")
+    }
+    runtime = {"type": "RuntimeDefault"}
+    assert found == {"slurm-a": local, "slurm-b": runtime, "slurm-controller": runtime, "slurm-login": runtime}
+    with pytest.raises(ClusterError, match="seccompProfile"):
+        render({"workers": {"defaults": {"seccompProfile": "none"}}}, release="slurm", namespace="n")

@@ -217,9 +217,16 @@ def test_slurms_states_carry_the_reason_of_a_drain() -> None:
 
 
 def test_what_a_machine_cannot_give_is_said() -> None:
-    (line,) = report.not_granted([], cgroups="docker keeps them read-only")
+    default = ["name=apparmor", "name=seccomp,profile=default"]
+    (line,) = report.not_granted([], cgroups="docker keeps them read-only", security=default)
     assert "docker keeps them read-only. So jobs are tracked but not held" in line
-    assert not report.not_granted([], cgroups="")
+    assert not report.not_granted([], cgroups="", security=default)
+
+
+@pytest.mark.parametrize("security", [[], ["name=apparmor"], ["name=seccomp,profile=unconfined"]])
+def test_an_engine_without_seccomp_is_told(security: list[str]) -> None:
+    (line,) = report.not_granted([], cgroups="", security=security)
+    assert line.startswith("seccomp: ")
 
 
 @pytest.mark.parametrize(

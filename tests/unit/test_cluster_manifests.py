@@ -193,3 +193,14 @@ def test_a_ring_has_its_key_on_one_machine_too() -> None:
     url = {"MINIVM_GITSYNC_RING_URL": "http://slurm-controller:8651/ring"}
     known = local(Options(overrides={"scripts": {"env": url}}))
     assert known.files[Source.SECRET, "slurm-ring"].data == {"ring.key": b"ring"}
+
+
+def test_system_calls_are_kept_from_pods_as_the_chart_says() -> None:
+    assert {pod.seccomp for pod in local().pods} == {"RuntimeDefault"}
+
+    def pool(profile: str) -> Options:
+        return Options(overrides={"workers": {"defaults": {"seccompProfile": profile}}})
+
+    assert local(pool("Unconfined")).pod("slurm-worker-0").seccomp == "Unconfined"
+    with pytest.raises(ClusterError, match="a Localhost one lies on Kubernetes' machines"):
+        local(pool("Localhost/minivm.json"))

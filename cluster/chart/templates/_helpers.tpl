@@ -167,11 +167,18 @@ readinessProbe:
   timeoutSeconds: 2
 {{- end -}}
 
+{{/* Takes (dict "capabilities" list "seccompProfile" text); no profile: the runtime's own. */}}
 {{- define "minivm.securityContext" -}}
 allowPrivilegeEscalation: true
 capabilities:
   drop: [ALL]
   add: {{ .capabilities | toJson }}
+{{- $profile := .seccompProfile | default "RuntimeDefault" }}
+{{- if hasPrefix "Localhost/" $profile }}
+seccompProfile: {type: Localhost, localhostProfile: {{ trimPrefix "Localhost/" $profile | quote }}}
+{{- else }}
+seccompProfile: {type: {{ $profile }}}
+{{- end }}
 {{- end -}}
 
 {{/*
