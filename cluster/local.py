@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cluster import addresses, cgroups, keys, manifests, readiness, report, values
+from cluster import addresses, cgroups, drop_ins, keys, manifests, readiness, report, values
 from cluster.errors import ClusterError
 from cluster.manifests import Manifests, Pod
 from cluster.pods import Kubelet, Running, fingerprint
@@ -92,6 +92,7 @@ class LocalCluster:
             raise ClusterError("hold jobs in cgroups", no_cgroups, hint="slurm.proctrack: linuxproc")
         with self.stages.stage("chart"):
             known = self.manifests()
+            drop_ins.check(self.kubelet, known)
         self.save()
         write_private(self.known_hosts, self.known_hosts_line().encode())
         with self.stages.stage("pods"):

@@ -248,11 +248,8 @@ affinity: {{ toJson . }}
 {{- if .root.Values.scripts.policy }}
 - {name: script-policy, mountPath: /mnt/minivm/config/scripts, readOnly: true}
 {{- end }}
-{{- $dropIns := index .root.Values.dropIns .role }}
-{{- if $dropIns.services }}
+{{- if ne .role "demo" }}
 - {name: services-d, mountPath: /mnt/minivm/config/services.d, readOnly: true}
-{{- end }}
-{{- if $dropIns.supervisor }}
 - {name: supervisor-d, mountPath: /mnt/minivm/config/supervisor.d, readOnly: true}
 {{- end }}
 {{- end -}}
@@ -289,12 +286,9 @@ affinity: {{ toJson . }}
 - name: script-policy
   configMap: {name: {{ include "minivm.fullname" .root }}-script-policy}
 {{- end }}
-{{- $dropIns := index .root.Values.dropIns .role }}
-{{- if $dropIns.services }}
+{{- if ne .role "demo" }}
 - name: services-d
   configMap: {name: {{ include "minivm.fullname" .root }}-{{ .role }}-services}
-{{- end }}
-{{- if $dropIns.supervisor }}
 - name: supervisor-d
   configMap: {name: {{ include "minivm.fullname" .root }}-{{ .role }}-supervisor}
 {{- end }}
@@ -324,4 +318,16 @@ affinity: {{ toJson . }}
   hostPath: {path: {{ required (printf "mounts.%s needs a claim, an nfs export or a hostPath" $name) $mount.hostPath }}}
   {{- end }}
 {{- end }}
+{{- end -}}
+
+{{/* What can be known of a service file without the image: that it is YAML, and its keys (init/spec.py). The pods
+would refuse it too, and stay with the last good set; whoever installs is told at once. */}}
+{{- define "minivm.checkDropIn" -}}
+{{- $service := fromYaml .text }}
+{{- with $service.Error }}{{ fail (printf "%s: not a service file: %s" $.at .) }}{{ end }}
+{{- $known := list "disabled" "name" "about" "kind" "command" "prepare" "when" "needs" "after" "required" "ready" "restart" "stop" "reload" "every" "timeout" "watchdog" "user" "group" "groups" "umask" "cwd" "environment" "environment-files" "limits" "capabilities" "no-new-privileges" "oom-score" "log" }}
+{{- range $key, $_ := $service }}
+{{- if not (has $key $known) }}{{ fail (printf "%s: unknown key %s; known: %s" $.at $key (join ", " $known)) }}{{ end }}
+{{- end }}
+{{- if not (or $service.command (eq (toString $service.kind) "gate") (eq (toJson $service) "{\"disabled\":true}")) }}{{ fail (printf "%s: command is missing" .at) }}{{ end }}
 {{- end -}}

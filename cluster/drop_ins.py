@@ -1,0 +1,61 @@
+"""Drop-ins are asked about before a pod has them: `minivm check` of the very image, in a container of a moment."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import Any
+
+from cluster import manifests, publish
+from cluster.errors import ClusterError
+from cluster.manifests import Manifests, Mount, Pod, Source
+from cluster.pods import LABEL, Kubelet
+
+DIRECTORIES = ("services.d", "supervisor.d")
+PATIENCE = 60
+
+
+def check(kubelet: Kubelet, known: Manifests) -> None:
+    """ClusterError for a set that a pod would refuse. What the pods have already is not asked about again."""
+    asked = set()
+    for pod in known.pods:
+        mounts = [mount for mount in pod.mounts if PurePosixPath(mount.path).name in DIRECTORIES]
+        if pod.role in asked or not any(fresh(kubelet, pod, mount, known) for mount in mounts):
+            continue
+        asked.add(pod.role)
+        refused = ask(kubelet, pod, mounts, known)
+        if refused:
+            raise ClusterError(f"take the drop-ins of {pod.role}", refused, hint="every pod is as it was")
+
+
+def fresh(kubelet: Kubelet, pod: Pod, mount: Mount, known: Manifests) -> bool:
+    files = content(mount, known)
+    return bool(files) and publish.published(kubelet.volume_directory(pod, mount.volume.name)) != files
+
+
+def content(mount: Mount, known: Manifests) -> dict[str, bytes]:
+    found = known.files.get((mount.volume.source, mount.volume.of))
+    return dict(found.data) if found is not None and mount.volume.source is Source.CONFIG else {}
+
+
+def ask(kubelet: Kubelet, pod: Pod, mounts: list[Mount], known: Manifests) -> str:
+    """What the image says is wrong; nothing if nothing is."""
+    root = kubelet.state / "check"
+    binds: list[dict[str, Any]] = []
+    for mount in mounts:
+        directory = root / pod.role / mount.volume.name
+        publish.publish(directory, content(mount, known), mode=mount.volume.mode)
+        binds.append({"Type": "bind", "Source": str(directory), "Target": mount.path, "ReadOnly": True})
+    api = kubelet.api
+    host = api.create_host_config(mounts=binds, cap_drop=["ALL"], network_mode="none")
+    env = manifests.resolve_env(pod, address="127.0.0.1", node="this-machine")
+    labels = {LABEL: f"{kubelet.cluster}-check"}
+    container = api.create_container(
+        pod.image, ["check"], entrypoint=["/usr/bin/minivm"], environment=env, host_config=host, labels=labels
+    )["Id"]
+    try:
+        api.start(container)
+        code = api.wait(container, timeout=PATIENCE)["StatusCode"]
+        said = str(api.logs(container).decode(errors="replace")).strip().removeprefix("minivm: ")
+    finally:
+        api.remove_container(container, force=True, v=True)
+    return said or f"minivm check ended with {code}" if code else ""
