@@ -6,6 +6,7 @@ A failed proof ends with its reason; the service's backoff, with jitter, makes t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 # Only a worker has it: its preparation has found out what it offers (`environment-files` of the service).
 WORKER = "MINIVM_SLURMD_CONF"
+BORN = "/run/minivm/env/born"
 # slurmd says READY a moment before its registration has arrived: steps between looks, one second in all.
 STEPS = (0.05, 0.1, 0.2, 0.3, 0.35)
 ONE_START = 5.0  # seconds that the start of one slurmd may take
@@ -55,8 +57,15 @@ def worker(controller: str) -> str:
         since = since or local_start(controller)
         reason = unproven(node, name, [own] if own else []) or _old(node, since)
         if not reason:
+            forget_birth()
             break
     return reason
+
+
+def forget_birth() -> None:
+    """What a fresh pod's slurmd was to register with counts once: a later start makes no drain again."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(BORN)  # noqa: PTH108 - pathlib costs 8 ms of boot
 
 
 def _old(node: Node | None, since: str) -> str:

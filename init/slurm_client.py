@@ -11,7 +11,7 @@ from init.slurm_node import Node, parse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 SCONTROL = "/usr/bin/scontrol"
 SQUEUE = "/usr/bin/squeue"
@@ -84,16 +84,29 @@ def judge(text: str, controller: str, clocks: str = "") -> str:
     return lines[-1].strip() if lines else "it failed and said nothing"
 
 
+def unknown(error: SlurmError) -> bool:
+    """slurmctld has no node of that name."""
+    return "not found" in error.why or "Invalid node name" in error.why
+
+
 def node(name: str, controller: str, *, within: float = 10.0) -> Node | None:
     """The node, or None where slurmctld knows none of that name."""
     try:
         text = run([SCONTROL, "--oneliner", "show", "node", name], controller, within=within)
     except SlurmError as error:
-        if "not found" in error.why or "Invalid node name" in error.why:
+        if unknown(error):
             return None
         raise
     line = next((line for line in text.splitlines() if line.startswith("NodeName=")), "")
     return parse(line) if line else None
+
+
+def nodes(names: Sequence[str], controller: str) -> list[Node]:
+    """Those of that name that slurmctld knows, by one call."""
+    if not names:
+        return []
+    text = run([SCONTROL, "--oneliner", "show", "node", ",".join(names)], controller)
+    return [parse(line) for line in text.splitlines() if line.startswith("NodeName=")]
 
 
 def update(name: str, changes: Sequence[str], controller: str) -> None:
@@ -104,6 +117,30 @@ def jobs(name: str, controller: str) -> list[str]:
     """Ids of the jobs that hold the node, array members as Slurm writes them."""
     text = run([SQUEUE, "--noheader", "--nodelist", name, "--states", "R,CG,S,CF,SI,SO", "--format", "%A"], controller)
     return sorted(set(text.split()), key=lambda job: (len(job), job))
+
+
+def delete(name: str, controller: str) -> None:
+    """The record of a dynamic node; slurmctld refuses while it has jobs or stands in a reservation."""
+    try:
+        run([SCONTROL, "delete", f"nodename={name}"], controller)
+    except SlurmError as error:
+        if not unknown(error):
+            raise
+
+
+def free(jobs: Sequence[str], controller: str, say: Callable[[str], object]) -> None:
+    """Each job by itself: one that may not be requeued must not keep the others."""
+    for job in jobs:
+        try:
+            run([SCONTROL, "requeue", job], controller)
+            say(f"requeued job {job}")
+        except SlurmError as error:
+            say(f"job {job} is not requeued: {error.why}")
+            try:
+                run([SCANCEL, job], controller)
+                say(f"cancelled job {job}")
+            except SlurmError as second:
+                say(f"job {job} is not cancelled: {second.why}")
 
 
 def address(env: Mapping[str, str]) -> str:

@@ -14,7 +14,15 @@ if TYPE_CHECKING:
 PREFIX = "minivm:"
 STOPPING = f"{PREFIX} pod stops"
 FRESH = f"{PREFIX} fresh pod"
+# Set where a drain of ours is lifted: without accounting Slurm keeps the reason, and its own next drain would have it.
+BACK = f"{PREFIX} pod is back"
+HELD = frozenset({"DRAIN", "DOWN"})
+SILENT = "Not responding"  # slurmctld's own reason, or what it adds to one that is there
+ADDED = " : "
 _KEY = re.compile(r"(?:^|\s)([A-Za-z]\w*)=")
+# A person's reason may look like a key itself; Slurm ends it with its author. One that was carried over to a new record
+# holds its true author, who stands first.
+_REASON = re.compile(r"\sReason=(.*?)\s*\[([^\s@\[\]]+@[^\s\[\]]+)\]")
 
 
 @record(frozen=True, slots=True)
@@ -25,6 +33,8 @@ class Node:
     reason: str
     started: str  # slurmd's start as slurmctld knows it; "None" before the first registration
     allocated: int  # CPUs
+    author: str = ""  # of the reason: root@2026-11-20T10:32:18
+    shown: tuple[tuple[str, str], ...] = ()  # every key as slurmctld tells it
 
     @property
     def flags(self) -> frozenset[str]:
@@ -39,8 +49,17 @@ class Node:
         return "DYNAMIC_NORM" in self.flags
 
     @property
-    def drained_by_others(self) -> bool:
-        return "DRAIN" in self.flags and not self.reason.startswith((STOPPING, FRESH))
+    def held_by_us(self) -> bool:
+        """For a pod that goes or comes; a verdict's drain is the broker's, and nobody else's to lift."""
+        first, *more = self.reason.split(ADDED)
+        return bool(self.flags & HELD) and first in (STOPPING, FRESH) and set(more) <= {SILENT}
+
+    @property
+    def held_by_others(self) -> bool:
+        """Drained by anybody else, or down for more than that it does not answer."""
+        if not self.flags & HELD or self.held_by_us:
+            return False
+        return "DRAIN" in self.flags or not set(self.reason.split(ADDED)) <= {"", BACK, SILENT}
 
     @property
     def busy(self) -> bool:
@@ -54,8 +73,7 @@ def parse(line: str) -> Node:
     for this, following in zip(found, [*found[1:], None], strict=True):
         end = following.start() if following else len(line)
         values.setdefault(this[1], line[this.end() : end].strip())
-    # A person's reason may look like a key itself; Slurm ends it with its author.
-    whole = re.search(r"\sReason=(.*?)\s*\[[^\s@\[\]]+@[^\s\[\]]+\]", line)
+    whole = _REASON.search(line)
     reason = whole[1] if whole else values.get("Reason", "")
     allocated = values.get("CPUAlloc", "0")
     return Node(
@@ -65,28 +83,48 @@ def parse(line: str) -> Node:
         reason=reason,
         started=values.get("SlurmdStartTime", "None"),
         allocated=number(allocated) or 0,
+        author=whole[2] if whole else "",
+        shown=tuple(values.items()),
     )
 
 
-def fresh_updates(node: Node, address: str) -> list[list[str]]:
-    """What a *fresh* pod tells slurmctld before slurmd starts, as arguments of `scontrol update nodename=N`.
+@record(frozen=True, slots=True)
+class Fresh:
+    """What a *fresh* pod does about the record of its name before slurmd starts, in this order."""
 
-    Down requeues the jobs that died with the last pod and that slurmctld still believes in; the address replaces the
-    cached one of the last pod (a static node would look idle, and srun would hang). Resume lifts a drain too, so that
-    one which somebody else has set is set again, with its reason.
+    free: bool = False  # the last pod's jobs are requeued one by one
+    updates: tuple[tuple[str, ...], ...] = ()  # `scontrol update nodename=N ...`, one after the other
+    forget: bool = False  # the record is deleted: slurmd registers what this pod offers
+    born: str = ""  # and with this, so that a node that others hold is held from its first moment
+
+
+def fresh(node: Node, address: str, *, differs: bool = False) -> Fresh:
+    """Jobs of the last pod, its address and what it offered go; what others say of the node stays.
+
+    `down` requeues the jobs that died with the last pod and that slurmctld still believes in. It replaces the reason
+    and its author, so a node that others hold keeps its state, and its jobs are requeued by name. After `resume`
+    slurmctld gives the node to nobody before slurmd has answered.
     """
-    updates: list[list[str]] = []
-    stale_address = not node.dynamic and bool(address) and node.address != address
-    if node.busy or stale_address:
-        updates.append(["state=down", f"reason={FRESH}"])
-        if stale_address:
-            updates.append([f"nodeaddr={address}"])
-        updates.append(["state=resume"])
-        if node.drained_by_others:
-            updates.append(["state=drain", f"reason={node.reason}"])
-    elif node.flags & {"DRAIN", "DOWN"} and node.reason.startswith((STOPPING, FRESH)):
-        updates.append(["state=resume"])
-    return updates
+    stale = not node.dynamic and bool(address) and node.address != address
+    if node.dynamic and differs:
+        # What a dynamic node offers is read when its record is made, and never again.
+        down = ("state=down", f"reason={node.reason if node.held_by_others else FRESH}")
+        born = born_held(node) if node.held_by_others else ""
+        return Fresh(updates=(down,) if node.busy else (), forget=True, born=born)
+    if node.held_by_others:
+        return Fresh(free=node.busy, updates=((f"nodeaddr={address}",),) if stale else ())
+    back = ("state=resume", f"reason={BACK}")
+    if node.busy or stale:
+        new = ((f"nodeaddr={address}",),) if stale else ()
+        return Fresh(updates=(("state=down", f"reason={FRESH}"), *new, back))
+    return Fresh(updates=(back,) if node.held_by_us else ())
+
+
+def born_held(node: Node) -> str:
+    """The same drain as words of slurmd's --conf; who set it, and when, goes into the reason."""
+    reason = "".join(letter if letter.isprintable() and letter != '"' else "'" for letter in node.reason)
+    author = f" [{node.author}]" if node.author else ""
+    return f'State={"DRAIN" if "DRAIN" in node.flags else "DOWN"} Reason="{reason}{author}"'
 
 
 def unproven(node: Node | None, name: str, addresses: Sequence[str]) -> str:

@@ -66,7 +66,7 @@ def test_every_service_file_is_named_by_a_role() -> None:
         ("controller", "slurmdbd", {"mariadb", "munged", "slurm-config"}),
         ("worker", "slurmd", {"munged", "controller", "fresh-node", "node", "sssd"}),
         ("worker", "cluster-proof", {"slurmd", "munged"}),
-        ("worker", "fresh-node", {"munged", "controller"}),
+        ("worker", "fresh-node", {"munged", "controller", "node"}),
         ("login", "sackd", {"munged", "controller", "cluster-proof"}),
         ("login", "sshd", {"hostkeys", "sssd"}),
     ],

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from init.drain import budget
+from init.records import replace
 from init.slurm_client import judge
-from init.slurm_node import FRESH, STOPPING, Node, fresh_updates, parse, unproven
+from init.slurm_node import BACK, FRESH, STOPPING, Fresh, Node, born_held, fresh, parse, unproven
+from init.slurm_offer import difference, offered
 from init.stop import drain_budget, margin
 from tests.unit.test_init_services import plan_of
 
@@ -21,41 +23,135 @@ LINE = (
 
 def test_a_nodes_line_is_read_whole() -> None:
     node = parse(LINE)
-    assert node == Node(
-        "w1", "MIXED+DRAIN+DYNAMIC_NORM+NOT_RESPONDING", "172.18.0.3", "my own reason x=1", "2026-11-20T10:25:01", 1
+    state, author = "MIXED+DRAIN+DYNAMIC_NORM+NOT_RESPONDING", "root@2026-11-20T10:32:18"
+    assert replace(node, shown=()) == Node(
+        "w1", state, "172.18.0.3", "my own reason x=1", "2026-11-20T10:25:01", 1, author
     )
-    assert node.dynamic and node.busy and not node.responds and node.drained_by_others
+    assert dict(node.shown)["RealMemory"] == "24105" and dict(node.shown)["AvailableFeatures"] == "minivm"
+    assert node.dynamic and node.busy and not node.responds and node.held_by_others
+
+
+def test_a_reason_that_was_carried_over_tells_its_true_author() -> None:
+    node = parse(
+        "NodeName=w1 State=IDLE+DRAIN Reason=fan is loud [ann@2026-11-20T10:32:18] [slurm@2026-11-21T00:00:00]"
+    )
+    assert (node.reason, node.author) == ("fan is loud", "ann@2026-11-20T10:32:18")
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "holder"),
+    [
+        ("IDLE+DRAIN", STOPPING, "us"),
+        ("DOWN+DRAIN", f"{STOPPING} : Not responding", "us"),
+        ("DOWN", FRESH, "us"),
+        ("DOWN", "Not responding", ""),
+        ("DOWN", f"{BACK} : Not responding", ""),
+        ("IDLE", "fan is loud", ""),  # a reason that outlived its drain
+        ("IDLE+DRAIN", "fan is loud", "others"),
+        ("DOWN", "power is off", "others"),
+        ("DOWN+DRAIN", "fan is loud : Not responding", "others"),
+        ("IDLE+DRAIN", "Not responding", "others"),
+        ("IDLE+DRAIN", f"{STOPPING} : Prolog error", "others"),
+        ("IDLE+DRAIN", f"{STOPPING} of Ann", "others"),
+        ("IDLE+DRAIN", BACK, "others"),  # Slurm's own drain, which keeps the reason that it finds
+        ("IDLE+DRAIN", "minivm: gpu_ecc[rma]@9f2c 3 errors", "others"),
+    ],
+)
+def test_who_holds_a_node(state: str, reason: str, holder: str) -> None:
+    found = node(f"{state}+DYNAMIC_NORM", reason=reason)
+    assert (found.held_by_us, found.held_by_others) == (holder == "us", holder == "others")
 
 
 def node(state: str = "IDLE+DYNAMIC_NORM", *, address: str = "10.0.0.1", reason: str = "", busy: int = 0) -> Node:
     return Node("w1", state, address, reason, "2026-01-01T00:00:00", busy)
 
 
-DOWN = ["state=down", f"reason={FRESH}"]
+DOWN = ("state=down", f"reason={FRESH}")
+RESUME = ("state=resume", f"reason={BACK}")
+FAN = 'State=DRAIN Reason="fan is loud"'
 
 
 @pytest.mark.parametrize(
-    ("found", "address", "updates"),
+    ("found", "address", "expected"),
     [
-        (node(), "10.0.0.1", []),
-        (node(), "10.0.0.2", []),  # a dynamic node registers its new address itself
-        (node("IDLE"), "10.0.0.2", [DOWN, ["nodeaddr=10.0.0.2"], ["state=resume"]]),
-        (node("MIXED+DYNAMIC_NORM", busy=1), "10.0.0.1", [DOWN, ["state=resume"]]),  # its jobs are ghosts
-        (
-            node("MIXED+DRAIN", reason="fan is loud", busy=1),
-            "10.0.0.1",
-            [DOWN, ["state=resume"], ["state=drain", "reason=fan is loud"]],
-        ),
-        (node("IDLE+DRAIN", reason="fan is loud"), "10.0.0.1", []),
-        (node("IDLE+DRAIN", reason=STOPPING), "10.0.0.1", [["state=resume"]]),
-        (node("DOWN", reason=STOPPING), "10.0.0.1", [["state=resume"]]),
-        (node("IDLE+DRAIN", reason="minivm: gpu_count: 7 of 8"), "10.0.0.1", []),  # a verdict's, the broker's to lift
+        (node(), "10.0.0.1", Fresh()),
+        (node(), "10.0.0.2", Fresh()),  # a dynamic node registers its new address itself
+        (node("IDLE"), "10.0.0.2", Fresh(updates=(DOWN, ("nodeaddr=10.0.0.2",), RESUME))),
+        (node("MIXED+DYNAMIC_NORM", busy=1), "10.0.0.1", Fresh(updates=(DOWN, RESUME))),  # its jobs are ghosts
+        # Neither state nor reason of what others hold is touched, not for a moment.
+        (node("MIXED+DRAIN", reason="fan is loud", busy=1), "10.0.0.1", Fresh(free=True)),
+        (node("MIXED+DRAIN", reason="fan", busy=1), "10.0.0.2", Fresh(free=True, updates=(("nodeaddr=10.0.0.2",),))),
+        (node("IDLE+DRAIN", reason="fan is loud"), "10.0.0.1", Fresh()),
+        (node("IDLE+DRAIN", reason="minivm: gpu_count: 7 of 8"), "10.0.0.1", Fresh()),  # the broker's to lift
+        (node("IDLE+DRAIN", reason=STOPPING), "10.0.0.1", Fresh(updates=(RESUME,))),
+        (node("DOWN", reason=STOPPING), "10.0.0.1", Fresh(updates=(RESUME,))),
+        (node("DOWN+DRAIN", reason=f"{STOPPING} : Not responding"), "10.0.0.1", Fresh(updates=(RESUME,))),
     ],
 )
-def test_a_fresh_pod_tells_what_changed_and_lifts_only_its_own(
-    found: Node, address: str, updates: list[list[str]]
-) -> None:
-    assert fresh_updates(found, address) == updates
+def test_a_fresh_pod_tells_what_changed_and_lifts_only_its_own(found: Node, address: str, expected: Fresh) -> None:
+    assert fresh(found, address) == expected
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (node(), Fresh(forget=True)),
+        (node("MIXED+DYNAMIC_NORM", busy=1), Fresh(updates=(DOWN,), forget=True)),
+        (node("DOWN+DRAIN+DYNAMIC_NORM", reason=STOPPING), Fresh(forget=True)),
+        (node("IDLE+DRAIN+DYNAMIC_NORM", reason="fan is loud"), Fresh(forget=True, born=FAN)),
+        (
+            node("MIXED+DRAIN+DYNAMIC_NORM", reason="fan is loud", busy=1),
+            Fresh(updates=(("state=down", "reason=fan is loud"),), forget=True, born=FAN),
+        ),
+        (node("IDLE", reason=""), Fresh()),  # of a static node slurm.conf says what it offers
+    ],
+)
+def test_a_pod_that_offers_something_else_registers_anew_and_is_born_drained(found: Node, expected: Fresh) -> None:
+    assert fresh(found, "10.0.0.1", differs=True) == expected
+
+
+def test_a_drain_that_is_carried_over_names_its_author_and_cannot_break_out_of_its_quotes() -> None:
+    found = replace(node("DRAIN", reason='fan" CPUs=64 "\nloud'), author="ann@2026-11-20T10:32:18")
+    assert born_held(found) == """State=DRAIN Reason="fan' CPUs=64 ''loud [ann@2026-11-20T10:32:18]\""""
+
+
+HARDWARE = "NodeName=w1 CPUs=2 Boards=1 SocketsPerBoard=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=24105"
+
+
+@pytest.mark.parametrize(
+    ("configuration", "hardware", "says"),
+    [
+        ("Feature=minivm", HARDWARE, ""),
+        ("feature=minivm", f"{HARDWARE}\nUpTime=0-00:38:12", ""),
+        ("Feature=minivm,blue", HARDWARE, "AvailableFeatures was minivm and is minivm,blue"),
+        ("Feature=minivm Weight=7", HARDWARE, "Weight was 1 and is 7"),
+        ("Feature=minivm Gres=gpu:8", HARDWARE, "Gres was nothing and is gpu:8"),
+        ("Feature=minivm MemSpecLimit=100", HARDWARE, "MemSpecLimit was 0 and is 100"),
+        ("Feature=minivm", HARDWARE.replace("24105", "16000"), "RealMemory was 24105 and is 16000"),
+        ("Feature=minivm RealMemory=24105", HARDWARE.replace("24105", "30000"), ""),
+        ("Feature=minivm CPUs=2", HARDWARE.replace("CPUs=2", "CPUs=8"), ""),
+        ("Feature=minivm Parameters=x", HARDWARE, ""),  # not shown, so not known
+    ],
+)
+def test_what_a_pod_offers_is_compared_with_its_record(configuration: str, hardware: str, says: str) -> None:
+    assert difference(dict(parse(LINE).shown), offered(configuration, hardware)) == says
+
+
+@pytest.mark.parametrize(
+    ("shown", "offer", "same"),
+    [
+        ("gpu:h100:8(S:0-1)", "gpu:h100:8", True),
+        ("gpu:h100:8(S:0-1)", "gpu:8", True),  # the type was found by slurmd
+        ("gpu:h100:8(S:0-1)", "gpu:h200:8", False),
+        ("gpu:h100:8", "gpu:h100:7", False),
+        ("gpu:8,nvme:2", "nvme:2,gpu:8", True),
+        ("gpu:8", "", False),
+        ("(null)", "", True),
+    ],
+)
+def test_generic_resources_are_compared_by_what_they_count(shown: str, offer: str, same: bool) -> None:
+    known = {"Gres": shown, "AvailableFeatures": "(null)", "Weight": "1"}
+    assert (difference(known, {"gres": offer}) == "") is same
 
 
 @pytest.mark.parametrize(

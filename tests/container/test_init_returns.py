@@ -1,0 +1,227 @@
+"""Each way in which a worker's pod goes and comes back: what others say of its node stays, what was ours is lifted.
+
+One cluster for the module; the tests run in the order in which they stand, and each leaves the cluster whole.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.container.init_pods import Pod, World, image_of, slurm_conf, world
+from tests.waiting import until
+
+pytestmark = [pytest.mark.docker, pytest.mark.cluster]
+
+ENV = {"MINIVM_ACCOUNTING": "none"}
+VERDICT = "minivm: gpu_ecc[rma]@zero GPU-1: 3 uncorrected errors"
+HELD = {"w1": "fan 3 is loud, ask Ann x=1", "w2": VERDICT}
+
+
+class Cluster:
+    def __init__(self, made: World) -> None:
+        self.world = made
+        another = io.BytesIO(f"FROM {image_of('worker')}\nLABEL minivm-test=rolled\n".encode())
+        self.next_image = str(made.client.images.build(fileobj=another, rm=True)[0].id)
+        made.configure({"slurm.conf": slurm_conf(accounting=False)})
+        self.controller = made.pod("controller", "slurm-controller", env=ENV)
+        self.workers = {name: made.pod("worker", name, env=ENV) for name in ("w1", "w2")}
+        for pod in (self.controller, *self.workers.values()):
+            pod.add_user()
+
+    def slurm(self, *argv: str, user: str = "root") -> str:
+        return self.controller.run(*argv, user=user)
+
+    def submit(self, *options: str) -> str:
+        batch = ("sbatch", "--parsable", "--chdir=/tmp", "--output=/dev/null", "--requeue")
+        return self.slurm(*batch, *options, "--wrap", "sleep 7777", user="demo").strip()
+
+    def job(self, job: str, key: str = "JobState") -> str:
+        words = self.slurm("scontrol", "--oneliner", "show", "job", job).split()
+        return dict(word.partition("=")[::2] for word in words)[key]
+
+    def wait_job(self, job: str, state: str) -> None:
+        until(lambda: self.job(job) == state, f"job {job} is {state}", seen=lambda: self.slurm("squeue"))
+
+    def node(self, name: str, form: str = "%T") -> str:
+        return self.slurm("sinfo", "--noheader", "--nodes", name, "--format", form).strip()
+
+    def held(self, name: str) -> str:
+        """Why, by whom and since when."""
+        return self.node(name, "%E|%u|%H")
+
+    def wait_node(self, name: str, state: str) -> None:
+        until(lambda: self.node(name) == state, f"{name} is {state}", seen=lambda: self.node(name, "%T|%E"))
+
+    def cancel(self) -> None:
+        self.slurm("scancel", "--user=demo")
+        until(lambda: not self.slurm("squeue", "--noheader").strip(), "no job is left", within=90)
+
+    def replaced(self, name: str, *, image: str = "", env: dict[str, str] | None = None) -> Pod:
+        """A new container of that name, at another address, where the old one was."""
+        old = self.workers[name]
+        old.remove()
+        self.world.pods.remove(old)
+        self.workers[name] = self.world.pod("worker", name, env={**ENV, **(env or {})}, image=image)
+        self.workers[name].add_user()
+        return self.workers[name]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with world(tmp_path_factory.mktemp("returns"), "returns") as made:
+        found = Cluster(made)
+        for pod in (found.controller, *found.workers.values()):
+            pod.wait_ready(120)
+        yield found
+        for pod in found.workers.values():
+            pod.remove()
+        made.client.images.remove(found.next_image)
+
+
+@pytest.fixture
+def squatter(cluster: Cluster) -> Iterator[Callable[[], None]]:
+    """Takes the addresses that have become free, so that who comes back gets others."""
+    taken: list[Pod] = []
+    yield lambda: taken.append(cluster.world.pod("login", f"squatter{len(taken)}", env=ENV))
+    for pod in taken:
+        pod.remove()
+        cluster.world.pods.remove(pod)
+
+
+def stop(cluster: Cluster, name: str) -> None:
+    """TERM, as the kubelet sends it."""
+    container = cluster.workers[name].container
+    container.stop(timeout=25)
+    container.reload()
+    assert container.attrs["State"]["ExitCode"] == 0, cluster.workers[name].logs()[-3000:]
+
+
+def started_again(cluster: Cluster, name: str) -> None:
+    stop(cluster, name)
+    cluster.workers[name].container.start()
+
+
+def deleted(cluster: Cluster, name: str) -> None:
+    stop(cluster, name)
+    cluster.replaced(name)
+
+
+def killed(cluster: Cluster, name: str) -> None:
+    cluster.workers[name].container.kill()
+    cluster.replaced(name)
+
+
+def rolled(cluster: Cluster, name: str) -> None:
+    """To another image."""
+    stop(cluster, name)
+    cluster.replaced(name, image=cluster.next_image)
+
+
+@pytest.mark.parametrize("goes", [started_again, deleted, killed, rolled])
+def test_what_others_hold_stays_held_with_reason_author_and_time(
+    cluster: Cluster, goes: Callable[[Cluster, str], None]
+) -> None:
+    """A person's drain and that of a verdict which only a person ends, on nodes with a job."""
+    jobs = {name: cluster.submit("--nodelist", name) for name in HELD}
+    for name, job in jobs.items():
+        cluster.wait_job(job, "RUNNING")
+        # Not root, who comes back as the pod.
+        cluster.slurm("scontrol", "update", f"nodename={name}", "state=drain", f"reason={HELD[name]}", user="slurm")
+    before = {name: cluster.held(name) for name in HELD}
+    assert all(before[name].startswith(f"{HELD[name]}|slurm|") for name in HELD)
+    for name in HELD:
+        goes(cluster, name)
+    for name, job in jobs.items():
+        cluster.workers[name].wait_ready()
+        cluster.wait_node(name, "drained")
+        assert cluster.held(name) == before[name]
+        assert (cluster.job(job), cluster.job(job, "Restarts")) == ("PENDING", "1"), "requeued, and not started there"
+    cluster.cancel()
+    for name in HELD:
+        cluster.slurm("scontrol", "update", f"nodename={name}", "state=resume")
+        cluster.wait_node(name, "idle")
+
+
+@pytest.mark.parametrize("goes", [started_again, deleted, killed, rolled])
+def test_what_was_ours_is_lifted_and_jobs_run_again(cluster: Cluster, goes: Callable[[Cluster, str], None]) -> None:
+    job = cluster.submit("--nodelist=w1")
+    cluster.wait_job(job, "RUNNING")
+    goes(cluster, "w1")
+    cluster.workers["w1"].wait_ready()
+    cluster.wait_node("w1", "idle")
+    assert (cluster.job(job), cluster.job(job, "Restarts")) == ("PENDING", "1")
+    # Slurm keeps a requeued job back until its old credential has expired, two minutes; the test does not wait.
+    cluster.slurm("scontrol", "update", f"jobid={job}", "starttime=now")
+    cluster.wait_job(job, "RUNNING")
+    cluster.cancel()
+    cluster.wait_node("w1", "idle")
+
+
+def test_a_stopped_node_is_down_with_our_reason_and_its_own_jobs_wait_for_it(
+    cluster: Cluster, squatter: Callable[[], None]
+) -> None:
+    """slurmctld ends a job that names a node without a record, at its next reconfigure."""
+    stop(cluster, "w1")
+    assert cluster.held("w1").startswith("minivm: pod stops|root|")
+    assert "State=DOWN+DRAIN+DYNAMIC_NORM" in cluster.slurm("scontrol", "--oneliner", "show", "node", "w1")
+    job = cluster.submit("--nodelist=w1")
+    cluster.slurm("scontrol", "reconfigure")
+    until(lambda: cluster.controller.code("scontrol", "ping")[0] == 0, "slurmctld answers")
+    cluster.controller.run("minivm", "restart", "slurmctld")
+    cluster.controller.wait_ready()
+    assert cluster.job(job) == "PENDING"
+    squatter()
+    cluster.replaced("w1").wait_ready()
+    cluster.wait_job(job, "RUNNING")
+    cluster.cancel()
+
+
+def test_a_drain_set_while_the_pod_is_leaving_is_not_overwritten(cluster: Cluster) -> None:
+    job = cluster.submit("--nodelist=w1")
+    cluster.wait_job(job, "RUNNING")
+    worker = cluster.workers["w1"]
+    worker.run("minivm", "drain", "--no-wait")
+    until(lambda: "waiting for 1 jobs" in worker.status()["drain"], "it waits for the job")
+    cluster.slurm("scontrol", "update", "nodename=w1", "state=drain", "reason=I want to look", user="slurm")
+    cluster.cancel()
+    until(lambda: worker.status()["drain"] == "drained", "the drain is over")
+    assert cluster.held("w1").startswith("I want to look|slurm|")
+    worker.run("minivm", "resume")
+    assert cluster.held("w1").startswith("I want to look|slurm|") and cluster.node("w1") == "drained"
+    cluster.slurm("scontrol", "update", "nodename=w1", "state=resume")
+    cluster.wait_node("w1", "idle")
+
+
+def test_a_pod_that_offers_something_else_is_taken_at_its_word(cluster: Cluster) -> None:
+    """slurmctld reads a dynamic node's description when it makes the record; the record must not stay as it was."""
+    stop(cluster, "w1")
+    cluster.replaced("w1", env={"MINIVM_NODE_FEATURES": "blue", "MINIVM_NODE_CONF": "RealMemory=2000 Weight=7"})
+    cluster.workers["w1"].wait_ready()
+    cluster.wait_node("w1", "idle")
+    assert cluster.node("w1", "%f|%m|%w") == "minivm,blue|2000|7"
+
+
+def test_a_pod_that_offers_less_is_born_drained_where_a_person_had_drained_it(cluster: Cluster) -> None:
+    job = cluster.submit("--nodelist=w1")
+    cluster.wait_job(job, "RUNNING")
+    reason = 'fan 3 is "loud", ask Ann'
+    cluster.slurm("scontrol", "update", "nodename=w1", "state=drain", f"reason={reason}", user="slurm")
+    since = cluster.node("w1", "%H")
+    cluster.workers["w1"].container.kill()
+    env = {"MINIVM_NODE_FEATURES": "blue", "MINIVM_NODE_CONF": "RealMemory=1000"}
+    worker = cluster.replaced("w1", env=env)
+    worker.wait_ready()
+    cluster.wait_node("w1", "drained")
+    assert cluster.node("w1", "%f|%m") == "minivm,blue|1000"
+    assert cluster.node("w1", "%E") == f"fan 3 is 'loud', ask Ann [slurm@{since}]"
+    assert cluster.job(job) == "PENDING"
+    cluster.cancel()
+    # Once resumed it stays so, however slurmd comes to start again.
+    cluster.slurm("scontrol", "update", "nodename=w1", "state=resume")
+    cluster.wait_node("w1", "idle")
+    cluster.slurm("scontrol", "delete", "nodename=w1")
+    worker.run("minivm", "restart", "slurmd")
+    cluster.wait_node("w1", "idle")
