@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+from init.fields import number
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,10 +58,11 @@ def resources(gres: str) -> dict[str, int]:
     found: dict[str, int] = {}
     for part in re.sub(r"\([^)]*\)", "", gres).split(","):
         name, _, count = part.rpartition(":")
-        if part and not count.isdigit():
-            name, count = part, "1"
+        many = number(count)
+        if part and many is None:
+            name, many = part, 1
         if name:
-            found[name] = found.get(name, 0) + int(count)
+            found[name] = found.get(name, 0) + (many or 0)
     return found
 
 

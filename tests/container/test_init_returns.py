@@ -225,3 +225,48 @@ def test_a_pod_that_offers_less_is_born_drained_where_a_person_had_drained_it(cl
     cluster.slurm("scontrol", "delete", "nodename=w1")
     worker.run("minivm", "restart", "slurmd")
     cluster.wait_node("w1", "idle")
+
+
+def records(cluster: Cluster) -> str:
+    """What the controller does every half minute, now."""
+    return cluster.controller.run("/opt/minivm/bin/python3", "-I", "-m", "init.node_records", user="slurm")
+
+
+def test_the_author_of_a_drain_is_kept_while_the_pod_is_away_for_long(cluster: Cluster) -> None:
+    """slurmctld would put its own name to it after SlurmdTimeout."""
+    cluster.slurm("scontrol", "update", "nodename=w2", "state=drain", "reason=fan is loud", user="slurm")
+    since = cluster.node("w2", "%H")
+    cluster.workers["w2"].container.kill()
+    kept = f"fan is loud [slurm@{since}]"
+    until(lambda: cluster.node("w2", "%E") == kept, "it is kept", within=120, seen=lambda: cluster.held("w2"))
+    assert "State=DOWN+DRAIN" in cluster.slurm("scontrol", "--oneliner", "show", "node", "w2")
+    cluster.replaced("w2").wait_ready()
+    cluster.wait_node("w2", "drained")
+    assert cluster.node("w2", "%E") == kept
+    cluster.slurm("scontrol", "update", "nodename=w2", "state=resume")
+    cluster.wait_node("w2", "idle")
+
+
+def test_a_worker_that_is_no_longer_made_is_forgotten_unless_somebody_holds_it(cluster: Cluster) -> None:
+    names = ("s-gpu-1", "s-gpu-2", "s-gpu-3")
+    for name in names:
+        cluster.workers[name] = cluster.world.pod("worker", name, env=ENV)
+
+    def made(count: int) -> None:
+        pools = f'{{"release": "s", "pools": {{"s-gpu": {count}}}}}'
+        cluster.world.configure({"slurm.conf": slurm_conf(accounting=False), "pools.json": pools})
+
+    def known() -> set[str]:
+        return set(cluster.slurm("sinfo", "--noheader", "--Node", "--format", "%N").split())
+
+    made(4)
+    for name in names:
+        cluster.workers[name].wait_ready()
+    cluster.slurm("scontrol", "update", "nodename=s-gpu-2", "state=drain", "reason=fan is loud", user="slurm")
+    for name in names:
+        stop(cluster, name)
+    assert records(cluster) == "" and known() == {"w1", "w2", *names}, "they come back"
+    made(2)
+    until(lambda: known() == {"w1", "w2", "s-gpu-1", "s-gpu-2"}, "the name is gone for good", within=90)
+    assert cluster.held("s-gpu-2").startswith("fan is loud|slurm|")
+    cluster.slurm("scontrol", "delete", "nodename=s-gpu-1,s-gpu-2")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,15 @@ CUSTOM = {"PodMonitor"}
 def example(name: str) -> dict[str, Any]:
     loaded: dict[str, Any] = yaml.safe_load((CHART / "examples" / f"{name}.yaml").read_text())
     return loaded
+
+
+def test_the_controller_is_told_which_workers_there_are() -> None:
+    pools = {"gpu": {"replicas": 4}, "cpu": {}}
+    documents = render({"workers": {"pools": pools}}, release="slurm", namespace="hpc")
+    sets = {item["metadata"]["name"]: item["spec"]["replicas"] for item in documents if item["kind"] == "StatefulSet"}
+    (config,) = [item for item in documents if item["metadata"]["name"] == "slurm-config"]
+    told = json.loads(config["data"]["pools.json"])
+    assert told == {"release": "slurm", "pools": {name: sets[name] for name in ("slurm-gpu", "slurm-cpu")}}
 
 
 @cache

@@ -87,6 +87,16 @@ PartitionName={{ $name }} Nodes={{ range $i, $pool := $partition.pools }}{{ if $
 {{ .Values.slurm.extraConfig }}
 {{- end -}}
 
+{{- define "minivm.poolCounts" -}}
+{{- $full := include "minivm.fullname" . -}}
+{{- $counts := dict -}}
+{{- range $name, $_ := include "minivm.pools" . | fromJson -}}
+  {{- $pool := include "minivm.pool" (dict "root" $ "name" $name) | fromJson -}}
+  {{- $_ := set $counts (printf "%s-%s" $full $name) (int $pool.replicas) -}}
+{{- end -}}
+{{- dict "release" $full "pools" $counts | toJson -}}
+{{- end -}}
+
 {{/* `all` over every pool, and each of several pools by its name; the site's own are added, and null takes one away.
 A partition that goes takes its jobs with it: so nothing that is added makes another one go. */}}
 {{- define "minivm.partitions" -}}
