@@ -75,7 +75,7 @@ def kernel_line(record: str) -> str | None:
     """
     head, semicolon, rest = record.partition(";")
     fields = head.split(",")
-    if not semicolon or len(fields) < 4 or not (fields[0].isdigit() and fields[2].isdigit()):
+    if not semicolon or len(fields) < 4 or not (fields[0].isdecimal() and fields[2].isdecimal()):
         return None
     text = "".join(letter if letter.isprintable() else " " for letter in rest.split("\n", 1)[0])
     return f"[{int(fields[2]) / 1e6:12.6f}] <{fields[0]}> {text}"

@@ -4,9 +4,10 @@
     replay CAPSULE [CHECK...]       the same checks on a capsule or recording, anywhere
     selftest TREE                   are a tree's checks fit to be published?
     ledger [--forgive UUID]         what each GPU of this host has done
-    clear CHECK                     forget what a check remembers (an XID that has been dealt with)
+    clear CHECK                     what a check remembers is dealt with (an XID): it looks for new things only
+    forget CHECK                    what a check has said counts no more, and drains the node no more
 
-`minivm health ledger`, `minivm health clear` and `minivm health selftest` are the last three.
+`minivm health ledger`, `clear`, `forget` and `selftest` are the last four.
 
 Exit codes of health and replay: 0 ok, 1 a problem that is not the node's, 2 a problem, 3 unknown.
 """
@@ -28,7 +29,7 @@ from . import health_ledger, lease
 from .errors import GitsyncError
 from .health_api import When
 from .health_cases import read_case, replay, selftest
-from .health_notes import recall, remember
+from .health_notes import forget, recall, remember
 from .health_places import Places
 from .health_run import run
 from .health_show import FORMATS, exit_code
@@ -37,7 +38,9 @@ from .verdict import Class, Result, Verdict, boot_id, read_verdicts
 
 # Evidence is bounded where it is written; what somebody packed may be anything.
 UNPACKED_LIMIT = 64 << 20
-SUBCOMMANDS = ("ledger", "clear", "selftest")
+# It asks the controller before it answers, which may take its time.
+BROKER_S = 45.0
+SUBCOMMANDS = ("ledger", "clear", "forget", "selftest")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         "health",
         help="the verdicts of this node",
         description="The verdicts of this node. Exit codes: 0 ok, 1 not the node's problem, 2 a problem, 3 unknown.",
-        epilog="Further: health ledger, health clear CHECK, health selftest TREE; each has its own --help.",
+        epilog="Further: health ledger, health clear CHECK, health forget CHECK, health selftest TREE.",
     )
     health.add_argument("checks", nargs="*", metavar="CHECK", help="these alone; default: all")
     health.add_argument("--run", action="store_true", help="run the checks now instead of showing what is known")
@@ -98,6 +101,10 @@ def _parser() -> argparse.ArgumentParser:
     clear = commands.add_parser("clear", help="forget what a check remembers")
     clear.add_argument("check")
     clear.set_defaults(act=_clear)
+
+    forgotten = commands.add_parser("forget", help="what a check has said counts no more, and drains the node no more")
+    forgotten.add_argument("check")
+    forgotten.set_defaults(act=_forget)
     return parser
 
 
@@ -210,6 +217,18 @@ def _clear(options: argparse.Namespace) -> int:
     # The check's own cursor says up to where its log has been read; it stays, and all that is held goes.
     kept = {key: value for key, value in recall(places, options.check, boot_id()).items() if key == "cursor"}
     remember(places, options.check, boot_id(), kept)
+    return 0
+
+
+def _forget(options: argparse.Namespace) -> int:
+    """Its verdict, its memory, and the part of our drain that names it; a check that still fails says so again."""
+    if "/" in options.check:
+        raise GitsyncError("forget a check", f"{options.check!r} is no name of a check")
+    forget(Places.from_environment(), options.check)
+    answer = ask_broker({"ask": "forget", "checks": [options.check]}, BROKER_S)
+    if answer is None:
+        raise GitsyncError("forget a check", "the broker does not answer", hint="root of a worker's pod can ask it")
+    print(f"{options.check} is forgotten; the broker says: {answer.get('said', '')}")
     return 0
 
 

@@ -10,7 +10,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from .health_places import Places
 from .verdict import write_json
 
 ROUND_WAIT_S = 5.0
+# How the verdicts on scripts that broke are called.
+SCRIPTS = "scripts_"
 
 
 def recall(places: Places, check: str, boot_id: str) -> Mapping[str, Any]:
@@ -65,6 +67,24 @@ def write_index(
     }
     with contextlib.suppress(OSError):
         write_json(places.index, index)
+
+
+def bury(places: Places, alive: Collection[str]) -> None:
+    """A verdict dies with its check: what a commit has taken out of the tree says nothing any more.
+
+    Scripts of prologs and epilogs have verdicts too, and names of their own.
+    """
+    for path in places.verdicts.glob("[!.]*.json"):
+        name = path.stem
+        if name not in alive and "." not in name and not name.startswith(SCRIPTS):
+            forget(places, name)
+
+
+def forget(places: Places, check: str) -> None:
+    """Its verdict, and what it remembers."""
+    for path in (places.memory(check), places.verdicts / f"{check}.json"):
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def promised(places: Places) -> Mapping[str, str]:

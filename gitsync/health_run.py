@@ -19,7 +19,7 @@ from .health_cases import read_case
 from .health_evidence import ALWAYS, Readings, read_sources, with_evidence
 from .health_judge import Judged, Setting, judge
 from .health_load import Loaded, load_checks, load_limits
-from .health_notes import one_round, promised, recall, remember, write_index
+from .health_notes import bury, one_round, promised, recall, remember, write_index
 from .health_places import Places, asks_slurm, due, expectations, present
 from .verdict import Verdict, boot_id, read_verdict, write_verdict
 
@@ -88,6 +88,9 @@ def run(
         done.append(judged)
     done += [_broken(name, why, setting) for name, why in loaded.broken.items()]
     if names is None:
+        # A prolog may still run an earlier commit, which has no say in what there is.
+        if captures is None and when in {When.BACKGROUND, When.BOOT}:
+            bury(places, {*loaded.checks, *loaded.broken})
         write_index(places, tree, loaded.checks, has, setting)
     return done
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,3 +36,18 @@ class Places:
             Path(get("MINIVM_LEDGER", LEDGER)),
             get("MINIVM_GITSYNC_ROOT", get("MINIVM_SCRIPTS", "/var/lib/minivm/scripts")),
         )
+
+
+def save(path: Path, data: Mapping[str, object]) -> None:
+    """What the broker knows, for people: it is never read back, and may be lost."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with contextlib.suppress(OSError):
+        temporary.write_text(json.dumps(data))
+        temporary.rename(path)
+
+
+def boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""

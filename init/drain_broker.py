@@ -6,23 +6,34 @@ costs one sinfo, and only when a drain is due.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
-import os
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 
-from init.broker_places import Places
+from init.broker_places import Places, boot_id, save
 from init.drain_calls import Slurm
+from init.drain_guard import guarded, within_rate
 from init.errors import InitError
+from init.incidents import enter, incident
 from init.ledger import Ledger
 from init.slurm_client import SlurmError
-from init.verdict_files import Gpu, read_gpus, read_policy, read_policy_file, read_verdicts
-from init.verdicts import Act, Node, Policy, Seen, decide, guarded, observe, raised, reason, unreleased, within_rate
+from init.verdict_files import Index, read_gpus, read_index, read_policy, read_policy_file, read_verdicts
+from init.verdicts import (
+    Act,
+    Node,
+    Policy,
+    Seen,
+    decide,
+    is_script,
+    left,
+    observe,
+    raised,
+    reason,
+    unreleased,
+)
+from init.verdicts import names as posted_names
 
 LOOK_S = 5.0
 RETRY_S = (5.0, 15.0, 60.0, 300.0)
@@ -49,27 +60,36 @@ class Broker:
     due: float = 0.0
     failures: int = 0
     recheck: float = 0.0
+    index: Index | None = None
+    # Checks that have a verdict, and those that a person has told us to forget until they speak again.
+    written: frozenset[str] = frozenset()
+    forgotten: set[str] = field(default_factory=set)
     _mtime: int = -1
 
     def look(self) -> None:
         """Verdicts in, perhaps one act out."""
         now = time.time()
-        boot = _boot_id()
+        boot = boot_id()
         before = raised(self.memory)
         verdicts = read_verdicts(self.places.verdicts)
         gpus = read_gpus(self.places.health, boot)
         counted = next((item for item in verdicts if item.check == "gpu_count"), None)
         complete = counted is not None and counted.result == "ok" and bool(gpus)
         present = frozenset(gpu.uuid for gpu in gpus) if complete else None
-        self.memory = observe(self.memory, verdicts, self.policy, now, boot, present)
+        self.index = read_index(self.places.health, boot)
+        self.written = frozenset(verdict.check for verdict in verdicts)
+        with_jobs = self.index.with_jobs if self.index else frozenset()
+        seen_now = observe(self.memory, verdicts, self.policy, now, boot, present, with_jobs)
+        self.memory = {check: seen for check, seen in seen_now.items() if not self._is_gone(check)}
         for check, seen in raised(self.memory).items():
             if check not in before:
                 evidence = next((item.evidence for item in verdicts if item.check == check), "")
-                self.memory[check] = self._enter(check, seen, gpus, now, evidence)
+                event = incident(check, seen, now, self.slurm.name, evidence)
+                self.memory[check] = enter(Ledger(self.places.ledger), seen, event, gpus, self.policy, say)
         standing = self._standing(now)
         names = frozenset(seen.name(check) for check, seen in standing.items())
-        over = bool(self.posted) and not standing and not self._kept(self.posted, now)
-        if (names != self.settled or over) and not self.due:
+        live = reason(standing, left(standing, self._kept(self.posted, now)))
+        if (names != self.settled or not posted_names(self.posted) <= posted_names(live)) and not self.due:
             # A whole fleet finds a bad commit's check at the same moment; each node waits its own part of the time,
             # so that the later ones see the earlier ones. A lone node's prolog is not kept waiting for that.
             spread = self.policy.guard_spread_s if standing and not self.drained else 0.0
@@ -80,38 +100,24 @@ class Broker:
             self._recheck(standing, now)
         self._save(standing)
 
-    def _enter(self, check: str, seen: Seen, gpus: tuple[Gpu, ...], now: float, evidence: str) -> Seen:
-        """A new incident goes into its GPU's ledger; a GPU that has been there too often is out for good."""
-        gpu = next((item for item in gpus if item.is_called(seen.subject)), None)
-        uuid = gpu.uuid if gpu else seen.subject if seen.subject.startswith("GPU-") else ""
-        if not uuid or seen.class_ == "user":
-            return seen
-        ledger = Ledger(self.places.ledger)
-        event = {
-            "at": now,
-            "check": check,
-            "class": seen.class_,
-            "reason": seen.reason,
-            "node": self.slurm.name,
-            "evidence": evidence,
-        }
-        try:
-            serial, model = (gpu.serial, gpu.model) if gpu else ("", "")
-            since, most = now - self.policy.offender_days * 86400, self.policy.offender_incidents
-            count = ledger.enter(uuid, event, since, most, serial=serial, model=model)
-        except OSError as error:
-            say(f"cannot keep the ledger: {error}")
-            return seen
-        if count < most:
-            return seen
-        return replace(seen, class_="rma", reason=f"{seen.reason} (incident {count} of {uuid})")
+    def _is_gone(self, check: str) -> bool:
+        """No longer in the tree, and without a verdict.
+
+        A script that has said nothing since the pod began is as good as gone: on a drained node it does not run.
+        """
+        if check in self.written:
+            return False
+        return is_script(check) or (self.index is not None and check not in self.index.checks)
 
     def _standing(self, now: float) -> dict[str, Seen]:
         self.held = {name: until for name, until in self.held.items() if until > now}
         return {check: seen for check, seen in raised(self.memory).items() if seen.key(check) not in self.held}
 
     def _kept(self, text: str, now: float) -> dict[str, str]:
-        return unreleased(text, self.memory, self.held, self.policy, now)
+        def dead(check: str) -> bool:
+            return check in self.forgotten or self._is_gone(check)
+
+        return unreleased(text, self.memory, self.held, self.policy, now, dead)
 
     def _act(self, standing: Mapping[str, Seen], now: float) -> None:
         try:
@@ -135,18 +141,19 @@ class Broker:
             return
         self.settled = frozenset(seen.name(check) for check, seen in standing.items())
         self.due, self.failures = 0.0, 0
+        self.forgotten.clear()
 
     def _ask_others(
         self, standing: Mapping[str, Seen], node: Node, act: Act, now: float
     ) -> tuple[Mapping[str, Seen], Act]:
         others, total = self.slurm.others()
-        many = guarded(standing, others, total, self.policy)
+        many = guarded(standing, others, total, self.policy, now)
         for check in many:
             seen = standing[check]
             self.held[seen.key(check)] = now + self.policy.guard_lasts_s
             say(f"{seen.name(check)} stands on too many nodes: this one is not drained for it ({seen.reason})")
-        left = {check: seen for check, seen in standing.items() if check not in many}
-        return left, decide(left, node, self._kept(node.reason, now))
+        rest = {check: seen for check, seen in standing.items() if check not in many}
+        return rest, decide(rest, node, self._kept(node.reason, now))
 
     def _do(self, act: Act, node: Node) -> None:
         self.said = f"{act.kind}: {act.text}"
@@ -173,7 +180,7 @@ class Broker:
         except InitError as error:
             say(f"{error}: the drain stands")
             return
-        many = guarded(standing, others, total, self.policy)
+        many = guarded(standing, others, total, self.policy, now)
         if many:
             for check in many:
                 self.held[standing[check].key(check)] = now + self.policy.guard_lasts_s
@@ -196,12 +203,14 @@ class Broker:
 
     def answer(self, request: Mapping[str, object]) -> Mapping[str, object]:
         ask = request.get("ask")
-        if ask not in ("gate", "look", "status"):
-            return {"error": f"unknown question {ask!r}: gate, look, status"}
-        if ask != "status":
-            self.look()
+        if ask not in ("gate", "look", "status", "forget"):
+            return {"error": f"unknown question {ask!r}: gate, look, status, forget"}
         checks = request.get("checks", [])
         named = [str(check) for check in checks] if isinstance(checks, list) else []
+        if ask == "forget":
+            self._forget(named)
+        if ask != "status":
+            self.look()
         standing = self._standing(time.time())
         if ask == "gate" and self.drained and any(check in standing for check in named):
             self._resumed(standing)
@@ -210,6 +219,15 @@ class Broker:
         # A job is kept off only for what has drained the node: then nothing is drained that the guard held back.
         stops = self.drained and any(check in standing for check in named)
         return {"decisions": decisions, "drained": stops, "said": self.said}
+
+    def _forget(self, named: Iterable[str]) -> None:
+        """A person has dealt with it: what these checks have said counts no more. What they say from now on does."""
+        for check in named:
+            self.memory.pop(check, None)
+            self.forgotten.add(check)
+            self.held = {key: until for key, until in self.held.items() if key.split("@")[0] != check}
+            say(f"{check} is forgotten, a person says")
+        self.settled = None
 
     def _decision(self, check: str, standing: Mapping[str, Seen]) -> str:
         seen = self.memory.get(check, Seen())
@@ -244,10 +262,7 @@ class Broker:
             "reason": reason(standing) if standing else "",
             "at": time.time(),
         }
-        temporary = self.places.state.with_name(f".{self.places.state.name}.{os.getpid()}")
-        with contextlib.suppress(OSError):
-            temporary.write_text(json.dumps(data))
-            temporary.rename(self.places.state)
+        save(self.places.state, data)
 
     def reread(self) -> None:
         """The operator's policy, else the tree's; of a file with a typo the reason is told."""
@@ -278,10 +293,3 @@ def is_over(moment: float) -> bool:
 def _share(name: str) -> float:
     """This node's part of an interval, the same each time and spread over the fleet."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") / 2**32
-
-
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""

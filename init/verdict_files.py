@@ -15,6 +15,7 @@ from init.verdicts import CLASSES, Policy, Verdict
 # Published trees first; before anything is published, generation zero from the image.
 OPERATORS_POLICY = Path("/mnt/minivm/config/scripts/policy.json")  # wins over the tree's, whole
 POLICIES = ("{root}/current/lib/policy.json", "/usr/share/minivm/scripts/lib/policy.json")
+WITH_JOBS = frozenset({"prolog", "epilog"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,25 @@ def read_gpus(state: Path, boot_id: str) -> tuple[Gpu, ...]:
     return tuple(Gpu(*(str(item.get(key, "")) for key in ("uuid", "serial", "bus", "model"))) for item in listed)
 
 
+@dataclass(frozen=True, slots=True)
+class Index:
+    """The checks of the last round's commit, and of them those that run only where a job starts or ends."""
+
+    checks: frozenset[str]
+    with_jobs: frozenset[str]
+
+
+def read_index(state: Path, boot_id: str) -> Index | None:
+    """None where no round since the boot has left one: then no check is known to be gone."""
+    data = _load(state / "index.json")
+    checks = data.get("checks")
+    if data.get("boot_id") != boot_id or not isinstance(checks, dict):
+        return None
+    when = {name: facts.get("when") for name, facts in checks.items() if isinstance(facts, dict)}
+    with_jobs = {name for name, kinds in when.items() if isinstance(kinds, list) and set(map(str, kinds)) <= WITH_JOBS}
+    return Index(frozenset(checks), frozenset(with_jobs))
+
+
 def read_policy(root: str) -> Policy:
     """The tree's."""
     found = (read_policy_file(Path(pattern.format(root=root))) for pattern in POLICIES)
@@ -94,7 +114,7 @@ def parse_policy(data: object, file: str) -> Policy:
     raise_after.only(*CLASSES)
     wait.only(*CLASSES)
     guard, rate, offender, checks = (root.sub(key) for key in ("guard", "rate", "offender", "checks"))
-    guard.only("min_nodes", "fraction", "spread_s", "recheck_s", "lasts_s")
+    guard.only("min_nodes", "fraction", "spread_s", "recheck_s", "lasts_s", "window_s")
     rate.only("actions", "per_s")
     offender.only("incidents", "days")
     for check, value in checks.data.items():
@@ -109,6 +129,7 @@ def parse_policy(data: object, file: str) -> Policy:
         guard.seconds("spread_s", default.guard_spread_s),
         guard.seconds("recheck_s", default.guard_recheck_s),
         guard.seconds("lasts_s", default.guard_lasts_s),
+        guard.seconds("window_s", default.guard_window_s),
         rate.number("actions", default.rate_actions, least=1),
         rate.seconds("per_s", default.rate_per_s),
         offender.number("incidents", default.offender_incidents, least=1),

@@ -6,9 +6,8 @@ changed, and a check that fails on many nodes at once drains none of them.
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 PREFIX = "minivm:"
@@ -50,6 +49,8 @@ class Policy:
     guard_spread_s: float = 20.0
     guard_recheck_s: float = 30.0
     guard_lasts_s: float = 900.0
+    # Drains within so long of one another may have one cause.
+    guard_window_s: float = 3600.0
     rate_actions: int = 6
     rate_per_s: float = 600.0
     offender_incidents: int = 3
@@ -71,6 +72,8 @@ class Seen:
     reason: str = ""
     subject: str = "host"
     commit: str = ""
+    # The commit with which it last passed on this node.
+    passed: str = ""
 
     @property
     def raised(self) -> bool:
@@ -97,6 +100,14 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
+class Other:
+    """Another node's reason, and since when it has had it; None where that is not known."""
+
+    reason: str
+    since: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Act:
     """drain, update, clear or nothing; with the text for Slurm, or why nothing is done."""
 
@@ -111,40 +122,52 @@ def observe(
     now: float,
     boot_id: str,
     gpus: frozenset[str] | None = None,
+    with_jobs: frozenset[str] = frozenset(),
 ) -> dict[str, Seen]:
-    """The memory after a look at the verdicts. `gpus`: the UUIDs that are in the node, where all of them answer."""
+    """The memory after a look at the verdicts. `gpus`: the UUIDs that are in the node, where all of them answer.
+
+    `with_jobs`: the checks that run only where a job starts or ends.
+    """
     after = dict(memory)
     for verdict in verdicts:
         seen = after.get(verdict.check, Seen())
-        result = _believed(verdict, seen, now, boot_id, gpus)
-        if result == "problem" and verdict.at > seen.last_at:
+        result = _believed(verdict, now, boot_id, gpus, with_jobs)
+        fresh = verdict.at > seen.last_at
+        need = policy.raise_after.get(verdict.class_, 1) if policy.checks.get(verdict.check) != "never" else 0
+        # What drains nothing keeps no node drained either: a user would hold a drain for as long as he likes.
+        over = result == "problem" and seen.raised and not need
+        if result == "problem" and fresh and not over:
             # Another subject or a heavier class is another problem; the streak is of the check all the same.
             problems = seen.problems + 1
-            need = policy.raise_after.get(verdict.class_, 1)
-            if policy.checks.get(verdict.check) == "never":
-                need = 0
             raised_at = seen.raised_at or (now if 0 < need <= problems else 0.0)
             class_ = verdict.class_ if not seen.raised else max(seen.class_, verdict.class_, key=_weight)
-            after[verdict.check] = Seen(
-                problems, 0, 0.0, verdict.at, raised_at, class_, verdict.reason, verdict.subject, verdict.commit
-            )
-        elif result == "ok" and (verdict.at > seen.last_at or verdict.result == "problem"):
+            said = (class_, verdict.reason, verdict.subject, verdict.commit, seen.passed)
+            after[verdict.check] = Seen(problems, 0, 0.0, verdict.at, raised_at, *said)
+        elif (result == "ok" or over) and (fresh or (verdict.result == "problem" and not over)):
             first = seen.first_ok or now
             seen = replace(seen, problems=0, oks=seen.oks + 1, first_ok=first, last_at=max(seen.last_at, verdict.at))
-            after[verdict.check] = seen
+            after[verdict.check] = replace(seen, passed=verdict.commit) if verdict.result == "ok" else seen
         seen = after.get(verdict.check, seen)
         if seen.raised and _passed(seen, seen.class_, policy, now):
             after[verdict.check] = replace(seen, raised_at=0.0)
     return after
 
 
-def _believed(verdict: Verdict, seen: Seen, now: float, boot_id: str, gpus: frozenset[str] | None) -> str:
+def is_script(check: str) -> bool:
+    """The word of a script of the prolog or epilog, and no check's."""
+    return check.startswith(("prolog.", "epilog."))
+
+
+def _believed(
+    verdict: Verdict, now: float, boot_id: str, gpus: frozenset[str] | None, with_jobs: frozenset[str]
+) -> str:
     """What the verdict proves now: "problem", "ok", or "" for nothing."""
     if verdict.boot_id != boot_id or not verdict.applies:
         return ""
     if now >= verdict.expires:
-        # A script of the prolog says "unfit" and then runs no more, since the node is drained: its word lapses.
-        return "ok" if verdict.check.startswith(("prolog.", "epilog.")) and verdict.result == "problem" else ""
+        # What runs with jobs alone says "unfit" and then runs no more, since the node is drained: its word lapses.
+        lapses = is_script(verdict.check) or verdict.check in with_jobs
+        return "ok" if lapses and verdict.result == "problem" else ""
     if verdict.result == "problem" and gpus is not None and verdict.subject.startswith("GPU-"):
         # That GPU is no longer in this node: somebody has replaced it.
         return "problem" if verdict.subject in gpus else "ok"
@@ -195,20 +218,31 @@ def names(text: str) -> frozenset[str]:
 
 
 def unreleased(
-    text: str, memory: Mapping[str, Seen], excused: Iterable[str], policy: Policy, now: float
+    text: str,
+    memory: Mapping[str, Seen],
+    excused: Iterable[str],
+    policy: Policy,
+    now: float,
+    dead: Callable[[str], bool] = lambda check: False,
 ) -> dict[str, str]:
     """The parts of a reason of ours that must stay: their checks have not passed again. check -> part.
 
-    Also for a reason that an earlier pod has posted: it ends only when this pod's checks have passed.
+    Also for a reason that an earlier pod has posted: it ends only when this pod's checks have passed. `dead`: whether a
+    check is no more, or has been forgotten; its word ends with it.
     """
     kept = {}
     for check, class_, commit, part in parts(text):
         seen = memory.get(check, Seen())
-        if f"{check}@{commit}" in excused:
+        if f"{check}@{commit}" in excused or (dead(check) and not seen.raised):
             continue
         if seen.raised or seen.problems or not _passed(seen, class_, policy, now):
             kept[check] = part
     return kept
+
+
+def left(standing: Mapping[str, Seen], kept: Mapping[str, str]) -> list[str]:
+    """Of the kept parts those that no standing check says anew."""
+    return [part for check, part in kept.items() if check not in standing]
 
 
 def decide(standing: Mapping[str, Seen], node: Node, kept: Mapping[str, str]) -> Act:
@@ -216,7 +250,7 @@ def decide(standing: Mapping[str, Seen], node: Node, kept: Mapping[str, str]) ->
     if node.drained and not node.ours:
         # A person's drain, or Slurm's own: not ours to touch, and it keeps jobs away as well as ours would.
         return Act("nothing", f"drained already: {node.reason}")
-    carried = [part for check, part in kept.items() if check not in standing] if node.drained else []
+    carried = left(standing, kept) if node.drained else []
     if not standing and not carried:
         if node.drained:
             return Act("clear", "every check that drained it passes again")
@@ -227,20 +261,3 @@ def decide(standing: Mapping[str, Seen], node: Node, kept: Mapping[str, str]) ->
     if names(node.reason) != names(text):
         return Act("update", text)
     return Act("nothing", "drained by us for the same reason")
-
-
-def guarded(standing: Mapping[str, Seen], others: Iterable[str], total: int, policy: Policy) -> frozenset[str]:
-    """Of the standing checks, those that too many other nodes are drained for on the same commit.
-
-    `others`: the drain reasons of the other nodes. A commit with a bad check makes every node look sick.
-    """
-    counts: dict[str, int] = {}
-    for text in others:
-        for name in names(text):
-            counts[name] = counts.get(name, 0) + 1
-    limit = max(policy.guard_min_nodes, math.ceil(policy.guard_fraction * total))
-    return frozenset(check for check, seen in standing.items() if counts.get(seen.key(check), 0) >= limit)
-
-
-def within_rate(actions: Iterable[float], policy: Policy, now: float) -> bool:
-    return sum(1 for at in actions if at > now - policy.rate_per_s) < policy.rate_actions

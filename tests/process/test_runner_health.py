@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -10,7 +11,9 @@ import socket
 import subprocess
 import sys
 import tarfile
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -359,6 +362,55 @@ def test_a_published_tree_is_not_written_to(world: World) -> None:
 
 
 # The services around it.
+
+
+def test_a_verdict_dies_with_its_check(world: World) -> None:
+    add(world, "a", when="[When.BACKGROUND]")
+    add(world, "b", when="[When.BACKGROUND]")
+    world.script("health.d/odd.py", "1 / 0", 0o644)
+    health(world, "--when", "background")
+    for script in ("prolog.10-x", "scripts_prolog", "odd"):
+        shutil.copy(world.root / "verdicts/a.json", world.root / f"verdicts/{script}.json")
+    (world.tree / "health.d/a.py").unlink()
+    health(world, "--when", "prolog")
+    assert (world.root / "verdicts/a.json").exists(), "a prolog may run an earlier commit"
+    health(world, "--when", "background")
+    left = sorted(path.stem for path in (world.root / "verdicts").glob("*.json"))
+    assert left == ["b", "odd", "prolog.10-x", "scripts_prolog"]
+    assert [path.stem for path in (world.root / "health/memory").glob("*.json")] == ["b"]
+
+
+def test_forget_takes_a_check_s_word_back_and_tells_the_broker(world: World) -> None:
+    add(world, "a", when="[When.BACKGROUND]")
+    health(world, "--when", "background")
+    code, _, err = cli(world, "health", "forget", "a")
+    assert code == 3 and "the broker does not answer" in err
+    assert not (world.root / "verdicts/a.json").exists()
+    assert cli(world, "health", "forget", "../a")[0] == 3
+    with broker(world) as asked:
+        code, out, _ = cli(world, "health", "forget", "a")
+    assert (code, asked) == (0, [{"ask": "forget", "checks": ["a"]}])
+    assert "a is forgotten" in out and "clear: all is well" in out
+
+
+@contextlib.contextmanager
+def broker(world: World) -> Iterator[list[object]]:
+    """One that writes down what it is asked."""
+    asked: list[object] = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(world.root / "broker.sock"))
+        listener.listen(1)
+
+        def serve() -> None:
+            client, _ = listener.accept()
+            with client:
+                asked.append(json.loads(client.makefile().readline()))
+                client.sendall(b'{"said": "clear: all is well"}\n')
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield asked
+        thread.join(10)
 
 
 def test_the_loop_makes_the_first_round_at_once_tells_readiness_and_stops_on_term(world: World) -> None:

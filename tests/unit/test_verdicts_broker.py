@@ -14,7 +14,7 @@ from init.drain_broker import Broker, later
 from init.drain_calls import Slurm
 from init.ledger import Ledger
 from init.slurm_client import SlurmError
-from init.verdicts import Node, Policy
+from init.verdicts import Node, Other, Policy
 from tests.waiting import until
 
 BOOT = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -35,6 +35,7 @@ class Controller(Slurm):
         super().__init__("worker-7", "controller:6817")
         self.state = Node(False, "")
         self.fleet: list[str] = [""] * 9
+        self.since = time.time()
         self.calls: list[str] = []
         self.down = False
 
@@ -47,9 +48,9 @@ class Controller(Slurm):
         self._called("node")
         return self.state
 
-    def others(self) -> tuple[list[str], int]:
+    def others(self) -> tuple[list[Other], int]:
         self._called("others")
-        return self.fleet, len(self.fleet) + 1
+        return [Other(text, self.since) for text in self.fleet], len(self.fleet) + 1
 
     def drain(self, text: str) -> None:
         self._called("drain")
@@ -80,6 +81,18 @@ class Desk:
             "commit": COMMIT, "boot_id": BOOT, "at": self.clock, "expires": self.clock + 600,
         }  # fmt: skip
         (self.places.verdicts / f"{check}.json").write_text(json.dumps(data))
+        self.broker.look()
+
+    def index(self, *checks: str, when: tuple[str, ...] = ("background",)) -> None:
+        """The checks of the tree's last round."""
+        self.places.health.mkdir(exist_ok=True)
+        listed = {check: {"when": list(when), "period_s": 60, "applies": True} for check in checks}
+        data = {"boot_id": BOOT, "commit": COMMIT, "checks": listed}
+        (self.places.health / "index.json").write_text(json.dumps(data))
+
+    def remove(self, check: str) -> None:
+        """A commit has taken it out: its verdict goes, and the index no longer names it."""
+        (self.places.verdicts / f"{check}.json").unlink()
         self.broker.look()
 
     def calls(self) -> list[str]:
@@ -149,7 +162,7 @@ def test_a_second_problem_is_added_and_a_finished_one_removed(desk: Desk) -> Non
 
 
 def test_many_nodes_with_the_same_check_on_the_same_commit_stop_the_drain(desk: Desk) -> None:
-    desk.slurm.fleet = ["minivm: gpu_ecc[reboot]@9f2c1ab x"] * 3 + [""] * 6
+    desk.slurm.fleet = ["minivm: gpu_ecc[reboot]@9f2c1ab gpu_ecc says so"] * 3 + [""] * 6
     desk.say("problem")
     assert not desk.slurm.state.drained
     answer = desk.broker.answer({"ask": "gate", "checks": ["gpu_ecc"]})
@@ -162,7 +175,7 @@ def test_a_drain_is_taken_back_when_the_fleet_says_the_same_a_moment_later(tmp_p
     desk.say("ok")
     desk.say("problem")
     assert desk.slurm.state.drained
-    desk.slurm.fleet = ["minivm: gpu_ecc[reboot]@9f2c1ab x"] * 9
+    desk.slurm.fleet = ["minivm: gpu_ecc[reboot]@9f2c1ab gpu_ecc says so"] * 9
 
     def taken_back() -> bool:
         desk.broker.look()
@@ -324,3 +337,88 @@ def test_an_operator_s_policy_wins_over_the_tree_s_and_a_bad_one_is_told_and_lef
     desk.broker.reread()
     said = capsys.readouterr().err
     assert desk.broker.policy.clear_after == 7 and "clear_after" in said and str(desk.places.policy) in said
+
+
+def test_the_drain_of_a_check_ends_with_the_check(desk: Desk) -> None:
+    desk.index("gpu_ecc", "bad")
+    desk.say("problem", "bad", "manual")
+    assert desk.slurm.state.drained
+    desk.index("gpu_ecc")
+    desk.broker.look()
+    assert desk.slurm.state.drained, "while its verdict is there it is believed"
+    desk.remove("bad")
+    assert desk.slurm.state == Node(False, "")
+
+
+def test_a_dead_reason_does_not_come_back_with_the_next_drain(desk: Desk) -> None:
+    desk.index("gpu_ecc", "bad")
+    desk.say("problem", "bad", "rma")
+    desk.index("gpu_ecc")
+    desk.remove("bad")
+    desk.say("problem")
+    assert desk.slurm.state.reason == "minivm: gpu_ecc[reboot]@9f2c1ab gpu_ecc says so"
+
+
+def test_a_dead_reason_leaves_a_drain_that_stands_for_another(desk: Desk) -> None:
+    desk.index("gpu_ecc", "bad")
+    desk.say("problem", "bad", "rma")
+    desk.say("problem")
+    desk.index("gpu_ecc")
+    desk.remove("bad")
+    assert desk.slurm.state.reason == "minivm: gpu_ecc[reboot]@9f2c1ab gpu_ecc says so"
+
+
+@pytest.mark.parametrize("check", ["bad", "prolog.10-bad"])
+def test_an_earlier_pod_s_drain_for_what_is_no_more_ends_by_itself(tmp_path: Path, check: str) -> None:
+    desk = Desk(tmp_path)
+    desk.slurm.state = Node(True, f"minivm: {check}[rma]@9f2c1ab old; gpu_ecc[reboot]@9f2c1ab old")
+    desk.say("ok", "disk_space", "node")
+    desk.index("gpu_ecc")
+    desk.say("ok", "disk_space", "node")
+    assert desk.slurm.state.reason == "minivm: gpu_ecc[reboot]@9f2c1ab old", "what lives on must pass first"
+    desk.say("ok")
+    assert not desk.slurm.state.drained
+
+
+def test_without_an_index_no_check_is_known_to_be_gone(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.slurm.state = Node(True, "minivm: bad[manual]@9f2c1ab old")
+    desk.say("ok", "disk_space", "node")
+    assert desk.slurm.state.drained
+    desk.index("disk_space")
+    data = json.loads((desk.places.health / "index.json").read_text())
+    (desk.places.health / "index.json").write_text(json.dumps({**data, "boot_id": "another"}))
+    desk.say("ok", "disk_space", "node")
+    assert desk.slurm.state.drained, "another boot's says nothing of this one"
+
+
+def test_a_person_may_have_a_check_forgotten_and_it_counts_again_when_it_speaks_again(desk: Desk) -> None:
+    desk.say("problem", class_="rma")
+    desk.say("ok")
+    assert desk.slurm.state.drained, "rma ends by a person alone"
+    assert desk.broker.answer({"ask": "forget", "checks": ["gpu_ecc"]})["drained"] is False
+    assert desk.slurm.state == Node(False, "")
+    desk.say("problem", class_="rma")
+    assert desk.slurm.state.drained
+
+
+def test_what_a_person_has_forgotten_is_no_part_of_an_earlier_pod_s_drain(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.slurm.state = Node(True, "minivm: xid[rma]@9f2c1ab old; gpu_ecc[reboot]@9f2c1ab old")
+    desk.say("ok", "disk_space", "node")
+    desk.broker.answer({"ask": "forget", "checks": ["xid"]})
+    assert desk.slurm.state.reason == "minivm: gpu_ecc[reboot]@9f2c1ab old"
+
+
+def test_forgetting_touches_no_drain_of_a_person_s(desk: Desk) -> None:
+    desk.say("problem")
+    desk.slurm.state = Node(True, "Ann: fan")
+    desk.broker.answer({"ask": "forget", "checks": ["gpu_ecc"]})
+    assert desk.slurm.state == Node(True, "Ann: fan")
+
+
+def test_hardware_that_breaks_node_by_node_is_drained_however_often_it_did(desk: Desk) -> None:
+    desk.slurm.fleet = ["minivm: gpu_ecc[reboot]@9f2c1ab gpu_ecc says so"] * 9
+    desk.slurm.since = time.time() - 86400
+    desk.say("problem")
+    assert desk.slurm.state.drained, "it has passed here with this commit, and theirs are old"

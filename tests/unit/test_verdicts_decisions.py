@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from init import drain_calls
+from init.drain_guard import guarded, within_rate
 from init.verdict_files import parse_policy
 from init.verdicts import (
     Node,
+    Other,
     Policy,
     Seen,
     Verdict,
     decide,
-    guarded,
     names,
     observe,
     raised,
     reason,
     unreleased,
-    within_rate,
 )
 
 BOOT = "boot-1"
@@ -193,7 +195,7 @@ def test_a_new_problem_on_a_node_that_an_earlier_pod_drained_keeps_both() -> Non
     [(0, 10, False), (2, 10, False), (3, 10, True), (3, 1000, False), (99, 1000, False), (100, 1000, True)],
 )
 def test_a_check_that_many_nodes_fail_on_one_commit_drains_no_more(others: int, total: int, held: bool) -> None:
-    assert bool(guarded({"gpu_ecc": seen()}, [OURS.reason] * others, total, POLICY)) is held
+    assert bool(guarded({"gpu_ecc": seen()}, [Other(OURS.reason)] * others, total, POLICY, NOW)) is held
 
 
 @pytest.mark.parametrize(
@@ -207,7 +209,79 @@ def test_a_check_that_many_nodes_fail_on_one_commit_drains_no_more(others: int, 
     ],
 )
 def test_another_commit_or_another_check_does_not_count_for_the_guard(text: str) -> None:
-    assert not guarded({"gpu_ecc": seen()}, [text] * 50, 60, POLICY)
+    assert not guarded({"gpu_ecc": seen()}, [Other(text)] * 50, 60, POLICY, NOW)
+
+
+HOUR = 3600.0
+ONE_CAUSE = "GPU 0000:3b:00.0 is at 63 C, 6 are allowed"
+SAME_WORDS = "GPU 0000:9c:00.0 is at 71 C, 6 are allowed"
+OTHER_WORDS = "XID 48 on 0000:9c:00: an uncorrectable error"
+
+
+@pytest.mark.parametrize(
+    ("what", "passed", "age", "words", "held"),
+    [
+        ("a bad commit, just published", False, 10.0, SAME_WORDS, True),
+        ("a bad commit, and a node that comes back to it later", False, 9 * HOUR, SAME_WORDS, True),
+        ("a bad commit whose words differ by node", False, 10.0, OTHER_WORDS, True),
+        ("a file server dies for all at once", True, 10.0, SAME_WORDS, True),
+        ("the reasons were cut to names", True, 10.0, "", True),
+        ("hardware that broke here, as elsewhere last week", True, 100 * HOUR, SAME_WORDS, False),
+        ("hardware of several kinds within an hour", True, 10.0, OTHER_WORDS, False),
+        ("a pod that starts on hardware of another kind of sickness", False, 100 * HOUR, OTHER_WORDS, False),
+    ],
+)
+def test_one_cause_is_told_from_hardware_that_breaks_node_by_node(
+    what: str, passed: bool, age: float, words: str, held: bool
+) -> None:
+    here = seen(reason=ONE_CAUSE, passed=COMMIT if passed else "")
+    others = [Other(f"minivm: gpu_ecc[reboot]@9f2c1ab {words}".strip(), NOW - age)] * 9
+    assert bool(guarded({"gpu_ecc": here}, others, 20, POLICY, NOW)) is held, what
+
+
+def test_a_check_that_passed_on_an_earlier_commit_has_not_passed_on_this_one() -> None:
+    memory = observe({}, [verdict("ok", commit="0" * 40, at=NOW - 60)], POLICY, NOW - 60, BOOT)
+    memory = observe(memory, [verdict()], POLICY, NOW, BOOT)
+    assert memory["gpu_ecc"].passed == "0" * 40 != memory["gpu_ecc"].commit
+    again = observe(memory, [verdict("ok", at=NOW + 1)], POLICY, NOW + 1, BOOT)
+    again = observe(again, [verdict(at=NOW + 2)], POLICY, NOW + 2, BOOT)
+    assert again["gpu_ecc"].passed == again["gpu_ecc"].commit == COMMIT
+
+
+def test_sinfo_tells_since_when_other_nodes_have_had_their_reasons() -> None:
+    text = (
+        "w1|2026-01-02T03:04:05|minivm: xid[rma]@9f2c1ab a | b\n"
+        "w2|Unknown|none\nw3|Unknown|none\nw3|Unknown|none\nw9|Unknown|x\nodd\n"
+    )
+    told, total = drain_calls.others(text, "w9")
+    at = time.mktime((2026, 1, 2, 3, 4, 5, 0, 0, -1))
+    assert told == [Other("minivm: xid[rma]@9f2c1ab a | b", at), Other("none"), Other("none")]
+    assert total == 4, "each node once, and this one"
+
+
+def test_what_drains_nothing_keeps_no_node_drained() -> None:
+    """A user who makes one XID 13 after another would hold the drain of a true one for as long as he likes."""
+    memory = {"gpu_ecc": seen()}
+    for number in range(3):
+        at = NOW + 61 * (number + 1)
+        memory = observe(memory, [verdict(class_="user", at=at, expires=at + 600)], POLICY, at, BOOT)
+    assert not raised(memory)
+
+
+@pytest.mark.parametrize("with_jobs", [True, False])
+def test_a_check_that_runs_with_jobs_alone_lapses_since_none_comes(with_jobs: bool) -> None:
+    memory = {"gpu_ecc": seen()}
+    only = frozenset({"gpu_ecc"} if with_jobs else ())
+    for number in range(3):
+        memory = observe(memory, [verdict()], POLICY, NOW + 601 + 61 * number, BOOT, None, only)
+    assert bool(raised(memory)) is not with_jobs
+
+
+def test_a_dead_check_s_part_of_a_reason_ends_with_it() -> None:
+    text = "minivm: gone[rma]@9f2c1ab x; gpu_ecc[reboot]@9f2c1ab 2 errors"
+    assert set(unreleased(text, {}, (), POLICY, NOW, lambda check: check == "gone")) == {"gpu_ecc"}
+    standing = {"gone": seen()}
+    assert set(unreleased(text, standing, (), POLICY, NOW, lambda check: check == "gone")) == {"gone", "gpu_ecc"}
 
 
 def test_changes_are_limited_in_number() -> None:
