@@ -14,9 +14,6 @@ from cluster.keys import Keys
 RELEASE = "slurm"
 NAMESPACE = "minivm"
 USERS = ("alice", "bob")
-BASE_DN = "dc=minivm,dc=demo"
-FIRST_UID = 20001
-USERS_GID = 20000
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,79 +68,15 @@ def local_values(options: Options, keys: Keys) -> dict[str, Any]:
             "munge": {"key": keys.munge},
             "jwt": {"key": keys.jwt},
             "sshHostKeys": {"keys": dict(keys.ssh_host)},
-            "sssd": {"config": sssd_conf()},
         },
         "accounting": {"database": {"password": keys.database}},
         # The demo's repository is made in its pod: there is nobody whose signature could be asked for.
         "scripts": {"repository": f"git://{RELEASE}-demo/scripts", "env": {"MINIVM_GITSYNC_VERIFY": "no"}},
-        "demo": {"enabled": True, "ldif": ldif(keys.users_public)},
+        "demo": {"enabled": True, "users": dict(keys.users_public)},
     }
     if options.overrides.get("scripts", {}).get("env", {}).get("MINIVM_GITSYNC_RING_URL"):
         values["secrets"]["ring"] = {"key": keys.ring}
     return merged(values, options.overrides)
-
-
-def sssd_conf() -> str:
-    return "\n".join(
-        [
-            "[sssd]",
-            "services = nss, pam, ssh",
-            "domains = demo",
-            "",
-            "[domain/demo]",
-            "id_provider = ldap",
-            "access_provider = permit",
-            # Keys only: nobody has a password.
-            "auth_provider = none",
-            "sudo_provider = none",
-            f"ldap_uri = ldap://{RELEASE}-demo",
-            f"ldap_search_base = {BASE_DN}",
-            "ldap_schema = rfc2307",
-            "ldap_user_ssh_public_key = sshPublicKey",
-            "ldap_id_use_start_tls = false",
-            "ldap_network_timeout = 2",
-            "ldap_opt_timeout = 3",
-            "enumerate = false",
-            # sssd doubles its pauses up to an hour while a directory is away: too long after it is back.
-            "offline_timeout_max = 60",
-            "entry_cache_timeout = 300",
-            "",
-        ]
-    )
-
-
-def ldif(users_public: Mapping[str, str]) -> str:
-    """The demo's directory: one group, and each user with a key."""
-    entries = [
-        ["dn: {base}", "objectClass: dcObject", "objectClass: organization", "o: minivm demo", "dc: minivm"],
-        ["dn: ou=people,{base}", "objectClass: organizationalUnit", "ou: people"],
-        ["dn: ou=groups,{base}", "objectClass: organizationalUnit", "ou: groups"],
-        [
-            "dn: cn=researchers,ou=groups,{base}",
-            "objectClass: posixGroup",
-            "cn: researchers",
-            f"gidNumber: {USERS_GID}",
-        ],
-    ]
-    entries += [user_entry(user, FIRST_UID + index, key) for index, (user, key) in enumerate(users_public.items())]
-    return "\n\n".join("\n".join(entry) for entry in entries).replace("{base}", BASE_DN) + "\n"
-
-
-def user_entry(user: str, uid: int, public_key: str) -> list[str]:
-    return [
-        f"dn: uid={user},ou=people,{{base}}",
-        "objectClass: inetOrgPerson",
-        "objectClass: posixAccount",
-        "objectClass: ldapPublicKey",
-        f"uid: {user}",
-        f"cn: {user.capitalize()}",
-        f"sn: {user.capitalize()}",
-        f"uidNumber: {uid}",
-        f"gidNumber: {USERS_GID}",
-        f"homeDirectory: /home/{user}",
-        "loginShell: /bin/bash",
-        f"sshPublicKey: {public_key}",
-    ]
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

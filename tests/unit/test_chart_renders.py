@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from functools import cache
 from pathlib import Path
@@ -131,7 +132,7 @@ def test_services_select_the_pods_they_are_for(name: str) -> None:
 
 def test_bare_names_of_login_pods_and_workers_resolve_in_every_pod() -> None:
     """Slurm speaks of hosts by them: jobs to each other, people to ssh, slurmctld to an srun on a login pod."""
-    values = {"clusterDomain": "k8s.site", "workers": {"pools": {"b": {}, "a": {}}}, "demo": {"enabled": True}}
+    values = {"clusterDomain": "k8s.site", "workers": {"pools": {"b": {}, "a": {}}}, "demo": PEOPLE}
     searches = {
         document["metadata"]["name"]: document["spec"]["template"]["spec"].get("dnsConfig", {}).get("searches")
         for document in render(values, release="slurm", namespace="hpc")
@@ -154,7 +155,7 @@ def test_a_cluster_of_many_pools_keeps_within_kubernetes_search_domains() -> Non
 
 def test_a_pod_of_a_broken_image_is_replaced_by_the_upgrade_that_mends_it() -> None:
     """An ordered set waits for its unready pod for ever, and the new template never comes."""
-    documents = render({"demo": {"enabled": True}}, release="slurm", namespace="hpc")
+    documents = render({"demo": PEOPLE}, release="slurm", namespace="hpc")
     policies = {
         document["metadata"]["name"]: document["spec"].get("podManagementPolicy")
         for document in documents
@@ -298,6 +299,7 @@ MADE = {
     "ring": "ring.key:letters:32",
     "database": "password:letters:32",
 }
+PEOPLE = {"enabled": True, "users": {"alice": "ssh-ed25519 AAAA alice@example.org"}}
 RING = {"scripts": {"env": {"MINIVM_GITSYNC_RING_URL": "http://slurm-controller:8651/ring"}}}
 
 
@@ -382,7 +384,7 @@ def ring_mounts(values: dict[str, Any]) -> dict[str, tuple[str | None, str | Non
 
 def test_reports_to_a_ring_are_signed_without_being_asked_for() -> None:
     url = {"MINIVM_GITSYNC_RING_URL": "http://slurm-controller:8651/ring"}
-    asked = {"scripts": {"env": url}, "demo": {"enabled": True}}
+    asked = {"scripts": {"env": url}, "demo": PEOPLE}
     file = "/mnt/minivm/secrets/ring/ring.key"
     signed = ("slurm-ring", file)
     nodes = ("controller", "login", "worker")
@@ -557,3 +559,41 @@ def test_a_pool_may_have_another_profile_and_the_others_keep_theirs() -> None:
     assert found == {"slurm-a": local, "slurm-b": runtime, "slurm-controller": runtime, "slurm-login": runtime}
     with pytest.raises(ClusterError, match="seccompProfile"):
         render({"workers": {"defaults": {"seccompProfile": "none"}}}, release="slurm", namespace="n")
+
+
+def test_a_demo_by_itself_is_whole(tmp_path: Path) -> None:
+    """People in the directory, and every pod asks it."""
+    documents = render({"demo": PEOPLE}, release="try", namespace="hpc")
+    (directory,) = [each for each in kind(documents, "ConfigMap") if each["metadata"]["name"] == "try-demo"]
+    entries = [
+        dict(line.split(": ", 1) for line in each.splitlines())
+        for each in directory["data"]["users.ldif"].strip().split("\n\n")
+    ]
+    assert entries[-1]["uid"] == "alice" and entries[-1]["uidNumber"] == "20001"
+    assert entries[-1]["sshPublicKey"] == "ssh-ed25519 AAAA alice@example.org"
+    (sssd,) = [each for each in kind(documents, "Secret") if each["metadata"]["name"] == "try-sssd"]
+    assert "ldap_uri = ldap://try-demo\n" in base64.b64decode(sssd["data"]["sssd.conf"]).decode()
+    for document in kind(documents, "StatefulSet"):
+        volumes = {item["name"]: item for item in document["spec"]["template"]["spec"]["volumes"]}
+        name = document["metadata"]["name"]
+        assert ("sssd" in volumes) == (name != "try-demo"), name
+
+
+def test_a_demo_without_people_is_refused_in_words() -> None:
+    with pytest.raises(ClusterError, match="a directory without people lets nobody log in: name them") as caught:
+        render({"demo": {"enabled": True}}, release="try", namespace="hpc")
+    assert "demo.users" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("alice", "AAAA"),
+        ("alice", "ssh-ed25519 AAAA\nuidNumber: 0"),
+        ("Alice,ou=x", "ssh-ed25519 AAAA"),
+        ("a b", "ssh-rsa A"),
+    ],
+)
+def test_no_line_of_the_directory_hides_in_a_name_or_a_key(name: str, key: str) -> None:
+    with pytest.raises(ClusterError, match="does not match pattern"):
+        render({"demo": {"enabled": True, "users": {name: key}}}, release="try", namespace="hpc")

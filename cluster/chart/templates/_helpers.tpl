@@ -55,7 +55,7 @@ minivm.io/pool: {{ . }}
 {{ default (printf "%s-database" (include "minivm.fullname" .)) .Values.accounting.database.existingSecret }}
 {{- end -}}
 {{- define "minivm.hasSssd" -}}
-{{- if or .Values.secrets.sssd.existingSecret .Values.secrets.sssd.config }}yes{{ end -}}
+{{- if or .Values.secrets.sssd.existingSecret .Values.secrets.sssd.config .Values.demo.enabled }}yes{{ end -}}
 {{- end -}}
 
 {{/*
