@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -150,7 +151,7 @@ class Kubelet:
         self.publish_files(pod, known)
         termination = self.state / "pods" / pod.name / "termination-log"
         termination.write_text("")
-        shm = next((mount.volume.size for mount in pod.mounts if mount.path == "/dev/shm"), 0)
+        shm = manifests.shared_memory(pod, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
         mounts = [self.docker_mount(pod, mount) for mount in pod.mounts if mount.path != "/dev/shm"]
         mounts.append({"Type": "bind", "Source": str(termination), "Target": "/dev/termination-log"})
         own_cgroups = cgroups.wanted(pod)

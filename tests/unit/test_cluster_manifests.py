@@ -27,6 +27,10 @@ KEYS = Keys(
 )
 
 
+WORKER = "slurm-worker-0"
+GIB = 2**30
+
+
 def without_job(documents: list[Document]) -> list[Document]:
     """An example gives no keys, as `make up` does: on Kubernetes a Job makes them."""
     return [document for document in documents if document["kind"] != "Job"]
@@ -130,6 +134,25 @@ def test_a_large_pool_keeps_its_devices_and_memory_in_sight() -> None:
     assert pod.limits.memory == 1900 * 2**30
     assert pod.privileged
     assert next(mount for mount in pod.mounts if mount.path == "/dev/shm").volume.size == 256 * 2**30
+
+
+def test_shared_memory_is_half_of_what_a_worker_has() -> None:
+    def size(**worker: object) -> int:
+        return manifests.shared_memory(local(Options(overrides={"workers": {"defaults": worker}})).pod(WORKER), 8 * GIB)
+
+    def limited(memory: str | int, **worker: object) -> int:
+        return size(resources={"limits": {"memory": memory}}, **worker)
+
+    assert size() == 4 * GIB
+    assert limited("2Gi") == limited(2 * GIB) == limited("2147483648") == GIB
+    assert limited("1.5G") == 732421 * 1024  # a whole number of KiB
+    assert limited("2Ti", shmSize="10%") == 2 * 1024 * GIB // 10 // 1024 * 1024
+    assert size(shmSize="1Gi") == limited("4Gi", shmSize="1Gi") == GIB
+    assert size(shmSize="") == 0
+    with pytest.raises(ClusterError, match="write a number with a unit"):
+        limited("lots")
+    with pytest.raises(ClusterError):
+        size(shmSize="150%")
 
 
 def test_a_pod_is_replaced_for_its_description_and_never_for_its_files() -> None:
