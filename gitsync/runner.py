@@ -27,6 +27,8 @@ from .verdict import Class, Result, Verdict, boot_id, read_verdict, write_verdic
 UNFIT_LASTS_S = 1800.0
 # Lines that slurmd understands on a task prolog's standard output.
 TASK_LINES = ("export ", "unset ", "print ")
+# And one that we understand: the task must not start, and its user reads why. Nothing is broken, nobody is unfit.
+REFUSE = "refuse "
 # The same that gitsync leaves out when it asks whether a script is executable.
 NOT_SCRIPTS = ("~", ".md", ".txt", ".json", ".yaml", ".yml", ".toml", ".conf", ".example")
 
@@ -108,8 +110,10 @@ class Run:
                 self._unfit(name, done)
                 continue
             self.scripts.append({"script": name, "result": "ok", "seconds": round(done.seconds, 4)})
-            if self.kind == "task_prolog":
-                _pass_on(done.out)
+            if self.kind == "task_prolog" and (reason := _pass_on(done.out)):
+                self.scripts[-1] |= {"result": "refused", "reason": reason[:300]}
+                self.fails = True
+                break
         self._judge([verdict for verdict in self.unfit if self.kind == "prolog"])
 
     def _broke(self, name: str, done: Outcome) -> None:
@@ -192,7 +196,8 @@ class Run:
     def _conclude(self) -> None:
         if self.policy.fault:
             self.broken.append(self.policy.fault)
-        result = "unfit" if self.fails else "broken" if self.broken else "ok"
+        refused = bool(self.scripts) and self.scripts[-1]["result"] == "refused"
+        result = "refused" if refused else "unfit" if self.fails else "broken" if self.broken else "ok"
         record: dict[str, object] = {
             "at": round(time.time(), 3),
             "kind": self.kind,
@@ -247,8 +252,16 @@ def _is_script(entry: os.DirEntry[str]) -> bool:
     return entry.is_file() and not entry.name.startswith((".", "_")) and not entry.name.endswith(NOT_SCRIPTS)
 
 
-def _pass_on(text: str) -> None:
-    """Only whole lines that slurmd understands: half a line of a script would become half a variable."""
+def _pass_on(text: str) -> str:
+    """Only whole lines that slurmd understands: half a line of a script would become half a variable.
+
+    Why the task is refused, if it is.
+    """
     for line in text.splitlines():
         if line.startswith(TASK_LINES):
             print(line, flush=True)
+        if line.startswith(REFUSE):
+            reason = line.removeprefix(REFUSE).strip()
+            print(f"print minivm: {reason}", flush=True)
+            return reason
+    return ""

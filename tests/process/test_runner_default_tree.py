@@ -178,6 +178,18 @@ def test_a_task_s_environment_changes_no_script(job: Job) -> None:
     assert "told" not in job.run("task_prolog", BASH_ENV=str(job.world.root / "bash_env"))
 
 
+def test_a_container_that_nobody_can_run_is_refused_in_words(job: Job) -> None:
+    """Slurm would start the program outside of any, and say that all is well."""
+    code, out, _ = job.world.run("task_prolog", **job.environment, SLURM_CONTAINER="/home/a/bundle")
+    assert code == 1
+    (line,) = out.splitlines()
+    assert line.startswith("print minivm: --container: this cluster has no container runtime")
+    assert job.world.records()[-1]["scripts"][-1]["result"] == "refused"
+    assert "broken" not in job.world.records()[-1], "the scripts are well, and no commit is held back for it"
+    (job.world.root / "oci.conf").touch()
+    job.run("task_prolog", SLURM_CONTAINER="/home/a/bundle", MINIVM_SLURM_CONF=str(job.world.root))
+
+
 def test_each_gpu_s_file_names_its_jobs(job: Job) -> None:
     folder = job.world.root / "dcgm"
     job.run("prolog", SLURM_JOB_GPUS="0,3")

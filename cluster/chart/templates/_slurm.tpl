@@ -33,6 +33,7 @@
   "KillWait" "30"
   "JobRequeue" "1"
   "DefMemPerCPU" "1024"
+  "LaunchParameters" "use_interactive_step"
   "MpiDefault" .Values.slurm.mpiDefault
   "PropagateResourceLimitsExcept" "CORE,DATA,MEMLOCK,NPROC"
   "ProctrackType" (ternary "proctrack/cgroup" "proctrack/linuxproc" $cgroup)
