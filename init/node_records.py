@@ -69,11 +69,14 @@ def forgotten(node: Node, pools: Pools | None) -> bool:
     return lost and node.dynamic and pools is not None and pools.beyond(node.name)
 
 
-def author_kept(node: Node) -> str:
-    """The reason with which a node is set down that somebody has drained and that is away; empty where it is not."""
-    drained = node.held_by_others and "DRAIN" in node.flags and not node.reason.startswith(PREFIX)
-    away = not node.responds and "DOWN" not in node.flags and not node.busy
-    return f"{node.reason} [{node.author}]" if drained and away and node.author else ""
+def down_for(node: Node) -> str:
+    """The reason with which a drained node that is away is set down; empty where it is to stay as it is."""
+    if "DRAIN" not in node.flags or "DOWN" in node.flags or node.responds or node.busy:
+        return ""
+    if node.held_by_us:
+        return node.reason  # its pod has set it down, and its slurmd registered once more before it ended
+    # A verdict's drain is the broker's, whoever Slurm says has set it.
+    return "" if node.reason.startswith(PREFIX) or not node.author else f"{node.reason} [{node.author}]"
 
 
 def candidates(listed: str, pools: Pools | None) -> list[str]:
@@ -92,9 +95,9 @@ def main() -> int:
             if forgotten(node, pools):
                 slurm_client.delete(node.name, controller)
                 print(f"{node.name} is deleted from Slurm: the chart makes no such pod")
-            elif reason := author_kept(node):
+            elif reason := down_for(node):
                 slurm_client.update(node.name, ["state=down", f"reason={reason}"], controller)
-                print(f"{node.name} is away, and stays drained: {reason}")
+                print(f"{node.name} is away and now down: {reason}")
     except SlurmError as error:
         print(error)  # a slurmctld that is away tells of itself, and a node that is still in use is looked at again
     except InitError as error:

@@ -332,7 +332,8 @@ def test_a_stopped_worker_leaves_slurm_and_its_job_runs_elsewhere(cluster: Clust
     worker.container.stop(timeout=25)
     worker.container.reload()
     assert worker.container.attrs["State"]["ExitCode"] == 0, worker.logs()[-3000:]
-    assert "State=DOWN+DRAIN" in cluster.slurm("scontrol", "--oneliner", "show", "node", name)
+    assert cluster.slurm("sinfo", "-h", "-n", name, "-o", "%T|%E").startswith("drained")
+    assert "minivm: pod stops" in cluster.slurm("sinfo", "-h", "-n", name, "-o", "%E")
     found = cluster.job(job)
     assert (found["JobState"], found["Restarts"]) == ("PENDING", "1"), "requeued, not lost and not a ghost"
     # Slurm keeps a requeued job back until its old credential has expired, two minutes; the test does not wait.
@@ -379,7 +380,7 @@ def test_drain_and_resume_by_hand(cluster: Cluster) -> None:
 def test_a_drained_worker_is_taken_back(cluster: Cluster) -> None:
     worker = cluster.workers[0]
     worker.run("minivm", "drain")
-    assert "State=DOWN+DRAIN" in cluster.slurm("scontrol", "--oneliner", "show", "node", "w1")
+    assert cluster.slurm("sinfo", "-h", "-n", "w1", "-o", "%T|%E").strip() == "drained|minivm: pod stops"
     worker.run("minivm", "resume")
     output = cluster.login.run("srun", "-N1", "--nodelist=w1", "--chdir=/tmp", "hostname", user="demo")
     assert output.strip() == "w1"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from init.errors import ConfigError
-from init.node_records import Pools, author_kept, candidates, forgotten, pools_from_json, read_pools
+from init.node_records import Pools, candidates, down_for, forgotten, pools_from_json, read_pools
 from init.slurm_node import BACK, FRESH, STOPPING, Node
 
 POOLS = Pools("slurm", (("slurm-gpu", 2), ("slurm-worker", 4)))
@@ -65,13 +65,16 @@ def test_only_a_node_that_nobody_speaks_of_is_forgotten(found: Node, pools: Pool
         ("MIXED+DRAIN+NOT_RESPONDING", "fan is loud", 1, ""),  # it may be a moment only, and down would end the job
         ("IDLE+DRAIN", "fan is loud", 0, ""),
         ("DOWN+DRAIN+NOT_RESPONDING", "fan is loud", 0, ""),
-        ("IDLE+DRAIN+NOT_RESPONDING", STOPPING, 0, ""),
+        ("IDLE+DRAIN+NOT_RESPONDING", STOPPING, 0, STOPPING),
+        ("IDLE+DRAIN", STOPPING, 0, ""),
         ("IDLE+DRAIN+NOT_RESPONDING", VERDICT, 0, ""),
         ("IDLE+NOT_RESPONDING", "", 0, ""),
     ],
 )
-def test_a_persons_drain_keeps_its_author_while_the_node_is_away(state: str, reason: str, busy: int, kept: str) -> None:
-    assert author_kept(node("slurm-gpu-0", state, reason, busy=busy)) == kept
+def test_a_drained_node_that_is_away_is_down_and_keeps_its_author(
+    state: str, reason: str, busy: int, kept: str
+) -> None:
+    assert down_for(node("slurm-gpu-0", state, reason, busy=busy)) == kept
 
 
 def test_only_what_may_concern_us_is_looked_at() -> None:
