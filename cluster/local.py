@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cluster import addresses, cgroups, drop_ins, keys, manifests, readiness, report, values
+from cluster import addresses, cgroups, drop_ins, keys, manifests, readiness, report, slurm_conf, values
 from cluster.errors import ClusterError
 from cluster.manifests import Manifests, Pod
 from cluster.pods import Kubelet, Running, fingerprint
@@ -100,6 +100,7 @@ class LocalCluster:
             self.reconcile(known, there, timeout=timeout)
         with self.stages.stage("ready"):
             self.wait_ready(known, timeout=timeout)
+        slurm_conf.confirm(self.exec, there)
 
     def reconcile(self, known: Manifests, there: Mapping[str, Running], *, timeout: float) -> None:
         """Extra pods go, missing ones come, changed ones roll, and the others see changed files."""
@@ -181,6 +182,7 @@ class LocalCluster:
                     self.say(f"{name}: ready after {time.monotonic() - begun:.1f} s")
                     del waiting[name]
                 else:
+                    readiness.hopeless(pod, there.get(name))
                     reasons[name] = answer.reason
             if not waiting:
                 return

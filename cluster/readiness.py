@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from cluster.errors import ClusterError
 from cluster.manifests import Pod
 from cluster.pods import Running
 
@@ -14,6 +15,7 @@ TIMEOUT = 2.0
 STATUS = "/status"
 # How often in a row /livez must fail before a pod is started again, as the chart tells a kubelet.
 DEAD_AFTER = 3
+NO_START = "slurm.conf: slurmctld does not start with it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,15 @@ def examine(pod: Pod, running: Running | None) -> Readiness:
     except (OSError, http.client.HTTPException, ValueError):
         return answer
     return Readiness(answer.ready, answer.reason, wrong(status))
+
+
+def hopeless(pod: Pod, running: Running | None) -> None:
+    """A controller that was given a slurm.conf with which its slurmctld does not start: nobody need wait for it."""
+    if pod.role != "controller" or running is None or not running.running:
+        return
+    why = next((text for text in examine(pod, running).also if text.startswith(NO_START)), "")
+    if why:
+        raise ClusterError("bring the cluster up", why, hint="mend the values and `up` again")
 
 
 def dead(pod: Pod, running: Running) -> bool:

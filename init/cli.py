@@ -263,6 +263,7 @@ def run_module(module: str, arguments: tuple[str, ...]) -> None:
     os.execv(sys.executable, [sys.executable, "-I", "-m", module, *arguments])
 
 
+passed_on("config", "init.config_cli", (), "The cluster's slurm.conf: status, diff, check, accept (see config --help).")
 HEALTH = "gitsync.health_cli"
 passed_on(
     "gitsync", "gitsync", (), "The scripts' repository: once, status, why, now, rollback, pin (see gitsync --help)."

@@ -1,7 +1,8 @@
 """Watches the mounted configuration and applies what has changed, or says why not. A service of every role.
 
-slurm.conf (controller): a candidate is read beside the live file by one of Slurm's own clients, then installed, then
-`scontrol reconfigure`; what slurmctld refuses is taken back, and the running one stays as it is. Service drop-ins: the
+slurm.conf (controller): a candidate is read beside the live file by one of Slurm's own clients, weighed against the
+jobs that it would end, then installed, then `scontrol reconfigure`; what slurmctld refuses is taken back, and the
+running one stays as it is. What it runs with is kept for the next pod. Service drop-ins: the
 merged plan goes to PID 1, which touches only what differs. Nothing polls: the kernel says when to look.
 """
 
@@ -25,11 +26,14 @@ from init.places import PLAN
 from init.prepare.pod import Pod
 from init.sd_notify import notify
 from init.slurm_files import SlurmFiles
+from init.slurm_judge import LIVE, REFUSED, SAID, Said, tell, told, weigh
+from init.slurm_kept import Kept, digest
 from init.slurmctld import PROGRAM, Answer, Outcome, Slurmctld
 
 DROPINS = [
     Path(root) / name for root in ("/etc/minivm", "/mnt/minivm/config") for name in ("services.d", "supervisor.d")
 ]
+ASK_AGAIN = 5.0  # seconds: for a slurmctld that does not answer yet
 # A ConfigMap's swap is one rename; a copy by hand is several writes.
 QUIET = 0.2
 KILLED = "; slurmctld hung and was restarted"
@@ -40,49 +44,83 @@ class DropInError(InitError):
 
 
 class SlurmWatch:
-    """The mounted slurm.conf. What was refused is looked at again only when it changes again."""
+    """The mounted slurm.conf. What was refused is looked at again only when it changes, or when somebody accepts it."""
 
     condition = "slurm.conf"
 
-    def __init__(self, control: Path, files: SlurmFiles, daemon: Slurmctld) -> None:
+    def __init__(self, control: Path, files: SlurmFiles, daemon: Slurmctld, kept: Kept, said: Path = SAID) -> None:
         self.control = control
         self.files = files
         self.daemon = daemon
-        self.refused: dict[str, bytes] = {}
+        self.kept = kept
+        self.said = said
+        self.refused = ""  # the hash of those files, and of what was accepted then
+        self.again: float | None = None  # seconds, where a look has not come to an end
 
     def look(self) -> None:
-        files = self.files.changed()
+        self.again = None
+        files = self.files.wanted()
         if files is None:
-            if self.refused:
-                self.refused = {}
-                self._tell("")  # the mounted files are the running ones again
             return
-        if files == self.refused:
+        if self.files.runs_with(files):
+            self._confirm(files)
+            return
+        named, accepted = digest(files), self.kept.accepted()
+        if self.refused == f"{named} {accepted}":
             return
         began = time.monotonic()
-        answer = self.apply(files)
-        self.refused = {} if answer.outcome is Outcome.LIVE else files
+        answer = self.apply(files, accepted=accepted.split(" ")[0] == named)
         if answer.outcome is Outcome.LIVE:
-            self._tell("")
+            self.refused = ""
+            self._confirm(files)
             took = time.monotonic() - began
             say(f"new configuration ({', '.join(sorted(files))}): {answer.text} after {took:.2f} s")
+        elif answer.outcome is Outcome.UNKNOWN:
+            self.again = ASK_AGAIN
+            self._tell(Said(named, REFUSED, f"refused, the last one stays: {answer.text}"))
         else:
-            self._tell(f"refused, the last one stays: {answer.text}")
+            self.refused = f"{named} {accepted}"
+            self._tell(Said(named, REFUSED, f"refused, the last one stays: {answer.text}"))
 
-    def apply(self, files: dict[str, bytes]) -> Answer:
+    def _confirm(self, files: dict[str, bytes]) -> None:
+        """They are installed. Once slurmctld answers with them they are what the next pod starts from."""
+        self.refused = ""
+        if self.kept.good() != files:
+            if not self.daemon.answers():
+                self.again = ASK_AGAIN
+                why = self.daemon.does_not_start()
+                if why:  # a client names the key, and slurmctld's last word does not
+                    why = self.daemon.objects_to(self.files.candidate(files)) or why
+                    self._tell(Said(digest(files), REFUSED, f"slurmctld does not start with it: {why}"))
+                return
+            try:
+                self.kept.keep(files)
+            except InitError as error:  # a volume that is full: the cluster runs, and that is what counts
+                say(f"{error}; the next pod starts from what is mounted then")
+        self._tell(Said(digest(files), LIVE))
+
+    def apply(self, files: dict[str, bytes], *, accepted: bool = False) -> Answer:
         """Tried, and once more where slurmctld has said nothing: then it has not judged the files."""
-        answer, killed = self._try(files)
+        answer, killed = self._try(files, accepted=accepted)
         if answer.outcome is Outcome.SILENT:
             say(f"{answer.text}{KILLED if killed else ''}; the new configuration is tried once more")
-            answer, killed = self._try(files)
+            answer, killed = self._try(files, accepted=accepted)
         return answer._replace(text=f"{answer.text}{KILLED}") if killed else answer
 
-    def _try(self, files: dict[str, bytes]) -> tuple[Answer, bool]:
-        """Read by a client, installed, read by slurmctld. Unless it is live, all is put back, and slurmctld answers."""
+    def _try(self, files: dict[str, bytes], *, accepted: bool) -> tuple[Answer, bool]:
+        """Read by a client, weighed, installed, read by slurmctld. Unless it is live, all is put back, and slurmctld
+        answers."""
         try:
             against = self.daemon.objects_to(self.files.candidate(files))
             if against:
                 return Answer(Outcome.REFUSED, against), False
+            if not accepted:
+                found = weigh(self.files, self.daemon, files)
+                if found.losses:
+                    unknown = any(loss.jobs is None for loss in found.losses)
+                    way = f"`minivm config accept {digest(files)}` takes it all the same"
+                    text = f"it would end jobs: {found.cost}; {way}"
+                    return Answer(Outcome.UNKNOWN if unknown else Outcome.REFUSED, text), False
             before = self.files.install(files)
             answer = self.daemon.read_anew()
             if answer.outcome is Outcome.LIVE:
@@ -92,16 +130,20 @@ class SlurmWatch:
         except InitError as error:
             return Answer(Outcome.REFUSED, error.why), False
 
-    def _tell(self, text: str) -> None:
-        if text:
-            say(f"{self.condition}: {text}")
-        condition(self.control, self.condition, text)
+    def _tell(self, said: Said) -> None:
+        if told(self.said) == said:
+            return
+        if said.why:
+            say(f"{self.condition}: {said.why}")
+        condition(self.control, self.condition, said.why)
+        tell(said, self.said)
 
 
 class DropInWatch:
     """The services' drop-ins."""
 
     condition = "drop-ins"
+    again: float | None = None
 
     def __init__(self, control: Path, directories: Iterable[Path]) -> None:
         self.control = control
@@ -155,9 +197,11 @@ def main(control: Path = SOCKET) -> int:
     watches: list[SlurmWatch | DropInWatch] = []
     directories = list(DROPINS)
     if PROGRAM.exists():
-        files = SlurmFiles(Pod(os.environ))
-        directories.append(files.mounted)
-        watches.append(SlurmWatch(control, files, Slurmctld(control)))
+        pod = Pod(os.environ)
+        files, kept = SlurmFiles(pod), Kept(pod)
+        directories += [files.mounted, kept.directory]
+        SAID.unlink(missing_ok=True)  # of another life of ours: PID 1 is told anew
+        watches.append(SlurmWatch(control, files, Slurmctld(control), kept))
     for directory in directories:
         watcher.watch(directory)
     watches.append(DropInWatch(control, DROPINS))
@@ -165,7 +209,7 @@ def main(control: Path = SOCKET) -> int:
     while True:
         for watch in watches:
             watch.look()
-        watcher.wait(None)
+        watcher.wait(min((watch.again for watch in watches if watch.again is not None), default=None))
         watcher.settle(QUIET)
         for directory in directories:
             watcher.watch(directory)  # one that has appeared, or was replaced

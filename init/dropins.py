@@ -62,6 +62,21 @@ def load_mapping(path: Path) -> dict[str, object]:
     return data
 
 
+def config_map(text: str, holding: str) -> dict[str, bytes]:
+    """The files of Kubernetes' ConfigMap that holds one of that name; other documents of the text are passed over."""
+    try:
+        documents = list(yaml.safe_load_all(text))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" (line {mark.line + 1})" if mark else ""
+        raise ConfigError("read the ConfigMap", f"no YAML{where}") from error
+    for document in documents:
+        data = document.get("data") if isinstance(document, dict) and document.get("kind") == "ConfigMap" else None
+        if isinstance(data, dict) and holding in data:
+            return {str(name): str(content).encode() for name, content in data.items()}
+    return {}
+
+
 def load_service(path: Path) -> Service:
     return parse_service(path.stem, load_mapping(path), str(path))
 

@@ -20,29 +20,33 @@ class SlurmFiles:
         self.mounted = pod.path(MOUNT)
         self.target = pod.path(TARGET)
 
-    def changed(self) -> dict[str, bytes] | None:
-        """The mounted files; None when they are the installed ones, or in the middle of a swap: its end is told too."""
+    def wanted(self) -> dict[str, bytes] | None:
+        """The mounted files; None where there are none, or in the middle of a swap: its end is told too."""
         try:
             files = read(self.mounted)
-            installed = read(self.target)
         except OSError:
             return None
-        if MAIN not in files or all(installed.get(name) == data for name, data in files.items()):
-            return None
-        return files
+        return files if MAIN in files else None
+
+    def installed(self) -> dict[str, bytes]:
+        return read(self.target)
+
+    def runs_with(self, files: Mapping[str, bytes]) -> bool:
+        installed = self.installed()
+        return all(installed.get(name) == data for name, data in files.items())
 
     def candidate(self, files: Mapping[str, bytes], directory: Path = CANDIDATE) -> Path:
         """The installed files with these in their place, elsewhere, for a client that tries them."""
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True, mode=0o755)
-        for name, data in {**read(self.target), **files}.items():
+        for name, data in {**self.installed(), **files}.items():
             if name not in PRIVATE:
                 write(directory / name, data, mode=0o644)
         return directory / MAIN
 
     def install(self, files: Mapping[str, bytes]) -> dict[str, bytes]:
         """Returns what was there before."""
-        before = read(self.target)
+        before = self.installed()
         for name, data in files.items():
             private = name in PRIVATE
             owner = user("slurm") if private else (0, 0)

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import subprocess
 import time
+from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
-from init import helper
+from init import helper, slurm_jobs
 from init.client import Client
 from init.slurm_client import SCONTROL
+from init.slurm_jobs import Job
 from init.slurm_words import complaint, new_lines, objection, unanswered
 from init.snapshot import ServiceView
 
@@ -32,6 +34,7 @@ class Outcome(Enum):
     LIVE = "live"
     REFUSED = "refused"  # it has said no
     SILENT = "silent"  # it has said nothing
+    UNKNOWN = "unknown"  # nobody could be asked what it costs
 
 
 class Answer(NamedTuple):
@@ -55,10 +58,18 @@ class Slurmctld:
             return ""  # it was read, and the controller it names does not answer: slurmctld will tell
         return objection(done.stderr, str(configuration.parent))
 
+    def jobs(self) -> list[Job] | None:
+        """Those that wait or run, however hidden their partition; None when it could not be asked."""
+        try:
+            done = _run(slurm_jobs.ARGV, within=READ_WITHIN)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return list(slurm_jobs.jobs(done.stdout)) if done.returncode == 0 else None
+
     def read_anew(self) -> Answer:
         """Have it run with the installed configuration: reconfigured, or started where a bad file had kept it down."""
         with Client(self.control, within=APPLY_WITHIN) as client:
-            view = helper.service(client, SERVICE)
+            view = _settled(client)
             if view is None:
                 return Answer(Outcome.REFUSED, "this pod has no slurmctld")
             told = helper.log(client, SERVICE)
@@ -90,6 +101,14 @@ class Slurmctld:
     def _complaint(self, told: list[str], stderr: str) -> str:
         with Client(self.control) as client:
             return complaint(new_lines(told, helper.log(client, SERVICE)), stderr)
+
+    def does_not_start(self) -> str:
+        """Why it does not run with the configuration that it has; nothing while it runs or may still come."""
+        with Client(self.control) as client:
+            view = helper.service(client, SERVICE)
+            if view is None or view.ready or not view.failures or view.state == "stopped":
+                return ""
+            return complaint(helper.log(client, SERVICE), "")
 
     def revive(self) -> bool:
         """It answers again: at once, or started, or, where it hung, killed and started. True when it was killed.
@@ -126,6 +145,16 @@ class Slurmctld:
             time.sleep(PAUSE)
 
 
+def _settled(client: Client) -> ServiceView | None:
+    """Once it is neither starting nor stopping: one that has not begun to listen gives no answer to judge by."""
+    end = time.monotonic() + BACK_WITHIN
+    while True:
+        view = helper.service(client, SERVICE)
+        if view is None or view.ready or view.state in DOWN or time.monotonic() > end:
+            return view
+        time.sleep(PAUSE)
+
+
 def _pings() -> bool:
     try:
         return _scontrol("ping", within=ONE_PING).returncode == 0
@@ -134,8 +163,12 @@ def _pings() -> bool:
 
 
 def _scontrol(word: str, *, within: float, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return _run((SCONTROL, word), within=within, env=env)
+
+
+def _run(argv: Sequence[str], *, within: float, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [SCONTROL, word],
+        argv,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

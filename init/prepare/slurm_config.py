@@ -5,6 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from init.prepare.pod import MOUNTS, Pod, user, write
+from init.slurm_kept import Kept
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 MOUNT = f"{MOUNTS}/config/slurm"
 TARGET = "/etc/slurm"
@@ -51,24 +56,33 @@ DEFAULT_GRES = "AutoDetect=off\n"
 
 
 def run(pod: Pod) -> str:
-    mounted = mounted_files(pod.path(MOUNT))
-    names = {path.name for path in mounted}
-    for path in mounted:
-        private = path.name in PRIVATE
+    mounted = {path.name: path.read_bytes() for path in mounted_files(pod.path(MOUNT))}
+    files = start_from(mounted, Kept(pod).good())
+    names = files.keys()
+    for name, data in files.items():
+        private = name in PRIVATE
         write(
-            pod.path(f"{TARGET}/{path.name}"),
-            path.read_bytes(),
+            pod.path(f"{TARGET}/{name}"),
+            data,
             mode=0o600 if private else 0o644,
             owner=user("slurm") if private else (0, 0),
         )
     accounting = pod.choice("MINIVM_ACCOUNTING", "embedded", ["embedded", "external", "none"])
     pod.publish("slurmrestd", {"MINIVM_SLURMRESTD_APIS": "slurmctld" if accounting == "none" else "slurmctld,slurmdbd"})
+    if files != mounted:
+        return f"installed the last good {', '.join(sorted(names))}; what is mounted now is tried on slurmctld"
     if "slurm.conf" in names:
         return f"installed {', '.join(sorted(names))}"
     for name, text in defaults(pod, accounting).items():
         if name not in names:
             write(pod.path(f"{TARGET}/{name}"), text.encode(), mode=0o644, owner=(0, 0))
     return f"no slurm.conf in {MOUNT}: a small one of our own"
+
+
+def start_from(mounted: Mapping[str, bytes], good: Mapping[str, bytes] | None) -> Mapping[str, bytes]:
+    """A new pod goes on with what the last one ran with. A change goes one way, also while pods are replaced: it is
+    judged, and tried on a slurmctld that runs (`init.configwatch`). Nobody is there to take it back in a boot."""
+    return good if good and "slurm.conf" in mounted and "slurm.conf" in good else mounted
 
 
 def mounted_files(directory: Path) -> list[Path]:

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -139,9 +139,10 @@ class World:
         mounts: Path | None = None,
         image: str = "",
         volumes: Mapping[Path, str] | None = None,
+        extra_mounts: Sequence[Any] = (),
         **options: Any,
     ) -> Pod:
-        """A running pod; further `volumes` are mounted where each says, read-only."""
+        """A running pod; further `volumes` are mounted where each says, read-only; `extra_mounts` as they are."""
         name = f"{PREFIX}-{self.tag}-{host}"
         container = self.client.containers.create(
             image or image_of(role),
@@ -156,6 +157,7 @@ class World:
             },
             network=self.network.name,
             labels=LABELS,
+            mounts=list(extra_mounts),
             **options,
         )
         pod = Pod(container)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,11 @@ from init import configwatch
 from init.configwatch import SlurmWatch, fingerprint
 from init.prepare.pod import Pod
 from init.slurm_files import SlurmFiles, read
+from init.slurm_jobs import Job
+from init.slurm_judge import LIVE as TAKEN
+from init.slurm_judge import REFUSED as NOT_TAKEN
+from init.slurm_judge import Said, told
+from init.slurm_kept import Kept, digest
 from init.slurm_words import complaint, new_lines, objection, unanswered
 from init.slurmctld import Answer, Outcome, Slurmctld
 
@@ -27,6 +33,17 @@ class Scripted(Slurmctld):
         super().__init__(Path("/nowhere"))
         self.installed, self.answers_left, self.against, self.hung = installed, list(answers), against, hung
         self.asked_with: list[dict[str, bytes]] = []
+        self.holds: list[Job] | None = []
+        self.serves, self.fails_with = True, ""
+
+    def jobs(self) -> list[Job] | None:
+        return self.holds
+
+    def answers(self) -> bool:
+        return self.serves
+
+    def does_not_start(self) -> str:
+        return self.fails_with
 
     def objects_to(self, configuration: Path) -> str:
         assert configuration.read_bytes().startswith(b"new")
@@ -45,7 +62,7 @@ class Site:
     """A controller's files: an old slurm.conf installed, a new one and a further file mounted."""
 
     def __init__(self, root: Path) -> None:
-        self.files = SlurmFiles(Pod({}, root))
+        self.files, self.kept, self.said = SlurmFiles(Pod({}, root)), Kept(Pod({}, root)), root / "said.json"
         for directory, content in ((self.files.mounted, b"new"), (self.files.target, b"old")):
             directory.mkdir(parents=True)
             (directory / "slurm.conf").write_bytes(content)
@@ -54,9 +71,15 @@ class Site:
 
     def look(self, *answers: Answer, against: str = "", hung: int = 0) -> tuple[SlurmWatch, Scripted]:
         daemon = Scripted(self.files.target, *answers, against=against, hung=hung)
-        watch = SlurmWatch(Path("/nowhere"), self.files, daemon)
+        watch = SlurmWatch(Path("/nowhere"), self.files, daemon, self.kept, self.said)
         watch.look()
         return watch, daemon
+
+    def mount(self, text: bytes) -> None:
+        (self.files.mounted / "slurm.conf").write_bytes(text)
+
+    def word(self) -> Said | None:
+        return told(self.said)
 
 
 @pytest.fixture
@@ -117,6 +140,121 @@ def test_a_swap_that_is_not_over_is_left_alone(site: Site) -> None:
     (site.files.mounted / "slurm.conf").unlink()
     _, daemon = site.look()
     assert not daemon.asked_with and not site.told
+
+
+# What is live is kept for the next pod, and nothing else is.
+
+
+def test_what_is_live_is_kept_and_what_is_refused_is_not(site: Site) -> None:
+    site.look(LIVE)
+    assert site.kept.good() == NEW
+    assert site.word() == Said(digest(NEW), TAKEN)
+    site.mount(b"newer and wrong")
+    site.look(against="no such key")
+    assert site.kept.good() == NEW
+    wrong = NEW | {"slurm.conf": b"newer and wrong"}
+    assert site.word() == Said(digest(wrong), NOT_TAKEN, "refused, the last one stays: no such key")
+
+
+def test_the_first_configuration_is_kept_once_slurmctld_answers_with_it(site: Site) -> None:
+    """A new cluster's: nothing was there to compare it with."""
+    for name, data in NEW.items():
+        (site.files.target / name).write_bytes(data)
+    watch, daemon = site.look()
+    assert site.kept.good() == NEW and watch.again is None
+    (site.kept.directory / "good.json").unlink()
+    daemon.serves = False
+    watch.look()
+    assert site.kept.good() is None and watch.again is not None, "it is asked again"
+
+
+def test_the_first_configuration_of_a_cluster_may_be_wrong_and_that_is_told(site: Site) -> None:
+    for name, data in NEW.items():
+        (site.files.target / name).write_bytes(data)
+    watch = SlurmWatch(Path("/nowhere"), site.files, daemon := Scripted(site.files.target), site.kept, site.said)
+    daemon.serves, daemon.fails_with = False, "Unable to process configuration file"
+    watch.look()
+    assert site.told == ["slurmctld does not start with it: Unable to process configuration file"]
+    daemon.against = "Parsing error at unrecognized key: NoSuchSetting"
+    site.told.clear()
+    watch.look()
+    why = "slurmctld does not start with it: Parsing error at unrecognized key: NoSuchSetting"
+    assert (site.told, site.word()) == ([why], Said(digest(NEW), NOT_TAKEN, why))
+    assert site.kept.good() is None
+
+
+def test_a_full_volume_keeps_nobody_from_the_new_configuration(site: Site) -> None:
+    site.kept.directory.parent.mkdir(parents=True)
+    site.kept.directory.write_text("a file in its place")
+    site.look(LIVE)
+    assert site.word() == Said(digest(NEW), TAKEN)
+
+
+# Jobs that it would end.
+
+TWO = b"new\nPartitionName=all Nodes=ALL\nPartitionName=long Nodes=ALL\n"
+ONE = b"new\nPartitionName=long Nodes=ALL\n"
+ONE_FILES = {"slurm.conf": ONE, "gres.conf": b"new gres"}
+ON_ALL = Job("7", True, frozenset({"all"}), frozenset(), frozenset(), "", "", frozenset())
+COST = f"refused, the last one stays: it would end jobs: partition all goes: job 7; `minivm config accept \
+{digest(ONE_FILES)}` takes it all the same"
+
+
+def with_jobs(site: Site, holds: list[Job] | None, *answers: Answer) -> tuple[SlurmWatch, Scripted]:
+    (site.files.target / "slurm.conf").write_bytes(TWO)
+    site.mount(ONE)
+    daemon = Scripted(site.files.target, *answers)
+    daemon.holds = holds
+    watch = SlurmWatch(Path("/nowhere"), site.files, daemon, site.kept, site.said)
+    watch.look()
+    return watch, daemon
+
+
+def test_a_configuration_that_would_end_jobs_is_refused_with_their_numbers(site: Site) -> None:
+    watch, daemon = with_jobs(site, [ON_ALL])
+    assert (daemon.asked_with, read(site.files.target)["slurm.conf"]) == ([], TWO)
+    assert site.told == [COST]
+    watch.look()
+    assert site.told == [COST], "the same files"
+
+
+def test_without_jobs_a_partition_may_go(site: Site) -> None:
+    with_jobs(site, [], LIVE)
+    assert read(site.files.target)["slurm.conf"] == ONE
+
+
+def test_that_very_file_is_taken_once_somebody_has_accepted_it(site: Site) -> None:
+    watch, daemon = with_jobs(site, [ON_ALL], LIVE)
+    site.kept.accept(digest(NEW), 1.0)
+    watch.look()
+    assert daemon.asked_with == [], "the word was for another file"
+    site.kept.accept(digest(ONE_FILES), 2.0)
+    watch.look()
+    assert read(site.files.target)["slurm.conf"] == ONE and site.told[-1] == ""
+    daemon.holds = [replace(ON_ALL, partitions=frozenset({"long"}))]
+    site.mount(b"new\n")
+    watch.look()
+    assert read(site.files.target)["slurm.conf"] == ONE, "and not for the next one"
+
+
+def test_what_was_accepted_and_refused_by_slurmctld_is_tried_when_it_is_accepted_again(site: Site) -> None:
+    watch, daemon = with_jobs(site, [ON_ALL], REFUSED, LIVE)
+    site.kept.accept(digest(ONE_FILES), 1.0)
+    watch.look()
+    watch.look()
+    assert len(daemon.asked_with) == 1 and site.told[-1] == f"refused, the last one stays: {REFUSED.text}"
+    site.kept.accept(digest(ONE_FILES), 2.0)
+    watch.look()
+    assert site.told[-1] == ""
+
+
+def test_where_slurmctld_cannot_be_asked_it_waits_and_asks_again(site: Site) -> None:
+    watch, daemon = with_jobs(site, None, LIVE)
+    assert daemon.asked_with == [] and watch.again is not None
+    assert "could not be asked whose jobs that ends" in site.told[-1]
+    daemon.holds = []
+    watch.look()
+    assert read(site.files.target)["slurm.conf"] == ONE and site.told[-1] == ""
 
 
 def test_the_fingerprint_of_drop_ins_sees_content_and_no_hidden_files(tmp_path: Path) -> None:

@@ -1,0 +1,64 @@
+"""slurm.conf of the cluster on this machine: judged by its own controller, before it is there and after."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+import time
+import uuid
+from collections.abc import Callable, Container, Iterable, Mapping
+
+from cluster.errors import ClusterError
+from cluster.manifests import Manifests, Source
+from cluster.values import RELEASE
+
+CONTROLLER = f"{RELEASE}-controller-0"
+CONFIG = f"{RELEASE}-config"
+JUDGED_WITHIN = 300.0  # a slurmctld that hangs is asked twice, killed and started
+PAUSE = 0.2
+
+Exec = Callable[[str, Iterable[str]], tuple[int, str]]
+
+
+def confirm(run: Exec, before: Container[str]) -> None:
+    """The controller's word on the files that it has been given; ClusterError where it does not take them.
+
+    One that was not there `before` is ready with them, or not at all.
+    """
+    if CONTROLLER not in before:
+        return
+    end = time.monotonic() + JUDGED_WITHIN
+    while True:
+        code, text = run(CONTROLLER, ["minivm", "config", "status", "--json"])
+        try:
+            said = json.loads(text)
+            state, why = str(said["state"]), str(said["why"])
+        except (ValueError, KeyError, TypeError):
+            return  # images of before this command
+        if code == 0:
+            return
+        if state == "refused" or time.monotonic() > end:
+            hint = "mend the values and `up` again; the cluster runs on with its last good one"
+            raise ClusterError("change slurm.conf", why, hint=hint)
+        time.sleep(PAUSE)
+
+
+def files(known: Manifests) -> Mapping[str, bytes]:
+    """What the chart makes of the values, as the controller would see it."""
+    return known.files[Source.CONFIG, CONFIG].data
+
+
+def packed(data: Mapping[str, bytes]) -> tuple[str, bytes]:
+    """A directory of that name in a tar, for a place where others put theirs too."""
+    name = f"minivm-{uuid.uuid4().hex}"
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        directory = tarfile.TarInfo(name)
+        directory.type, directory.mode = tarfile.DIRTYPE, 0o700
+        tar.addfile(directory)
+        for file, content in data.items():
+            entry = tarfile.TarInfo(f"{name}/{file}")
+            entry.size, entry.mode = len(content), 0o600
+            tar.addfile(entry, io.BytesIO(content))
+    return name, out.getvalue()

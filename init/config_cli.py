@@ -1,0 +1,154 @@
+"""`minivm config`: what a slurm.conf would do to the cluster before it does it, and a word that one may do it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from init.cli import JSON, emit
+from init.cli_group import Group
+from init.prepare.pod import Pod
+from init.slurm_change import Effect
+from init.slurm_files import MAIN, SlurmFiles, read
+from init.slurm_judge import LIVE, PENDING, SAID, Said, SlurmConfigError, told, weigh
+from init.slurm_kept import Kept, digest
+from init.slurmctld import PROGRAM, Slurmctld
+
+TRIED = Path("/run/minivm/slurm-asked")  # not where the mounted one is tried at the same time
+PAUSE = 0.2
+WITHIN = 300.0  # a slurmctld that hangs is waited for twice, killed and started
+
+CANDIDATE = click.argument("candidate", required=False, metavar="[FILE|-]")
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--socket", type=click.Path(path_type=Path), default=None, hidden=True, envvar="MINIVM_SOCKET")
+@click.pass_context
+def main(context: click.Context, socket: Path | None) -> None:
+    """The cluster's slurm.conf, in the controller's pod."""
+    from init.client import SOCKET
+
+    if not PROGRAM.exists():
+        raise SlurmConfigError("look at slurm.conf", "this pod runs no slurmctld", hint="ask the controller's pod")
+    context.obj = socket or SOCKET
+
+
+@main.command()
+@click.option("--wait", is_flag=True, help="Until the mounted files are judged.")
+@JSON
+def status(wait: bool, as_json: bool) -> None:
+    """Whether the mounted slurm.conf is the one that runs, or why not. Exit 0 when it is."""
+    found = _said(time.monotonic() + WITHIN if wait else 0.0)
+    if as_json:
+        emit(asdict(found))
+    else:
+        click.echo(f"{found.hash}: {found.why or found.state}")
+    sys.exit(0 if found.state == LIVE else 1)
+
+
+@main.command()
+@CANDIDATE
+def diff(candidate: str | None) -> None:
+    """What a slurm.conf changes: lines, jobs, and who has to start anew. Without a FILE: the mounted one.
+
+    FILE (or - for what comes in) is a slurm.conf, a directory of /etc/slurm's files, or Kubernetes' ConfigMap as
+    `helm template` writes it.
+    """
+    files, new = _candidate(candidate)
+    _show(weigh(files, Slurmctld(Path(os.devnull)), new))
+
+
+@main.command()
+@CANDIDATE
+def check(candidate: str | None) -> None:
+    """As diff, and exit 1 where it would be refused. What only slurmctld itself finds is found when it is applied."""
+    files, new = _candidate(candidate)
+    daemon = Slurmctld(Path(os.devnull))
+    against = daemon.objects_to(files.candidate(new, TRIED))
+    if against:
+        raise SlurmConfigError("take this slurm.conf", against)
+    found = weigh(files, daemon, new)
+    _show(found)
+    if found.losses:
+        way = f"once it is mounted, `minivm config accept {digest(new)}` takes it"
+        raise SlurmConfigError("take this slurm.conf", "it would end jobs", hint=way)
+
+
+@main.command()
+@click.argument("hash")
+def accept(hash: str) -> None:
+    """Take the mounted slurm.conf of this HASH, whatever jobs it ends. Exit 0 when slurmctld runs with it."""
+    pod = Pod(os.environ)
+    files = SlurmFiles(pod).wanted()
+    mounted = digest(files) if files else "none"
+    if hash != mounted:
+        raise SlurmConfigError(f"accept {hash}", f"the mounted files are {mounted}", hint="see `minivm config diff`")
+    SAID.unlink(missing_ok=True)
+    Kept(pod).accept(hash, time.time())
+    found = _said(time.monotonic() + WITHIN)
+    click.echo(f"{found.hash}: {found.why or found.state}")
+    sys.exit(0 if found.state == LIVE else 1)
+
+
+def _said(until: float) -> Said:
+    """The word on what is mounted now: a word on other files is none."""
+    while True:
+        files = SlurmFiles(Pod(os.environ)).wanted()
+        if files is None:
+            raise SlurmConfigError("look at slurm.conf", "none is mounted: the controller made a small one of its own")
+        found = told()
+        if found is not None and found.hash == digest(files):
+            return found
+        if time.monotonic() > until:
+            return Said(digest(files), PENDING, "not judged yet")
+        time.sleep(PAUSE)
+
+
+def _candidate(given: str | None) -> tuple[SlurmFiles, Mapping[str, bytes]]:
+    """The installed files and those to compare with them."""
+    files = SlurmFiles(Pod(os.environ))
+    if given is None:
+        found = files.wanted()
+        if found is None:
+            raise SlurmConfigError("look at slurm.conf", "none is mounted", hint="name a FILE, or - for what comes in")
+        return files, found
+    if given != "-" and Path(given).is_dir():
+        return files, _with_main(read(Path(given)), given)
+    try:
+        data = sys.stdin.buffer.read() if given == "-" else Path(given).read_bytes()
+    except OSError as error:
+        raise SlurmConfigError(f"read {given}", error.strerror or str(error)) from error
+    if not data.strip():
+        raise SlurmConfigError(f"read {given}", "it is empty")
+    if any(line.startswith(b"kind:") for line in data.splitlines()):
+        from init.dropins import config_map
+
+        return files, _with_main(config_map(data.decode(errors="replace"), MAIN), given)
+    return files, {MAIN: data}
+
+
+def _with_main(found: Mapping[str, bytes], given: str) -> Mapping[str, bytes]:
+    if MAIN not in found:
+        raise SlurmConfigError(f"read {given}", f"there is no {MAIN} in it")
+    return found
+
+
+def _show(found: Effect) -> None:
+    for line in found.changes or ("nothing changes",):
+        click.echo(line)
+    for line in found.anew:
+        click.echo(f"starts anew: {line}")
+    for loss in found.losses:
+        click.echo(f"ends jobs: {loss}")
+    if found.changes and not found.losses:
+        click.echo("no job ends")
+
+
+if __name__ == "__main__":
+    main(prog_name="minivm config")

@@ -1,0 +1,110 @@
+"""What a slurm.conf says, as far as a change of it can end jobs: settings, partitions, nodes. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from init.fields import number
+
+MAIN = "slurm.conf"
+# Lines of their own; every other line is settings.
+RECORDS = ("partitionname", "nodename", "nodeset", "downnodes", "frontendname", "slurmsiteconf")
+# Settings that are lists when they are given more than once.
+MANY = ("slurmctldhost", "prolog", "epilog", "prologslurmctld", "epilogslurmctld", "include")
+DEPTH = 8  # of files that include files
+LARGEST = 1 << 16  # of a range of nodes: Slurm itself takes no more
+
+_PAIR = re.compile(r'([^\s=]+?)\s*=\s*("[^"]*"|\S*)')
+_BRACKET = re.compile(r"\[([^\]]*)\]")
+
+Line = Mapping[str, str]  # of a partition or a node: lower-case key -> value
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    settings: Mapping[str, str] = field(default_factory=dict)  # lower-case key -> value
+    names: Mapping[str, str] = field(default_factory=dict)  # lower-case key -> as it was written
+    partitions: Mapping[str, Line] = field(default_factory=dict)
+    nodes: Mapping[str, Line] = field(default_factory=dict)  # those that the file lists; dynamic ones it does not
+
+    def value(self, key: str) -> str:
+        return self.settings.get(key, "")
+
+    def words(self, key: str) -> frozenset[str]:
+        return words(self.value(key))
+
+
+def words(value: str) -> frozenset[str]:
+    return frozenset(word for word in value.split(",") if word)
+
+
+def read(files: Mapping[str, bytes]) -> Configuration:
+    """slurm.conf with the files that it includes from beside it."""
+    settings: dict[str, str] = {}
+    names: dict[str, str] = {}
+    partitions: dict[str, dict[str, str]] = {}
+    nodes: dict[str, dict[str, str]] = {}
+    defaults: dict[str, dict[str, str]] = {"partitionname": {}, "nodename": {}}
+    for line in _lines(files, MAIN):
+        pairs = [(key, value.strip('"')) for key, value in _PAIR.findall(line)]
+        if not pairs:
+            continue
+        kind, name = pairs[0][0].lower(), pairs[0][1]
+        if kind not in RECORDS:
+            for written, value in pairs:
+                key = written.lower()
+                names[key] = written
+                settings[key] = f"{settings[key]},{value}" if key in MANY and key in settings else value
+            continue
+        found = {key.lower(): value for key, value in pairs[1:]}
+        if kind not in defaults:
+            continue
+        if name.upper() == "DEFAULT":
+            defaults[kind].update(found)
+            continue
+        there = partitions if kind == "partitionname" else nodes
+        for one in [name] if kind == "partitionname" else expanded(name):
+            there[one] = {**defaults[kind], **there.get(one, {}), **found}
+    return Configuration(settings, names, partitions, nodes)
+
+
+def _lines(files: Mapping[str, bytes], name: str, depth: int = DEPTH) -> Iterator[str]:
+    """Whole lines without comments, those of included files in their place."""
+    text = files.get(name, b"").decode(errors="replace").replace("\\\n", " ")
+    for line in text.splitlines():
+        line = re.split(r"(?<!\\)#", line, maxsplit=1)[0].strip()
+        word, _, rest = line.partition(" ")
+        if word.lower() == "include" and not rest.lstrip().startswith("="):
+            if depth:
+                yield from _lines(files, rest.strip().rpartition("/")[2], depth - 1)
+        elif line:
+            yield line
+
+
+def expanded(hosts: str) -> list[str]:
+    """w[1-3,07],x -> w1 w2 w3 w07 x"""
+    return [name for part in _split(hosts) for name in _expanded(part)]
+
+
+def _split(hosts: str) -> list[str]:
+    """At the commas that are in no bracket."""
+    return [part for part in re.split(r",(?![^\[]*\])", hosts.strip()) if part]
+
+
+def _expanded(part: str) -> Iterator[str]:
+    bracket = _BRACKET.search(part)
+    if bracket is None:
+        yield part
+        return
+    before, after = part[: bracket.start()], part[bracket.end() :]
+    for piece in bracket[1].split(","):
+        first, _, last = piece.partition("-")
+        low, high = number(first), number(last or first)
+        if low is None or high is None or high - low > LARGEST:
+            yield part  # not a range that anybody knows: taken as it stands
+            return
+        for one in range(low, high + 1):
+            for rest in _expanded(after):
+                yield f"{before}{one:0{len(first)}d}{rest}"
