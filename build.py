@@ -47,6 +47,7 @@ class Commands(click.Group):
         "up": ("cluster.cli", "Bring up a whole cluster on this machine."),
         "ssh": ("cluster.cli", "Log in to the login pod."),
         "status": ("cluster.cli", "The pods: ready, or why not."),
+        "scripts": ("cluster.cli", "Try a directory of scripts: every pod takes it, or says why not."),
         "delete": ("cluster.cli", "Delete a pod, as kubectl does: one of its name takes its place."),
         "config": ("cluster.cli_config", "What a changed slurm.conf would do to the cluster."),
         "down": ("cluster.cli", "Stop the cluster."),

@@ -1,4 +1,4 @@
-"""`build.py up | ssh | status | down`: thin calls of cluster.local."""
+"""`build.py up | ssh | status | scripts | delete | down`: thin calls of cluster.local."""
 
 from __future__ import annotations
 
@@ -173,3 +173,23 @@ def delete(name: str, pod: str, force: bool) -> None:
     from cluster.local import LocalCluster
 
     LocalCluster.saved(connect(), name, say=click.echo).delete(pod, force=force)
+
+
+@click.command()
+@name_option
+@click.option("--timeout", default=90.0, show_default=True, help="Seconds until every pod has taken or refused them.")
+@click.argument("tree", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@told
+def scripts(name: str, timeout: float, tree: Path) -> None:
+    """Try TREE, a directory of scripts: every pod takes it as its newest commit, or says why not."""
+    from cluster.local import LocalCluster
+    from cluster.scripts import commit, follow
+
+    cluster = LocalCluster.saved(connect(), name)
+    made = commit(cluster, tree)
+    click.echo(f"{tree} is commit {made}")
+    refused = False
+    for fate in follow(cluster, made, timeout):
+        refused |= bool(fate.why)
+        click.echo(f"{fate.pod}: {f'refused: {fate.why}' if fate.why else 'taken'}")
+    sys.exit(1 if refused else 0)

@@ -125,27 +125,55 @@ def replay(tree: Path, case: Case, names: Iterable[str] | None = None) -> list[J
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What is wrong with a tree's checks, a reason a line (none: it may be published), and what was proven of them."""
+
+    faults: tuple[str, ...]
+    checks: frozenset[str]
+    recordings: int
+    # Each (check, what it had to say of a recording) that was as it should be.
+    judged: tuple[tuple[str, Result], ...]
+
+    def words(self) -> list[str]:
+        sick = {check for check, result in self.judged if result is Result.PROBLEM}
+        lines = [
+            f"{len(self.checks)} checks load; on {self.recordings} recordings {len(self.judged)} verdicts are as they"
+            f" should be, {sum(result is Result.PROBLEM for _, result in self.judged)} of them problems"
+        ]
+        unseen = sorted(self.checks - sick)
+        if unseen:
+            lines.append(f"no recording here is sick for: {', '.join(unseen)}")
+        return lines
+
+
 def selftest(tree: Path) -> list[str]:
-    """What is wrong with a tree's checks, one reason a line; empty when it may be published.
+    return list(examine(tree).faults)
+
+
+def examine(tree: Path) -> Examined:
+    """A tree's checks against its own recordings.
 
     Every file loads, no two checks mean different things by one source's name, every threshold file reads, and each
     recording of the tree gets the verdict it is known to mean.
     """
     loaded = load_checks(tree)
     faults = list(loaded.broken.values()) + _source_clashes(loaded)
-    judged = 0
+    judged: list[tuple[str, Result]] = []
+    recordings = tried = 0
     for path in sorted((tree / "health.d" / "recordings").glob("*/case.json")):
         try:
             case = read_case(path.parent)
         except GitsyncError as error:
             faults.append(str(error))
             continue
+        recordings += 1
         for check, (result, class_) in sorted(case.expect.items()):
             if check not in loaded.checks:
                 if check not in loaded.broken:
                     faults.append(f"{path.parent.name}: expects {check}, which is not in this tree")
                 continue
-            judged += 1
+            tried += 1
             got = judge_case(loaded.checks[check], tree, case)
             if got.broken:
                 faults.append(f"{check} on {path.parent.name}: {got.broken}")
@@ -153,15 +181,17 @@ def selftest(tree: Path) -> list[str]:
                 wanted = f"{result} {class_}" if class_ else str(result)
                 said = f"{got.verdict.result} {got.verdict.class_}: {got.verdict.reason}"
                 faults.append(f"{check} on {path.parent.name}: wanted {wanted}, got {said}")
+            else:
+                judged.append((check, result))
     for module in loaded.checks.values():
         try:
             if module.CHECK.thresholds:
                 load_limits(tree, module.CHECK.thresholds)
         except GitsyncError as error:
             faults.append(f"{module.CHECK.name}: {error}")
-    if loaded.checks and not judged:
+    if loaded.checks and not tried:
         faults.append("health.d/recordings holds no case: nothing proves that the checks work")
-    return faults
+    return Examined(tuple(faults), frozenset(loaded.checks), recordings, tuple(judged))
 
 
 def _source_clashes(loaded: Loaded) -> list[str]:

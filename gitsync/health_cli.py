@@ -28,7 +28,7 @@ from pathlib import Path, PurePosixPath
 from . import health_ledger, lease
 from .errors import GitsyncError
 from .health_api import When
-from .health_cases import read_case, replay, selftest
+from .health_cases import examine, read_case, replay
 from .health_notes import forget, recall, remember
 from .health_places import Places
 from .health_run import run
@@ -195,10 +195,12 @@ def _replay(options: argparse.Namespace) -> int:
 def _selftest(options: argparse.Namespace) -> int:
     if not (options.tree / "health.d").is_dir():
         raise GitsyncError("test the tree", "it has no directory health.d", file=options.tree)
-    faults = selftest(options.tree.resolve())
-    for fault in faults:
+    found = examine(options.tree.resolve())
+    for fault in found.faults:
         print(fault, file=sys.stderr)
-    return 1 if faults else 0
+    if not found.faults:
+        print("\n".join(found.words()))
+    return 1 if found.faults else 0
 
 
 def _ledger(options: argparse.Namespace) -> int:

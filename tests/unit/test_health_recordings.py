@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -170,3 +171,15 @@ def test_the_example_of_the_how_to_works(tree: Path) -> None:
     for rpm, result in (("5000.000", Result.OK), ("0.000", Result.PROBLEM), ("fast", Result.UNKNOWN)):
         case = Case(Path("x"), {"sensors": Capture(f"coretemp-isa-0000\nfan2:\n  fan2_input: {rpm}\n")})
         assert judge_case(check, tree, case).verdict.result is result
+
+
+def test_the_selftest_says_what_it_proved_and_what_it_did_not(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from gitsync import health_cli
+
+    assert health_cli.main(["selftest", str(tree)]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(
+        r"\d\d checks load; on \d+ recordings \d+ verdicts are as they should be, \d+ of them problems", first
+    )
+    unseen = second.removeprefix("no recording here is sick for: ").split(", ")
+    assert "nccl_allreduce" in unseen and "gpu_ecc" not in unseen
