@@ -4,7 +4,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from init.snapshot import Snapshot
 
@@ -24,8 +24,9 @@ def labels(**pairs: str) -> str:
     return "{" + ",".join(f'{name}="{escape(value)}"' for name, value in pairs.items()) + "}"
 
 
-def render(snapshot: Snapshot, counters: Mapping[str, int]) -> str:
-    """Families in the order of the specification, ending in # EOF. `counters` are PID 1's own."""
+def render(snapshot: Snapshot, counters: Mapping[str, int], handed: Sequence[str] = ()) -> str:
+    """Families in the order of the specification, ending in # EOF. `counters` are PID 1's own, `handed` are lines of
+    services' (init.handed)."""
     out: list[str] = []
 
     def family(name: str, kind: str, text: str, samples: list[tuple[str, float | int]]) -> None:
@@ -67,6 +68,7 @@ def render(snapshot: Snapshot, counters: Mapping[str, int]) -> str:
     )  # fmt: skip
     for name, value in counters.items():
         family(f"minivm_{name}", "counter", COUNTERS[name], [("", value)])
+    out += handed
     out.append("# EOF")
     return "\n".join(out) + "\n"
 

@@ -8,6 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from init.handed import Handed
     from init.loop import Init
 
 JSON = "application/json"
@@ -16,6 +17,7 @@ TEXT = "text/plain; charset=utf-8"
 
 def pages(init: Init) -> Callable[[str], tuple[int, str, str]]:
     """Path in; status, content type and body out."""
+    handed: list[Handed] = []
 
     def answer(path: str) -> tuple[int, str, str]:
         now = init.poller.now()
@@ -35,12 +37,15 @@ def pages(init: Init) -> Callable[[str], tuple[int, str, str]]:
             return 200, JSON, dumps(found, indent=1) + "\n"
         if path == "/metrics":
             from init import metrics
+            from init.handed import Handed
 
+            if not handed:
+                handed.append(Handed(f"{init.settings.run}/metrics.d"))
             counters = {"log_bytes": init.logs.written, "log_lost_bytes": init.logs.lost_ever}
             counters |= {"reaped": init.children.reaped, "wakeups": init.turns}
             counters |= {"syslog_dropped_lines": init.syslog.meter.refused if init.syslog else 0}
             snapshot = health.snapshot(init.engine, init.settings.pod, now, quoting=False)
-            return 200, metrics.CONTENT_TYPE, metrics.render(snapshot, counters)
+            return 200, metrics.CONTENT_TYPE, metrics.render(snapshot, counters, handed[0].lines())
         return 404, TEXT, "known: /livez /readyz /startupz /status /metrics\n"
 
     return answer

@@ -464,6 +464,33 @@ def test_metrics_are_open_metrics(pod: World) -> None:
     assert families["minivm_condition"].samples[0].labels["condition"] == 'odd "name"\\'
 
 
+def test_healths_and_gitsyncs_numbers_are_on_the_one_metrics_port(pod: World) -> None:
+    """As the services write them; a file that is none, or another's, costs its own numbers alone."""
+    pod.start({"a": {"command": NOTIFIES, "ready": "notify"}})
+    pod.until_ready()
+    folder = pod.run / "metrics.d"
+    folder.mkdir()
+    (folder / "health.prom").write_text("# TYPE minivm_health_problems gauge\nminivm_health_problems 2\n")
+    told = '# TYPE minivm_gitsync_last_error_info gauge\nminivm_gitsync_last_error_info{error="password hunter2"} 1\n'
+    (folder / "gitsync.prom").write_text(
+        f"# TYPE minivm_gitsync_refused_total counter\nminivm_gitsync_refused_total 3\n{told}"
+    )
+
+    def families() -> dict[str, float]:
+        text = pod.get("/metrics")[1]
+        assert "hunter2" not in text
+        parsed = text_string_to_metric_families(text)  # type: ignore[no-untyped-call]
+        return {sample.name: sample.value for family in parsed for sample in family.samples}
+
+    found = families()
+    assert (found["minivm_health_problems"], found["minivm_gitsync_refused_total"]) == (2, 3)
+    assert found["minivm_gitsync_last_error_info"] == 1 and found["minivm_ready"] == 1
+    (folder / "health.prom").unlink()
+    os.mkfifo(folder / "health.prom")
+    found = families()
+    assert "minivm_health_problems" not in found and found["minivm_gitsync_refused_total"] == 3
+
+
 def test_status_over_http_is_the_snapshot(pod: World) -> None:
     pod.start({"a": {"command": NOTIFIES, "ready": "notify"}})
     pod.until_ready()
