@@ -41,6 +41,8 @@ class Settings:
 
     run: str
     http: str
+    probes: str  # the address that the kubelet asks, when it has one of its own
+    probes_from: str
     grace: float
     as_json: bool
     pod: str
@@ -100,8 +102,11 @@ class Init:
         self._until_done("notifications", self.listen_for_notifications)
         if self.settings.syslog:
             self._until_done(self.settings.syslog, self._syslog)
+        if self.settings.probes:
+            outside = self.settings.probes_from == "outside"
+            self._until_done("probes", lambda: self._serve(self.settings.probes, "MINIVM_PROBES", outside=outside))
         if self.settings.http:
-            self._until_done("HTTP", self._serve)
+            self._until_done("HTTP", lambda: self._serve(self.settings.http, "MINIVM_HTTP"))
         self._until_done("control socket", self._control)
 
     def _until_done(self, what: str, opens: Callable[[], object]) -> None:
@@ -118,12 +123,12 @@ class Init:
             self.engine.set_condition(Condition(what, "", blocking=False, expires=None))
             self.say(f"{what}: works now")
 
-    def _serve(self) -> None:
+    def _serve(self, address: str, field: str, *, outside: bool = False) -> None:
         from init.pages import pages
         from init.server import Server, listen
 
         try:
-            Server(self.poller, listen(self.settings.http), pages(self))
+            Server(self.poller, listen(address, field, outside=outside), pages(self))
         except ConfigError as error:
             self.say(str(error))
             self.perform(self.engine.ending.begin(self.poller.now(), EX_CONFIG, Cause(str(error)), drain=False))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import time
 
 from init.control import hang_up
@@ -23,33 +24,60 @@ if TYPE_CHECKING:
 
 LONGEST_REQUEST = 8192
 MOST_CONNECTIONS = 64
-PATIENCE = 10.0  # seconds for a whole exchange
+BACKLOG = 1024
+HEADER = 1.0  # seconds for a request to be there
+PATIENCE = 10.0  # for its answer to be taken
 REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
 
+# A socket filter: what came in by the loopback device (number 1 in every network namespace) is dropped by the kernel.
+_LOAD_DEVICE, _IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
+_OUTSIDE = (
+    struct.pack("HBBI", _LOAD_DEVICE, 0, 0, 0xFFFFF008)  # SKF_AD_OFF + SKF_AD_IFINDEX
+    + struct.pack("HBBI", _IF_EQUAL, 0, 1, 1)
+    + struct.pack("HBBI", _RETURN, 0, 0, 0)
+    + struct.pack("HBBI", _RETURN, 0, 0, 0xFFFFFFFF)
+)
+_SO_ATTACH_FILTER = 26
 
-def listen(address: str) -> socket.socket:
+
+def listen(address: str, field: str = "MINIVM_HTTP", *, outside: bool = False) -> socket.socket:
+    """`outside`: nobody in the pod can connect, or even fill the queue of those who want to."""
     host, _, port = address.rpartition(":")
     place = number(port)
     if place is None or place > 65535:
-        raise ConfigError("serve HTTP", f"{address!r} is not host:port", field="MINIVM_HTTP")
+        raise ConfigError("serve HTTP", f"{address!r} is not host:port", field=field)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host.strip("[]"), place))
-        listener.listen(128)
+        if outside:
+            _drop_inside(listener)
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         if error.errno in SCARCE:
             raise  # nothing is wrong with the address
-        raise ConfigError("serve HTTP", f"{address}: {error.strerror or error}", field="MINIVM_HTTP") from None
+        raise ConfigError("serve HTTP", f"{address}: {error.strerror or error}", field=field) from None
     return listener
+
+
+def _drop_inside(listener: socket.socket) -> None:
+    from array import array
+
+    program = array("B", _OUTSIDE)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", 4, program.buffer_info()[0]))
+    except OSError as error:
+        if error.errno in SCARCE:
+            raise
+        # A sandbox that is not Linux: then it is as open as the other port.
 
 
 class Server:
     def __init__(self, poller: Poller, listener: socket.socket, answer: Answer) -> None:
         self._poller, self._listener, self._answer = poller, listener, answer
-        self._open = 0
+        self._open: dict[Exchange, None] = {}  # the oldest first
         poller.add(listener.fileno(), IN, self._accept)
 
     @property
@@ -65,17 +93,23 @@ class Server:
                 return
             except ConnectionAbortedError:
                 continue  # the caller hung up already
-            if self._open < MOST_CONNECTIONS:
-                try:
-                    Exchange(self._poller, stream, self._answer, self._closed)
-                    self._open += 1
-                    continue
-                except ORDINARY:
-                    pass  # the caller sees a connection that was closed, and asks again
-            hang_up(stream)
+            if len(self._open) >= MOST_CONNECTIONS:
+                self._make_room()
+            try:
+                exchange = Exchange(self._poller, stream, self._answer, self._closed)
+            except ORDINARY:
+                hang_up(stream)  # the caller sees a connection that was closed, and asks again
+                continue
+            self._open[exchange] = None
+            exchange.begin()
 
-    def _closed(self) -> None:
-        self._open -= 1
+    def _make_room(self) -> None:
+        """Who has asked nothing yet gives way to who may: an idle caller is the likeliest to be no caller at all."""
+        oldest = next((exchange for exchange in self._open if not exchange.asked), None)
+        (oldest or next(iter(self._open))).close()
+
+    def _closed(self, exchange: Exchange) -> None:
+        self._open.pop(exchange, None)
 
     def close(self) -> None:
         self._poller.remove(self._listener.fileno())
@@ -85,14 +119,34 @@ class Server:
 class Exchange:
     """One request and its answer."""
 
-    def __init__(self, poller: Poller, stream: socket.socket, answer: Answer, closed: Callable[[], None]) -> None:
-        self._poller = Scope(poller, lambda _: self._close())
+    def __init__(
+        self, poller: Poller, stream: socket.socket, answer: Answer, closed: Callable[[Exchange], None]
+    ) -> None:
+        self._poller = Scope(poller, lambda _: self.close())
         self._stream, self._answer, self._closed = stream, answer, closed
         stream.setblocking(False)
         self._received = b""
         self._left = b""
-        self._poller.add(stream.fileno(), IN, self._ready)
-        self._timer: Timer = self._poller.after(PATIENCE, self._close)
+        self._watched = False
+        self._timer: Timer = self._poller.after(HEADER, self.close)
+
+    @property
+    def asked(self) -> bool:
+        """Whether the whole request is there."""
+        return bool(self._left)
+
+    def begin(self) -> None:
+        """Mostly the request came with the connection."""
+        self._poller.attempt(self._ready, 0)
+        if self._stream.fileno() >= 0 and not self._watched:
+            self._poller.attempt(self._wait_for, IN)
+
+    def _wait_for(self, mask: int) -> None:
+        if self._watched:
+            self._poller.change(self._stream.fileno(), mask)
+        else:
+            self._poller.add(self._stream.fileno(), mask, self._ready)
+            self._watched = True
 
     def _ready(self, _: int) -> None:
         try:
@@ -102,17 +156,21 @@ class Exchange:
             chunk = self._stream.recv(LONGEST_REQUEST)
             self._received += chunk
             if not chunk:
-                self._close()
+                self.close()
             elif b"\r\n\r\n" in self._received or b"\n\n" in self._received:
-                self._left = self._respond()
-                self._send()
+                self._reply(self._respond())
             elif len(self._received) > LONGEST_REQUEST:
-                self._left = _response(400, "text/plain", "the request is too long\n", head=False)
-                self._send()
+                self._reply(_response(400, "text/plain", "the request is too long\n", head=False))
         except BlockingIOError:
             return
         except OSError:
-            self._close()
+            self.close()
+
+    def _reply(self, answer: bytes) -> None:
+        self._left = answer
+        self._timer.cancel()
+        self._timer = self._poller.after(PATIENCE, self.close)
+        self._send()
 
     def _respond(self) -> bytes:
         words = self._received.split(b"\n", 1)[0].decode("latin-1").split()
@@ -124,21 +182,24 @@ class Exchange:
         return _response(status, kind, body, head=words[0] == "HEAD")
 
     def _send(self) -> None:
-        sent = self._stream.send(self._left)
+        try:
+            sent = self._stream.send(self._left)
+        except BlockingIOError:
+            sent = 0
         self._left = self._left[sent:]
         if self._left:
-            self._poller.change(self._stream.fileno(), OUT)
+            self._wait_for(OUT)
         else:
             self._stream.shutdown(socket.SHUT_WR)
-            self._close()
+            self.close()
 
-    def _close(self) -> None:
+    def close(self) -> None:
         if self._stream.fileno() < 0:
             return
         self._timer.cancel()
         self._poller.remove(self._stream.fileno())
         hang_up(self._stream)
-        self._closed()
+        self._closed(self)
 
 
 def _response(status: int, kind: str, body: str, *, head: bool) -> bytes:

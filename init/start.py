@@ -86,6 +86,8 @@ def configure(arguments: list[str], env: dict[str, str], began: float) -> tuple[
     settings = Settings(
         run=run,
         http=env.get("MINIVM_HTTP", "0.0.0.0:8650"),
+        probes=env.get("MINIVM_PROBES", ""),
+        probes_from=one_of(env, "MINIVM_PROBES_FROM", ("outside", "anywhere")),
         grace=seconds(env, "MINIVM_GRACE_SECONDS", 30.0),
         as_json=one_of(env, "MINIVM_LOG_FORMAT", ("text", "json")) == "json",
         pod=env.get("MINIVM_POD_NAME") or os.uname().nodename,

@@ -86,11 +86,12 @@ class World:
         grace: float = 10,
         stdout: Any = None,
         entry: list[str] | None = None,
+        network: bool = False,
         **env: str,
     ) -> World:
         if services is not None:
             self.write_plan(services, drain)
-        unshare = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        unshare = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *(["--net"] if network else [])]
         command = [*unshare, sys.executable, *(entry or ["-I", "-m", "init"]), "--plan", str(self.plan)]
         own = {
             "PATH": os.environ["PATH"],

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import secrets
+import socket
+import subprocess
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.process.init_world import NOTIFIES, World, python, world
+from tests.process.init_world import NOTIFIES, PYTHON, World, python, world
 
 pytestmark = pytest.mark.root
 
@@ -219,3 +224,65 @@ def test_a_user_cannot_fill_the_log(pod: World) -> None:
     pod.until(lambda: "speaks | x[1]: afterwards" in pod.output(), "root's line is there")
     pod.until(lambda: "of uid 65534: more than 64 KiB/s" in pod.output(), "what was dropped is told")
     assert len(pod.output()) < 5 << 20
+
+
+def test_idle_callers_keep_nobody_out(pod: World) -> None:
+    """Three times as many connections as PID 1 keeps, which ask nothing or half a question; more come for each that is
+    closed. Whoever asks is answered, each time."""
+    pod.start({"a": {"command": NOTIFIES, "ready": "notify"}})
+    pod.until_ready()
+    held: list[socket.socket] = []
+    try:
+        for turn in range(10):
+            for number in range(200 if not turn else 64):
+                held.append(socket.create_connection(("127.0.0.1", pod.port), timeout=5))
+                if number % 2:
+                    held[-1].send(b"GET /livez HTTP/1.1\r\nHost: ")
+            assert pod.get("/livez") == (200, "ok\n")
+            assert pod.get("/readyz") == (200, "ok\n")
+    finally:
+        for caller in held:
+            caller.close()
+
+
+def test_who_asks_half_a_question_is_hung_up_on(pod: World) -> None:
+    pod.start({"a": {"command": NOTIFIES, "ready": "notify"}})
+    pod.until_ready()
+    with socket.create_connection(("127.0.0.1", pod.port), timeout=20) as slow:
+        slow.send(b"GET /livez")
+        assert slow.recv(100) == b"", "without an answer"
+
+
+def ask(host: str, port: int) -> int:
+    with urllib.request.urlopen(f"http://{host}:{port}/livez", timeout=5) as reply:
+        status: int = reply.status
+    return status
+
+
+def test_the_kubelets_port_is_open_to_the_node_and_to_nobody_in_the_pod(pod: World) -> None:
+    """A pod with a network of its own, as a kubelet meets it: from the node's end of its cable. Inside, it is as if
+    there were no such port, by whichever address; the other port is for everybody."""
+    pod.start(
+        {"a": {"command": NOTIFIES, "ready": "notify"}},
+        network=True,
+        MINIVM_HTTP="0.0.0.0:8650",
+        MINIVM_PROBES="0.0.0.0:8651",
+    )
+    pod.until_ready()
+    enter, net = ["nsenter", "-t", str(pod.pid), "-n"], secrets.randbelow(1 << 14)
+    here, there = (f"198.18.{net >> 6}.{(net & 63) << 2 | end}" for end in (1, 2))
+    cable = f"mv{os.getpid()}"[:15]
+    subprocess.run(["ip", "link", "add", cable, "type", "veth", "peer", "eth0", "netns", str(pod.pid)], check=True)
+    for prefix, device, address in (([], cable, here), (enter, "eth0", there)):
+        subprocess.run([*prefix, "ip", "addr", "add", f"{address}/30", "dev", device], check=True)
+        subprocess.run([*prefix, "ip", "link", "set", device, "up"], check=True)
+    subprocess.run([*enter, "ip", "link", "set", "lo", "up"], check=True)
+    pod.until(lambda: ask(there, 8651) == 200, "the node's question is answered")
+    inside = "import socket, sys\nsocket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=1)"
+    for address in ("127.0.0.1", there):
+        for port, wanted in ((8650, ""), (8651, "TimeoutError")):
+            done = subprocess.run(
+                [*enter, PYTHON, "-c", inside, address, str(port)], capture_output=True, text=True, check=False
+            )
+            assert wanted in done.stderr and bool(done.returncode) is bool(wanted), done.stderr
+    assert ask(there, 8651) == 200

@@ -175,6 +175,12 @@ def test_pods_have_what_the_init_expects(name: str) -> None:
         }
         port = next(item["containerPort"] for item in container(document)["ports"] if item["name"] == "http")
         assert variables["MINIVM_HTTP"] == f"0.0.0.0:{port}"
+        probes = next(item["containerPort"] for item in container(document)["ports"] if item["name"] == "probes")
+        assert variables["MINIVM_PROBES"] == f"0.0.0.0:{probes}" and probes != port
+        assert {container(document)[probe]["httpGet"]["port"] for probe in PROBES} == {"probes"}
+        # On the host's network the kubelet itself comes by the loopback device.
+        anywhere = "anywhere" if spec.get("hostNetwork") else None
+        assert variables.get("MINIVM_PROBES_FROM") == anywhere
         paths = {probe: container(document)[probe]["httpGet"]["path"] for probe in PROBES}
         assert paths == PROBES
         startup = container(document)["startupProbe"]
@@ -255,8 +261,47 @@ def test_only_root_reads_the_token_of_the_conditions() -> None:
 
 
 def test_workers_on_their_hosts_network_pass_the_network_policy() -> None:
-    (inside, _) = one("host-network", "NetworkPolicy", "slurm-inside")["spec"]["ingress"]
-    assert {"ipBlock": {"cidr": "10.20.0.0/16"}} in inside["from"]
+    for policy in ("slurm-inside", "slurm-clock"):
+        (inside,) = one("host-network", "NetworkPolicy", policy)["spec"]["ingress"]
+        assert {"ipBlock": {"cidr": "10.20.0.0/16"}} in inside["from"]
+
+
+def admitted(name: str, port: int, named: str) -> list[tuple[str, Any]]:
+    """Who may come in to a port of the cluster's pods, by policy: `from`, or None for the whole world."""
+    found = []
+    for document in rendered(name):
+        if document["kind"] != "NetworkPolicy":
+            continue
+        for rule in document["spec"]["ingress"]:
+            ports = rule.get("ports", [{"port": 1, "endPort": 65535, "protocol": "TCP"}])
+            if any(
+                item["protocol"] == "TCP"
+                and (item["port"] == named if "endPort" not in item else item["port"] <= port <= item["endPort"])
+                for item in ports
+            ):
+                found.append((document["metadata"]["name"], rule.get("from")))
+    return found
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_init_is_asked_by_the_kubelet_and_by_who_is_named(name: str) -> None:
+    """No pod reaches the port of the probes, whatever runs in it. The other one is for the metrics' readers; the
+    controller's tells the cluster's pods the time."""
+    policies = [document for document in rendered(name) if document["kind"] == "NetworkPolicy"]
+    if not policies:
+        pytest.skip("without policies")
+    assert admitted(name, 8651, "probes") == []
+    http = dict(admitted(name, 8650, "http"))
+    (clock,) = [who for who in http if who.endswith("-clock")]
+    controller = next(document for document in policies if document["metadata"]["name"] == clock)
+    assert controller["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "controller"
+    assert None not in http.values()
+    metrics = (
+        yaml.safe_load((CHART / "examples" / f"{name}.yaml").read_text()).get("networkPolicy", {}).get("metricsFrom")
+    )
+    assert {who for who in http if who != clock} == ({clock.replace("-clock", "-inside")} if metrics else set())
+    # And everything else between the pods stays open.
+    assert admitted(name, 45000, "") and admitted(name, 6817, "")
 
 
 def test_no_accounting_leaves_no_trace_of_a_database() -> None:
@@ -472,6 +517,7 @@ def test_the_drain_fits_into_the_grace_period() -> None:
         ({"accounting": {"mode": "external"}}, "accounting.database"),
         ({"workers": {"pools": {"a": {"hostNetwork": True}}}}, "networkPolicy.nodeCidrs"),
         ({"networkPolicy": {"nodeCidrs": ["anywhere"]}}, "nodeCidrs"),
+        ({"podMonitor": {"enabled": True}}, "networkPolicy.metricsFrom"),
         ({"workers": {"pools": {"login": {}}}}, "belongs to another part"),
         ({"mounts": {"data": {"mountPath": "/data"}}}, "mounts"),
     ],

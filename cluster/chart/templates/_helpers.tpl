@@ -116,7 +116,7 @@ What the chart once wrote it goes on writing: Helm takes away what the last rele
 {{- mergeOverwrite (deepCopy .root.Values.workers.defaults) (deepCopy $pool) | toJson -}}
 {{- end -}}
 
-{{/* Takes (dict "root" $ "role" r "grace" n "http" port "extra" map). */}}
+{{/* Takes (dict "root" $ "role" r "grace" n "http" port "probes" port "from" where "extra" map). */}}
 {{- define "minivm.env" -}}
 - name: MINIVM_POD_NAME
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
@@ -131,6 +131,10 @@ What the chart once wrote it goes on writing: Helm takes away what the last rele
 - {name: MINIVM_ACCOUNTING, value: {{ .root.Values.accounting.mode | quote }}}
 - {name: MINIVM_GRACE_SECONDS, value: {{ .grace | quote }}}
 - {name: MINIVM_HTTP, value: {{ printf "0.0.0.0:%d" (int .http) | quote }}}
+- {name: MINIVM_PROBES, value: {{ printf "0.0.0.0:%d" (int .probes) | quote }}}
+{{- with .from }}
+- {name: MINIVM_PROBES_FROM, value: {{ . }}}
+{{- end }}
 - {name: MINIVM_LOG_FORMAT, value: {{ .root.Values.logFormat | quote }}}
 {{- if .root.Values.scripts.repository }}
 - {name: MINIVM_GITSYNC_REPO, value: {{ .root.Values.scripts.repository | quote }}}
@@ -147,21 +151,21 @@ What the chart once wrote it goes on writing: Helm takes away what the last rele
 {{- end }}
 {{- end -}}
 
-{{/* init answers on one port: alive, ready, and started are three questions to it. */}}
+{{/* init answers the kubelet on a port of its own: alive, ready, and started are three questions to it. */}}
 {{- define "minivm.probes" -}}
 startupProbe:
-  httpGet: {path: /startupz, port: http}
+  httpGet: {path: /startupz, port: probes}
   periodSeconds: 1
   # A pod that waits for the controller is not mended by a restart, and sits in its back-off when the controller is there.
   failureThreshold: 3600
   timeoutSeconds: 2
 livenessProbe:
-  httpGet: {path: /livez, port: http}
+  httpGet: {path: /livez, port: probes}
   periodSeconds: 20
   failureThreshold: 3
   timeoutSeconds: 5
 readinessProbe:
-  httpGet: {path: /readyz, port: http}
+  httpGet: {path: /readyz, port: probes}
   periodSeconds: 5
   failureThreshold: 1
   timeoutSeconds: 2
