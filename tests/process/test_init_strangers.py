@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import socket
 import subprocess
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -259,6 +259,19 @@ def ask(host: str, port: int) -> int:
     return status
 
 
+def cable(pod: World) -> str:
+    """Between this machine, which is the node, and a pod with a network of its own; the pod's address."""
+    enter, net = ["nsenter", "-t", str(pod.pid), "-n"], secrets.randbelow(1 << 14)
+    here, there = (f"198.18.{net >> 6}.{(net & 63) << 2 | end}" for end in (1, 2))
+    name = f"mv{secrets.token_hex(4)}"
+    subprocess.run(["ip", "link", "add", name, "type", "veth", "peer", "eth0", "netns", str(pod.pid)], check=True)
+    for prefix, device, address in (([], name, here), (enter, "eth0", there)):
+        subprocess.run([*prefix, "ip", "addr", "add", f"{address}/30", "dev", device], check=True)
+        subprocess.run([*prefix, "ip", "link", "set", device, "up"], check=True)
+    subprocess.run([*enter, "ip", "link", "set", "lo", "up"], check=True)
+    return there
+
+
 def test_the_kubelets_port_is_open_to_the_node_and_to_nobody_in_the_pod(pod: World) -> None:
     """A pod with a network of its own, as a kubelet meets it: from the node's end of its cable. Inside, it is as if
     there were no such port, by whichever address; the other port is for everybody."""
@@ -269,14 +282,7 @@ def test_the_kubelets_port_is_open_to_the_node_and_to_nobody_in_the_pod(pod: Wor
         MINIVM_PROBES="0.0.0.0:8651",
     )
     pod.until_ready()
-    enter, net = ["nsenter", "-t", str(pod.pid), "-n"], secrets.randbelow(1 << 14)
-    here, there = (f"198.18.{net >> 6}.{(net & 63) << 2 | end}" for end in (1, 2))
-    cable = f"mv{os.getpid()}"[:15]
-    subprocess.run(["ip", "link", "add", cable, "type", "veth", "peer", "eth0", "netns", str(pod.pid)], check=True)
-    for prefix, device, address in (([], cable, here), (enter, "eth0", there)):
-        subprocess.run([*prefix, "ip", "addr", "add", f"{address}/30", "dev", device], check=True)
-        subprocess.run([*prefix, "ip", "link", "set", device, "up"], check=True)
-    subprocess.run([*enter, "ip", "link", "set", "lo", "up"], check=True)
+    enter, there = ["nsenter", "-t", str(pod.pid), "-n"], cable(pod)
     pod.until(lambda: ask(there, 8651) == 200, "the node's question is answered")
     inside = "import socket, sys\nsocket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=1)"
     for address in ("127.0.0.1", there):
@@ -286,3 +292,64 @@ def test_the_kubelets_port_is_open_to_the_node_and_to_nobody_in_the_pod(pod: Wor
             )
             assert wanted in done.stderr and bool(done.returncode) is bool(wanted), done.stderr
     assert ask(there, 8651) == 200
+
+
+HOSTILE = (Path(__file__).resolve().parents[2] / "bench" / "hostile.py").read_text()
+THOUSANDS = 10
+
+
+def test_ten_thousand_hostile_things_change_nothing(pod: World, entry: list[str] | None) -> None:
+    """Messages, connections, descriptors and names, mixed, from a user without rights, while PID 1 supervises
+    and the kubelet asks. What grows with them is bounded: memory, descriptors, processes, and the log by the second."""
+    run = str(pod.run)
+    hostile = [*python(HOSTILE), f"{run}/log", f"{run}/notify.sock", f"{run}/control.sock", "127.0.0.1", "8650"]
+    quick = {"delay": "10ms", "max-delay": "10ms", "window": "10ms"}
+    pod.start(
+        {
+            "a": {"command": NOTIFIES, "ready": "notify", "restart": quick},
+            # The cable is there before anybody in the pod begins.
+            "cable": {"command": ["/bin/sleep", "1000"], "ready": {"file": f"{run}/cable"}},
+            "hostile": STRANGER | {"command": hostile, "needs": ["cable"]},
+        },
+        entry=entry,
+        network=True,
+        MINIVM_SYSLOG=f"{run}/log",
+        MINIVM_HTTP="0.0.0.0:8650",
+        MINIVM_PROBES="0.0.0.0:8651",
+    )
+    pod.until_state("a", "ready")
+    there = cable(pod)
+    pod.until(lambda: ask(there, 8651) == 200, "the node's question is answered")
+    held, resident, began = descriptors(pod), memory(pod), time.monotonic()
+    (pod.run / "cable").touch()
+    kills = 0
+    while f"hostile | thrown {THOUSANDS}000\n" not in pod.output():
+        before = pod.service("a").pid
+        pod.ask("signal", service="a", signal="KILL")
+        pod.until(lambda was=before: pod.service("a").pid not in (0, was) and pod.service("a").ready, "it runs again")  # type: ignore[misc]
+        assert ask(there, 8651) == 200
+        kills += 1
+        assert time.monotonic() - began < 120, "the flood itself does not come on"
+    size, seconds = len(pod.output()), time.monotonic() - began
+    assert kills > 3
+    assert size < (2 << 20) + seconds * (128 << 10), "the log"
+    assert memory(pod) - resident < 16 << 10, "KiB, what the flood may hold of PID 1 at a time"
+    pod.ask("stop", service="hostile")
+    pod.until(
+        lambda: descriptors(pod) <= held + 4, "every descriptor is given back, but the pipes of the service itself"
+    )
+    pod.until(lambda: len(pod_children(pod)) <= 3, "and every process ends")
+    assert pod.service("a").ready and pod.service("hostile").starts == 1
+
+
+def descriptors(pod: World) -> int:
+    return len(list(Path(f"/proc/{pod.pid}/fd").iterdir()))
+
+
+def memory(pod: World) -> int:
+    text = Path(f"/proc/{pod.pid}/status").read_text()
+    return int(next(line.split()[1] for line in text.splitlines() if line.startswith("VmRSS")))
+
+
+def pod_children(pod: World) -> list[str]:
+    return Path(f"/proc/{pod.pid}/task/{pod.pid}/children").read_text().split()
