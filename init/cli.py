@@ -95,12 +95,17 @@ def why(context: click.Context, service: str | None, as_json: bool) -> None:
     with connect(context) as client:
         reply = client.request("why", **({"service": service} if service else {}))
         found = client.snapshot()
+    from init.standing import standing
+
+    node = "" if service else standing(found)
     if as_json:
-        emit({"ready": reply["ready"], "reasons": reply["reasons"]})
+        emit({"ready": reply["ready"], "reasons": reply["reasons"], "node": node})
     else:
         from init.render_status import reasons
 
         click.echo(reasons(service, bool(reply["ready"]), reply["reasons"], found))
+        if node:
+            click.echo(f"  {node}")
     sys.exit(0 if reply["ready"] else 1)
 
 

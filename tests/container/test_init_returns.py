@@ -232,6 +232,19 @@ def records(cluster: Cluster) -> str:
     return cluster.controller.run("/opt/minivm/bin/python3", "-I", "-m", "init.node_records", user="slurm")
 
 
+def test_why_tells_of_a_persons_drain_and_asks_only_then(cluster: Cluster) -> None:
+    worker = cluster.workers["w2"]
+    cluster.slurm("scontrol", "update", "nodename=w2", "state=drain", "reason=fan is loud", user="slurm")
+    since = cluster.node("w2", "%H")
+    code, text = worker.code("minivm", "why")
+    assert code == 0, "the pod is well"
+    assert f"no jobs come: the node is drained in Slurm by slurm since {since}: fan is loud" in text
+    cluster.slurm("scontrol", "update", "nodename=w2", "state=resume")
+    cluster.wait_node("w2", "idle")
+    assert "no jobs" not in worker.run("minivm", "why")
+    assert "no jobs" not in cluster.controller.run("minivm", "why"), "it has no node"
+
+
 def test_the_author_of_a_drain_is_kept_while_the_pod_is_away_for_long(cluster: Cluster) -> None:
     """slurmctld would put its own name to it after SlurmdTimeout."""
     cluster.slurm("scontrol", "update", "nodename=w2", "state=drain", "reason=fan is loud", user="slurm")

@@ -9,6 +9,7 @@ from init.records import replace
 from init.slurm_client import judge
 from init.slurm_node import BACK, FRESH, STOPPING, Fresh, Node, born_held, fresh, parse, unproven
 from init.slurm_offer import difference, offered
+from init.standing import words
 from init.stop import drain_budget, margin
 from tests.unit.test_init_services import plan_of
 
@@ -113,6 +114,21 @@ def test_a_pod_that_offers_something_else_registers_anew_and_is_born_drained(fou
 def test_a_drain_that_is_carried_over_names_its_author_and_cannot_break_out_of_its_quotes() -> None:
     found = replace(node("DRAIN", reason='fan" CPUs=64 "\nloud'), author="ann@2026-11-20T10:32:18")
     assert born_held(found) == """State=DRAIN Reason="fan' CPUs=64 ''loud [ann@2026-11-20T10:32:18]\""""
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "said"),
+    [
+        ("IDLE", "", ""),
+        ("IDLE", "fan is loud", ""),  # a reason that outlived its drain
+        ("MIXED+DRAIN", "fan is loud", "no jobs come: the node is drained in Slurm by ann since 2026: fan is loud"),
+        ("DOWN", "power is off", "no jobs come: the node is down in Slurm by ann since 2026: power is off"),
+        ("IDLE+DRAIN", STOPPING, f"no jobs come: the node is drained in Slurm by ann since 2026: {STOPPING}"),
+        ("IDLE+NOT_RESPONDING", "", "the node does not answer slurmctld, so no jobs come"),
+    ],
+)
+def test_why_no_jobs_come_is_told_with_who_and_when(state: str, reason: str, said: str) -> None:
+    assert words(replace(node(state, reason=reason), author="ann@2026")) == said
 
 
 HARDWARE = "NodeName=w1 CPUs=2 Boards=1 SocketsPerBoard=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=24105"
