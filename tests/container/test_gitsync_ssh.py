@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.container.conftest import docker, image_of
+from gitsync.marker import MARKER
+from tests.container.conftest import docker
+from tests.container.init_pods import IMAGES
 from tests.process.gitsync_world import GOOD_TREE, World, run
 from tests.waiting import until
 
@@ -56,10 +58,12 @@ class Pod:
 @pytest.fixture
 def pod(tmp_path: Path) -> Iterator[Pod]:
     world = World.make(tmp_path)
+    # The image's own tree has every kind of scripts; this one says which it means to be without.
+    world.upstream.write({MARKER: '{"name": "minivm-scripts", "without": ["health.d", "task_prolog.d"]}\n'})
     name = docker(
         "run", "--detach", "--network", "none", "--entrypoint", "/bin/sleep",
         "--env", "MINIVM_GITSYNC_REPO=ssh://root@127.0.0.1:2222/srv/scripts.git",
-        "--env", "MINIVM_POD_NAME=login-0", image_of("login"), "infinity",
+        "--env", "MINIVM_POD_NAME=login-0", f"{IMAGES}/login:latest", "infinity",
     )  # fmt: skip
     try:
         pod = Pod(name, world)
@@ -130,3 +134,15 @@ def test_the_images_own_tree_passes_its_own_checks(pod: Pod) -> None:
     pod.push()
     pod.sh("gitsync once")
     assert pod.state()["current"] == commit
+
+
+def test_an_image_refuses_a_tree_without_checks_and_the_past(pod: Pod) -> None:
+    """By the generation zero that the build put there."""
+    pod.world.upstream.commit({**GOOD_TREE, MARKER: '{"name": "minivm-scripts"}\n'}, signer=pod.world.alice)
+    pod.push()
+    assert "it has no script in health.d, task_prolog.d" in pod.sh("gitsync once", check=False)
+    pod.world.upstream.clock -= 20 * 365 * 86400
+    pod.world.upstream.commit({"new": "x"}, signer=pod.world.alice)
+    pod.push()
+    assert "than what this node may start from (generation zero)" in pod.sh("gitsync once", check=False)
+    assert pod.state()["current"] == "zero"
