@@ -14,7 +14,13 @@ BEGAN = time.monotonic()
 if __package__ in (None, ""):  # run by its path: our package is beside us, found after all of Python's own
     sys.path.append(__file__.rpartition("/init/")[0] or "/")
 
-from init.start import end, main  # noqa: E402 - the path comes first
+try:
+    from init.start import end, main
+except (OSError, MemoryError, ImportError) as error:  # as init.start would say it, were it there
+    import posix  # built in
+
+    posix.write(2, f"minivm: cannot begin: {error}\n".encode(errors="replace"))
+    posix._exit(71)
 
 if __name__ == "__main__":
     end(main(sys.argv[1:], BEGAN))

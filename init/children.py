@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 AGAIN = 1.0  # seconds until what the kernel refused is asked of it once more
 POSTPONED = 0.1  # seconds that a death may wait for what was said before it
+DEAF = 3.0  # the same while PID 1 cannot read what is said: the word of who took over must not come too late
 
 
 class Children:
@@ -35,6 +36,7 @@ class Children:
         self.reaped = 0
         self.childless = False
         self._postponed = 0.0  # since when there is something to reap
+        self._deaf = False
         self._null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         self._waits: dict[int, Callable[[str], None]] = {}  # of no service's own: probes, reloads; who hears the end
         self._pidfds: dict[int, int] = {}  # of main processes that are not our children yet
@@ -168,16 +170,20 @@ class Children:
         if self._init.notify is None:
             return True
         try:
-            return self._init.notify.drain(self.reap)
+            settled = self._init.notify.drain(self.reap)
+            self._deaf = self._init.notify.keeps
+            return settled
         except ORDINARY as error:
+            self._deaf = True
             self._init.troubled(f"notifications: {in_words(error)}")
-            return True
+            self._init.poller.after(POSTPONED, self.reap)
+            return False
 
     def _postpones(self) -> bool:
         """For a moment: nobody keeps the dead from being reaped by what he attaches to one message after the other."""
         now = self._init.poller.now()
         self._postponed = self._postponed or now
-        return now - self._postponed < POSTPONED
+        return now - self._postponed < (DEAF if self._deaf else POSTPONED)
 
     def _ended(self, pid: int, status: int) -> None:
         killer = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
@@ -194,7 +200,7 @@ class Children:
         state = init.engine.states.get(name)
         main = state is not None and state.pid == pid
         session = self._sessions.get(name, 0)
-        heirs = self._heirs(session) if main and code == 0 and not killer and session else ()
+        heirs = self._heirs(name, session) if main and code == 0 and not killer and session else ()
         init.feed(name, Exited(pid, code, killer, self._last_line(name), heirs))
 
     def _last_line(self, name: str) -> str:
@@ -205,12 +211,12 @@ class Children:
             self._init.troubled(f"the last lines of {name}: {in_words(error)}")
             return ""
 
-    def _heirs(self, session: int) -> tuple[int, ...]:
+    def _heirs(self, name: str, session: int) -> tuple[int, ...]:
         try:
             return self.owners.heirs(session)
         except OSError as error:
-            self._init.troubled(f"the processes of session {session}: {in_words(error)}")
-            return ()
+            self._init.troubled(f"the processes of {name}: {in_words(error)}")
+            return (session,)  # there may be some: they are waited for, as if there were
 
     # Following.
 

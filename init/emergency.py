@@ -13,6 +13,16 @@ if TYPE_CHECKING:
     from init.loop import Init
 
 
+def bug(error: Exception) -> str:
+    """With its traceback, unless that cannot be had."""
+    try:
+        import traceback
+
+        return "".join(traceback.format_exception(error))
+    except Exception:
+        return f"{type(error).__name__}: {error}\n"
+
+
 def stop_in_order(init: Init) -> None:
     """Wave by wave: signal, wait for its longest grace, kill. Waiting is the kernel's, for SIGCHLD."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])

@@ -250,7 +250,10 @@ class Logs:
     def close(self, seconds: float) -> None:
         """At the very end: read everything, and give the reader so long to take it."""
         for name in list(self._sources):
-            self.finish(name)
+            try:
+                self.finish(name)
+            except OSError:
+                continue  # the others' last lines are worth as much
         deadline = time.monotonic() + seconds
         while self._pending and not self._gone:
             left = deadline - time.monotonic()

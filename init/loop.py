@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 
-from init import procs
+from init import modules, procs
 from init.children import Children
 from init.engine import Condition, Engine
 from init.errors import ORDINARY, ConfigError, in_words
@@ -52,6 +52,10 @@ class Settings:
     refused: str = ""  # drop-ins that are left out
 
 
+class Woken(Exception):
+    """By a signal, in the middle of a wait that nothing else can end."""
+
+
 class Init:
     def __init__(self, plan: Plan, settings: Settings) -> None:
         self.settings = settings
@@ -63,6 +67,7 @@ class Init:
         self.after_turn: list[Callable[[], None]] = [self._forget_removed]
         self._told_troubles: dict[str, float] = {}
         self._arrived: list[int] = []  # signals
+        self._missed = False  # one of them has no byte in the pipe
         self.logs_to_forget: set[str] = set()
         self.trace = Trace()
         self.engine = Engine(plan, settings.grace, luck, self.trace)
@@ -79,6 +84,7 @@ class Init:
 
     def run(self) -> int:
         """Start everything, and come back with the exit code when all of it has stopped."""
+        modules.look_again()
         self.perform(self.engine.begin(self.settings.began))
         self._open()
         gc.freeze()  # what is there stays there; a collection in a child would only copy its pages
@@ -90,8 +96,8 @@ class Init:
             if wake is not None and wake <= now:
                 self.perform(self.engine.tick(now))
             for call in self.after_turn:
-                self._attempt(call)
-        self._attempt(self._sweep)
+                self.attempt(call)
+        self.attempt(self._sweep)
         if self.engine.ending.why:
             self.say(f"ended: {self.engine.ending.why}")
         self.logs.close(LAST_WORDS)
@@ -168,7 +174,13 @@ class Init:
         return self._closer
 
     def turn(self, until: float | None) -> None:
-        self.poller.wait(until)
+        try:
+            self.poller.wait(until)
+        except Woken:
+            self._missed = True  # what there is to be read is told of again
+        if self._missed:
+            self._missed = False
+            self._signalled()
         self.turns += 1
 
     def troubled(self, text: str) -> None:
@@ -180,7 +192,7 @@ class Init:
             self._told_troubles[text] = now
             self.say(f"trouble: {text}; tried again")
 
-    def _attempt(self, call: Callable[[], object]) -> None:
+    def attempt(self, call: Callable[[], object]) -> None:
         try:
             call()
         except ORDINARY as error:
@@ -251,20 +263,33 @@ class Init:
             try:
                 os.write(write, b"\0")
             except OSError:
-                return  # full of others, which wake up as well
+                self._missed = True
+                if self.poller.waiting:
+                    raise Woken from None
 
         for number in procs.OURS:
             signal.signal(number, arrived)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        self.poller.add(self._wake, IN, self._signalled)
+        self.poller.add(self._wake, IN, self._woken)
 
-    def _signalled(self, _: int) -> None:
+    def _woken(self, _: int) -> None:
         os.read(self._wake, 4096)
+        self._signalled()
+
+    def _signalled(self) -> None:
         arrived, self._arrived = self._arrived, []
         # A full pipe loses bytes, never the need to look: reaping is asked for by any wake-up.
-        self._attempt(self.children.reap)
+        self._reap()
         if signal.SIGTERM in arrived or signal.SIGINT in arrived:
             self.perform(self.engine.ending.begin(self.poller.now()))
+
+    def _reap(self) -> None:
+        """The signal has come and does not come again: until this is done it is made again."""
+        try:
+            self.children.reap()
+        except ORDINARY as error:
+            self.troubled(f"reap: {in_words(error)}")
+            self.poller.after(AGAIN, self._reap)
 
     def _syslog(self) -> None:
         from init.syslog import Syslog

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 
 from init.datagrams import Datagrams
+from init.errors import ORDINARY, in_words
 from init.fields import number
 from init.owners import alive, uids
-from init.poller import Poller
+from init.poller import MOMENT, Poller
 from init.records import record
 from init.service import Probe
 from init.states import Told
@@ -18,10 +19,12 @@ if TYPE_CHECKING:
 
     from init.closer import Closer
     from init.owners import Owners
+    from init.poller import Timer
     from init.service import Service
 
 LONGEST = 4096
 MOST = 256  # messages at a time; then others have a turn, and the socket still says that there are more
+KEPT = 3.0  # seconds for which a message that cannot be judged is tried again
 REFUSALS, PERIOD = 10, 10.0  # so many lines in so many seconds: anybody can be refused, as often as he likes
 
 
@@ -86,6 +89,8 @@ class Notify:
         self._period = -PERIOD  # when the first refusal of these was told
         self._refused = 0
         self._again: Callable[[], object] | None = None
+        self._timer: Timer | None = None
+        self._kept: list[tuple[float, int, int, bytes]] = []  # since when; taken, and not judged yet
         self._sockets = {os.geteuid(): self._open(path, os.geteuid())}
 
     def _open(self, path: str, uid: int) -> Datagrams:
@@ -113,24 +118,50 @@ class Notify:
 
     def readable(self) -> None:
         self.drain()
-        if self._again is not None:
+        if self._again is not None and not self._kept:
             again, self._again = self._again, None
             again()
 
     def drain(self, again: Callable[[], object] | None = None) -> bool:
         """What was sent so far. Also called before a death is judged: the successor's word comes first. False: somebody
         attached a descriptor, and what comes behind it can be read only in a moment; `again` is called then."""
+        kept, self._kept = self._kept, []
+        for at, pid, uid, data in kept:
+            self._take(at, pid, uid, data)
         for source in self._sockets.values():
             for _ in range(MOST):
-                found = source.receive(LONGEST)
+                found = source.receive(LONGEST) if not self._kept else None
                 if found is None:
                     break
                 data, pid, uid = found
-                self._judge(pid, uid, data)
-        settled = all(source.settled for source in self._sockets.values())
+                self._take(Poller.now(), pid, uid, data)
+        settled = not self._kept and all(source.settled for source in self._sockets.values())
         if not settled and again is not None:
             self._again = again
         return settled
+
+    @property
+    def keeps(self) -> bool:
+        """Whether something was said that could not be judged yet."""
+        return bool(self._kept)
+
+    def _take(self, at: float, pid: int, uid: int, data: bytes) -> None:
+        """A message that has been taken must not be lost because PID 1 cannot look at its sender now."""
+        if not self._kept:
+            try:
+                self._judge(pid, uid, data)
+                return
+            except ORDINARY as error:
+                if Poller.now() - at > KEPT:
+                    self._refuse(f"lost a message of pid {pid} (uid {uid}): {in_words(error)}")
+                    return
+                if self._timer is None:
+                    self._timer = self._poller.after(MOMENT, self._once_more)
+        self._kept.append((at, pid, uid, data))
+
+    def _once_more(self) -> None:
+        self._timer = None
+        self.readable()
 
     def _judge(self, pid: int, uid: int, data: bytes) -> None:
         who = f"a message of pid {pid} (uid {uid})"

@@ -5,7 +5,12 @@ from __future__ import annotations
 import os
 import time
 
+from init.poller import shut
+
 LEFT_BEHIND = 3.0  # seconds for which a session without a known process counts: a hand-over takes at most two
+# What /proc answers of a process that has ended. Any other error is no answer: to take it for one would be to refuse a
+# hand-over, and to start a second daemon beside the first.
+GONE = (FileNotFoundError, ProcessLookupError)
 
 
 class Owners:
@@ -85,15 +90,24 @@ def _session(pid: int) -> int:
 
 
 def processes() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208 - as below
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208 - pathlib costs 8 ms of boot
+
+
+def _read(pid: int, name: str) -> bytes:
+    """In one call, as far as it is of interest; nothing where the process has ended."""
+    fd = -1
+    try:
+        fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        return os.read(fd, 4096)
+    except GONE:
+        return b""
+    finally:
+        if fd >= 0:
+            shut(fd)
 
 
 def _stat(pid: int) -> list[str]:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stream:  # noqa: PTH123 - pathlib costs 8 ms of boot
-            return stream.read().rpartition(b")")[2].decode().split()
-    except OSError:
-        return []
+    return _read(pid, "stat").rpartition(b")")[2].decode().split()
 
 
 def parent(pid: int) -> int:
@@ -109,8 +123,5 @@ def alive(pid: int) -> bool:
 def uids(pid: int) -> tuple[int, ...]:
     """Its real, effective, saved and file-system user. The owner of its directory would not do: a process that may not
     be traced, which any user can make of one, seems to be root's there."""
-    try:
-        with open(f"/proc/{pid}/status", "rb") as stream:  # noqa: PTH123 - as above
-            return tuple(int(word) for line in stream if line.startswith(b"Uid:") for word in line.split()[1:])
-    except OSError:
-        return ()
+    lines = _read(pid, "status").splitlines()
+    return tuple(int(word) for line in lines if line.startswith(b"Uid:") for word in line.split()[1:])

@@ -47,6 +47,7 @@ class Poller:
         self._masks: dict[int, int] = {}
         self._put_off: set[int] = set()  # not looked at for a moment, because a call failed
         self._timers: list[Timer] = []
+        self.waiting = False
         self.troubled: Callable[[str], None] = lambda _: None
 
     @staticmethod
@@ -124,12 +125,15 @@ class Poller:
     # When something fails.
 
     def _events(self, timeout: float) -> list[tuple[int, int]]:
+        self.waiting = True
         try:
             return self._epoll.poll(timeout)
         except (OSError, MemoryError) as error:
             self.troubled(f"wait: {in_words(error)}")
             time.sleep(MOMENT / 10)  # blind, and not to be so at full speed
             return []
+        finally:
+            self.waiting = False
 
     def _unwatch(self, fd: int) -> None:
         """Told of, and not to be: of nobody any more, or put off."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import struct
 import time
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     # path -> status, content type, body
     Answer = Callable[[str], tuple[int, str, str]]
 
+WRONG_ADDRESS = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES)
 LONGEST_REQUEST = 8192
 MOST_CONNECTIONS = 64
 BACKLOG = 1024
@@ -56,8 +58,8 @@ def listen(address: str, field: str = "MINIVM_HTTP", *, outside: bool = False) -
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        if error.errno in SCARCE:
-            raise  # nothing is wrong with the address
+        if not isinstance(error, socket.gaierror) and error.errno not in WRONG_ADDRESS:
+            raise  # tried again: nothing is wrong with the address
         raise ConfigError("serve HTTP", f"{address}: {error.strerror or error}", field=field) from None
     return listener
 

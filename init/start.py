@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import NoReturn
 
-    from init.loop import Settings
+    from init.loop import Init, Settings
     from init.plan import Plan
 
 DROP_INS = ("/etc/minivm", "/mnt/minivm/config")
@@ -38,21 +38,23 @@ def main(arguments: list[str], began: float) -> int:
         if settings.refused:
             init.refuse(settings.refused)
         code = init.run()
-        if init.engine.ending.why is not None:
-            from init.quotes import told
+        init.attempt(lambda: say_why(init))
+    except Exception as error:
+        from init.emergency import bug, stop_in_order
 
-            last_words(f"{told(init.engine.ending.why, quoting=False)}\n")  # more people read it than the log
-    except Exception:
-        import traceback
-
-        from init.emergency import stop_in_order
-
-        text = traceback.format_exc()
+        text = bug(error)
         os.write(2, f"minivm: a bug of init itself; stopping everything in order\n{text}".encode())
         last_words(f"a bug of init itself\n{text}")
         stop_in_order(init)
         code = EX_SOFTWARE
     return code
+
+
+def say_why(init: Init) -> None:
+    if init.engine.ending.why is not None:
+        from init.quotes import told
+
+        last_words(f"{told(init.engine.ending.why, quoting=False)}\n")  # more people read it than the log
 
 
 def configure(arguments: list[str], env: dict[str, str], began: float) -> tuple[Plan, Settings]:

@@ -68,7 +68,11 @@ class Syslog:
         self._logs.flush()
 
     def _take(self, pid: int, text: bytes) -> None:
-        self._logs.take(self._owners.owner(pid) or SENDERLESS, "syslog", "tagged", text)
+        try:
+            name = self._owners.owner(pid)
+        except OSError:
+            name = ""  # a line without its service is better than none
+        self._logs.take(name or SENDERLESS, "syslog", "tagged", text)
 
     def _tell(self) -> None:
         self._telling = False

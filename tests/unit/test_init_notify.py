@@ -11,11 +11,12 @@ import pytest
 
 from init.closer import Closer
 from init.notify import MOST, REFUSALS, Notify
-from init.owners import Owners
+from init.owners import Owners, alive, parent, uids
 from init.poller import Poller
 from init.service import Service
 from init.spec import parse_service
 from init.states import Told
+from tests.waiting import until
 
 
 class World:
@@ -78,3 +79,44 @@ def test_refusals_are_told_a_few_times(made: World) -> None:
         made.notify.drain()
     assert len(made.said) == REFUSALS and all("it belongs to no service" in text for text in made.said)
     assert made.told == []
+
+
+def test_a_message_whose_sender_cannot_be_looked_at_now_is_not_lost(
+    made: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """/proc without a descriptor to read it by: tried again, in the order sent, and deaths are not judged before."""
+    made.owners.add(os.getpid(), "a")
+    refused = iter((True, True))
+    owner = made.owners.owner
+
+    def scarce(pid: int) -> str:
+        if next(refused, False):
+            raise OSError(24, "Too many open files")
+        return owner(pid)
+
+    monkeypatch.setattr(made.owners, "owner", scarce)
+    for text in (b"STATUS=one", b"STATUS=two"):
+        made.sender.send(text)
+    assert made.notify.drain() is False and made.notify.keeps
+    assert made.told == []
+
+    def both() -> bool:
+        made.poller.wait(made.poller.now() + 0.01)
+        return len(made.told) == 2
+
+    until(both, "both are heard of")
+    assert [told.status for told in made.told] == ["one", "two"]
+    assert made.notify.drain() is True and not made.said
+
+
+def test_proc_that_cannot_be_read_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert alive(os.getpid()) and os.getuid() in uids(os.getpid())
+    assert not alive(2**22 + 1) and uids(2**22 + 1) == ()
+
+    def refused(*_: object) -> int:
+        raise OSError(23, "Too many open files in system")
+
+    monkeypatch.setattr(os, "open", refused)
+    for ask in (alive, uids, parent):
+        with pytest.raises(OSError, match="Too many open files"):
+            ask(os.getpid())
