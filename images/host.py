@@ -47,6 +47,7 @@ TEST_TOOLS: Mapping[str, str] = {
     "bindfs": "bindfs",
     "curl": "curl",
     "ip": "iproute2",
+    "strace": "strace",
 }
 ENGINE_LOG = Path("/var/log/minivm-dockerd.log")
 ENGINE_START_DEADLINE = 60.0
