@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from bench.init_hostile import under_attack
 from bench.init_peers import PEERS, PYTHON, Peer, after
 from bench.init_pod import Pod, machine
 
@@ -232,6 +233,7 @@ FIGURES: Mapping[str, tuple[str, Figure, int, str]] = {
     "started": ("5 services started, ms", started, ROUNDS, "<= 45 and <= 1.5 x the bare loop"),
     "chain": ("chain of 5, each ready after 50 ms, ms", chain, 5, "<= 285 (floor 250)"),
     "restart": ("kill to running again, ms", restart, ROUNDS, "<= 3"),
+    "hostile": ("the same while a user attacks, times the quiet value", under_attack, 3, "<= 3"),
     "orphans": (f"{ORPHANS} orphans reaped, ms", orphans, 3, "<= 1.2 x nobody (the kernel alone)"),
     "stop": ("TERM to exit beyond the slowest service, ms", stop, 5, "<= 10"),
     "rss": ("RSS, MB", memory, 3, "<= 15"),
