@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from init import drain_login
+from init import drain, drain_login
 from tests.process.init_world import PYTHON
 
 NOBODY = 65534
@@ -30,6 +30,32 @@ def process(title: str, uid: int) -> Iterator[int]:
     finally:
         started.kill()
         started.communicate()
+
+
+@needs_root
+def test_srun_and_salloc_end_with_the_pod_and_nothing_else_does(tmp_path: Path) -> None:
+    """Also one that ignores its terminal's end; never a process of root's, whatever it is called."""
+    for name in ("srun", "salloc", "other"):
+        (tmp_path / name).write_text("#!/bin/sh\ntrap '' HUP\necho there\nsleep 600 & wait\n")
+        (tmp_path / name).chmod(0o755)
+    for above in [tmp_path, *tmp_path.parents][:-2]:
+        above.chmod(above.stat().st_mode | 0o011)
+    started = {}
+    try:
+        for name, uid in (("srun", NOBODY), ("salloc", NOBODY), ("other", NOBODY), ("srun", 0)):
+            process = subprocess.Popen(
+                [tmp_path / name], user=uid, group=uid, extra_groups=[], stdout=subprocess.PIPE, start_new_session=True
+            )
+            started[name, uid] = process
+            assert process.stdout is not None and process.stdout.readline() == b"there\n"
+        drain_login.end_clients(drain.Deadline(4.0))
+        ended = {key for key, process in started.items() if process.poll() is not None}
+        assert ended == {("srun", NOBODY), ("salloc", NOBODY)}
+    finally:
+        for process in started.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, 9)
+            process.communicate()
 
 
 @needs_root
