@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from init.prepare.pod import MOUNTS, Pod, PrepareError, writable, write
 # ed25519 and rsa serve every client of today; an rsa key takes a second to make, so it is only ever mounted.
 MADE = ("ed25519", "ecdsa")
 CONFIG = "/run/minivm/sshd_config"
+LANG = re.compile(r"[A-Za-z0-9._@-]+")
 
 
 def run(pod: Pod) -> str:
@@ -28,6 +30,11 @@ def run(pod: Pod) -> str:
     port = pod.setting("MINIVM_SSH_PORT")
     lines = [f"Port {port}\n"] if port else []
     lines += [f"HostKey {key}\n" for key in keys] + ["Include /etc/ssh/sshd_config\n"]
+    # A command without a login shell reads no profile. Last, so that a site's own SetEnv comes first, which is the one
+    # that counts.
+    language = pod.setting("LANG", "C.UTF-8")
+    if LANG.fullmatch(language):
+        lines.append(f"SetEnv LANG={language}\n")
     write(pod.path(CONFIG), "".join(lines).encode(), mode=0o600, owner=(0, 0))
     return f"{len(keys)} {'mounted' if mounted else 'own'} host keys in {directory}"
 

@@ -1,0 +1,190 @@
+"""What a person meets in a job: accounts, shared memory, ranks, a shell on the node; and an end with the login pod."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from cluster.local import LocalCluster
+from images.engine import Engine
+from tests.cluster.conftest import NAME
+from tests.cluster.researcher import Researcher, World
+from tests.cluster.test_cluster_e_accounting import small_cluster
+from tests.waiting import until
+
+pytestmark = [pytest.mark.docker, pytest.mark.cluster]
+
+LOGIN, WORKER = "slurm-login-0", "slurm-worker-0"
+MIB = 1 << 20
+# Takes memory, reads and writes, computes, and stays until it was seen.
+WORK = """
+import hashlib, os, time
+held = bytearray(200 << 20)
+with open("scratch", "wb") as file:
+    file.write(held[: 50 << 20])
+with open("scratch", "rb") as file:
+    file.read()
+os.unlink("scratch")
+end = time.process_time() + 2
+while time.process_time() < end:
+    hashlib.sha256(held[: 1 << 20])
+open("there", "w").close()
+while not os.path.exists("seen"):
+    time.sleep(0.2)
+"""
+RANK = """
+import ctypes
+mpi = ctypes.CDLL("libmpi.so.40", mode=ctypes.RTLD_GLOBAL)
+mpi.MPI_Init(None, None)
+world = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.in_dll(mpi, "ompi_mpi_comm_world")))
+rank, size = ctypes.c_int(), ctypes.c_int()
+mpi.MPI_Comm_rank(world, ctypes.byref(rank))
+mpi.MPI_Comm_size(world, ctypes.byref(size))
+print("rank", rank.value, "of", size.value, flush=True)
+mpi.MPI_Finalize()
+"""
+FIGURES = ("MaxRSS", "AveRSS", "MaxVMSize", "MaxDiskRead", "MaxDiskWrite")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """A cluster whose jobs are tracked and not contained, as where pods may not write cgroups."""
+    values = {"slurm": {"proctrack": "linuxproc"}, "login": {"graceSeconds": 25}}
+    with small_cluster(Engine().client, f"{NAME}-plain", tmp_path_factory.mktemp("plain"), values) as cluster:
+        cluster.up(timeout=120)
+        yield World(cluster)
+
+
+@pytest.fixture
+def bob(plain: World) -> Researcher:
+    return Researcher(plain, "bob")
+
+
+def figures(text: str) -> dict[str, float]:
+    """Slurm's 204800K in bytes; what is empty is not there."""
+    units = {"K": 1024.0, "M": 1024.0**2, "G": 1024.0**3}
+    found = dict(zip(FIGURES, text.strip().split("|"), strict=True))
+    return {
+        name: float(value.rstrip("KMG")) * units.get(value[-1], 1.0) for name, value in found.items() if value.strip()
+    }
+
+
+def accounted(person: Researcher) -> None:
+    person("rm -f there seen; cat > work.py", stdin=WORK)
+    # Sampled often, so that a short job has figures while it runs.
+    job = person.submit("--acctg-freq=1", "--mem=600M", "-o", "/dev/null", script="exec python3 work.py")
+    until(lambda: person.try_("test -e there").returncode == 0, "it has worked", seen=lambda: person("squeue --me"))
+
+    def running() -> dict[str, float]:
+        return figures(person(f"sstat -n -P -j {job}.batch -o {','.join(FIGURES)}").splitlines()[-1])
+
+    until(lambda: running().get("MaxRSS", 0) > 190 * MIB, "sstat sees its memory", seen=running)
+    person("touch seen")
+    person.wait_for(job, "COMPLETED")
+
+    def line() -> str:
+        return person(f"sacct -n -P -j {job}.batch -o {','.join(FIGURES)},TotalCPU,State")
+
+    until(lambda: "COMPLETED" in line(), "it is accounted", seen=line)
+    *measured, cpu, _ = line().strip().split("|")
+    found = figures("|".join(measured))
+    assert set(found) == set(FIGURES), line()
+    assert 190 * MIB < found["AveRSS"] <= found["MaxRSS"] < 600 * MIB
+    assert found["MaxVMSize"] > 190 * MIB
+    assert 50 * MIB <= found["MaxDiskRead"] < 500 * MIB
+    assert 50 * MIB <= found["MaxDiskWrite"] < 500 * MIB
+    minutes, _, seconds = cpu.rpartition(":")
+    assert int(minutes.rpartition(":")[2]) * 60 + float(seconds) >= 2, cpu
+
+
+def test_a_person_s_job_is_accounted_whole(bob: Researcher) -> None:
+    accounted(bob)
+
+
+def test_so_is_one_in_cgroups(alice: Researcher) -> None:
+    accounted(alice)
+
+
+def test_a_job_has_shared_memory_for_its_loaders(bob: Researcher) -> None:
+    share = "from multiprocessing.shared_memory import SharedMemory as S; s = S(create=True, size=300 << 20);"
+    assert bob(f"srun python3 -c '{share} s.buf[:] = bytes(300 << 20); s.close(); s.unlink(); print(1)'") == "1\n"
+
+
+def test_ranks_find_each_other_without_a_word_of_mpi(bob: Researcher) -> None:
+    bob("cat > rank.py", stdin=RANK)
+    assert sorted(bob("srun -n2 --mem-per-cpu=200M python3 rank.py").splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
+
+
+def test_a_command_over_ssh_has_a_locale(bob: Researcher) -> None:
+    """Also one of a person whose own machine sends none: no profile is read for it."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("LANG", "LC_"))}
+    done = subprocess.run(bob.command("echo $LANG; locale charmap"), env=env, capture_output=True, text=True)
+    assert done.stdout == "C.UTF-8\nUTF-8\n"
+
+
+def test_salloc_gives_a_shell_on_the_node(bob: Researcher) -> None:
+    shown = bob.try_("salloc -Q", options=("-tt",), stdin="echo I am on $(hostname)\nexit\n").stdout
+    assert f"I am on {WORKER}" in shown
+
+
+def test_a_container_is_refused_while_there_is_no_runtime(bob: Researcher) -> None:
+    refused = bob.try_("srun --container=/tmp/bundle hostname")
+    assert refused.returncode != 0
+    assert "minivm: --container: this cluster has no container runtime" in refused.stdout
+    assert WORKER not in refused.stdout
+    assert set(bob.world.node_states().values()) <= {"idle", "allocated", "mixed", "completing"}
+
+
+def test_a_job_s_own_places_are_its_user_s_to_set(bob: Researcher) -> None:
+    line = 'echo "$TMPDIR:${XDG_CACHE_HOME:-none}"'
+    assert bob(f"srun -n1 bash -c '{line}'").endswith(":none\n")
+    own = "export TMPDIR=/tmp/own XDG_CACHE_HOME=/tmp/cache;"
+    assert bob(f"{own} srun -n1 bash -c '{line}'") == "/tmp/own:/tmp/cache\n"
+    job = bob.submit("-n1", "-o", "places", script=f"{own} srun bash -c '{line}'")
+    bob.wait_for(job, "COMPLETED")
+    assert bob("cat places") == "/tmp/own:/tmp/cache\n"
+
+
+def test_what_a_job_leaves_goes_with_the_pod_s_own_capabilities(bob: Researcher) -> None:
+    """Deaf to TERM, in a session of its own, without the job's environment; shared memory, also System V."""
+    deaf = 'trap "" TERM; while :; do sleep 1; done'
+    script = f"env -i setsid bash -c '{deaf}' stray &\ndate > /dev/shm/left\nipcmk -M 4096\nsleep 1"
+    job = bob.submit("-o", "/dev/null", script=script)
+    bob.wait_for(job, "COMPLETED")
+
+    def left() -> str:
+        look = "ps -u bob -o args= | grep stray; ls /dev/shm; awk '$8 > 1000' /proc/sysvipc/shm | tail -n +2"
+        return bob.world.cluster.exec(WORKER, ["sh", "-c", look])[1].strip()
+
+    until(lambda: left() == "", "nothing of it is left", seen=left)
+
+
+def test_a_login_pod_that_goes_leaves_no_node_taken(plain: World, bob: Researcher) -> None:
+    """`srun --pty` and `salloc` end with the pod that they came from, and say so on their terminals."""
+    cluster: LocalCluster = plain.cluster
+    lines = {"srun": "srun -n1 --mem=100M --pty bash", "salloc": "salloc -n1 --mem=100M"}
+    started = {
+        name: subprocess.Popen(
+            bob.command(line, options=("-tt",)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for name, line in lines.items()
+    }
+    try:
+
+        def running() -> list[str]:
+            return plain.slurm("squeue", "-h", "-t", "RUNNING", "-o", "%i").split()
+
+        until(lambda: len(running()) == len(lines), "they run", seen=lambda: plain.slurm("squeue"))
+        cluster.kubelet.stop(cluster.kubelet.running()[LOGIN])
+        until(lambda: running() == [], "their nodes are free", within=20, seen=running)
+        for name, process in started.items():
+            said, _ = process.communicate(timeout=20)
+            assert "srun and salloc end with it" in said, name
+            assert "forcing job termination" in said or "revoked" in said, said
+    finally:
+        for process in started.values():
+            process.kill()
+        cluster.up(timeout=90)
