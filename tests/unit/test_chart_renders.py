@@ -234,6 +234,17 @@ def test_the_pools_of_a_gpu_cluster() -> None:
     assert "limits" not in container(cpu)["resources"]
 
 
+def test_what_a_job_gets_unasked() -> None:
+    """docs/limits-and-defaults.md gives the reasons."""
+    lines = slurm_conf("minimal")
+    unasked = ("DefMemPerCPU=1024", "JobRequeue=1", "LaunchParameters=use_interactive_step", "MpiDefault=pmix")
+    assert set(unasked) <= set(lines)
+    assert not [line for line in lines if line.startswith("InactiveLimit")]
+    page = (ROOT / "docs/limits-and-defaults.md").read_text()
+    for line in (*unasked, "InactiveLimit=0"):
+        assert line.partition("=")[0] in page or line.partition("=")[2] in page, line
+
+
 def test_conditions_may_touch_only_this_clusters_pods() -> None:
     role = one("h100-infiniband", "Role", "hall2-pod-conditions")
     (rule,) = role["rules"]

@@ -57,7 +57,7 @@ def test_a_pod_has_what_the_chart_gave_it() -> None:
     assert worker.pre_stop == ("minivm", "drain")
     assert worker.grace == 30
     assert (worker.ready.path, worker.ready.port) == ("/readyz", 8651)
-    assert "SYS_NICE" in worker.capabilities
+    assert {"SYS_NICE", "SYS_PTRACE"} <= set(worker.capabilities)
     munge = next(mount for mount in worker.mounts if mount.path == "/mnt/minivm/secrets/munge")
     assert (munge.volume.source, munge.volume.of, munge.volume.mode) == (Source.SECRET, "slurm-munge", 0o400)
     assert munge.read_only
