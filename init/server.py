@@ -129,8 +129,8 @@ class Exchange:
         stream.setblocking(False)
         self._received = b""
         self._left = b""
-        self._watched = False
-        self._timer: Timer = self._poller.after(HEADER, self.close)
+        self._mask = 0  # what is waited for; mostly nothing ever is
+        self._timer: Timer | None = None
 
     @property
     def asked(self) -> bool:
@@ -140,15 +140,20 @@ class Exchange:
     def begin(self) -> None:
         """Mostly the request came with the connection."""
         self._poller.attempt(self._ready, 0)
-        if self._stream.fileno() >= 0 and not self._watched:
-            self._poller.attempt(self._wait_for, IN)
+        if self._stream.fileno() >= 0 and not self._mask:
+            self._poller.attempt(self._wait_for, IN, HEADER)
 
-    def _wait_for(self, mask: int) -> None:
-        if self._watched:
+    def _wait_for(self, mask: int, seconds: float) -> None:
+        if mask == self._mask:
+            return
+        if self._mask:
             self._poller.change(self._stream.fileno(), mask)
         else:
             self._poller.add(self._stream.fileno(), mask, self._ready)
-            self._watched = True
+        self._mask = mask
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._poller.after(seconds, self.close)
 
     def _ready(self, _: int) -> None:
         try:
@@ -160,19 +165,15 @@ class Exchange:
             if not chunk:
                 self.close()
             elif b"\r\n\r\n" in self._received or b"\n\n" in self._received:
-                self._reply(self._respond())
+                self._left = self._respond()
+                self._send()
             elif len(self._received) > LONGEST_REQUEST:
-                self._reply(_response(400, "text/plain", "the request is too long\n", head=False))
+                self._left = _response(400, "text/plain", "the request is too long\n", head=False)
+                self._send()
         except BlockingIOError:
             return
         except OSError:
             self.close()
-
-    def _reply(self, answer: bytes) -> None:
-        self._left = answer
-        self._timer.cancel()
-        self._timer = self._poller.after(PATIENCE, self.close)
-        self._send()
 
     def _respond(self) -> bytes:
         words = self._received.split(b"\n", 1)[0].decode("latin-1").split()
@@ -190,7 +191,7 @@ class Exchange:
             sent = 0
         self._left = self._left[sent:]
         if self._left:
-            self._wait_for(OUT)
+            self._wait_for(OUT, PATIENCE)
         else:
             self._stream.shutdown(socket.SHUT_WR)
             self.close()
@@ -198,7 +199,8 @@ class Exchange:
     def close(self) -> None:
         if self._stream.fileno() < 0:
             return
-        self._timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         self._poller.remove(self._stream.fileno())
         hang_up(self._stream)
         self._closed(self)
