@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from init.slurm_client import SQUEUE
 from init.slurm_conf import expanded, words
 
-FIELDS = ("jobarrayid", "statecompact", "partition", "nodelist", "reqnodes", "account", "qos", "tres-alloc")
-# One line a job, a bar after each field: no field of these can hold one.
+# The account last: without accounting it is whatever its user wrote, bars and line breaks too.
+FIELDS = ("jobarrayid", "statecompact", "partition", "nodelist", "reqnodes", "tres-alloc", "qos", "account")
 ARGV = (SQUEUE, "--noheader", "--all", "--Format", ",".join(f"{name}:|" for name in FIELDS))
+ID = re.compile(r"\d[\d_+,%:\[\]-]*", re.ASCII)
 WAITS = ("PD", "RH", "RQ", "RD", "RF", "SE")
 
 
@@ -28,17 +30,17 @@ class Job:
 
 def jobs(text: str) -> Iterator[Job]:
     for line in text.splitlines():
-        cells = [cell.strip() for cell in line.split("|")]
-        if len(cells) < len(FIELDS):
+        cells = [cell.strip() for cell in line.split("|", len(FIELDS) - 1)]
+        if len(cells) < len(FIELDS) or not ID.fullmatch(cells[0]):
             continue
-        number, state, partitions, nodes, wanted, account, qos, tres = cells[: len(FIELDS)]
+        number, state, partitions, nodes, wanted, tres, qos, account = cells
         yield Job(
             id=number,
             holds=state not in WAITS,
             partitions=words(partitions),
             nodes=frozenset(expanded(_none(nodes))),
             wanted=frozenset(expanded(_none(wanted))),
-            account=_none(account),
+            account=_none(account.removesuffix("|")),
             qos=_none(qos),
             gres=frozenset(
                 part.partition("=")[0].removeprefix("gres/").partition(":")[0]

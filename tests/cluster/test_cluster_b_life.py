@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from cluster.errors import ClusterError
 from cluster.report import table
 from cluster.values import merged
 from tests.cluster.researcher import Researcher, World
@@ -172,7 +173,8 @@ def test_a_new_partition_is_live_without_restarts(healthy: World, alice: Researc
 
 def test_a_broken_slurm_conf_is_refused_with_a_reason(healthy: World, alice: Researcher) -> None:
     good = str(healthy.cluster.options.overrides["slurm"]["extraConfig"])
-    change(healthy, {"slurm": {"extraConfig": good + "\nNoSuchSetting=1"}})
+    with pytest.raises(ClusterError, match="unrecognized key: NoSuchSetting"):
+        change(healthy, {"slurm": {"extraConfig": good + "\nNoSuchSetting=1"}})
 
     def shown() -> str:
         return "\n".join(table(healthy.cluster.status(), width=1000))
@@ -180,8 +182,50 @@ def test_a_broken_slurm_conf_is_refused_with_a_reason(healthy: World, alice: Res
     until(lambda: "slurm.conf: refused" in shown() and "NoSuchSetting" in shown(), "the refusal is told", seen=shown)
     # The running one stays: jobs run, also from new clients.
     assert alice("srun -p short -N2 -l true") == ""
+    # Nor does the next pod of the controller take it.
+    healthy.cluster.delete("slurm-controller-0")
+    healthy.wait_ready()
+    until(lambda: "NoSuchSetting" in shown(), "it is told by the next pod too", seen=shown)
+    assert alice("srun -p short -N2 -l true") == ""
     change(healthy, {"slurm": {"extraConfig": good}})
     until(lambda: "NoSuchSetting" not in shown(), "the refusal is taken back", seen=shown)
+
+
+def build(world: World, *words: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "build.py", *words[:2], "--name", world.cluster.options.name, *words[2:]]
+    return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=180, check=False)
+
+
+def test_a_partition_comes_beside_the_others_and_goes_only_without_jobs(
+    healthy: World, alice: Researcher, tmp_path: Path
+) -> None:
+    """The example of docs/how-to/change-slurm-conf.md, and the way back."""
+    stays = alice.submit("-p", "all", "--mem=10", "-o", "/dev/null", script="sleep 600")
+    alice.wait_for(stays, "RUNNING")
+    long = {"pools": ["worker"], "default": True, "options": {"MaxTime": "7-00:00:00"}}
+    before = dict(healthy.cluster.options.overrides)
+    change(healthy, {"slurm": {"partitions": {"long": long}}})
+    until(lambda: "long" in healthy.slurm("sinfo", "-h", "-o", "%R"), "it is live")
+    ends = alice.submit("--mem=10", "-o", "/dev/null", script="sleep 600")
+    alice.wait_for(ends, "RUNNING")
+    assert (alice.state(stays), alice.state(ends)) == ("RUNNING", "RUNNING")
+    # Looked at first, from outside.
+    values = tmp_path / "values.yaml"
+    values.write_text(yaml.safe_dump(before))
+    asked = build(healthy, "config", "check", "--values", str(values))
+    assert asked.returncode == 1 and f"ends jobs: partition long goes: job {ends}" in asked.stdout, asked
+    # Done all the same, it is refused, and nobody's job ends.
+    healthy.cluster.options = replace(healthy.cluster.options, overrides=before)
+    with pytest.raises(ClusterError, match=f"it would end jobs: partition long goes: job {ends}"):
+        change(healthy, {})
+    assert (alice.state(stays), alice.state(ends)) == ("RUNNING", "RUNNING")
+    told = build(healthy, "config", "status")
+    assert told.returncode == 1
+    accepted = build(healthy, "config", "accept", told.stdout.partition(":")[0])
+    assert accepted.returncode == 0, accepted
+    assert "long" not in healthy.slurm("sinfo", "-h", "-o", "%R") and alice.state(stays) == "RUNNING"
+    alice.wait_for(ends, "NODE_FAIL", "PENDING", "CANCELLED")
+    alice("scancel -u alice")
 
 
 def push(world: World, script: str) -> str:

@@ -195,16 +195,21 @@ def test_a_list_of_hosts_is_its_hosts(hosts: str, names: list[str]) -> None:
 
 def test_squeue_is_read_field_by_field() -> None:
     text = (
-        "12_[1-100]|PD|main,p2|||(null)|normal|cpu=1,mem=100M,node=1,billing=1,gres/gpu=2,gres/gpu:h100=2|\n"
-        "11|R|main|w[1-2]||lab|normal|cpu=1|\n13|PD|main||w7|lab|normal|cpu=1|\nshort|R|\n"
+        "12_[1-100%5]|PD|main,p2|||cpu=1,mem=100M,node=1,billing=1,gres/gpu=2,gres/gpu:h100=2|normal|(null)|\n"
+        "11|R|main|w[1-2]||cpu=1|normal|lab|\n13|PD|main||w7|cpu=1|normal|lab|\nshort|R|\n"
     )
     assert len(FIELDS) == 8
     assert list(jobs(text)) == [
-        job("12_[1-100]", holds=False, partitions=frozenset({"main", "p2"}), nodes=frozenset(), account="",
+        job("12_[1-100%5]", holds=False, partitions=frozenset({"main", "p2"}), nodes=frozenset(), account="",
             gres=frozenset({"gpu"})),
         job("11", partitions=frozenset({"main"}), nodes=frozenset({"w1", "w2"})),
         job("13", holds=False, partitions=frozenset({"main"}), nodes=frozenset(), wanted=frozenset({"w7"})),
     ]  # fmt: skip
+
+
+def test_an_account_of_its_users_own_words_hides_no_job_and_writes_on_no_terminal() -> None:
+    (found,) = jobs("11|R|main|w1||gres/gpu=1|normal|a|b\n\x1b[2J|R|all|w1||cpu=1|normal|a|\n")
+    assert (found.id, found.partitions, found.gres) == ("11", {"main"}, {"gpu"})
 
 
 @given(st.binary(), st.binary())

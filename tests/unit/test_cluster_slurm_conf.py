@@ -1,0 +1,50 @@
+"""`up` and the controller's word on the slurm.conf that it has brought."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Iterable
+
+import pytest
+
+from cluster.errors import ClusterError
+from cluster.slurm_conf import CONTROLLER, confirm, packed
+
+
+class Controller:
+    """Says one word after the other."""
+
+    def __init__(self, *words: str, why: str = "") -> None:
+        self.words, self.why, self.asked = list(words), why, 0
+
+    def __call__(self, pod: str, command: Iterable[str]) -> tuple[int, str]:
+        assert (pod, list(command)[:3]) == (CONTROLLER, ["minivm", "config", "status"])
+        self.asked += 1
+        state = self.words.pop(0)
+        return int(state != "live"), json.dumps({"hash": "0", "state": state, "why": self.why})
+
+
+def test_up_waits_until_the_file_is_judged() -> None:
+    controller = Controller("pending", "pending", "live")
+    confirm(controller, {CONTROLLER})
+    assert controller.asked == 3
+
+
+def test_up_fails_with_the_reason_of_a_refusal() -> None:
+    with pytest.raises(ClusterError, match="refused, the last one stays: unrecognized key: NoSuchSetting"):
+        confirm(Controller("pending", "refused", why="refused, the last one stays: unrecognized key: NoSuchSetting"),
+                {CONTROLLER})  # fmt: skip
+
+
+def test_a_controller_that_is_new_is_not_asked_and_one_of_an_older_image_is_believed() -> None:
+    confirm(Controller(), set())
+    confirm(lambda pod, command: (2, "Error: No such command 'config'."), {CONTROLLER})
+
+
+def test_a_candidate_travels_as_a_directory_that_is_its_owners_alone() -> None:
+    name, data = packed({"slurm.conf": b"a", "gres.conf": b"bc"})
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        found = {member.name: (member.mode, member.size) for member in tar.getmembers()}
+    assert found == {name: (0o700, 0), f"{name}/slurm.conf": (0o600, 1), f"{name}/gres.conf": (0o600, 2)}
