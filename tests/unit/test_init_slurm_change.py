@@ -209,7 +209,7 @@ def test_squeue_is_read_field_by_field() -> None:
 
 def test_an_account_of_its_users_own_words_hides_no_job_and_writes_on_no_terminal() -> None:
     (found,) = jobs("11|R|main|w1||gres/gpu=1|normal|a|b\n\x1b[2J|R|all|w1||cpu=1|normal|a|\n")
-    assert (found.id, found.partitions, found.gres) == ("11", {"main"}, {"gpu"})
+    assert (found.id, found.partitions, found.gres) == ("11", frozenset({"main"}), frozenset({"gpu"}))
 
 
 @given(st.binary(), st.binary())
