@@ -36,7 +36,9 @@ def told(call: Call) -> Call:
     return wrapped  # type: ignore[return-value]  # the same parameters and result as `call`, which wraps() cannot say
 
 
-name_option = click.option("--name", default="local", show_default=True, help="Of the cluster; several can be up.")
+name_option = click.option(
+    "--name", default="local", envvar="MINIVM_NAME", show_default=True, help="Of the cluster; several can be up."
+)
 
 
 def connect() -> Any:
@@ -64,7 +66,11 @@ def connect() -> Any:
     help="How Slurm tracks jobs.  [default: in cgroups where pods here can have them]",
 )
 @click.option(
-    "--values", "values_file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Chart values on top."
+    "--values",
+    "values_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    envvar="MINIVM_VALUES",
+    help="Chart values on top.",
 )
 @click.option("--timeout", default=180.0, show_default=True, help="Seconds until all pods must be ready.")
 @told
@@ -124,10 +130,13 @@ def up(
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @told
 def ssh(name: str, user: str, command: tuple[str, ...]) -> None:
-    """Into the login pod as a demo user."""
+    """Into the login pod as a demo user. With -A first: on to a worker with the same key, where a job of yours runs."""
     from cluster.local import LocalCluster
 
     line = LocalCluster.saved(None, name).ssh_command(user, *command)
+    if command[:1] == ("-A",):
+        # An agent of this one session, with this one key: a person's own agent is not lent to a demo.
+        line = ["ssh-agent", line[0], "-o", "AddKeysToAgent=yes", *line[1:]]
     os.execvp(line[0], line)
 
 
