@@ -13,6 +13,8 @@ from init.prepare.pod import MOUNTS, Pod, PrepareError, writable, write
 MADE = ("ed25519", "ecdsa")
 CONFIG = "/run/minivm/sshd_config"
 LANG = re.compile(r"[A-Za-z0-9._@-]+")
+# The second of ssh's own two files: the first one is the site's.
+KNOWN = "/etc/ssh/ssh_known_hosts2"
 
 
 def run(pod: Pod) -> str:
@@ -36,7 +38,20 @@ def run(pod: Pod) -> str:
     if LANG.fullmatch(language):
         lines.append(f"SetEnv LANG={language}\n")
     write(pod.path(CONFIG), "".join(lines).encode(), mode=0o600, owner=(0, 0))
-    return f"{len(keys)} {'mounted' if mounted else 'own'} host keys in {directory}"
+    known = _know(pod, keys) if mounted else ""
+    return f"{len(keys)} {'mounted' if mounted else 'own'} host keys in {directory}{known}"
+
+
+def _know(pod: Pod, keys: list[Path]) -> str:
+    """Mounted keys are those of all the cluster's pods: their names are known to every ssh here, without a question."""
+    names = ",".join(pod.setting("MINIVM_SSH_HOSTS").replace(",", " ").split())
+    if not names:
+        return ""
+    if not writable(pod.path(KNOWN).parent):
+        return f"; /etc/ssh is read-only, and {names} not known to ssh"
+    lines = [f"{names} {' '.join(_keygen('-y', '-f', str(key)).split()[:2])}\n" for key in keys]
+    write(pod.path(KNOWN), "".join(lines).encode(), mode=0o644, owner=(0, 0))
+    return f"; known to ssh: {names}"
 
 
 def _install(mounted: Path, directory: Path) -> Path:
@@ -50,13 +65,14 @@ def _install(mounted: Path, directory: Path) -> Path:
 
 def _make(directory: Path, kind: str) -> Path:
     target = directory / f"ssh_host_{kind}_key"
+    _keygen("-q", "-t", kind, "-N", "", "-C", "", "-f", str(target))
+    return target
+
+
+def _keygen(*arguments: str) -> str:
     done = subprocess.run(
-        ["/usr/bin/ssh-keygen", "-q", "-t", kind, "-N", "", "-C", "", "-f", str(target)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
+        ["/usr/bin/ssh-keygen", *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
     if done.returncode:
-        raise PrepareError(f"make {target}", (done.stderr or done.stdout).strip())
-    return target
+        raise PrepareError(f"use {arguments[-1]}", (done.stderr or done.stdout).strip())
+    return done.stdout

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -283,6 +284,29 @@ def test_a_login_pod_that_drains_tells_its_sessions_and_waits_for_them(site: Wor
     assert code != 0 and "about to stop" in text, "nobody new"
     pod.run("minivm", "resume")
     pod.run(*ssh, "true")
+
+
+def test_pods_that_share_host_keys_know_each_other_without_a_question(site: World, mounts: Path) -> None:
+    """By their names alone: another host's key is nobody's, and a pod that has another key is refused."""
+    keys = mounts / "secrets" / "ssh"
+    keys.mkdir()
+    env = {"MINIVM_SSH_HOSTS": "known-*, known.*"}
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", keys / "ssh_host_ed25519_key"], check=True)
+    here = site.pod("login", "known-0", mounts=mounts, env=env).wait_ready()
+    there = site.pod("login", "known-1", mounts=mounts, env=env).wait_ready()
+    false = site.pod("login", "known-2", env=env).wait_ready()
+    assert false.code("test", "-e", "/etc/ssh/ssh_known_hosts2")[0] == 1, "keys of its own are nobody else's"
+    ssh_as_demo(here)
+    for pod in (there, false):
+        pod.add_user()
+        pod.run("install", "-d", "-o", "demo", "-m", "700", "/home/demo/.ssh")
+        key = here.run("cat", "/root/.ssh_key.pub").strip()
+        pod.run("sh", "-c", f"echo '{key}' | install -o demo -m 600 /dev/stdin /home/demo/.ssh/authorized_keys")
+    ssh = ("ssh", "-i", "/root/.ssh_key", "-o", "BatchMode=yes")
+    assert here.run(*ssh, "demo@known-1", "hostname").strip() == "known-1"
+    code, text = here.code(*ssh, "demo@known-2", "hostname")
+    assert code == 255 and "REMOTE HOST IDENTIFICATION HAS CHANGED" in text
+    assert "verification failed" in here.code(*ssh, "demo@localhost", "hostname")[1], "a name that is not the cluster's"
 
 
 def test_a_user_who_calls_his_processes_sshd_neither_writes_files_nor_holds_up_the_drain(site: World) -> None:

@@ -36,6 +36,18 @@ def test_the_controller_is_told_which_workers_there_are() -> None:
     assert told == {"release": "slurm", "pools": {name: sets[name] for name in ("slurm-gpu", "slurm-cpu")}}
 
 
+def test_the_clusters_own_pods_are_known_to_ssh_in_it() -> None:
+    """By every name that people use, and no other host's."""
+    pools = {"gpu": {"ports": {"ssh": 2222}}, "cpu": {}}
+    documents = render({"workers": {"pools": pools}}, release="slurm", namespace="hpc")
+    for item in documents:
+        if item["kind"] != "StatefulSet":
+            continue
+        env = {entry["name"]: entry.get("value") for entry in item["spec"]["template"]["spec"]["containers"][0]["env"]}
+        known = "slurm-login,slurm-login.*,slurm-login-*,slurm-cpu-*,[slurm-gpu-*]:2222"
+        assert env.get("MINIVM_SSH_HOSTS") == (None if item["metadata"]["name"] == "slurm-controller" else known)
+
+
 @cache
 def rendered(name: str) -> tuple[Document, ...]:
     return tuple(render(example(name), release="slurm", namespace="hpc"))

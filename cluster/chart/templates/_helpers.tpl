@@ -143,12 +143,27 @@ What the chart once wrote it goes on writing: Helm takes away what the last rele
 {{- if and (include "minivm.hasRing" .root) (ne .role "demo") }}
 - {name: MINIVM_GITSYNC_RING_SECRET, value: /mnt/minivm/secrets/ring/ring.key}
 {{- end }}
+{{- if has .role (list "login" "worker") }}
+- {name: MINIVM_SSH_HOSTS, value: {{ include "minivm.sshHosts" .root | quote }}}
+{{- end }}
 {{- range $key, $value := .root.Values.scripts.env }}
 - {name: {{ $key }}, value: {{ $value | quote }}}
 {{- end }}
 {{- range $key, $value := .extra }}
 - {name: {{ $key }}, value: {{ $value | quote }}}
 {{- end }}
+{{- end -}}
+
+{{/* The names by which people reach login pods and workers, as patterns of ssh's known hosts. */}}
+{{- define "minivm.sshHosts" -}}
+{{- $full := include "minivm.fullname" . -}}
+{{- $hosts := list (printf "%s-login" $full) (printf "%s-login.*" $full) (printf "%s-login-*" $full) -}}
+{{- range $name, $_ := include "minivm.pools" . | fromJson -}}
+  {{- $pool := include "minivm.pool" (dict "root" $ "name" $name) | fromJson -}}
+  {{- $pods := printf "%s-%s-*" $full $name -}}
+  {{- $hosts = append $hosts (ternary $pods (printf "[%s]:%d" $pods (int $pool.ports.ssh)) (eq (int $pool.ports.ssh) 22)) -}}
+{{- end -}}
+{{- join "," $hosts -}}
 {{- end -}}
 
 {{/* init answers the kubelet on a port of its own: alive, ready, and started are three questions to it. */}}
