@@ -57,6 +57,9 @@ def load_mapping(path: Path) -> dict[str, object]:
         raise ConfigError("read a service", f"not YAML: {problem}", file=str(path), field=where) from None
     except RecursionError:
         raise ConfigError("read a service", "nested too deeply", file=str(path)) from None
+    except (ValueError, LookupError, AttributeError, OverflowError) as error:  # a 30th of February, `!!bool maybe`
+        hint = "quote what is to be text"
+        raise ConfigError("read a service", f"not YAML: {error}", file=str(path), hint=hint) from None
     if not isinstance(data, dict):
         raise ConfigError("read a service", "wanted a mapping", file=str(path))
     return data

@@ -147,9 +147,10 @@ class Reader:
             self.fail(key, "wanted a list of commands, each a list of arguments")
         return tuple(Reader({key: item}, self.what, self.file, self.path).command(key) for item in value)
 
-    def placeholders(self, key: str, text: str) -> None:
+    def placeholders(self, key: str, text: str, *, shown: bool = True) -> None:
         if _LONE in _parts(text):
-            self.fail(key, f"a lone $ in {text!r}", "write ${NAME}, ${NAME:-default}, or $$ for a dollar")
+            where = repr(text) if shown else "it"
+            self.fail(key, f"a lone $ in {where}", "write ${NAME}, ${NAME:-default}, or $$ for a dollar")
 
 
 def duration(text: str) -> float | None:

@@ -254,8 +254,11 @@ def _environment(at: Reader) -> tuple[Variable, ...]:
             key = next(iter(value))
             found.append(Variable(name, Source(key), inner.text(key)))
             continue
+        # What is wrong is told to everybody (a condition, HTTP), and a value may be a password.
+        if isinstance(value, bool | list):
+            sub.fail(name, f"wanted text, not a {type(value).__name__}", "quote it" if isinstance(value, bool) else "")
         text = sub.text(name)
-        sub.placeholders(name, text)
+        sub.placeholders(name, text, shown=False)
         found.append(Variable(name, Source.VALUE, text))
     return tuple(found)
 

@@ -122,17 +122,17 @@ def has_files(directory: str) -> bool:
 
 def merged_plan(file: str) -> tuple[bytes, str]:
     output, write_output = os.pipe()
-    errors, write_errors = os.pipe()
+    errors = os.memfd_create("errors", os.MFD_CLOEXEC)  # a full pipe would hold the child up before it prints the plan
     command = [sys.executable, "-I", "-m", "init.dropins", "boot", file]
-    actions = [(os.POSIX_SPAWN_DUP2, write_output, 1), (os.POSIX_SPAWN_DUP2, write_errors, 2)]
+    actions = [(os.POSIX_SPAWN_DUP2, write_output, 1), (os.POSIX_SPAWN_DUP2, errors, 2)]
     pid = os.posix_spawn(sys.executable, command, os.environ, file_actions=actions)
     os.close(write_output)
-    os.close(write_errors)
     with open(output, "rb") as stream:  # noqa: PTH123 - a descriptor
         text = stream.read()
+    _, status = os.waitpid(pid, 0)
+    os.lseek(errors, 0, os.SEEK_SET)
     with open(errors, "rb") as stream:  # noqa: PTH123 - a descriptor
         said = stream.read().decode(errors="replace").strip()
-    _, status = os.waitpid(pid, 0)
     if status:
         raise ConfigError("read the drop-ins", said or f"the reader ended with status {status}")
     refused = [line.removeprefix(REFUSED) for line in said.splitlines() if line.startswith(REFUSED)]

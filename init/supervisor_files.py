@@ -83,7 +83,10 @@ def _read_file(path: Path) -> list[tuple[int, Service]]:
         try:
             configs = options.processes_from_section(parser, section, name.strip())
         except ValueError as error:
-            raise ConfigError(f"read program {name}", str(error), file=str(path), field=section) from None
+            why = str(error)
+            if "key/value pairs" in why or "'environment'" in why:  # which may hold a password
+                why = 'its environment is not NAME="value",...'
+            raise ConfigError(f"read program {name}", why, file=str(path), field=section) from None
         autostart = parser.get(section, "autostart") if parser.has_option(section, "autostart") else "true"
         if autostart.strip().lower() in ("false", "no", "off", "0"):
             raise ConfigError(

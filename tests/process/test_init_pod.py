@@ -76,6 +76,8 @@ def test_drop_ins_are_laid_over_the_images_plan_at_boot(pod: World) -> None:
         ("services.d/added.yaml", "comand: [/bin/true]\n", "did you mean command?"),
         ("services.d/added.yaml", "command: [/bin/true]\nneeds: [kep]\n", "did you mean kept?"),
         ("services.d/added.yaml", "command: [\n", "added.yaml"),
+        ("services.d/added.yaml", "command: [/bin/echo, 2026-02-30]\n", "added.yaml"),
+        ("services.d/added.yaml", "command: [/bin/true]\nno-new-privileges: !!bool maybe\n", "added.yaml"),
         ("supervisor.d/old.conf", "[program:old]\n", "old.conf"),
     ],
 )
@@ -107,6 +109,30 @@ def test_what_a_wrong_drop_in_was_to_change_does_not_run_as_the_image_has_it(pod
     assert "echo of the image\n" not in pod.output() and "replaced | of the image" not in pod.output()
     status, reasons = pod.get("/readyz")
     assert status == 503 and "later waits for replaced: " in reasons and "replaced.yaml" in reasons
+
+
+def test_a_wrong_drop_in_of_any_length_holds_up_no_boot(pod: World) -> None:
+    """What is wrong with it fills a pipe that nobody reads before the plan has been read."""
+    with_drop_ins(pod, BASE, {"services.d/added.yaml": f"command: [/bin/true]\nrequired: {'x' * 300_000}\n"})
+    snapshot = pod.until_ready()
+    assert "added.yaml" in snapshot.degraded[0]
+
+
+@pytest.mark.parametrize("value", ["'hunter$2'", "[hunter2]"])
+@pytest.mark.parametrize("name", ["added", "replaced"])
+def test_what_is_wrong_with_a_password_is_told_without_it(pod: World, name: str, value: str) -> None:
+    text = f"command: [/bin/true]\nenvironment: {{PASSWORD: {value}}}\n"
+    with_drop_ins(pod, BASE, {f"services.d/{name}.yaml": text})
+    pod.until_state("kept", "ready")
+    pod.until(lambda: "environment.PASSWORD" in pod.get("/status")[1], "it is told")
+    assert all("hunter" not in pod.get(path)[1] for path in ("/status", "/readyz"))
+
+
+@pytest.mark.parametrize("value", ["hunter 2", 'PASSWORD="hunter%(x)s"', 'PASSWORD="hunter%"'])
+def test_what_is_wrong_with_a_programs_password_is_told_without_it(pod: World, value: str) -> None:
+    with_drop_ins(pod, BASE, {"supervisor.d/p.conf": f"[program:p]\ncommand=/bin/true\nenvironment={value}\n"})
+    (told,) = pod.until_ready().degraded
+    assert "p.conf" in told and "environment" in told and "hunter" not in told
 
 
 def test_a_drop_in_that_needs_another_one_comes_with_it(pod: World) -> None:
