@@ -59,6 +59,12 @@ class SlurmWatch:
 
     def look(self) -> None:
         self.again = None
+        try:
+            self.files.put_back()  # what a try left that was cut, or that found the disk full
+        except InitError as error:
+            self.again = ASK_AGAIN
+            say(str(error))
+            return
         files = self.files.wanted()
         if files is None:
             return
@@ -121,14 +127,21 @@ class SlurmWatch:
                     way = f"`minivm config accept {digest(files)}` takes it all the same"
                     text = f"it would end jobs: {found.cost}; {way}"
                     return Answer(Outcome.UNKNOWN if unknown else Outcome.REFUSED, text), False
-            before = self.files.install(files)
-            answer = self.daemon.read_anew()
+            answer = self._read_anew(files)
             if answer.outcome is Outcome.LIVE:
+                self.files.taken()
                 return answer, False
-            self.files.put_back(before, files)
+            self.files.put_back()
             return answer, self.daemon.revive()
         except InitError as error:
             return Answer(Outcome.REFUSED, error.why), False
+
+    def _read_anew(self, files: dict[str, bytes]) -> Answer:
+        try:
+            self.files.install(files)
+            return self.daemon.read_anew()
+        except InitError as error:
+            return Answer(Outcome.REFUSED, error.why)
 
     def _tell(self, said: Said) -> None:
         if told(self.said) == said:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from init.prepare.slurm_config import MOUNT, PRIVATE, TARGET, mounted_files
 
 MAIN = "slurm.conf"
 CANDIDATE = Path("/run/minivm/slurm-candidate")
+BEFORE = "/run/minivm/slurm-before.json"
 
 
 class SlurmFiles:
@@ -19,6 +21,7 @@ class SlurmFiles:
     def __init__(self, pod: Pod) -> None:
         self.mounted = pod.path(MOUNT)
         self.target = pod.path(TARGET)
+        self.before = pod.path(BEFORE)  # what a try began with: whoever was cut in the middle of one puts it back
 
     def wanted(self) -> dict[str, bytes] | None:
         """The mounted files; None where there are none, or in the middle of a swap: its end is told too."""
@@ -44,19 +47,34 @@ class SlurmFiles:
                 write(directory / name, data, mode=0o644)
         return directory / MAIN
 
-    def install(self, files: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Returns what was there before."""
+    def install(self, files: Mapping[str, bytes]) -> None:
+        """For a try: until they are `taken` they can be put back, also after a crash."""
         before = self.installed()
+        kept = {name: data.decode("utf-8", "surrogateescape") for name, data in before.items()}
+        text = json.dumps({"files": kept, "added": sorted(set(files) - set(before))})
+        self.before.parent.mkdir(parents=True, exist_ok=True)
+        write(self.before, text.encode(), mode=0o600)
+        self._install(files)
+
+    def taken(self) -> None:
+        self.before.unlink(missing_ok=True)
+
+    def put_back(self) -> None:
+        """What was there before a try that was not taken; nothing where there is none."""
+        try:
+            found = json.loads(self.before.read_text())
+        except FileNotFoundError:
+            return
+        self._install({name: text.encode("utf-8", "surrogateescape") for name, text in found["files"].items()})
+        for name in found["added"]:
+            (self.target / name).unlink(missing_ok=True)
+        self.taken()
+
+    def _install(self, files: Mapping[str, bytes]) -> None:
         for name, data in files.items():
             private = name in PRIVATE
             owner = user("slurm") if private else (0, 0)
             write(self.target / name, data, mode=0o600 if private else 0o644, owner=owner)
-        return before
-
-    def put_back(self, before: Mapping[str, bytes], instead_of: Mapping[str, bytes]) -> None:
-        self.install(before)
-        for name in set(instead_of) - set(before):
-            (self.target / name).unlink(missing_ok=True)
 
 
 def read(directory: Path) -> dict[str, bytes]:

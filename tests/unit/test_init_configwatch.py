@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from init import configwatch
+from init import configwatch, slurm_files
 from init.configwatch import SlurmWatch, fingerprint
-from init.prepare.pod import Pod
+from init.errors import InitError
+from init.prepare.pod import Pod, PrepareError, write
 from init.slurm_files import SlurmFiles, read
 from init.slurm_jobs import Job
 from init.slurm_judge import LIVE as TAKEN
@@ -134,6 +135,50 @@ def test_one_that_never_answers_is_not_asked_for_ever(site: Site) -> None:
     _, daemon = site.look(SILENT, SILENT, hung=2)
     assert (daemon.asked_with, read(site.files.target)) == ([NEW, NEW], OLD)
     assert site.told == ["refused, the last one stays: slurmctld gave no answer; slurmctld hung and was restarted"]
+
+
+class Cut(BaseException):
+    """The helper is killed here."""
+
+
+def test_what_a_cut_try_left_is_put_back_and_never_taken_for_what_runs(site: Site) -> None:
+    """slurmctld answers, with the old configuration: the new one was installed and not read."""
+
+    class Killed(Scripted):
+        def read_anew(self) -> Answer:
+            raise Cut
+
+    watch = SlurmWatch(Path("/nowhere"), site.files, Killed(site.files.target), site.kept, site.said)
+    with pytest.raises(Cut):
+        watch.look()
+    assert read(site.files.target) == NEW
+    _, daemon = site.look(REFUSED)
+    assert (daemon.asked_with, read(site.files.target), site.kept.good()) == ([NEW], OLD, None)
+    assert site.word() == Said(digest(NEW), NOT_TAKEN, f"refused, the last one stays: {REFUSED.text}")
+
+
+def test_half_an_installation_is_put_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, data: bytes, *, mode: int, owner: tuple[int, int] | None = None) -> bool:
+        if path == site.files.target / "slurm.conf" and data == NEW["slurm.conf"]:
+            raise PrepareError(f"write {path}", "No space left on device")
+        return write(path, data, mode=mode, owner=owner)
+
+    monkeypatch.setattr(slurm_files, "write", full)
+    _, daemon = site.look()
+    assert (daemon.asked_with, read(site.files.target), site.kept.good()) == ([], OLD, None)
+    assert site.told == ["refused, the last one stays: No space left on device"]
+
+
+def test_a_slurmctld_that_cannot_be_asked_has_not_taken_it(site: Site) -> None:
+    class Away(Scripted):
+        def read_anew(self) -> Answer:
+            raise InitError("ask PID 1", "no answer")
+
+    watch = SlurmWatch(Path("/nowhere"), site.files, Away(site.files.target), site.kept, site.said)
+    for _ in range(2):
+        watch.look()
+    assert (read(site.files.target), site.kept.good()) == (OLD, None)
+    assert site.word() == Said(digest(NEW), NOT_TAKEN, "refused, the last one stays: no answer")
 
 
 def test_a_swap_that_is_not_over_is_left_alone(site: Site) -> None:
