@@ -123,6 +123,25 @@ def test_a_process_on_a_gpu_says_nothing_by_its_name(name: str) -> None:
         assert same or (got.result, got.class_) == (Result.PROBLEM, Class.USER), f"{check}: {got.class_} {got.reason}"
 
 
+@pytest.mark.parametrize("end", ["\n", "\v", "\x1c", "\u2028"])
+def test_a_process_on_one_gpu_is_not_the_next_gpu_by_its_name(end: str) -> None:
+    """Its user writes the next one's whole description into it, with whatever may end a line."""
+    case = read_case(RECORDED / "h100-job-runs")
+    text = case.captures["nvidia_smi_q"].text
+    block = text.split("\nGPU 00000000:3A:00.0")[1].split("    Processes")[0]
+    broken = re.sub(r"(Uncorrectable.*): 0", r"\1: 7", block).replace("Occurred        : No", "Occurred        : Yes")
+    name = f"x\nGPU 00000000:3A:00.0{broken}".replace("\n", end)
+    given = Capture(text.replace(": python\n", f": {name}\n", 1))
+    for check in (check for check in sorted(CHECKS) if check.startswith("gpu_") and check != "gpu_leftovers"):
+        if not all(source.name in case.captures for source in CHECKS[check].CHECK.sources):
+            continue
+        true = judge_case(CHECKS[check], TREE, case).verdict
+        got = judge_case(CHECKS[check], TREE, Case(case.path, {**case.captures, "nvidia_smi_q": given})).verdict
+        # Of what cannot be told apart nothing is known; where it can be, a name hides nothing either.
+        assert got.result is not Result.PROBLEM, f"{check}: {got.class_} {got.reason}"
+        assert got.result is true.result or end == "\n", f"{check}: {got.reason}"
+
+
 def test_memory_that_nobody_holds_is_the_gpu_s_only_where_nobody_is() -> None:
     case = read_case(RECORDED / "a100-leftover-memory")
     assert judge_case(CHECKS["gpu_leftovers"], TREE, case).verdict.class_ is Class.REBOOT

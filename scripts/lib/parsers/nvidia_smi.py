@@ -32,7 +32,7 @@ def complaints(text: str) -> tuple[list[str], list[str]]:
     """
     own, _, rest = text.partition(" Process ID ")
     return [row.rstrip() for row in own.splitlines() if row[:1].strip()], [
-        row.rstrip() for row in rest.splitlines()[1:]
+        row.rstrip() for row in rest.split("\n")[1:]
     ]
 
 
@@ -113,16 +113,21 @@ def parse(text: str) -> tuple[Gpu, ...]:
 def _blocks(text: str) -> Iterator[Gpu]:
     gpu: Gpu | None = None
     stack: list[tuple[int, Section]] = []
-    seen: set[str] = set()
+    # Bus -> whether a process was listed before it, whose name might be what we took for it.
+    seen: dict[str, bool] = {}
+    listed = False
     # The processes come last, with names that their users choose: nothing after them is about the GPU.
     closed = False
-    for line in text.splitlines():
+    # Not splitlines: to Python half a dozen characters end a line, and any of them may stand in a name.
+    for line in text.split("\n"):
         start = _GPU.match(line)
+        if start and seen.get(start.group(1).lower()):
+            raise Unreadable(f"nvidia-smi -q: GPU {start.group(1)} twice: one may be the name of a process")
         if start and start.group(1).lower() not in seen:
             if gpu:
                 yield gpu
             gpu = Gpu(start.group(1), Section())
-            seen.add(start.group(1).lower())
+            seen[start.group(1).lower()] = listed
             stack, closed = [(0, gpu.root)], False
             continue
         if gpu is None or not line.strip():
@@ -143,6 +148,7 @@ def _blocks(text: str) -> Iterator[Gpu]:
             closed = closed or (key == "Processes" and section is gpu.root)
             continue
         if key == "Process ID":
+            listed = True
             section.processes.append({})
         if section.processes:
             section.processes[-1][key] = value
