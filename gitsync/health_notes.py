@@ -10,7 +10,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +47,10 @@ def write_index(
     checks: Mapping[str, CheckModule],
     has: Mapping[Hardware, bool],
     setting: Setting,
+    broken: Iterable[str] = (),
 ) -> None:
-    """What the prolog needs to know about the checks without loading them."""
+    """What the prolog needs to know about the checks without loading them. `broken`: those that could not be loaded:
+    they are no checks now, and not gone either, or a mistake in a parser would end every drain of an earlier pod's."""
     listed = {
         name: {
             "when": sorted(module.CHECK.when),
@@ -64,6 +66,7 @@ def write_index(
         "at": setting.now,
         "expect": dict(setting.expect),
         "checks": listed,
+        "broken": sorted(broken),
     }
     with contextlib.suppress(OSError):
         write_json(places.index, index)

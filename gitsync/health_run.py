@@ -91,7 +91,7 @@ def run(
         # A prolog may still run an earlier commit, which has no say in what there is.
         if captures is None and when in {When.BACKGROUND, When.BOOT}:
             bury(places, {*loaded.checks, *loaded.broken})
-        write_index(places, tree, loaded.checks, has, setting)
+        write_index(places, tree, loaded.checks, has, setting, loaded.broken)
     return done
 
 

@@ -70,7 +70,8 @@ def read_gpus(state: Path, boot_id: str) -> tuple[Gpu, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """The checks of the last round's commit, and of them those that run only where a job starts or ends."""
+    """The checks of the last round's commit, also those that could not be loaded, and of them those that run only where
+    a job starts or ends."""
 
     checks: frozenset[str]
     with_jobs: frozenset[str]
@@ -84,7 +85,8 @@ def read_index(state: Path, boot_id: str) -> Index | None:
         return None
     when = {name: facts.get("when") for name, facts in checks.items() if isinstance(facts, dict)}
     with_jobs = {name for name, kinds in when.items() if isinstance(kinds, list) and set(map(str, kinds)) <= WITH_JOBS}
-    return Index(frozenset(checks), frozenset(with_jobs))
+    broken = data.get("broken")
+    return Index(frozenset([*checks, *(map(str, broken) if isinstance(broken, list) else ())]), frozenset(with_jobs))
 
 
 def read_policy(root: str) -> Policy:

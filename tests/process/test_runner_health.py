@@ -25,6 +25,7 @@ from gitsync.health_cases import read_case
 from gitsync.health_collect import collect
 from gitsync.health_processes import processes
 from gitsync.verdict import boot_id
+from init.verdict_files import read_index
 from tests.process.runner_world import World, alive, make
 from tests.waiting import until
 
@@ -210,6 +211,8 @@ def test_a_broken_check_is_unknown_and_spoils_no_other(world: World) -> None:
     }
     assert said["hangs"]["broken"] == "no judgement within 0.2 s"
     assert "SyntaxError" in said["typo"]["broken"]
+    index = read_index(world.root / "health", boot_id())
+    assert index is not None and "typo" in index.checks, "it is broken, and not gone: what it has drained stays"
 
 
 def test_a_check_remembers_until_the_next_boot(world: World) -> None:
