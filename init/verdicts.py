@@ -245,12 +245,23 @@ def left(standing: Mapping[str, Seen], kept: Mapping[str, str]) -> list[str]:
     return [part for check, part in kept.items() if check not in standing]
 
 
+def no_lighter(standing: Mapping[str, Seen], kept: Mapping[str, str]) -> dict[str, Seen]:
+    """The standing checks, none in a lighter class than it is posted in: the next pod knows no other word of it."""
+    posted = {check: class_ for part in kept.values() for check, class_, _, _ in parts(f"{PREFIX} {part}")}
+    return {
+        check: replace(seen, class_=max(seen.class_, posted.get(check, seen.class_), key=_weight))
+        for check, seen in standing.items()
+    }
+
+
 def decide(standing: Mapping[str, Seen], node: Node, kept: Mapping[str, str]) -> Act:
     """What to do about the node, the guard and the rate apart. `kept`: see `unreleased`."""
     if node.drained and not node.ours:
         # A person's drain, or Slurm's own: not ours to touch, and it keeps jobs away as well as ours would.
         return Act("nothing", f"drained already: {node.reason}")
     carried = left(standing, kept) if node.drained else []
+    if node.drained:
+        standing = no_lighter(standing, kept)
     if not standing and not carried:
         if node.drained:
             return Act("clear", "every check that drained it passes again")
@@ -258,6 +269,6 @@ def decide(standing: Mapping[str, Seen], node: Node, kept: Mapping[str, str]) ->
     text = reason(standing, carried)
     if not node.drained:
         return Act("drain", text)
-    if names(node.reason) != names(text):
+    if {part[:3] for part in parts(node.reason)} != {part[:3] for part in parts(text)}:
         return Act("update", text)
     return Act("nothing", "drained by us for the same reason")

@@ -14,7 +14,7 @@ from init.drain_broker import Broker, later
 from init.drain_calls import Slurm
 from init.ledger import Ledger
 from init.slurm_client import SlurmError
-from init.verdicts import Node, Other, Policy
+from init.verdicts import Node, Other, Policy, names
 from tests.waiting import until
 
 BOOT = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -245,6 +245,19 @@ def test_an_earlier_pod_s_drain_ends_only_after_this_pod_s_checks_have_passed(tm
     assert desk.slurm.state.drained, "its own check has said nothing yet"
     desk.say("ok")
     assert not desk.slurm.state.drained
+
+
+def test_what_grows_graver_is_posted_so_and_outlives_the_pod(desk: Desk, tmp_path: Path) -> None:
+    desk.say("problem", "xid", "reboot")
+    desk.say("problem", "xid", "rma")
+    assert desk.slurm.state.reason == "minivm: xid[rma]@9f2c1ab xid says so"
+    after = Desk(tmp_path)
+    after.slurm.state = Node(True, "minivm: xid[rma]@0123456 failed for good")
+    after.say("problem", "xid", "reboot")
+    assert names(after.slurm.state.reason) == {"xid@9f2c1ab"}
+    after.say("ok", "xid", "reboot")
+    after.say("ok", "xid", "reboot")
+    assert after.slurm.state.drained, "a lighter problem that has passed does not mend the part"
 
 
 def test_repeats_of_a_gpu_make_it_an_offender_that_only_a_person_brings_back(desk: Desk) -> None:

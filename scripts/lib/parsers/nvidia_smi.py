@@ -31,9 +31,7 @@ def complaints(text: str) -> tuple[list[str], list[str]]:
     Names of processes are printed as they are. A line break in one is not known to come through, and is not relied on.
     """
     own, _, rest = text.partition(" Process ID ")
-    return [row.rstrip() for row in own.splitlines() if row[:1].strip()], [
-        row.rstrip() for row in rest.split("\n")[1:]
-    ]
+    return [row.rstrip() for row in own.splitlines() if row[:1].strip()], [row.rstrip() for row in rest.split("\n")[1:]]
 
 
 @dataclass(slots=True)
