@@ -79,6 +79,7 @@ def repositories(asked: Iterable[str]) -> Repositories:
         "munge": Standin("munge", NEWEST, programs("usr/sbin/munged")),
         "sssd-tools": Standin("sssd-tools", NEWEST, programs("usr/sbin/sss_cache")),
         "python3": Standin("python3", NEWEST, {"usr/bin/python3": "#!/bin/sh\nexit 0\n"}),
+        "python-is-python3": Standin("python-is-python3", NEWEST, programs("usr/bin/python")),
         "libpmix2t64": Standin("libpmix2t64", NEWEST, {f"{LIB}/libpmix.so.2": library("libpmix.so.2")}),
         "openssh-server": Standin("openssh-server", NEWEST, programs("usr/sbin/sshd")),
         "gcc": Standin("gcc", NEWEST, {"usr/bin/gcc": COMPILER}),
