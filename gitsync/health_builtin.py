@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .health_api import Capture, Failure
-from .health_processes import processes, waiting
+from .health_processes import kept_waiting, processes, waiting
 
 KMSG_LIMIT = 1024 * 1024
 KMSG_RECORDS = 200_000
@@ -96,7 +96,10 @@ def mounts() -> Capture:
     asked = {_unescape(row[1]): row[2] for row in entries if on_the_network(row[2]) and not _a_persons(row[3])}
     hung = _still_hung()
     states = {path: "hung -" for path in asked if path in hung}
-    states |= _ask([path for path in asked if path not in hung])
+    answers, waited = _ask([path for path in asked if path not in hung])
+    if waited > MOUNT_DEADLINE_S / 2:
+        return Capture("", Failure.FAILED, f"the mounts could not be asked: waited {waited:.1f} s for a processor")
+    states |= answers
     lines = [f"{states.get(path, 'hung -')} {kind} {path}" for path, kind in sorted(asked.items())]
     others = [f"other - {row[2]} {_unescape(row[1])}" for row in entries if _unescape(row[1]) not in asked]
     return Capture("\n".join(["# mounts: state seconds type path", *lines, *others, f"# end: {len(asked)} asked"]))
@@ -112,9 +115,10 @@ def _a_persons(options: str) -> bool:
     return owner != "0"
 
 
-def _ask(paths: list[str]) -> dict[str, str]:
+def _ask(paths: list[str]) -> tuple[dict[str, str], float]:
+    """What each said, and where some said nothing: how long the child waited for a processor and not for them."""
     if not paths:
-        return {}
+        return {}, 0.0
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -136,6 +140,7 @@ def _ask(paths: list[str]) -> dict[str, str]:
         if text.count(b"\n") == len(paths):
             break
     os.close(reader)
+    waited = kept_waiting(child) if text.count(b"\n") < len(paths) else 0.0
     with contextlib.suppress(ProcessLookupError):
         os.kill(child, 9)
     states = {}
@@ -149,7 +154,7 @@ def _ask(paths: list[str]) -> dict[str, str]:
     else:
         with contextlib.suppress(OSError):
             ABANDONED_MOUNTS.write_text("\n".join([str(child), *(path for path in paths if path not in states)]))
-    return states
+    return states, waited
 
 
 def _statvfs(path: str, writer: int) -> None:

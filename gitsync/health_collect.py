@@ -19,6 +19,7 @@ from pathlib import Path
 
 from .health_api import Builtin, Capture, Command, Failure, Files, Source
 from .health_builtin import BUILTINS
+from .health_processes import kept_waiting
 
 LIMIT = 2 * 1024 * 1024
 AT_ONCE = 8
@@ -173,6 +174,7 @@ def _finish(entry: _Running, stuck: dict[str, int]) -> tuple[str, str, Capture]:
 
 
 def _give_up(entry: _Running, stuck: dict[str, int]) -> tuple[str, str, Capture]:
+    waited = kept_waiting(entry.process.pid)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(entry.process.pid, signal.SIGKILL)
     try:
@@ -184,7 +186,11 @@ def _give_up(entry: _Running, stuck: dict[str, int]) -> tuple[str, str, Capture]
     assert entry.process.stdout is not None
     entry.process.stdout.close()
     why = f"{' '.join(entry.command.argv)} did not answer within {entry.command.deadline_s:g} s"
-    return entry.source, entry.label, Capture(entry.output.decode(errors="replace"), Failure.TIMEOUT, why)
+    failure = Failure.TIMEOUT
+    if waited > entry.command.deadline_s / 2:
+        # Any job can bring that about, and nothing is known of what the program asks.
+        failure, why = Failure.FAILED, f"{why}, of which it waited {waited:.1f} s for a processor"
+    return entry.source, entry.label, Capture(entry.output.decode(errors="replace"), failure, why)
 
 
 def _stuck(file: Path | None) -> dict[str, int]:

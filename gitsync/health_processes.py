@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator
@@ -79,6 +80,17 @@ def waiting() -> Capture:
         killed = any(int(pending, 16) & KILL for pending in _PENDING.findall(one.status))
         lines.append(f"{one.pid} {one.start} {one.uid} {switches} {'yes' if killed else 'no'} {one.shown}")
     return Capture("\n".join([*lines, f"# end: {len(lines) - 1} processes"]))
+
+
+def kept_waiting(pid: int) -> float:
+    """How many seconds it, or the worst off of its threads, has been ready to run and was not let: others had the
+    processors. What hangs in a driver or on a server waits for something else."""
+    longest = 0
+    with contextlib.suppress(OSError):
+        for thread in os.scandir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                longest = max(longest, int(_start_of(f"{thread.path}/schedstat").split()[1]))
+    return longest / 1e9
 
 
 def _start_of(path: str, size: int = 1024) -> str:

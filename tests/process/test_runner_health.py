@@ -97,6 +97,38 @@ def test_a_program_that_hangs_costs_its_deadline_and_no_more(tmp_path: Path) -> 
     assert not alive(int((tmp_path / "pid").read_text()))
 
 
+@pytest.fixture
+def crowd() -> Iterator[int]:
+    """A processor that others keep busy."""
+    cpu = min(os.sched_getaffinity(0))
+    hogs = [
+        subprocess.Popen(["taskset", "-c", str(cpu), "sh", "-c", "echo; while :; do :; done"], stdout=subprocess.PIPE)
+        for _ in range(12)
+    ]
+    for hog in hogs:
+        assert hog.stdout is not None and hog.stdout.readline()
+    yield cpu
+    for hog in hogs:
+        hog.kill()
+        hog.communicate()
+
+
+def test_a_program_that_is_not_let_run_does_not_hang(tmp_path: Path, crowd: int) -> None:
+    """A job that takes every processor must not make a driver look hung, which drains the node."""
+    argv = ("taskset", "-c", str(crowd), "sh", "-c", "while :; do :; done")
+    found = collect([Command("starved", argv, deadline_s=1.5)])
+    assert found["starved"].failure is Failure.FAILED and "for a processor" in found["starved"].why
+
+
+def test_mounts_that_nobody_came_to_ask_are_not_called_hung(crowd: int) -> None:
+    asking = f"import os\nos.sched_setaffinity(0, [{crowd}])\n{HUNG}"
+    for old, new in (("time.sleep(60)", "while True: pass"), ("mounts().text", "mounts().why"), ("0.3", "1.5")):
+        assert old in asking
+        asking = asking.replace(old, new)
+    done = subprocess.run([sys.executable, "-c", asking], capture_output=True, text=True, timeout=120, check=True)
+    assert "for a processor" in done.stdout
+
+
 def test_a_program_that_is_not_installed_is_missing(tmp_path: Path) -> None:
     found = collect([Command("a", ("no-such-tool", "-q")), Files("b", (f"{tmp_path}/none*",))])
     assert (found["a"].failure, found["a"].why) == (Failure.MISSING, "no-such-tool is not installed")
