@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import select
 import stat
 import threading
@@ -91,7 +92,8 @@ def mounts() -> Capture:
         table = MOUNTS.read_text()
     except OSError as error:
         return Capture("", Failure.FAILED, f"/proc/self/mounts: {error.strerror}")
-    entries = [line.split() for line in table.splitlines() if len(line.split()) >= 4]
+    # The kernel writes a blank in a name as a number, and knows no other blanks: who mounts something by FUSE names it.
+    entries = [row for row in (line.split(" ") for line in table.split("\n")) if len(row) >= 4]
     # Local ones are left alone: where the root hangs, nothing of this runs, and a busy machine must not look like that.
     asked = {_unescape(row[1]): row[2] for row in entries if on_the_network(row[2]) and not _a_persons(row[3])}
     hung = _still_hung()
@@ -102,6 +104,7 @@ def mounts() -> Capture:
     states |= answers
     lines = [f"{states.get(path, 'hung -')} {kind} {path}" for path, kind in sorted(asked.items())]
     others = [f"other - {row[2]} {_unescape(row[1])}" for row in entries if _unescape(row[1]) not in asked]
+    lines, others = ([re.sub(r"[^\S ]", "?", line) for line in shown] for shown in (lines, others))
     return Capture("\n".join(["# mounts: state seconds type path", *lines, *others, f"# end: {len(asked)} asked"]))
 
 

@@ -21,8 +21,9 @@ import pytest
 from gitsync import health_builtin, health_loop
 from gitsync.health_api import Command, Failure, Files
 from gitsync.health_builtin import mounts
-from gitsync.health_cases import read_case
+from gitsync.health_cases import Case, judge_case, read_case
 from gitsync.health_collect import collect
+from gitsync.health_load import load_checks
 from gitsync.health_processes import processes
 from gitsync.verdict import boot_id
 from init.verdict_files import read_index
@@ -206,6 +207,23 @@ def test_a_file_system_that_a_user_serves_is_not_asked(monkeypatch: pytest.Monke
     rows = mounts().text.splitlines()
     assert "other - fuse.sshfs /home/me/far" in rows
     assert [row for row in rows if row.startswith("ok ")] and rows[-1] == "# end: 1 asked"
+
+
+BLANKS = ("\u2003", "\v", "\x1c", "\x85", "\u2028")
+
+
+@pytest.mark.parametrize("blank", BLANKS)
+def test_a_user_s_mount_is_no_other_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, blank: str) -> None:
+    """The kernel writes of these blanks none as a number, and the name of a FUSE mount is its user's."""
+    table = tmp_path / "mounts"
+    forged = blank.join(("me", "/no/such/data", "nfs4", "rw", "x"))
+    mine = "rw,nosuid,nodev,user_id=20001,group_id=20001 0 0"
+    path = f"/home/me/a{blank}b\\012hung"
+    table.write_text(f"{forged} {path} fuse.sshfs {mine}\nx /data tmpfs rw 0 0\n")
+    monkeypatch.setattr(health_builtin, "MOUNTS", table)
+    case = Case(tmp_path, {"mounts": mounts()})
+    got = judge_case(load_checks(ROOT / "scripts", ["mounts"]).checks["mounts"], ROOT / "scripts", case).verdict
+    assert (got.result, got.reason) == ("ok", "no network file system is mounted")
 
 
 def test_a_round_writes_a_verdict_for_each_check_and_an_index(world: World) -> None:
