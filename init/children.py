@@ -61,6 +61,10 @@ class Children:
             self._sessions[name] = pid
         init.feed(name, Spawned(pid, step))
 
+    def _start_again(self, name: str, step: int) -> None:
+        if name in self._init.engine.states:
+            self.start(name, step)
+
     def _spawn(self, spec: Service, step: int) -> int:
         command = spec.command if step == MAIN else spec.stop.command if step == STOPPER else spec.prepare[step]
         out, err = self._init.logs.streams(spec.name, spec.log.value)
@@ -84,6 +88,11 @@ class Children:
         failed = SpawnFailed(f"cannot start {spec.name}: {in_words(error)}")
         if isinstance(error, CannotStart):
             failed = SpawnFailed(error.why, error.quoted)
+        elif spec.name == DRAIN and self._init.engine.ending.may_wait(self._init.poller.now()):
+            # It is made once, and a job that has filled the pod with processes must not cost the others theirs.
+            self._init.troubled(failed.why)
+            self._init.poller.after(AGAIN, lambda: self._start_again(spec.name, step))
+            return
         elif spec.name in self._init.engine.specs:
             # What PID 1 could not get from the machine is no fault of the service's, and uses up none of its restarts.
             failed = replace(failed, scarce=True)

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 
 from init import slurm_client
 from init.errors import InitError
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 ENDING = 0.5  # to say how it went before PID 1 would end it
+PROC = Path("/proc")
 USAGE = "usage: python3 -I -m init.drain worker|login [--resume]"
 
 
@@ -71,6 +73,12 @@ def _seconds(env: Mapping[str, str], name: str, default: float) -> float:
         return max(0.0, float(env.get(name) or default))
     except ValueError:
         return default
+
+
+def status_of(directory: Path) -> Mapping[str, str]:
+    """What the kernel says of a process, by /proc/PID."""
+    lines = (directory / "status").read_text(errors="replace").splitlines()
+    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
 
 
 def say(text: str) -> None:

@@ -15,7 +15,7 @@ import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from init.drain import Deadline, say
+from init.drain import PROC, Deadline, say, status_of
 
 NOLOGIN = Path("/run/nologin")
 MESSAGE = "This login pod is about to stop. Batch jobs are not affected. Log in again for a new pod.\n"
@@ -23,7 +23,6 @@ LOOK_EVERY = 0.5
 # Of the budget, for interactive jobs to give back their nodes.
 KEPT = 5.0
 CLIENTS = ("srun", "salloc")
-PROC = Path("/proc")
 DEV = Path("/dev")
 PROGRAMS = ("/usr/sbin/sshd", "/usr/lib/openssh/sshd-session")
 # `sshd-session: NAME@pts/3,pts/4`; a session without a terminal (scp, an editor) has `@notty`. `[priv]` is its monitor.
@@ -32,7 +31,10 @@ _TERMINAL = re.compile(r"pts/[0-9]+")
 
 
 def drain(controller: str, deadline: Deadline) -> None:
-    NOLOGIN.write_text(MESSAGE)
+    try:
+        NOLOGIN.write_text(MESSAGE)
+    except OSError as error:  # a disk that somebody has filled: those who are there have their time all the same
+        say(f"new logins are not kept out: {error.strerror}")
     kept = min(KEPT, deadline.left / 4)
     sessions = find_sessions()
     if sessions:
@@ -77,7 +79,7 @@ def find_clients(proc: Path = PROC) -> list[int]:
 
 def _is_client(directory: Path) -> bool:
     with contextlib.suppress(OSError, KeyError):
-        status = _status(directory)
+        status = status_of(directory)
         # One number: in no container within this one.
         ours = len(status["NSpid"].split()) == 1 and status["Uid"].split()[0] != "0"
         return ours and status["Name"] in CLIENTS and not status["State"].startswith("Z")
@@ -101,7 +103,7 @@ def find_sessions(proc: Path = PROC) -> dict[int, str]:
     for directory in proc.glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, KeyError):
             title = _TITLE.fullmatch((directory / "cmdline").read_bytes().partition(b"\0")[0].rstrip())
-            if title and (_is_sshd(directory) or _is_sshd(proc / _status(directory)["PPid"])):
+            if title and (_is_sshd(directory) or _is_sshd(proc / status_of(directory)["PPid"])):
                 found[int(directory.name)] = title[1].decode(errors="replace")
     return found
 
@@ -109,17 +111,12 @@ def find_sessions(proc: Path = PROC) -> dict[int, str]:
 def _is_sshd(directory: Path) -> bool:
     """Root's own sshd. The process of a session is its user's, and what that one runs may not be looked at without
     SYS_PTRACE: its parent is root's, and nobody else becomes a child of that."""
-    if set(_status(directory)["Uid"].split()) != {"0"}:
+    if set(status_of(directory)["Uid"].split()) != {"0"}:
         return False
     try:
         return str((directory / "exe").readlink()) in PROGRAMS
     except PermissionError:
         return True  # one that has been another user for a moment hides its program, from root without SYS_PTRACE too
-
-
-def _status(directory: Path) -> Mapping[str, str]:
-    lines = (directory / "status").read_text(errors="replace").splitlines()
-    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
 
 
 def terminals(sessions: Mapping[int, str], dev: Path = DEV) -> list[Path]:

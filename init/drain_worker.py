@@ -7,11 +7,21 @@ reconfigure. See docs/decisions/a-node-outlives-its-pod.md.
 
 from __future__ import annotations
 
+import contextlib
 import os
+from pathlib import Path
 
 from init import slurm_client
-from init.drain import Deadline, say
+from init.drain import PROC, Deadline, say, status_of
+from init.slurm_client import SlurmError
 from init.slurm_node import BACK, STOPPING
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeVar
+
+    T = TypeVar("T")
 
 # Kept of the budget for the requeue and the removal that follow the wait for the jobs.
 RESERVE = 5.0
@@ -24,12 +34,12 @@ def name_of_node() -> str:
 
 def drain(controller: str, deadline: Deadline) -> None:
     name = name_of_node()
-    node = slurm_client.node(name, controller, within=max(1.0, deadline.left / 2))
+    node = asked(lambda: slurm_client.node(name, controller, within=max(1.0, deadline.left / 2)), deadline)
     if node is None:
         say(f"slurmctld knows no node {name}: nothing to drain")
         return
     if not (node.held_by_others or (node.held_by_us and "DRAIN" in node.flags)):
-        slurm_client.update(name, ["state=drain", f"reason={STOPPING}"], controller)
+        asked(lambda: slurm_client.update(name, ["state=drain", f"reason={STOPPING}"], controller), deadline)
     jobs = wait_for_jobs(name, controller, deadline)
     if jobs:
         slurm_client.free(jobs, controller, say)
@@ -43,11 +53,41 @@ def drain(controller: str, deadline: Deadline) -> None:
         say(f"{name} is down in Slurm until the pod is back")
 
 
+def asked(ask: Callable[[], T], deadline: Deadline) -> T:
+    """A controller that is away comes back: its pod is replaced, say, together with this one. Jobs that run here
+    meanwhile have the time that was promised to them; to give up would end them now."""
+    told = ""
+    while True:
+        try:
+            return ask()
+        except SlurmError as error:
+            if deadline.left <= RESERVE or not steps():
+                raise
+            text = f"jobs run here, and slurmctld is asked again: {error.why}"
+        if text != told:
+            say(text)
+            told = text
+        deadline.pause(min(LOOK_EVERY, deadline.left))
+
+
+def steps() -> list[int]:
+    """The slurmstepd of this pod: by name, and of a real user that nobody below root can have."""
+    return [int(directory.name) for directory in PROC.glob("[0-9]*") if _is_step(directory)]
+
+
+def _is_step(directory: Path) -> bool:
+    with contextlib.suppress(OSError, KeyError):
+        status = status_of(directory)
+        ours = len(status["NSpid"].split()) == 1 and status["Uid"].split()[0] == "0"
+        return ours and status["Name"].startswith("slurmstepd") and not status["State"].startswith("Z")
+    return False
+
+
 def wait_for_jobs(name: str, controller: str, deadline: Deadline) -> list[str]:
     """The jobs that are still there when the time for them is over."""
     told = ""
     while True:
-        jobs = slurm_client.jobs(name, controller)
+        jobs = asked(lambda: slurm_client.jobs(name, controller), deadline)
         if not jobs:
             return []
         text = f"waiting for {len(jobs)} jobs: {' '.join(jobs[:8])}{' ...' if len(jobs) > 8 else ''}"

@@ -65,6 +65,11 @@ class Ending:
             return "drained"
         return "failed" if state.phase in (Phase.FAILED, Phase.STOPPED) else "draining"
 
+    def may_wait(self, now: float) -> bool:
+        """Whether a drain that cannot be started now may be started later: not once the services need their time."""
+        needed = stop.longest(self._engine.specs.values()) + stop.SWEEP
+        return self.deadline is None or now + needed < self.deadline
+
     def _run(self, name: str, command: tuple[str, ...], budget: float, now: float) -> Todo:
         """An errand is followed by the same machine as every service."""
         mapping: dict[str, object] = {"kind": "oneshot", "command": list(command), "timeout": budget}

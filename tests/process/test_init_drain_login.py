@@ -58,6 +58,14 @@ def test_srun_and_salloc_end_with_the_pod_and_nothing_else_does(tmp_path: Path) 
             process.communicate()
 
 
+def test_a_full_disk_takes_nobodys_time(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The word to new logins cannot be written; the sessions that are there have their grace all the same."""
+    monkeypatch.setattr(drain_login, "NOLOGIN", Path("/dev/full"))
+    monkeypatch.setattr(drain_login, "find_sessions", dict)
+    drain_login.drain("nowhere", drain.Deadline(4.0))
+    assert "new logins are not kept out: No space left on device" in capsys.readouterr().out
+
+
 @needs_root
 @pytest.mark.parametrize("uid", [NOBODY, 0])
 @pytest.mark.parametrize(

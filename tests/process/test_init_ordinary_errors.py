@@ -134,6 +134,26 @@ def test_a_machine_without_room_for_a_process_uses_up_nobodys_restarts(pod: Worl
     lives(pod)
 
 
+def test_a_drain_that_finds_no_room_for_a_process_is_begun_again(pod: World, tmp_path: Path) -> None:
+    """Were it given up, a job's fork bomb would end the jobs of others with the pod."""
+    entry = tmp_path / "entry.py"
+    entry.write_text(NO_FORK)
+    pod.start({"well": WELL}, {"command": ["/bin/sleep", "0"], "budget": 20}, entry=["-I", str(entry)])
+    pod.until_ready()
+    assert pod.ask("drain")["drain"] == "drained"
+    assert "cannot start drain: /bin/sleep: Resource temporarily unavailable" in pod.output()
+    lives(pod)
+
+
+def test_a_drain_that_never_finds_room_leaves_the_services_their_time(pod: World, tmp_path: Path) -> None:
+    entry = tmp_path / "entry.py"
+    entry.write_text(NO_FORK.replace("asked <= 5", "True"))
+    pod.start({"well": WELL}, {"command": ["/bin/sleep", "0"], "budget": 20}, entry=["-I", str(entry)])
+    pod.until_ready()
+    assert pod.ask("drain", wait=False)["drain"] == "draining"
+    assert pod.stop() == 0, "nothing had to be killed"
+
+
 @pytest.mark.parametrize("text", ["\\u00b2", "9" * 4000, "\\u0663", "1e9", "-1"])
 def test_a_mainpid_that_is_no_number_is_not_believed(pod: World, text: str) -> None:
     says = python(f"tell('READY=1\\nMAINPID={text}')\nsignal.pause()")
