@@ -86,20 +86,28 @@ def candidates(listed: str, pools: Pools | None) -> list[str]:
     return sorted(away | {name for name in rows if pools is not None and pools.beyond(name)})
 
 
+def look_after(node: Node, pools: Pools | None, controller: str) -> None:
+    """One that is still in use, or stands in a reservation, is looked at again and keeps nobody from the others."""
+    try:
+        if forgotten(node, pools):
+            slurm_client.delete(node.name, controller)
+            print(f"{node.name} is deleted from Slurm: the chart makes no such pod")
+        elif reason := down_for(node):
+            slurm_client.update(node.name, ["state=down", f"reason={reason}"], controller)
+            print(f"{node.name} is away and now down: {reason}")
+    except SlurmError as error:
+        print(f"{node.name}: {error}")
+
+
 def main() -> int:
     controller = slurm_client.address(os.environ)
     try:
         pools = read_pools()
         listed = slurm_client.run([SINFO, "--noheader", "--Node", "--format", "%N|%t"], controller)
         for node in slurm_client.nodes(candidates(listed, pools), controller):
-            if forgotten(node, pools):
-                slurm_client.delete(node.name, controller)
-                print(f"{node.name} is deleted from Slurm: the chart makes no such pod")
-            elif reason := down_for(node):
-                slurm_client.update(node.name, ["state=down", f"reason={reason}"], controller)
-                print(f"{node.name} is away and now down: {reason}")
+            look_after(node, pools, controller)
     except SlurmError as error:
-        print(error)  # a slurmctld that is away tells of itself, and a node that is still in use is looked at again
+        print(error)  # a slurmctld that is away tells of itself
     except InitError as error:
         print(error, file=sys.stderr)
         return 1

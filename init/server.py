@@ -207,7 +207,7 @@ class Exchange:
 
 
 def _response(status: int, kind: str, body: str, *, head: bool) -> bytes:
-    data = body.encode()
+    data = body.encode(errors="backslashreplace")
     lines = [
         f"HTTP/1.1 {status} {REASONS[status]}",
         f"Content-Type: {kind}",

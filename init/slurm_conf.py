@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 from init.fields import number
 
@@ -85,7 +86,11 @@ def _lines(files: Mapping[str, bytes], name: str, depth: int = DEPTH) -> Iterato
 
 def expanded(hosts: str) -> list[str]:
     """w[1-3,07],x -> w1 w2 w3 w07 x"""
-    return [name for part in _split(hosts) for name in _expanded(part)]
+    found: list[str] = []
+    for part in _split(hosts):
+        names = list(islice(_expanded(part), LARGEST + 2))
+        found += names if len(names) <= LARGEST + 1 else [part]  # ranges within ranges multiply
+    return found
 
 
 def _split(hosts: str) -> list[str]:

@@ -185,6 +185,14 @@ def test_what_is_nested_too_deeply_is_refused(pod: World) -> None:
     lives(pod)
 
 
+def test_half_a_letter_keeps_no_page_from_being_told(pod: World) -> None:
+    pod.start({"well": WELL})
+    pod.until_ready()
+    pod.ask("condition", name="a", text="half \ud800", blocking=True)
+    assert pod.get("/readyz") == (503, "a: half \\ud800\n")
+    assert pod.get("/status")[0] == pod.get("/metrics")[0] == 200
+
+
 def test_an_accept_without_descriptors_is_no_busy_loop(pod: World) -> None:
     """Callers wait in the kernel's queue until there is one; PID 1 says so, and does not spin meanwhile."""
     import resource

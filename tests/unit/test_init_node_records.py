@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from init import node_records, slurm_client
 from init.errors import ConfigError
 from init.node_records import Pools, candidates, down_for, forgotten, pools_from_json, read_pools
 from init.slurm_node import BACK, FRESH, STOPPING, Node
@@ -97,3 +98,27 @@ def test_without_the_file_nothing_is_known(tmp_path: Path) -> None:
     assert read_pools(str(tmp_path / "pools.json")) is None
     (tmp_path / "pools.json").write_text('{"release": "slurm", "pools": {"slurm-worker": 4, "slurm-gpu": 2}}')
     assert read_pools(str(tmp_path / "pools.json")) == POOLS
+
+
+def test_a_record_that_cannot_be_deleted_keeps_nobody_from_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It stands in a reservation, for as long as that lasts."""
+    (tmp_path / "sinfo").write_text("#!/bin/sh\necho 'slurm-gpu-2|down'; echo 'slurm-gpu-3|down'\n")
+    line = f"State=DOWN+DYNAMIC_NORM Reason={STOPPING} [root@2026-01-01T00:00:00]"
+    (tmp_path / "scontrol").write_text(
+        f"""#!/bin/sh
+case "$*" in
+*show*) echo 'NodeName=slurm-gpu-2 {line}'; echo 'NodeName=slurm-gpu-3 {line}' ;;
+*slurm-gpu-2) echo 'Nodes busy, in a reservation or in a job' >&2; exit 1 ;;
+esac
+"""
+    )
+    for name in ("sinfo", "scontrol"):
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setattr(node_records, "SINFO", str(tmp_path / "sinfo"))
+    monkeypatch.setattr(slurm_client, "SCONTROL", str(tmp_path / "scontrol"))
+    monkeypatch.setattr(node_records, "read_pools", lambda: POOLS)
+    assert node_records.main() == 0
+    told = capsys.readouterr().out
+    assert "slurm-gpu-2: cannot ask slurmctld: Nodes busy" in told and "slurm-gpu-3 is deleted" in told

@@ -193,6 +193,11 @@ def test_a_list_of_hosts_is_its_hosts(hosts: str, names: list[str]) -> None:
     assert expanded(hosts) == names
 
 
+def test_ranges_within_ranges_are_no_more_than_slurm_takes() -> None:
+    many = "w[0-60000]r[0-60000]"
+    assert expanded(f"{many},x[1-2]a[1-2]") == [many, "x1a1", "x1a2", "x2a1", "x2a2"]
+
+
 def test_squeue_is_read_field_by_field() -> None:
     text = (
         "12_[1-100%5]|PD|main,p2|||cpu=1,mem=100M,node=1,billing=1,gres/gpu=2,gres/gpu:h100=2|normal|(null)|\n"
