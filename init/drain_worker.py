@@ -53,7 +53,7 @@ def drain(controller: str, deadline: Deadline) -> None:
         say(f"{name} is down in Slurm until the pod is back")
 
 
-def asked(ask: Callable[[], T], deadline: Deadline) -> T:
+def asked(ask: Callable[[], T], deadline: Deadline, missed: Callable[[], None] = lambda: None) -> T:
     """A controller that is away comes back: its pod is replaced, say, together with this one. Jobs that run here
     meanwhile have the time that was promised to them; to give up would end them now."""
     told = ""
@@ -66,6 +66,7 @@ def asked(ask: Callable[[], T], deadline: Deadline) -> T:
             text = f"jobs run here, and slurmctld is asked again: {error.why}"
         if text != told:
             say(text)
+            missed()
             told = text
         deadline.pause(min(LOOK_EVERY, deadline.left))
 
@@ -86,8 +87,13 @@ def _is_step(directory: Path) -> bool:
 def wait_for_jobs(name: str, controller: str, deadline: Deadline) -> list[str]:
     """The jobs that are still there when the time for them is over."""
     told = ""
+
+    def missed() -> None:
+        nonlocal told
+        told = ""
+
     while True:
-        jobs = asked(lambda: slurm_client.jobs(name, controller), deadline)
+        jobs = asked(lambda: slurm_client.jobs(name, controller), deadline, missed)
         if not jobs:
             return []
         text = f"waiting for {len(jobs)} jobs: {' '.join(jobs[:8])}{' ...' if len(jobs) > 8 else ''}"

@@ -195,6 +195,31 @@ def test_a_drain_set_while_the_pod_is_leaving_is_not_overwritten(cluster: Cluste
     cluster.wait_node("w1", "idle")
 
 
+def test_a_controller_that_goes_while_jobs_are_waited_for_costs_none_of_them(cluster: Cluster) -> None:
+    """Both pods are replaced at once, say: the worker gives its jobs their time, and asks again."""
+    worker = cluster.replaced("w1", env={"MINIVM_GRACE_SECONDS": "300"})
+    worker.wait_ready()
+    cluster.wait_node("w1", "idle")
+    job = cluster.submit("--nodelist=w1")
+    cluster.wait_job(job, "RUNNING")
+    worker.run("minivm", "drain", "--no-wait")
+    until(lambda: "waiting for 1 jobs" in worker.status()["drain"], "it waits for the job")
+    cluster.controller.run("minivm", "stop", "slurmctld")
+    until(
+        lambda: "jobs run here, and slurmctld is asked again" in worker.status()["drain"],
+        "it has missed slurmctld",
+        seen=lambda: worker.status()["drain"],
+    )
+    cluster.controller.run("minivm", "start", "slurmctld")
+    cluster.controller.wait_ready()
+    until(lambda: "waiting for 1 jobs" in worker.status()["drain"], "it waits for the job again")
+    assert (cluster.job(job), cluster.job(job, "Restarts")) == ("RUNNING", "0")
+    cluster.cancel()
+    until(lambda: worker.status()["drain"] == "drained", "the drain is over")
+    worker.run("minivm", "resume")
+    cluster.wait_node("w1", "idle")
+
+
 def test_a_pod_that_offers_something_else_is_taken_at_its_word(cluster: Cluster) -> None:
     """slurmctld reads a dynamic node's description when it makes the record; the record must not stay as it was."""
     stop(cluster, "w1")
