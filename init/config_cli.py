@@ -15,7 +15,7 @@ from init.cli import JSON, emit
 from init.cli_group import Group
 from init.prepare.pod import Pod
 from init.slurm_change import Effect
-from init.slurm_files import MAIN, SlurmFiles, read
+from init.slurm_files import MAIN, SlurmFiles, of_config_map, read
 from init.slurm_judge import LIVE, PENDING, SAID, Said, SlurmConfigError, told, weigh
 from init.slurm_kept import Kept, digest
 from init.slurmctld import PROGRAM, Slurmctld
@@ -127,9 +127,7 @@ def _candidate(given: str | None) -> tuple[SlurmFiles, Mapping[str, bytes]]:
     if not data.strip():
         raise SlurmConfigError(f"read {given}", "it is empty")
     if any(line.startswith(b"kind:") for line in data.splitlines()):
-        from init.dropins import config_map
-
-        return files, _with_main(config_map(data.decode(errors="replace"), MAIN), given)
+        return files, _with_main(of_config_map(data.decode(errors="replace")), given)
     return files, {MAIN: data}
 
 

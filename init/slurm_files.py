@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from init.prepare.pod import Pod, user, write
-from init.prepare.slurm_config import MOUNT, PRIVATE, TARGET, mounted_files
+from init.prepare.slurm_config import MOUNT, PRIVATE, TARGET, is_configuration, mounted_files
 
 MAIN = "slurm.conf"
 CANDIDATE = Path("/run/minivm/slurm-candidate")
@@ -80,3 +80,10 @@ class SlurmFiles:
 def read(directory: Path) -> dict[str, bytes]:
     """The configuration files of a directory as they are now, whole."""
     return {path.name: path.read_bytes() for path in mounted_files(directory)}
+
+
+def of_config_map(text: str) -> dict[str, bytes]:
+    """What read() would find where this ConfigMap is mounted: the hash is of these, whichever way they come."""
+    from init.dropins import config_map
+
+    return {name: data for name, data in config_map(text, MAIN).items() if is_configuration(name)}

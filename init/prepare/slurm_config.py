@@ -88,7 +88,12 @@ def start_from(mounted: Mapping[str, bytes], good: Mapping[str, bytes] | None) -
 def mounted_files(directory: Path) -> list[Path]:
     """Configuration and its scripts. Kubernetes' own `..data` beside them starts with a dot."""
     found = directory.glob("[!.]*") if directory.is_dir() else ()
-    return sorted(path for path in found if path.suffix in SUFFIXES and path.is_file())
+    return sorted(path for path in found if is_configuration(path.name) and path.is_file())
+
+
+def is_configuration(name: str) -> bool:
+    """And not what the chart tells others beside it, as pools.json."""
+    return Path(name).suffix in SUFFIXES
 
 
 def defaults(pod: Pod, accounting: str) -> dict[str, str]:

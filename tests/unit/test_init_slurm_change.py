@@ -12,6 +12,7 @@ from init.prepare import slurm_config
 from init.prepare.pod import Pod
 from init.slurm_change import SHOWN, effect, hidden_lists
 from init.slurm_conf import expanded, read
+from init.slurm_files import of_config_map
 from init.slurm_jobs import FIELDS, Job, jobs
 from init.slurm_kept import Kept, digest
 
@@ -276,3 +277,9 @@ def test_a_new_pod_starts_from_what_the_last_one_ran_with(
     mounted: dict[str, bytes], good: dict[str, bytes] | None, starts_from: dict[str, bytes]
 ) -> None:
     assert slurm_config.start_from(mounted, good) == starts_from
+
+
+def test_a_config_map_holds_what_will_be_mounted_of_it() -> None:
+    """Its hash is the one to accept: what the chart tells others beside it is none of Slurm's."""
+    text = "kind: ConfigMap\ndata: {slurm.conf: A=1, pools.json: '{}', job_submit.lua: --, topology.yaml: x}\n"
+    assert sorted(of_config_map(text)) == ["job_submit.lua", "slurm.conf", "topology.yaml"]
