@@ -92,19 +92,20 @@ def up(
                            hint="up --variant NAME --slurm-version VERSION")  # fmt: skip
     from cluster.local import LocalCluster
     from cluster.overrides import read_overrides
-    from cluster.tags import chosen, newest
+    from cluster.tags import chosen, newest, repository_of
 
     overrides = read_overrides(values_file) if values_file else {}
     client, begun = connect(), time.monotonic()
     options = Options(name=name, workers=workers, port=port, proctrack=proctrack or "", overrides=overrides)
     if slurm or variant:
+        repository = repository_of(overrides, options.repository)
         # Every image is created at the same moment, the lock's: what tells them apart is when they got their names.
         listed = [
             (reference, str(client.api.inspect_image(reference)["Metadata"]["LastTagTime"]))
-            for item in client.api.images(name=f"{options.repository}/*")
+            for item in client.api.images(name=f"{repository}/*")
             for reference in item["RepoTags"] or []
         ]
-        tags = newest(listed, repository=options.repository, slurm=slurm, variant=variant)
+        tags = newest(listed, repository=repository, slurm=slurm, variant=variant)
         options = replace(options, tags=tags)
     every, single = chosen(given_tags)
     if every:

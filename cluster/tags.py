@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from cluster.errors import ClusterError
 
@@ -25,6 +26,14 @@ def chosen(given: Iterable[str]) -> tuple[str, dict[str, str]]:
         else:
             every = tag
     return every, single
+
+
+def repository_of(overrides: Mapping[str, Any], default: str) -> str:
+    """Where the roles' images are with these chart values: tags of another place may be of no image there."""
+    image = overrides.get("image")
+    if not isinstance(image, Mapping):
+        return default
+    return "/".join(filter(None, (image.get("registry"), image.get("repository") or default)))
 
 
 def newest(images: Iterable[tuple[str, str]], *, repository: str, slurm: str, variant: str) -> dict[str, str]:

@@ -140,6 +140,12 @@ def test_a_tag_is_for_every_role_or_for_one() -> None:
         tags.chosen(["worker="])
 
 
+def test_the_newest_images_are_those_of_the_repository_that_the_values_name() -> None:
+    assert tags.repository_of({}, "minivm") == "minivm"
+    assert tags.repository_of({"image": {"tag": "x"}}, "minivm") == "minivm"
+    assert tags.repository_of({"image": {"registry": "r:5000", "repository": "hpc/minivm"}}, "m") == "r:5000/hpc/minivm"
+
+
 def test_overrides_are_merged_as_helm_does() -> None:
     assert values.merged({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 9}, "d": {"e": 4}}) == {
         "a": {"b": 9, "c": 2},
