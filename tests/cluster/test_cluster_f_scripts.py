@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.researcher import World
+from tests.pages import blocks
 from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
@@ -17,25 +17,14 @@ pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/how-to/add-a-health-check.md"
 WORKERS = ("slurm-worker-0", "slurm-worker-1")
-# Where the page's blocks belong, in its order.
-FILES = (
-    ("python", "health.d/fans.py"),
-    ("json", "lib/thresholds/fans.json"),
-    ("text", "health.d/recordings/fan-stands/sensors.txt"),
-    ("json", "health.d/recordings/fan-stands/case.json"),
-)
-
-
-def blocks() -> list[tuple[str, str]]:
-    """The page's fenced blocks, their indentation in a list taken away."""
-    found = re.findall(r"^( *)```(\w*)\n(.*?)^\1```$", PAGE.read_text(), re.M | re.S)
-    return [(kind, re.sub(rf"^{pad}", "", text, flags=re.M)) for pad, kind, text in found]
+# Tried in a tree of its own, by tests/unit/test_pages.py: there is no /scratch in a pod.
+ANOTHER = "health.d/scratch.sh"
 
 
 def commands(world: World, scripts: Path) -> Iterator[str]:
-    for kind, text in blocks():
-        if kind == "":
-            for line in text.splitlines():
+    for block in blocks(PAGE):
+        if block.runs:
+            for line in block.text.splitlines():
                 here = line.removeprefix("$ ").replace("/tmp/my-scripts", str(scripts))
                 here = here.replace("minivm-local-", f"minivm-{world.cluster.options.name}-")
                 yield here.replace("build.py scripts", f"build.py scripts --name {world.cluster.options.name}")
@@ -43,8 +32,6 @@ def commands(world: World, scripts: Path) -> Iterator[str]:
 
 def test_the_page_add_a_health_check_as_it_is_written(healthy: World, tmp_path: Path) -> None:
     scripts = tmp_path / "my-scripts"
-    contents = [(kind, text) for kind, text in blocks() if kind]
-    assert [kind for kind, _ in contents[: len(FILES)]] == [kind for kind, _ in FILES]
     copy, selftest, take, health, back = commands(healthy, scripts)
 
     def run(command: str) -> tuple[int, str]:
@@ -52,9 +39,10 @@ def test_the_page_add_a_health_check_as_it_is_written(healthy: World, tmp_path: 
         return done.returncode, done.stdout + done.stderr
 
     assert run(copy)[0] == 0
-    for (_, name), (_, text) in zip(FILES, contents, strict=False):
-        (scripts / name).parent.mkdir(parents=True, exist_ok=True)
-        (scripts / name).write_text(text)
+    for block in blocks(PAGE):
+        if block.file and block.file != ANOTHER:
+            (scripts / block.file).parent.mkdir(parents=True, exist_ok=True)
+            (scripts / block.file).write_text(block.text)
     code, said = run(selftest)
     assert code == 0 and "checks load" in said and "no recording here is sick for: " in said, said
     assert "fans" not in said, "its recording is sick"

@@ -8,6 +8,7 @@ from pathlib import Path
 import yaml
 
 from cluster.render import CHART
+from tests.pages import blocks
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -15,18 +16,7 @@ OURS = [
     DOCS / "tutorial.md",
     DOCS / "troubleshooting.md",
     DOCS / "reference/chart.md",
-    *(
-        DOCS / "how-to" / f"{name}.md"
-        for name in (
-            "install-on-kubernetes",
-            "upgrade",
-            "drain",
-            "replace-a-gpu-node",
-            "add-a-user",
-            "change-slurm-conf",
-            "air-gapped-build",
-        )
-    ),
+    *(DOCS / "how-to").glob("*.md"),
 ]
 
 
@@ -54,6 +44,6 @@ def test_values_in_the_pages_are_settings_of_the_chart() -> None:
     from cluster.render import render_texts
 
     for page in OURS:
-        for block in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL):
-            for line_group in [block] if not block.startswith("home: ") else block.splitlines():
+        for text in [block.text for block in blocks(page) if block.language == "yaml"]:
+            for line_group in [text] if not text.startswith("home: ") else text.splitlines():
                 render_texts(yaml.safe_load(line_group), release="slurm", namespace="hpc")

@@ -1,29 +1,48 @@
-"""Which fenced commands of the pages are run by tests/cluster/test_cluster_g_pages.py, and which are not."""
+"""What becomes of every fenced block of the pages, and those that can be followed without a cluster."""
 
 from __future__ import annotations
 
-from collections import Counter
+import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
-from tests.pages import blocks
+from cluster.render import render
+from tests.pages import Block, blocks
+from tests.reader import ROOT, checkout, follow_all, programs
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-# page: fences that run, and how many of the others need what.
-RUN = {
-    "tutorial.md": (8, Counter[str]()),
-    "how-to/operate-a-pod.md": (2, Counter[str]()),
-    "how-to/add-a-user.md": (1, Counter({"a name": 1})),
+DOCS = ROOT / "docs"
+PAGES = [DOCS / "tutorial.md", *sorted((DOCS / "how-to").glob("*.md"))]
+# page: how many blocks are what. They run in tests/cluster/test_cluster_g_pages.py, if nothing else is said.
+BLOCKS = {
+    "tutorial": {"runs": 8, "shown": 1},
+    "add-a-health-check": {"runs": 4, "file": 5},  # tests/cluster/test_cluster_f_scripts.py
+    "add-a-user": {"runs": 1, "needs a name": 1},
+    "air-gapped-build": {"needs a name": 1},
+    "change-slurm-conf": {"runs": 4, "file": 1, "shown": 2, "needs a name": 1},
+    "contain-jobs-and-people": {"runs": 1, "values": 1, "shown": 1},
+    "drain": {"runs": 2, "needs kubernetes": 1},
+    "gitops": {"runs": 2, "file": 1, "needs kubernetes": 2},  # here
+    "install-on-kubernetes": {"runs": 3, "values": 5, "needs kubernetes": 2},
+    "operate-a-pod": {"runs": 2},
+    "push-images": {"needs a name": 2},  # tests/container/test_images_push.py pushes
+    "replace-a-gpu-node": {"runs": 2},
+    "upgrade": {"runs": 2, "needs a name": 1},
 }
 
 
-@pytest.mark.parametrize("page", RUN)
-def test_every_fence_of_the_page_runs_or_says_why_not(page: str) -> None:
-    found = blocks(DOCS / page)
-    runs, needs = RUN[page]
-    assert sum(block.runs for block in found) == runs
-    assert Counter(block.needs for block in found if block.needs) == needs
+def test_every_page_is_counted() -> None:
+    assert [page.stem for page in PAGES] == list(BLOCKS)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_block_of_the_page_runs_or_says_why_not(page: Path) -> None:
+    kinds = [block.kind for block in blocks(page)]
+    assert {kind: kinds.count(kind) for kind in kinds} == BLOCKS[page.stem]
 
 
 def test_marks_are_read_and_wrong_ones_refused(tmp_path: Path) -> None:
@@ -32,16 +51,90 @@ def test_marks_are_read_and_wrong_ones_refused(tmp_path: Path) -> None:
         "<!-- as alice -->\n```\nsinfo\n```\n\n```\nmake up\n```\n<!-- shown -->\n```\n1 s\n```\n"
         "<!-- may fail: make status -->\n```\nmake status\nmake down\n```\n"
         "<!-- needs hardware: a GPU -->\n```\nnvidia-smi\n```\n"
+        "- in a list\n\n  <!-- file a/b.json -->\n  ```json\n  {\n    }\n  ```\n\n  ```yaml\n  login: {}\n  ```\n"
+        "<!-- in slurm-login-0 -->\n```\nwho\n```\n```python\n```\n"
     )
     found = blocks(page)
-    assert [(block.line, block.user, block.runs, block.needs) for block in found] == [
-        (3, "alice", True, ""), (7, "", True, ""), (11, "", False, ""), (15, "", True, ""), (20, "", False, "hardware")
+    assert [(block.line, block.user or block.file or block.pod, block.kind) for block in found] == [
+        (3, "alice", "runs"), (7, "", "runs"), (11, "", "shown"), (15, "", "runs"), (20, "", "needs hardware"),
+        (26, "a/b.json", "file"), (31, "", "values"), (35, "slurm-login-0", "runs"), (38, "", "python"),
     ]  # fmt: skip
     assert found[3].script == "set -e\nmake status || :\nmake down\n"
-    for mark in ("as", "needs luck: no", "may fail: make up", "needs kubernetes"):
+    assert found[5].text == "{\n  }\n"
+    for mark in ("as", "as ", "file", "needs luck: no", "may fail: make up", "needs kubernetes", "out"):
         page.write_text(f"<!-- {mark} -->\n```\nmake status\n```\n")
         with pytest.raises(ValueError, match="is no mark"):
             blocks(page)
     page.write_text("```\nopen\n")
     with pytest.raises(ValueError, match="not closed"):
         blocks(page)
+
+
+def test_the_page_gitops_can_be_followed(tmp_path: Path) -> None:
+    directory = checkout(tmp_path / "checkout")
+    env = os.environ | {"PATH": f"{programs(tmp_path / 'bin')}:{os.environ['PATH']}"}
+    page = blocks(DOCS / "how-to/gitops.md")
+    follow_all(page, env, directory)
+    # The Secrets that the values name were made by hand, with the keys that the Job would have made in them.
+    (values,) = [yaml.safe_load(block.text) for block in page if block.file]
+    assert not jobs(values), "with all of them named there is no Job"
+    made = {line.split()[0]: line.split()[1] for line in (directory / "made.txt").read_text().splitlines()}
+    named = [entry["existingSecret"] for entry in (*values["secrets"].values(), values["accounting"]["database"])]
+    assert sorted(made) == sorted(named)
+    (job,) = jobs({})
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    wanted = dict(word.split(":")[:2] for word in container["args"])
+    assert {name.removeprefix("hpc-"): key for name, key in made.items()} == {
+        name.removeprefix("slurm-"): key for name, key in wanted.items()
+    }
+    assert not list(directory.glob("*.key")) and not list(directory.glob("ssh_host*")), "no key is left lying about"
+    rendered = list(yaml.safe_load_all((directory / "slurm.yaml").read_text()))
+    assert "StatefulSet" in {document["kind"] for document in rendered if document}
+
+
+def jobs(values: dict[str, Any]) -> list[dict[str, Any]]:
+    return [found for found in render(values, release="slurm", namespace="slurm") if found["kind"] == "Job"]
+
+
+def test_the_check_in_another_language_is_one(tmp_path: Path) -> None:
+    """Of add-a-health-check.md: it is found, and its header is taken."""
+    directory = checkout(tmp_path / "checkout")
+    subprocess.run(["cp", "-rL", "scripts", "mine"], cwd=directory, check=True)
+    (block,) = [block for block in blocks(DOCS / "how-to/add-a-health-check.md") if block.language == "sh"]
+    before = selftest(directory / "mine")
+    (directory / "mine" / block.file).write_text(block.text)
+    (directory / "mine" / block.file).chmod(0o755)
+    assert int(selftest(directory / "mine").split()[0]) == int(before.split()[0]) + 1
+
+
+def selftest(tree: Path) -> str:
+    line = [sys.executable, "-m", "gitsync.health_cli", "selftest", str(tree)]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+NAMED = [block for page in PAGES for block in blocks(page) if block.needs == "a name"]
+
+
+@pytest.mark.parametrize("block", NAMED, ids=lambda block: f"{block.page}:{block.line}")
+def test_a_command_that_is_not_run_is_understood(block: Block) -> None:
+    """Its words and options exist: --help is answered only after all of them were read."""
+    env = os.environ | {"PATH": f"{ROOT / '.venv/bin'}:{os.environ['PATH']}"}
+
+    def shell(line: str) -> str:
+        done = subprocess.run(["sh", "-c", line], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    for line in block.text.splitlines():
+        typed = shell(line.replace("make ", "make -n ", 1)).splitlines()[-1] if line.startswith("make ") else line
+        if "build.py " in typed:
+            assert "Usage: build.py" in shell(f"{typed} --help")
+
+
+def test_every_message_of_a_push_that_the_page_explains_is_one() -> None:
+    said = " ".join(path.read_text() for path in (ROOT / "images").glob("*.py"))
+    for words in ("it wants a login, and there is none", "it refuses the password of user", "may not do that there",
+                  "no space left on the registry's disk"):  # fmt: skip
+        assert words in (DOCS / "how-to/push-images.md").read_text() and words in said

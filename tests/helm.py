@@ -1,0 +1,45 @@
+"""`helm`, as far as the pages use it: `template` and `lint`, by Helm's own engine."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import helm_python
+import yaml
+
+from cluster.errors import ClusterError
+from cluster.render import render_texts
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="helm")
+    words = parser.add_subparsers(dest="word", required=True)
+    template, lint = words.add_parser("template"), words.add_parser("lint")
+    template.add_argument("release")
+    template.add_argument("--show-only")
+    for command in (template, lint):
+        command.add_argument("chart", type=Path)
+        command.add_argument("-n", "--namespace", default="default")
+        command.add_argument("-f", "--values", type=Path, required=True)
+    asked = parser.parse_args()
+    values = yaml.safe_load(asked.values.read_text())
+    if asked.word == "lint":
+        report = helm_python.lint(asked.chart, values, strict=True, namespace=asked.namespace)
+        print(*report["messages"], *report["errors"], sep="\n")
+        return 1 if report["errors"] else 0
+    try:
+        texts = render_texts(values, release=asked.release, namespace=asked.namespace, chart=asked.chart)
+    except ClusterError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return 1
+    for name, text in sorted(texts.items()):
+        inside = name.partition("/")[2]
+        if inside == asked.show_only or (not asked.show_only and name.endswith(".yaml")):
+            print(f"---\n# Source: {name}\n{text}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
