@@ -156,24 +156,30 @@ class DropInWatch:
     """The services' drop-ins."""
 
     condition = "drop-ins"
-    again: float | None = None
 
     def __init__(self, control: Path, directories: Iterable[Path]) -> None:
         self.control = control
+        self.again: float | None = None
         self.directories = list(directories)
         self.seen = fingerprint(self.directories)
 
     def look(self) -> None:
+        self.again = None
         now = fingerprint(self.directories)
         if now == self.seen:
             return
-        self.seen = now
         try:
             change = apply_dropins(self.control)
+        except OSError as error:  # no room for a process: nothing is said of the files yet
+            say(f"{self.condition}: not read yet: {error.strerror}")
+            self.again = ASK_AGAIN
+            return
         except InitError as error:
+            self.seen = now
             say(f"{self.condition}: refused: {error.why}")
             condition(self.control, self.condition, f"refused: {error.why}")
             return
+        self.seen = now
         condition(self.control, self.condition, "")
         parts = [f"{what} {' '.join(change[what])}" for what in ("added", "removed", "changed") if change.get(what)]
         say(f"drop-ins applied: {'; '.join(parts) or 'nothing differs'}")

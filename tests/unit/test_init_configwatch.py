@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from init import configwatch, slurm_files
-from init.configwatch import SlurmWatch, fingerprint
+from init.configwatch import DropInWatch, SlurmWatch, fingerprint
 from init.errors import InitError
 from init.prepare.pod import Pod, PrepareError, write
 from init.slurm_files import SlurmFiles, read
@@ -309,6 +309,28 @@ def test_the_fingerprint_of_drop_ins_sees_content_and_no_hidden_files(tmp_path: 
     assert fingerprint([tmp_path, tmp_path / "missing"]) == before
     (tmp_path / "a.yaml").write_text("2")
     assert fingerprint([tmp_path]) != before
+
+
+def test_drop_ins_that_no_process_could_read_are_read_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod that a job has filled with processes: the change is not lost for it."""
+    answers: list[object] = [BlockingIOError(11, "Resource temporarily unavailable"), {"added": ["a"]}]
+    told: list[str] = []
+
+    def apply(_: Path) -> object:
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(configwatch, "apply_dropins", apply)
+    monkeypatch.setattr(configwatch, "condition", lambda control, name, text: told.append(text))
+    watch = DropInWatch(Path("/nowhere"), [tmp_path])
+    (tmp_path / "a.yaml").write_text("1")
+    watch.look()
+    assert watch.again is not None and not told
+    watch.look()
+    assert watch.again is None and told == [""] and not answers
+    watch.look()
 
 
 @pytest.mark.parametrize(
