@@ -6,6 +6,7 @@ The only importer of yaml. PID 1 runs it as a child (`python3 -I -m init.dropins
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,9 @@ from init.spec import Service, parse_service
 SERVICES = Path(__file__).parent / "services"
 ROOTS = (Path("/etc/minivm"), Path("/mnt/minivm/config"))  # the later one wins
 EX_CONFIG = 78
+
+# What yaml quotes, and may be a password that begins with * or with an exclamation mark: everybody is told of errors.
+_NAMED = re.compile(r"(alias|anchor|tag|handle) (['\"]).*\2")
 
 
 class _Loader(yaml.SafeLoader):
@@ -53,13 +57,13 @@ def load_mapping(path: Path) -> dict[str, object]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or str(error)
+        problem = _NAMED.sub(r"\1", getattr(error, "problem", None) or str(error))
         raise ConfigError("read a service", f"not YAML: {problem}", file=str(path), field=where) from None
     except RecursionError:
         raise ConfigError("read a service", "nested too deeply", file=str(path)) from None
-    except (ValueError, LookupError, AttributeError, OverflowError) as error:  # a 30th of February, `!!bool maybe`
-        hint = "quote what is to be text"
-        raise ConfigError("read a service", f"not YAML: {error}", file=str(path), hint=hint) from None
+    except (ValueError, LookupError, AttributeError, OverflowError):  # a 30th of February, `!!bool maybe`
+        why = "a value is not what YAML takes it for, such as a date that is none"
+        raise ConfigError("read a service", why, file=str(path), hint="quote what is to be text") from None
     if not isinstance(data, dict):
         raise ConfigError("read a service", "wanted a mapping", file=str(path))
     return data

@@ -128,6 +128,13 @@ def test_what_is_wrong_with_a_password_is_told_without_it(pod: World, name: str,
     assert all("hunter" not in pod.get(path)[1] for path in ("/status", "/readyz"))
 
 
+@pytest.mark.parametrize("value", ["*hunter2", "!hunter2", "!hunter!2", "!!int hunter2", "!!bool hunter2"])
+def test_a_password_that_yaml_cannot_read_is_not_told_either(pod: World, value: str) -> None:
+    with_drop_ins(pod, BASE, {"services.d/a.yaml": f"command: [/x]\nenvironment: {{PASSWORD: {value}}}\n"})
+    (told,) = pod.until_ready().degraded
+    assert "a.yaml" in told and "hunter" not in told
+
+
 @pytest.mark.parametrize("value", ["hunter 2", 'PASSWORD="hunter%(x)s"', 'PASSWORD="hunter%"'])
 def test_what_is_wrong_with_a_programs_password_is_told_without_it(pod: World, value: str) -> None:
     with_drop_ins(pod, BASE, {"supervisor.d/p.conf": f"[program:p]\ncommand=/bin/true\nenvironment={value}\n"})
