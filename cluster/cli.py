@@ -92,7 +92,7 @@ def up(
                            hint="up --variant NAME --slurm-version VERSION")  # fmt: skip
     from cluster.local import LocalCluster
     from cluster.overrides import read_overrides
-    from cluster.tags import chosen, newest, repository_of
+    from cluster.tags import chosen, newest, repository_of, tagged
 
     overrides = read_overrides(values_file) if values_file else {}
     client, begun = connect(), time.monotonic()
@@ -101,7 +101,7 @@ def up(
         repository = repository_of(overrides, options.repository)
         # Every image is created at the same moment, the lock's: what tells them apart is when they got their names.
         listed = [
-            (reference, str(client.api.inspect_image(reference)["Metadata"]["LastTagTime"]))
+            (reference, tagged(reference, item["RepoTags"], client.api.inspect_image(reference)["Metadata"]))
             for item in client.api.images(name=f"{repository}/*")
             for reference in item["RepoTags"] or []
         ]

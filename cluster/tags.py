@@ -36,6 +36,13 @@ def repository_of(overrides: Mapping[str, Any], default: str) -> str:
     return "/".join(filter(None, (image.get("registry"), image.get("repository") or default)))
 
 
+def tagged(reference: str, beside: Iterable[str], metadata: Mapping[str, Any]) -> str:
+    """When the image got its name, for newest(). ROLE:latest is the newest build, whatever the engine says: its time
+    is the image's, and moves as soon as anybody gives an older one a name of his own."""
+    latest = f"{reference.rpartition(':')[0]}:latest"
+    return "~" if latest in beside else str(metadata["LastTagTime"])
+
+
 def newest(images: Iterable[tuple[str, str]], *, repository: str, slurm: str, variant: str) -> dict[str, str]:
     """Role -> tag, from the engine's (reference, when it was tagged) pairs."""
     best: dict[str, tuple[str, str]] = {}

@@ -119,6 +119,16 @@ def test_the_newest_image_of_each_role_is_chosen() -> None:
     assert found == dict.fromkeys(tags.ROLES, "24.11.5-debian-000000000002")
 
 
+def test_latest_is_the_newest_build_whoever_named_an_older_one_since() -> None:
+    old, new = "2026-11-22 04:00:00 +0000 UTC", "2026-11-22 03:00:00 +0000 UTC"
+    names = [f"minivm/{role}:24.11.5-debian-{build * 12}" for role in tags.ROLES for build in "01"]
+    beside = {name: [name, *([f"{name.split(':')[0]}:latest"] if name.endswith("1") else [])] for name in names}
+    times = {name: {"LastTagTime": new if name.endswith("1") else old} for name in names}
+    listed = [(name, tags.tagged(name, beside[name], times[name])) for name in names]
+    found = tags.newest(listed, repository="minivm", slurm="", variant="debian")
+    assert found == dict.fromkeys(tags.ROLES, "24.11.5-debian-111111111111")
+
+
 def test_a_role_without_an_image_is_named() -> None:
     with pytest.raises(ClusterError, match="variant nvidia: none here for login, demo"):
         tags.newest(IMAGES, repository="minivm", slurm="", variant="nvidia")
