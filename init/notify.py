@@ -128,7 +128,7 @@ class Notify:
         kept, self._kept = self._kept, []
         for at, pid, uid, data in kept:
             self._take(at, pid, uid, data)
-        for source in self._sockets.values():
+        for source in tuple(self._sockets.values()):  # a word may start a service, whose user gets a socket
             for _ in range(MOST):
                 found = source.receive(LONGEST) if not self._kept else None
                 if found is None:

@@ -158,6 +158,17 @@ def test_a_service_cannot_hold_pid_1_by_a_descriptor_either(pod: World) -> None:
     assert pod.get("/livez")[0] == 200
 
 
+def test_a_word_may_start_the_first_service_of_another_user(pod: World) -> None:
+    """Its own socket is opened while the word is still being read."""
+    pod.start(
+        {
+            "a": {"command": NOTIFIES, "ready": "notify"},
+            "b": {"command": NOTIFIES, "ready": "notify", "user": "nobody", "needs": ["a"]},
+        }
+    )
+    pod.until_ready()
+
+
 def test_the_last_word_counts_though_a_descriptor_came_before_it(pod: World) -> None:
     """A service says who takes over and ends as if it had failed, while another's barrier is being answered."""
     barrier = (
