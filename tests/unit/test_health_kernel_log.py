@@ -63,6 +63,19 @@ def test_no_name_of_a_process_or_file_is_evidence(line: str) -> None:
                     assert verdict.result is Result.OK, f"{check}: {verdict.reason}"
 
 
+def test_a_file_on_lustre_says_nothing_of_its_servers_by_its_name() -> None:
+    true = (
+        "LustreError: 11-0: scratch-OST0001-osc-ffff8a01: operation ost_write to node 10.0.0.1@o2ib failed: rc = -110",
+        "LustreError: 4711:0:(file.c:4711:ll_inode_revalidate_fini()) scratch: revalidate FID error: rc = -108",
+        "LustreError: 167-0: scratch-MDT0000-mdc-ffff8a01: This client was evicted by scratch-MDT0000; in progress x",
+    )
+    for line in true:
+        assert judged("kernel_log", *rows(line, 3, 20)).class_ is Class.NODE, line
+    for name in ("rc = -108", "rc = -110)", "was evicted by x", "This client was evicted by x"):
+        forged = f"LustreError: 4711:0:(namei.c:900:ll_create()) scratch: cannot create '{name}': rc = -28"
+        assert judged("kernel_log", *rows(forged, 3, 20)).result is Result.OK, name
+
+
 @pytest.mark.parametrize("line", evidence())
 def test_what_is_not_the_kernel_s_own_is_no_evidence(line: str) -> None:
     """Root's programs write into /dev/kmsg, and containers' do; the kernel gives them a facility of their own."""
