@@ -44,6 +44,7 @@ class Job:
             "MINIVM_JOB_WORK": str(self.work),
             "MINIVM_JOB_LOGS": str(self.logs),
             "MINIVM_SHM": str(self.shm),
+            "MINIVM_MQUEUE": str(world.root / "mqueue"),
             "MINIVM_DCGM_JOBS": str(world.root / "dcgm"),
             "MINIVM_SYSFS": str(world.root / "sys"),
         }
@@ -421,6 +422,19 @@ os.chmod(".", 0)
     finally:
         # pytest itself could not remove it.
         subprocess.run(["rm", "-rf", str(job.shm / "deep")], check=True)
+
+
+def test_message_queues_go_too(job: Job) -> None:
+    """A directory stands in for the kernel's, which lists them as files and lets their owner remove them."""
+    queues = job.world.root / "mqueue"
+    queues.mkdir()
+    queues.chmod(0o1777)
+    for name, uid in (("ours", USER), ("theirs", USER + 1)):
+        (queues / name).touch()
+        owned(queues / name, uid)
+    open_to_all(queues)
+    job.run("epilog")
+    assert [path.name for path in queues.iterdir()] == ["theirs"]
 
 
 def test_another_user_s_job_keeps_nothing(job: Job, sleeper: list[subprocess.Popen[bytes]]) -> None:
