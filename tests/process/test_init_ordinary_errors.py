@@ -199,13 +199,19 @@ def test_an_accept_without_descriptors_is_no_busy_loop(pod: World) -> None:
 
     pod.start({"well": WELL})
     pod.until_ready()
-    held = len(list(Path(f"/proc/{pod.pid}/fd").iterdir()))
     before = resource.prlimit(pod.pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(pod.pid, resource.RLIMIT_NOFILE, (held, before[1]))
-    callers = [socket.create_connection(("127.0.0.1", pod.port)) for _ in range(4)]
-    for caller in callers:
-        caller.sendall(b"GET /livez HTTP/1.0\r\n\r\n")
-    pod.until(lambda: "trouble: Server._accept: Too many open files" in pod.output(), "it is told")
+    callers = []
+
+    def told() -> bool:
+        """With one caller more each time: a descriptor of PID 1's that closes meanwhile makes room for one."""
+        held = {int(path.name) for path in Path(f"/proc/{pod.pid}/fd").iterdir()}
+        free = next(number for number in range(len(held) + 1) if number not in held)
+        resource.prlimit(pod.pid, resource.RLIMIT_NOFILE, (free, before[1]))
+        callers.append(socket.create_connection(("127.0.0.1", pod.port)))
+        callers[-1].sendall(b"GET /livez HTTP/1.0\r\n\r\n")
+        return "trouble: Server._accept: Too many open files" in pod.output()
+
+    pod.until(told, "it is told")
     turns, began = wakeups(pod), time.monotonic()
     pod.until(lambda: time.monotonic() - began > 1, "a second has passed")
     assert wakeups(pod) - turns < 60 * (time.monotonic() - began)

@@ -88,6 +88,7 @@ class World:
         self.deaf: set[int] = set()  # ignores everything but KILL
         self.next_pid = 10
         self.words = ""  # what its services, and their probes, say
+        self.by_hand: set[str] = set()  # stopped alone, before everything was: their grace is their own
 
     def perform(self, todo: list[tuple[str, object]]) -> None:
         queue = list(todo)
@@ -108,6 +109,8 @@ class World:
                 self.check_stop(name, action)
                 if action.signal == "KILL" or action.pid not in self.deaf:
                     queue += self.end(action.pid, 0 if action.signal != "KILL" else -9)
+        if self.engine.phase is not PodPhase.STOPPING:
+            self.by_hand = {name for name, state in self.engine.states.items() if state.phase is Phase.STOPPING}
 
     def end(self, pid: int, code: int) -> list[tuple[str, object]]:
         name = self.alive.pop(pid)
@@ -132,7 +135,7 @@ class World:
         if self.engine.phase is not PodPhase.STOPPING or overran or name not in self.engine.specs:
             return
         state = self.engine.states[name]
-        if state.then is None or state.then.value == "fail":
+        if state.then is None or state.then.value == "fail" or name in self.by_hand:
             return
         for other in graph.stop_edges(self.engine.specs.values())[name]:
             assert idle(self.engine.states[other]), f"{name} stopped before {other}, which needs it"
