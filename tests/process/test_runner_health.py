@@ -100,18 +100,16 @@ def test_a_program_that_hangs_costs_its_deadline_and_no_more(tmp_path: Path) -> 
 
 @pytest.fixture
 def crowd() -> Iterator[int]:
-    """A processor that others keep busy."""
+    """A processor that others keep busy: each in a session of its own, as the kernel may share by sessions."""
     cpu = min(os.sched_getaffinity(0))
-    hogs = [
-        subprocess.Popen(["taskset", "-c", str(cpu), "sh", "-c", "echo; while :; do :; done"], stdout=subprocess.PIPE)
-        for _ in range(12)
-    ]
-    for hog in hogs:
-        assert hog.stdout is not None and hog.stdout.readline()
+    hog = ["taskset", "-c", str(cpu), "sh", "-c", "echo; while :; do :; done"]
+    hogs = [subprocess.Popen(hog, stdout=subprocess.PIPE, start_new_session=True) for _ in range(12)]
+    for started in hogs:
+        assert started.stdout is not None and started.stdout.readline()
     yield cpu
-    for hog in hogs:
-        hog.kill()
-        hog.communicate()
+    for started in hogs:
+        started.kill()
+        started.communicate()
 
 
 def test_a_program_that_is_not_let_run_does_not_hang(tmp_path: Path, crowd: int) -> None:
