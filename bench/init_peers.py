@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-from init.plan import compile_plan, plan_to_json
-from init.spec import parse_service
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON = "/usr/bin/python3" if Path("/usr/bin/python3").exists() else sys.executable
@@ -33,19 +32,34 @@ def after(name: str, directory: Path) -> str:
     return str(directory / f"ready-{name}")
 
 
+# Said by the checkout that is measured: a plan's form is its own affair.
+COMPILE = """
+import json, sys
+from init.plan import compile_plan, plan_to_json
+from init.spec import parse_service
+services = json.load(sys.stdin)
+print(plan_to_json(compile_plan("bench", [parse_service(name, what, "bench") for name, what in services.items()])))
+"""
+
+
+@dataclass(frozen=True, slots=True)
 class Ours(Peer):
+    root: Path = ROOT
+
     def argv(self, directory: Path, services: Mapping[str, list[str]], chain: bool = False) -> list[str] | None:
-        specs, before = [], ""
+        specs, before = {}, ""
         for name, command in services.items():
             mapping: dict[str, object] = {"command": [part.replace("$", "$$") for part in command]}
             mapping["restart"] = {"window": "50ms"}
             if chain:
                 mapping |= {"ready": {"file": after(name, directory)}, "needs": [before] if before else []}
-            specs.append(parse_service(name, mapping, "bench"))
+            specs[name] = mapping
             before = name
         plan = directory / "plan.json"
-        plan.write_text(plan_to_json(compile_plan("bench", specs)))
-        return [PYTHON, "-I", "-S", str(ROOT / "init/__main__.py"), "--plan", str(plan)]
+        told = [sys.executable, "-c", COMPILE]
+        done = subprocess.run(told, cwd=self.root, input=json.dumps(specs), capture_output=True, text=True, check=True)
+        plan.write_text(done.stdout)
+        return [PYTHON, "-I", "-S", str(self.root / "init/__main__.py"), "--plan", str(plan)]
 
 
 class Floor(Peer):
@@ -122,8 +136,10 @@ class Reaper(Peer):
         return [self.name, "--", *next(iter(services.values()))]
 
 
+BEFORE = os.environ.get("BENCH_BEFORE", "")
 PEERS: tuple[Peer, ...] = (
     Ours("init"),
+    *((Ours("init before", Path(BEFORE).resolve()),) if BEFORE else ()),
     Floor("bare Python loop"),
     Supervisord("supervisord"),
     S6("s6"),

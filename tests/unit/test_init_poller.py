@@ -24,9 +24,9 @@ def test_an_event_of_a_closed_descriptor_is_not_its_successors() -> None:
             return
         (other,) = [read for read, _ in pipes if read != fd]
         poller.remove(other)
-        os.close(other)
-        read, write = os.pipe()
-        assert read == other, "the number was not given away again"
+        low, write = os.pipe()
+        read = os.dup2(low, other)  # closes the other's and takes its number, whichever are free
+        os.close(low)
         made.extend((read, write))
         poller.add(read, IN, lambda _: called.append(read))
 
