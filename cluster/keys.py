@@ -23,13 +23,14 @@ class Keys:
     ring: str = field(repr=False)  # base64
     ssh_host: dict[str, str] = field(repr=False)
     ssh_host_public: str
+    worker_host: dict[str, str] = field(repr=False)
+    worker_host_public: str
     users: dict[str, Path]  # user -> private key file
     users_public: dict[str, str]
 
 
 def load_or_make(directory: Path, *, users: tuple[str, ...]) -> Keys:
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    host = {f"ssh_host_{kind}_key": ssh_key(directory / f"ssh_host_{kind}_key", kind) for kind in HOST_KEY_TYPES}
     private = {user: directory / f"{user}_ed25519" for user in users}
     for path in private.values():
         ssh_key(path, "ed25519")
@@ -38,11 +39,17 @@ def load_or_make(directory: Path, *, users: tuple[str, ...]) -> Keys:
         jwt=base64.b64encode(once(directory / "jwt_hs256.key", 32)).decode(),
         database=once(directory / "database", 24).hex(),
         ring=base64.b64encode(once(directory / "ring.key", 32).hex().encode()).decode(),
-        ssh_host=host,
+        ssh_host=host_keys(directory, "ssh_host"),
         ssh_host_public=public(directory / "ssh_host_ed25519_key"),
+        worker_host=host_keys(directory, "worker_host"),
+        worker_host_public=public(directory / "worker_host_ed25519_key"),
         users=private,
         users_public={user: public(path) for user, path in private.items()},
     )
+
+
+def host_keys(directory: Path, name: str) -> dict[str, str]:
+    return {f"ssh_host_{kind}_key": ssh_key(directory / f"{name}_{kind}_key", kind) for kind in HOST_KEY_TYPES}
 
 
 def once(path: Path, size: int) -> bytes:

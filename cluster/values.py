@@ -67,7 +67,8 @@ def local_values(options: Options, keys: Keys) -> dict[str, Any]:
         "secrets": {
             "munge": {"key": keys.munge},
             "jwt": {"key": keys.jwt},
-            "sshHostKeys": {"keys": dict(keys.ssh_host)},
+            "sshHostKeys": {"keys": dict(keys.ssh_host), "public": [keys.ssh_host_public]},
+            "workerHostKeys": {"keys": dict(keys.worker_host), "public": [keys.worker_host_public]},
         },
         "accounting": {"database": {"password": keys.database}},
         # The demo's repository is made in its pod: there is nobody whose signature could be asked for.

@@ -19,7 +19,10 @@ case "$1 $2" in
     exec\\ *) shift ;;
     "create secret")
         [ "$3" = generic ]; name=$4; shift 4
-        for file in "$@"; do test -s "${file#--from-file=}"; echo "$name ${file#--from-file=}" >> made.txt; done
+        for file in "$@"; do
+            file=${file#--from-file=}
+            test -s "${file#*=}"; echo "$name ${file%%=*}" >> made.txt
+        done
         exit ;;
     *) echo "kubectl: no $1 on this machine" >&2; exit 1 ;;
 esac

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -38,20 +39,22 @@ def run(pod: Pod) -> str:
     if LANG.fullmatch(language):
         lines.append(f"SetEnv LANG={language}\n")
     write(pod.path(CONFIG), "".join(lines).encode(), mode=0o600, owner=(0, 0))
-    known = _know(pod, keys) if mounted else ""
-    return f"{len(keys)} {'mounted' if mounted else 'own'} host keys in {directory}{known}"
+    return f"{len(keys)} {'mounted' if mounted else 'own'} host keys in {directory}{_know(pod)}"
 
 
-def _know(pod: Pod, keys: list[Path]) -> str:
-    """Mounted keys are those of all the cluster's pods: their names are known to every ssh here, without a question."""
-    names = ",".join(pod.setting("MINIVM_SSH_HOSTS").replace(",", " ").split())
-    if not names:
+def _know(pod: Pod) -> str:
+    """The cluster's own pods are known to every ssh here, without a question. A link: another pool, another key, and a
+    file that comes after the pod are seen at once."""
+    known, link = pod.path(f"{MOUNTS}/config/ssh"), pod.path(KNOWN)
+    if not known.is_dir():
         return ""
-    if not writable(pod.path(KNOWN).parent):
-        return f"; /etc/ssh is read-only, and {names} not known to ssh"
-    lines = [f"{names} {' '.join(_keygen('-y', '-f', str(key)).split()[:2])}\n" for key in keys]
-    write(pod.path(KNOWN), "".join(lines).encode(), mode=0o644, owner=(0, 0))
-    return f"; known to ssh: {names}"
+    if not writable(link.parent):
+        return "; /etc/ssh is read-only, and the cluster's pods not known to ssh"
+    temporary = link.with_name(f".{link.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(f"{MOUNTS}/config/ssh/known_hosts")
+    temporary.rename(link)
+    return "; known to ssh: the cluster's pods"
 
 
 def _install(mounted: Path, directory: Path) -> Path:

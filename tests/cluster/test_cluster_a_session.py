@@ -93,7 +93,8 @@ def test_an_agent_is_forwarded_and_rsync_uses_it(alice: Researcher) -> None:
     key = str(alice.world.cluster.keys().users["alice"])
     script = (
         "mkdir -p from && date > from/file && rm -rf to &&"
-        " rsync -a -e 'ssh -o BatchMode=yes -o StrictHostKeyChecking=no' from/ slurm-login:to/ && cmp from/file to/file"
+        " rsync -a -e 'ssh -o BatchMode=yes -o StrictHostKeyChecking=yes' from/ slurm-login:to/ &&"
+        " cmp from/file to/file"
     )
     line = alice.command(script, options=("-A",))
     start = ["ssh-agent", "sh", "-c", 'ssh-add -q "$0" && exec "$@"', key, *line]
@@ -103,7 +104,7 @@ def test_an_agent_is_forwarded_and_rsync_uses_it(alice: Researcher) -> None:
 
 def test_ssh_to_a_node_needs_a_job_there(alice: Researcher) -> None:
     node = "slurm-worker-0.slurm-worker"
-    hop = f"ssh -o BatchMode=yes -o StrictHostKeyChecking=no {node} hostname"
+    hop = f"ssh -o BatchMode=yes -o StrictHostKeyChecking=yes {node} hostname"
     key = str(alice.world.cluster.keys().users["alice"])
 
     def through_the_login_pod() -> subprocess.CompletedProcess[str]:
@@ -119,6 +120,35 @@ def test_ssh_to_a_node_needs_a_job_there(alice: Researcher) -> None:
     assert entered.stdout == "slurm-worker-0\n", entered.stderr
     alice(f"scancel {job}")
     alice.wait_for(job, "CANCELLED")
+
+
+def test_root_on_a_worker_has_no_key_that_a_login_pod_answers_with(healthy: World) -> None:
+    """Whoever has one is a login pod to everybody. Every private key that lies anywhere in the pod, by what it proves;
+    the worker's own is among them, so the search finds keys."""
+    worker = "slurm-worker-0"
+    answered = healthy.run(worker, "ssh-keyscan", "slurm-login", f"{worker}.slurm-worker")
+    keys: dict[str, set[str]] = {}
+    for line in answered.splitlines():
+        if not line.startswith("#"):
+            host, key = line.split(maxsplit=1)
+            keys.setdefault(host.partition(".")[0], set()).add(key)
+    search = """
+    grep -rlsI --exclude-dir=proc --exclude-dir=sys -e 'BEGIN.*PRIVATE KEY' / | while read -r file; do
+        cat "$file" > /tmp/found && ssh-keygen -y -P '' -f /tmp/found || :
+    done
+    rm -f /tmp/found
+    """
+    found = healthy.run(worker, "sh", "-c", f"umask 077; {search}")
+    held = {" ".join(line.split()[:2]) for line in found.splitlines()}
+    assert keys[worker] and keys[worker] <= held
+    assert keys["slurm-login"] and not keys["slurm-login"] & held
+
+
+def test_a_job_reaches_the_login_pod_without_a_question(healthy: World) -> None:
+    """As for `git clone ssh://`: its key is known, so that what refuses is that nobody has shown one of his own."""
+    ssh = "ssh -o BatchMode=yes -o StrictHostKeyChecking=yes nobody@slurm-login true"
+    code, said = healthy.cluster.exec("slurm-worker-0", ["sh", "-c", ssh])
+    assert code == 255 and "Permission denied" in said, said
 
 
 def test_ports_and_sockets_are_forwarded_as_remote_editors_need(alice: Researcher, tmp_path: Path) -> None:

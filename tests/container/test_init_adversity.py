@@ -286,16 +286,18 @@ def test_a_login_pod_that_drains_tells_its_sessions_and_waits_for_them(site: Wor
     pod.run(*ssh, "true")
 
 
-def test_pods_that_share_host_keys_know_each_other_without_a_question(site: World, mounts: Path) -> None:
-    """By their names alone: another host's key is nobody's, and a pod that has another key is refused."""
-    keys = mounts / "secrets" / "ssh"
+def test_the_clusters_pods_know_each_other_without_a_question(site: World, mounts: Path) -> None:
+    """By their names alone: another host's key is nobody's, and a pod that has another key is refused. The file may
+    come after the pod."""
+    keys, known = mounts / "secrets" / "ssh", mounts / "config" / "ssh"
     keys.mkdir()
-    env = {"MINIVM_SSH_HOSTS": "known-*, known.*"}
+    known.mkdir()
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", keys / "ssh_host_ed25519_key"], check=True)
-    here = site.pod("login", "known-0", mounts=mounts, env=env).wait_ready()
-    there = site.pod("login", "known-1", mounts=mounts, env=env).wait_ready()
-    false = site.pod("login", "known-2", env=env).wait_ready()
-    assert false.code("test", "-e", "/etc/ssh/ssh_known_hosts2")[0] == 1, "keys of its own are nobody else's"
+    here = site.pod("login", "known-0", mounts=mounts).wait_ready()
+    there = site.pod("login", "known-1", mounts=mounts).wait_ready()
+    false = site.pod("login", "known-2").wait_ready()
+    (known / "known_hosts").write_text(f"known-*,known.* {(keys / 'ssh_host_ed25519_key.pub').read_text()}")
+    assert false.code("test", "-e", "/etc/ssh/ssh_known_hosts2")[0] == 1, "a pod alone knows nobody"
     ssh_as_demo(here)
     for pod in (there, false):
         pod.add_user()

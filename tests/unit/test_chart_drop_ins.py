@@ -30,7 +30,8 @@ def test_the_first_drop_in_of_a_role_changes_no_pod() -> None:
     """It did: a volume that had not been there rolled people's login pod."""
     without, first = rendered(), rendered(services=GOOD, supervisor={"old.conf": "[program:old]\ncommand=/bin/x\n"})
     assert pods(without) == pods(first)
-    data = {document["metadata"]["name"]: document["data"] for document in first if document["kind"] == "ConfigMap"}
+    maps = [document for document in first if document["kind"] == "ConfigMap"]
+    data: dict[str, Any] = {document["metadata"]["name"]: document.get("data") for document in maps}
     assert data["slurm-login-services"] == GOOD and set(data["slurm-login-supervisor"]) == {"old.conf"}
     assert data["slurm-worker-services"] == {}
 

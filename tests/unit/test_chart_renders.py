@@ -36,16 +36,69 @@ def test_the_controller_is_told_which_workers_there_are() -> None:
     assert told == {"release": "slurm", "pools": {name: sets[name] for name in ("slurm-gpu", "slurm-cpu")}}
 
 
+LOGINS, WORKERS = "slurm-login,slurm-login.*,slurm-login-*", "slurm-cpu-*,[slurm-gpu-*]:2222"
+POOLS = {"workers": {"pools": {"gpu": {"ports": {"ssh": 2222}}, "cpu": {}}}}
+
+
+def known_hosts(values: dict[str, Any]) -> tuple[str | None, list[str], list[dict[str, Any]]]:
+    """What ssh in the pods is to know: the text, or the words to the Job that writes it, and all that the Job may."""
+    documents = render(POOLS | values, release="slurm", namespace="hpc")
+    (found,) = [item for item in documents if item["metadata"]["name"] == "slurm-known-hosts"]
+    assert found["kind"] == "ConfigMap", "nothing of it is secret"
+    words: list[str] = []
+    rules: list[dict[str, Any]] = []
+    for job in kind(documents, "Job"):
+        args = job["spec"]["template"]["spec"]["containers"][0]["args"]
+        words = args[args.index("--known-hosts") :] if "--known-hosts" in args else []
+        (rules,) = [role["rules"] for role in kind(documents, "Role") if role["metadata"]["name"] == "slurm-keys"]
+    return (found.get("data") or {}).get("known_hosts"), words, rules
+
+
 def test_the_clusters_own_pods_are_known_to_ssh_in_it() -> None:
-    """By every name that people use, and no other host's."""
-    pools = {"gpu": {"ports": {"ssh": 2222}}, "cpu": {}}
-    documents = render({"workers": {"pools": pools}}, release="slurm", namespace="hpc")
-    for item in documents:
-        if item["kind"] != "StatefulSet":
-            continue
-        env = {entry["name"]: entry.get("value") for entry in item["spec"]["template"]["spec"]["containers"][0]["env"]}
-        known = "slurm-login,slurm-login.*,slurm-login-*,slurm-cpu-*,[slurm-gpu-*]:2222"
-        assert env.get("MINIVM_SSH_HOSTS") == (None if item["metadata"]["name"] == "slurm-controller" else known)
+    """By every name that people use, and no other host's; each by its own key, which the Job reads in its Secret."""
+    text, words, rules = known_hosts({})
+    assert text is None
+    secrets = [f"{LOGINS}=slurm-ssh-host-keys", f"{WORKERS}=slurm-worker-host-keys"]
+    assert words == ["--known-hosts", "slurm-known-hosts", *secrets]
+    assert rules[-1] == {
+        "apiGroups": [""], "resources": ["configmaps"], "verbs": ["patch"], "resourceNames": ["slurm-known-hosts"],
+    }  # fmt: skip
+
+
+def test_of_a_secret_that_somebody_else_fills_the_job_only_reads() -> None:
+    """As after an upgrade: there was one Secret for all pods, and the values name it. The workers' is made."""
+    _, words, rules = known_hosts({"secrets": {"sshHostKeys": {"existingSecret": "hpc-ssh"}}})
+    assert words[2:] == [f"{LOGINS}=hpc-ssh", f"{WORKERS}=slurm-worker-host-keys"]
+    assert [(rule["verbs"], "hpc-ssh" in rule["resourceNames"]) for rule in rules] == [
+        (["get", "patch"], False), (["get"], True), (["patch"], False),
+    ]  # fmt: skip
+
+
+def test_public_halves_that_the_values_say_are_written_without_a_job() -> None:
+    logins, workers = ["ssh-ed25519 AAAA me@here now", "ssh-rsa BBBB="], ["ssh-ed25519 CCCC"]
+    said = {"sshHostKeys": {"public": logins}, "workerHostKeys": {"public": workers}}
+    lines = f"{LOGINS} ssh-ed25519 AAAA\n{LOGINS} ssh-rsa BBBB=\n{WORKERS} ssh-ed25519 CCCC\n"
+    text, words, rules = known_hosts({"secrets": said})
+    assert (text, words) == (lines, [])
+    assert [rule["resources"] for rule in rules] == [["secrets"]]
+    text, words, _ = known_hosts({"secrets": {"sshHostKeys": {"public": logins}}})
+    assert text is None, "one file has one writer"
+    assert words[2:] == [*(f"{LOGINS}={key}" for key in logins), f"{WORKERS}=slurm-worker-host-keys"]
+    with pytest.raises(ClusterError, match="public"):
+        known_hosts({"secrets": {"sshHostKeys": {"public": ["ssh-ed25519 AAAA\n* ssh-ed25519 EVIL"]}}})
+
+
+def test_no_worker_mounts_the_logins_host_keys() -> None:
+    """And the login's stay in the Secret in which an older chart had them."""
+    mounted = {}
+    for item in kind(render(POOLS, release="slurm", namespace="hpc"), "StatefulSet"):
+        volumes = item["spec"]["template"]["spec"]["volumes"]
+        secrets = {volume["secret"]["secretName"] for volume in volumes if "secret" in volume}
+        mounted[item["metadata"]["name"]] = {name for name in secrets if "host-keys" in name}
+    assert mounted == {
+        "slurm-controller": set(), "slurm-login": {"slurm-ssh-host-keys"},
+        "slurm-cpu": {"slurm-worker-host-keys"}, "slurm-gpu": {"slurm-worker-host-keys"},
+    }  # fmt: skip
 
 
 @cache
@@ -367,6 +420,7 @@ MADE = {
     "munge": "munge.key:bytes:1024",
     "jwt": "jwt_hs256.key:bytes:32",
     "ssh-host-keys": "ssh_host_ed25519_key:ed25519",
+    "worker-host-keys": "ssh_host_ed25519_key:ed25519",
     "ring": "ring.key:letters:32",
     "database": "password:letters:32",
 }
@@ -392,10 +446,14 @@ def test_keys_that_nobody_gave_are_made_in_the_cluster_by_one_that_may_do_nothin
     assert not any("data" in secret or "stringData" in secret for secret in secrets.values())
     (job,) = kind(documents, "Job")
     spec = job["spec"]["template"]["spec"]
-    assert spec["containers"][0]["args"] == [f"slurm-{name}:{how}" for name, how in MADE.items()]
+    args = spec["containers"][0]["args"]
+    assert args[: args.index("--known-hosts")] == [f"slurm-{name}:{how}" for name, how in MADE.items()]
     (role,) = [role for role in kind(documents, "Role") if role["metadata"]["name"] == spec["serviceAccountName"]]
-    (rule,) = role["rules"]
+    rule, known = role["rules"]
     assert rule["verbs"] == ["get", "patch"] and set(rule["resourceNames"]) == set(secrets)
+    assert (known["resources"], known["verbs"], known["resourceNames"]) == (
+        ["configmaps"], ["patch"], ["slurm-known-hosts"],
+    )  # fmt: skip
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert spec["containers"][0]["securityContext"] == {
         "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
@@ -415,7 +473,9 @@ def test_no_pod_starts_without_the_keys_that_are_made() -> None:
 def test_a_key_that_is_given_is_written_and_no_job_is_needed() -> None:
     given = {
         "secrets": {
-            "munge": {"key": "bXVuZ2U="}, "jwt": {"key": "and0"}, "sshHostKeys": {"keys": {"ssh_host_rsa_key": "pem"}},
+            "munge": {"key": "bXVuZ2U="}, "jwt": {"key": "and0"},
+            "sshHostKeys": {"keys": {"ssh_host_rsa_key": "pem"}, "public": ["ssh-rsa AAAA"]},
+            "workerHostKeys": {"keys": {"ssh_host_rsa_key": "PEM"}, "public": ["ssh-rsa BBBB"]},
         },
         "accounting": {"database": {"existingSecret": "slurm-db"}},
     }  # fmt: skip
@@ -424,6 +484,7 @@ def test_a_key_that_is_given_is_written_and_no_job_is_needed() -> None:
         "slurm-munge": {"munge.key": "bXVuZ2U="},
         "slurm-jwt": {"jwt_hs256.key": "and0"},
         "slurm-ssh-host-keys": {"ssh_host_rsa_key": "cGVt"},
+        "slurm-worker-host-keys": {"ssh_host_rsa_key": "UEVN"},
     }
     assert not kind(documents, "Job")
     for document in kind(documents, "StatefulSet"):

@@ -105,6 +105,19 @@ def test_keys_are_made_once_and_are_private(tmp_path: Path) -> None:
     assert first.munge not in repr(first)
 
 
+def test_workers_get_a_host_key_of_their_own_and_the_login_keeps_its(tmp_path: Path) -> None:
+    """A cluster of before had one for both, which people's known_hosts hold."""
+    keys = load_or_make(tmp_path, users=())
+    for path in tmp_path.glob("worker_host_*"):
+        path.unlink()
+    after = load_or_make(tmp_path, users=())
+    assert (after.ssh_host, after.ssh_host_public) == (keys.ssh_host, keys.ssh_host_public)
+    assert not set(after.worker_host.values()) & {*keys.ssh_host.values(), *keys.worker_host.values()}
+    assert after.worker_host_public != after.ssh_host_public
+    assert list(after.worker_host) == ["ssh_host_ed25519_key"]
+    assert after.worker_host["ssh_host_ed25519_key"] not in repr(after)
+
+
 IMAGES = [
     *[(f"minivm/{role}:24.11.5-debian-00000000000{n}", f"2026-11-20T1{n}") for n in (1, 2) for role in tags.ROLES],
     *[(f"minivm/{role}:25.05.4-nvidia-aaaaaaaaaaaa", "2026-11-20T19") for role in ("controller", "worker")],

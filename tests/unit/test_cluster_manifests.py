@@ -22,6 +22,8 @@ KEYS = Keys(
     database="secret",
     ssh_host={"ssh_host_ed25519_key": "PRIVATE"},
     ssh_host_public="ssh-ed25519 AAAA",
+    worker_host={"ssh_host_ed25519_key": "OTHER"},
+    worker_host_public="ssh-ed25519 BBBB",
     users={},
     users_public={"alice": "ssh-ed25519 AAAA alice", "bob": "ssh-ed25519 BBBB bob"},
 )

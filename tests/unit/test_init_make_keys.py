@@ -34,6 +34,7 @@ class Secrets:
         self.refuse: list[int] = []
         self.patches: list[str] = []
         self.between: list[dict[str, str]] = []
+        self.written: dict[str, dict[str, str]] = {}  # ConfigMaps, by path
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -74,6 +75,11 @@ class Secrets:
     def patch(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         name = path.removeprefix("/api/v1/namespaces/hpc/secrets/").partition("?")[0]
         with self.lock:
+            if name.startswith("/"):
+                if name not in self.written:
+                    return 404, {"message": "no such ConfigMap"}
+                self.written[name] |= body["data"]
+                return 200, {}
             found = self.there[name]
             if body["metadata"]["resourceVersion"] != found["metadata"]["resourceVersion"]:
                 return 409, {"message": "it was changed"}
@@ -83,9 +89,10 @@ class Secrets:
             self.there[name] = {"metadata": metadata, "data": {**found.get("data", {}), **body["data"]}}
             return 200, self.there[name]
 
-    def run(self, *wanted: str, patience: float = 20.0) -> int:
+    def run(self, *wanted: str, known: tuple[str, ...] = (), patience: float = 20.0) -> int:
         server = ApiServer("make keys", self.account, f"localhost:{self.server.server_port}")
-        return make_keys.run(server, "hpc", [make_keys.parse(each) for each in wanted], patience)
+        todo = [make_keys.parse(each) for each in wanted]
+        return make_keys.run(server, "hpc", todo, make_keys.parse_known(known), patience)
 
     def value(self, name: str, key: str) -> bytes:
         return base64.b64decode(self.there[name]["data"][key])
@@ -163,3 +170,48 @@ def test_a_secret_that_never_comes_fails_the_job(secrets: Secrets) -> None:
 def test_what_it_cannot_make_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=f"^{text}$"):
         make_keys.parse(text)
+
+
+KNOWN = "/api/v1/namespaces/hpc/configmaps/slurm-known-hosts"
+
+
+def test_ssh_is_told_of_the_public_halves_and_of_nothing_else(secrets: Secrets, tmp_path: Path) -> None:
+    """Two Secrets, one of them somebody else's with two keys, and a key that the values said."""
+    theirs = {}
+    for kind in ("ed25519", "ecdsa"):
+        made = tmp_path / f"ssh_host_{kind}_key"
+        subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", "", "-C", "a word", "-f", made], check=True)
+        theirs[made.name] = base64.b64encode(made.read_bytes()).decode()
+        theirs[f"{made.name}.pub"] = base64.b64encode(b"ssh-ed25519 FORGED").decode()
+    secrets.put("theirs", theirs)
+    secrets.put("slurm-worker-host-keys")
+    secrets.written[KNOWN] = {}
+    known = ("slurm-known-hosts", "login,login-*=theirs", "[gpu-*]:2222=slurm-worker-host-keys", "x=ssh-rsa AAAA")
+    assert secrets.run("slurm-worker-host-keys:ssh_host_ed25519_key:ed25519", known=known) == 0
+    lines = secrets.written[KNOWN]["known_hosts"].splitlines()
+    public = [
+        " ".join((tmp_path / f"ssh_host_{kind}_key.pub").read_text().split()[:2]) for kind in ("ecdsa", "ed25519")
+    ]
+    assert lines[:2] == [f"login,login-* {key}" for key in public]
+    key = tmp_path / "worker"
+    key.touch(mode=0o600)
+    key.write_bytes(secrets.value("slurm-worker-host-keys", "ssh_host_ed25519_key"))
+    said = subprocess.run(["ssh-keygen", "-y", "-P", "", "-f", key], capture_output=True, text=True, check=True)
+    assert lines[2:] == [f"[gpu-*]:2222 {' '.join(said.stdout.split()[:2])}", "x ssh-rsa AAAA"]
+    assert secrets.patches == ["slurm-worker-host-keys"], "of the other it only reads"
+
+
+def test_a_secret_without_host_keys_is_told_and_nothing_is_written(
+    secrets: Secrets, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secrets.put("theirs", {"munge.key": "eA=="})
+    secrets.written[KNOWN] = {"known_hosts": "before"}
+    assert secrets.run(known=("slurm-known-hosts", "login=theirs")) == 1
+    assert secrets.written[KNOWN] == {"known_hosts": "before"}
+    assert "the Secret theirs holds no ssh_host_*_key" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["login", "=theirs", "login="])
+def test_a_host_without_a_name_or_a_key_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{text}$"):
+        make_keys.parse_known(["slurm-known-hosts", text])

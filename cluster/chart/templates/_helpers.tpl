@@ -39,6 +39,9 @@ minivm.io/pool: {{ . }}
 {{- define "minivm.secret.ssh" -}}
 {{ default (printf "%s-ssh-host-keys" (include "minivm.fullname" .)) .Values.secrets.sshHostKeys.existingSecret }}
 {{- end -}}
+{{- define "minivm.secret.workerSsh" -}}
+{{ default (printf "%s-worker-host-keys" (include "minivm.fullname" .)) .Values.secrets.workerHostKeys.existingSecret }}
+{{- end -}}
 {{- define "minivm.secret.sssd" -}}
 {{ default (printf "%s-sssd" (include "minivm.fullname" .)) .Values.secrets.sssd.existingSecret }}
 {{- end -}}
@@ -74,6 +77,7 @@ What the chart once wrote it goes on writing: Helm takes away what the last rele
   "munge" (dict "from" $v.secrets.munge "key" "munge.key" "how" "bytes:1024")
   "jwt" (dict "from" $v.secrets.jwt "key" "jwt_hs256.key" "how" "bytes:32")
   "ssh-host-keys" (dict "from" $v.secrets.sshHostKeys "key" "ssh_host_ed25519_key" "how" "ed25519")
+  "worker-host-keys" (dict "from" $v.secrets.workerHostKeys "key" "ssh_host_ed25519_key" "how" "ed25519")
   "ring" (dict "from" $v.secrets.ring "key" "ring.key" "how" "letters:32")
   "database" (dict "from" $v.accounting.database "key" "password" "how" "letters:32") -}}
 {{- $one := index $known .name -}}
@@ -143,9 +147,6 @@ What the chart once wrote it goes on writing: Helm takes away what the last rele
 {{- if and (include "minivm.hasRing" .root) (ne .role "demo") }}
 - {name: MINIVM_GITSYNC_RING_SECRET, value: /mnt/minivm/secrets/ring/ring.key}
 {{- end }}
-{{- if has .role (list "login" "worker") }}
-- {name: MINIVM_SSH_HOSTS, value: {{ include "minivm.sshHosts" .root | quote }}}
-{{- end }}
 {{- range $key, $value := .root.Values.scripts.env }}
 - {name: {{ $key }}, value: {{ $value | quote }}}
 {{- end }}
@@ -154,16 +155,29 @@ What the chart once wrote it goes on writing: Helm takes away what the last rele
 {{- end }}
 {{- end -}}
 
-{{/* The names by which people reach login pods and workers, as patterns of ssh's known hosts. */}}
-{{- define "minivm.sshHosts" -}}
+{{/*
+Who the cluster's own pods are to ssh in them, as JSON: what login pods answer with, and what workers do.
+  names   by which people reach them, as patterns of ssh's known hosts
+  secret  that holds their keys
+  public  what it holds, as far as the values say it
+  kept    by the Job of keys.yaml, which asks the Secrets what is not said here: both are one file
+*/}}
+{{- define "minivm.knownHosts" -}}
 {{- $full := include "minivm.fullname" . -}}
-{{- $hosts := list (printf "%s-login" $full) (printf "%s-login.*" $full) (printf "%s-login-*" $full) -}}
+{{- $logins := list (printf "%s-login" $full) (printf "%s-login.*" $full) (printf "%s-login-*" $full) -}}
+{{- $workers := list -}}
 {{- range $name, $_ := include "minivm.pools" . | fromJson -}}
   {{- $pool := include "minivm.pool" (dict "root" $ "name" $name) | fromJson -}}
   {{- $pods := printf "%s-%s-*" $full $name -}}
-  {{- $hosts = append $hosts (ternary $pods (printf "[%s]:%d" $pods (int $pool.ports.ssh)) (eq (int $pool.ports.ssh) 22)) -}}
+  {{- $workers = append $workers (ternary $pods (printf "[%s]:%d" $pods (int $pool.ports.ssh)) (eq (int $pool.ports.ssh) 22)) -}}
 {{- end -}}
-{{- join "," $hosts -}}
+{{- $s := .Values.secrets -}}
+{{- dict
+  "kept" (not (and $s.sshHostKeys.public $s.workerHostKeys.public))
+  "hosts" (list
+    (dict "names" (join "," $logins) "secret" (include "minivm.secret.ssh" .) "public" $s.sshHostKeys.public)
+    (dict "names" (join "," $workers) "secret" (include "minivm.secret.workerSsh" .) "public" $s.workerHostKeys.public))
+  | toJson -}}
 {{- end -}}
 
 {{/* init answers the kubelet on a port of its own: alive, ready, and started are three questions to it. */}}
@@ -255,8 +269,9 @@ affinity: {{ toJson . }}
 {{- if and .root.Values.podConditions.enabled (ne .role "demo") }}
 - {name: api-token, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
 {{- end }}
-{{- if and .ssh }}
+{{- if .ssh }}
 - {name: ssh-host-keys, mountPath: /mnt/minivm/secrets/ssh, readOnly: true}
+- {name: known-hosts, mountPath: /mnt/minivm/config/ssh, readOnly: true}
 {{- end }}
 {{- if .root.Values.scripts.existingSecret }}
 - {name: gitsync, mountPath: /mnt/minivm/secrets/gitsync, readOnly: true}
@@ -290,8 +305,16 @@ affinity: {{ toJson . }}
       - downwardAPI: {items: [{path: namespace, fieldRef: {fieldPath: metadata.namespace}}]}
 {{- end }}
 {{- if .ssh }}
+{{- /* A worker has no key of the login pods: whoever is root on one would be a login pod to everybody. */}}
 - name: ssh-host-keys
+  {{- if eq .role "login" }}
   secret: {secretName: {{ include "minivm.secret.ssh" .root }}, defaultMode: 0400{{ include "minivm.keyItems" (dict "root" .root "name" "ssh-host-keys") }}}
+  {{- else }}
+  secret: {secretName: {{ include "minivm.secret.workerSsh" .root }}, defaultMode: 0400{{ include "minivm.keyItems" (dict "root" .root "name" "worker-host-keys") }}}
+  {{- end }}
+{{- /* No pod waits for it: what comes later is seen later. */}}
+- name: known-hosts
+  configMap: {name: {{ include "minivm.fullname" .root }}-known-hosts}
 {{- end }}
 {{- with .root.Values.scripts.existingSecret }}
 - name: gitsync
