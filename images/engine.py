@@ -1,4 +1,4 @@
-"""The docker engine, whichever DOCKER_HOST names. The only importer of docker."""
+"""The docker engine, whichever was chosen (`images.host`). The only importer of docker."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ import docker.errors  # type: ignore[import-untyped]  # it has no types
 import requests.exceptions
 
 from images.errors import ImagesError
+from images.host import HostError, chosen_engine
 from images.store import Store, told_by
 
 Line = Callable[[str], None]
@@ -50,17 +51,25 @@ class Engine:
         self.cancelled = threading.Event()
         self.steps: set[str] = set()
         self.builders: set[subprocess.Popen[str]] = set()
+        where, chosen_by = self.chosen()
         try:
             self.client = docker.from_env(timeout=600)
             self.client.ping()
         except docker.errors.DockerException as error:
-            where = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+            start = "`make images` installs and starts one; DOCKER_HOST names another"
             raise ImagesError(
                 "reach the docker engine",
                 f"no answer at {where}: {innermost(error)}",
-                hint="`make images` installs and starts one; DOCKER_HOST names another",
+                hint=f"{chosen_by} says so; without it `make images` starts this machine's own" if chosen_by else start,
             ) from error
         self.api = self.client.api
+
+    @staticmethod
+    def chosen() -> tuple[str, str]:
+        try:
+            return chosen_engine(os.environ)
+        except HostError as error:
+            raise ImagesError("reach the docker engine", str(error)) from error
 
     @cached_property
     def arch(self) -> str:

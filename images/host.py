@@ -7,7 +7,9 @@ elsewhere it says what is missing and stops.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib.util
+import json
 import os
 import shutil
 import socket
@@ -49,6 +51,8 @@ TEST_TOOLS: Mapping[str, str] = {
     "ip": "iproute2",
     "strace": "strace",
 }
+OWN_ENGINE = "unix:///var/run/docker.sock"
+ENGINE_PID = Path("/var/run/docker.pid")
 ENGINE_LOG = Path("/var/log/minivm-dockerd.log")
 ENGINE_START_DEADLINE = 60.0
 
@@ -130,14 +134,39 @@ def engine_answers(address: str) -> bool:
         return False
 
 
+def chosen_engine(environ: Mapping[str, str]) -> tuple[str, str]:
+    """The address of the engine, and by whose word it is that one: nobody's where it is the machine's own. As docker's
+    own command line decides it."""
+    if environ.get("DOCKER_HOST"):
+        return environ["DOCKER_HOST"], "DOCKER_HOST"
+    settings = Path(environ.get("DOCKER_CONFIG") or Path.home() / ".docker")
+    context = environ.get("DOCKER_CONTEXT")
+    said = "DOCKER_CONTEXT" if context else str(settings / "config.json")
+    try:
+        context = context or json.loads((settings / "config.json").read_text()).get("currentContext")
+    except (OSError, ValueError, AttributeError):
+        context = None
+    if context in (None, "", "default"):
+        return OWN_ENGINE, ""
+    meta = settings / "contexts/meta" / hashlib.sha256(context.encode()).hexdigest() / "meta.json"
+    try:
+        return str(json.loads(meta.read_text())["Endpoints"]["docker"]["Host"]), f"docker's context {context}"
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise HostError(f"cannot find docker's context {context}, which {said} names: `docker context ls`") from error
+
+
 def ensure_engine() -> None:
-    """A docker engine that answers: the one DOCKER_HOST names, or a local one, installed and started."""
-    named = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
-    apt_install(missing_packages(ENGINE_TOOLS if named.startswith("unix:") else without_engine(ENGINE_TOOLS)))
-    if not named.startswith("unix://"):
-        return
-    address = named.removeprefix("unix://")
-    if engine_answers(address):
+    """A docker engine that answers: the one that a person has chosen, or the machine's own, installed and started."""
+    engine, chosen_by = chosen_engine(os.environ)
+    address = engine.removeprefix("unix://")
+    if chosen_by and engine.startswith("unix://") and not engine_answers(address):
+        # Whoever has said which one does not mean another, on the same files as the machine's own.
+        raise HostError(
+            f"cannot reach the docker engine: {chosen_by} says {engine}, and nobody answers there; start that engine,"
+            " or unset it for the machine's own"
+        )
+    apt_install(missing_packages(without_engine(ENGINE_TOOLS) if chosen_by else ENGINE_TOOLS))
+    if chosen_by or engine_answers(address):
         return
     if os.geteuid() != 0:
         raise HostError(f"cannot reach the docker engine at {address}: not root, so it cannot be started from here")
@@ -149,13 +178,15 @@ def without_engine(tools: Mapping[str, str]) -> dict[str, str]:
 
 
 def start_engine(address: str) -> None:
-    if Path("/run/systemd/system").exists():
+    if alive := running_engine():
+        say(f"waiting for the docker engine, process {alive}, to answer at {address}")
+    elif Path("/run/systemd/system").exists():
         say("starting the docker engine (systemctl start docker)")
         subprocess.run(["systemctl", "start", "docker"], check=False)
     else:
         say(f"starting the docker engine (dockerd, log in {ENGINE_LOG})")
         # A pid file left by a machine that went down names a foreign process, and dockerd would refuse to start.
-        Path("/var/run/docker.pid").unlink(missing_ok=True)
+        ENGINE_PID.unlink(missing_ok=True)
         with ENGINE_LOG.open("ab") as log:
             subprocess.Popen(
                 ["dockerd", "--host", f"unix://{address}"],
@@ -167,12 +198,26 @@ def start_engine(address: str) -> None:
     deadline = time.monotonic() + ENGINE_START_DEADLINE
     while not engine_answers(address):
         if time.monotonic() > deadline:
+            if alive := running_engine():
+                raise HostError(
+                    f"cannot reach the docker engine: process {alive} does not answer at {address}; if it serves at"
+                    " another address, DOCKER_HOST names it"
+                )
             tail = ENGINE_LOG.read_text(errors="replace").splitlines()[-8:] if ENGINE_LOG.exists() else []
             raise HostError(
                 f"cannot start the docker engine: no answer at {address} within {ENGINE_START_DEADLINE:.0f} s\n"
                 + "\n".join(tail)
             )
         time.sleep(0.1)
+
+
+def running_engine() -> int:
+    """The process of an engine that is there and does not answer, or not yet: a second one would share its files."""
+    try:
+        pid = int(ENGINE_PID.read_text())
+        return pid if Path(f"/proc/{pid}/comm").read_text().strip() == "dockerd" else 0
+    except (OSError, ValueError):
+        return 0
 
 
 def main() -> int:
