@@ -15,7 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
-from cluster.local import LocalCluster, free_port
+from cluster.local import LocalCluster
+from cluster.ports import free_port
 from cluster.values import Options
 from images.engine import Engine
 

@@ -53,9 +53,7 @@ def connect() -> Any:
 @click.option(
     "--port",
     type=click.IntRange(1, 65535),
-    default=2222,
-    show_default=True,
-    help="Of 127.0.0.1, for ssh; the next free one if taken.",
+    help="Of 127.0.0.1, for ssh; the next free one if taken.  [default: the one that it has; a new cluster: 2222]",
 )
 @click.option("--slurm-version", "slurm", default="", help="Images of this Slurm version, as in 24.11.5.")
 @click.option("--variant", default="", help="Images of this variant: debian, nvidia.")
@@ -77,7 +75,7 @@ def connect() -> Any:
 def up(
     name: str,
     workers: int,
-    port: int,
+    port: int | None,
     slurm: str,
     variant: str,
     given_tags: tuple[str, ...],
@@ -96,7 +94,7 @@ def up(
 
     overrides = read_overrides(values_file) if values_file else {}
     client, begun = connect(), time.monotonic()
-    options = Options(name=name, workers=workers, port=port, proctrack=proctrack or "", overrides=overrides)
+    options = Options(name=name, workers=workers, proctrack=proctrack or "", overrides=overrides)
     if slurm or variant:
         repository = repository_of(overrides, options.repository)
         # Every image is created at the same moment, the lock's: what tells them apart is when they got their names.
@@ -116,7 +114,7 @@ def up(
         click.echo(f"{time.monotonic() - begun:6.1f} s  {text}")
 
     cluster = LocalCluster(client, options, say=say)
-    cluster.up(timeout=timeout)
+    cluster.up(timeout=timeout, port=port or 0)
     for stage, seconds in cluster.stages.spent.items():
         say(f"stage {stage}: {seconds:.1f} s")
     for line in cluster.not_granted():
@@ -166,11 +164,16 @@ def status(name: str, as_json: bool) -> None:
 @name_option
 @told
 def down(name: str) -> None:
-    """Stop the cluster and leave nothing behind."""
-    from cluster.local import LocalCluster
+    """Stop the cluster and leave nothing behind. Where there is none, there is nothing to do: exit code 0."""
+    from cluster import names
+    from cluster.local import STATE, LocalCluster
 
-    LocalCluster(connect(), Options(name=name)).down()
-    click.echo(f"the cluster {name} is gone")
+    client = connect()
+    if LocalCluster(client, Options(name=name)).down():
+        click.echo(f"the cluster {name} is gone")
+        return
+    hint = names.hint(names.saved(STATE) | names.labelled(client.api))
+    click.echo(f"nothing to do: there is no cluster {name}" + (f"\nhint: {hint}" if hint else ""))
 
 
 @click.command()

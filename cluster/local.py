@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -13,10 +12,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cluster import addresses, cgroups, drop_ins, keys, manifests, readiness, report, slurm_conf, values
+from cluster import addresses, cgroups, drop_ins, keys, manifests, names, ports, readiness, report, slurm_conf, values
 from cluster.errors import ClusterError
 from cluster.manifests import Manifests, Pod
-from cluster.pods import Kubelet, Running, fingerprint
+from cluster.pods import Kubelet, Running, fingerprint, published
 from cluster.publish import write_private
 from cluster.render import render
 from cluster.report import Row
@@ -60,7 +59,8 @@ class LocalCluster:
         """The cluster as it was last brought up."""
         path = root / name / "options.json"
         if not path.exists():
-            raise ClusterError(f"find the cluster {name}", "it is not up", hint="make up")
+            hint = names.hint(names.saved(root)) or "make up"
+            raise ClusterError(f"find the cluster {name}", "it is not up", hint=hint)
         return cls(client, Options(**json.loads(path.read_text())), root=root, say=say)
 
     # What it should be
@@ -73,7 +73,7 @@ class LocalCluster:
         return manifests.parse(render(chosen, release=RELEASE, namespace=NAMESPACE), namespace=NAMESPACE)
 
     def saved_port(self) -> int:
-        """The port that the login pod has, whatever was asked for this time."""
+        """The port that the login pod has."""
         path = self.state / "options.json"
         return int(json.loads(path.read_text())["port"]) if path.exists() else self.options.port
 
@@ -82,10 +82,14 @@ class LocalCluster:
 
     # Making it so
 
-    def up(self, *, timeout: float = 180.0) -> None:
+    def up(self, *, timeout: float = 180.0, port: int = 0) -> None:
+        """`port`: one that was asked for, also of a cluster that has another: its login pod is replaced then."""
         self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
         there = self.kubelet.running()
-        port = self.saved_port() if there else free_port(self.options.port)
+        asked, own = port, self.saved_port() if there else 0
+        port = ports.choose(asked, default=self.options.port, own=own)
+        if asked not in (0, port):
+            self.say(f"port {asked} of 127.0.0.1 is taken: {port} it is")
         no_cgroups = self.no_cgroups()
         self.options = replace(self.options, port=port, own_cgroups=not no_cgroups)
         if no_cgroups and values.proctrack(self.options) == "cgroup":
@@ -138,7 +142,7 @@ class LocalCluster:
 
     def specs(self, known: Manifests) -> dict[str, str]:
         images = {image: self.kubelet.image_id(image) for image in sorted({pod.image for pod in known.pods})}
-        return {pod.name: fingerprint(pod, images[pod.image]) for pod in known.pods}
+        return {pod.name: fingerprint(pod, images[pod.image], published(pod, known)) for pod in known.pods}
 
     def start(self, pods: Iterable[Pod], known: Manifests, hands: ThreadPoolExecutor) -> None:
         """New containers at new addresses, side by side."""
@@ -270,8 +274,10 @@ class LocalCluster:
             *rest,
         ]
 
-    def down(self) -> None:
-        """Everything of this cluster, by its label: containers, volumes, network, and the state on disk."""
+    def down(self) -> bool:
+        """Everything of this cluster, by its label: containers, volumes, network, and the state on disk. Whether there
+        was anything."""
+        found = self.state.exists() or self.options.name in names.labelled(self.kubelet.api)
         there = self.kubelet.running()
         with ThreadPoolExecutor(HANDS) as hands:
             for done in [hands.submit(self.kubelet.remove, name, item.container) for name, item in there.items()]:
@@ -281,20 +287,8 @@ class LocalCluster:
         self.kubelet.remove_network()
         cgroups.remove(self.options.name)
         shutil.rmtree(self.state, ignore_errors=True)
+        return found
 
 
 def in_start_order(pods: Iterable[Pod]) -> list[Pod]:
     return sorted(pods, key=lambda pod: START_ORDER.index(pod.role))
-
-
-def free_port(wanted: int) -> int:
-    """The port, or the next free one of this machine."""
-    for port in range(wanted, min(wanted + 100, 65536)):
-        with contextlib.closing(socket.socket()) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise ClusterError("publish the login pod's ssh port", f"127.0.0.1:{wanted} and the next 100 are taken")

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from cluster import cgroups, manifests, publish
@@ -45,10 +46,17 @@ def container_name(cluster: str, pod: str) -> str:
     return f"minivm-{cluster}-{pod}"
 
 
-def fingerprint(pod: Pod, image_id: str) -> str:
-    """What a pod is made from, without what changes under a living one (the content of its ConfigMaps)."""
-    text = json.dumps(asdict(pod) | {"image_id": image_id}, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def fingerprint(pod: Pod, image_id: str, published: Mapping[int, int] = MappingProxyType({})) -> str:
+    """What a pod is made from, without what changes under a living one (the content of its ConfigMaps). Here a node's
+    port is the container's own, which a Service gives a living pod on Kubernetes."""
+    made = asdict(pod) | {"image_id": image_id} | ({"published": dict(published)} if published else {})
+    return hashlib.sha256(json.dumps(made, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def published(pod: Pod, known: Manifests) -> dict[int, int]:
+    """The pod's ports, and each one's on this machine."""
+    services = [service for service in known.services if service.node_port and manifests.selects(service, pod)]
+    return {pod.ports[port[1]]: port[0] for service in services if (port := service.node_port)}
 
 
 def status(error: OSError) -> int:
@@ -157,18 +165,14 @@ class Kubelet:
         own_cgroups = cgroups.wanted(pod)
         if own_cgroups:
             mounts += cgroups.make(self.cluster, pod.name, pod.role, memory=pod.limits.memory)
-        published = {
-            pod.ports[service.node_port[1]]: ("127.0.0.1", service.node_port[0])
-            for service in known.services
-            if service.node_port and manifests.selects(service, pod)
-        }
+        bindings = {port: ("127.0.0.1", here) for port, here in published(pod, known).items()}
         host = self.api.create_host_config(
             mounts=mounts,
             cap_drop=["ALL"],
             cap_add=list(pod.capabilities),
             security_opt=["seccomp=unconfined"] if pod.seccomp == "Unconfined" else None,
             restart_policy={"Name": "always"},
-            port_bindings=published or None,
+            port_bindings=bindings or None,
             log_config=LOG,
             dns_search=list(pod.searches) or None,
             **({"cgroup_parent": cgroups.parent(self.cluster, pod.name)} if own_cgroups else {}),
@@ -190,7 +194,7 @@ class Kubelet:
                 GRACE_LABEL: str(pod.grace),
                 PRE_STOP_LABEL: json.dumps(pod.pre_stop),
             },
-            ports=list(published) or None,
+            ports=list(bindings) or None,
             host_config=host,
             networking_config=self.api.create_networking_config({self.network: endpoint}),
         )

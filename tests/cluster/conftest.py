@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster.local import LocalCluster, free_port
+from cluster.local import LocalCluster
+from cluster.ports import free_port
 from cluster.values import Options
 from images.engine import Engine
 from tests.cluster.researcher import Researcher, World

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.local import free_port
+from cluster.ports import free_port
 from tests.cluster.researcher import Researcher, World
 from tests.waiting import until
 

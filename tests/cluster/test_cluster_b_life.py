@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from cluster.errors import ClusterError
+from cluster.ports import free_port
 from cluster.report import table
 from cluster.values import merged
 from tests.cluster.researcher import Researcher, World
@@ -40,7 +41,7 @@ def operator(world: World, tmp_path: Path, command: str, *arguments: str) -> str
     """A command of build.py on this cluster, with the values that it has; what it said."""
     values = tmp_path / "values.yaml"
     image = {"image": {"repository": world.cluster.options.repository}}
-    values.write_text(yaml.safe_dump(merged(world.cluster.options.overrides, image)))
+    values.write_text(yaml.safe_dump(merged(image, world.cluster.options.overrides)))
     line = [sys.executable, "build.py", command, "--name", world.cluster.options.name, "--values", str(values)]
     done = subprocess.run([*line, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -231,6 +232,25 @@ def test_a_partition_comes_beside_the_others_and_goes_only_without_jobs(
     until(lambda: "long" not in healthy.slurm("sinfo", "-h", "-o", "%R"), "it is gone")
     until(lambda: running() == {line for line in both or () if line.startswith(f"{stays} ")}, "the other runs on")
     alice("scancel -u alice")
+
+
+def test_a_port_that_is_asked_for_is_the_one_that_answers(healthy: World, alice: Researcher, tmp_path: Path) -> None:
+    """Also where the cluster runs already; what was not asked for stays as it is."""
+    wanted = free_port(healthy.cluster.options.port + 50)
+    assert "slurm-login-0: replaced" in operator(healthy, tmp_path, "up", "--port", str(wanted))
+    assert healthy.cluster.options.port == wanted
+    assert alice("hostname") == "slurm-login-0\n"
+    assert "replaced" not in operator(healthy, tmp_path, "up")
+
+
+def test_a_cluster_that_never_was_is_not_said_to_be_gone(healthy: World) -> None:
+    """To take down what is not there is nothing to do, and a name that was misspelt is told which there are."""
+    name = healthy.cluster.options.name
+    line = [sys.executable, "build.py", "down", "--name", f"{name}-x"]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert f"there is no cluster {name}-x" in done.stdout and "is gone" not in done.stdout
+    assert name in done.stdout.partition("hint: ")[2].partition(";")[0].replace(",", "").split()
 
 
 def push(world: World, script: str) -> str:

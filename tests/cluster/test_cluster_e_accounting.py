@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from cluster.local import LocalCluster, free_port
+from cluster.local import LocalCluster
+from cluster.ports import free_port
 from cluster.values import Options
 from images.engine import Engine
 from tests.cluster.conftest import IMAGES, NAME

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 import threading
 from pathlib import Path
@@ -14,8 +15,9 @@ from build import main
 from cluster import addresses, report, tags, values
 from cluster.errors import ClusterError
 from cluster.keys import load_or_make
-from cluster.local import STATE, LocalCluster, free_port
+from cluster.local import STATE, LocalCluster
 from cluster.overrides import read_overrides
+from cluster.ports import choose, free_port
 from cluster.publish import publish, published, write_private
 from cluster.readiness import wrong
 from cluster.report import Row
@@ -181,13 +183,27 @@ def test_state_lives_in_the_build_directory() -> None:
 
 
 def test_a_taken_port_is_passed_over() -> None:
-    import socket
-
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         assert free_port(port) != port
+
+
+def test_a_cluster_keeps_its_port_until_another_is_asked_for() -> None:
+    with socket.socket() as taken, socket.socket() as own, socket.socket() as other:
+        for item in (taken, own, other):
+            item.bind(("127.0.0.1", 0))
+            item.listen()
+        port, has, free = taken.getsockname()[1], own.getsockname()[1], other.getsockname()[1]
+        other.close()
+        assert choose(0, default=port, own=has) == has
+        assert choose(free, default=port, own=has) == free
+        # The pod itself listens there: what it has is no reason to move.
+        assert choose(has, default=port, own=has) == has
+        instead = choose(port, default=port, own=0)
+        assert instead > port
+        assert choose(port, default=port, own=instead) == instead
 
 
 def test_ssh_needs_the_clusters_keys_and_not_its_engine(tmp_path: Path) -> None:
@@ -203,8 +219,12 @@ def test_ssh_needs_the_clusters_keys_and_not_its_engine(tmp_path: Path) -> None:
 
 
 def test_a_cluster_that_is_not_up_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ClusterError, match="it is not up"):
+    with pytest.raises(ClusterError, match="it is not up\nhint: make up"):
         LocalCluster.saved(None, "nowhere", root=tmp_path)
+    for name in ("local", "second"):
+        LocalCluster(None, Options(name=name), root=tmp_path).save()
+    with pytest.raises(ClusterError, match="hint: there are local, second"):
+        LocalCluster.saved(None, "loacl", root=tmp_path)
 
 
 def test_a_second_up_keeps_the_port(tmp_path: Path) -> None:
