@@ -1,17 +1,20 @@
-"""Two modules of the standard library by the C half that does their work (docs/decisions/the-start-is-counted.md).
+"""Three modules of the standard library by the C half that does their work (docs/decisions/the-start-is-counted.md).
 
 `signal` turns each number into an enum, `json` compiles six regular expressions when it is imported: 7 ms before the
-first service, for names and checks that PID 1 does not use. Type checkers see the real ones.
+first service, for names and checks that PID 1 does not use. `heapq` is written once more in Python, beside its C half.
+Type checkers see the real ones.
 """
 
 from __future__ import annotations
 
-__all__ = ["read_json", "signal"]
+__all__ = ["heapq", "read_json", "signal"]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import heapq
     import signal
 else:
+    import _heapq as heapq
     import _signal as signal
 
 

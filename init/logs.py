@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import select
@@ -25,6 +24,7 @@ MOST = 4 * HIGH  # of what cannot be told to wait: PID 1's own lines; beyond it 
 IOV = 64
 OWN = "init"
 RETRY = 1.0  # after an output that cannot take anything (a full disk)
+GONE = (32, 9)  # EPIPE, EBADF; see init.procs for why by number
 
 
 class Source:
@@ -220,7 +220,7 @@ class Logs:
         """A full disk passes: keep what fits, drop the rest rather than hang the services. A gone reader does not."""
         self.trouble = f"{error.strerror}; lines are dropped"
         self._troubled(self.trouble)
-        if error.errno in (errno.EPIPE, errno.EBADF):
+        if error.errno in GONE:
             self._gone = True
             self._lose(self._size)
             self._pending.clear()

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import select
 import time
-from heapq import heappop, heappush
 
 from init.errors import ORDINARY, in_words
+from init.lean import heapq
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -89,13 +89,13 @@ class Poller:
 
     def after(self, seconds: float, call: Callable[[], object]) -> Timer:
         timer = Timer(self.now() + seconds, call)
-        heappush(self._timers, timer)
+        heapq.heappush(self._timers, timer)
         return timer
 
     def wait(self, until: float | None) -> None:
         """Wait for the first thing to happen, and call whoever asked for it. Without anything due it waits for ever."""
         while self._timers and self._timers[0].call is None:
-            heappop(self._timers)
+            heapq.heappop(self._timers)
         if self._timers and (until is None or self._timers[0].at < until):
             until = self._timers[0].at
         # Rounded up: a wait that ends a fraction early would only be made again.
@@ -114,7 +114,7 @@ class Poller:
                 self._again_later(fd, found, error)
         now = self.now()
         while self._timers and self._timers[0].at <= now:
-            due = heappop(self._timers).call
+            due = heapq.heappop(self._timers).call
             if due is not None:
                 try:
                     due()

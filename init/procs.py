@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 
 from init import builtin
@@ -20,7 +19,9 @@ DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 OURS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 EVERY_SIGNAL = signal.valid_signals()
 OUR_UMASK = 0o022
-SCARCE = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EINTR)  # the machine's, not the command's
+# The machine's errors, not the command's: EAGAIN, ENOMEM, EMFILE, ENFILE, EINTR. By number, without the dictionaries of
+# all names that `errno` makes.
+SCARCE = (11, 12, 24, 23, 4)
 
 
 @record(frozen=True, slots=True)

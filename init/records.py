@@ -1,7 +1,8 @@
-"""Frozen, slotted records: what `dataclasses` gives, without its 15 ms and 3 MB on PID 1's way to the first service.
+"""Frozen records: what `dataclasses` gives, without its 15 ms and 3 MB on PID 1's way to the first service.
 
-Type checkers see the real `dataclass`; the decorator below serves the forms this package uses: every field
-annotated, defaults immutable, frozen or not.
+Type checkers see the real `dataclass`, and hold us to its slots; the decorator below serves the one form this package
+uses: every field annotated, defaults immutable, frozen. Real slots would take a second class for each record, a
+million instructions in all, to refuse what a frozen record refuses anyway.
 """
 
 from __future__ import annotations
@@ -19,24 +20,14 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 else:
 
-    def record(*, frozen=True, slots=True):
+    def record(*, frozen=True, slots=True):  # neither has another value here
         def make(cls):
-            names = tuple(cls.__annotations__)
+            names = cls.__match_args__ = tuple(cls.__annotations__)
             defaults = {name: cls.__dict__[name] for name in names if name in cls.__dict__}
-            body = {key: value for key, value in cls.__dict__.items() if key not in defaults and key != "__dict__"}
-            body.pop("__weakref__", None)
-            body |= {
-                "__slots__": names,
-                "__match_args__": names,
-                "__init__": _initialiser(cls.__name__, names, defaults),
-                "__eq__": _equal,
-                "__repr__": _repr,
-                "__hash__": _hash if frozen else None,
-            }
-            if frozen:
-                body["__setattr__"] = _refuse
-                body["__delattr__"] = _refuse
-            return type(cls)(cls.__name__, cls.__bases__, body)
+            cls.__init__ = _initialiser(cls.__name__, names, defaults)
+            cls.__eq__, cls.__hash__, cls.__repr__ = _equal, _hash, _repr
+            cls.__setattr__ = cls.__delattr__ = _refuse
+            return cls
 
         return make
 
@@ -62,7 +53,7 @@ def _initialiser(cls_name: str, names: tuple[str, ...], defaults: dict[str, Any]
 
 
 def _values(self: Any) -> tuple[Any, ...]:
-    return tuple(getattr(self, name) for name in self.__slots__)
+    return tuple(getattr(self, name) for name in self.__match_args__)
 
 
 def _equal(self: Any, other: Any) -> Any:
@@ -74,7 +65,7 @@ def _hash(self: Any) -> int:
 
 
 def _repr(self: Any) -> str:
-    return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in self.__slots__)})"
+    return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in self.__match_args__)})"
 
 
 def _refuse(self: Any, name: str, value: Any = None) -> None:
@@ -84,7 +75,7 @@ def _refuse(self: Any, name: str, value: Any = None) -> None:
 def replace(item: T, **changes: Any) -> T:
     """The same record with some fields changed."""
     made = object.__new__(type(item))
-    for name in type(item).__slots__:  # type: ignore[attr-defined]  # every record has them
+    for name in type(item).__match_args__:  # type: ignore[attr-defined]  # every record has them
         _put(made, name, changes.pop(name) if name in changes else getattr(item, name))
     if changes:
         raise TypeError(f"{type(item).__name__} has no field {next(iter(changes))}")
@@ -93,4 +84,4 @@ def replace(item: T, **changes: Any) -> T:
 
 def fields(item: Any) -> dict[str, Any]:
     """A record's fields by name, one level deep."""
-    return {name: getattr(item, name) for name in item.__slots__}
+    return {name: getattr(item, name) for name in item.__match_args__}

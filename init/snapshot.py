@@ -73,4 +73,4 @@ def from_mapping(data: Mapping[str, Any]) -> Snapshot:
 
 def _view(kind: Any, data: Mapping[str, Any]) -> Any:
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
-    return kind(**{name: values[name] for name in kind.__slots__})
+    return kind(**{name: values[name] for name in kind.__match_args__})

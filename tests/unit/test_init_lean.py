@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import enum
+import errno
 import json
 import os
 import pickle
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from init import logs, procs
 from init.choices import Choice
 from init.fields import duration, expand
 from init.lean import read_json
@@ -110,6 +112,7 @@ def test_pid_1_reaches_its_first_service_without_what_is_slow_to_load(tmp_path: 
     plan = tmp_path / "plan.json"
     plan.write_text('{"version": 1, "role": "r", "services": {"a": {"command": ["/bin/x", "${PATH}"]}}}')
     slow = ["enum", "re", "json", "signal", "collections", "functools", "dataclasses", "typing", "pathlib", "socket"]
+    slow += ["errno", "heapq"]
     code = f"""
 import os, sys, time
 sys.path.append({str(ROOT)!r})
@@ -162,6 +165,11 @@ start.main(["--plan", {str(plan)!r}], time.monotonic())
     )
     assert done.returncode == 0, done.stderr
     assert loaded.read_text() == ""
+
+
+def test_errors_have_the_numbers_of_their_names() -> None:
+    assert procs.SCARCE == (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EINTR)
+    assert logs.GONE == (errno.EPIPE, errno.EBADF)
 
 
 def test_signals_are_called_what_python_calls_them() -> None:
