@@ -17,8 +17,8 @@ if __name__ == "__main__" and sys.prefix == sys.base_prefix:
 
 import click
 
-from images.cli_publish import AS_JSON
-from images.cli_publish import opened as session
+from images.cli.publish import AS_JSON
+from images.cli.publish import opened as session
 from images.errors import ImagesError, nearest
 
 REPOSITORY = Path(__file__).resolve().parent
@@ -38,12 +38,12 @@ class Commands(click.Group):
 
     # name -> the module that has it and what it is for, so that --help imports none of them.
     LATE: ClassVar = {
-        "push": ("images.cli_publish", "Push the roles' images to a registry."),
-        "sbom": ("images.cli_publish", "The SPDX document of a role."),
-        "diff": ("images.cli_publish", "What differs between two images."),
-        "prune": ("images.cli_prune", "Remove images that later builds superseded."),
-        "reproduce": ("images.cli_check", "Build twice from nothing and compare every digest."),
-        "test": ("images.cli_check", "Run the container tests of the roles."),
+        "push": ("images.cli.publish", "Push the roles' images to a registry."),
+        "sbom": ("images.cli.publish", "The SPDX document of a role."),
+        "diff": ("images.cli.publish", "What differs between two images."),
+        "prune": ("images.cli.prune", "Remove images that later builds superseded."),
+        "reproduce": ("images.cli.check", "Build twice from nothing and compare every digest."),
+        "test": ("images.cli.check", "Run the container tests of the roles."),
         "up": ("cluster.cli", "Bring up a whole cluster on this machine."),
         "ssh": ("cluster.cli", "Log in to the login pod."),
         "status": ("cluster.cli", "The pods: ready, or why not."),
@@ -112,7 +112,7 @@ def main(ctx: click.Context, variant: str | None, slurm: str | None, assignments
 @click.pass_context
 def list_(ctx: click.Context, as_json: bool) -> None:
     """Layers and roles."""
-    from images import report
+    from images.cli import report
 
     opened = session(ctx)
     rows = [("role", role.name, role.describe) for role in opened.definition.roles.values()]
@@ -128,7 +128,7 @@ def list_(ctx: click.Context, as_json: bool) -> None:
 @click.pass_context
 def graph(ctx: click.Context, svg: Path | None) -> None:
     """How layers and roles stand on each other."""
-    from images import picture
+    from images.definition import picture
 
     opened = session(ctx)
     nodes = picture.tree(opened.definition, opened.place.choice)
@@ -147,7 +147,7 @@ def graph(ctx: click.Context, svg: Path | None) -> None:
 @click.pass_context
 def plan(ctx: click.Context, roles: Sequence[str], as_json: bool) -> None:
     """What a build would make, and which input of each image changed."""
-    from images import report
+    from images.cli import report
 
     opened = session(ctx)
     names = opened.roles(roles)
@@ -199,8 +199,8 @@ def lock(ctx: click.Context, roles: Sequence[str], check: bool) -> None:
 @click.pass_context
 def build(ctx: click.Context, roles: Sequence[str], when_vanished: str, as_json: bool) -> None:
     """Build what is missing: the roles named, or all."""
-    from images import report
-    from images.progress import Plain, reporter
+    from images.cli import report
+    from images.make.progress import Plain, reporter
 
     opened = session(ctx)
     names = opened.roles(roles)

@@ -18,7 +18,7 @@ from pathlib import Path
 from cluster.local import LocalCluster
 from cluster.ports import free_port
 from cluster.values import Options
-from images.engine import Engine
+from images.engine.docker import Engine
 
 ROOT = Path(__file__).resolve().parents[1]
 COLD = "MINIVM_BENCH_COLD"

@@ -21,7 +21,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.request import urlopen
 
-from gitsync import cycle, schedule
+from gitsync import schedule
+from gitsync.cycle import run as cycle
 from gitsync.settings import Settings
 from tests.process.gitsync_servers import HttpGit, Line
 from tests.process.gitsync_world import World, run

@@ -21,12 +21,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from images import report
-from images.engine import Engine, packed
-from images.make import Maker
-from images.plan import Composed, Image
-from images.progress import Plain
-from images.session import Session
+from images.cli import report
+from images.cli.session import Session
+from images.engine.docker import Engine, packed
+from images.make.build import Maker
+from images.make.plan import Composed, Image
+from images.make.progress import Plain
 from images.settings import read
 
 ROOT = Path(__file__).resolve().parent.parent

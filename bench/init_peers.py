@@ -35,8 +35,8 @@ def after(name: str, directory: Path) -> str:
 # Said by the checkout that is measured: a plan's form is its own affair.
 COMPILE = """
 import json, sys
-from init.plan import compile_plan, plan_to_json
-from init.spec import parse_service
+from init.plan.compile import compile_plan, plan_to_json
+from init.plan.spec import parse_service
 services = json.load(sys.stdin)
 print(plan_to_json(compile_plan("bench", [parse_service(name, what, "bench") for name, what in services.items()])))
 """

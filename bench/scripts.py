@@ -75,7 +75,7 @@ def main() -> int:
     try:
         world = build(folder)
         prolog = [sys.executable, "-I", "-c", LAUNCH.format(kind="prolog")]
-        check = [sys.executable, "-I", "-m", "gitsync.health_run", "--tree", str(world.tree), "--commit", "zero"]
+        check = [sys.executable, "-I", "-m", "health.checks.round", "--tree", str(world.tree), "--commit", "zero"]
         names = sorted(path.stem for path in (world.tree / "health.d").glob("*.py"))
 
         def inline() -> Cost:

@@ -42,7 +42,7 @@ name_option = click.option(
 
 
 def connect() -> Any:
-    from images.engine import Engine
+    from images.engine.docker import Engine
 
     return Engine().client
 
@@ -89,8 +89,8 @@ def up(
         raise ClusterError("bring up what --variant and --slurm before `up` say", "they are for what builds",
                            hint="up --variant NAME --slurm-version VERSION")  # fmt: skip
     from cluster.local import LocalCluster
-    from cluster.overrides import read_overrides
-    from cluster.tags import chosen, newest, repository_of, tagged
+    from cluster.rendered.overrides import read_overrides
+    from cluster.rendered.tags import chosen, newest, repository_of, tagged
 
     overrides = read_overrides(values_file) if values_file else {}
     client, begun = connect(), time.monotonic()

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from typing import Any
 
-from cluster import manifests, publish
+from cluster import publish
 from cluster.errors import ClusterError
-from cluster.manifests import Manifests, Mount, Pod, Source
 from cluster.pods import LABEL, Kubelet
+from cluster.rendered import manifests
+from cluster.rendered.manifests import Manifests, Mount, Pod, Source
 
 DIRECTORIES = ("services.d", "supervisor.d")
 PATIENCE = 60

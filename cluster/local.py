@@ -12,12 +12,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cluster import addresses, cgroups, drop_ins, keys, manifests, names, ports, readiness, report, slurm_conf, values
+from cluster import addresses, cgroups, drop_ins, keys, names, ports, readiness, report, slurm_conf, values
 from cluster.errors import ClusterError
-from cluster.manifests import Manifests, Pod
 from cluster.pods import Kubelet, Running, fingerprint, published
 from cluster.publish import write_private
-from cluster.render import render
+from cluster.rendered import manifests
+from cluster.rendered.manifests import Manifests, Pod
+from cluster.rendered.render import render
 from cluster.report import Row
 from cluster.values import NAMESPACE, RELEASE, Options
 

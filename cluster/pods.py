@@ -12,9 +12,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from cluster import cgroups, manifests, publish
+from cluster import cgroups, publish
 from cluster.errors import ClusterError
-from cluster.manifests import Manifests, Mount, Pod, Source
+from cluster.rendered import manifests
+from cluster.rendered.manifests import Manifests, Mount, Pod, Source
 
 LABEL = "minivm.cluster"
 POD_LABEL = "minivm.pod"

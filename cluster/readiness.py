@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.errors import ClusterError
-from cluster.manifests import Pod
 from cluster.pods import Running
+from cluster.rendered.manifests import Pod
 
 TIMEOUT = 2.0
 STATUS = "/status"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cluster.manifests import Pod
 from cluster.pods import Running
 from cluster.readiness import Readiness
+from cluster.rendered.manifests import Pod
 
 
 @dataclass(frozen=True, slots=True)

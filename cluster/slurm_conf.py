@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Container, Iterable, Mapping
 
 from cluster.errors import ClusterError
-from cluster.manifests import Manifests, Source
+from cluster.rendered.manifests import Manifests, Source
 from cluster.values import RELEASE
 
 CONTROLLER = f"{RELEASE}-controller-0"

@@ -1,5 +1,5 @@
 """python -m gitsync"""
 
-from .cli import main
+from gitsync.cli import main
 
 main(prog_name="gitsync")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from .errors import GitsyncError
+from gitsync.errors import GitsyncError
 
 
 def check_url(url: str, *, token: bool) -> None:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 
 import click
 
-from .errors import GitsyncError
+from gitsync.errors import GitsyncError
 
 if TYPE_CHECKING:
-    from .settings import Settings
-    from .state import State
+    from gitsync.settings import Settings
+    from gitsync.state import State
 
 P = ParamSpec("P")
 
@@ -53,7 +53,7 @@ def fails_well(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def _settings() -> Settings:
-    from .settings import from_environment
+    from gitsync.settings import from_environment
 
     return from_environment(os.environ)
 
@@ -62,7 +62,8 @@ def _settings() -> Settings:
 @fails_well
 def once() -> None:
     """One cycle: fetch, verify, check, publish, prune. Ends with 1 where it failed or the newest commit is refused."""
-    from . import cycle, report
+    from gitsync import report
+    from gitsync.cycle import run as cycle
 
     settings = _settings()
     state = cycle.run(settings)
@@ -75,7 +76,7 @@ def once() -> None:
 def loop() -> None:
     """Cycles for ever, with jitter and backoff by the pod's name. What the service runs."""
     # Started anew: the loop stays for weeks and needs nothing of this command line in its memory.
-    os.execv(sys.executable, [sys.executable, "-I", "-m", "gitsync.loop"])
+    os.execv(sys.executable, [sys.executable, "-I", "-m", "gitsync.cycle.loop"])
 
 
 @main.command()
@@ -83,8 +84,10 @@ def loop() -> None:
 @fails_well
 def status(as_json: bool) -> None:
     """What is published, since when, and what is wrong. Ends with 1 where something is."""
-    from . import cycle, publish, report
-    from . import state as state_
+    from gitsync import report
+    from gitsync import state as state_
+    from gitsync.cycle import run as cycle
+    from gitsync.tree import publish
 
     settings = _settings()
     known = state_.load(settings.layout.state)
@@ -113,7 +116,7 @@ def _ago(at: float) -> str:
 
 
 def _lines(settings: Settings, known: State, live: str | None) -> list[tuple[str, str]]:
-    from . import cycle
+    from gitsync.cycle import run as cycle
 
     lines = [("current", live or "nothing")]
     published = known.published
@@ -141,8 +144,9 @@ def _lines(settings: Settings, known: State, live: str | None) -> list[tuple[str
 @fails_well
 def why() -> None:
     """Why this commit is published and not another: one sentence a line, the deciding one last."""
-    from . import explain, publish
-    from . import state as state_
+    from gitsync import explain
+    from gitsync import state as state_
+    from gitsync.tree import publish
 
     settings = _settings()
     for line in explain.why(settings, state_.load(settings.layout.state), publish.current(settings.layout)):
@@ -154,14 +158,15 @@ def why() -> None:
 @fails_well
 def rollback(commit: str) -> None:
     """Publish COMMIT now, and leave the present one alone until the ref moves. `zero` is the image's own tree."""
-    from . import cycle, explain
-    from . import loop as loop_
+    from gitsync import explain
+    from gitsync.cycle import run as cycle
+    from gitsync.cycle.wake import poke
 
     settings = _settings()
     whole = explain.whole(settings, commit)
     state = cycle.run(settings, only=whole, leave=True)
     # The loop tells the pod's status; it should not wait a period to learn of this.
-    loop_.poke(settings)
+    poke(settings)
     click.echo(f"published {state.published.commit if state.published else 'nothing'}")
 
 
@@ -170,15 +175,16 @@ def rollback(commit: str) -> None:
 @fails_well
 def pin(commit: str) -> None:
     """Stay on COMMIT, whatever the ref does, until `gitsync unpin`."""
-    from . import cycle, explain
-    from . import loop as loop_
-    from . import state as state_
+    from gitsync import explain
+    from gitsync import state as state_
+    from gitsync.cycle import run as cycle
+    from gitsync.cycle.wake import poke
 
     settings = _settings()
     whole = explain.whole(settings, commit)
     state = cycle.run(settings, only=whole)
     state_.write_whole(settings.layout.pin, json.dumps({"commit": whole, "at": time.time()}) + "\n")
-    loop_.poke(settings)
+    poke(settings)
     click.echo(f"pinned to {state.published.commit if state.published else whole}")
 
 
@@ -186,23 +192,23 @@ def pin(commit: str) -> None:
 @fails_well
 def unpin() -> None:
     """Follow the ref again."""
-    from . import loop as loop_
+    from gitsync.cycle.wake import poke
 
     settings = _settings()
     if not settings.layout.pin.exists():
         click.echo("not pinned")
         return
     settings.layout.pin.unlink()
-    click.echo("follows the ref again, " + ("now" if loop_.poke(settings) else "at the next cycle"))
+    click.echo("follows the ref again, " + ("now" if poke(settings) else "at the next cycle"))
 
 
 @main.command()
 @fails_well
 def now() -> None:
     """Hurry the running loop."""
-    from . import loop as loop_
+    from gitsync.cycle.wake import poke
 
-    if not loop_.poke(_settings()):
+    if not poke(_settings()):
         raise GitsyncError("hurry the loop", "none is running here", hint="gitsync once runs a cycle by itself")
 
 
@@ -210,6 +216,6 @@ def now() -> None:
 @fails_well
 def mirror() -> None:
     """Serve the repository to the fleet, read-only over http, asking the git server alone."""
-    from . import mirror as mirror_
+    from gitsync.mirror import server as mirror_
 
     mirror_.serve(_settings())

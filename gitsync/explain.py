@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from . import cycle, publish, report
-from .errors import GitsyncError
-from .layout import ZERO, is_commit
-from .settings import Settings
-from .state import State, load
+from gitsync import report
+from gitsync.cycle import run as cycle
+from gitsync.errors import GitsyncError
+from gitsync.layout import ZERO, is_commit
+from gitsync.settings import Settings
+from gitsync.state import State, load
+from gitsync.tree import publish
 
 SHORTEST = 6
 

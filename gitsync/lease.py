@@ -23,8 +23,8 @@ import os
 from pathlib import Path
 from types import TracebackType
 
-from .errors import GitsyncError
-from .layout import ZERO, Layout, commit_of_link
+from gitsync.errors import GitsyncError
+from gitsync.layout import ZERO, Layout, commit_of_link
 
 # A publish and a prune can both come between reading the link and locking; each retry needs another of both.
 ATTEMPTS = 20

@@ -9,10 +9,10 @@ import os
 import socket
 from pathlib import Path
 
-from .layout import ZERO
-from .schedule import is_canary
-from .settings import Settings
-from .state import State, write_whole
+from gitsync.layout import ZERO
+from gitsync.schedule import is_canary
+from gitsync.settings import Settings
+from gitsync.state import State, write_whole
 
 # One failed fetch is weather; three in a row are worth a sentence in the pod's status.
 FAILURES_TO_MENTION = 3

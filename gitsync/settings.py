@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from .addresses import check_ring, check_url, split_address
-from .errors import GitsyncError
-from .layout import DEFAULT_ROOT, GENERATION_ZERO, Layout, is_commit
+from gitsync.addresses import check_ring, check_url, split_address
+from gitsync.errors import GitsyncError
+from gitsync.layout import DEFAULT_ROOT, GENERATION_ZERO, Layout, is_commit
 
 PREFIX = "MINIVM_GITSYNC_"
 SECRETS = "/mnt/minivm/secrets/gitsync"

@@ -1,7 +1,7 @@
 """The entrypoint of every image, run by its path: `python3 -I -S .../init/__main__.py [--plan FILE]`.
 
 `python3 -I -m init` does the same, later: -S leaves out the search for site-packages, a path the search for a module.
-What is run by its path is compiled at each start, so this file is short; all else is in `init.start`.
+What is run by its path is compiled at each start, so this file is short; all else is in `init.pid1.start`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ if __package__ in (None, ""):  # run by its path: our package is beside us, foun
     sys.path.append(__file__.rpartition("/init/")[0] or "/")
 
 try:
-    from init.start import end, main
-except (OSError, MemoryError, ImportError) as error:  # as init.start would say it, were it there
+    from init.pid1.start import end, main
+except (OSError, MemoryError, ImportError) as error:  # as init.pid1.start would say it, were it there
     import posix  # built in
 
     posix.write(2, f"minivm: cannot begin: {error}\n".encode(errors="replace"))

@@ -17,9 +17,9 @@ from init.errors import InitError
 from init.places import PLAN, SOCKET
 
 if TYPE_CHECKING:
-    from init.client import Client
-    from init.plan import Plan
-    from init.snapshot import Snapshot
+    from init.plan.compile import Plan
+    from init.pod.client import Client
+    from init.view.snapshot import Snapshot
 
 # Whether it may be asked is the socket's to say: click's own words for it ("not readable") help nobody.
 ASKED = click.Path(readable=False, path_type=Path)
@@ -35,7 +35,7 @@ def main(context: click.Context, socket: Path) -> None:
 
 
 def connect(context: click.Context, within: float | None = 10.0) -> Client:
-    from init.client import Client
+    from init.pod.client import Client
 
     return Client(context.obj, within=within)
 
@@ -77,11 +77,11 @@ def status(context: click.Context, as_json: bool) -> None:
     """One table: services, their states, and why what is not ready is not."""
     found = snapshot(context)
     if as_json:
-        from init.snapshot import to_mapping
+        from init.view.snapshot import to_mapping
 
         emit(to_mapping(found))
         return
-    from init.render_status import table, terminal_width
+    from init.view.status import table, terminal_width
 
     click.echo(table(found, colour=sys.stdout.isatty(), width=terminal_width()))
 
@@ -95,13 +95,13 @@ def why(context: click.Context, service: str | None, as_json: bool) -> None:
     with connect(context) as client:
         reply = client.request("why", **({"service": service} if service else {}))
         found = client.snapshot()
-    from init.standing import standing
+    from init.slurm.standing import standing
 
     node = "" if service else standing(found)
     if as_json:
         emit({"ready": reply["ready"], "reasons": reply["reasons"], "node": node})
     else:
-        from init.render_status import reasons
+        from init.view.status import reasons
 
         click.echo(reasons(service, bool(reply["ready"]), reply["reasons"], found))
         if node:
@@ -136,8 +136,8 @@ def write(path: Path, text: str) -> None:
 @click.pass_context
 def trace(context: click.Context, chrome: Path | None, svg: Path | None, everything: bool, as_json: bool) -> None:
     """The boot as a waterfall: who waited, prepared, started, and was ready when."""
-    from init import render_trace
-    from init.render_status import terminal_width
+    from init.view import waterfall as render_trace
+    from init.view.status import terminal_width
 
     with connect(context) as client:
         reply = client.request("trace")
@@ -227,7 +227,7 @@ def env(context: click.Context, service: str) -> None:
 @click.option("--plan", "plan_file", type=click.Path(path_type=Path), help="Over this plan instead of the image's.")
 def check(files: tuple[Path, ...], plan_file: Path | None) -> None:
     """Check service files (or the mounted drop-ins) before anything runs: file, key, and what would be right."""
-    from init import checking
+    from init.dropins import check as checking
 
     for line in checking.check(files, plan_file or Path(PLAN)):
         click.echo(line)
@@ -240,12 +240,12 @@ def check(files: tuple[Path, ...], plan_file: Path | None) -> None:
 @JSON
 def plan(role: str | None, plan_file: Path, boot: bool, as_json: bool) -> None:
     """The services of this image's ROLE: start order, stop order, and what each waits for."""
-    from init import checking
-    from init.render_plan import order
+    from init.dropins import check as checking
+    from init.view.order import order
 
     found: Plan = checking.load(plan_file, role, boot=boot)
     if as_json:
-        from init.plan import plan_to_json
+        from init.plan.compile import plan_to_json
 
         click.echo(plan_to_json(found), nl=False)
         return
@@ -269,7 +269,7 @@ def run_module(module: str, arguments: tuple[str, ...]) -> None:
 
 
 passed_on("config", "init.config_cli", (), "The cluster's slurm.conf: status, diff, check, accept (see config --help).")
-HEALTH = "gitsync.health_cli"
+HEALTH = "health.cli"
 passed_on(
     "gitsync", "gitsync", (), "The scripts' repository: once, status, why, now, rollback, pin (see gitsync --help)."
 )

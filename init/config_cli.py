@@ -13,12 +13,12 @@ import click
 
 from init.cli import JSON, emit
 from init.cli_group import Group
-from init.prepare.pod import Pod
-from init.slurm_change import Effect
-from init.slurm_files import MAIN, SlurmFiles, of_config_map, read
-from init.slurm_judge import LIVE, PENDING, SAID, Said, SlurmConfigError, told, weigh
-from init.slurm_kept import Kept, digest
-from init.slurmctld import PROGRAM, Slurmctld
+from init.pod.pod import Pod
+from init.slurm.change import Effect
+from init.slurm.daemon import PROGRAM, Slurmctld
+from init.slurm.files import MAIN, SlurmFiles, of_config_map, read
+from init.slurm.judge import LIVE, PENDING, SAID, Said, SlurmConfigError, told, weigh
+from init.slurm.kept import Kept, digest
 
 TRIED = Path("/run/minivm/slurm-asked")  # not where the mounted one is tried at the same time
 PAUSE = 0.2
@@ -32,7 +32,7 @@ CANDIDATE = click.argument("candidate", required=False, metavar="[FILE|-]")
 @click.pass_context
 def main(context: click.Context, socket: Path | None) -> None:
     """The cluster's slurm.conf, in the controller's pod."""
-    from init.client import SOCKET
+    from init.pod.client import SOCKET
 
     if not PROGRAM.exists():
         raise SlurmConfigError("look at slurm.conf", "this pod runs no slurmctld", hint="ask the controller's pod")

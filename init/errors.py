@@ -50,7 +50,7 @@ class CannotStart(Exception):
 
 
 # What the machine, and what others wrote, can do to code that is right. Whoever owns the call that ends so is told, and
-# the others go on (`init.scope`, `init.poller`); any other exception is a bug of ours and stops everything in order.
+# the others go on (`init.pid1.wait`: `scope`, `poller`); any other exception is our bug and stops everything in order.
 ORDINARY = (OSError, MemoryError, RecursionError, ImportError, ValueError, ArithmeticError, InitError, CannotStart)
 
 

@@ -10,7 +10,7 @@ import helm_python
 import yaml
 
 from cluster.errors import ClusterError
-from cluster.render import render_texts
+from cluster.rendered.render import render_texts
 
 
 def main() -> int:

@@ -11,8 +11,8 @@ import os
 import sys
 
 from init.errors import ConfigError, InitError, nearest
-from init.prepare import STEPS
-from init.prepare.pod import Pod
+from init.plan.builtin import STEPS
+from init.pod.pod import Pod
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

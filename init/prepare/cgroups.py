@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from init.prepare.pod import Pod, writable
+from init.pod.pod import Pod, writable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import re
 import shutil
 import subprocess
 
+from init.pod.pod import MOUNTS, Pod, PrepareError, user, write
 from init.prepare.directories import ensure
-from init.prepare.pod import MOUNTS, Pod, PrepareError, user, write
 
 TEMPLATE = "/usr/share/minivm/mysql"
 DATA = "/var/lib/mysql"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from init.prepare.pod import Pod, PrepareError, user
+from init.pod.pod import Pod, PrepareError, user
 
 # Path, mode, owner, and the program for whose sake it exists ("" for always).
 TABLE = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 
-from init.prepare.pod import Pod
+from init.pod.pod import Pod
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

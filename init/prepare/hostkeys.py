@@ -7,8 +7,8 @@ import re
 import subprocess
 from pathlib import Path
 
+from init.pod.pod import MOUNTS, Pod, PrepareError, writable, write
 from init.prepare.directories import ensure
-from init.prepare.pod import MOUNTS, Pod, PrepareError, writable, write
 
 # ed25519 and rsa serve every client of today; an rsa key takes a second to make, so it is only ever mounted.
 MADE = ("ed25519", "ecdsa")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import socket
 
-from init.addresses import joined
-from init.prepare.pod import Pod
+from init.pod.addresses import joined
+from init.pod.pod import Pod
 
 
 def run(pod: Pod) -> str:

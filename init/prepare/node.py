@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from init.pod.pod import Pod
 from init.prepare import cgroups, gpus, node_limits
-from init.prepare.pod import Pod
 
 
 def run(pod: Pod) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from init.prepare.pod import Pod
+from init.pod.pod import Pod
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ own question to slurmctld stands in its place.
 
 from __future__ import annotations
 
-from init.prepare.pod import Pod, PrepareError, write
+from init.pod.pod import Pod, PrepareError, write
 
 FETCHED = "/run/slurm/conf/slurm.conf"
 FILE = "/etc/pam.d/slurm-adopt"

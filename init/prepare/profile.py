@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
-from init.prepare.pod import Pod, writable, write
+from init.pod.pod import Pod, writable, write
 
 # What a job or a shell may know of. Everything else, tokens of Kubernetes above all, stays in PID 1.
 PREFIXES = ("NCCL_", "UCX_", "OMPI_MCA_", "PMIX_MCA_", "NVIDIA_", "CUDA_", "MINIVM_USER_")

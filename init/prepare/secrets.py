@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from init.prepare.pod import MOUNTS, Pod, PrepareError, user, write
+from init.pod.pod import MOUNTS, Pod, PrepareError, user, write
 
 SECRETS = f"{MOUNTS}/secrets"
 # What munged itself asks for: shorter keys are refused by it, longer ones are legal.

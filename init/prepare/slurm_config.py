@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from init.prepare.pod import MOUNTS, Pod, user, write
-from init.slurm_kept import Kept
+from init.pod.pod import MOUNTS, Pod, user, write
+from init.slurm.files import MOUNT, PRIVATE, TARGET, mounted_files
+from init.slurm.kept import Kept
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-MOUNT = f"{MOUNTS}/config/slurm"
-TARGET = "/etc/slurm"
-SUFFIXES = (".conf", ".lua", ".yaml")
-# Files that hold a password: only slurmdbd may read them.
-PRIVATE = ("slurmdbd.conf",)
 
 # What a controller needs to serve dynamic, configless workers; a cluster of any size brings its own file.
 DEFAULT = """\
@@ -81,19 +74,8 @@ def run(pod: Pod) -> str:
 
 def start_from(mounted: Mapping[str, bytes], good: Mapping[str, bytes] | None) -> Mapping[str, bytes]:
     """A new pod goes on with what the last one ran with. A change goes one way, also while pods are replaced: it is
-    judged, and tried on a slurmctld that runs (`init.configwatch`). Nobody is there to take it back in a boot."""
+    judged, and tried on a slurmctld that runs (`init.helpers.configwatch`). Nobody takes it back in a boot."""
     return good if good and "slurm.conf" in mounted and "slurm.conf" in good else mounted
-
-
-def mounted_files(directory: Path) -> list[Path]:
-    """Configuration and its scripts. Kubernetes' own `..data` beside them starts with a dot."""
-    found = directory.glob("[!.]*") if directory.is_dir() else ()
-    return sorted(path for path in found if is_configuration(path.name) and path.is_file())
-
-
-def is_configuration(name: str) -> bool:
-    """And not what the chart tells others beside it, as pools.json."""
-    return Path(name).suffix in SUFFIXES
 
 
 def defaults(pod: Pod, accounting: str) -> dict[str, str]:

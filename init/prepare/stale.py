@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from init.prepare.pod import Pod, write
+from init.pod.pod import Pod, write
 
 # sssd exits 0, silently, when a foreign process has the pid of its old file; munged refuses a socket that exists;
 # pid files of another life name processes of this one; a login pod that drained keeps /run/nologin.

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from init.errors import ConfigError
 from init.fields import number
+from init.pod.pod import Pod, write
 from init.prepare import cgroups, node_limits
-from init.prepare.pod import Pod, write
 
 AT_LOGIN = "/run/minivm/user-limits"  # DIRECTORY FILE VALUE: what a person's cgroup is made with
 AT_PROMPT = "/run/minivm/user-limits.told"  # DIRECTORY FILE KEY TEXT: the count that grows, and what to say then

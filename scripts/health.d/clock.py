@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gitsync.health_api import Builtin, Check, Class, Context, Finding, Inputs, Unreadable, When, ok, problem, unknown
+from health.api import Builtin, Check, Class, Context, Finding, Inputs, Unreadable, When, ok, problem, unknown
 
 CHECK = Check(
     name="clock",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from parsers import processes
 from parsers.processes import PROCESSES, WAITING, Waiting
 
-from gitsync.health_api import Check, Class, Context, Finding, Inputs, UserMade, When, ok, problem
+from health.api import Check, Class, Context, Finding, Inputs, UserMade, When, ok, problem
 
 CHECK = Check(
     name="d_state",

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from parsers import dcgm
 from parsers.dcgm import Outcome
 
-from gitsync.health_api import Check, Class, Context, Finding, Hardware, Inputs, When
+from health.api import Check, Class, Context, Finding, Hardware, Inputs, When
 
 CHECK = Check(
     name="dcgm_quick",

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from parsers import df
 from parsers.df import Used
 
-from gitsync.health_api import Check, Class, Command, Context, Finding, Inputs, UserMade, When
+from health.api import Check, Class, Command, Context, Finding, Inputs, UserMade, When
 
 CHECK = Check(
     name="disk_inodes",

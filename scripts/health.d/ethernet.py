@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 
 from parsers.blocks import blocks, integer
 
-from gitsync.health_api import Check, Class, Context, Files, Finding, Inputs, Unreadable, When, ok, problem
+from health.api import Check, Class, Context, Files, Finding, Inputs, Unreadable, When, ok, problem
 
 NAMES = ("operstate", "mtu", "speed", "carrier_changes")
 

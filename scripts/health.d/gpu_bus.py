@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from parsers import nvidia_smi
 from parsers.nvidia_smi import NVIDIA_SMI
 
-from gitsync.health_api import (
+from health.api import (
     Check,
     Class,
     Context,

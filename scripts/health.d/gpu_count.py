@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from parsers import nvidia_smi
 from parsers.nvidia_smi import NVIDIA_SMI
 
-from gitsync.health_api import Check, Class, Command, Context, Finding, Hardware, Inputs, Unreadable, When, ok, problem
+from health.api import Check, Class, Command, Context, Finding, Hardware, Inputs, Unreadable, When, ok, problem
 
 LSPCI = Command("lspci", ("lspci", "-D", "-nn", "-d", "10de:"), deadline_s=10.0, evidence=True)
 

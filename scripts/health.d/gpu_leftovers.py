@@ -9,7 +9,7 @@ from parsers import nvidia_smi, processes
 from parsers.nvidia_smi import NVIDIA_SMI
 from parsers.processes import PROCESSES
 
-from gitsync.health_api import Check, Class, Context, Finding, Hardware, Inputs, Unreadable, UserMade, When, ok, problem
+from health.api import Check, Class, Context, Finding, Hardware, Inputs, Unreadable, UserMade, When, ok, problem
 
 CHECK = Check(
     name="gpu_leftovers",

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from gitsync.health_api import Check, Class, Command, Context, Finding, Hardware, Inputs, Unreadable, When, ok, problem
+from health.api import Check, Class, Command, Context, Finding, Hardware, Inputs, Unreadable, When, ok, problem
 
 CHECK = Check(
     name="gpu_nvlink",

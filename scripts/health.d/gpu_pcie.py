@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from parsers import nvidia_smi
 from parsers.nvidia_smi import NVIDIA_SMI, Gpu
 
-from gitsync.health_api import Check, Class, Context, Finding, Hardware, Inputs, Unreadable, When, ok, problem
+from health.api import Check, Class, Context, Finding, Hardware, Inputs, Unreadable, When, ok, problem
 
 CHECK = Check(
     name="gpu_pcie",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from parsers.blocks import blocks, integer
 
-from gitsync.health_api import Check, Class, Context, Files, Finding, Hardware, Inputs, Unreadable, When, ok, problem
+from health.api import Check, Class, Context, Files, Finding, Hardware, Inputs, Unreadable, When, ok, problem
 
 NAMES = (
     "link_downed",

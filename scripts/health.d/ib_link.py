@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from parsers import ibstat
 from parsers.ibstat import IBSTAT, Port
 
-from gitsync.health_api import Check, Class, Context, Finding, Hardware, Inputs, Unreadable, When, ok, problem
+from health.api import Check, Class, Context, Finding, Hardware, Inputs, Unreadable, When, ok, problem
 
 CHECK = Check(
     name="ib_link",

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from parsers import kernel_log
 from parsers.kernel_log import KERNEL_LOG, Log
 
-from gitsync.health_api import Check, Class, Context, Finding, Inputs, UserMade, When, ok, problem
+from health.api import Check, Class, Context, Finding, Inputs, UserMade, When, ok, problem
 
 CHECK = Check(
     name="kernel_log",

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gitsync.health_api import Check, Class, Context, Files, Finding, Inputs, Unreadable, UserMade, When, ok, problem
+from health.api import Check, Class, Context, Files, Finding, Inputs, Unreadable, UserMade, When, ok, problem
 
 CHECK = Check(
     name="memory",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from parsers.blocks import blocks, integer
 
-from gitsync.health_api import Check, Class, Context, Files, Finding, Inputs, Unreadable, When, ok, problem
+from health.api import Check, Class, Context, Files, Finding, Inputs, Unreadable, When, ok, problem
 
 CHECK = Check(
     name="memory_ecc",

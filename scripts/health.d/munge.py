@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from gitsync.health_api import Builtin, Check, Class, Context, Finding, Inputs, Unreadable, UserMade, When, ok, problem
+from health.api import Builtin, Check, Class, Context, Finding, Inputs, Unreadable, UserMade, When, ok, problem
 
 CHECK = Check(
     name="munge",

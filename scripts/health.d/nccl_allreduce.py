@@ -8,7 +8,7 @@ from parsers import allreduce
 from parsers.allreduce import Measured
 from parsers.nvidia_smi import NVIDIA_SMI
 
-from gitsync.health_api import Check, Class, Command, Context, Finding, Hardware, Inputs, When
+from health.api import Check, Class, Command, Context, Finding, Hardware, Inputs, When
 
 CHECK = Check(
     name="nccl_allreduce",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from parsers.blocks import blocks
 
-from gitsync.health_api import Check, Class, Command, Context, Finding, Hardware, Inputs, Unreadable, When, ok, problem
+from health.api import Check, Class, Command, Context, Finding, Hardware, Inputs, Unreadable, When, ok, problem
 
 CHECK = Check(
     name="nvme",

@@ -7,20 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from gitsync.health_api import (
-    Check,
-    Class,
-    Command,
-    Context,
-    Finding,
-    Inputs,
-    Unreadable,
-    UserMade,
-    When,
-    ok,
-    problem,
-    unknown,
-)
+from health.api import Check, Class, Command, Context, Finding, Inputs, Unreadable, UserMade, When, ok, problem, unknown
 
 CHECK = Check(
     name="slurmd",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from gitsync.health_api import Check, Class, Context, Files, Finding, Inputs, Unreadable, When, ok, problem
+from health.api import Check, Class, Context, Files, Finding, Inputs, Unreadable, When, ok, problem
 
 CHECK = Check(
     name="uptime",

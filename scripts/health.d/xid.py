@@ -10,7 +10,7 @@ from typing import Any
 from parsers import kernel_log
 from parsers.kernel_log import KERNEL_LOG
 
-from gitsync.health_api import Check, Class, Context, Finding, Hardware, Inputs, Limits, When, ok, problem, unknown
+from health.api import Check, Class, Context, Finding, Hardware, Inputs, Limits, When, ok, problem, unknown
 
 CHECK = Check(
     name="xid",

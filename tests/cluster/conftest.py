@@ -11,7 +11,7 @@ import pytest
 from cluster.local import LocalCluster
 from cluster.ports import free_port
 from cluster.values import Options
-from images.engine import Engine
+from images.engine.docker import Engine
 from tests.cluster.researcher import Researcher, World
 from tests.cluster.shared_home import SharedHome
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from cluster.local import LocalCluster
-from images.engine import Engine
+from images.engine.docker import Engine
 from tests.cluster.conftest import NAME
 from tests.cluster.researcher import Researcher, World
 from tests.cluster.test_cluster_e_accounting import small_cluster

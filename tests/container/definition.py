@@ -11,9 +11,9 @@ from typing import Any
 
 import yaml
 
-from images.plan import Composed
-from images.progress import Plain
-from images.session import Session
+from images.cli.session import Session
+from images.make.plan import Composed
+from images.make.progress import Plain
 from images.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +27,8 @@ def copy(target: Path, layer: str, needs: tuple[str, ...] = ()) -> Path:
     images = target / "images"
     for name in ("layers", "templates", "rootfs", "src"):
         shutil.copytree(ROOT / "images" / name, images / name, symlinks=True)
-    for name in ("versions.yaml", "sbom.py"):
+    for name in ("versions.yaml", "make/sbom.py"):
+        (images / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / "images" / name, images / name)
     (images / "roles").mkdir()
     role = {"describe": "a role of a test", "layer": layer, "needs": list(needs), "code": False}

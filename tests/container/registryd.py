@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from images.credentials import Login
-from images.registry import Place
+from images.ship.credentials import Login
+from images.ship.registry import Place
 from tests.waiting import until
 
 # "correct horse" by bcrypt, as `htpasswd -B` writes it.

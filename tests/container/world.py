@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from images.engine import Engine
-from images.load import load
-from images.push import push
-from images.session import Session
+from images.cli.session import Session
+from images.definition.load import load
+from images.engine.docker import Engine
 from images.settings import Settings
+from images.ship.push import push
 from tests.container import definition, standins
 from tests.container.archive import Key, Site, build, repository, served, sha256
 from tests.container.registryd import REPOSITORY, Registryd

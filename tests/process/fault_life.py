@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from init.client import Client
 from init.errors import InitError
-from init.snapshot import ServiceView
+from init.pod.client import Client
+from init.view.snapshot import ServiceView
 from tests.process.init_world import World, python, shell
 from tests.waiting import until
 

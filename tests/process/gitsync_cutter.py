@@ -13,10 +13,13 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gitsync import cycle, fault, lease, publish, repo
+from gitsync import fault, lease
+from gitsync.cycle import run as cycle
 from gitsync.layout import ZERO, Layout
-from gitsync.marker import MARKER
+from gitsync.repo import reader as repo
 from gitsync.settings import Backward
+from gitsync.tree import publish
+from gitsync.tree.marker import MARKER
 from tests.process.gitsync_world import World, run
 from tests.waiting import until
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gitsync.layout import Layout
-from gitsync.marker import MARKER
 from gitsync.settings import Ref, RefKind, Settings
+from gitsync.tree.marker import MARKER
 
 GOOD_TREE = {
     "prolog.d/10-hello": "#!/bin/bash\necho hello\n",

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from init.client import Client
-from init.plan import compile_plan, plan_to_json
-from init.snapshot import ServiceView, Snapshot
-from init.spec import parse_drain, parse_service
+from init.plan.compile import compile_plan, plan_to_json
+from init.plan.spec import parse_drain, parse_service
+from init.pod.client import Client
+from init.view.snapshot import ServiceView, Snapshot
 from tests.waiting import until
 
 # The system's own where there is one: services that are not root must be able to run it.

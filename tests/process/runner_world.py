@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-LAUNCH = "from gitsync.runner import main; raise SystemExit(main({kind!r}))"
+LAUNCH = "from health.runner.run import main; raise SystemExit(main({kind!r}))"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.render import render
+from cluster.rendered.render import render
 from tests.pages import blocks
 from tests.reader import ROOT, checkout, follow_all, programs
 
@@ -30,7 +30,7 @@ BLOCKS = {
     "gitops": {"runs": 2, "file": 1, "needs kubernetes": 2},  # here
     "install-on-kubernetes": {"runs": 3, "values": 5, "needs kubernetes": 2},
     "operate-a-pod": {"runs": 2},
-    "push-images": {"needs a name": 2},  # tests/container/test_images_push.py pushes
+    "push-images": {"needs a name": 2},  # tests/container/images/test_push.py pushes
     "replace-a-gpu-node": {"runs": 2},
     "upgrade": {"runs": 2, "needs a name": 1},
 }
@@ -110,7 +110,7 @@ def test_the_check_in_another_language_is_one(tmp_path: Path) -> None:
 
 
 def selftest(tree: Path) -> str:
-    line = [sys.executable, "-m", "gitsync.health_cli", "selftest", str(tree)]
+    line = [sys.executable, "-m", "health.cli", "selftest", str(tree)]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -140,7 +140,7 @@ def test_a_command_that_is_not_run_is_understood(line: str) -> None:
 
 
 def test_every_message_of_a_push_that_the_page_explains_is_one() -> None:
-    said = " ".join(path.read_text() for path in (ROOT / "images").glob("*.py"))
+    said = " ".join(path.read_text() for path in (ROOT / "images").rglob("*.py"))
     for words in ("it wants a login, and there is none", "it refuses the password of user", "may not do that there",
                   "no space left on the registry's disk"):  # fmt: skip
         assert words in (DOCS / "how-to/push-images.md").read_text() and words in said

@@ -362,7 +362,7 @@ affinity: {{ toJson . }}
 {{- end }}
 {{- end -}}
 
-{{/* What can be known of a service file without the image: that it is YAML, and its keys (init/spec.py). The pods
+{{/* What can be known of a service file without the image: that it is YAML, and its keys (init/plan/spec.py). The pods
 would refuse it too, and stay with the last good set; whoever installs is told at once. */}}
 {{- define "minivm.checkDropIn" -}}
 {{- $service := fromYaml .text }}

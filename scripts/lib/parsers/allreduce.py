@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from gitsync.health_api import Class, Context, Finding, Inputs, Unreadable, ok, problem
+from health.api import Class, Context, Finding, Inputs, Unreadable, ok, problem
 from parsers import nvidia_smi
 
 ARGUMENTS = ("minivm-allreduce", "--max-bytes", "256M", "--timeout", "90")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gitsync.health_api import Unreadable
+from health.api import Unreadable
 
 _HEADER = re.compile(r"^==> (\S+) <==$")
 

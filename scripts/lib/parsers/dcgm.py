@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from gitsync.health_api import Class, Command, Context, Finding, Unreadable, ok, problem, unknown
+from health.api import Class, Command, Context, Finding, Unreadable, ok, problem, unknown
 
 
 def diagnostic(level: int, deadline_s: float) -> Command:

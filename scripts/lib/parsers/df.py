@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gitsync.health_api import Context, Finding, Unreadable, ok, problem
+from health.api import Context, Finding, Unreadable, ok, problem
 
 _ROW = re.compile(r"^(\S.*?)\s+(\d+)\s+(\d+)\s+(-?\d+)\s+(\d+)%\s+(/.*)$")
 # A file system that has none of what is counted: efivarfs and fuse mounts blocks, btrfs and vfat inodes.

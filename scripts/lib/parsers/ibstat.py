@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from gitsync.health_api import Command, Unreadable
+from health.api import Command, Unreadable
 
 IBSTAT = Command("ibstat", ("ibstat",), deadline_s=10.0, evidence=True)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from gitsync.health_api import Builtin, Unreadable
+from health.api import Builtin, Unreadable
 
 KERNEL_LOG = Builtin("kernel_log", evidence=True)
 NAME_MAX = 15

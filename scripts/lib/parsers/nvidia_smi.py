@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from gitsync.health_api import Command, Unreadable
+from health.api import Command, Unreadable
 
 # One call serves every check of a round; it takes seconds where persistence mode is off.
 NVIDIA_SMI = Command("nvidia_smi_q", ("nvidia-smi", "-q"), deadline_s=30.0, accept=(), evidence=True)

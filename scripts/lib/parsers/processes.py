@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from gitsync.health_api import Builtin, Unreadable
+from health.api import Builtin, Unreadable
 
 PROCESSES = Builtin("processes")
 WAITING = Builtin("waiting")

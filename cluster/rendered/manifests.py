@@ -1,0 +1,333 @@
+"""Kubernetes' objects, read into the few facts that a machine needs to run them. Pure.
+
+It understands what our chart writes and refuses the rest: an object or a volume that it would leave out silently
+would make the local cluster differ from the one on Kubernetes.
+"""
+
+from __future__ import annotations
+
+import base64
+import enum
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cluster.errors import ClusterError
+from cluster.rendered.quantities import cpus, quantity
+
+# Objects that shape a Kubernetes cluster and mean nothing on one machine.
+WITHOUT_MEANING_HERE = frozenset(
+    {
+        "NetworkPolicy",
+        "PersistentVolume",
+        "PodDisruptionBudget",
+        "PodMonitor",
+        "PriorityClass",
+        "Role",
+        "RoleBinding",
+        "ServiceAccount",
+    }
+)
+CLUSTER_DOMAIN = "svc.cluster.local"
+POD_NAME_LABEL = "statefulset.kubernetes.io/pod-name"
+
+
+class Source(enum.Enum):
+    """Where a volume's content comes from."""
+
+    CONFIG = "configMap"
+    SECRET = "secret"
+    CLAIM = "persistentVolumeClaim"
+    EMPTY = "emptyDir"
+    HOST = "hostPath"
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    name: str
+    source: Source
+    of: str = ""
+    mode: int = 0o644
+    memory: bool = False
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    volume: Volume
+    path: str
+    sub_path: str = ""
+    read_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    path: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    cpus: float = 0.0
+    memory: int = 0
+    devices: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """What a kubelet would be told to run."""
+
+    name: str
+    namespace: str
+    role: str
+    pool: str
+    labels: Mapping[str, str]
+    subdomain: str
+    searches: tuple[str, ...]
+    image: str
+    env: tuple[tuple[str, str], ...]
+    fields: tuple[tuple[str, str], ...]
+    mounts: tuple[Mount, ...]
+    capabilities: tuple[str, ...]
+    privileged: bool
+    seccomp: str
+    runtime_class: str
+    host_network: bool
+    grace: int
+    pre_stop: tuple[str, ...]
+    ready: Probe
+    alive: Probe
+    ports: Mapping[str, int]
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    name: str
+    headless: bool
+    selector: Mapping[str, str]
+    # Published on the machine: (port on the machine, name of the pod's port).
+    node_port: tuple[int, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """A ConfigMap or a Secret."""
+
+    name: str
+    secret: bool
+    data: Mapping[str, bytes] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifests:
+    pods: tuple[Pod, ...]
+    services: tuple[Service, ...]
+    files: Mapping[tuple[Source, str], Files]
+
+    def pod(self, name: str) -> Pod:
+        for pod in self.pods:
+            if pod.name == name:
+                return pod
+        raise ClusterError(f"find the pod {name}", "the chart makes none of that name", hint=self._names())
+
+    def _names(self) -> str:
+        return "it makes " + ", ".join(pod.name for pod in self.pods)
+
+
+def parse(documents: Iterable[Mapping[str, Any]], *, namespace: str) -> Manifests:
+    pods: list[Pod] = []
+    services: list[Service] = []
+    files: dict[tuple[Source, str], Files] = {}
+    for document in documents:
+        kind, name = str(document["kind"]), str(document["metadata"]["name"])
+        match kind:
+            case "StatefulSet":
+                pods += parse_stateful_set(document, namespace=namespace)
+            case "Service":
+                services.append(parse_service(document))
+            case "ConfigMap":
+                text = {key: str(value).encode() for key, value in (document.get("data") or {}).items()}
+                files[Source.CONFIG, name] = Files(name, secret=False, data=text)
+            case "Secret":
+                decoded = {key: base64.b64decode(value) for key, value in (document.get("data") or {}).items()}
+                files[Source.SECRET, name] = Files(name, secret=True, data=decoded)
+            case "PersistentVolumeClaim":
+                pass  # a claim exists here when a pod names it
+            case _ if kind not in WITHOUT_MEANING_HERE:
+                raise ClusterError(f"run the {kind} {name} on one machine", "this kind of object is not known here")
+    return Manifests(tuple(pods), tuple(services), files)
+
+
+def parse_stateful_set(document: Mapping[str, Any], *, namespace: str) -> list[Pod]:
+    name, spec = str(document["metadata"]["name"]), document["spec"]
+    claims = [str(claim["metadata"]["name"]) for claim in spec.get("volumeClaimTemplates", [])]
+    template = spec["template"]
+    return [
+        parse_pod(
+            template["spec"],
+            name=f"{name}-{ordinal}",
+            namespace=namespace,
+            labels=template["metadata"]["labels"] | {POD_NAME_LABEL: f"{name}-{ordinal}"},
+            subdomain=str(spec["serviceName"]),
+            claims=claims,
+        )
+        for ordinal in range(int(spec["replicas"]))
+    ]
+
+
+def parse_pod(
+    spec: Mapping[str, Any], *, name: str, namespace: str, labels: Mapping[str, str], subdomain: str, claims: list[str]
+) -> Pod:
+    (container,) = spec["containers"]
+    volumes = {str(raw["name"]): parse_volume(raw, pod=name) for raw in spec.get("volumes", [])}
+    # A StatefulSet's claim is the pod's own and outlives it: <claim>-<pod>.
+    volumes |= {claim: Volume(claim, Source.CLAIM, of=f"{claim}-{name}") for claim in claims}
+    ports = {str(port["name"]): int(port["containerPort"]) for port in container.get("ports", [])}
+    security = container.get("securityContext", {})
+    plain, fields = parse_env(container.get("env", []), labels=labels, pod=name)
+    return Pod(
+        name=name,
+        namespace=namespace,
+        role=str(labels["app.kubernetes.io/component"]),
+        pool=str(labels.get("minivm.io/pool", "")),
+        labels=labels,
+        subdomain=subdomain,
+        searches=tuple(spec.get("dnsConfig", {}).get("searches", ())),
+        image=str(container["image"]),
+        env=plain,
+        fields=fields,
+        mounts=tuple(
+            Mount(
+                volumes[raw["name"]],
+                str(raw["mountPath"]),
+                str(raw.get("subPath", "")),
+                bool(raw.get("readOnly", False)),
+            )
+            for raw in container.get("volumeMounts", [])
+        ),
+        capabilities=tuple(security.get("capabilities", {}).get("add", ())),
+        privileged=bool(security.get("privileged", False)),
+        seccomp=parse_seccomp(security, pod=name),
+        runtime_class=str(spec.get("runtimeClassName", "")),
+        host_network=bool(spec.get("hostNetwork", False)),
+        grace=int(spec.get("terminationGracePeriodSeconds", 30)),
+        pre_stop=tuple(container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ())),
+        ready=parse_probe(container["readinessProbe"], ports),
+        alive=parse_probe(container["livenessProbe"], ports),
+        ports=ports,
+        limits=parse_limits(container.get("resources", {}).get("limits", {})),
+    )
+
+
+def parse_seccomp(security: Mapping[str, Any], *, pod: str) -> str:
+    """Docker's default is a profile, and Kubernetes' is none: each is said."""
+    profile = security.get("seccompProfile", {})
+    if profile.get("type") == "Localhost":
+        raise ClusterError(f"give {pod} its seccomp profile", "a Localhost one lies on Kubernetes' machines")
+    return str(profile.get("type", "Unconfined"))
+
+
+def parse_probe(raw: Mapping[str, Any], ports: Mapping[str, int]) -> Probe:
+    return Probe(str(raw["httpGet"]["path"]), ports[raw["httpGet"]["port"]])
+
+
+def parse_env(
+    raw: Iterable[Mapping[str, Any]], *, labels: Mapping[str, str], pod: str
+) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
+    """Values as they are, and those that only the moment of the start knows (name -> field path)."""
+    plain: list[tuple[str, str]] = []
+    fields: list[tuple[str, str]] = []
+    for variable in raw:
+        name = str(variable["name"])
+        if "valueFrom" not in variable:
+            plain.append((name, str(variable.get("value", ""))))
+            continue
+        path = str(variable["valueFrom"]["fieldRef"]["fieldPath"])
+        if label := re.fullmatch(r"metadata\.labels\['(.+)'\]", path):
+            plain.append((name, labels.get(label[1], "")))
+        elif path in {"metadata.name", "metadata.namespace", "status.podIP", "spec.nodeName"}:
+            fields.append((name, path))
+        else:
+            raise ClusterError(f"give {pod} its {name}", f"the field {path} is not known here")
+    return tuple(plain), tuple(fields)
+
+
+def resolve_env(pod: Pod, *, address: str, node: str) -> dict[str, str]:
+    """The pod's environment at a start, with $(NAME) filled from what stands before it, as Kubernetes does."""
+    downward = {
+        "metadata.name": pod.name,
+        "metadata.namespace": pod.namespace,
+        "status.podIP": address,
+        "spec.nodeName": node,
+    }
+    env = {name: downward[path] for name, path in pod.fields}
+    for name, value in pod.env:
+        env[name] = re.sub(r"\$\(([A-Z0-9_]+)\)", lambda found: env.get(found[1], found[0]), value)
+    return env
+
+
+def parse_volume(raw: Mapping[str, Any], *, pod: str) -> Volume:
+    name = str(raw["name"])
+    (kind,) = set(raw) - {"name"}
+    given: Mapping[str, Any] = raw[kind] or {}
+    match kind:
+        case "configMap":
+            return Volume(name, Source.CONFIG, of=str(given["name"]), mode=int(given.get("defaultMode", 0o644)))
+        case "secret":
+            return Volume(name, Source.SECRET, of=str(given["secretName"]), mode=int(given.get("defaultMode", 0o644)))
+        case "persistentVolumeClaim":
+            return Volume(name, Source.CLAIM, of=str(given["claimName"]))
+        case "emptyDir":
+            memory = given.get("medium") == "Memory"
+            return Volume(name, Source.EMPTY, memory=memory, size=quantity(given.get("sizeLimit", 0)))
+        case "hostPath":
+            return Volume(name, Source.HOST, of=str(given["path"]))
+        case "projected":
+            # The API server's token: there is no API server here, so the pod finds none and goes without.
+            return Volume(name, Source.EMPTY, memory=True)
+    raise ClusterError(f"give {pod} its volume {name}", f"a volume of the kind {kind} is not to be had on one machine")
+
+
+def shared_memory(pod: Pod, machine: int) -> int:
+    """The size of /dev/shm. A kubelet gives a volume without one what it has for pods; here they share one machine.
+
+    0: the engine's 64 MiB, where the chart mounts none.
+    """
+    found = next((mount.volume for mount in pod.mounts if mount.path == "/dev/shm"), None)
+    return 0 if found is None else found.size or (pod.limits.memory or machine) // 2
+
+
+def parse_limits(raw: Mapping[str, Any]) -> Limits:
+    devices = tuple((name, int(count)) for name, count in sorted(raw.items()) if "/" in name)
+    return Limits(cpus=cpus(raw.get("cpu", 0)), memory=quantity(raw.get("memory", 0)), devices=devices)
+
+
+def parse_service(document: Mapping[str, Any]) -> Service:
+    spec = document["spec"]
+    published = next((port for port in spec["ports"] if "nodePort" in port), None)
+    return Service(
+        name=str(document["metadata"]["name"]),
+        headless=spec.get("clusterIP") == "None",
+        selector=spec["selector"],
+        node_port=(int(published["nodePort"]), str(published["targetPort"])) if published else None,
+    )
+
+
+def selects(service: Service, pod: Pod) -> bool:
+    return all(pod.labels.get(key) == value for key, value in service.selector.items())
+
+
+def aliases(pod: Pod, services: Iterable[Service]) -> list[str]:
+    """Every name by which the cluster's DNS would find this pod."""
+    names: list[str] = []
+    for service in services:
+        if not selects(service, pod):
+            continue
+        hosts = [service.name]
+        if service.headless and service.name == pod.subdomain:
+            hosts.append(f"{pod.name}.{service.name}")
+        for host in hosts:
+            names += [host, f"{host}.{pod.namespace}", f"{host}.{pod.namespace}.{CLUSTER_DOMAIN}"]
+    return names

@@ -1,0 +1,227 @@
+"""The long-lived half: it sleeps, and forks a cycle when it is time or when somebody pokes it.
+
+One thread, one wait. All work is done in forked children, so that this process stays as small as it began and a cycle
+that crashes, leaks or hangs is an exit status here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from types import FrameType
+
+from gitsync import report, state
+from gitsync.cycle import run as cycle
+from gitsync.errors import GitsyncError
+from gitsync.schedule import first_delay, next_delay
+from gitsync.settings import Settings, from_environment
+from gitsync.tree import publish
+
+# Beyond every deadline inside a cycle: only a hang that none of them covers lasts this long.
+CYCLE_SLACK = 300.0
+# How long a cycle may finish what it is at when the service is told to stop.
+STOP_GRACE = 3.0
+PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Loop:
+    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.stopping = False
+        self.failures = 0
+        self.ready = False
+        self.again = False
+        self.child: int | None = None
+        self.child_fd = -1
+        self.child_deadline = 0.0
+        self.looked = False
+        self.hook: int | None = None
+
+    def run(self) -> int:
+        signal_read, signal_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(signal_write)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop)
+        # A poke for those who have a pid and no socket.
+        for number in (signal.SIGHUP, signal.SIGUSR1):
+            signal.signal(number, self._poke)
+        wake = self._listen()
+        self._start_webhook()
+        self._settle()
+        published = self._tell()
+        due = self.clock() + first_delay(self.settings.pod, self.settings.period, published=published)
+        while not self.stopping:
+            if self.again and self.child is None:
+                self.again, due = False, self.clock()
+            if self.child is None and self.clock() >= due:
+                self._start()
+            poller = select.poll()
+            poller.register(signal_read, select.POLLIN)
+            poller.register(wake, select.POLLIN)
+            if self.child is not None:
+                poller.register(self.child_fd, select.POLLIN)
+            until = self.child_deadline if self.child is not None else due
+            for fd, _ in poller.poll(max(0.0, until - self.clock()) * 1000):
+                if fd == signal_read:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(signal_read, 4096)
+                elif fd == wake.fileno():
+                    self._hear(wake)
+                elif fd == self.child_fd:
+                    self._end()
+                    due = self.clock() + next_delay(
+                        self.settings.pod, self.settings.period, self.failures, self.settings.backoff_max
+                    )
+            if self.child is not None and self.clock() >= self.child_deadline:
+                print("gitsync: a cycle hangs and is ended", file=sys.stderr, flush=True)
+                os.killpg(self.child, signal.SIGKILL)
+                self.child_deadline = self.clock() + 10.0
+        self._stop_children()
+        with contextlib.suppress(OSError):
+            self.settings.layout.wake.unlink()
+        return 0
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self.stopping = True
+
+    def _poke(self, number: int, frame: FrameType | None) -> None:
+        self.again = True
+
+    def _listen(self) -> socket.socket:
+        """The socket of `gitsync now`: root's alone, one datagram a poke."""
+        path = self.settings.layout.wake
+        publish.prepare(self.settings.layout)
+        path.unlink(missing_ok=True)
+        wake = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        old = os.umask(0o177)
+        try:
+            wake.bind(str(path))
+        finally:
+            os.umask(old)
+        return wake
+
+    def _hear(self, wake: socket.socket) -> None:
+        """Any number of pokes is one more cycle."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                wake.recv(64)
+                self.again = True
+
+    def _settle(self) -> None:
+        """A tree for readers before anything slow: the last good one, or generation zero."""
+        pid = self._fork(lambda: cycle.settle(self.settings))
+        _, status = os.waitpid(pid, 0)
+        if status != 0:
+            print(f"gitsync: no tree yet: ended with {os.waitstatus_to_exitcode(status)}", file=sys.stderr, flush=True)
+
+    def _tell(self) -> bool:
+        """Status to the service manager; READY once there is a tree."""
+        known = state.load(self.settings.layout.state)
+        self.failures = max(known.failures, self.failures)
+        text = f"STATUS={report.summary(known, self.settings)}"
+        live = publish.current(self.settings.layout) is not None
+        if live and not self.ready:
+            self.ready = True
+            text = f"READY=1\n{text}"
+        report.notify(text)
+        return known.published is not None and known.published.oid != ""
+
+    def _fork(self, work: Callable[[], None]) -> int:
+        parent = os.getpid()
+        pid = os.fork()
+        if pid:
+            return pid
+        status = 1
+        try:
+            _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != parent:
+                os._exit(1)
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+                signal.signal(number, signal.SIG_DFL)
+            os.setpgid(0, 0)
+            work()
+            status = 0
+        except (GitsyncError, OSError) as error:
+            print(f"gitsync: {error}", file=sys.stderr, flush=True)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(OSError):
+                sys.stdout.flush()
+            os._exit(status)
+
+    def _start(self) -> None:
+        look, self.looked = not self.looked, True
+        pid = self._fork(lambda: _one(self.settings, look=look))
+        self.child, self.child_fd = pid, os.pidfd_open(pid)
+        self.child_deadline = self.clock() + self.settings.timeout + 3 * self.settings.check_timeout + CYCLE_SLACK
+
+    def _end(self) -> None:
+        assert self.child is not None
+        _, status = os.waitpid(self.child, 0)
+        os.close(self.child_fd)
+        self.child, self.child_fd = None, -1
+        if status != 0:
+            # Killed or crashed: it left no word in the state, so it is counted here.
+            self.failures += 1
+            print(f"gitsync: a cycle ended with {os.waitstatus_to_exitcode(status)}", file=sys.stderr, flush=True)
+        else:
+            self.failures = 0
+        self._tell()
+        self._start_webhook()
+
+    def _start_webhook(self) -> None:
+        """The listener is a process of its own: what the network says never reaches this one, but for a poke."""
+        if self.settings.webhook is None:
+            return
+        if self.hook is not None and os.waitpid(self.hook, os.WNOHANG) == (0, 0):
+            return
+
+        def serve() -> None:
+            from gitsync.cycle import webhook
+
+            webhook.serve(self.settings)
+
+        self.hook = self._fork(serve)
+
+    def _stop_children(self) -> None:
+        if self.hook is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.hook, signal.SIGKILL)
+            os.waitpid(self.hook, 0)
+        if self.child is None:
+            return
+        poller = select.poll()
+        poller.register(self.child_fd, select.POLLIN)
+        # Cutting a cycle is safe; letting it finish is nicer.
+        if not poller.poll(STOP_GRACE * 1000):
+            os.killpg(self.child, signal.SIGKILL)
+        os.waitpid(self.child, 0)
+        os.close(self.child_fd)
+
+
+def _one(settings: Settings, *, look: bool) -> None:
+    cycle.run(settings, look=look)
+
+
+def main() -> int:
+    try:
+        return Loop(from_environment(os.environ)).run()
+    except GitsyncError as error:
+        print(f"gitsync: {error}", file=sys.stderr, flush=True)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,290 @@
+"""The mirror: the fleet asks the controller, and the controller alone asks the git server.
+
+Read-only git over http, for commits that passed the mirror's own verification (each pod verifies again). In protocol
+2 a reply of upload-pack depends on nothing but the request and the repository; so replies are kept, and a thousand pods
+with the same question cost one git process. The ring's board is served beside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import re
+import signal
+import socketserver
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from gitsync import report
+from gitsync import state as state_
+from gitsync.addresses import split_address
+from gitsync.errors import GitsyncError
+from gitsync.mirror.cache import Cache
+from gitsync.mirror.counters import Counters
+from gitsync.mirror.requests import CONNECTION, IDLE, LARGEST, REQUEST, DeadlineReader, unpack, wants
+from gitsync.mirror.update import KEEP, inside
+from gitsync.repo import child
+from gitsync.rings.board import Board
+from gitsync.rings.signing import authentic, read_secret
+from gitsync.schedule import next_delay
+from gitsync.settings import Settings
+from gitsync.tree import publish
+
+REPOSITORY = "/scripts.git"
+WORKERS = 64
+BACKLOG = 4096
+PROTOCOL = re.compile(r"version=[012](:[a-z0-9=:.-]{0,40})?")
+MOST_GITS = 4
+# Between two words in the log about requests that went wrong: a stranger must not fill it.
+QUIET = 60.0
+
+
+class Mirror:
+    """The repository behind the server."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = inside(settings)
+        self.repository = self.settings.layout.repository
+        self.counters = Counters()
+        self.cache = Cache(128 << 20)
+        self.gits = threading.BoundedSemaphore(MOST_GITS)
+        self.board = Board(self.settings.root / "ring.json", time.time)
+        self.hurry = threading.Event()
+        self.stopping = False
+
+    def upload_pack(self, protocol: str, body: bytes | None) -> bytes | None:
+        """upload-pack's answer; None where it failed. `body` None: the advertisement."""
+        known = state_.load(self.settings.layout.state)
+        published = known.published
+        if body is not None:
+            verified = ([published] if published else []) + list(known.history[:KEEP])
+            wanted = wants(body)
+            if wanted is None or not wanted <= {name for each in verified for name in (each.oid, each.commit)}:
+                return None
+        # A hash for the request: it may be a MiB, and is anybody's.
+        digest = None if body is None else hashlib.sha256(body).digest()
+        key = (published.oid if published else "", protocol, digest)
+        reply, fresh = self.cache.get(key, lambda: self._run(protocol, body))
+        self.counters.add("gits" if fresh else "kept")
+        return reply
+
+    def _run(self, protocol: str, body: bytes | None) -> bytes | None:
+        argv = [
+            "git", "-c", "uploadpack.hideRefs=refs/minivm", "-c", "uploadpack.allowAnySHA1InWant=true",
+            "-c", "safe.bareRepository=all", "upload-pack", "--strict", "--stateless-rpc", "--timeout=60",
+        ]  # fmt: skip
+        if body is None:
+            argv.append("--http-backend-info-refs")
+        argv.append(str(self.repository))
+        env = child.environment({"GIT_PROTOCOL": protocol} if protocol else {})
+        with self.gits:
+            try:
+                done = subprocess.run(argv, input=body or b"", capture_output=True, env=env, timeout=120)
+            except (OSError, subprocess.TimeoutExpired):
+                return None
+        return done.stdout if done.returncode == 0 else None
+
+    def keep_updated(self) -> None:
+        """The updates, one after another, each in its own process; for ever."""
+        while not self.stopping:
+            self.hurry.clear()
+            try:
+                failures = self._update()
+            except OSError as error:
+                print(f"gitsync mirror: no update: {error}", flush=True)
+                failures = 1
+            self.hurry.wait(next_delay(self.settings.pod, self.settings.period, failures, self.settings.backoff_max))
+
+    def _update(self) -> int:
+        """How often updates have failed in a row."""
+        done = subprocess.run([sys.executable, "-I", "-m", "gitsync.mirror.update"], stdin=subprocess.DEVNULL)
+        known = state_.load(self.settings.layout.state)
+        if known.published is not None:
+            self.board.see(known.published.commit)
+            report.notify("READY=1")
+        report.notify(f"STATUS={report.summary(known, self.settings)}")
+        return max(known.failures, 1 if done.returncode else 0)
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = IDLE
+    server: Server
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()
+        self.reader = DeadlineReader(self.connection)
+        self.rfile = io.BufferedReader(self.reader)
+        self.until = time.monotonic() + CONNECTION
+
+    def handle_one_request(self) -> None:
+        self.reader.until = time.monotonic() + REQUEST
+        super().handle_one_request()
+
+    def do_GET(self) -> None:
+        self.server.mirror.counters.add("requests")
+        parts = urlsplit(self.path)
+        if parts.path == f"{REPOSITORY}/info/refs":
+            self.info_refs(parse_qs(parts.query).get("service", [""])[0])
+        elif parts.path.startswith("/ring/"):
+            view = self.server.mirror.board.view(parts.path.removeprefix("/ring/"))
+            body = json.dumps(view or {"first_seen": None, "good": 0, "failed": 0, "reasons": []}).encode()
+            self.answer(200, body, "application/json")
+        elif parts.path == "/metrics":
+            self.answer(200, self.server.mirror.counters.text().encode(), "text/plain; version=0.0.4")
+        else:
+            self.answer(404)
+
+    def do_POST(self) -> None:
+        self.server.mirror.counters.add("requests")
+        body = self.body()
+        if body is None:
+            self.close_connection = True
+            return self.answer(413)
+        if self.path == f"{REPOSITORY}/git-upload-pack":
+            return self.packs(body)
+        if self.path == "/ring":
+            return self.ring(body)
+        if self.path == "/webhook":
+            return self.webhook(body)
+        return self.answer(404)
+
+    def protocol(self) -> str:
+        asked = self.headers.get("Git-Protocol", "")
+        return asked if PROTOCOL.fullmatch(asked) else ""
+
+    def info_refs(self, service: str) -> None:
+        if service != "git-upload-pack":
+            return self.answer(403)
+        reply = self.server.mirror.upload_pack(self.protocol(), None)
+        if reply is None:
+            return self.answer(503)
+        # Protocol 2 begins with its version; the older ones with the name of the service.
+        if not reply.startswith(b"000eversion 2"):
+            reply = b"001e# service=git-upload-pack\n0000" + reply
+        return self.answer(200, reply, "application/x-git-upload-pack-advertisement")
+
+    def packs(self, body: bytes) -> None:
+        reply = self.server.mirror.upload_pack(self.protocol(), body)
+        if reply is None:
+            return self.answer(503)
+        return self.answer(200, reply, "application/x-git-upload-pack-result")
+
+    def vouched(self, body: bytes, secret: Path | None) -> bool:
+        return authentic({name.lower(): value for name, value in self.headers.items()}, body, read_secret(secret))
+
+    def ring(self, body: bytes) -> None:
+        mirror = self.server.mirror
+        if mirror.settings.ring_secret is not None and not self.vouched(body, mirror.settings.ring_secret):
+            return self.answer(403)
+        return self.answer(204 if mirror.board.report(body) else 400)
+
+    def webhook(self, body: bytes) -> None:
+        mirror = self.server.mirror
+        if not self.vouched(body, mirror.settings.webhook_secret):
+            return self.answer(403)
+        mirror.hurry.set()
+        return self.answer(202)
+
+    def body(self) -> bytes | None:
+        """The request's body, unpacked, bounded both ways; None where it has no length or is too large."""
+        length = self.headers.get("Content-Length", "")
+        if not length.isdigit() or int(length) > LARGEST:
+            return None
+        body = self.rfile.read(int(length))
+        return unpack(body) if self.headers.get("Content-Encoding") == "gzip" else body
+
+    def answer(self, status: int, body: bytes = b"", kind: str = "text/plain") -> None:
+        self.server.mirror.counters.add("bytes", len(body))
+        self.send_response_only(status)
+        if status != 204:
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-cache")
+        if self.close_connection or time.monotonic() > self.until:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: a thousand pods would fill the log."""
+
+
+class Server(socketserver.TCPServer):
+    """A fixed number of threads take connections in turn; whoever comes beyond that waits in the kernel's queue."""
+
+    allow_reuse_address = True
+    request_queue_size = BACKLOG
+
+    def __init__(self, address: tuple[str, int], mirror: Mirror) -> None:
+        self.mirror = mirror
+        self.said = -QUIET
+        super().__init__(address, Handler)
+
+    def work(self) -> None:
+        """For ever: nothing that a request does may cost the fleet a thread."""
+        while True:
+            try:
+                request, client = self.get_request()
+            except OSError:
+                if self.fileno() < 0:
+                    return
+                # The caller has gone, or there are no descriptors just now.
+                time.sleep(0.05)
+                continue
+            self.mirror.counters.add("connections")
+            self.mirror.counters.add("open")
+            try:
+                self.finish_request(request, client)
+            except (OSError, ValueError):
+                pass  # the other end went away, or spoke no http
+            except Exception as error:
+                self.mirror.counters.add("errors")
+                if time.monotonic() - self.said > QUIET:
+                    self.said = time.monotonic()
+                    print(f"gitsync mirror: a request failed: {type(error).__name__}: {error}", flush=True)
+            finally:
+                self.shutdown_request(request)
+                self.mirror.counters.add("open", -1)
+
+
+def serve(settings: Settings) -> None:
+    if settings.repo is None:
+        raise GitsyncError("serve the mirror", "no repository is set", field="MINIVM_GITSYNC_REPO")
+    mirror = Mirror(settings)
+    if settings.ring_secret is not None and not read_secret(settings.ring_secret):
+        # Refusing every report would look like a fleet where nothing fails.
+        raise GitsyncError("serve the mirror", "the ring's secret is missing or empty", file=settings.ring_secret)
+    publish.prepare(mirror.settings.layout)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    with _listening(settings.mirror, mirror) as server:
+        threads = [threading.Thread(target=server.work, daemon=True) for _ in range(WORKERS)]
+        threads.append(threading.Thread(target=mirror.keep_updated, daemon=True))
+        for thread in threads:
+            thread.start()
+        host, port = server.server_address[:2]
+        print(f"gitsync mirror: serves http://{host!s}:{port}{REPOSITORY}", flush=True)
+        stop.wait()
+        mirror.stopping = True
+    # Daemon threads may hold a connection; the process ends, and with it they.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _listening(address: str, mirror: Mirror) -> Server:
+    field = "MINIVM_GITSYNC_MIRROR"
+    try:
+        return Server(split_address(address, field), mirror)
+    except OSError as error:
+        raise GitsyncError("listen", f"{address}: {error.strerror or error}", field=field) from error

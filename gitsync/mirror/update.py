@@ -1,0 +1,133 @@
+"""One update of the mirror: fetch from the git server, verify, and only then show it to the fleet.
+
+A process of its own (`python -m gitsync.mirror.update`), started by the mirror: GitPython stays out of the server.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gitsync import report
+from gitsync import state as state_
+from gitsync.errors import Damaged, GitsyncError, Refused
+from gitsync.repo import child, transfer, verify
+from gitsync.repo.listing import Tip
+from gitsync.repo.lock import Held, held
+from gitsync.settings import Ref, RefKind, Settings, from_environment
+from gitsync.state import Published, Quarantine, State
+from gitsync.tree import marker, publish
+from gitsync.tree.admit import judge_marker, refuse_violations
+
+if TYPE_CHECKING:
+    from gitsync.repo.reader import Reader
+
+# Commits that stay fetchable by their hash, for rollbacks and pins in the fleet.
+KEEP = 20
+# Where an exact commit is shown: it has no name of its own.
+PINNED = "refs/heads/pinned"
+
+
+def inside(settings: Settings) -> Settings:
+    """The mirror's own root, beside what the node itself has published."""
+    return replace(settings, root=settings.root / "mirror")
+
+
+def shown(ref: Ref) -> str:
+    return PINNED if ref.kind is RefKind.COMMIT else ref.remote
+
+
+def update(settings: Settings) -> State:
+    """`settings` are the mirror's own (see inside())."""
+    if settings.repo is None:
+        raise GitsyncError("mirror", "no repository is set", field="MINIVM_GITSYNC_REPO")
+    layout = settings.layout
+    publish.prepare(layout)
+    with held(layout.lock, 30.0) as lock:
+        publish.heal(layout)
+        known = replace(state_.load(layout.state), last_attempt=time.time())
+        before = known
+        try:
+            known = _bring(settings, known, lock)
+            known = replace(known, failures=0, last_error="", last_success=time.time())
+        except (GitsyncError, OSError) as error:
+            known = replace(known, failures=known.failures + 1, last_error=str(error), last_error_at=time.time())
+        state_.save(layout.state, known)
+        if known.published != before.published:
+            print(f"gitsync mirror: shows {report.summary(known, settings)}", flush=True)
+        return known
+
+
+def _bring(settings: Settings, known: State, lock: Held) -> State:
+    repository = settings.layout.repository
+    transfer.ensure_repository(repository)
+    transfer.fetch(settings, settings.ref, lock)
+    oid = transfer.fetched_oid(repository)
+    if known.published is not None and oid == known.published.oid:
+        return replace(known, quarantine=None)
+    refused = known.quarantine
+    if refused is not None and refused.oid == oid and refused.policy == settings.policy():
+        return known
+
+    from gitsync.repo import reader as repo  # GitPython, only where there is something new
+
+    with repo.opened(repository) as reader:
+        tip = repo.require(reader.tip(transfer.FETCHED), str(settings.ref))
+        try:
+            signer = verify.signature(settings, settings.ref, tip)
+            last = known.published.committed if known.published else 0.0
+            verify.not_backward(settings, settings.ref, tip, last, marker.floor(settings))
+            entries = reader.entries(tip.commit, settings.subdir)
+            refuse_violations(entries, settings)
+            judge_marker(settings, settings.ref, entries, _kinds_before(settings, reader, known))
+        except Refused as error:
+            quarantine = Quarantine(tip.oid, tip.commit, "verify", str(error), time.time(), settings.policy())
+            print(f"gitsync mirror: refused {tip.commit[:12]}: {error}", flush=True)
+            return replace(known, quarantine=quarantine, refused_total=known.refused_total + 1)
+    _show(settings, tip, lock)
+    published = Published(
+        commit=tip.commit, at=time.time(), oid=tip.oid, ref=str(settings.ref), signer=signer, author=tip.author,
+        subject=tip.subject, committed=tip.committed, files=len(entries), bytes=sum(each.size for each in entries),
+        policy=settings.policy(),
+    )  # fmt: skip
+    known = replace(known.with_published(published), quarantine=None)
+    for old in known.history[KEEP:]:
+        transfer.set_ref(repository, f"{transfer.KEPT}{old.commit}", "", lock)
+    transfer.tidy(settings, lock)
+    return known
+
+
+def _kinds_before(settings: Settings, reader: Reader, known: State) -> frozenset[str]:
+    """Of what is shown now, as far as the repository still knows it: there are no trees here."""
+    if known.published is None:
+        return frozenset()
+    try:
+        return marker.kinds(entry.path for entry in reader.entries(known.published.commit, settings.subdir))
+    except (Refused, Damaged, ValueError):
+        return frozenset()
+
+
+def _show(settings: Settings, tip: Tip, lock: Held) -> None:
+    repository = settings.layout.repository
+    transfer.set_ref(repository, f"{transfer.KEPT}{tip.commit}", tip.commit, lock)
+    name = shown(settings.ref)
+    argv = transfer.git(repository, "symbolic-ref", "HEAD", name)
+    child.run(argv, timeout=30, env=child.environment())
+    transfer.set_ref(repository, name, tip.oid, lock)
+
+
+def main() -> int:
+    try:
+        settings = inside(from_environment(os.environ))
+        known = update(settings)
+    except GitsyncError as error:
+        print(f"gitsync mirror: {error}", file=sys.stderr, flush=True)
+        return 1
+    return 1 if known.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

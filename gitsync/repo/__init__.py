@@ -1,0 +1,1 @@
+"""The local repository: fetched, read, verified. All of git is here."""

@@ -1,0 +1,104 @@
+"""Running git, and the checks: short-lived children, each in its own process group with a deadline and a clean
+environment.
+
+Every child carries its cycle's mark, and one that writes inherits the root's lock (see lock.py): a killed cycle leaves
+no git behind that works in the repository while the next cycle does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gitsync.errors import GitsyncError, Stalled
+
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# A message is kept, a flood is not.
+OUTPUT_TAIL = 4000
+# In the environment of every child: whose cycle it belongs to. Set while a cycle holds its lock.
+MARK = "MINIVM_GITSYNC_CYCLE"
+# Proxies and certificates are the only part of the pod's environment that a transfer may need.
+PASSED_ON = (MARK, "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY",
+             "SSL_CERT_FILE", "SSL_CERT_DIR", "GIT_SSL_CAINFO")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    status: int
+    out: bytes
+    err: str
+
+
+def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What a child sees: no configuration but the repository's own, no prompt, messages in English."""
+    env = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    env |= {
+        "PATH": PATH,
+        "LC_ALL": "C",
+        "HOME": "/nonexistent",
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_ALLOW_PROTOCOL": "https:http:ssh:git:file",
+        "GIT_ADVICE": "0",
+    }
+    return env | dict(extra or {})
+
+
+def run(
+    argv: Sequence[str | Path],
+    *,
+    timeout: float,
+    env: Mapping[str, str],
+    cwd: Path | None = None,
+    keep_open: Sequence[int] = (),
+    largest_file: int | None = None,
+    stdin: bytes = b"",
+) -> Done:
+    """Run to the end or to the deadline; in both cases the whole process group is gone afterwards."""
+    words = [os.fspath(word) for word in argv]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        if largest_file is not None:
+            # Inherited: a repository larger than we will take cannot fill the disk while we find out. Set here for
+            # a moment and not between fork and exec, which would copy this process for every child.
+            resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, hard))
+        child = subprocess.Popen(
+            words,
+            stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=dict(env),
+            cwd=cwd,
+            process_group=0,
+            pass_fds=tuple(keep_open),
+        )
+    except OSError as error:
+        raise GitsyncError(f"run {words[0]}", error.strerror or str(error)) from None
+    finally:
+        if largest_file is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    try:
+        out, err = child.communicate(stdin or None, timeout=timeout)
+    except subprocess.TimeoutExpired:
+        raise Stalled(f"run {' '.join(words[:3])}", f"no end within {timeout:g} s") from None
+    finally:
+        end_group(child)
+    return Done(child.returncode, out, err[-OUTPUT_TAIL:].decode(errors="replace").strip())
+
+
+def end_group(child: subprocess.Popen[bytes]) -> None:
+    """Nothing of the group lives on: what a child left behind would hold the lock."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+    for pipe in (child.stdin, child.stdout, child.stderr):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
+    child.wait()

@@ -1,0 +1,87 @@
+"""One cycle at a time on a root. The lock is a flock that git's processes inherit: it is free only when the last of
+them is gone, so its holder may clean up after any cut."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gitsync.errors import GitsyncError
+from gitsync.repo.child import MARK
+
+POLL = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The lock, as a descriptor for those children to inherit that write."""
+
+    fd: int
+
+
+def _started(pid: int) -> str:
+    """When a process began, in clock ticks since boot: pids come back, this pair does not."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+
+
+def _lives(cycle: str) -> bool:
+    pid, _, started = cycle.partition(":")
+    try:
+        return _started(int(pid)) == started
+    except (OSError, ValueError):
+        return False
+
+
+def end_children_of(cycle: str) -> None:
+    """Kill what a dead cycle left behind. Only processes that carry its mark: others may be waiting for the lock."""
+    if not cycle:
+        return
+    mark = f"{MARK}={cycle}".encode()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if mark in (entry / "environ").read_bytes().split(b"\0"):
+                    os.kill(int(entry.name), signal.SIGKILL)
+
+
+def _try(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def held(path: Path, wait: float) -> Iterator[Held]:
+    """The lock; at most `wait` seconds for a live owner, while a dead owner's children are ended at once."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        deadline = time.monotonic() + wait
+        while not _try(fd):
+            end_children_of(_dead_owner(fd))
+            if time.monotonic() > deadline:
+                raise GitsyncError("start a cycle", "another gitsync is at work", file=path, hint="try again")
+            time.sleep(POLL)
+        # A cycle that ended by itself took its name out; one that is still there was cut, and its children with it.
+        end_children_of(_dead_owner(fd))
+        cycle = f"{os.getpid()}:{_started(os.getpid())}"
+        # One write of one length: a waiter reads an old name or a new one, never a mix.
+        os.pwrite(fd, f"{cycle:<63}\n".encode(), 0)
+        os.environ[MARK] = cycle
+        yield Held(fd)
+        os.pwrite(fd, f"{'':<63}\n".encode(), 0)
+    finally:
+        os.environ.pop(MARK, None)
+        os.close(fd)
+
+
+def _dead_owner(fd: int) -> str:
+    owner = os.pread(fd, 64, 0).decode(errors="replace").strip()
+    return "" if _lives(owner) else owner

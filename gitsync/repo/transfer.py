@@ -1,0 +1,223 @@
+"""Fetching: the one step that talks to the network, always in a short-lived child.
+
+No remote is configured and no credential is an argument: an ssh key and a token are named by path, and read by ssh and
+by git's credential helper at each use, so a rotated secret works at the next fetch.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gitsync.errors import GitsyncError, TooLarge
+from gitsync.layout import UNFINISHED, is_commit
+from gitsync.repo import child
+from gitsync.repo.lock import Held
+from gitsync.settings import Ref, RefKind, Settings
+
+# What the last fetch brought; everything else under refs/minivm/ keeps a tree's objects alive.
+FETCHED = "refs/minivm/fetched"
+KEPT = "refs/minivm/kept/"
+# Read by git's shell with no argument of ours in it; the file's first line is the token, `read` and `printf` are
+# built in, so the token is in no process's arguments.
+TOKEN_HELPER = (
+    '!f() { test "$1" = get || exit 0; IFS= read -r t <"$MINIVM_TOKEN_FILE" || test -n "$t" || exit 1; '
+    'printf "username=%s\\npassword=%s\\n" "$MINIVM_TOKEN_USER" "$t"; }; f'
+)
+OPTIONS = (
+    "protocol.version=2", "gc.auto=0", "maintenance.auto=false", "core.hooksPath=/dev/null", "core.fsync=all",
+    "core.logAllRefUpdates=false", "fetch.fsckObjects=true", "fetch.unpackLimit=100", "submodule.recurse=false",
+    "http.followRedirects=false", "http.lowSpeedLimit=100", "http.lowSpeedTime=20", "credential.helper=",
+    "core.askPass=", "safe.bareRepository=all",
+)  # fmt: skip
+
+ALWAYS_SAID = (
+    "fatal: Could not read from remote repository", "Please make sure you have the correct access rights",
+    "and the repository exists",
+)  # fmt: skip
+
+
+def git(repository: Path, *arguments: str, options: tuple[str, ...] = ()) -> list[str]:
+    argv = ["git", f"--git-dir={repository}"]
+    for option in (*OPTIONS, *options):
+        argv += ["-c", option]
+    return [*argv, *arguments]
+
+
+def ensure_repository(repository: Path) -> None:
+    """A bare repository, complete or absent: made beside its place and renamed."""
+    if (repository / "HEAD").is_file():
+        return
+    if repository.exists():
+        shutil.rmtree(repository)
+    temporary = repository.with_name(f"{UNFINISHED}{repository.name}-{os.getpid()}")
+    done = child.run(
+        ["git", "init", "--quiet", "--bare", "--template=", str(temporary)], timeout=30, env=child.environment()
+    )
+    if done.status != 0:
+        raise GitsyncError("make the repository", done.err or f"git ended with {done.status}", file=repository)
+    temporary.rename(repository)
+
+
+@contextmanager
+def credentials(settings: Settings) -> Iterator[tuple[dict[str, str], tuple[str, ...]]]:
+    """The environment and options that let git's transports authenticate."""
+    url = settings.repo or ""
+    if url.startswith(("http://", "https://")):
+        if settings.token_file.exists():
+            env = {"MINIVM_TOKEN_FILE": str(settings.token_file), "MINIVM_TOKEN_USER": settings.token_user}
+            yield env, (f"credential.helper={TOKEN_HELPER}",)
+        else:
+            yield {}, ()
+        return
+    if "://" in url and not url.startswith("ssh://"):
+        yield {}, ()
+        return
+    with private_key(settings.ssh_key) as key:
+        yield {"GIT_SSH_COMMAND": ssh_command(settings, key), "GIT_SSH_VARIANT": "ssh"}, ()
+
+
+def ssh_command(settings: Settings, key: str | None) -> str:
+    """ssh that asks nobody, trusts the given known_hosts alone, and gives up on a dead line."""
+    words = ["ssh", "-F", os.devnull, "-T"]
+    for option in (
+        "BatchMode=yes", "StrictHostKeyChecking=yes", f"UserKnownHostsFile={settings.known_hosts}",
+        "GlobalKnownHostsFile=/dev/null", "UpdateHostKeys=no", "IdentitiesOnly=yes", "IdentityAgent=none",
+        "ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3", "ForwardAgent=no",
+    ):  # fmt: skip
+        words += ["-o", option]
+    if key is not None:
+        words += ["-i", key]
+    return shlex.join(words)
+
+
+@contextmanager
+def private_key(path: Path) -> Iterator[str | None]:
+    """The key's path, as ssh accepts it. ssh refuses a key that others can read, and Kubernetes mounts secrets with a
+    group's permission under fsGroup: such a key goes through memory that only root sees, never to a disk."""
+    if not path.exists():
+        yield None
+        return
+    if not path.stat().st_mode & 0o077:
+        yield str(path)
+        return
+    fd = os.memfd_create("gitsync-key", os.MFD_CLOEXEC)
+    try:
+        os.fchmod(fd, 0o600)
+        os.write(fd, path.read_bytes())
+        yield f"/proc/{os.getpid()}/fd/{fd}"
+    finally:
+        os.close(fd)
+
+
+def address(url: str) -> str:
+    """A bare path would make git copy whole packs and ignore the depth."""
+    return f"file://{url}" if url.startswith("/") else url
+
+
+def _run(settings: Settings, lock: Held, *arguments: str) -> child.Done:
+    with credentials(settings) as (extra, options):
+        return child.run(
+            git(settings.layout.repository, *arguments, options=options),
+            timeout=settings.timeout,
+            env=child.environment(extra),
+            keep_open=(lock.fd,),
+            largest_file=settings.max_transfer_bytes,
+        )
+
+
+def fetch(settings: Settings, ref: Ref, lock: Held) -> None:
+    """Bring the ref's newest commit, without its history, to `FETCHED`. Atomic: git moves the ref last."""
+    assert settings.repo is not None
+    if ref.kind is RefKind.COMMIT and _has(settings.layout.repository, ref.name):
+        set_ref(settings.layout.repository, FETCHED, ref.name, lock)
+        return
+    done = _run(
+        settings, lock, "fetch", "--quiet", "--force", "--no-tags", "--no-write-fetch-head", "--no-recurse-submodules",
+        "--depth=1", "--", address(settings.repo), f"+{ref.remote}:{FETCHED}",
+    )  # fmt: skip
+    if done.status == 0:
+        return
+    if f"signal {int(signal.SIGXFSZ)}" in done.err or done.status == -signal.SIGXFSZ or "File too large" in done.err:
+        raise TooLarge("fetch", f"the transfer is larger than {settings.max_transfer_bytes} bytes")
+    raise GitsyncError(f"fetch {ref}", _reason(done), hint=_hint(done.err))
+
+
+def remote_oid(settings: Settings, ref: Ref, lock: Held) -> str:
+    """What the ref is on the server, without a transfer."""
+    if ref.kind is RefKind.COMMIT:
+        return ref.name
+    done = _run(settings, lock, "ls-remote", "--refs", "--", address(settings.repo or ""), ref.remote)
+    if done.status != 0:
+        raise GitsyncError(f"ask for {ref}", _reason(done), hint=_hint(done.err))
+    return done.out.decode(errors="replace").split("\t")[0]
+
+
+def _reason(done: child.Done) -> str:
+    """git's last words, without what it says after every failure of ssh."""
+    lines = [line.strip() for line in done.err.splitlines() if line.strip()]
+    telling = [line for line in lines if not line.startswith(("@", *ALWAYS_SAID))]
+    return "; ".join((telling or lines)[-3:]) or f"git ended with {done.status}"
+
+
+def _hint(err: str) -> str | None:
+    for sign, hint in (
+        ("Host key verification failed", "add the server's key to MINIVM_GITSYNC_KNOWN_HOSTS"),
+        ("Permission denied (publickey", "the server does not take the key in MINIVM_GITSYNC_SSH_KEY"),
+        ("could not read Username", "the server wants a token: MINIVM_GITSYNC_TOKEN_FILE"),
+        ("Authentication failed", "the server does not take the token in MINIVM_GITSYNC_TOKEN_FILE"),
+        ("couldn't find remote ref", "look at MINIVM_GITSYNC_REF"),
+    ):
+        if sign in err:
+            return hint
+    return None
+
+
+def _has(repository: Path, commit: str) -> bool:
+    argv = git(repository, "cat-file", "-e", f"{commit}^{{tree}}")
+    return child.run(argv, timeout=30, env=child.environment()).status == 0
+
+
+def fetched_oid(repository: Path) -> str:
+    """What the last fetch brought, without a process where the ref is a file of its own. Empty: not known."""
+    try:
+        text = (repository / FETCHED).read_text().strip()
+    except OSError:
+        return ""
+    return text if is_commit(text) else ""
+
+
+def set_ref(repository: Path, name: str, oid: str, lock: Held) -> None:
+    """Point a ref of ours; an empty oid removes it."""
+    change = ["-d", name] if not oid else [name, oid]
+    done = child.run(
+        git(repository, "update-ref", *change),
+        timeout=30,
+        env=child.environment(),
+        keep_open=(lock.fd,),
+    )
+    if done.status != 0:
+        raise GitsyncError(f"move {name}", _reason(done), file=repository)
+
+
+def tidy(settings: Settings, lock: Held) -> bool:
+    """Pack loose objects and drop what no kept tree needs, once there is enough of it. Whether it ran."""
+    repository = settings.layout.repository
+    counted = child.run(git(repository, "count-objects", "-v"), timeout=30, env=child.environment())
+    numbers = dict(line.split(": ", 1) for line in counted.out.decode().splitlines() if ": " in line)
+    if int(numbers.get("count", 0)) < 2000 and int(numbers.get("packs", 0)) < 20:
+        return False
+    done = child.run(
+        git(repository, "gc", "--quiet", "--prune=now"),
+        timeout=max(settings.timeout, 120),
+        env=child.environment(),
+        keep_open=(lock.fd,),
+    )
+    if done.status != 0:
+        raise GitsyncError("tidy the repository", _reason(done), file=repository)
+    return True

@@ -1,0 +1,1 @@
+"""What a fleet says of a commit, and how it is signed."""

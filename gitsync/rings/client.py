@@ -1,0 +1,74 @@
+"""What the fleet says of a commit: asked of and told to the ring's address (the mirror serves it under /ring)."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from http.client import HTTPException
+from pathlib import Path
+
+from gitsync.errors import one_line
+from gitsync.rings.signing import read_secret, signature
+from gitsync.schedule import RingView
+
+TIMEOUT = 5.0
+LARGEST = 64 << 10
+# What a server that speaks no HTTP, or breaks off, makes of a request: a bad ring must not end a cycle.
+UNUSABLE = (OSError, ValueError, HTTPException)
+
+
+def parse(text: bytes) -> RingView:
+    data = json.loads(text)
+    first = data.get("first_seen")
+    reasons = data.get("reasons", [])
+    return RingView(
+        first_seen=None if first is None else float(first),
+        good=int(data["good"]),
+        failed=int(data["failed"]),
+        # A pod's own words, which any pod may send: they are shown in `gitsync status`.
+        reasons=tuple(one_line(str(reason)[:300]) for reason in reasons[:3]),
+    )
+
+
+def ask(url: str, commit: str) -> RingView | None:
+    """None where the ring gives no usable answer."""
+    try:
+        with _opener().open(f"{url.rstrip('/')}/{commit}", timeout=TIMEOUT) as reply:
+            return parse(reply.read(LARGEST))
+    except (*UNUSABLE, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        return None
+
+
+def tell(url: str, pod: str, commit: str, *, ok: bool, reason: str = "", secret: Path | None = None) -> bool:
+    """This node's word on a commit, signed where there is a secret; whether the ring took it."""
+    body = json.dumps({"pod": pod, "commit": commit, "ok": ok, "reason": reason[:300]}).encode()
+    request = urllib.request.Request(url, data=body, headers={"Content-Type": "application/json"}, method="POST")
+    if key := read_secret(secret):
+        request.add_header("X-Hub-Signature-256", signature(body, key))
+    try:
+        with _opener().open(request, timeout=TIMEOUT) as reply:
+            return bool(reply.status == 204)
+    except UNUSABLE:
+        return False
+
+
+def _opener() -> urllib.request.OpenerDirector:
+    # The ring is inside the cluster: a proxy for the outside would not find it.
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def pass_on(url: str | None, pod: str, reports: Path, secret: Path | None = None) -> int:
+    """Tell the ring what the runner left about broken scripts; what was told is removed. How many."""
+    told = 0
+    for path in sorted(reports.glob("*.json"))[:100]:
+        try:
+            record = json.loads(path.read_text())
+            commit, reason = str(record["commit"]), f"{record['script']}: {record['reason']}"
+        except (OSError, ValueError, KeyError, TypeError):
+            path.unlink(missing_ok=True)
+            continue
+        if url is None or tell(url, pod, commit, ok=False, reason=reason, secret=secret):
+            path.unlink(missing_ok=True)
+            told += 1
+    return told

@@ -1,0 +1,1 @@
+"""A commit as a directory: written, checked, published."""

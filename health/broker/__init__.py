@@ -1,0 +1,1 @@
+"""The one who speaks to Slurm about this node's health."""

@@ -1,0 +1,75 @@
+"""The one who speaks to Slurm about this node's health, as a service: it sleeps until verdicts change.
+
+    python3 -I -m health.broker
+
+A prolog asks it over its socket whether the node is drained for what was just found.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+from types import FrameType
+
+from health.broker.broker import Broker
+from health.broker.calls import Slurm
+from health.broker.places import Places
+from init.pod.notify import notify
+from init.slurm import client as slurm_client
+
+
+def _serve(listener: socket.socket, broker: Broker) -> None:
+    client, _ = listener.accept()
+    with client:
+        client.settimeout(1.0)
+        try:
+            text = b""
+            while not text.endswith(b"\n") and len(text) < 65536:
+                chunk = client.recv(65536)
+                if not chunk:
+                    return
+                text += chunk
+            request = json.loads(text)
+            answer = broker.answer(request) if isinstance(request, dict) else {"error": "wanted a mapping"}
+            client.sendall(json.dumps(answer).encode() + b"\n")
+        except (OSError, ValueError, RecursionError):
+            # Whoever asked has gone, or said nothing that is a question.
+            return
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(0)
+
+
+def main() -> int:
+    places = Places.from_environment()
+    name = os.environ.get("MINIVM_POD_NAME") or os.uname().nodename.split(".")[0]
+    broker = Broker(places, Slurm(name, slurm_client.address(os.environ)))
+    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGHUP, lambda number, frame: broker.reread())
+    places.verdicts.mkdir(parents=True, exist_ok=True)
+    places.socket.parent.mkdir(parents=True, exist_ok=True)
+    places.socket.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        mask = os.umask(0o177)
+        listener.bind(str(places.socket))
+        os.umask(mask)
+        listener.listen(64)
+        notify("READY=1")
+        try:
+            while True:
+                if select.select([listener], [], [], broker.wait_s())[0]:
+                    broker.reread()
+                    _serve(listener, broker)
+                elif broker.changed():
+                    broker.reread()
+                    broker.look()
+        finally:
+            places.socket.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

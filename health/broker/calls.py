@@ -1,0 +1,52 @@
+"""The calls to the controller that the broker makes, each with a deadline."""
+
+from __future__ import annotations
+
+import time
+
+from health.broker.decide import Node, Other
+from init.slurm import client as slurm_client
+
+SINFO = "/usr/bin/sinfo"
+
+
+def others(text: str, own: str) -> tuple[list[Other], int]:
+    """What sinfo says: NAME|TIME|REASON; a node is told once for each of its partitions."""
+    rows = {name.strip(): (at.strip(), said.strip()) for name, at, said in _rows(text)}
+    return [Other(said, _time(at)) for name, (at, said) in rows.items() if name != own], len(rows)
+
+
+def _rows(text: str) -> list[list[str]]:
+    return [row for row in (line.split("|", 2) for line in text.splitlines()) if len(row) == 3]
+
+
+def _time(text: str) -> float | None:
+    """Slurm's clients write this machine's local time."""
+    try:
+        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+    except (ValueError, OverflowError):
+        return None
+
+
+class Slurm:
+    """The controller, as far as the broker needs it."""
+
+    def __init__(self, name: str, controller: str) -> None:
+        self.name = name
+        self.controller = controller
+
+    def node(self) -> Node | None:
+        found = slurm_client.node(self.name, self.controller)
+        return None if found is None else Node("DRAIN" in found.flags, found.reason)
+
+    def others(self) -> tuple[list[Other], int]:
+        """The reasons of the other nodes, and how many nodes there are."""
+        text = slurm_client.run([SINFO, "--noheader", "--Node", "--format", "%N|%H|%E"], self.controller)
+        return others(text, self.name)
+
+    def drain(self, text: str) -> None:
+        slurm_client.update(self.name, ["state=drain", f"reason={text}"], self.controller)
+
+    def undrain(self) -> None:
+        # Not "resume": that would bring up a node that is down for another reason.
+        slurm_client.update(self.name, ["state=undrain"], self.controller)

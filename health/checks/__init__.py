@@ -1,0 +1,1 @@
+"""Checks: loaded, given what they read, judged, their verdicts written."""

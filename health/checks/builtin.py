@@ -1,0 +1,262 @@
+"""Sources that no tool in a small image prints: processes, mounts that may hang, the kernel log, the kernel's clock.
+
+Each prints text of a fixed form, with a first and a last line that a parser can insist on, so that what was cut is
+never taken for what is fine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import select
+import stat
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from health.api import Capture, Failure
+from health.checks.processes import kept_waiting, processes, waiting
+
+KMSG_LIMIT = 1024 * 1024
+KMSG_RECORDS = 200_000
+MOUNT_DEADLINE_S = 4.0
+NETWORK_FILE_SYSTEMS = frozenset(
+    {"nfs", "nfs4", "lustre", "ceph", "fuse.ceph-fuse", "gpfs", "wekafs", "beegfs", "cifs", "smb3", "afs", "virtiofs"}
+)
+# What FUSE serves in a pod is on the network nearly always: JuiceFS, GlusterFS, buckets. These two are not.
+LOCAL_FUSE = frozenset({"fuse.lxcfs", "fuse.fuse-overlayfs"})
+MOUNTS = Path("/proc/self/mounts")
+ABANDONED_MOUNTS = Path("/run/minivm/health/abandoned-mounts")
+
+
+def kernel_log() -> Capture:
+    """The kernel's ring buffer, a line a record. Reading takes nothing away: the cursor is the check's own."""
+    try:
+        fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        return Capture("", Failure.MISSING, f"/dev/kmsg: {error.strerror}")
+    lines: deque[str] = deque()
+    size = 0
+    try:
+        # Whoever makes the kernel write while we read must not keep us here.
+        for _ in range(KMSG_RECORDS):
+            try:
+                record = os.read(fd, 8192).decode(errors="replace")
+            except BlockingIOError:
+                break
+            except BrokenPipeError:
+                # The buffer wrapped under us; the next read goes on at the oldest line that is left.
+                continue
+            except OSError as error:
+                return Capture("", Failure.FAILED, f"/dev/kmsg: {error.strerror}")
+            line = kernel_line(record)
+            if line is None:
+                continue
+            lines.append(line)
+            size += len(line)
+            # A log larger than this loses its oldest lines: the newest are what a flood would hide.
+            while size > KMSG_LIMIT:
+                size -= len(lines.popleft())
+    finally:
+        os.close(fd)
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
+    return Capture("\n".join([f"# kernel log, now={now:.6f}", *lines, f"# end: {len(lines)} lines"]))
+
+
+def kernel_line(record: str) -> str | None:
+    """[time] <priority> text, as `dmesg -r` has them; None for what is no record.
+
+    The priority is facility * 8 + level: nobody but the kernel can write with its facility, 0, so that a check can tell
+    its words from what was written into /dev/kmsg. The kernel writes what is not printable as \\xNN, and each record's
+    text on one line; lines after that hold the device's dictionary.
+    """
+    head, semicolon, rest = record.partition(";")
+    fields = head.split(",")
+    if not semicolon or len(fields) < 4 or not (fields[0].isdecimal() and fields[2].isdecimal()):
+        return None
+    text = "".join(letter if letter.isprintable() else " " for letter in rest.split("\n", 1)[0])
+    return f"[{int(fields[2]) / 1e6:12.6f}] <{fields[0]}> {text}"
+
+
+def mounts() -> Capture:
+    """One line a mount: its state, path, type and how long statvfs took. A mount that hangs costs its deadline only.
+
+    A child asks, one thread a mount; a child stuck in the kernel cannot be killed and is left behind, and while it
+    lives the mounts that it hangs on are called hung without asking again.
+    """
+    try:
+        table = MOUNTS.read_text()
+    except OSError as error:
+        return Capture("", Failure.FAILED, f"/proc/self/mounts: {error.strerror}")
+    # The kernel writes a blank in a name as a number, and knows no other blanks: who mounts something by FUSE names it.
+    entries = [row for row in (line.split(" ") for line in table.split("\n")) if len(row) >= 4]
+    # Local ones are left alone: where the root hangs, nothing of this runs, and a busy machine must not look like that.
+    asked = {_unescape(row[1]): row[2] for row in entries if on_the_network(row[2]) and not _a_persons(row[3])}
+    hung = _still_hung()
+    states = {path: "hung -" for path in asked if path in hung}
+    answers, waited = _ask([path for path in asked if path not in hung])
+    if waited > MOUNT_DEADLINE_S / 2:
+        return Capture("", Failure.FAILED, f"the mounts could not be asked: waited {waited:.1f} s for a processor")
+    states |= answers
+    lines = [f"{states.get(path, 'hung -')} {kind} {path}" for path, kind in sorted(asked.items())]
+    others = [f"other - {row[2]} {_unescape(row[1])}" for row in entries if _unescape(row[1]) not in asked]
+    lines, others = ([re.sub(r"[^\S ]", "?", line) for line in shown] for shown in (lines, others))
+    return Capture("\n".join(["# mounts: state seconds type path", *lines, *others, f"# end: {len(asked)} asked"]))
+
+
+def on_the_network(kind: str) -> bool:
+    return kind in NETWORK_FILE_SYSTEMS or (kind.split(".")[0] == "fuse" and kind not in LOCAL_FUSE)
+
+
+def _a_persons(options: str) -> bool:
+    """Served by a program of a user's: whether it answers says nothing of the node, and it may never."""
+    owner = next((part[8:] for part in options.split(",") if part.startswith("user_id=")), "0")
+    return owner != "0"
+
+
+def _ask(paths: list[str]) -> tuple[dict[str, str], float]:
+    """What each said, and where some said nothing: how long the child waited for a processor and not for them."""
+    if not paths:
+        return {}, 0.0
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        os.setsid()
+        for path in paths:
+            threading.Thread(target=_statvfs, args=(path, writer), daemon=True).start()
+        for thread in threading.enumerate():
+            if thread is not threading.current_thread():
+                thread.join(MOUNT_DEADLINE_S * 4)
+        os._exit(0)
+    os.close(writer)
+    text, deadline = b"", time.monotonic() + MOUNT_DEADLINE_S
+    while (left := deadline - time.monotonic()) > 0 and select.select([reader], [], [], left)[0]:
+        chunk = os.read(reader, 65536)
+        if not chunk:
+            break
+        text += chunk
+        if text.count(b"\n") == len(paths):
+            break
+    os.close(reader)
+    waited = kept_waiting(child) if text.count(b"\n") < len(paths) else 0.0
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child, 9)
+    states = {}
+    for line in text.decode(errors="replace").splitlines():
+        state, seconds, path = line.split(" ", 2)
+        states[path] = f"{state} {seconds}"
+    for _ in range(20):
+        if os.waitpid(child, os.WNOHANG)[0]:
+            break
+        time.sleep(0.01)
+    else:
+        with contextlib.suppress(OSError):
+            ABANDONED_MOUNTS.write_text("\n".join([str(child), *(path for path in paths if path not in states)]))
+    return states, waited
+
+
+def _statvfs(path: str, writer: int) -> None:
+    start = time.monotonic()
+    try:
+        os.statvfs(path)
+        state = "ok"
+    except OSError as error:
+        state = f"error:{(error.strerror or 'unknown').replace(' ', '_')}"
+    # One write of less than PIPE_BUF is never torn.
+    with contextlib.suppress(OSError):
+        os.write(writer, f"{state} {time.monotonic() - start:.3f} {path}\n".encode())
+
+
+def _still_hung() -> set[str]:
+    try:
+        pid, *paths = ABANDONED_MOUNTS.read_text().splitlines()
+        state = Path(f"/proc/{int(pid)}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, ValueError, IndexError):
+        return set()
+    return set() if state == "Z" else set(paths)
+
+
+def _unescape(path: str) -> str:
+    for code, char in ((r"\040", " "), (r"\011", "\t"), (r"\012", "\n"), (r"\134", "\\")):
+        path = path.replace(code, char)
+    return path
+
+
+class _Timex(ctypes.Structure):
+    # struct timex of <sys/timex.h>, as far as it is read; the kernel fills 208 bytes on 64 bits.
+    _fields_ = (
+        ("modes", ctypes.c_uint),
+        ("offset", ctypes.c_long),
+        ("freq", ctypes.c_long),
+        ("maxerror", ctypes.c_long),
+        ("esterror", ctypes.c_long),
+        ("status", ctypes.c_int),
+        ("rest", ctypes.c_byte * 256),
+    )
+
+
+def clock() -> Capture:
+    """What the kernel knows of its clock's discipline; the host's daemon tells it, and a pod may read it."""
+    timex = _Timex()
+    libc = ctypes.CDLL(None, use_errno=True)
+    state = libc.adjtimex(ctypes.byref(timex))
+    if state < 0:
+        return Capture("", Failure.FAILED, f"adjtimex: {os.strerror(ctypes.get_errno())}")
+    # STA_NANO (0x2000): the offset is in nanoseconds.
+    offset = timex.offset / (1e9 if timex.status & 0x2000 else 1e6)
+    return Capture(
+        f"# adjtimex\nstate: {state}\nstatus: 0x{timex.status:04x}\noffset_s: {offset:.9f}\n"
+        f"maxerror_s: {timex.maxerror / 1e6:.6f}\nesterror_s: {timex.esterror / 1e6:.6f}\n# end"
+    )
+
+
+def identity() -> Capture:
+    """munge encodes, unmunge decodes: the two ends of one pipe, without a shell."""
+    import shutil
+    import subprocess
+
+    programs = [shutil.which(name, path="/usr/local/bin:/usr/bin:/bin") for name in ("munge", "unmunge")]
+    if programs[0] is None or programs[1] is None:
+        return Capture("", Failure.MISSING, "munge is not installed")
+    try:
+        made = subprocess.run([programs[0], "-n"], stdin=subprocess.DEVNULL, capture_output=True, timeout=5)
+        if made.returncode:
+            return Capture(made.stderr.decode(errors="replace"), None, "")
+        read = subprocess.run([programs[1]], input=made.stdout, capture_output=True, timeout=5)
+    except subprocess.TimeoutExpired as error:
+        return Capture("", Failure.TIMEOUT, f"{error.cmd[0]} did not answer within 5 s")
+    # The payload is empty (-n) and the metadata holds no secret.
+    return Capture((read.stdout + read.stderr).decode(errors="replace"))
+
+
+def nccl_log() -> Capture:
+    """The end of the newest log that a job's NCCL wrote here (the default task prolog gives it a place)."""
+    # The directories are the jobs' users': a link there must not lead root anywhere.
+    found = [(path.lstat(), path) for path in Path("/var/log/minivm/jobs").glob("*/nccl*")]
+    logs = [(status.st_mtime, path) for status, path in found if stat.S_ISREG(status.st_mode)]
+    if not logs:
+        return Capture("", Failure.MISSING, "no job has left an NCCL log")
+    path = max(logs)[1]
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        return Capture("", Failure.FAILED, f"{path}: {error.strerror}")
+    with os.fdopen(fd, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - 65536))
+        return Capture(f"==> {path} <==\n{file.read(65536).decode(errors='replace')}")
+
+
+BUILTINS: dict[str, Callable[[], Capture]] = {
+    "processes": processes,
+    "waiting": waiting,
+    "kernel_log": kernel_log,
+    "mounts": mounts,
+    "clock": clock,
+    "munge": identity,
+    "nccl_log": nccl_log,
+}

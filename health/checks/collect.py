@@ -1,0 +1,221 @@
+"""Reads the sources of checks on a live node: every program at once, each with its deadline, none able to hang us.
+
+A program that does not end is killed with its group. One in uninterruptible sleep cannot be killed: it is left behind
+and the next run does not start another beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from health.api import Builtin, Capture, Command, Failure, Files, Source
+from health.checks.builtin import BUILTINS
+from health.checks.processes import kept_waiting
+
+LIMIT = 2 * 1024 * 1024
+AT_ONCE = 8
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/slurm/bin:/usr/local/nvidia/bin"
+# UTC: Slurm prints local times without a zone.
+ENVIRONMENT = {"PATH": PATH, "LC_ALL": "C", "HOME": "/", "TERM": "dumb", "TZ": "UTC"}
+HEADER = "==> {} <=="
+
+
+@dataclass(slots=True)
+class _Running:
+    source: str
+    label: str
+    command: Command
+    process: subprocess.Popen[bytes]
+    deadline: float
+    output: bytearray = field(default_factory=bytearray)
+
+
+def collect(
+    sources: Iterable[Source], environment: Mapping[str, str] | None = None, abandoned: Path | None = None
+) -> dict[str, Capture]:
+    """Every source by name. `abandoned` remembers, over runs, the programs that could not be killed."""
+    wanted = {source.name: source for source in sources}
+    found: dict[str, Capture] = {}
+    commands: list[tuple[str, str, Command, tuple[str, ...]]] = []
+    parts: dict[str, list[tuple[str, Capture]]] = {}
+    env = {**ENVIRONMENT, **(environment or {})}
+    for name, source in wanted.items():
+        if isinstance(source, Command):
+            program = shutil.which(source.argv[0], path=env["PATH"])
+            if program is None:
+                found[name] = Capture("", Failure.MISSING, f"{source.argv[0]} is not installed")
+                continue
+            targets = matching(source.each) if source.each else [""]
+            if not targets:
+                found[name] = Capture("", Failure.MISSING, f"nothing matches {source.each}")
+            for target in targets:
+                commands.append((name, target, source, (program, *source.argv[1:], *([target] if target else []))))
+    stuck = _stuck(abandoned)
+    for name, label, capture in _run_all(commands, env, stuck):
+        parts.setdefault(name, []).append((label, capture))
+    _remember(abandoned, stuck)
+    for name, captured in parts.items():
+        found[name] = _join(captured)
+    for name, source in wanted.items():
+        if isinstance(source, Files):
+            found[name] = read_files(source)
+        elif isinstance(source, Builtin):
+            found[name] = BUILTINS[name]() if name in BUILTINS else Capture("", Failure.MISSING, f"no builtin {name}")
+    return found
+
+
+def read_files(source: Files) -> Capture:
+    lines: list[str] = []
+    for pattern in source.patterns:
+        for path in matching(pattern):
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            except OSError:
+                continue
+            try:
+                text = os.read(fd, 65536).decode(errors="replace")
+            except OSError:
+                # A link that is down answers EINVAL for its speed: absent, which the parser must notice.
+                continue
+            finally:
+                os.close(fd)
+            lines += [HEADER.format(path), text.rstrip("\n"), ""]
+    if not lines:
+        return Capture("", Failure.MISSING, f"nothing matches {' '.join(source.patterns)}")
+    return Capture("\n".join(lines))
+
+
+def matching(pattern: str) -> list[str]:
+    return sorted(str(path) for path in Path("/").glob(pattern.lstrip("/")))
+
+
+def _join(captured: list[tuple[str, Capture]]) -> Capture:
+    if len(captured) == 1 and not captured[0][0]:
+        return captured[0][1]
+    failed = [capture for _, capture in captured if capture.failure]
+    if failed:
+        return failed[0]
+    return Capture("\n".join(f"{HEADER.format(label)}\n{capture.text}" for label, capture in sorted(captured)))
+
+
+def _run_all(
+    commands: list[tuple[str, str, Command, tuple[str, ...]]], env: Mapping[str, str], stuck: dict[str, int]
+) -> list[tuple[str, str, Capture]]:
+    done: list[tuple[str, str, Capture]] = []
+    waiting = list(reversed(commands))
+    with selectors.DefaultSelector() as selector:
+        running: dict[int, _Running] = {}
+        while waiting or running:
+            while waiting and len(running) < AT_ONCE:
+                name, label, command, argv = waiting.pop()
+                if argv[0] in stuck:
+                    why = f"an earlier {argv[0]} (pid {stuck[argv[0]]}) still hangs in the kernel"
+                    done.append((name, label, Capture("", Failure.TIMEOUT, why)))
+                    continue
+                try:
+                    process = subprocess.Popen(
+                        argv,
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.STDOUT,
+                        env=dict(env),
+                        cwd="/",
+                        start_new_session=True,
+                    )
+                except OSError as error:
+                    done.append((name, label, Capture("", Failure.FAILED, f"{argv[0]}: {error.strerror}")))
+                    continue
+                assert process.stdout is not None
+                os.set_blocking(process.stdout.fileno(), False)
+                entry = _Running(name, label, command, process, time.monotonic() + command.deadline_s)
+                running[process.stdout.fileno()] = entry
+                selector.register(process.stdout, selectors.EVENT_READ)
+            if not running:
+                continue
+            timeout = max(0.0, min(entry.deadline for entry in running.values()) - time.monotonic())
+            for key, _ in selector.select(timeout):
+                entry = running[key.fd]
+                chunk = os.read(key.fd, 65536)
+                entry.output += chunk[: LIMIT + 1 - len(entry.output)]
+                if not chunk:
+                    selector.unregister(key.fileobj)
+                    done.append(_finish(running.pop(key.fd), stuck))
+            for fd in [fd for fd, entry in running.items() if time.monotonic() >= entry.deadline]:
+                entry = running.pop(fd)
+                selector.unregister(fd)
+                done.append(_give_up(entry, stuck))
+    return done
+
+
+def _finish(entry: _Running, stuck: dict[str, int]) -> tuple[str, str, Capture]:
+    try:
+        code = entry.process.wait(max(0.05, entry.deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return _give_up(entry, stuck)
+    assert entry.process.stdout is not None
+    entry.process.stdout.close()
+    text = entry.output[:LIMIT].decode(errors="replace")
+    capture = Capture(text, code=code)
+    if len(entry.output) > LIMIT:
+        capture = Capture(text, Failure.TRUNCATED, f"{entry.command.argv[0]} printed more than {LIMIT} bytes", code)
+    elif entry.command.accept and code not in entry.command.accept:
+        last = text.strip().splitlines()[-1][:200] if text.strip() else "no output"
+        capture = Capture(text, Failure.FAILED, f"{entry.command.argv[0]} exited {code}: {last}", code)
+    return entry.source, entry.label, capture
+
+
+def _give_up(entry: _Running, stuck: dict[str, int]) -> tuple[str, str, Capture]:
+    waited = kept_waiting(entry.process.pid)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(entry.process.pid, signal.SIGKILL)
+    try:
+        entry.process.wait(0.5)
+    except subprocess.TimeoutExpired:
+        stuck[str(entry.process.args[0])] = entry.process.pid  # type: ignore[index]  # argv is a tuple here
+        # Popen's destructor must not wait for it nor warn about it.
+        entry.process.returncode = -signal.SIGKILL
+    assert entry.process.stdout is not None
+    entry.process.stdout.close()
+    why = f"{' '.join(entry.command.argv)} did not answer within {entry.command.deadline_s:g} s"
+    failure = Failure.TIMEOUT
+    if waited > entry.command.deadline_s / 2:
+        # Any job can bring that about, and nothing is known of what the program asks.
+        failure, why = Failure.FAILED, f"{why}, of which it waited {waited:.1f} s for a processor"
+    return entry.source, entry.label, Capture(entry.output.decode(errors="replace"), failure, why)
+
+
+def _stuck(file: Path | None) -> dict[str, int]:
+    """Programs of earlier runs that are still there; "PROGRAM PID START" a line, so that a reused pid is not one."""
+    found: dict[str, int] = {}
+    if file is None:
+        return found
+    with contextlib.suppress(OSError, ValueError):
+        for line in file.read_text().splitlines():
+            program, pid, start = line.rsplit(" ", 2)
+            if _start(int(pid)) == start:
+                found[program] = int(pid)
+    return found
+
+
+def _remember(file: Path | None, stuck: Mapping[str, int]) -> None:
+    if file is None or (not stuck and not file.exists()):
+        return
+    lines = [f"{program} {pid} {_start(pid)}\n" for program, pid in stuck.items() if _start(pid)]
+    with contextlib.suppress(OSError):
+        file.write_text("".join(lines))
+
+
+def _start(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""

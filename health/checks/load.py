@@ -1,0 +1,194 @@
+"""Loads the checks of one tree: Python files by import, anything else executable by its header.
+
+A program in another language says what it is in one comment line and answers by its exit code:
+
+    # minivm-check: {"about": "...", "class": "node", "period_s": 300, "deadline_s": 10, "when": ["background"]}
+
+exit 0 is ok, exit 80 (MINIVM_UNFIT) a problem with the last line of output as the reason; anything else is a broken
+script, and the verdict is unknown. 1 and 2 are what a shell exits with when the script itself is wrong.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from gitsync.errors import GitsyncError
+from health.api import (
+    Check,
+    CheckModule,
+    Class,
+    Command,
+    Context,
+    Finding,
+    Inputs,
+    Limits,
+    UserMade,
+    When,
+    ok,
+    problem,
+    unknown,
+)
+
+UNFIT = 80
+MARK = "minivm-check:"
+HEADER_KEYS = {"about", "class", "period_s", "deadline_s", "when", "user_made"}
+BYTECODE = "/run/minivm/health/bytecode"
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The checks that could be loaded, and why the others could not: a broken file spoils no other."""
+
+    checks: dict[str, CheckModule]
+    broken: dict[str, str]
+
+
+class _Program:
+    """A check in another language, in the shape of a module."""
+
+    def __init__(self, check: Check) -> None:
+        self.CHECK = check
+        self.parse = self._parse
+        self.judge = self._judge
+
+    def _parse(self, inputs: Inputs) -> Any:
+        name = self.CHECK.name
+        return inputs.code(name), inputs.text(name) or inputs.why(name)
+
+    def _judge(self, measured: Any, context: Context) -> Iterable[Finding]:
+        code, text = measured
+        last = text.strip().splitlines()[-1].strip()[:300] if text.strip() else ""
+        if code == 0:
+            return [ok(last or "the program is content")]
+        return [problem(last or "the program is not content")] if code == UNFIT else [unknown(f"broken script: {last}")]
+
+
+def load_checks(tree: Path, names: Iterable[str] | None = None) -> Loaded:
+    directory = tree / "health.d"
+    checks: dict[str, CheckModule] = {}
+    broken: dict[str, str] = {}
+    wanted = None if names is None else set(names)
+    _prepare_imports(tree)
+    for path in sorted(directory.iterdir()) if directory.is_dir() else []:
+        if path.name.startswith((".", "_")) or path.is_dir() or (wanted is not None and path.stem not in wanted):
+            continue
+        try:
+            module = _load_module(path) if path.suffix == ".py" else _load_program(path)
+        # A tree's file may fail in any way at all; whatever it is, it is that file's fault and no other's.
+        except (Exception, SystemExit) as error:
+            broken[path.stem] = f"{path.name}: {type(error).__name__}: {error}"
+            continue
+        if module is None:
+            continue
+        if module.CHECK.name != path.stem:
+            broken[path.stem] = f"{path.name}: declares the name {module.CHECK.name!r}, wanted {path.stem!r}"
+            continue
+        if module.CHECK.user_made is UserMade.YES and module.CHECK.class_ is not Class.USER:
+            said = f"says that a job's user can bring it about: its class is at most user, not {module.CHECK.class_}"
+            broken[path.stem] = f"{path.name}: {said}"
+            continue
+        checks[path.stem] = module
+    return Loaded(checks, broken)
+
+
+def load_limits(tree: Path, name: str) -> Limits:
+    path = tree / "lib" / "thresholds" / f"{name}.json"
+    try:
+        data = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise GitsyncError("read thresholds", str(error), file=path) from error
+    if not isinstance(data, dict) or not set(data) <= {"about", "default", "models"} or "default" not in data:
+        raise GitsyncError("read thresholds", "wanted only about, default, models", file=path)
+    return Limits(data, f"lib/thresholds/{name}.json")
+
+
+def _prepare_imports(tree: Path) -> None:
+    # A check imports its parsers from lib; two trees in one process (tests) must not share them.
+    lib = str(tree / "lib")
+    for name in [name for name, module in sys.modules.items() if _inside(module, "/lib/parsers/")]:
+        if not str(getattr(sys.modules[name], "__file__", "")).startswith(lib):
+            del sys.modules[name]
+    sys.path[:] = [lib, *(entry for entry in sys.path if not entry.endswith("/lib") or "/python" in entry)]
+    # A published tree is never written to, and a bytecode cache beside the sources would be.
+    if os.access("/run/minivm/health", os.W_OK):
+        sys.pycache_prefix = BYTECODE
+    else:
+        sys.dont_write_bytecode = True
+
+
+def _inside(module: object, part: str) -> bool:
+    return part in str(getattr(module, "__file__", "") or "")
+
+
+def _load_module(path: Path) -> CheckModule:
+    spec = importlib.util.spec_from_file_location(f"minivm_check_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise GitsyncError("load a check", "not a Python file", file=path)
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses look their module up there.
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    if not isinstance(getattr(module, "CHECK", None), Check):
+        raise GitsyncError("load a check", "no CHECK = Check(...)", file=path)
+    for name in ("parse", "judge"):
+        if not callable(getattr(module, name, None)):
+            raise GitsyncError("load a check", f"no function {name}", file=path)
+    return cast(CheckModule, module)
+
+
+def _load_program(path: Path) -> CheckModule | None:
+    if not os.access(path, os.X_OK):
+        # A README or data file.
+        return None
+    header = next((line for line in path.read_text().splitlines()[:20] if MARK in line), None)
+    if header is None:
+        raise GitsyncError("load a check", f"no comment with {MARK}", file=path)
+    data = _header(header.partition(MARK)[2], path)
+    check = Check(
+        name=path.stem,
+        about=data["about"],
+        class_=Class(data.get("class", Class.NODE)),
+        period_s=float(data.get("period_s", 300)),
+        when=frozenset(map(When, data.get("when", [When.BACKGROUND]))),
+        sources=(Command(path.stem, (str(path),), deadline_s=float(data.get("deadline_s", 10))),),
+        judges_failures=True,
+        thresholds="",
+        user_made=UserMade(data.get("user_made", UserMade.NO)),
+    )
+    return cast(CheckModule, _Program(check))
+
+
+def _header(text: str, path: Path) -> dict[str, Any]:
+    def wrong(why: str, field: str | None = None) -> GitsyncError:
+        return GitsyncError("load a check", why, file=path, field=field)
+
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise wrong(f"what follows {MARK} is not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise wrong(f"what follows {MARK} is no mapping")
+    if stray := set(data) - HEADER_KEYS:
+        raise wrong(f"unknown key {min(stray)!r}; known: {', '.join(sorted(HEADER_KEYS))}")
+    if not isinstance(data.get("about"), str):
+        raise wrong("wanted a sentence", "about")
+    if data.get("class", "node") not in list(Class):
+        raise wrong(f"wanted one of {', '.join(Class)}, not {data['class']!r}", "class")
+    # A program says one thing: a part of it cannot be the user's.
+    if (made := data.get("user_made", "no")) not in ("no", "yes"):
+        raise wrong(f"wanted no or yes, not {made!r}", "user_made")
+    when = data.get("when", ["background"])
+    if not isinstance(when, list) or not when or any(item not in list(When) for item in when):
+        raise wrong(f"wanted a list of {', '.join(When)}, not {when!r}", "when")
+    for key in ("period_s", "deadline_s"):
+        seconds = data.get(key, 1)
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < 1e6:
+            raise wrong(f"wanted seconds, not {seconds!r}", key)
+    return data

@@ -1,0 +1,101 @@
+"""What /proc tells of the processes, as text of a fixed form: all of them, and those that wait in the kernel."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from health.api import Capture, Failure
+
+# The real user: the directory's owner is root where a user runs a program with root's rights.
+_UID = re.compile(r"^Uid:\t(\d+)\t", re.MULTILINE)
+_PENDING = re.compile(r"^S(?:ig|hd)Pnd:\t([0-9a-f]+)$", re.MULTILINE)
+_SWITCHES = re.compile(r"^(?:non)?voluntary_ctxt_switches:\t(\d+)$", re.MULTILINE)
+KILL = 1 << 8  # SIGKILL's bit in a set of signals
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    pid: str
+    state: str
+    parent: str
+    start: int
+    uid: str
+    name: str
+    command: str
+    status: str
+
+    @property
+    def shown(self) -> str:
+        return " ".join((self.command or f"[{self.name}]").split())
+
+
+def _all() -> Iterator[_Process]:
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        try:
+            head, _, tail = _start_of(f"{entry.path}/stat").rpartition(")")
+            command = _start_of(f"{entry.path}/cmdline").replace("\0", " ").strip()
+            # The kernel writes a line break in the name, which is the first line, as two characters.
+            status = _start_of(f"{entry.path}/status", 8192)
+        except OSError:
+            # It ended while we looked.
+            continue
+        fields = tail.split()
+        uid = _UID.search(status)
+        if uid is not None:
+            name = head.partition("(")[2]
+            yield _Process(entry.name, fields[0], fields[1], int(fields[19]), uid[1], name, command, status)
+
+
+def processes() -> Capture:
+    """One line a process: pid, start, parent, state, seconds since its start, real user, command line."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    try:
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+    except (OSError, ValueError) as error:
+        return Capture("", Failure.FAILED, f"/proc/uptime: {error}")
+    lines = ["# processes: pid start ppid state age uid command"]
+    for one in _all():
+        age = max(0, int(uptime - one.start / ticks))
+        lines.append(f"{one.pid} {one.start} {one.parent} {one.state} {age} {one.uid} {one.shown}")
+    return Capture("\n".join([*lines, f"# end: {len(lines) - 1} processes"]))
+
+
+def waiting() -> Capture:
+    """One line a process that waits in the kernel and takes no signal: how often it has run, and whether it was killed.
+
+    Kernel threads rest so by design, and are left out.
+    """
+    lines = ["# waiting: pid start uid switches killed command"]
+    for one in _all():
+        if one.state != "D" or not one.command:
+            continue
+        switches = sum(map(int, _SWITCHES.findall(one.status)))
+        killed = any(int(pending, 16) & KILL for pending in _PENDING.findall(one.status))
+        lines.append(f"{one.pid} {one.start} {one.uid} {switches} {'yes' if killed else 'no'} {one.shown}")
+    return Capture("\n".join([*lines, f"# end: {len(lines) - 1} processes"]))
+
+
+def kept_waiting(pid: int) -> float:
+    """How many seconds it, or the worst off of its threads, has been ready to run and was not let: others had the
+    processors. What hangs in a driver or on a server waits for something else."""
+    longest = 0
+    with contextlib.suppress(OSError):
+        for thread in os.scandir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                longest = max(longest, int(_start_of(f"{thread.path}/schedstat").split()[1]))
+    return longest / 1e9
+
+
+def _start_of(path: str, size: int = 1024) -> str:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, size).decode(errors="replace")
+    finally:
+        os.close(fd)

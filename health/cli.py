@@ -1,0 +1,258 @@
+"""`minivm health`, `minivm replay` and the self-test of a tree, on the command line.
+
+    health [CHECK...] [--run] [--json | --nhc | --npd] [--class C] [--when W] [--recording CASE]
+    replay CAPSULE [CHECK...]       the same checks on a capsule or recording, anywhere
+    selftest TREE                   are a tree's checks fit to be published?
+    ledger [--forgive UUID]         what each GPU of this host has done
+    clear CHECK                     what a check remembers is dealt with (an XID): it looks for new things only
+    forget CHECK                    what a check has said counts no more, and drains the node no more
+
+`minivm health ledger`, `clear`, `forget` and `selftest` are the last four.
+
+Exit codes of health and replay: 0 ok, 1 a problem that is not the node's, 2 a problem, 3 unknown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tarfile
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path, PurePosixPath
+
+from gitsync import lease
+from gitsync.errors import GitsyncError
+from health import ledger as health_ledger
+from health.api import When
+from health.ask import ask_broker
+from health.checks.cases import examine, read_case, replay
+from health.checks.notes import forget, recall, remember
+from health.checks.round import run
+from health.places import Places
+from health.show import FORMATS, exit_code
+from health.verdict import Class, Result, Verdict, boot_id, read_verdicts
+
+# Evidence is bounded where it is written; what somebody packed may be anything.
+UNPACKED_LIMIT = 64 << 20
+# It asks the controller before it answers, which may take its time.
+BROKER_S = 45.0
+SUBCOMMANDS = ("ledger", "clear", "forget", "selftest")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["health"] and words[1:2] and words[1] in SUBCOMMANDS:
+        words = words[1:]
+    try:
+        options = _parser().parse_args(words)
+        return int(options.act(options))
+    except GitsyncError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 3
+    except BrokenPipeError:
+        # `minivm health | head` is no mistake.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="minivm", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    health = commands.add_parser(
+        "health",
+        help="the verdicts of this node",
+        description="The verdicts of this node. Exit codes: 0 ok, 1 not the node's problem, 2 a problem, 3 unknown.",
+        epilog="Further: health ledger, health clear CHECK, health forget CHECK, health selftest TREE.",
+    )
+    health.add_argument("checks", nargs="*", metavar="CHECK", help="these alone; default: all")
+    health.add_argument("--run", action="store_true", help="run the checks now instead of showing what is known")
+    health.add_argument(
+        "--when", type=_one_of(When), metavar="W", help="with --run: prolog, background, epilog, boot, deep"
+    )
+    health.add_argument(
+        "--class", dest="classes", action="append", type=_one_of(Class), metavar="C",
+        help="only problems of this class: user, node, reboot, manual, rma",
+    )  # fmt: skip
+    health.add_argument("--recording", type=Path, help="judge a recording as though it were this node: a drill")
+    _formats(health)
+    health.set_defaults(act=_health)
+
+    again = commands.add_parser("replay", help="the same checks on an evidence capsule")
+    again.add_argument("capsule", type=Path, help="a directory, or a .tar.gz of one")
+    again.add_argument("checks", nargs="*", metavar="CHECK")
+    again.add_argument("--tree", type=Path, help="the scripts to judge with; default: this node's")
+    _formats(again)
+    again.set_defaults(act=_replay)
+
+    test = commands.add_parser("selftest", help="a dry run of every check of a tree against its recordings")
+    test.add_argument("tree", type=Path)
+    test.set_defaults(act=_selftest)
+
+    book = commands.add_parser("ledger", help="what each GPU of this host has done")
+    book.add_argument("--forgive", metavar="UUID", help="incidents up to now no longer count")
+    book.add_argument("--json", action="store_true")
+    book.set_defaults(act=_ledger)
+
+    clear = commands.add_parser("clear", help="forget what a check remembers")
+    clear.add_argument("check")
+    clear.set_defaults(act=_clear)
+
+    forgotten = commands.add_parser("forget", help="what a check has said counts no more, and drains the node no more")
+    forgotten.add_argument("check")
+    forgotten.set_defaults(act=_forget)
+    return parser
+
+
+def _one_of(known: type[When] | type[Class]) -> Callable[[str], When | Class]:
+    def parse(text: str) -> When | Class:
+        try:
+            return known(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(known)}") from None
+
+    return parse
+
+
+def _formats(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_mutually_exclusive_group()
+    for name, about in (
+        ("json", "every verdict, for programs"),
+        ("nhc", "one line and an exit code, as NHC gives them"),
+        ("npd", "one line and an exit code, as node-problem-detector wants them"),
+    ):
+        group.add_argument(f"--{name}", dest="format", action="store_const", const=name, help=about)
+    parser.set_defaults(format="table")
+
+
+def _health(options: argparse.Namespace) -> int:
+    places = Places.from_environment()
+    if options.run or options.recording:
+        with lease.hold() as held:
+            run(
+                held.path.resolve(),
+                held.commit,
+                when=None if options.checks else options.when or When.BACKGROUND,
+                names=options.checks or None,
+                places=places,
+                captures=read_case(options.recording).captures if options.recording else None,
+            )
+        ask_broker({"ask": "look"}, 5.0)
+    known = read_verdicts(places.verdicts)
+    if missing := [name for name in options.checks if name not in known]:
+        raise GitsyncError("show the verdict", f"no check {missing[0]!r} has a verdict", hint=_hint(missing[0], known))
+    shown = [verdict for name, verdict in known.items() if not options.checks or name in options.checks]
+    now = time.time()
+    # What has expired is not known any more, whatever it said.
+    shown = [verdict if now < verdict.expires else _expired(verdict) for verdict in shown]
+    if options.classes:
+        shown = [one for one in shown if one.result is Result.PROBLEM and one.class_ in options.classes]
+    return _show(shown, options.format, now, not options.classes)
+
+
+def _unpack(packed: Path, into: Path) -> None:
+    """The files of the one directory that holds case.json, each by its last name: nothing can land elsewhere.
+
+    Not extractall(): its filters came with Python 3.11.4, and Debian 12 has an older one.
+    """
+    try:
+        with tarfile.open(packed) as archive:
+            files = {PurePosixPath(member.name): member for member in archive if member.isreg()}
+            cases = sorted(path.parent for path in files if path.name == "case.json")
+            if not cases:
+                raise GitsyncError("replay a capsule", "no case.json in it", file=packed)
+            wanted = {path.name: member for path, member in files.items() if path.parent == cases[0]}
+            if sum(member.size for member in wanted.values()) > UNPACKED_LIMIT:
+                raise GitsyncError("replay a capsule", f"it holds more than {UNPACKED_LIMIT >> 20} MiB", file=packed)
+            for name, member in wanted.items():
+                source = archive.extractfile(member)
+                if name not in {"", ".."} and source is not None:
+                    with source, (into / name).open("wb") as out:
+                        shutil.copyfileobj(source, out)
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise GitsyncError("replay a capsule", "neither a directory nor a packed one (.tar.gz)", file=packed) from error
+
+
+def _replay(options: argparse.Namespace) -> int:
+    with tempfile.TemporaryDirectory() as scratch:
+        capsule = options.capsule
+        if capsule.is_file():
+            _unpack(capsule, Path(scratch))
+            capsule = Path(scratch)
+        case = read_case(capsule)
+        if options.tree:
+            judged = replay(options.tree.resolve(), case, options.checks or None)
+        else:
+            with lease.hold() as held:
+                judged = replay(held.path.resolve(), case, options.checks or None)
+    return _show([item.verdict for item in judged], options.format, case.now or time.time(), True)
+
+
+def _selftest(options: argparse.Namespace) -> int:
+    if not (options.tree / "health.d").is_dir():
+        raise GitsyncError("test the tree", "it has no directory health.d", file=options.tree)
+    found = examine(options.tree.resolve())
+    for fault in found.faults:
+        print(fault, file=sys.stderr)
+    if not found.faults:
+        print("\n".join(found.words()))
+    return 1 if found.faults else 0
+
+
+def _ledger(options: argparse.Namespace) -> int:
+    if options.forgive:
+        health_ledger.forgive(options.forgive)
+        return 0
+    return 0 if health_ledger.show(as_json=options.json) else 3
+
+
+def _clear(options: argparse.Namespace) -> int:
+    """What a check has remembered so far counts no more; from here on it looks for new things only."""
+    places = Places.from_environment()
+    path = places.memory(options.check)
+    if not path.exists() and not (places.verdicts / f"{options.check}.json").exists():
+        raise GitsyncError("clear a check", f"nothing is known of {options.check!r}")
+    # The check's own cursor says up to where its log has been read; it stays, and all that is held goes.
+    kept = {key: value for key, value in recall(places, options.check, boot_id()).items() if key == "cursor"}
+    remember(places, options.check, boot_id(), kept)
+    return 0
+
+
+def _forget(options: argparse.Namespace) -> int:
+    """Its verdict, its memory, and the part of our drain that names it; a check that still fails says so again."""
+    if "/" in options.check:
+        raise GitsyncError("forget a check", f"{options.check!r} is no name of a check")
+    forget(Places.from_environment(), options.check)
+    answer = ask_broker({"ask": "forget", "checks": [options.check]}, BROKER_S)
+    if answer is None:
+        raise GitsyncError("forget a check", "the broker does not answer", hint="root of a worker's pod can ask it")
+    print(f"{options.check} is forgotten; the broker says: {answer.get('said', '')}")
+    return 0
+
+
+def _expired(verdict: Verdict) -> Verdict:
+    from dataclasses import replace
+
+    return replace(verdict, result=Result.UNKNOWN, reason=f"out of date; it was {verdict.result}: {verdict.reason}")
+
+
+def _hint(name: str, known: dict[str, Verdict]) -> str | None:
+    import difflib
+
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else None
+
+
+def _show(verdicts: Sequence[Verdict], form: str, now: float, complete: bool) -> int:
+    colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    print(FORMATS[form](verdicts, now, colour))
+    return exit_code(verdicts, form, complete=complete)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

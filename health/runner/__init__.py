@@ -1,0 +1,1 @@
+"""What Slurm runs before, after and beside a job: the scripts of one commit, in their order."""

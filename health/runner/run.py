@@ -1,0 +1,270 @@
+"""What slurm.conf's Prolog, Epilog, TaskProlog and HealthCheckProgram run: the scripts of one commit, in their order.
+
+The commit is resolved once and held by a lease, so that a publish changes nothing for a run that has begun. A script
+that breaks is told apart from a node that is unfit: Slurm drains a node whose prolog fails, and a typo must not drain
+a fleet. Standard library only, and little of it: a prolog pays for every import.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+from gitsync import lease
+from gitsync.errors import one_line
+from gitsync.layout import Layout
+from health.ask import ask_broker
+from health.runner import gate as runner_gate
+from health.runner import record as runner_record
+from health.runner.policy import KINDS, Policy, read_policy
+from health.script import UNFIT, Outcome, environment, run
+from health.verdict import Class, Result, Verdict, boot_id, read_verdict, write_verdict
+
+# How long "unfit" said by a script is believed: the script itself runs no more on a drained node.
+UNFIT_LASTS_S = 1800.0
+# Lines that slurmd understands on a task prolog's standard output.
+TASK_LINES = ("export ", "unset ", "print ")
+# And one that we understand: the task must not start, and its user reads why. Nothing is broken, nobody is unfit.
+REFUSE = "refuse "
+# The same that gitsync leaves out when it asks whether a script is executable.
+NOT_SCRIPTS = ("~", ".md", ".txt", ".json", ".yaml", ".yml", ".toml", ".conf", ".example")
+
+
+def main(kind: str) -> int:
+    """The exit code is Slurm's: 0, or 1 where the node must not run this job."""
+    if kind not in KINDS:
+        print(f"cannot run {kind}: not one of {', '.join(KINDS)}", file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        os.chdir("/")
+        with lease.hold() as held:
+            return Run(kind, held.path, held.commit, os.environ).go()
+    # Whatever is wrong with us, it is not the node: a bug here must not drain it. It is told, and the job starts.
+    except Exception:
+        import traceback
+
+        traceback.print_exc()
+        runner_record.append(
+            {"at": time.time(), "kind": kind, "result": "broken", "reason": traceback.format_exc()[-2000:]}
+        )
+        return 0
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    # Unwinds through the script that runs, which is killed with its session.
+    raise SystemExit(0)
+
+
+class Run:
+    """One run of one kind: the scripts, the checks, the record."""
+
+    def __init__(self, kind: str, tree: Path, commit: str, given: Mapping[str, str]) -> None:
+        self.kind = kind
+        self.tree = tree
+        self.commit = commit
+        self.job = given.get("SLURM_JOB_ID", "")
+        self.policy: Policy = read_policy(tree)
+        self.env = environment(kind, given, commit, str(tree), UNFIT)
+        self.start = time.monotonic()
+        self.scripts: list[dict[str, object]] = []
+        self.broken: list[str] = []
+        self.unfit: list[Verdict] = []
+        self.checks: dict[str, object] = {}
+        self.fails = False
+
+    def left_s(self) -> float:
+        return self.policy.kind(self.kind).budget_s - (time.monotonic() - self.start)
+
+    def go(self) -> int:
+        if self.kind == "health":
+            self._background()
+        else:
+            # Before a job a sick node should not even be prepared for it; after it, clean up first and look then.
+            if self.kind == "prolog":
+                self._gate()
+            if not self.fails:
+                self._run_scripts()
+            if self.kind == "epilog":
+                self._gate()
+        self._conclude()
+        return 1 if self.fails else 0
+
+    def _run_scripts(self) -> None:
+        folder = self.tree / f"{self.kind}.d"
+        names = sorted(entry.name for entry in os.scandir(folder) if _is_script(entry)) if folder.is_dir() else []
+        for name in names:
+            left = self.left_s()
+            if left <= 0.1:
+                self._broke(name, Outcome(None, 0.0, broken="not started: the scripts before it used up the time"))
+                continue
+            limit = min(self.policy.deadline_s(self.kind, f"{self.kind}.d/{name}"), left)
+            done = run([str(folder / name)], self.env, limit, UNFIT)
+            if done.broken:
+                self._broke(name, done)
+                continue
+            if done.code == UNFIT:
+                self._unfit(name, done)
+                continue
+            self.scripts.append({"script": name, "result": "ok", "seconds": round(done.seconds, 4)})
+            if self.kind == "task_prolog" and (reason := _pass_on(done.out)):
+                self.scripts[-1] |= {"result": "refused", "reason": reason[:300]}
+                self.fails = True
+                break
+        self._judge([verdict for verdict in self.unfit if self.kind == "prolog"])
+
+    def _broke(self, name: str, done: Outcome) -> None:
+        text = f"{done.out}{done.err}"
+        evidence = runner_record.keep_output(self.kind, name, self.job, f"{done.broken}\n{text}")
+        last = done.err.strip().splitlines()[-1:] or done.out.strip().splitlines()[-1:]
+        reason = f"{done.broken}: {last[0]}" if last else done.broken
+        self.scripts.append(
+            {
+                "script": name,
+                "result": "broken",
+                "exit": done.code,
+                "seconds": round(done.seconds, 4),
+                "reason": reason[:300],
+                "evidence": evidence,
+            }
+        )
+        self.broken.append(f"{self.kind}.d/{name}: {reason}"[:300])
+        lease.report(self.commit, f"{self.kind}.d/{name}", reason, Layout.from_environment())
+        if self.policy.broken(self.kind, f"{self.kind}.d/{name}") == "fail":
+            self.fails = True
+
+    def _unfit(self, name: str, done: Outcome) -> None:
+        reason = ([*done.err.strip().splitlines()[-1:], *done.out.strip().splitlines()[-1:], "no reason given"])[0]
+        evidence = runner_record.keep_output(self.kind, name, self.job, f"{done.out}{done.err}")
+        entry = {"script": name, "result": "unfit", "seconds": round(done.seconds, 4), "reason": reason[:300]}
+        self.scripts.append({**entry, "evidence": evidence})
+        now = time.time()
+        verdict = Verdict(
+            f"{self.kind}.{name}",
+            Result.PROBLEM,
+            Class.NODE,
+            reason[:300],
+            evidence=evidence,
+            commit=self.commit,
+            boot_id=boot_id(),
+            at=now,
+            expires=now + UNFIT_LASTS_S,
+        )
+        self._write(verdict)
+        self.unfit.append(verdict)
+
+    def _gate(self) -> None:
+        found = runner_gate.check(self.kind, self.tree, self.commit, self.env, max(1.0, self.left_s() / 2))
+        self.checks = {"fresh": found.fresh, "ran": found.ran}
+        if found.fault:
+            self.checks["fault"] = found.fault
+            self.broken.append(f"health.d: {found.fault}")
+        if found.problems:
+            self.checks["problems"] = {verdict.check: verdict.reason for verdict in found.problems}
+        stopping = [verdict for verdict in found.problems if runner_gate.stops_a_job(verdict)]
+        if self.kind == "epilog":
+            # Whether the node drains is the broker's to say, outside of this: a failed epilog would drain it now.
+            if stopping:
+                ask_broker({"ask": "look"}, 0.5)
+            return
+        self._judge(stopping)
+
+    def _judge(self, problems: list[Verdict]) -> None:
+        """Fail only for what the broker drains for: it alone knows whether half the fleet says the same."""
+        if not problems:
+            return
+        names = [verdict.check for verdict in problems]
+        answer = ask_broker({"ask": "gate", "checks": names}, self.policy.gate_wait_s)
+        if answer is None:
+            self.checks["broker"] = "no answer"
+            self.fails = self.fails or self.policy.gate_unconfirmed == "fail"
+            return
+        self.checks["broker"] = answer.get("decisions", {})
+        self.fails = self.fails or answer.get("drained") is True
+
+    def _background(self) -> None:
+        argv = [sys.executable, "-I", "-m", "health.checks.round", "--tree", str(self.tree), "--commit", self.commit]
+        done = run([*argv, "--when", "background", "--due", "--without-slurm"], self.env, self.left_s(), UNFIT)
+        if done.broken or done.code:
+            self._broke("health", done)
+        elif '"result": "problem"' in done.out:
+            ask_broker({"ask": "look"}, 0.5)
+
+    def _conclude(self) -> None:
+        if self.policy.fault:
+            self.broken.append(self.policy.fault)
+        refused = bool(self.scripts) and self.scripts[-1]["result"] == "refused"
+        result = "refused" if refused else "unfit" if self.fails else "broken" if self.broken else "ok"
+        record: dict[str, object] = {
+            "at": round(time.time(), 3),
+            "kind": self.kind,
+            "job": self.job,
+            "commit": self.commit,
+            "result": result,
+            "seconds": round(time.monotonic() - self.start, 4),
+            "scripts": self.scripts,
+        }
+        if self.checks:
+            record["checks"] = self.checks
+        if self.broken:
+            record["broken"] = self.broken
+        runner_record.append(record)
+        self._degraded()
+        if self.fails:
+            for line in [*self.broken, *(str(entry.get("reason", "")) for entry in self.scripts if "reason" in entry)]:
+                print(line, file=sys.stderr)
+
+    def _degraded(self) -> None:
+        """A broken script as a verdict of class user: everybody sees it, and no node drains for it."""
+        if self.kind == "task_prolog":
+            # It has no right to write there; the record and gitsync's report are the places it has.
+            return
+        name = f"scripts_{self.kind}"
+        old = read_verdict(runner_gate.verdicts_directory() / f"{name}.json")
+        if not self.broken and (old is None or old.result is Result.OK):
+            return
+        now = time.time()
+        self._write(
+            Verdict(
+                name,
+                Result.PROBLEM if self.broken else Result.OK,
+                Class.USER,
+                "; ".join(self.broken)[:500] or "the scripts ran",
+                commit=self.commit,
+                boot_id=boot_id(),
+                at=now,
+                expires=now + 86400,
+            )
+        )
+
+    def _write(self, verdict: Verdict) -> None:
+        try:
+            # The reason is a script's last line, which may hold anything.
+            write_verdict(runner_gate.verdicts_directory(), replace(verdict, reason=one_line(verdict.reason)))
+        except OSError as error:
+            print(f"cannot write the verdict of {verdict.check}: {error}", file=sys.stderr)
+
+
+def _is_script(entry: os.DirEntry[str]) -> bool:
+    return entry.is_file() and not entry.name.startswith((".", "_")) and not entry.name.endswith(NOT_SCRIPTS)
+
+
+def _pass_on(text: str) -> str:
+    """Only whole lines that slurmd understands: half a line of a script would become half a variable.
+
+    Why the task is refused, if it is.
+    """
+    for line in text.splitlines():
+        if line.startswith(TASK_LINES):
+            print(line, flush=True)
+        if line.startswith(REFUSE):
+            reason = line.removeprefix(REFUSE).strip()
+            print(f"print minivm: {reason}", flush=True)
+            return reason
+    return ""

@@ -1,0 +1,186 @@
+"""Runs one script: its own session, a clean environment, a deadline, bounded output. Nothing it does can hang us."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+OUTPUT_LIMIT = 64 * 1024
+GRACE_S = 1.0
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/nvidia/bin"
+# Beside SLURM_* and MINIVM_*: which GPUs the job has.
+PASSED = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+
+UNFIT = 80  # with which a script says that it is the node that is unfit
+# Before each name of a task's own environment, in that of its task prolog.
+JOB_ENV = "MINIVM_JOB_ENV_"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    # None where it was never started or never ended by itself; negative: the signal that ended it.
+    code: int | None
+    seconds: float
+    out: str = ""
+    err: str = ""
+    # Why it is the script that is wrong, and not the node.
+    broken: str = ""
+
+
+def environment(kind: str, given: Mapping[str, str], commit: str, tree: str, unfit: int) -> dict[str, str]:
+    """PATH, since Slurm sets none; the job's variables; nothing else."""
+    env = {
+        name: value
+        for name, value in given.items()
+        if name.startswith(("SLURM_", "SLURMD_", "MINIVM_")) or name in PASSED
+    }
+    if kind == "task_prolog":
+        # What the user chose must be seen, so as not to be overridden; under other names, so that it changes no script.
+        env.update({f"{JOB_ENV}{name}": value for name, value in given.items() if name.isidentifier()})
+        # It runs as the user, for the user.
+        env.update({name: given[name] for name in ("HOME", "USER", "LOGNAME", "TMPDIR") if name in given})
+        env.update({name: value for name, value in given.items() if name.startswith("NCCL_")})
+    env.setdefault("HOME", "/")
+    env.update(
+        PATH=PATH,
+        LC_ALL="C.UTF-8",
+        MINIVM_KIND=kind,
+        MINIVM_SCRIPTS_COMMIT=commit,
+        MINIVM_SCRIPTS_TREE=tree,
+        MINIVM_UNFIT=str(unfit),
+    )
+    return env
+
+
+def run(argv: list[str], env: Mapping[str, str], deadline_s: float, unfit: int) -> Outcome:
+    start = time.monotonic()
+    out_r, out_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    err_r, err_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    # The script gets blocking ends: a program that meets EAGAIN on its standard output loses lines.
+    os.set_blocking(out_w, True)
+    os.set_blocking(err_w, True)
+    actions = [
+        (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_DUP2, out_w, 1),
+        (os.POSIX_SPAWN_DUP2, err_w, 2),
+    ]
+    pid = 0
+    try:
+        try:
+            pid = os.posix_spawn(
+                argv[0],
+                argv,
+                env,
+                file_actions=actions,
+                setsid=True,
+                setsigmask=[],
+                # Python ignores SIGPIPE, and what is ignored stays ignored over exec.
+                setsigdef=[signal.SIGPIPE, signal.SIGTERM, signal.SIGINT],
+            )
+        except OSError as error:
+            return Outcome(None, time.monotonic() - start, broken=_not_started(argv[0], error))
+        finally:
+            os.close(out_w)
+            os.close(err_w)
+        out, err, ended = _read(pid, out_r, err_r, start + deadline_s)
+        code = _reap(pid, ended)
+        # What the script left running in its session goes with it; a daemon makes a session of its own.
+        _kill(pid, signal.SIGKILL)
+        pid = 0
+    finally:
+        if pid:
+            # We are being stopped ourselves: leave nothing behind.
+            _kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+        os.close(out_r)
+        os.close(err_r)
+    seconds = time.monotonic() - start
+    broken = "" if ended else f"did not end within {deadline_s:g} s"
+    return Outcome(code if ended else None, seconds, out, err, broken or _why_broken(code, unfit))
+
+
+def _read(pid: int, out: int, err: int, deadline: float) -> tuple[str, str, bool]:
+    kept = {out: bytearray(), err: bytearray()}
+    pidfd = os.pidfd_open(pid)
+    ended = False
+    try:
+        poll = select.poll()
+        for fd in (pidfd, out, err):
+            poll.register(fd, select.POLLIN)
+        while not ended and (left := deadline - time.monotonic()) > 0:
+            for fd, _ in poll.poll(left * 1000):
+                if fd == pidfd:
+                    ended = True
+                elif not _take(fd, kept[fd]):
+                    poll.unregister(fd)
+    finally:
+        os.close(pidfd)
+    if ended:
+        # A process that outlives the script may hold the pipe: take what is there and never wait for its end.
+        for fd, taken in kept.items():
+            # A pipe holds 64 KiB; more than a few reads are of somebody who goes on writing.
+            for _ in range(4):
+                if not _take(fd, taken):
+                    break
+    return kept[out].decode(errors="replace"), kept[err].decode(errors="replace"), ended
+
+
+def _take(fd: int, kept: bytearray) -> bool:
+    try:
+        chunk = os.read(fd, 65536)
+    except BlockingIOError:
+        return False
+    kept += chunk
+    # Of a flood the end is what explains it.
+    del kept[:-OUTPUT_LIMIT]
+    return bool(chunk)
+
+
+def _reap(pid: int, ended: bool) -> int:
+    if not ended:
+        _kill(pid, signal.SIGTERM)
+        until = time.monotonic() + GRACE_S
+        while time.monotonic() < until:
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                break
+            time.sleep(0.01)
+        _kill(pid, signal.SIGKILL)
+        until = time.monotonic() + GRACE_S
+        while not os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if time.monotonic() >= until:
+                # Stuck in the kernel: it cannot be waited for. It is init's when we are gone.
+                return -signal.SIGKILL
+            time.sleep(0.01)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _kill(group: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+def _not_started(path: str, error: OSError) -> str:
+    if error.errno == errno.EACCES:
+        return "not executable"
+    if error.errno == errno.ENOENT and os.path.exists(path):  # noqa: PTH110  # pathlib is not worth its import here
+        return "its interpreter is missing"
+    if error.errno == errno.ENOEXEC:
+        return "no #! line, and no program"
+    return error.strerror or str(error)
+
+
+def _why_broken(code: int, unfit: int) -> str:
+    if code in {0, unfit}:
+        return ""
+    if code < 0:
+        return f"ended by {signal.Signals(-code).name}"
+    if code in {126, 127}:
+        return f"exit {code}: a program is missing or not executable"
+    return f"exit {code}"

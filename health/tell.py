@@ -1,0 +1,82 @@
+"""What a round found, told to the pod: one sentence among its degraded reasons, and numbers for Prometheus."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from health.verdict import Class, Result, Verdict
+
+CONTROL = "/run/minivm/control.sock"
+METRICS = "/run/minivm/metrics.d/health.prom"
+SENTENCE = 400
+
+
+def sentence(verdicts: Mapping[str, Verdict], now: float) -> str:
+    """The problems, the heaviest first; empty where there is none. What has expired is not known any more."""
+    problems = [verdict for verdict in verdicts.values() if verdict.result is Result.PROBLEM and now < verdict.expires]
+    problems.sort(key=lambda verdict: (-verdict.class_.weight, verdict.check))
+    return "; ".join(f"{verdict.check} ({verdict.class_}): {verdict.reason}" for verdict in problems)[:SENTENCE]
+
+
+def tell(text: str) -> bool:
+    """A condition of the pod that does not block it; an empty text takes it back. False where no init listens."""
+    request = {"op": "condition", "name": "health", "text": text, "blocking": False}
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+            client.settimeout(2.0)
+            client.connect(os.environ.get("MINIVM_CONTROL", CONTROL))
+            client.sendall(json.dumps(request).encode() + b"\n")
+            return bool(json.loads(client.makefile().readline() or "{}").get("ok"))
+    except (OSError, ValueError):
+        return False
+
+
+def metrics(verdicts: Mapping[str, Verdict], now: float) -> str:
+    """Text for a node exporter's textfile collector. A check's verdict is a number: 0 ok, 1 problem, 2 unknown."""
+    number = {Result.OK: 0, Result.PROBLEM: 1, Result.UNKNOWN: 2}
+    judged = [verdict for _, verdict in sorted(verdicts.items()) if verdict.applies]
+    lines = [
+        "# HELP minivm_health_verdict What a check says: 0 ok, 1 problem, 2 unknown or out of date.",
+        "# TYPE minivm_health_verdict gauge",
+    ]
+    for one in judged:
+        value = number[one.result] if now < one.expires else 2
+        lines.append(f'minivm_health_verdict{{check="{_escape(one.check)}",class="{one.class_}"}} {value}')
+    lines += _family(
+        "minivm_health_verdict_at_seconds", "When a check last ran.", ((one.check, one.at) for one in judged)
+    )
+    drains = [one for one in judged if one.result is Result.PROBLEM and one.class_ is not Class.USER]
+    lines += [
+        "# HELP minivm_health_problems Problems of the node, those of users left out.",
+        "# TYPE minivm_health_problems gauge",
+        f"minivm_health_problems {len(drains)}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _family(name: str, text: str, samples: Iterable[tuple[str, float]]) -> list[str]:
+    rows = [f'{name}{{check="{_escape(check)}"}} {value:.3f}' for check, value in samples]
+    return [f"# HELP {name} {text}", f"# TYPE {name} gauge", *rows]
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def write_metrics(text: str) -> bool:
+    path = Path(os.environ.get("MINIVM_HEALTH_METRICS", METRICS))
+    # A reader takes every *.prom there: the unfinished one must not be one.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text)
+        temporary.rename(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        return False
+    return True

@@ -1,0 +1,205 @@
+"""A verdict: what one check found, who must act, and until when it may be believed. Read and written here.
+
+The file's schema is in docs/architecture.md. One check has one file, written by unique temporary and rename, so a
+reader sees a whole verdict or the one before it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from enum import StrEnum
+from pathlib import Path
+
+from gitsync.errors import GitsyncError, one_line
+
+VERDICTS = "/run/minivm/verdicts"
+HEALTH = "/run/minivm/health"
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
+
+class Result(StrEnum):
+    OK = "ok"
+    PROBLEM = "problem"
+    # Nobody looked, or nobody could: a missing tool, output that cannot be read. Never the same as ok.
+    UNKNOWN = "unknown"
+
+
+class Class(StrEnum):
+    """Who mends it: the job's user, the node by itself, a reboot or reset, a person on site, the manufacturer."""
+
+    USER = "user"
+    NODE = "node"
+    REBOOT = "reboot"
+    MANUAL = "manual"
+    RMA = "rma"
+
+    @property
+    def weight(self) -> int:
+        return list(Class).index(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing a check says about one subject (a GPU's UUID, a port, a mount; "host" for the node as a whole)."""
+
+    result: Result
+    reason: str
+    subject: str = "host"
+    class_: Class | None = None
+    measured: str = ""
+    threshold: str = ""
+    # Whether a job's user can bring it about; None: as the check says of all that it finds. Judged, and not written.
+    user_made: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    check: str
+    result: Result
+    class_: Class
+    reason: str
+    measured: str = ""
+    threshold: str = ""
+    evidence: str = ""
+    commit: str = ""
+    boot_id: str = ""
+    subject: str = "host"
+    at: float = 0.0
+    expires: float = 0.0
+    # False where the node lacks the hardware that the check is about: nothing to judge, and nothing wrong.
+    applies: bool = True
+    findings: tuple[Finding, ...] = ()
+
+    def fresh(self, now: float, boot_id: str) -> bool:
+        # A clock that jumped back makes "at" lie in the future: such a verdict proves nothing either.
+        return self.boot_id == boot_id and self.at <= now + 5 and now < self.expires
+
+    def to_json(self) -> dict[str, object]:
+        data = asdict(self)
+        data["class"] = data.pop("class_")
+        data["findings"] = [
+            {"class" if key == "class_" else key: value for key, value in finding.items() if key != "user_made"}
+            for finding in data["findings"]
+        ]
+        return data
+
+
+def summarise(findings: Iterable[Finding], default: Class) -> Finding:
+    """The finding that stands for all: a problem before an unknown before an ok; among problems the heaviest class."""
+    order = {Result.OK: 0, Result.UNKNOWN: 1, Result.PROBLEM: 2}
+    ranked = sorted(
+        findings,
+        key=lambda found: (order[found.result], (found.class_ or default).weight, _number(found.measured)),
+        reverse=True,
+    )
+    if not ranked:
+        return Finding(Result.UNKNOWN, "the check said nothing")
+    worst = ranked[0]
+    same = sum(1 for found in ranked if found.result is worst.result)
+    more = f" (and {same - 1} more)" if worst.result is not Result.OK and same > 1 else ""
+    return Finding(
+        worst.result, worst.reason + more, worst.subject, worst.class_ or default, worst.measured, worst.threshold
+    )
+
+
+def shown(found: Finding) -> Finding:
+    """A finding in one line that anything may print: tools tell the names of users' processes and files as they are."""
+    words = (found.reason, found.subject, found.measured, found.threshold)
+    reason, subject, measured, threshold = map(one_line, words)
+    return replace(found, reason=reason, subject=subject, measured=measured, threshold=threshold)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
+
+
+def verdict_from_json(data: Mapping[str, object], file: str = "") -> Verdict:
+    """Strict about types, forgiving about keys of a newer writer."""
+    try:
+        values = {key: data[key] for key in data if key in {field.name for field in fields(Verdict)}}
+        values["result"] = Result(str(data["result"]))
+        values["class_"] = Class(str(data["class"]))
+        values["at"], values["expires"] = float(str(data["at"])), float(str(data["expires"]))
+        values["findings"] = tuple(_finding(item) for item in _items(data.get("findings", [])))
+        for key in ("check", "reason", "measured", "threshold", "evidence", "commit", "boot_id", "subject"):
+            values[key] = str(data.get(key, ""))
+        return Verdict(**values)  # type: ignore[arg-type]  # each value was converted just above
+    except (KeyError, ValueError, TypeError) as why:
+        raise GitsyncError("read a verdict", str(why) or type(why).__name__, file=file) from why
+
+
+def _items(value: object) -> list[Mapping[str, object]]:
+    if not isinstance(value, list | tuple) or not all(isinstance(item, dict) for item in value):
+        raise ValueError("findings: wanted a list of mappings")
+    return list(value)
+
+
+def _finding(item: Mapping[str, object]) -> Finding:
+    return Finding(
+        Result(str(item["result"])),
+        str(item["reason"]),
+        str(item.get("subject", "host")),
+        Class(str(item["class"])) if item.get("class") else None,
+        str(item.get("measured", "")),
+        str(item.get("threshold", "")),
+    )
+
+
+def read_verdict(path: Path) -> Verdict | None:
+    """None where there is none, or where it cannot be read: both mean that nothing is known."""
+    try:
+        data = json.loads(path.read_bytes())
+        return verdict_from_json(data, str(path)) if isinstance(data, dict) else None
+    except (OSError, ValueError, GitsyncError):
+        return None
+
+
+def read_verdicts(directory: Path) -> dict[str, Verdict]:
+    found = {path.stem: read_verdict(path) for path in sorted(directory.glob("[!.]*.json"))}
+    return {name: verdict for name, verdict in found.items() if verdict is not None}
+
+
+def write_json(path: Path, data: object, mode: int = 0o644) -> None:
+    """Publish a small file whole: unique temporary, fsync, rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.parent / f".{path.name}.{os.getpid()}.{time.monotonic_ns()}"
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        with os.fdopen(fd, "w") as file:
+            json.dump(data, file, separators=(",", ":"))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_verdict(directory: Path, verdict: Verdict) -> Path:
+    path = directory / f"{verdict.check}.json"
+    write_json(path, verdict.to_json())
+    return path
+
+
+def health_state() -> Path:
+    """Where rounds of checks leave what they know: the one place that rounds write and prologs read."""
+    return Path(os.environ.get("MINIVM_HEALTH_STATE", HEALTH))
+
+
+def health_index(state: Path) -> Path:
+    """What the prolog needs to know about the checks without loading them."""
+    return state / "index.json"
+
+
+def boot_id() -> str:
+    try:
+        return Path(BOOT_ID).read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,1 @@
+"""The distribution's archive: resolved to a lock, fetched, bootstrapped."""

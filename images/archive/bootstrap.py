@@ -1,0 +1,126 @@
+"""The first layer from nothing: mmdebstrap, and the same bytes every time."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import tarfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from images.archive import origins
+from images.archive.lock import Place
+from images.archive.locked import Slice
+from images.errors import ImagesError
+
+# mmdebstrap cleans after itself; this is what it leaves. /etc/resolv.conf and the like must exist, empty: an engine
+# that finds none creates one in whichever layer runs first.
+CLEAN = """set -eu; cd "$1"
+rm -rf var/lib/apt/lists/* var/cache/apt/* var/cache/debconf/*-old var/lib/dpkg/*-old var/cache/ldconfig/aux-cache
+rm -f etc/apt/apt.conf.d/99mmdebstrap etc/passwd- etc/group- etc/shadow- etc/gshadow- etc/.pwd.lock
+find var/log -type f -delete
+: > etc/machine-id; : > etc/resolv.conf; : > etc/hosts; : > etc/hostname
+"""
+
+
+# The locked versions, also where the archive has newer ones by now. In the image apt is free again.
+PREFERENCES = "etc/apt/preferences.d/minivm-lock.pref"
+
+
+def preferences(slice_: Slice) -> str:
+    return "\n".join(f"Package: {p.name}\nPin: version {p.version}\nPin-Priority: 1001\n" for p in slice_.packages)
+
+
+def command(place: Place, slice_: Slice, dpkg_options: Sequence[str], target: Path, sources: Path) -> list[str]:
+    """The whole call, ready to paste but for SOURCE_DATE_EPOCH; `sources` has the preferences beside it."""
+    settings = place.settings
+    chosen = origins.bootstrap_origins(place.variant, settings)
+    # As root: apt's own user can read neither a site's CA under /root nor a work directory that is ours alone. Its
+    # settings are removed from the image again.
+    words = ["mmdebstrap", "--variant=apt", "--format=tar", '--aptopt=APT::Sandbox::User "root"']
+    if slice_.request.packages:
+        words.append(f"--include={','.join(slice_.request.packages)}")
+    words += [f"--dpkgopt={option}" for option in dpkg_options]
+    for name, uri in settings.proxies.items():
+        if name != "no_proxy":
+            words.append(f'--aptopt=Acquire::{name.removesuffix("_proxy")}::Proxy "{uri}"')
+    if settings.ca_certificates:
+        words.append(f'--aptopt=Acquire::https::CaInfo "{Path(settings.ca_certificates).resolve()}"')
+    locked = shlex.quote(str(sources.with_name("lock.pref")))
+    words.append(f'--setup-hook=mkdir -p "$1/etc/apt/preferences.d" && cp {locked} "$1/{PREFERENCES}"')
+    words.append(f'--customize-hook=rm "$1/{PREFERENCES}"')
+    words.append(f"--customize-hook={CLEAN}")
+    # The image names the distribution's own mirror, whichever one this build used.
+    words.append(f"--customize-hook=copy-in {sources} /etc/apt")
+    words += [place.variant.suite, str(target)]
+    words += [line for origin in chosen for line in origin.lines().splitlines()]
+    return words
+
+
+def bootstrap(
+    place: Place, slice_: Slice, dpkg_options: Sequence[str], target: Path, line: Callable[[str], None]
+) -> None:
+    """The root file system as a tar at `target`, checked against the lock."""
+    sources = target.parent / "sources.list"
+    keyring = f"/usr/share/keyrings/{origins.DEBIAN_KEYRING.name}"
+    sources.write_text("".join(origin.lines(keyring) for origin in origins.default_origins(place.variant)))
+    sources.chmod(0o644)
+    sources.with_name("lock.pref").write_text(preferences(slice_))
+    words = command(place, slice_, dpkg_options, target, sources)
+    line("minivm: bootstrap")
+    environment = os.environ | {"SOURCE_DATE_EPOCH": str(place.definition.versions.epoch), "LC_ALL": "C.UTF-8"}
+    try:
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                   errors="replace", env=environment)  # fmt: skip
+    except FileNotFoundError as error:
+        raise ImagesError(
+            "bootstrap the root", "mmdebstrap is not installed", hint="`make images` installs it"
+        ) from error
+    told: list[str] = []
+    try:
+        assert process.stdout is not None
+        for text in process.stdout:
+            told.append(text.rstrip())
+            line(text.rstrip())
+        status = process.wait()
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+    if status != 0:
+        raise ImagesError("bootstrap the root", "\n".join(reasons(told)) or f"mmdebstrap ended with status {status}",
+                          hint="--set mirrors=debian=URI,security=URI names another mirror")  # fmt: skip
+    check(target, slice_)
+
+
+def reasons(told: Sequence[str]) -> list[str]:
+    """apt's errors and warnings, which the progress around them would push out of sight; else the last lines."""
+    found = [text for text in told if text.startswith(("E:", "W:", "Err:", "  "))]
+    return (found or list(told))[-12:]
+
+
+def check(root: Path, slice_: Slice) -> None:
+    """What was installed is what the lock says."""
+    with tarfile.open(root) as tar:
+        member = tar.extractfile("./var/lib/dpkg/status")
+        assert member is not None
+        found = installed(member.read().decode())
+    locked = {package.name: package.version for package in slice_.packages}
+    wrong = [
+        f"{name}: locked {locked.get(name, 'not')}, installed {found.get(name, 'not')}"
+        for name in sorted(locked.keys() | found.keys())
+        if locked.get(name) != found.get(name)
+    ]
+    if wrong:
+        raise ImagesError("bootstrap the root as locked", "; ".join(wrong), hint="`build.py lock` resolves it anew")
+
+
+def installed(status: str) -> dict[str, str]:
+    """Package -> version of dpkg's status file."""
+    found = {}
+    for stanza in status.split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in stanza.splitlines() if ": " in line and line[:1].isalpha())
+        if fields.get("Status", "").endswith(" installed"):
+            found[fields["Package"]] = fields["Version"]
+    return found

@@ -1,0 +1,82 @@
+"""Pinned files from outside: fetched once, kept by checksum, never used unverified."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from pathlib import Path, PurePosixPath
+from urllib.parse import urlsplit
+
+from images.definition.spec import UNFILLED, Pin
+from images.errors import ImagesError
+from images.settings import Settings
+
+
+def file_name(pin: Pin) -> str:
+    return PurePosixPath(urlsplit(pin.url).path).name or pin.name
+
+
+def fetch(pin: Pin, directory: Path, settings: Settings) -> Path:
+    """The pinned file under `directory`; a local path is a pin's address as well."""
+    if pin.sha256 == UNFILLED:
+        raise ImagesError("fetch a pinned file", f"{pin.url} has no checksum yet", file="images/versions.yaml",
+                          field=f"pins.{pin.name}.sha256", hint="compare the file with its publisher's checksum, then "
+                          "write it there")  # fmt: skip
+    kept = directory / pin.sha256 / file_name(pin)
+    if kept.exists():
+        return kept
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=kept.parent)
+    temporary = Path(name)
+    try:
+        digest = hashlib.sha256()
+        with os.fdopen(descriptor, "wb") as target, opened(pin, settings) as source:
+            while piece := source.read(1 << 20):
+                digest.update(piece)
+                target.write(piece)
+            target.flush()
+            os.fsync(target.fileno())
+        if digest.hexdigest() != pin.sha256:
+            raise ImagesError("fetch a pinned file", f"checksum mismatch for {pin.url}: pinned {pin.sha256}, found"
+                              f" {digest.hexdigest()}", file="images/versions.yaml", field=f"pins.{pin.name}"
+                              )  # fmt: skip
+        temporary.chmod(0o644)
+        temporary.rename(kept)
+    except connection_errors() as error:
+        why = getattr(error, "reason", None) or error
+        raise ImagesError("fetch a pinned file", f"{pin.url}: {why}", file="images/versions.yaml",
+                          field=f"pins.{pin.name}") from error  # fmt: skip
+    finally:
+        temporary.unlink(missing_ok=True)
+    return kept
+
+
+def connection_errors() -> tuple[type[Exception], ...]:
+    """Asked for when something has been raised: as late as `opened` imports what costs time."""
+    from http.client import HTTPException
+
+    return OSError, HTTPException  # URLError is an OSError
+
+
+def opened(pin: Pin, settings: Settings):  # type: ignore[no-untyped-def]  # a response or a file: both read bytes
+    if not urlsplit(pin.url).scheme:
+        return Path(pin.url).open("rb")
+    # Late: a build that fetches nothing does not pay for TLS.
+    import ssl
+    import urllib.request
+
+    context = ssl.create_default_context()
+    if settings.ca_certificates:
+        context.load_verify_locations(settings.ca_certificates)
+    proxies = {name.removesuffix("_proxy"): value for name, value in settings.proxies.items() if name != "no_proxy"}
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.HTTPSHandler(context=context)]
+    if proxies:
+        handlers.append(urllib.request.ProxyHandler(proxies))
+    return urllib.request.build_opener(*handlers).open(pin.url, timeout=60)
+
+
+def copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, target)

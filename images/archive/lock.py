@@ -1,0 +1,174 @@
+"""Resolving: every package of every layer to a version and a checksum, on this host, with apt alone."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from images.archive import origins
+from images.archive.apt import Archive, Origin
+from images.archive.locked import Gone, Request, Slice, from_json, to_json, vanished
+from images.archive.origins import BaseFiles
+from images.definition.check import active_chain
+from images.definition.spec import Choice, Definition, Layer, Variant
+from images.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What one layer asks of the archive, and on what it stands."""
+
+    layer: Layer
+    below: tuple[str, ...]
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a lock lives and what it may fetch into."""
+
+    repository: Path
+    definition: Definition
+    choice: Choice
+    settings: Settings
+
+    @property
+    def variant(self) -> Variant:
+        return self.definition.versions.variants[self.choice.variant]
+
+    @property
+    def base(self) -> str:
+        return self.settings.base_image or self.variant.base
+
+    @property
+    def directory(self) -> Path:
+        """One lock a variant; another source of Slurm than the variant's own has a lock of its own."""
+        name = self.choice.variant
+        if self.choice.slurm is not self.variant.slurm:
+            name += f"-slurm-{self.choice.slurm.value}"
+        if self.settings.base_image:
+            name += "-base"
+        return self.repository / "images/lock" / name
+
+    @property
+    def downloads(self) -> Path:
+        return self.repository / "build/downloads"
+
+
+def layers_in_order(place: Place, names: Iterable[str]) -> list[tuple[Layer, tuple[str, ...]]]:
+    """Every layer that the named ones stand on or take artifacts from, parents first, with what lies below each."""
+    found: dict[str, tuple[Layer, tuple[str, ...]]] = {}
+
+    def visit(name: str) -> None:
+        stacked = active_chain(place.definition, name, place.choice)
+        for index, layer in enumerate(stacked):
+            if layer.name in found:
+                continue
+            for artifact in layer.artifacts.of(place.choice):
+                visit(artifact.layer)
+            found[layer.name] = (layer, tuple(below.name for below in stacked[:index]))
+
+    for name in names:
+        visit(name)
+    return list(found.values())
+
+
+def wanted(place: Place, names: Iterable[str]) -> list[Wanted]:
+    """Per layer: its packages, the layer below, and the repositories switched on up to here."""
+    result = []
+    for layer, below in layers_in_order(place, names):
+        switched = [
+            source for name in (*below, layer.name) for source in place.definition.layers[name].sources.of(place.choice)
+        ]
+        base = place.base or f"{place.variant.suite} {' '.join(place.variant.components)}"
+        packages = tuple(sorted(set(layer.packages.of(place.choice))))
+        parent = below[-1] if below else ""
+        result.append(Wanted(layer, below, Request(packages, parent, (base, *sorted(set(switched))))))
+    return result
+
+
+def read(place: Place) -> dict[str, Slice]:
+    found = {}
+    for path in sorted(place.directory.glob("*.json")):
+        slice_ = from_json(path.read_text(), str(path.relative_to(place.repository)))
+        found[slice_.layer] = slice_
+    return found
+
+
+def write(place: Place, slices: Iterable[Slice]) -> None:
+    place.directory.mkdir(parents=True, exist_ok=True)
+    for slice_ in slices:
+        target = place.directory / f"{slice_.layer}.json"
+        text = to_json(slice_)
+        if target.exists() and target.read_text() == text:
+            continue
+        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{slice_.layer}.")
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).chmod(0o644)
+        Path(name).rename(target)
+
+
+def stale(wants: Sequence[Wanted], slices: Mapping[str, Slice]) -> list[str]:
+    """Layers whose packages were never resolved, or for another request."""
+    return [w.layer.name for w in wants if w.layer.name not in slices or slices[w.layer.name].request != w.request]
+
+
+def archive_origins(place: Place, base: BaseFiles | None, names: Iterable[str]) -> list[Origin]:
+    own = base.origins if base else origins.bootstrap_origins(place.variant, place.settings)
+    vendor = origins.vendor_sources(place.definition, place.variant)
+    listed = [vendor[name] for name in dict.fromkeys(names)]
+    fetched = [origins.vendor_origin(s, place.definition, place.settings, place.downloads) for s in listed]
+    return [*own, *fetched]
+
+
+def open_archive(place: Place, base: BaseFiles | None, names: Iterable[str]) -> Archive:
+    """An archive with every repository that these layers use, its lists fresh."""
+    for name in place.settings.mirror_map:
+        origins.known_mirror(name, place.variant)
+    options = {f"Acquire::{name.removesuffix('_proxy')}::Proxy": uri for name, uri in place.settings.proxies.items()
+               if name != "no_proxy"}  # fmt: skip
+    if place.settings.ca_certificates:
+        options["Acquire::https::CaInfo"] = place.settings.ca_certificates
+    key = place.directory.name
+    archive = Archive(place.repository / "build/apt" / key, origins.arch(), options)
+    names = list(names)
+    vendor = origins.vendor_sources(place.definition, place.variant)
+    pins = {name: origins.preferences(vendor[name]) for name in names if vendor[name].pin is not None}
+    archive.use(archive_origins(place, base, names), pins)
+    archive.update()
+    return archive
+
+
+def resolve(place: Place, base: BaseFiles | None, names: Iterable[str]) -> list[Slice]:
+    """Every slice anew, from one look at the archive."""
+    wants = wanted(place, names)
+    switched = [name for w in wants for name in w.layer.sources.of(place.choice)]
+    archive = open_archive(place, base, switched)
+    stanzas: dict[str, list[str]] = {}
+    slices = []
+    for want in wants:
+        installed = [base.status] if base else []
+        for below in want.below:
+            installed += stanzas[below]
+        archive.status(installed)
+        asked = list(want.request.packages)
+        if want.layer.bootstrap and not base:
+            asked = ["?essential", "apt", *asked]
+        file = f"images/layers/{want.layer.name}.yaml"
+        packages = archive.resolve(asked, file) if asked else ()
+        stanzas[want.layer.name] = archive.stanzas(packages)
+        slices.append(Slice(want.layer.name, want.request, packages))
+    return slices
+
+
+def gone(place: Place, base: BaseFiles | None, slices: Sequence[Slice]) -> list[Gone]:
+    """What the archive no longer has, of these slices."""
+    switched = {name for s in slices for name in place.definition.layers[s.layer].sources.of(place.choice)}
+    archive = open_archive(place, base, sorted(switched))
+    return vanished(slices, archive.versions())

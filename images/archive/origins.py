@@ -1,0 +1,141 @@
+"""Where packages come from: the base's own repositories, the variant's, and what a site puts in their place."""
+
+from __future__ import annotations
+
+import platform
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from images.archive.apt import Origin
+from images.archive.fetch import copy, fetch
+from images.archive.sources import deb822, one_line
+from images.definition.spec import AptSource, Definition, Variant
+from images.errors import ImagesError, nearest
+from images.settings import Settings
+
+ARCHES = {"x86_64": "amd64", "aarch64": "arm64"}
+DEBIAN_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+
+
+def arch() -> str:
+    machine = platform.machine()
+    return ARCHES.get(machine, machine)
+
+
+@dataclass(frozen=True, slots=True)
+class BaseFiles:
+    """What a base image brings: its dpkg status, and its repositories with their keys unpacked here."""
+
+    status: str
+    origins: tuple[Origin, ...]
+
+
+@cache
+def default_sources(suite: str, components: tuple[str, ...]) -> tuple[Origin, ...]:
+    """The sources that mmdebstrap writes when no mirror is named: asked, not copied, so no host is kept here."""
+    hook = 'cat "$1"/etc/apt/sources.list "$1"/etc/apt/sources.list.d/* >&2 2>/dev/null; exit 1'
+    command = ["mmdebstrap", "--variant=custom", f"--components={','.join(components)}", f"--setup-hook={hook}",
+               suite, "/dev/null"]  # fmt: skip
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise ImagesError("find a mirror", "mmdebstrap is not installed", hint="`make images` installs it") from error
+    told = "\n".join(line for line in done.stderr.splitlines() if not re.match(r"[IWE]: ", line))
+    found = tuple(one_line(told) or deb822(told))
+    if not found:
+        raise ImagesError("find a mirror", f"mmdebstrap names none for {suite}:\n{done.stderr.strip()}",
+                          hint="name one: --set mirrors=debian=URI,security=URI")  # fmt: skip
+    return found
+
+
+@cache
+def host_uris() -> dict[str, str]:
+    """The addresses that this machine's apt uses for Debian, if it is a Debian machine: its admin chose them."""
+    try:
+        done = subprocess.run(["apt-get", "indextargets", "--format", "$(ORIGIN) $(RELEASE) $(REPO_URI)"],
+                              capture_output=True, text=True, check=False)  # fmt: skip
+    except FileNotFoundError:
+        return {}
+    found: dict[str, str] = {}
+    for line in done.stdout.splitlines():
+        origin, release, uri = (*line.split(" "), "", "")[:3]
+        if origin == "Debian" and uri.startswith(("http:", "https:")):
+            found.setdefault("security" if release.endswith("-security") else "debian", uri.rstrip("/"))
+    return found
+
+
+def bootstrap_origins(variant: Variant, settings: Settings) -> tuple[Origin, ...]:
+    """The suite with updates and security: a site's mirrors, else the host's, else mmdebstrap's own."""
+    chosen = host_uris() | settings.mirror_map
+    return tuple(replace(o, uri=chosen.get(o.name, o.uri)) for o in default_origins(variant))
+
+
+def default_origins(variant: Variant) -> tuple[Origin, ...]:
+    return by_name(default_sources(variant.suite, variant.components), DEBIAN_KEYRING)
+
+
+def by_name(listed: Sequence[Origin], keyring: Path) -> tuple[Origin, ...]:
+    """The suite and its updates as `debian`, security as `security`: what the setting `mirrors` calls them."""
+    found: dict[tuple[str, str], Origin] = {}
+    for origin in listed:
+        for suite in origin.suites:
+            name = "security" if "-security" in suite else "debian"
+            before = found.get((name, origin.uri))
+            suites = (*before.suites, suite) if before else (suite,)
+            found[name, origin.uri] = Origin(name, origin.uri, suites, origin.components, keyring)
+    return tuple(found.values())
+
+
+def vendor_origin(source: AptSource, definition: Definition, settings: Settings, downloads: Path) -> Origin:
+    """A variant's repository with its verified key on this machine."""
+    key = keyring(source, definition, settings, downloads)
+    uri = settings.mirror_map.get(source.name, source.uri)
+    return Origin(source.name, uri, source.suites, source.components, key)
+
+
+def keyring(source: AptSource, definition: Definition, settings: Settings, downloads: Path) -> Path:
+    """The key, verified, under a name that tells apt its form."""
+    pin = definition.versions.pins[source.key]
+    fetched = fetch(pin, downloads, settings)
+    named = fetched.with_name(Path(image_keyring(source, definition)).name)
+    if not named.exists():
+        copy(fetched, named)
+    return named
+
+
+def image_keyring(source: AptSource, definition: Definition) -> str:
+    """apt tells an armoured key from a binary one by the name: binary where the pin's address ends in .gpg."""
+    binary = definition.versions.pins[source.key].url.endswith(".gpg")
+    return f"/usr/share/keyrings/minivm-{source.name}.{'gpg' if binary else 'asc'}"
+
+
+def image_sources(source: AptSource, definition: Definition) -> str:
+    """The .sources file that arrives in the image: the vendor's address, whatever mirror the build used."""
+    fields = {
+        "Types": "deb",
+        "URIs": source.uri,
+        "Suites": " ".join(source.suites),
+        **({"Components": " ".join(source.components)} if source.components else {}),
+        "Signed-By": image_keyring(source, definition),
+    }
+    return "".join(f"{name}: {value}\n" for name, value in fields.items())
+
+
+def preferences(source: AptSource) -> str:
+    """apt's priority for everything of one repository, by the host that serves it."""
+    host = source.uri.split("//", 1)[-1].split("/", 1)[0].split(":")[0]
+    return f'Package: *\nPin: origin "{host}"\nPin-Priority: {source.pin}\n'
+
+
+def vendor_sources(definition: Definition, variant: Variant) -> Mapping[str, AptSource]:
+    return {source.name: source for source in variant.sources}
+
+
+def known_mirror(name: str, variant: Variant) -> None:
+    known = {"debian", "security", *(source.name for source in variant.sources)}
+    if name not in known:
+        raise ImagesError("use the setting", f"no repository {name!r}", field="mirrors", hint=nearest(name, known))

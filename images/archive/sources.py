@@ -1,0 +1,38 @@
+"""apt's two ways of writing where packages come from, read. Pure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from images.archive.apt import Origin
+
+
+def one_line(text: str) -> list[Origin]:
+    """`deb [options] URI suite components`, a repository a line."""
+    found = []
+    for line in text.splitlines():
+        words = line.split("#")[0].split()
+        if len(words) < 3 or words[0] != "deb":
+            continue
+        key = ""
+        if words[1].startswith("["):
+            end = next(index for index, word in enumerate(words) if word.endswith("]"))
+            for option in " ".join(words[1 : end + 1]).strip("[]").split():
+                key = option.removeprefix("signed-by=") if option.startswith("signed-by=") else key
+            words = [words[0], *words[end + 1 :]]
+        found.append(Origin("base", words[1], (words[2],), tuple(words[3:]), Path(key)))
+    return found
+
+
+def deb822(text: str) -> list[Origin]:
+    """Stanzas of `Types:`, `URIs:`, `Suites:`, `Components:`, `Signed-By:`."""
+    found = []
+    for stanza in text.split("\n\n"):
+        lines = [line for line in stanza.splitlines() if ":" in line and not line.startswith(("#", " "))]
+        fields = {key.strip().lower(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+        if "deb" not in fields.get("types", "").split() or fields.get("enabled", "yes") == "no":
+            continue
+        for uri in fields["uris"].split():
+            suites, components = fields["suites"].split(), fields.get("components", "").split()
+            found.append(Origin("base", uri, tuple(suites), tuple(components), Path(fields.get("signed-by", ""))))
+    return found

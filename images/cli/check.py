@@ -1,0 +1,56 @@
+"""The commands that check: reproduce, test."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import click
+
+from images.cli.publish import AS_JSON, opened
+from images.errors import ImagesError
+
+
+@click.command()
+@click.argument("roles", nargs=-1)
+@AS_JSON
+@click.pass_context
+def reproduce(ctx: click.Context, roles: Sequence[str], as_json: bool) -> None:
+    """Build twice from nothing and compare every layer's digest and every image's id."""
+    from images.cli import report
+    from images.cli.reproduce import reproduce as run
+    from images.make.progress import Plain
+
+    session = opened(ctx)
+    names = session.roles(roles)
+    session.ready_lock(names, "fail", Plain())
+    todo = session.compose(names).needed(names)
+    session.check_archive(todo, names, "fail", Plain())
+    told = Plain(to=sys.stderr)
+    compared = run(session, names, told, told.say)
+    if as_json:
+        report.as_json([{"image": c.image.key, "equal": c.equal, "ids": [c.first.id, c.second.id],
+                         "layers": [list(c.first.layers), list(c.second.layers)]} for c in compared])  # fmt: skip
+    else:
+        rows = [(c.image.key, c.first.id[7:19], c.second.id[7:19], str(len(c.first.layers)),
+                 "equal" if c.equal else f"DIFFERS in layers {c.differing or 'none: the configuration'}",
+                 f"{c.first.seconds:.1f}", f"{c.second.seconds:.1f}") for c in compared]  # fmt: skip
+        report.table(("image", "first id", "second id", "layers", "verdict", "s", "s"), rows)
+    if different := [c.image.key for c in compared if not c.equal]:
+        raise ImagesError("reproduce", f"{', '.join(different)} differ")
+
+
+@click.command()
+@click.argument("roles", nargs=-1)
+@click.pass_context
+def test(ctx: click.Context, roles: Sequence[str]) -> None:
+    """Run the container tests of the roles, or of all."""
+    session = opened(ctx)
+    directory = ctx.obj.repository / "tests/container"
+    files = [directory / "test_images_common.py"]
+    for name in session.roles(roles):
+        own = directory / f"test_images_{name.replace('-', '_')}.py"
+        if own.exists():
+            files.append(own)
+    raise SystemExit(subprocess.run([sys.executable, "-m", "pytest", *map(str, files)], check=False).returncode)

@@ -1,0 +1,120 @@
+"""The commands that give images away or look into them: push, sbom, diff."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from images.errors import ImagesError
+
+if TYPE_CHECKING:
+    from images.cli.session import Session
+    from images.engine.docker import Engine
+    from images.make.plan import Image
+
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="For machines.")
+
+
+def opened(ctx: click.Context) -> Session:
+    from images import settings
+    from images.cli.session import Session
+
+    return Session.open(ctx.obj.repository, settings.read(assignments=ctx.obj.assignments))
+
+
+def built(session: Session, roles: Sequence[str]) -> list[Image]:
+    """The roles' images as they would be built now; the engine must have them."""
+    names = session.roles(roles)
+    composed, present = session.compose(names), session.present()
+    found = [composed.role(name) for name in names]
+    for image in found:
+        if image.reference not in present:
+            raise ImagesError(f"use {image.reference}", "it is not built", hint=f"`build.py build {image.name}`")
+    return found
+
+
+@click.command()
+@click.argument("roles", nargs=-1)
+@click.option("--registry", required=True, metavar="HOST[:PORT][/PATH]", help="Where to.")
+@click.option("--user", default="", help="Log in as; with --password-stdin.")
+@click.option("--password-stdin", is_flag=True, help="Read the password from standard input.")
+@click.option("--retries", type=int, default=None, help="How often the engine may try a failed upload again.")
+@AS_JSON
+@click.pass_context
+def push(
+    ctx: click.Context, roles: Sequence[str], registry: str, user: str, password_stdin: bool, retries: int | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Push the roles' images, then read every byte back by digest."""
+    from images.cli import report
+    from images.ship import credentials
+    from images.ship.push import ENGINES_OWN_RETRIES
+    from images.ship.push import push as push_image
+    from images.ship.registry import Blob, Place
+
+    place = Place.parse(registry)
+    password = sys.stdin.readline().rstrip("\n") if password_stdin else ""
+    login = credentials.find(place.host, os.environ, user=user, password=password)
+    session = opened(ctx)
+    seen: set[Blob] = set()
+    pushed = []
+    for image in built(session, roles):
+        click.echo(f"pushing {image.reference}", err=True)
+        pushed.append(
+            push_image(session.engine, image.reference, place, image.name, image.tag, login, seen=seen,
+                       retries=ENGINES_OWN_RETRIES if retries is None else retries)
+        )  # fmt: skip
+    if as_json:
+        report.as_json([{"image": p.reference, "tag": p.tag, "digest": p.digest, "sent": p.sent, "present": p.present,
+                         "size": p.size} for p in pushed])  # fmt: skip
+        return
+    rows = [(p.reference, p.tag, report.megabytes(p.size), f"{p.sent} sent, {p.present} there") for p in pushed]
+    report.table(("by digest", "tag", "compressed", "layers"), rows)
+
+
+@click.command()
+@click.argument("role")
+@click.pass_context
+def sbom(ctx: click.Context, role: str) -> None:
+    """The SPDX document of a role, as it lies in the image."""
+    session = opened(ctx)
+    (image,) = built(session, [role])
+    with session.engine.container(image.reference) as container:
+        tar = session.engine.read_path(container, "/usr/share/minivm/sbom.spdx.json")
+    with tar:
+        data = tar.extractfile(tar.next() or "")
+        assert data is not None
+        sys.stdout.buffer.write(data.read())
+
+
+@click.command()
+@click.argument("a")
+@click.argument("b")
+@click.option("--all", "everything", is_flag=True, help="Every file, not only the heaviest.")
+@AS_JSON
+@click.pass_context
+def diff(ctx: click.Context, a: str, b: str, everything: bool, as_json: bool) -> None:
+    """What differs between two images: packages, files, size by layer. A and B are roles or image names."""
+    from images.cli import report
+    from images.ship import diff as difference
+
+    session = opened(ctx)
+    names = [f"{session.settings.prefix}/{n}:latest" if n in session.definition.roles else n for n in (a, b)]
+    compared = difference.compare(*(contents(session.engine, name) for name in names))
+    if as_json:
+        report.as_json(difference.as_data(compared))
+        return
+    for line in difference.lines(compared, sys.maxsize if everything else 20):
+        click.echo(line)
+
+
+def contents(engine: Engine, name: str) -> Any:
+    from images.engine.saved import Chunks, read
+
+    if not engine.has(name):
+        raise ImagesError(f"read image {name}", "the engine does not have it", hint="`build.py build` makes a role's")
+    return read(Chunks(engine.save(name)), name)

@@ -1,0 +1,78 @@
+"""Two cold builds of one lock, layer by layer and id by id: what differs, if anything does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from images.cli.session import Session
+from images.engine.docker import Engine
+from images.make.build import Maker, git_revision
+from images.make.plan import Composed, Image
+from images.make.progress import Reporter
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """One image of one of the builds."""
+
+    id: str
+    layers: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One image of both builds."""
+
+    image: Image
+    first: Made
+    second: Made
+
+    @property
+    def equal(self) -> bool:
+        return self.first.id == self.second.id and self.first.layers == self.second.layers
+
+    @property
+    def differing(self) -> list[int]:
+        """The numbers of the layers that differ, counted from the base."""
+        pairs = zip(self.first.layers, self.second.layers, strict=False)
+        return [number for number, (a, b) in enumerate(pairs) if a != b]
+
+
+def cold(session: Session, roles: Sequence[str], prefix: str, reporter: Reporter) -> tuple[Composed, dict[str, Made]]:
+    """Build everything under names of its own, nothing reused, and note what came out."""
+    # The names differ between the builds; nothing of a name goes into a layer, and the labels are made of `shown`.
+    settings = replace(session.settings, prefix=prefix)
+    one = Session(session.repository, settings, session.definition, replace(session.place, settings=settings),
+                  session.slices)  # fmt: skip
+    composed = one.compose(roles)
+    maker = Maker(one.place, composed, one.engine, reporter, git_revision(session.repository), session.settings.prefix)
+    made = {}
+    for image in composed.needed(roles):
+        reporter.start(image.key, "cold")
+        seconds = maker.make(image)
+        reporter.done(image.key, seconds)
+        layers = one.engine.inspect(image.reference)["RootFS"]["Layers"]
+        made[image.key] = Made(one.engine.image_id(image.reference), tuple(layers), seconds)
+    return composed, made
+
+
+def clear(engine: Engine, composed: Composed) -> None:
+    """Remove the build's images by their names, the last first."""
+    for image in reversed(list(composed.images.values())):
+        if engine.has(image.reference):
+            engine.untag(image.reference)
+
+
+def reproduce(session: Session, roles: Sequence[str], reporter: Reporter, say: Callable[[str], None]) -> list[Compared]:
+    """Both builds are removed again. The second never sees the first: an engine would otherwise keep its layers."""
+    found: list[Mapping[str, Made]] = []
+    images: list[Image] = []
+    for number in (1, 2):
+        say(f"cold build {number} of 2")
+        composed, made = cold(session, roles, f"minivm-reproduce-{number}", reporter)
+        clear(session.engine, composed)
+        found.append(made)
+        images = composed.needed(roles)
+    return [Compared(image, found[0][image.key], found[1][image.key]) for image in images]

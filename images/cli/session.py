@@ -1,0 +1,293 @@
+"""One invocation: the definition, its lock, the engine, and what to do with them. The command line is above it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from images.archive import lock, locked
+from images.archive.lock import Place
+from images.archive.locked import Slice
+from images.definition import load
+from images.definition.spec import Choice, Definition, SlurmSource
+from images.errors import ImagesError, nearest
+from images.make.compose import Composer
+from images.make.plan import LAYER, Composed, Image, changed, key_of
+from images.make.render import dockerfile
+from images.make.state import State
+from images.settings import Settings
+
+if TYPE_CHECKING:
+    from images.archive.origins import BaseFiles
+    from images.engine.docker import Engine, Present
+    from images.make.progress import Reporter
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What would happen to one image."""
+
+    image: Image
+    present: bool
+    why: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Result:
+    """What happened to one image."""
+
+    image: Image
+    why: tuple[str, ...]
+    seconds: float = 0.0
+    built: bool = False
+
+
+@dataclass(slots=True)
+class Session:
+    repository: Path
+    settings: Settings
+    definition: Definition
+    place: Place
+    slices: dict[str, Slice] = field(default_factory=dict)
+    _engine: Engine | None = None
+
+    @classmethod
+    def open(cls, repository: Path, settings: Settings) -> Session:
+        definition = load.load(repository)
+        variants = definition.versions.variants
+        if settings.variant not in variants:
+            raise ImagesError("use the variant", f"no variant {settings.variant!r}",
+                              hint=nearest(settings.variant, variants))  # fmt: skip
+        check_certificates(settings.ca_certificates)
+        source = SlurmSource(settings.slurm) if settings.slurm else variants[settings.variant].slurm
+        place = Place(repository, definition, Choice(settings.variant, source), settings)
+        return cls(repository, settings, definition, place, lock.read(place))
+
+    @property
+    def engine(self) -> Engine:
+        if self._engine is None:
+            from images.engine.docker import Engine
+
+            self._engine = Engine(self.settings.builder)
+        return self._engine
+
+    @property
+    def state(self) -> State:
+        return State(self.repository / "build/state" / f"{self.place.directory.name}.json")
+
+    def roles(self, named: Sequence[str]) -> tuple[str, ...]:
+        """The named targets (roles, or layer:NAME), or all roles that are built by default."""
+        for name in named:
+            if name.startswith(LAYER) and name.removeprefix(LAYER) in self.definition.layers:
+                continue
+            if name.startswith(LAYER):
+                hint = nearest(name, [f"{LAYER}{layer}" for layer in self.definition.layers])
+                raise ImagesError("find the layer", f"no {name!r}", hint=hint)
+            if name not in self.definition.roles:
+                hint = f"`{LAYER}{name}` is a layer" if name in self.definition.layers else None
+                hint = hint or nearest(name, self.definition.roles)
+                raise ImagesError("find the role", f"no role {name!r}", hint=hint)
+        return tuple(named) or tuple(role.name for role in self.definition.roles.values() if role.default)
+
+    def every_role(self, named: Sequence[str]) -> tuple[str, ...]:
+        """For the lock: also what is built only when it is named."""
+        return self.roles(named) if named else tuple(self.definition.roles)
+
+    def layers(self, targets: Iterable[str]) -> list[str]:
+        return [t.removeprefix(LAYER) if t.startswith(LAYER) else self.definition.roles[t].layer for t in targets]
+
+    def rendered(self, targets: Sequence[str]) -> list[str]:
+        """Every Dockerfile under these targets, in build order."""
+        templates = self.repository / "images/templates"
+        found = []
+        for image in self.compose(targets).needed(targets):
+            if image.bootstrapped:
+                found.append(f"# {image.step.describe}\n# made by mmdebstrap, not from a Dockerfile\n")
+            else:
+                found.append(dockerfile(image.step, templates))
+        return found
+
+    def base(self) -> BaseFiles | None:
+        """What the base image brings, where there is one."""
+        if not self.place.base:
+            return None
+        from images.make.base import read_base
+
+        return read_base(self.engine, self.place.base, self.repository / "build/base")
+
+    # The lock.
+
+    def stale(self, roles: Iterable[str]) -> list[str]:
+        return lock.stale(lock.wanted(self.place, self.layers(roles)), self.slices)
+
+    def relock(self, roles: Iterable[str]) -> list[str]:
+        """Resolve anew and write; what moved, one line a package. Slices of other roles stay as they are."""
+        before = dict(self.slices)
+        found = lock.resolve(self.place, self.base(), self.layers(roles))
+        lock.write(self.place, found)
+        self.slices = before | {slice_.layer: slice_ for slice_ in found}
+        names = {slice_.layer for slice_ in found}
+        return locked.changes((s for s in before.values() if s.layer in names), found)
+
+    def gone(self, images: Iterable[Image]) -> list[locked.Gone]:
+        """What the archive no longer has, of the packages that these images install."""
+        slices = [image.slices[-1] for image in images if not image.is_role and image.slices[-1].packages]
+        return lock.gone(self.place, self.base(), slices) if slices else []
+
+    # The plan.
+
+    def compose(self, roles: Iterable[str]) -> Composed:
+        return Composer(self.place, self.slices, load.read_yaml).compose(roles)
+
+    def plan(self, roles: Sequence[str], present: Mapping[str, Present]) -> tuple[Composed, list[Planned]]:
+        composed, state = self.compose(roles), self.state
+        planned = []
+        for image in composed.needed(roles):
+            there = image.reference in present
+            planned.append(
+                Planned(image, there, () if there else tuple(changed(state.inputs(image.key), image.inputs)))
+            )
+        return composed, needed_only(composed, planned, roles)
+
+    @contextmanager
+    def caching(self) -> Iterator[None]:
+        """With `apt_cache` set, every package of the build passes through a proxy that keeps it."""
+        if not self.settings.apt_cache:
+            yield
+            return
+        from images.archive.aptcache import cache
+
+        before = self.place
+        with cache(Path(self.settings.apt_cache), self.settings.http_proxy) as address:
+            through = replace(self.settings, http_proxy=address, network="host")
+            self.place = replace(before, settings=through)
+            try:
+                yield
+            finally:
+                self.place = before
+
+    def present(self) -> dict[str, Present]:
+        return {reference: image for image in self.engine.images() for reference in image.references}
+
+    # The build.
+
+    def ready_lock(self, roles: Sequence[str], when_vanished: str, reporter: Reporter) -> None:
+        """A lock for every layer. A stale one is resolved anew where that was asked for, and is an error elsewhere."""
+        stale = self.stale(roles)
+        if not stale:
+            return
+        if when_vanished != "relock":
+            raise ImagesError("build as locked", f"the lock does not fit {', '.join(stale)}", file=self.place.directory,
+                              hint="`build.py lock` resolves anew; so does `build --when-vanished relock`")  # fmt: skip
+        reporter.say(f"lock: {', '.join(stale)} changed; resolving every package anew")
+        self.tell(self.relock(roles), reporter)
+
+    def check_archive(
+        self, todo: Sequence[Image], roles: Sequence[str], when_vanished: str, reporter: Reporter
+    ) -> bool:
+        """Whether the archive still has what is about to be installed; False after a new lock: plan again."""
+        gone = self.gone(todo)
+        if not gone:
+            return True
+        listed = "\n".join(f"  {item}" for item in gone)
+        if when_vanished != "relock":
+            raise ImagesError("build as locked", f"the archive moved on:\n{listed}", file=self.place.directory,
+                              hint="`build.py lock` resolves anew; so does `build --when-vanished relock`")  # fmt: skip
+        reporter.say(f"lock: the archive moved on; RESOLVING ANEW, so this build differs from the last one:\n{listed}")
+        self.tell(self.relock(roles), reporter)
+        return False
+
+    def tell(self, moved: Sequence[str], reporter: Reporter) -> None:
+        for text in moved[:40]:
+            reporter.say(f"lock: {text}")
+        if len(moved) > 40:
+            reporter.say(f"lock: and {len(moved) - 40} more")
+
+    def build(self, composed: Composed, todo: Sequence[Planned], reporter: Reporter) -> list[Result]:
+        """Make what is missing, parents first; names of roles move only when everything is there."""
+        from images.make.build import Maker, git_revision
+
+        maker = Maker(self.place, composed, self.engine, reporter, git_revision(self.repository))
+        state = self.state
+        results = {planned.image.key: Result(planned.image, planned.why) for planned in todo}
+        waiting = {planned.image.key: planned.image for planned in todo if not planned.present}
+        running: dict[Future[float], str] = {}
+
+        def one(image: Image) -> float:
+            reporter.start(image.key, ", ".join(results[image.key].why[:3]))
+            seconds = maker.make(image)
+            reporter.done(image.key, seconds)
+            return seconds
+
+        with ThreadPoolExecutor(self.jobs) as pool:
+            try:
+                while waiting or running:
+                    free = [key for key, image in waiting.items()
+                            if not any(n in waiting or n in running.values() for n in image.needs)]  # fmt: skip
+                    for key in free[: self.jobs - len(running)]:
+                        running[pool.submit(one, waiting.pop(key))] = key
+                    finished, _ = wait(running, return_when=FIRST_COMPLETED)
+                    for future in finished:
+                        key = running.pop(future)
+                        results[key].seconds, results[key].built = future.result(), True
+                        state.record(key, results[key].image.reference, results[key].image.inputs)
+            except BaseException:
+                # The pool waits for its threads on the way out: their steps are ended, not sat through.
+                pool.shutdown(wait=False, cancel_futures=True)
+                self.engine.cancel()
+                raise
+        self.alias(composed)
+        return list(results.values())
+
+    @property
+    def jobs(self) -> int:
+        """How many at once. An image's build is one processor's work and the disk's: two on two gain nothing."""
+        return max(1, int(self.settings.jobs) if self.settings.jobs else (os.cpu_count() or 1) // 2)
+
+    def alias(self, composed: Composed) -> None:
+        """ROLE:latest is the newest build."""
+        present = self.present()
+        for image in composed.images.values():
+            if not image.is_role or image.reference not in present:
+                continue
+            latest = f"{image.repo}:latest"
+            if latest not in present or present[latest].id != present[image.reference].id:
+                self.engine.tag(image.reference, latest)
+
+
+def needed_only(composed: Composed, planned: Sequence[Planned], roles: Iterable[str]) -> list[Planned]:
+    """Without the builders whose only consumers are present already: nobody would look at what they make."""
+    by_key = {item.image.key: item for item in planned}
+    wanted: set[str] = set()
+
+    def visit(key: str) -> None:
+        if key in wanted:
+            return
+        wanted.add(key)
+        item = by_key[key]
+        for other in item.image.needs:
+            if not item.present or other == item.image.parent:
+                visit(other)
+
+    for target in roles:
+        visit(key_of(target))
+    return [item for item in planned if item.image.key in wanted]
+
+
+def check_certificates(file: str) -> None:
+    """Told before a build has begun, and not by the first download."""
+    if not file:
+        return
+    try:
+        text = Path(file).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not a PEM file"
+        raise ImagesError("use the certificates", str(why), file=file, field="ca_certificates") from error
+    if "-----BEGIN CERTIFICATE-----" not in text:
+        raise ImagesError("use the certificates", "no certificate in it", file=file, field="ca_certificates",
+                          hint="a PEM file, with a line -----BEGIN CERTIFICATE-----")  # fmt: skip

@@ -1,0 +1,34 @@
+"""What later builds superseded: an old image of a name that the definition now gives another tag."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from images.make.plan import Image
+
+if TYPE_CHECKING:
+    from images.cli.session import Session
+
+
+def superseded(images: Iterable[Image], names: Iterable[str], variant: str) -> list[str]:
+    """The names among `names` that a build of this variant made and would not make today.
+
+    Only tags of our own making count (`latest` and what people tagged themselves do not), and only of images that the
+    definition still has: what was renamed or belongs to another variant is nobody's to judge here.
+    """
+    current: Mapping[str, str] = {image.repo: image.tag for image in images}
+    ours = re.compile(rf"(?:.+-)?{re.escape(variant)}-[0-9a-f]{{12}}")
+    found = []
+    for name in names:
+        repository, _, tag = name.rpartition(":")
+        if repository in current and tag != current[repository] and ours.fullmatch(tag):
+            found.append(name)
+    # Roles before the layers under them: an image goes when nothing stands on it any more.
+    return sorted(found, key=lambda name: ("/layer-" in name, name))
+
+
+def candidates(session: Session, targets: Iterable[str]) -> list[str]:
+    names = [name for image in session.engine.images() for name in image.references]
+    return superseded(session.compose(targets).needed(targets), names, session.place.choice.variant)

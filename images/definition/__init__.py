@@ -1,0 +1,1 @@
+"""What an image is: the data files, read strictly. Pure."""

@@ -1,0 +1,133 @@
+"""What only the whole definition can show: missing layers, cycles, capabilities that no variant has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from images.definition.spec import Choice, Definition, Layer, Role, Variant
+from images.errors import ImagesError, nearest
+
+
+def check(definition: Definition) -> None:
+    """Every reference of the definition, in every variant; the first breach is raised."""
+    layers = definition.layers
+    for layer in layers.values():
+        chain(layers, layer.name)
+        check_layer(definition, layer)
+    for variant in definition.versions.variants.values():
+        for source in variant.sources:
+            known_pin(definition, source.key, f"variants.{variant.name}.sources")
+    for role in definition.roles.values():
+        file = f"images/roles/{role.name}.yaml"
+        if role.layer not in layers:
+            raise ImagesError("use the role", f"no layer {role.layer!r}", file=file, hint=nearest(role.layer, layers))
+        for variant in definition.versions.variants.values():
+            capabilities(definition, role, Choice(variant.name, variant.slurm))
+
+
+def check_layer(definition: Definition, layer: Layer) -> None:
+    file, versions = f"images/layers/{layer.name}.yaml", definition.versions
+    for artifact in layer.artifacts.everything():
+        if artifact.layer not in definition.layers:
+            hint = nearest(artifact.layer, definition.layers)
+            raise ImagesError("use the layer", f"no layer {artifact.layer!r}", file=file, field="artifacts", hint=hint)
+        if layer.name in needs(definition.layers, artifact.layer):
+            raise ImagesError("order the layers", f"{layer.name} takes an artifact of {artifact.layer}, which stands on"
+                              " it: a cycle", file=file, field="artifacts")  # fmt: skip
+    for name in layer.downloads.everything():
+        known_pin(definition, name, f"{file}: downloads")
+    for name in layer.users.everything():
+        if name not in versions.users:
+            hint = nearest(name, versions.users)
+            raise ImagesError("use the layer", f"no user {name!r}", file=file, field="users", hint=hint)
+    known = {source.name for variant in versions.variants.values() for source in variant.sources}
+    for name in layer.sources.everything():
+        if name not in known:
+            hint = nearest(name, known)
+            raise ImagesError("use the layer", f"no repository {name!r}", file=file, field="sources", hint=hint)
+
+
+def known_pin(definition: Definition, name: str, field: str) -> None:
+    pins = definition.versions.pins
+    if name not in pins:
+        raise ImagesError(
+            "use the pin", f"no pin {name!r}", file="images/versions.yaml", field=field, hint=nearest(name, pins)
+        )
+
+
+def chain(layers: Mapping[str, Layer], name: str) -> tuple[Layer, ...]:
+    """From the first layer to `name`, all of them, whatever the variant."""
+    found: list[Layer] = []
+    seen: list[str] = []
+    here: str | None = name
+    child = ""
+    while here is not None:
+        file = f"images/layers/{child}.yaml" if child else None
+        if here in seen:
+            circle = [*seen[seen.index(here) :], here]
+            raise ImagesError("order the layers", f"a cycle: {' -> '.join(circle)}", file=file, field="from")
+        if here not in layers:
+            raise ImagesError("find the layer", f"no layer {here!r}", file=file, field="from",
+                              hint=nearest(here, layers))  # fmt: skip
+        seen.append(here)
+        found.append(layers[here])
+        child, here = here, layers[here].parent
+    return tuple(reversed(found))
+
+
+def needs(layers: Mapping[str, Layer], name: str, path: tuple[str, ...] = ()) -> frozenset[str]:
+    """Every layer that `name` stands on or takes artifacts from, itself included."""
+    if name in path:
+        raise ImagesError("order the layers", f"a cycle: {' -> '.join((*path, name))}")
+    found = {name}
+    for layer in chain(layers, name):
+        found.add(layer.name)
+        for artifact in layer.artifacts.everything():
+            if artifact.layer in layers and artifact.layer not in found:
+                found |= needs(layers, artifact.layer, (*path, name))
+    return frozenset(found)
+
+
+def active_chain(definition: Definition, name: str, choice: Choice) -> tuple[Layer, ...]:
+    """The layers that this build really stacks: those whose `only` holds."""
+    return tuple(layer for layer in chain(definition.layers, name) if layer.only is None or layer.only.of(choice))
+
+
+def capabilities(definition: Definition, role: Role, choice: Choice) -> tuple[frozenset[str], Mapping[str, str]]:
+    """What a role's image provides, and what it asks for but the variant declares absent, with the reason."""
+    variant = definition.versions.variants[choice.variant]
+    stacked = active_chain(definition, role.layer, choice)
+    provided = frozenset(name for layer in stacked for name in layer.provides.of(choice))
+    absent: dict[str, str] = {}
+    for name in role.needs:
+        if name in provided:
+            continue
+        if name not in variant.absent:
+            raise unprovided(definition, role, name, variant, choice)
+        absent[name] = variant.absent[name]
+    return provided, absent
+
+
+def unprovided(definition: Definition, role: Role, name: str, variant: Variant, choice: Choice) -> ImagesError:
+    file = f"images/roles/{role.name}.yaml"
+    everywhere = provided_by(definition.layers.values())
+    if name not in everywhere and not any(name in v.absent for v in definition.versions.variants.values()):
+        hint = nearest(name, everywhere)
+        return ImagesError("use the role", f"no variant has the capability {name!r}", file=file, field="needs",
+                           hint=hint)  # fmt: skip
+    return ImagesError(
+        "use the role",
+        f"variant {variant.name!r} neither provides {name!r} in the layers of {role.layer!r} nor declares it absent",
+        file=file,
+        field="needs",
+        hint=f"provided by: {', '.join(everywhere.get(name, ['no layer']))}; or say why in versions.yaml,"
+        f" variants.{variant.name}.absent",
+    )
+
+
+def provided_by(layers: Iterable[Layer]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for layer in layers:
+        for name in layer.provides.everything():
+            found.setdefault(name, []).append(layer.name)
+    return found

@@ -1,0 +1,232 @@
+"""From what YAML gave to the dataclasses of `spec.py`, once. Pure; `fields.py` reads strictly."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from images.definition.fields import Fields
+from images.definition.spec import (
+    UNFILLED,
+    AptSource,
+    Artifact,
+    Bootstrap,
+    EntryKind,
+    FileEntry,
+    Layer,
+    Pin,
+    Role,
+    Selected,
+    SlurmSource,
+    User,
+    Variant,
+    Versions,
+)
+from images.errors import nearest
+
+T = TypeVar("T")
+# A tar entry for one of these would replace the link with a directory and break the whole image.
+LINKED = ("/bin/", "/sbin/", "/lib/", "/lib64/", "/var/run/", "/var/lock/")
+
+
+LAYER_KEYS = {
+    "describe", "from", "bootstrap", "only", "provides", "users", "sources", "packages", "downloads", "artifacts",
+    "files", "component", "run", "verify", "remove", "env",
+}  # fmt: skip
+ROLE_KEYS = {
+    "describe", "layer", "services", "needs", "ports", "capabilities", "drain", "files", "verify", "env",
+    "stop_signal", "default", "code",
+}  # fmt: skip
+VERSIONS_KEYS = {"epoch", "source", "users", "pins", "values", "variants"}
+
+
+def file_entry(file: str) -> Callable[[str, object], FileEntry]:
+    def one(field: str, item: object) -> FileEntry:
+        entry = Fields(item, file, {"from", "to", "dir", "link", "mode", "owner"}, field)
+        owner, mode = entry.text("owner", "root"), entry.mode("mode")
+        if "dir" in entry:
+            return FileEntry(EntryKind.DIRECTORY, absolute(entry, "dir"), mode=mode, owner=owner)
+        if "link" in entry:
+            return FileEntry(EntryKind.LINK, absolute(entry, "link"), entry.text("to"), owner=owner)
+        return FileEntry(EntryKind.FILE, absolute(entry, "to"), entry.text("from"), mode, owner)
+
+    return one
+
+
+def absolute(entry: Fields, key: str) -> str:
+    path = entry.text(key)
+    if not path.startswith("/") or ".." in path.split("/"):
+        raise entry.error(key, f"{path!r} is not an absolute path")
+    if f"{path}/".startswith(LINKED):
+        raise entry.error(key, f"{path!r} goes through a symbolic link of the base", "write /usr/bin, /usr/lib, /run")
+    return path
+
+
+def artifact(file: str) -> Callable[[str, object], Artifact]:
+    def one(field: str, item: object) -> Artifact:
+        entry = Fields(item, file, {"layer", "from", "to"}, field)
+        return Artifact(entry.text("layer"), entry.text("from"), absolute(entry, "to"))
+
+    return one
+
+
+def layer(name: str, data: object, file: str, selectors: frozenset[str]) -> Layer:
+    fields = Fields(data, file, LAYER_KEYS)
+    bootstrap = None
+    if "bootstrap" in fields:
+        options = Fields(fields.data["bootstrap"], file, {"dpkg_options"}, "bootstrap")
+        bootstrap = Bootstrap(options.texts("dpkg_options"))
+        for key in ("files", "run", "component", "artifacts", "downloads", "sources", "users", "verify", "remove"):
+            if key in fields:
+                raise fields.error(key, "a bootstrapped layer holds packages alone", "put it into the next layer")
+    parent = fields.optional("from")
+    if (bootstrap is None) == (parent is None):
+        raise fields.error("from", "a layer has either `from` or `bootstrap`")
+
+    def texts(key: str) -> Selected[str]:
+        return fields.selected_text(key, selectors)
+
+    return Layer(
+        name=name,
+        describe=fields.text("describe"),
+        parent=parent,
+        bootstrap=bootstrap,
+        only=texts("only") if isinstance(fields.data.get("only"), dict) else only(fields, selectors),
+        provides=texts("provides"),
+        users=texts("users"),
+        sources=texts("sources"),
+        packages=texts("packages"),
+        downloads=texts("downloads"),
+        artifacts=fields.selected("artifacts", artifact(file), selectors),
+        files=fields.selected("files", file_entry(file), selectors),
+        component=texts("component"),
+        run=fields.selected_text("run", selectors, line=True),
+        verify=fields.selected_text("verify", selectors, line=True),
+        remove=texts("remove"),
+        env=fields.text_map("env"),
+    )
+
+
+def role(name: str, data: object, file: str, selectors: frozenset[str]) -> Role:
+    fields = Fields(data, file, ROLE_KEYS)
+    ports = fields.items("ports")
+    for index, port in enumerate(ports):
+        if not isinstance(port, int) or not 0 < port < 65536:
+            raise fields.error(f"ports[{index}]", f"{port!r} is not a port number")
+    return Role(
+        name=name,
+        describe=fields.text("describe"),
+        layer=fields.text("layer"),
+        services=fields.selected_text("services", selectors),
+        needs=fields.texts("needs"),
+        ports=tuple(port for port in ports if isinstance(port, int)),
+        capabilities=fields.texts("capabilities"),
+        drain=fields.mapping("drain") or None,
+        files=fields.selected("files", file_entry(file), selectors),
+        verify=fields.selected_text("verify", selectors, line=True),
+        env=fields.text_map("env"),
+        stop_signal=fields.text("stop_signal", "SIGTERM"),
+        default=fields.flag("default", True),
+        code=fields.flag("code", True),
+    )
+
+
+def versions(data: object, file: str) -> Versions:
+    fields = Fields(data, file, VERSIONS_KEYS)
+    return Versions(
+        epoch=epoch(fields),
+        source=fields.text("source", ""),
+        variants={
+            name: variant(name, Fields(value, file, VARIANT_KEYS, f"variants.{name}"))
+            for name, value in fields.mapping("variants").items()
+        },
+        users={name: user(name, fields, value) for name, value in fields.mapping("users").items()},
+        pins={name: pin(name, fields, value) for name, value in fields.mapping("pins").items()},
+        values=fields.text_map("values"),
+    )
+
+
+def epoch(fields: Fields) -> int:
+    text = fields.text("epoch")
+    try:
+        return int(datetime.datetime.fromisoformat(f"{text}T00:00:00+00:00").timestamp())
+    except ValueError:
+        raise fields.error("epoch", f"{text!r} is not a date", 'for instance "2026-01-01"') from None
+
+
+VARIANT_KEYS = {"describe", "python", "slurm", "suite", "components", "base", "sources", "absent"}
+
+
+def variant(name: str, fields: Fields) -> Variant:
+    slurm = fields.text("slurm", "package")
+    if slurm not in {source.value for source in SlurmSource}:
+        raise fields.error("slurm", f"unknown source {slurm!r}", nearest(slurm, (s.value for s in SlurmSource)))
+    base = fields.text("base", "")
+    if base and not re.search(rf"@sha256:([0-9a-f]{{64}}|{UNFILLED})$", base):
+        raise fields.error("base", f"{base!r} is not pinned by digest", "write NAME@sha256:...")
+    if not base and "suite" not in fields:
+        raise fields.error("suite", "a variant has a `base` image or a `suite` to bootstrap")
+    return Variant(
+        name=name,
+        describe=fields.text("describe"),
+        python=fields.text("python"),
+        slurm=SlurmSource(slurm),
+        suite=fields.text("suite", ""),
+        components=fields.texts("components") or ("main",),
+        base=base,
+        sources=tuple(
+            apt_source(Fields(item, fields.file, SOURCE_KEYS, f"{fields.where}.sources[{index}]"))
+            for index, item in enumerate(fields.items("sources"))
+        ),
+        absent=fields.text_map("absent"),
+    )
+
+
+SOURCE_KEYS = {"name", "uri", "suites", "components", "key", "pin"}
+
+
+def apt_source(fields: Fields) -> AptSource:
+    return AptSource(
+        name=fields.text("name"),
+        uri=fields.text("uri"),
+        suites=fields.texts("suites"),
+        components=fields.texts("components"),
+        key=fields.text("key"),
+        pin=fields.number("pin") if "pin" in fields else None,
+    )
+
+
+def user(name: str, parent: Fields, value: object) -> User:
+    fields = Fields(value, parent.file, {"uid", "gid", "home", "shell"}, f"users.{name}")
+    uid = fields.number("uid")
+    gid = fields.number("gid") if "gid" in fields else uid
+    home, shell = fields.text("home", "/nonexistent"), fields.text("shell", "/usr/sbin/nologin")
+    return User(name, uid, gid, home, shell)
+
+
+def pin(name: str, parent: Fields, value: object) -> Pin:
+    fields = Fields(value, parent.file, {"version", "url", "sha256"}, f"pins.{name}")
+    digest = fields.text("sha256")
+    if digest != UNFILLED and not re.fullmatch(r"[0-9a-f]{64}", digest):
+        raise fields.error("sha256", f"{digest!r} is not a SHA-256 checksum")
+    return Pin(name, fields.text("version"), fields.text("url"), digest)
+
+
+def selectors(names: Mapping[str, Variant]) -> frozenset[str]:
+    """Every selector a list may name, given the variants."""
+    return frozenset({"all", *names, *(f"slurm-{source.value}" for source in SlurmSource)})
+
+
+def only(fields: Fields, known: frozenset[str]) -> Selected[str] | None:
+    """`only: [nvidia]`: selectors of which one must hold; elsewhere the layer is its parent."""
+    if "only" not in fields:
+        return None
+    parts = []
+    for name in fields.texts("only"):
+        names = frozenset(name.split("+"))
+        for unknown in names - known:
+            raise fields.error("only", f"unknown selector {unknown!r}", nearest(unknown, known))
+        parts.append((names, (name,)))
+    return Selected(tuple(parts))

@@ -1,0 +1,195 @@
+"""What an image is: the layer, role and versions files as frozen dataclasses. Pure; `load.py` reads them.
+
+Any list of a layer or role may depend on the build: written as a map, its keys are selectors (`all`, a variant's
+name, `slurm-package`, `slurm-source`, or several joined by `+`) and every list whose selectors hold is taken, in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+# A checksum that nobody has verified against the publisher yet: the definition loads, a build that needs it refuses.
+UNFILLED = "to-be-filled"
+
+
+class SlurmSource(Enum):
+    """Where Slurm comes from: the distribution's package, or a tarball built in a layer of its own."""
+
+    PACKAGE = "package"
+    SOURCE = "source"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What one build chose: it decides which selectors hold."""
+
+    variant: str
+    slurm: SlurmSource
+
+    @property
+    def selectors(self) -> frozenset[str]:
+        return frozenset({"all", self.variant, f"slurm-{self.slurm.value}"})
+
+
+@dataclass(frozen=True, slots=True)
+class Selected(Generic[T]):
+    """A list whose parts apply only where their selectors hold."""
+
+    parts: tuple[tuple[frozenset[str], tuple[T, ...]], ...] = ()
+
+    def of(self, choice: Choice) -> tuple[T, ...]:
+        return tuple(item for when, items in self.parts if when <= choice.selectors for item in items)
+
+    def everything(self) -> tuple[T, ...]:
+        return tuple(item for _, items in self.parts for item in items)
+
+
+class EntryKind(Enum):
+    """What a file entry puts into the image."""
+
+    FILE = "file"
+    DIRECTORY = "dir"
+    LINK = "link"
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """One path of the image beyond rootfs/: a copied file or tree, a directory, or a symbolic link."""
+
+    kind: EntryKind
+    to: str
+    source: str = ""  # FILE: path in the repository; LINK: what the link says
+    mode: int | None = None
+    owner: str = "root"
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A path taken out of another layer's image: how a compiled thing arrives without its compiler."""
+
+    layer: str
+    source: str
+    to: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bootstrap:
+    """How the first layer comes into being: mmdebstrap's variant and what dpkg is told while it unpacks."""
+
+    dpkg_options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One image on top of another."""
+
+    name: str
+    describe: str
+    parent: str | None
+    bootstrap: Bootstrap | None = None
+    only: Selected[str] | None = None  # None: in every build
+    provides: Selected[str] = Selected()
+    users: Selected[str] = Selected()
+    sources: Selected[str] = Selected()
+    packages: Selected[str] = Selected()
+    downloads: Selected[str] = Selected()
+    artifacts: Selected[Artifact] = Selected()
+    files: Selected[FileEntry] = Selected()
+    component: Selected[str] = Selected()
+    run: Selected[str] = Selected()
+    verify: Selected[str] = Selected()
+    remove: Selected[str] = Selected()
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What a pod runs: a layer, and the services PID 1 brings up in it."""
+
+    name: str
+    describe: str
+    layer: str
+    services: Selected[str] = Selected()
+    needs: tuple[str, ...] = ()
+    ports: tuple[int, ...] = ()
+    capabilities: tuple[str, ...] = ()
+    drain: Mapping[str, object] | None = None  # init.plan.spec.parse_drain reads it
+    files: Selected[FileEntry] = Selected()
+    verify: Selected[str] = Selected()
+    env: Mapping[str, str] = field(default_factory=dict)
+    stop_signal: str = "SIGTERM"
+    default: bool = True  # False: built only when it is named
+    code: bool = True  # False: no project code in it, for an image that only carries tools
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """A system user with the same numbers in every role."""
+
+    name: str
+    uid: int
+    gid: int
+    home: str = "/nonexistent"
+    shell: str = "/usr/sbin/nologin"
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A file from outside, by checksum."""
+
+    name: str
+    version: str
+    url: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class AptSource:
+    """A package repository beside the base's own."""
+
+    name: str
+    uri: str
+    suites: tuple[str, ...]
+    components: tuple[str, ...]
+    key: str  # a Pin's name
+    pin: int | None = None  # apt's priority for everything of this repository
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to provide the capabilities that roles ask for."""
+
+    name: str
+    describe: str
+    python: str
+    slurm: SlurmSource
+    suite: str = ""
+    components: tuple[str, ...] = ("main",)
+    base: str = ""  # an image pinned by digest, instead of a bootstrapped root
+    sources: tuple[AptSource, ...] = ()
+    absent: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """images/versions.yaml: every pinned version in one place."""
+
+    epoch: int
+    source: str  # where the project lives, for the label
+    variants: Mapping[str, Variant]
+    users: Mapping[str, User]
+    pins: Mapping[str, Pin]
+    values: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """Everything under images/ that is data, checked as a whole."""
+
+    layers: Mapping[str, Layer]
+    roles: Mapping[str, Role]
+    versions: Versions

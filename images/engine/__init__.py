@@ -1,0 +1,1 @@
+"""The docker engine and how it keeps images; the only importer of docker."""

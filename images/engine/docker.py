@@ -1,0 +1,306 @@
+"""The docker engine, whichever was chosen (`images.host`). The only importer of docker."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import tarfile
+import tempfile
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Any
+
+import docker  # type: ignore[import-untyped]  # it has no types
+import docker.errors  # type: ignore[import-untyped]  # it has no types
+import requests.exceptions
+
+from images.engine.store import Store, told_by
+from images.errors import ImagesError
+from images.host import HostError, chosen_engine
+
+Line = Callable[[str], None]
+RUNNING = " ---> Running in "
+MADE = re.compile(r" ---> (?P<id>[0-9a-f]{12})")  # other words follow the arrow too, and change with the engine
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """One image that the engine has."""
+
+    id: str
+    size: int
+    references: tuple[str, ...]
+
+
+class StepFailed(Exception):
+    """A build step ended with an error; the caller knows the image, the step and the log."""
+
+
+class Engine:
+    """Every call that the build makes of an engine. Each raises ImagesError when the engine does not answer."""
+
+    def __init__(self, builder: str = "classic") -> None:
+        self.builder = builder
+        # What builds at this moment, for `cancel`: other threads wait for it.
+        self.cancelled = threading.Event()
+        self.steps: set[str] = set()
+        self.builders: set[subprocess.Popen[str]] = set()
+        where, chosen_by = self.chosen()
+        try:
+            self.client = docker.from_env(timeout=600)
+            self.client.ping()
+        except docker.errors.DockerException as error:
+            start = "`make images` installs and starts one; DOCKER_HOST names another"
+            raise ImagesError(
+                "reach the docker engine",
+                f"no answer at {where}: {innermost(error)}",
+                hint=f"{chosen_by} says so; without it `make images` starts this machine's own" if chosen_by else start,
+            ) from error
+        self.api = self.client.api
+
+    @staticmethod
+    def chosen() -> tuple[str, str]:
+        try:
+            return chosen_engine(os.environ)
+        except HostError as error:
+            raise ImagesError("reach the docker engine", str(error)) from error
+
+    @cached_property
+    def arch(self) -> str:
+        return str(self.api.version().get("Arch", "amd64"))
+
+    @cached_property
+    def buildx(self) -> bool:
+        """Whether BuildKit is used: only where it is asked for (docs/decisions/the-classic-builder-first.md)."""
+        if self.builder != "buildx":
+            return False
+        try:
+            there = subprocess.run(["docker", "buildx", "version"], capture_output=True, check=False).returncode == 0
+        except FileNotFoundError:
+            there = False
+        if not there:
+            raise ImagesError("use BuildKit", "`docker buildx` is not installed", field="builder",
+                              hint="--set builder=classic does without")  # fmt: skip
+        return True
+
+    def images(self) -> list[Present]:
+        with answering("list the images"):
+            listed = self.api.images(all=False)
+        return [Present(item["Id"], item["Size"], tuple(item.get("RepoTags") or ())) for item in listed]
+
+    def inspect(self, reference: str) -> Mapping[str, Any]:
+        with answering(f"inspect {reference}"):
+            found: Mapping[str, Any] = self.api.inspect_image(reference)
+            return found
+
+    @cached_property
+    def store(self) -> Store:
+        with answering("ask what it is"):
+            return told_by(self.api.info(), self)
+
+    def image_id(self, reference: str) -> str:
+        """The configuration's digest, whatever the engine itself calls the image."""
+        return self.store.identity(reference)
+
+    def has(self, reference: str) -> bool:
+        try:
+            self.api.inspect_image(reference)
+        except docker.errors.ImageNotFound:
+            return False
+        return True
+
+    def tag(self, reference: str, target: str) -> None:
+        repository, _, tag = target.rpartition(":")
+        with answering(f"tag {target}"):
+            self.api.tag(reference, repository, tag, force=True)
+
+    def untag(self, target: str) -> None:
+        with answering(f"remove {target}"), suppress(docker.errors.ImageNotFound):
+            self.api.remove_image(target, noprune=True)
+
+    def discard(self, image_id: str) -> None:
+        """An image that a build left without a name. One with a name is somebody's: a step that changes nothing
+        gives back the very image that it stands on.
+        """
+        with suppress(docker.errors.APIError):
+            found = self.api.inspect_image(image_id)
+            if not found.get("RepoTags") and not found.get("RepoDigests"):
+                self.api.remove_image(image_id)
+
+    def remove(self, reference: str) -> None:
+        """An image and the unnamed ones under it; what a named image shares stays."""
+        with suppress(docker.errors.APIError):
+            self.api.remove_image(reference, force=True)
+
+    def release(self, reference: str) -> str:
+        """Take a name away, and the image with its last one; why not, where a container still uses it."""
+        try:
+            self.api.remove_image(reference)
+        except docker.errors.ImageNotFound:
+            return ""
+        except docker.errors.APIError as error:
+            return str(error.explanation)
+        return ""
+
+    def pull(self, reference: str) -> None:
+        with answering(f"pull {reference}"):
+            self.api.pull(reference)
+
+    def push(self, target: str, login: Mapping[str, str] | None) -> Generator[Mapping[str, Any], None, None]:
+        repository, _, tag = target.rpartition(":")
+        with answering(f"push {target}"):
+            yield from self.api.push(repository, tag, stream=True, decode=True, auth_config=login)
+
+    def save(self, reference: str) -> Iterator[bytes]:
+        with answering(f"save {reference}"):
+            yield from self.api.get_image(reference)
+
+    def load(self, data: bytes | IO[bytes]) -> None:
+        with answering("load an image"):
+            for event in self.api.load_image(data):
+                if "error" in event:
+                    raise ImagesError("load an image", str(event["error"]).strip())
+
+    def import_root(self, data: IO[bytes]) -> str:
+        """A root file system as an image of one layer."""
+        with answering("import the root"):
+            answer = self.api.import_image_from_data(data)
+        for line in filter(None, answer.splitlines()):
+            event = json.loads(line)
+            if "error" in event:
+                raise ImagesError("import the root", str(event["error"]).strip())
+            if str(event.get("status", "")).startswith("sha256:"):
+                return str(event["status"])
+        raise ImagesError("import the root", f"the engine said: {answer.strip()}")
+
+    def build(self, context: Path, arguments: Mapping[str, str], network: str, line: Line) -> str:
+        """Build a context directory from nothing cached; the id of an image without a name."""
+        if self.buildx:
+            return self.build_with_buildx(context, arguments, network, line)
+        return self.build_classic(context, arguments, network, line)
+
+    def cancel(self) -> None:
+        """End every build that runs, from another thread: its step is killed, and what waits for it sees it fail."""
+        self.cancelled.set()
+        for process in list(self.builders):
+            process.terminate()
+        for container in list(self.steps):
+            with suppress(docker.errors.APIError):
+                self.api.kill(container)
+
+    def build_classic(self, context: Path, arguments: Mapping[str, str], network: str, line: Line) -> str:
+        made: list[str] = []
+        finished = step = ""
+        try:
+            with packed(context) as stream, answering("build"):
+                for event in self.api.build(fileobj=stream, custom_context=True, decode=True, nocache=True, rm=True,
+                                            forcerm=True, buildargs=dict(arguments),
+                                            network_mode=network or None):  # fmt: skip
+                    if "error" in event:
+                        raise StepFailed(str(event["error"]).strip())
+                    if "aux" in event and "ID" in event["aux"]:
+                        finished = event["aux"]["ID"]
+                    if self.cancelled.is_set():
+                        raise StepFailed("interrupted")
+                    for text in str(event.get("stream", "")).splitlines():
+                        if text.startswith(RUNNING):
+                            self.steps.discard(step)
+                            step = text.removeprefix(RUNNING).strip()
+                            self.steps.add(step)
+                        if image := MADE.fullmatch(text):
+                            made.append(image["id"])
+                        if text.strip():
+                            line(text.rstrip())
+            return finished
+        finally:
+            self.steps.discard(step)
+            # The first "--->" is the parent. What a failed or interrupted build leaves has no name, and goes.
+            if not finished and len(made) > 1:
+                self.discard(made[-1])
+
+    def build_with_buildx(self, context: Path, arguments: Mapping[str, str], network: str, line: Line) -> str:
+        with tempfile.TemporaryDirectory() as directory:
+            told = Path(directory) / "id"
+            command = ["docker", "buildx", "build", "--builder", "default", "--progress", "plain", "--no-cache",
+                       "--provenance=false", "--iidfile", str(told)]  # fmt: skip
+            if network:
+                command += ["--network", network]
+            # By name alone: the values come from the environment, where no process list shows them.
+            for name in arguments:
+                command += ["--build-arg", name]
+            process = subprocess.Popen([*command, str(context)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                       text=True, errors="replace", env=os.environ | dict(arguments))  # fmt: skip
+            last = ""
+            self.builders.add(process)
+            try:
+                assert process.stdout is not None
+                for text in process.stdout:
+                    last = text.rstrip() or last
+                    line(text.rstrip())
+                status = process.wait()
+            finally:
+                self.builders.discard(process)
+                if process.poll() is None:
+                    process.terminate()
+                    process.wait()
+            if status != 0:
+                raise StepFailed(last)
+            return told.read_text().strip()
+
+    @contextmanager
+    def container(self, image: str) -> Iterator[str]:
+        """A container that is never started, to look into an image."""
+        with answering(f"look into {image}"):
+            made = self.api.create_container(image, command=["/nothing"], entrypoint=["/nothing"])["Id"]
+        try:
+            yield made
+        finally:
+            self.api.remove_container(made, force=True)
+
+    def read_path(self, container: str, path: str) -> tarfile.TarFile:
+        """A path out of a container, as a tar."""
+        spooled = tempfile.SpooledTemporaryFile(max_size=64 << 20)  # noqa: SIM115  # the tar reads on from it
+        try:
+            with answering(f"read {path}"):
+                for piece in self.api.get_archive(container, path)[0]:
+                    spooled.write(piece)
+        except docker.errors.NotFound as error:
+            raise ImagesError("read a path of an image", f"{path} does not exist") from error
+        spooled.seek(0)
+        return tarfile.open(fileobj=spooled)  # the caller reads it
+
+
+@contextmanager
+def packed(context: Path) -> Iterator[IO[bytes]]:
+    """A context directory as the stream that the engine takes."""
+    with tempfile.TemporaryFile(dir=context.parent) as stream:
+        with tarfile.open(fileobj=stream, mode="w") as tar:
+            for path in sorted(context.iterdir()):
+                tar.add(path, arcname=path.name)
+        stream.seek(0)
+        yield stream
+
+
+@contextmanager
+def answering(what: str) -> Iterator[None]:
+    """Whatever the engine or the way to it says, as our error."""
+    try:
+        yield
+    except docker.errors.NotFound:
+        raise
+    except docker.errors.APIError as error:
+        raise ImagesError(what, str(error.explanation or error).strip()) from error
+    except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
+        raise ImagesError(what, f"the engine went away: {innermost(error)}") from error
+
+
+def innermost(error: BaseException) -> str:
+    while error.__context__ is not None and not isinstance(error, OSError):
+        error = error.__context__
+    return str(getattr(error, "strerror", None) or error)

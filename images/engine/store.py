@@ -1,0 +1,185 @@
+"""How an engine keeps images, and what follows for their ids. The one place that tells the two ways apart.
+
+An engine with a graph driver calls an image by the digest of its configuration. One with containerd's image store
+calls it by the digest of its manifest, which also names the compressed layers and so differs from machine to machine.
+The project's id of an image is the configuration's digest on both (docs/decisions/an-image-is-its-configuration.md).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import posixpath
+import tarfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from images.engine.oci import Config
+from images.engine.saved import Chunks
+from images.errors import ImagesError
+
+OCI = "application/vnd.oci.image"
+MANIFEST = f"{OCI}.manifest.v1+json"
+# A layer's first bytes -> how its media type ends.
+COMPRESSIONS = {b"\x1f\x8b": "+gzip", b"\x28\xb5\x2f\xfd": "+zstd"}
+LONGEST_MAGIC = 4
+
+
+class Daemon(Protocol):
+    """What a store needs of the engine."""
+
+    def inspect(self, reference: str) -> Mapping[str, Any]: ...
+    def has(self, reference: str) -> bool: ...
+    def save(self, reference: str) -> Iterator[bytes]: ...
+    def load(self, data: bytes) -> None: ...
+    def discard(self, image_id: str) -> None: ...
+
+
+class Store(Protocol):
+    def identity(self, reference: str) -> str:
+        """The digest of an image's configuration."""
+
+    def adopt(self, built: str, config: Config) -> str:
+        """Put the layers of a built image under a configuration of ours; what the engine calls the result.
+
+        The built image is used up.
+        """
+
+
+def told_by(info: Mapping[str, Any], daemon: Daemon) -> Store:
+    """The engine's own answer to `docker info` says which it is."""
+    status = {str(pair[0]): str(pair[1]) for pair in info.get("DriverStatus") or () if len(pair) == 2}
+    if status.get("driver-type", "").startswith("io.containerd."):
+        return ContentStore(daemon)
+    return GraphDriver(daemon)
+
+
+@dataclass(slots=True)
+class GraphDriver:
+    """Layers lie unpacked and are found by their chain of digests: no layer's bytes are needed to stack them."""
+
+    daemon: Daemon
+
+    def identity(self, reference: str) -> str:
+        return str(self.daemon.inspect(reference)["Id"])
+
+    def adopt(self, built: str, config: Config) -> str:
+        # The names of layers that are not in the stream: the engine only counts them.
+        layers = [f"{diff_id.removeprefix('sha256:')}/layer.tar" for diff_id in config.diff_ids]
+        name = f"{config.id.removeprefix('sha256:')}.json"
+        self.daemon.load(stream({name: config.data, "manifest.json": json_bytes([
+            {"Config": name, "RepoTags": None, "Layers": layers}])}))  # fmt: skip
+        return taken(self.daemon, config.id)
+
+
+@dataclass(slots=True)
+class ContentStore:
+    """Layers lie packed, as blobs that any manifest may name: ours names those that the builder's image brought."""
+
+    daemon: Daemon
+    known: dict[str, str] = field(default_factory=dict)  # manifest -> configuration; digests never change
+
+    def identity(self, reference: str) -> str:
+        manifest = str(self.daemon.inspect(reference)["Id"])
+        if manifest not in self.known:
+            self.known[manifest] = read(self.daemon.save(reference), reference).config
+        return self.known[manifest]
+
+    def adopt(self, built: str, config: Config) -> str:
+        packed = read(self.daemon.save(built), built)
+        manifest = json_bytes({
+            "schemaVersion": 2,
+            "mediaType": MANIFEST,
+            "config": descriptor(f"{OCI}.config.v1+json", config.data),
+            "layers": [blob.descriptor for blob in packed.layers],
+        })  # fmt: skip
+        whole = descriptor(MANIFEST, manifest)
+        layout = stream({
+            blob_path(config.id): config.data,
+            blob_path(whole["digest"]): manifest,
+            "index.json": json_bytes({"schemaVersion": 2, "mediaType": f"{OCI}.index.v1+json", "manifests": [whole]}),
+            "oci-layout": json_bytes({"imageLayoutVersion": "1.0.0"}),
+        })  # fmt: skip
+        # The first makes the blobs ours too. The unpacked files stay the builder's image's and go with it: an image
+        # gets its own only where it finds none, so the second time.
+        self.daemon.load(layout)
+        self.daemon.discard(built)
+        self.daemon.load(layout)
+        self.known[whole["digest"]] = config.id
+        return taken(self.daemon, whole["digest"])
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLayer:
+    """A layer as the content store has it."""
+
+    digest: str
+    size: int
+    magic: bytes
+
+    @property
+    def descriptor(self) -> dict[str, Any]:
+        packing = next((end for magic, end in COMPRESSIONS.items() if self.magic.startswith(magic)), "")
+        return {"mediaType": f"{OCI}.layer.v1.tar{packing}", "digest": self.digest, "size": self.size}
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """An image as the content store has it: the digest of its configuration, and its layers from the base up."""
+
+    config: str
+    layers: tuple[PackedLayer, ...]
+
+
+def read(pieces: Iterable[bytes], name: str) -> Packed:
+    """Out of `docker save`, the only way to an image's manifest. Blobs are passed over, not read."""
+    blobs: dict[str, PackedLayer] = {}
+    images: list[Mapping[str, Any]] = []
+    try:
+        with tarfile.open(fileobj=io.BufferedReader(Chunks(pieces)), mode="r|") as tar:
+            for member in tar:
+                content = tar.extractfile(member)
+                if member.name == "manifest.json" and content is not None:
+                    images = json.load(content)
+                elif content is not None:
+                    magic = content.read(LONGEST_MAGIC)
+                    blobs[member.name] = PackedLayer(digest_of(member.name), member.size, magic)
+        (image,) = images
+        return Packed(digest_of(image["Config"]), tuple(blobs[path] for path in image["Layers"]))
+    except (tarfile.TarError, EOFError, ValueError, KeyError) as error:
+        raise ImagesError(f"read image {name}", f"the engine's stream is not one whole image: {error}") from error
+
+
+def digest_of(path: str) -> str:
+    return f"sha256:{posixpath.basename(path)}"
+
+
+def blob_path(digest: str) -> str:
+    return f"blobs/{digest.replace(':', '/')}"
+
+
+def descriptor(media_type: str, data: bytes) -> dict[str, Any]:
+    return {"mediaType": media_type, "digest": f"sha256:{hashlib.sha256(data).hexdigest()}", "size": len(data)}
+
+
+def json_bytes(value: object) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def stream(files: Mapping[str, bytes]) -> bytes:
+    """What `docker load` takes."""
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w") as tar:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return whole.getvalue()
+
+
+def taken(daemon: Daemon, reference: str) -> str:
+    if not daemon.has(reference):
+        raise ImagesError("name the image", f"the engine took {reference} and does not have it")
+    return reference

@@ -1,0 +1,1 @@
+"""From the definition and its lock to images."""

@@ -1,0 +1,243 @@
+"""Making one image: its context, the build step, its configuration, its name; the name comes last.
+
+Whatever is cut before the last line of `make` leaves an image without a name, which is removed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TextIO
+
+from images.archive import bootstrap, origins
+from images.archive.lock import Place
+from images.definition.spec import EntryKind, Pin
+from images.engine import oci
+from images.engine.docker import Engine
+from images.engine.saved import installed
+from images.errors import ImagesError
+from images.make import content, sbom
+from images.make.artifacts import taken
+from images.make.content import Entry
+from images.make.failures import failures
+from images.make.pinned import fetched, pins
+from images.make.plan import Composed, Image
+from images.make.progress import Reporter
+from images.make.render import dockerfile
+
+LABEL = "io.minivm."
+# The engine colours what a step writes to its standard error, line by line, which leaves lines of colour alone.
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    place: Place
+    composed: Composed
+    engine: Engine
+    reporter: Reporter
+    revision: str
+    shown_prefix: str = ""  # what labels call the images, where the names are those of a trial
+
+    @property
+    def work(self) -> Path:
+        return self.place.repository / "build"
+
+    def make(self, image: Image) -> float:
+        """Build, normalise, name. The seconds it took."""
+        began = time.monotonic()
+        log_path = self.work / "logs" / self.place.choice.variant / f"{image.key.replace(':', '-')}.log"
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        with log_path.open("w") as log, failures(image, log_path):
+            raw = self.raw(image, log)
+            named = False
+            try:
+                made = self.normalised(image, raw)
+                self.engine.tag(made, image.reference)
+                named = True
+            finally:
+                if not named or raw != made:
+                    self.engine.discard(raw)
+        return time.monotonic() - began
+
+    def raw(self, image: Image, log: TextIO) -> str:
+        """What the builder makes of it, with dates and a history of its own; without a name."""
+
+        def line(coloured: str) -> None:
+            if not (text := COLOUR.sub("", coloured).rstrip()):
+                return
+            log.write(text + "\n")
+            log.flush()
+            self.reporter.line(image.key, text)
+
+        (self.work / "context").mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self.work / "context", prefix=f"{image.name}-") as directory:
+            context = Path(directory)
+            if image.bootstrapped:
+                target = context / "root.tar"
+                bootstrap.bootstrap(self.place, image.slices[-1], image.dpkg_options, target, line)
+                with target.open("rb") as data:
+                    return self.engine.import_root(data)
+            if image.base and not self.engine.has(image.base):
+                line(f"minivm: pull {image.base}")
+                self.engine.pull(image.base)
+            self.context(image, context)
+            return self.engine.build(context, self.arguments(), self.place.settings.network, line)
+
+    def context(self, image: Image, directory: Path) -> None:
+        """The Dockerfile and its one tar."""
+        (directory / "Dockerfile").write_text(dockerfile(image.step, self.place.repository / "images/templates"))
+        if not image.step.files:
+            return
+        kept = directory / ".artifacts"
+        kept.mkdir()
+        entries = [*image.entries, *fetched(image, self.place), *self.artifacts(image, kept)]
+        if image.is_role:
+            entries.append(content.file("usr/share/minivm/sbom.spdx.json", self.sbom(image)))
+        with (directory / "layer.tar").open("wb") as target:
+            content.write_tar(
+                target, content.complete(entries, image.directories), self.place.definition.versions.epoch
+            )
+        shutil.rmtree(kept)
+
+    def artifacts(self, image: Image, directory: Path) -> Iterator[Entry]:
+        """Paths out of other images, unpacked beside the context and stamped like any other file."""
+        for number, (artifact, key) in enumerate(image.artifacts):
+            kept = directory / str(number)
+            kept.mkdir()
+            source = artifact.source.rstrip("/")
+            with self.engine.container(self.composed.images[key].reference) as container:
+                tar = self.engine.read_path(container, source)
+            with tar:
+                yield from taken(tar, artifact.to.strip("/"), artifact.source.endswith("/"), kept)
+
+    def arguments(self) -> dict[str, str]:
+        """The site's settings for the build step; none of them stays in the image."""
+        settings, found = self.place.settings, dict(self.place.settings.proxies)
+        if settings.mirrors:
+            found["MINIVM_SOURCES"] = self.sources().replace("\n", "\\n")
+        if settings.ca_certificates:
+            found["MINIVM_CA"] = Path(settings.ca_certificates).read_text().replace("\n", "\\n")
+        return found
+
+    def sources(self) -> str:
+        """Debian's repositories at the site's mirrors, with the keys where the image has them."""
+        if self.place.base:
+            raise ImagesError("use the mirrors", "a base image names its own repositories", field="mirrors",
+                              hint="use --set http_proxy, or a base whose sources are the site's")  # fmt: skip
+        mirrors, keyrings = self.place.settings.mirror_map, Path("/usr/share/keyrings")
+        own = [
+            replace(origin, uri=mirrors.get(origin.name, origin.uri), keyring=keyrings / origin.keyring.name)
+            for origin in origins.default_origins(self.place.variant)
+        ]
+        return "".join(origin.lines() for origin in own)
+
+    def sbom(self, image: Image) -> bytes:
+        packages = sbom.listed(
+            image.slices,
+            self.downloads(image),
+            self.base_packages(),
+            {source.name for source in self.place.variant.sources},
+        )
+        files = [sbom.File.of(entry.path, entry.read()) for entry in image.entries if entry.kind is EntryKind.FILE]
+        document = sbom.document(
+            name=self.shown(image.repo),
+            version=image.tag,
+            namespace=f"https://minivm.invalid/spdx/{image.name}/{image.hash}",
+            packages=packages,
+            files=files,
+            epoch=self.place.definition.versions.epoch,
+            distribution="ubuntu" if self.place.base else "debian",
+            suite=self.place.variant.suite,
+        )
+        data = sbom.to_json(document)
+        beside = self.work / "sbom" / f"{image.name}-{image.tag}.spdx.json"
+        beside.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_bytes(data)
+        return data
+
+    def downloads(self, image: Image) -> list[Pin]:
+        """The pinned files that went in: of the layers below, and of the builders that they took artifacts from."""
+        todo, seen = [image.key], set[str]()
+        while todo:
+            key = todo.pop()
+            if key not in seen:
+                seen.add(key)
+                todo += self.composed.images[key].needs
+        layers = [self.place.definition.layers[key.removeprefix("layer:")] for key in sorted(seen - {image.key})]
+        available = pins(self.place)
+        names = {name for layer in layers for name in layer.downloads.of(self.place.choice)}
+        return [available[name] for name in sorted(names)]
+
+    def base_packages(self) -> Mapping[str, str]:
+        """What a base image brought along, which no lock lists."""
+        if not self.place.base:
+            return {}
+        from images.make.base import read_base
+
+        return installed(read_base(self.engine, self.place.base, self.work / "base").status)
+
+    def normalised(self, image: Image, raw: str) -> str:
+        """The builder's layers under a configuration of ours; what the engine calls it."""
+        diff_ids = list(self.engine.inspect(raw)["RootFS"]["Layers"])
+        below: Mapping[str, Any] = {}
+        if not image.bootstrapped:
+            below = self.engine.inspect(image.step.base)
+        under = list(below["RootFS"]["Layers"]) if below else []
+        if diff_ids[: len(under)] != under:
+            raise ImagesError("name the image", f"{image.key} does not stand on {image.step.base}")
+        made = oci.config(
+            below.get("Config"),
+            len(under),
+            diff_ids,
+            oci.Additions(
+                env=dict(image.step.env),
+                ports=image.step.ports,
+                entrypoint=image.step.entrypoint,
+                stop_signal=image.step.stop_signal,
+                labels=self.labels(image, below),
+                created_by=f"minivm {image.key} {image.hash[:12]}",
+            ),
+            arch=self.engine.arch,
+            epoch=self.place.definition.versions.epoch,
+        )
+        return self.engine.store.adopt(raw, made)
+
+    def shown(self, name: str) -> str:
+        prefix = self.place.settings.prefix
+        return name.replace(prefix, self.shown_prefix, 1) if self.shown_prefix and name.startswith(prefix) else name
+
+    def labels(self, image: Image, below: Mapping[str, Any]) -> dict[str, str]:
+        found = {
+            "org.opencontainers.image.title": self.shown(image.repo),
+            "org.opencontainers.image.description": image.describe,
+            "org.opencontainers.image.version": image.tag,
+            "org.opencontainers.image.source": self.place.definition.versions.source,
+            f"{LABEL}inputs": image.hash,
+            f"{LABEL}capabilities": " ".join(image.provides),
+            f"{LABEL}absent": json.dumps(dict(image.absent), sort_keys=True) if image.absent else "",
+            f"{LABEL}base": self.place.base or self.place.variant.suite,
+        }
+        if below:
+            found["org.opencontainers.image.base.name"] = self.shown(image.step.base)
+            found["org.opencontainers.image.base.digest"] = self.engine.image_id(image.step.base)
+        if image.is_role:
+            # On roles alone: a commit that changes nothing below must not give every layer another id.
+            found["org.opencontainers.image.revision"] = self.revision
+        return {name: value for name, value in found.items() if value}
+
+
+def git_revision(repository: Path) -> str:
+    try:
+        done = subprocess.run(["git", "-C", str(repository), "rev-parse", "HEAD"], capture_output=True, text=True,
+                              check=False)  # fmt: skip
+    except FileNotFoundError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

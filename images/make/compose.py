@@ -1,0 +1,250 @@
+"""From the definition and its lock to images: each with its Dockerfile, its files and the hash that is its tag.
+
+Pure but for reading the files that go in. The hash covers everything that decides an image's content; `inputs` keeps
+each part by name, so that what changed can be told.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from images.archive import origins
+from images.archive.bootstrap import CLEAN
+from images.archive.fetch import file_name
+from images.archive.lock import Place, layers_in_order
+from images.archive.locked import RELOCK, Slice, find
+from images.definition.check import active_chain, capabilities
+from images.definition.spec import Artifact, EntryKind, Layer, Role, SlurmSource
+from images.errors import ImagesError, nearest
+from images.make import code, content, render
+from images.make.content import Entry
+from images.make.pinned import pins, switched
+from images.make.plan import LAYER, Composed, Image, digest
+
+# Part of every hash: raised when the engine itself starts to make other bytes of the same definition.
+FORMAT = 1
+ReadYaml = Callable[[Path, str], object]
+
+
+def slurm_version(place: Place, slices: Mapping[str, Slice]) -> str:
+    """The version in a role's tag: the tarball's, or the one that the lock has."""
+    if place.choice.slurm is SlurmSource.SOURCE:
+        if place.settings.slurm_version:
+            return place.settings.slurm_version
+        pin = place.definition.versions.pins.get("slurm")
+        return pin.version if pin else "none"
+    for slice_ in slices.values():
+        package = find(slice_.packages, "slurm-client") or find(slice_.packages, "slurm-wlm-basic-plugins")
+        if package:
+            return package.version.partition(":")[2].partition("-")[0] or package.version.partition("-")[0]
+    return "none"
+
+
+class Composer:
+    """Builds the images of one choice; holds what the layers share while it does."""
+
+    def __init__(self, place: Place, slices: Mapping[str, Slice], read: ReadYaml) -> None:
+        self.place, self.slices, self.read = place, slices, read
+        self.images: dict[str, Image] = {}
+        self.directories: dict[str, dict[str, Entry]] = {}
+        self.templates = place.repository / "images/templates"
+        self.versions = place.definition.versions
+        self.pins = pins(place)
+        self.slurm = slurm_version(place, slices)
+
+    def compose(self, roles: Iterable[str]) -> Composed:
+        targets = list(roles)
+        chosen = [self.known_role(name) for name in targets if not name.startswith(LAYER)]
+        named = [name.removeprefix(LAYER) for name in targets if name.startswith(LAYER)]
+        for layer, below in layers_in_order(self.place, [*named, *(role.layer for role in chosen)]):
+            self.layer(layer, below)
+        for role in chosen:
+            self.role(role)
+        return Composed(self.images, self.slurm)
+
+    def known_role(self, name: str) -> Role:
+        roles = self.place.definition.roles
+        if name not in roles:
+            raise ImagesError("find the role", f"no role {name!r}", hint=nearest(name, roles))
+        return roles[name]
+
+    def slice(self, layer: str) -> Slice:
+        if layer not in self.slices:
+            file = self.place.directory.relative_to(self.place.repository) / f"{layer}.json"
+            raise ImagesError("read the lock", "this layer was never resolved", file=file, hint=RELOCK)
+        return self.slices[layer]
+
+    def layer(self, layer: Layer, below: tuple[str, ...]) -> None:
+        choice, shown = self.place.choice, f"images/layers/{layer.name}.yaml"
+        slice_ = self.slice(layer.name)
+        base = self.place.base if not below else ""
+        parent = f"layer:{below[-1]}" if below else ""
+        entries = content.tree(self.place.repository / "images/rootfs" / layer.name)
+        for entry in layer.files.of(choice):
+            entries += content.resolve(entry, self.place.repository, self.versions.users, shown)
+        list_path = f"usr/share/minivm/packages/{layer.name}"
+        bootstrapped = layer.bootstrap is not None and not base
+        if slice_.packages and not bootstrapped:
+            entries.append(content.file(list_path, slice_.list_text().encode()))
+        if layer.bootstrap and base and layer.bootstrap.dpkg_options:
+            text = "".join(f"{option}\n" for option in layer.bootstrap.dpkg_options)
+            entries.append(content.file("etc/dpkg/dpkg.cfg.d/minivm", text.encode()))
+        extra = self.sources(layer, entries)
+        for name in layer.downloads.of(choice):
+            extra[f"download {name}"] = digest(self.pins[name].sha256 + self.pins[name].version)
+        commands: list[str] = []
+        for name in layer.component.of(choice):
+            commands += render.component(name, self.templates, self.values(), shown)
+        commands += layer.run.of(choice)
+        step = render.Step(
+            describe=f"{layer.name}: {layer.describe}",
+            base=self.images[parent].reference if parent else base or "scratch",
+            epoch=self.versions.epoch,
+            files=bool(entries or layer.artifacts.of(choice) or layer.downloads.of(choice)),
+            users=tuple(self.versions.users[name] for name in layer.users.of(choice)),
+            packages=f"/{list_path}" if slice_.packages else "",
+            commands=tuple(render.strict(command) for command in commands),
+            remove=layer.remove.of(choice),
+            verify=tuple(render.verified(command) for command in layer.verify.of(choice)),
+            env=tuple(sorted(layer.env.items())),
+        )
+        artifacts = tuple((artifact, f"layer:{artifact.layer}") for artifact in layer.artifacts.of(choice))
+        if bootstrapped:
+            extra["lock"] = digest(slice_.list_text())
+            extra["bootstrap"] = digest(f"{CLEAN}{self.versions.epoch}{self.place.variant.suite}")
+            extra["dpkg options"] = digest(json.dumps(layer.bootstrap.dpkg_options if layer.bootstrap else ()))
+        provides = tuple(name for n in (*below, layer.name)
+                         for name in self.place.definition.layers[n].provides.of(choice))  # fmt: skip
+        self.add(
+            key=f"layer:{layer.name}",
+            name=layer.name,
+            repo=f"{self.place.settings.prefix}/layer-{layer.name}",
+            prefix=choice.variant,
+            describe=layer.describe,
+            parent=parent,
+            base=base,
+            step=step,
+            entries=entries,
+            artifacts=artifacts,
+            slices=tuple(self.slice(name) for name in (*below, layer.name)),
+            provides=provides,
+            extra=extra,
+            dpkg_options=layer.bootstrap.dpkg_options if bootstrapped and layer.bootstrap else (),
+        )
+
+    def sources(self, layer: Layer, entries: list[Entry]) -> dict[str, str]:
+        """The repositories that this layer switches on. The key itself is fetched only when this is built."""
+        definition, extra = self.place.definition, dict[str, str]()
+        for source in switched(layer, self.place):
+            text = origins.image_sources(source, definition)
+            entries.append(content.file(f"etc/apt/sources.list.d/{source.name}.sources", text.encode()))
+            if source.pin is not None:
+                text = origins.preferences(source)
+                entries.append(content.file(f"etc/apt/preferences.d/{source.name}.pref", text.encode()))
+            extra[f"key of {source.name}"] = digest(self.pins[source.key].sha256)
+        return extra
+
+    def values(self) -> dict[str, object]:
+        """What a component's template may name."""
+        pinned = {
+            name: {"version": p.version, "url": p.url, "sha256": p.sha256, "file": f"/usr/src/minivm/{file_name(p)}"}
+            for name, p in self.pins.items()
+        }
+        return {
+            "pins": pinned,
+            "values": self.versions.values,
+            "variant": self.place.choice.variant,
+            "slurm": self.place.choice.slurm.value,
+            "python": self.place.variant.python,
+            "epoch": self.versions.epoch,
+            "jobs": "$(nproc)",
+        }
+
+    def role(self, role: Role) -> None:
+        place, shown = self.place, f"images/roles/{role.name}.yaml"
+        layers = [layer.name for layer in active_chain(place.definition, role.layer, place.choice)]
+        provided, absent = capabilities(place.definition, role, place.choice)
+        entries = content.tree(place.repository / "images/rootfs" / f"role-{role.name}")
+        for entry in role.files.of(place.choice):
+            entries += content.resolve(entry, place.repository, self.versions.users, shown)
+        verify, commands = list(role.verify.of(place.choice)), list[str]()
+        if role.code:
+            plan = code.plan_json(role, place.definition, place.choice, place.repository, self.read)
+            entries += code.entries(role, plan, place.variant.python, place.repository)
+            commands += code.commands()
+            verify = [*code.verify(place.repository), *verify]
+        parent = f"layer:{layers[-1]}"
+        step = render.Step(
+            describe=f"{role.name}: {role.describe}",
+            base=self.images[parent].reference,
+            epoch=self.versions.epoch,
+            files=True,  # the SBOM, at least
+            commands=tuple(commands),
+            verify=tuple(render.verified(command) for command in verify),
+            env=tuple(sorted(role.env.items())),
+            ports=role.ports,
+            stop_signal=role.stop_signal,
+            entrypoint=code.entrypoint(place.variant.python) if role.code else (),
+        )
+        sbom = (place.repository / "images/make/sbom.py").read_bytes()
+        self.add(
+            key=f"role:{role.name}",
+            name=role.name,
+            repo=f"{place.settings.prefix}/{role.name}",
+            prefix=f"{self.slurm}-{place.choice.variant}",
+            describe=role.describe,
+            parent=parent,
+            base="",
+            step=step,
+            entries=entries,
+            artifacts=(),
+            slices=tuple(self.slice(name) for name in layers),
+            provides=tuple(sorted(provided)),
+            extra={
+                "images/make/sbom.py": digest(sbom),
+                # These are on labels alone, and a label must not outlive what it says.
+                "capabilities": digest(
+                    json.dumps([sorted(provided), dict(absent), self.versions.source], sort_keys=True)
+                ),
+            },
+            absent=absent,
+            services=role.services.of(place.choice),
+        )
+
+    def add(
+        self, *, key: str, name: str, repo: str, prefix: str, describe: str, parent: str, base: str,
+        step: render.Step, entries: list[Entry], artifacts: tuple[tuple[Artifact, str], ...],
+        slices: tuple[Slice, ...], provides: tuple[str, ...], extra: Mapping[str, str],
+        absent: Mapping[str, str] | None = None, dpkg_options: tuple[str, ...] = (), services: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
+        """Name the inputs, hash them, and keep the image."""
+        below = self.directories.get(parent, {})
+        completed = tuple(content.complete(entries, below))
+        self.directories[key] = below | {e.path: e for e in completed if e.kind is EntryKind.DIRECTORY}
+        inputs = {"engine format": str(FORMAT), **extra}
+        inputs["base" if not parent else f"parent {parent}"] = self.images[parent].hash if parent else base
+        for artifact, other in artifacts:
+            inputs[f"artifact {other}{artifact.source} to {artifact.to}"] = self.images[other].hash
+        for entry in completed:
+            inputs[self.label(entry)] = entry.digest()
+        # The base's tag is its hash, and that is an input of its own: a change below must not read as one up here.
+        if parent or base:
+            inputs["instructions"] = digest(render.dockerfile(step, self.templates).replace(step.base, "parent", 1))
+        total = digest(json.dumps(inputs, sort_keys=True))
+        self.images[key] = Image(
+            key=key, name=name, repo=repo, tag=f"{prefix}-{total[:12]}", hash=total, describe=describe,
+            parent=parent, base=base, step=step, entries=completed, artifacts=artifacts, slices=slices,
+            provides=provides, absent=absent or {}, inputs=inputs, directories=self.directories[key],
+            dpkg_options=dpkg_options, services=services,
+            needs=(*([parent] if parent else []), *(other for _, other in artifacts)),
+        )  # fmt: skip
+
+    def label(self, entry: Entry) -> str:
+        """A file's name in the repository where it has one, its place in the image elsewhere."""
+        if isinstance(entry.data, Path) and entry.data.is_relative_to(self.place.repository):
+            return f"{entry.data.relative_to(self.place.repository)} as /{entry.path}"
+        if entry.path.startswith("usr/share/minivm/packages/"):
+            return "lock"
+        return f"/{entry.path}"

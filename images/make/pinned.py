@@ -1,0 +1,46 @@
+"""What a layer takes from outside, by checksum: pinned files, and the keys of the repositories it switches on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from images.archive import origins
+from images.archive.fetch import fetch, file_name
+from images.archive.lock import Place
+from images.definition.spec import AptSource, Layer, Pin
+from images.errors import ImagesError
+from images.make import content
+from images.make.content import Entry
+from images.make.plan import Image
+
+
+def pins(place: Place) -> Mapping[str, Pin]:
+    """The pins with the site's own Slurm tarball in place of the published one."""
+    found, settings = dict(place.definition.versions.pins), place.settings
+    if settings.slurm_tarball:
+        if not (settings.slurm_sha256 and settings.slurm_version):
+            raise ImagesError("use the tarball", "slurm_sha256 and slurm_version must say what it is",
+                              field="slurm_tarball")  # fmt: skip
+        found["slurm"] = Pin("slurm", settings.slurm_version, settings.slurm_tarball, settings.slurm_sha256)
+    return found
+
+
+def switched(layer: Layer, place: Place) -> list[AptSource]:
+    vendor = origins.vendor_sources(place.definition, place.variant)
+    return [vendor[name] for name in layer.sources.of(place.choice) if name in vendor]
+
+
+def fetched(image: Image, place: Place) -> list[Entry]:
+    """The pinned files and keys of a layer, verified now: a build that is skipped fetches nothing."""
+    if image.is_role:
+        return []
+    layer, found = place.definition.layers[image.name], []
+    available = pins(place)
+    for name in layer.downloads.of(place.choice):
+        pin = available[name]
+        path = fetch(pin, place.downloads, place.settings)
+        found.append(content.file(f"usr/src/minivm/{file_name(pin)}", path))
+    for source in switched(layer, place):
+        key = origins.keyring(source, place.definition, place.settings, place.downloads)
+        found.append(content.file(origins.image_keyring(source, place.definition), key))
+    return found

@@ -1,0 +1,106 @@
+"""An image to be, and what was asked for: pure data. `compose.py` makes it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from images.archive.locked import Slice
+from images.definition.spec import Artifact
+from images.make import render
+from images.make.content import Entry
+
+LAYER = "layer:"
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """One image to be: what it is named, what goes in, and what it stands on."""
+
+    key: str  # layer:NAME or role:NAME
+    name: str
+    repo: str
+    tag: str
+    hash: str
+    describe: str
+    parent: str  # the key of the image below; empty: the base
+    base: str  # what FROM names where there is no parent; empty: bootstrapped
+    step: render.Step
+    entries: tuple[Entry, ...]
+    artifacts: tuple[tuple[Artifact, str], ...]
+    slices: tuple[Slice, ...]  # of every layer up to here
+    provides: tuple[str, ...]
+    absent: Mapping[str, str]
+    inputs: Mapping[str, str]
+    directories: Mapping[str, Entry]  # every directory that this image or one below declared
+    dpkg_options: tuple[str, ...] = ()
+    services: tuple[str, ...] = ()
+    needs: tuple[str, ...] = field(default=())  # keys that must exist before this one
+
+    @property
+    def reference(self) -> str:
+        return f"{self.repo}:{self.tag}"
+
+    @property
+    def is_role(self) -> bool:
+        return self.key.startswith("role:")
+
+    @property
+    def bootstrapped(self) -> bool:
+        return not self.parent and not self.base
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """Every image of one choice, parents first."""
+
+    images: Mapping[str, Image]
+    slurm: str
+
+    def role(self, name: str) -> Image:
+        return self.images[f"role:{name}"]
+
+    def needed(self, roles: Iterable[str]) -> list[Image]:
+        """The images under these targets in build order, the builders of their artifacts among them."""
+        wanted: set[str] = set()
+
+        def visit(key: str) -> None:
+            if key in wanted:
+                return
+            wanted.add(key)
+            for other in self.images[key].needs:
+                visit(other)
+
+        for target in roles:
+            visit(key_of(target))
+        return [image for key, image in self.images.items() if key in wanted]
+
+
+def key_of(target: str) -> str:
+    """A target of the command line is a role, or a layer named layer:NAME."""
+    return target if target.startswith(LAYER) else f"role:{target}"
+
+
+def digest(data: str | bytes) -> str:
+    return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()
+
+
+def short(name: str) -> str:
+    """A file of the repository by its name there; where in the image it lands follows from that."""
+    return name.partition(" as /")[0]
+
+
+def changed(before: Mapping[str, str] | None, after: Mapping[str, str]) -> list[str]:
+    """Which inputs differ from those of the last build, by name."""
+    if before is None:
+        return ["never built here"]
+    lines = []
+    for name in sorted(before.keys() | after.keys()):
+        if name not in after:
+            lines.append(f"{short(name)} (removed)")
+        elif name not in before:
+            lines.append(f"{short(name)} (new)")
+        elif before[name] != after[name]:
+            lines.append(short(name))
+    return lines

@@ -1,0 +1,81 @@
+"""Dockerfiles and components from their templates. Pure but for reading images/templates; the importer of jinja2."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import jinja2
+
+from images.definition.spec import User
+from images.errors import ImagesError
+
+COMPOUND = re.compile(r"&&|\|\||;|(?<!&)&(?!&)")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the Dockerfile of one image says."""
+
+    describe: str
+    base: str
+    epoch: int
+    files: bool
+    users: tuple[User, ...] = ()
+    packages: str = ""  # path in the image of the list of locked packages
+    commands: tuple[str, ...] = ()
+    remove: tuple[str, ...] = ()
+    verify: tuple[tuple[str, str], ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    ports: tuple[int, ...] = ()
+    stop_signal: str = ""
+    entrypoint: tuple[str, ...] = ()
+    values: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def works(self) -> bool:
+        return bool(self.users or self.packages or self.commands or self.remove or self.verify)
+
+
+@cache
+def environment(templates: Path) -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(templates),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+
+def dockerfile(step: Step, templates: Path) -> str:
+    return environment(templates).get_template("Dockerfile.j2").render(step=step)
+
+
+def strict(command: str) -> str:
+    """A command whose every failure counts: under `set -e` alone, `a && b` goes on when `a` fails."""
+    return f"{{ {command.rstrip(';')}; }} || exit 1" if COMPOUND.search(command) else command
+
+
+def verified(command: str) -> tuple[str, str]:
+    return f"{{ {command.rstrip(';')}; }} || exit 1", shlex.quote(command)
+
+
+def component(name: str, templates: Path, values: Mapping[str, object], asked_by: str) -> tuple[str, ...]:
+    """A component template as commands, one a line; a backslash at the end joins the next."""
+    shown = f"images/templates/{name}.sh.j2"
+    try:
+        text = environment(templates).get_template(f"{name}.sh.j2").render(values)
+    except jinja2.TemplateNotFound as error:
+        raise ImagesError("find the component", f"{shown} does not exist", file=asked_by, field="component") from error
+    except jinja2.TemplateError as error:
+        line = getattr(error, "lineno", None)
+        raise ImagesError("render the component", error.message or str(error), file=shown,
+                          field=f"line {line}" if line else None) from error  # fmt: skip
+    joined = text.replace("\\\n", " ")
+    lines = (line.strip() for line in joined.splitlines())
+    return tuple(re.sub(r"\s{2,}", " ", line) for line in lines if line and not line.startswith("#"))

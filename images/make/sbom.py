@@ -1,0 +1,228 @@
+"""The SPDX 2.3 document of an image: its packages, and the files that this project put in. Pure and deterministic.
+
+    document(
+        name="minivm/worker", version="24.11.5-debian-0123456789ab",
+        namespace="https://minivm.invalid/spdx/worker/<input hash>",   # unique per content: no random part
+        packages=[Package(name, version, arch, sha256, source, source_version, licence)],
+        files=[File("etc/minivm/plan.json", data)],                    # ours, not Debian's
+        epoch=SOURCE_DATE_EPOCH, distribution="debian", suite="trixie",
+    ) -> dict                                                          # to_json(...) -> bytes to write
+
+Two calls with the same values give the same bytes, in whatever order packages and files came.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote
+
+from images.archive.locked import Slice
+from images.definition.spec import Pin
+from images.make.licences import NOASSERTION, Licence
+
+TOOL = "Tool: minivm-build"
+ROOT_ID = "SPDXRef-Image"
+OURS_ID = "SPDXRef-Package-minivm"
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """One installed package. `sha256` is of the package file it was installed from; empty where it is not known."""
+
+    name: str
+    version: str
+    arch: str
+    sha256: str = ""
+    source: str = ""
+    source_version: str = ""
+    licence: Licence = field(default_factory=Licence)
+    distribution: str = ""  # where it differs from the document's: a vendor's repository, a tarball ("generic")
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """One file of ours; `path` is absolute or relative to the image's root."""
+
+    path: str
+    sha1: str
+    sha256: str
+
+    @classmethod
+    def of(cls, path: str, data: bytes) -> File:
+        return cls(path, hashlib.sha1(data, usedforsecurity=False).hexdigest(), hashlib.sha256(data).hexdigest())
+
+
+def listed(
+    slices: Iterable[Slice], downloads: Iterable[Pin], base: Mapping[str, str], vendors: Collection[str]
+) -> list[Package]:
+    """What an image consists of: its layers' locked packages, the base's own, and the pinned files that went in.
+
+    `base` is `name:arch` -> version of a base image's packages; those that a layer replaced are the layer's.
+    """
+    found = [
+        Package(
+            name=package.name,
+            version=package.version,
+            arch=package.arch,
+            sha256=package.sha256,
+            source=package.source or source_of(package.path),
+            distribution=package.origin if package.origin in vendors else "",
+        )
+        for slice_ in slices
+        for package in slice_.packages
+    ]
+    replaced = {package.name for package in found}
+    for key, version in base.items():
+        name, _, arch = key.partition(":")
+        if name not in replaced:
+            found.append(Package(name, version, arch))
+    found += [Package(pin.name, pin.version, "", pin.sha256, distribution="generic") for pin in downloads]
+    return found
+
+
+def source_of(path: str) -> str:
+    """The source package, by a file's place in Debian's pool: pool/main/g/gcc-14/libstdc++6_14.2.0-19_amd64.deb."""
+    parts = path.split("/")
+    return parts[-2] if parts[0] == "pool" and len(parts) >= 5 else ""
+
+
+def purl(package: Package, distribution: str, suite: str) -> str:
+    """The package URL (purl-spec, type deb): qualifiers sorted, names lower-case, versions percent-encoded."""
+    where = package.distribution or distribution
+    name, version = quote(package.name.lower(), safe=""), quote(package.version, safe="")
+    if where == "generic":
+        return f"pkg:generic/{name}@{version}" + (f"?checksum=sha256:{package.sha256}" if package.sha256 else "")
+    qualifiers = {"arch": package.arch, "distro": suite if where == distribution else ""}
+    text = "&".join(f"{key}={quote(value, safe='')}" for key, value in sorted(qualifiers.items()) if value)
+    return f"pkg:deb/{quote(where, safe='')}/{name}@{version}" + (f"?{text}" if text else "")
+
+
+def spdx_id(*parts: str) -> str:
+    """An identifier of letters, digits, dots and dashes; a digest keeps apart what the replacement makes equal."""
+    text = "-".join(parts)
+    clean = re.sub(r"[^A-Za-z0-9.-]", "-", text)
+    return f"SPDXRef-{clean}" if clean == text else f"SPDXRef-{clean}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def document(
+    *,
+    name: str,
+    version: str,
+    namespace: str,
+    packages: Iterable[Package],
+    files: Iterable[File],
+    epoch: int,
+    distribution: str = "debian",
+    suite: str = "",
+) -> dict[str, Any]:
+    """The document as plain data: JSON's own order is fixed by `to_json`."""
+    listed = sorted(set(packages), key=lambda package: (package.name, package.arch, package.version))
+    ours = sorted(set(files), key=lambda file: file.path)
+    entries = [package_entry(package, distribution, suite) for package in listed]
+    file_entries = [file_entry(file) for file in ours]
+    image = {
+        "SPDXID": ROOT_ID,
+        "name": name,
+        "versionInfo": version,
+        "primaryPackagePurpose": "CONTAINER",
+        "downloadLocation": NOASSERTION,
+        "filesAnalyzed": False,
+        "licenseConcluded": NOASSERTION,
+        "licenseDeclared": NOASSERTION,
+        "copyrightText": NOASSERTION,
+    }
+    relationships = [relation("SPDXRef-DOCUMENT", "DESCRIBES", ROOT_ID)]
+    relationships += [relation(ROOT_ID, "CONTAINS", entry["SPDXID"]) for entry in entries]
+    if ours:
+        entries.append(our_package(version, ours))
+        relationships.append(relation(ROOT_ID, "CONTAINS", OURS_ID))
+        relationships += [relation(OURS_ID, "CONTAINS", entry["SPDXID"]) for entry in file_entries]
+    return {
+        "spdxVersion": "SPDX-2.3",
+        "dataLicense": "CC0-1.0",
+        "SPDXID": "SPDXRef-DOCUMENT",
+        "name": f"{name}-{version}",
+        "documentNamespace": namespace,
+        "creationInfo": {
+            "created": datetime.fromtimestamp(epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "creators": [TOOL],
+        },
+        "packages": [image, *entries],
+        "files": file_entries,
+        "relationships": relationships,
+    }
+
+
+def package_entry(package: Package, distribution: str, suite: str) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "SPDXID": spdx_id(*filter(None, ("Package", package.name, package.version, package.arch))),
+        "name": package.name,
+        "versionInfo": package.version,
+        "downloadLocation": NOASSERTION,
+        "filesAnalyzed": False,
+        "licenseConcluded": NOASSERTION,
+        "licenseDeclared": package.licence.expression,
+        "copyrightText": NOASSERTION,
+        "externalRefs": [
+            {
+                "referenceCategory": "PACKAGE-MANAGER",
+                "referenceType": "purl",
+                "referenceLocator": purl(package, distribution, suite),
+            }
+        ],
+    }
+    if package.sha256:
+        entry["checksums"] = [{"algorithm": "SHA256", "checksumValue": package.sha256}]
+    if package.source:
+        entry["sourceInfo"] = f"built from source package {package.source} {package.source_version}".rstrip()
+    if package.licence.names and package.licence.expression == NOASSERTION:
+        entry["licenseComments"] = f"the copyright file names: {', '.join(package.licence.names)}"
+    return entry
+
+
+def our_package(version: str, files: Iterable[File]) -> dict[str, Any]:
+    """The files of ours as one package with a verification code: SPDX lets only an analysed package hold files."""
+    code = hashlib.sha1("".join(sorted(file.sha1 for file in files)).encode(), usedforsecurity=False).hexdigest()
+    return {
+        "SPDXID": OURS_ID,
+        "name": "minivm",
+        "versionInfo": version,
+        "downloadLocation": NOASSERTION,
+        "filesAnalyzed": True,
+        "packageVerificationCode": {"packageVerificationCodeValue": code},
+        "licenseConcluded": NOASSERTION,
+        "licenseDeclared": NOASSERTION,
+        "licenseInfoFromFiles": [NOASSERTION],
+        "copyrightText": NOASSERTION,
+    }
+
+
+def file_entry(file: File) -> dict[str, Any]:
+    # SPDX wants a relative name; SHA1 is mandatory in 2.3, SHA256 is the one to rely on.
+    path = file.path.lstrip("/")
+    return {
+        "SPDXID": spdx_id("File", path),
+        "fileName": f"./{path}",
+        "checksums": [
+            {"algorithm": "SHA1", "checksumValue": file.sha1},
+            {"algorithm": "SHA256", "checksumValue": file.sha256},
+        ],
+        "licenseConcluded": NOASSERTION,
+        "licenseInfoInFiles": [NOASSERTION],
+        "copyrightText": NOASSERTION,
+    }
+
+
+def relation(subject: str, kind: str, target: str) -> dict[str, str]:
+    return {"spdxElementId": subject, "relationshipType": kind, "relatedSpdxElement": target}
+
+
+def to_json(value: Mapping[str, Any]) -> bytes:
+    """The bytes to write: sorted keys, two spaces, a final newline."""
+    return (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()

@@ -1,0 +1,1 @@
+"""To a registry and back, and what differs."""

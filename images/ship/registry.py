@@ -1,0 +1,294 @@
+"""A registry as its HTTP interface shows it: what is there, and whether it is what it should be.
+
+The engine uploads; this client reads back, and finds out why an upload failed when the engine does not say. Standard
+library only. HTTPS, but for loopback addresses, as docker does it; further CAs come from docker's own certs.d.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import ipaddress
+import json
+import re
+import ssl
+import urllib.error
+import urllib.parse
+import urllib.request
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPException, HTTPResponse, IncompleteRead
+from pathlib import Path
+from typing import Any
+
+from images.errors import ImagesError
+from images.ship.credentials import DOCKER_HUB, Login
+
+MANIFEST_TYPES = (
+    "application/vnd.docker.distribution.manifest.v2+json",
+    "application/vnd.oci.image.manifest.v1+json",
+)
+CERTS = Path("/etc/docker/certs.d")
+TIMEOUT = 60
+CHUNK = 1 << 20
+LARGEST = 4 << 20  # of a manifest, a configuration, a token's answer: the registry says what it sends, not we
+ENOSPC = 28
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where images go: `host[:port][/path]`, as people write it."""
+
+    host: str
+    path: str
+
+    @classmethod
+    def parse(cls, text: str) -> Place:
+        if re.search(r"://|@|\s", text) or not text.strip("/"):
+            raise ImagesError(
+                f"push to {text!r}",
+                "a registry is host[:port][/path], without scheme and user",
+                hint="registry.site/hpc",
+            )
+        host, _, path = text.strip("/").partition("/")
+        if path != path.lower() or re.search(r"[^a-z0-9._/-]", path):
+            raise ImagesError(f"push to {text!r}", "a path holds lower-case letters, digits, dots, dashes and slashes")
+        return cls(host, path)
+
+    def repository(self, name: str) -> str:
+        return f"{self.path}/{name}" if self.path else name
+
+    @property
+    def loopback(self) -> bool:
+        name = self.host.rpartition(":")[0] or self.host
+        try:
+            return ipaddress.ip_address(name.strip("[]")).is_loopback
+        except ValueError:
+            return name == "localhost"
+
+
+class RegistryError(ImagesError):
+    """The registry refused, failed or is away; `status` is its HTTP status, 0 where it did not answer."""
+
+    def __init__(self, what: str, why: str, *, status: int = 0, hint: str | None = None) -> None:
+        super().__init__(what, why, hint=hint)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    digest: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    digest: str
+    config: Blob
+    layers: tuple[Blob, ...]
+
+
+class Registry:
+    """One repository of a registry, with one login."""
+
+    def __init__(self, place: Place, name: str, login: Login | None) -> None:
+        self.place, self.repository, self.login = place, place.repository(name), login
+        host = "registry-1.docker.io" if place.host == DOCKER_HUB else place.host
+        self.base = f"{'http' if place.loopback else 'https'}://{host}"
+        self.token = ""
+        handlers: list[urllib.request.BaseHandler] = [urllib.request.HTTPSHandler(context=trust(place.host))]
+        if place.loopback:
+            handlers.append(urllib.request.ProxyHandler({}))  # a proxy cannot reach this machine's loopback
+        self.opener = urllib.request.build_opener(*handlers)
+
+    def manifest(self, reference: str) -> Manifest:
+        """The manifest under a digest or tag; its digest is computed here, from the bytes that came."""
+        with self._answer("GET", f"/manifests/{reference}", {"Accept": ", ".join(MANIFEST_TYPES)}) as answer:
+            data = self._whole(answer)
+        try:
+            return parse_manifest(data)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            why = f"{reference} is not an image manifest of schema 2"
+            raise RegistryError(self._what("read back"), why) from error
+
+    def config(self, blob: Blob) -> Mapping[str, Any]:
+        with self._answer("GET", f"/blobs/{blob.digest}") as answer:
+            data = self._whole(answer)
+        self.same(blob.digest, f"sha256:{hashlib.sha256(data).hexdigest()}")
+        value: Mapping[str, Any] = json.loads(data)
+        return value
+
+    def check_layer(self, blob: Blob, diff_id: str) -> None:
+        """Read a layer back: its bytes must have the blob's digest, and, unpacked, the digest the image knows."""
+        packed, unpacked = hashlib.sha256(), hashlib.sha256()
+        inflate = None
+        size = 0
+        try:
+            with self._answer("GET", f"/blobs/{blob.digest}") as answer:
+                while chunk := answer.read(CHUNK):
+                    if size == 0:
+                        inflate = zlib.decompressobj(wbits=31) if chunk[:2] == b"\x1f\x8b" else None
+                    size += len(chunk)
+                    packed.update(chunk)
+                    for piece in inflated(inflate, chunk) if inflate else (chunk,):
+                        unpacked.update(piece)
+                complete(answer)
+        except zlib.error as error:
+            raise RegistryError(self._what("trust"), f"its {blob.digest} cannot be unpacked: {error}") from error
+        if inflate:
+            unpacked.update(inflate.flush())
+        self.same(blob.digest, f"sha256:{packed.hexdigest()}")
+        self.same(diff_id, f"sha256:{unpacked.hexdigest()}")
+
+    def has(self, blob: Blob) -> bool:
+        try:
+            with self._answer("HEAD", f"/blobs/{blob.digest}") as answer:
+                return int(answer.headers.get("Content-Length", blob.size)) == blob.size
+        except RegistryError as error:
+            if error.status == 404:
+                return False
+            raise
+
+    def check_upload(self) -> None:
+        """Begin an upload and take it back: raises with the registry's own reason where it would not accept one."""
+        with self._answer("POST", "/blobs/uploads/") as answer:
+            location = urllib.parse.urljoin(f"{self.base}/", answer.headers.get("Location", ""))
+        # One elsewhere, or without TLS, must not see the login; the registry forgets an upload by itself as well.
+        if location.startswith(f"{self.base}/"):
+            # Not everybody who may push may delete.
+            with contextlib.suppress(RegistryError), self._answer("DELETE", location):
+                pass
+
+    def same(self, expected: str, found: str) -> None:
+        if expected != found:
+            raise RegistryError(self._what("trust"), f"it holds {found} where {expected} was pushed")
+
+    def _what(self, verb: str) -> str:
+        return f"{verb} {self.place.host}/{self.repository}"
+
+    @contextmanager
+    def _answer(self, method: str, path: str, headers: Mapping[str, str] | None = None) -> Iterator[HTTPResponse]:
+        """Also a connection that breaks while it is being read is the registry's silence."""
+        try:
+            with self._open(method, path, headers) as answer:
+                yield answer
+        except (OSError, HTTPException) as error:
+            raise self._silence(error) from error
+
+    def _whole(self, answer: HTTPResponse) -> bytes:
+        data = answer.read(LARGEST + 1)
+        if len(data) > LARGEST:
+            raise RegistryError(self._what("read back"), f"it sends more than {LARGEST >> 20} MiB of description")
+        complete(answer)
+        return data
+
+    def _open(
+        self, method: str, path: str, headers: Mapping[str, str] | None = None, again: bool = True
+    ) -> HTTPResponse:
+        url = path if "://" in path else f"{self.base}/v2/{self.repository}{path}"
+        request = urllib.request.Request(url, method=method, headers=dict(headers or {}))
+        if self.token or self.login:
+            # Not carried over a redirect: blobs often live on another host, which must not see the password.
+            authorization = f"Bearer {self.token}" if self.token else self.login.basic() if self.login else ""
+            request.add_unredirected_header("Authorization", authorization)
+        try:
+            answer: HTTPResponse = self.opener.open(request, timeout=TIMEOUT)
+            return answer
+        except urllib.error.HTTPError as error:
+            challenge = error.headers.get("WWW-Authenticate", "")
+            if error.code == 401 and again and challenge.lower().startswith("bearer "):
+                self.token = self._fetch_token(challenge)
+                return self._open(method, path, headers, again=False)
+            raise self._refusal(error) from error
+        except (OSError, HTTPException) as error:
+            raise self._silence(error) from error
+
+    def _fetch_token(self, challenge: str) -> str:
+        """The token protocol of docker's registries: the registry names who gives tokens, and for what."""
+        fields = dict(re.findall(r'(\w+)="([^"]*)"', challenge))
+        realm = fields.pop("realm", "")
+        if not realm.startswith("https://") and not self.place.loopback:
+            raise RegistryError(self._what("log in to"), f"it sends the password to {realm!r}, which is not HTTPS")
+        fields["scope"] = f"repository:{self.repository}:pull,push"
+        request = urllib.request.Request(f"{realm}?{urllib.parse.urlencode(fields)}")
+        if self.login:
+            request.add_unredirected_header("Authorization", self.login.basic())
+        try:
+            with self.opener.open(request, timeout=TIMEOUT) as answer:
+                value = json.loads(self._whole(answer))
+                return str(value.get("token") or value.get("access_token") or "")
+        except urllib.error.HTTPError as error:
+            raise self._refusal(error) from error
+        except (OSError, HTTPException) as error:
+            raise self._silence(error) from error
+        except (ValueError, AttributeError, RecursionError) as error:
+            # The answer may hold a token: it is not repeated.
+            raise RegistryError(self._what("log in to"), f"{realm} gives no token that can be read") from error
+
+    def _refusal(self, error: urllib.error.HTTPError) -> RegistryError:
+        what = self._what("use")
+        if error.code == 401:
+            if self.login is None:
+                return RegistryError(
+                    what, "it wants a login, and there is none", status=401, hint="see docs/how-to/push-images.md"
+                )
+            return RegistryError(what, f"it refuses the password of user {self.login.user!r}", status=401)
+        if error.code == 403:
+            who = f"user {self.login.user!r}" if self.login else "a user without login"
+            return RegistryError(what, f"{who} may not do that there", status=403)
+        return RegistryError(what, reason(error.code, error.read(1 << 16)), status=error.code)
+
+    def _silence(self, error: Exception) -> RegistryError:
+        cause = error.reason if isinstance(error, urllib.error.URLError) else error
+        hint = None
+        if isinstance(cause, ssl.SSLError):
+            hint = f"put its CA's certificate into {CERTS / self.place.host}/ca.crt"
+        return RegistryError(self._what("reach"), str(cause), hint=hint)
+
+
+def parse_manifest(data: bytes) -> Manifest:
+    """Of schema 2; ValueError, KeyError or TypeError for anything else."""
+    value = json.loads(data)
+    if value["schemaVersion"] != 2:
+        raise ValueError(value["schemaVersion"])
+    blobs = [Blob(str(item["digest"]), int(item["size"])) for item in (value["config"], *value["layers"])]
+    return Manifest(f"sha256:{hashlib.sha256(data).hexdigest()}", blobs[0], tuple(blobs[1:]))
+
+
+def complete(answer: HTTPResponse) -> None:
+    """Reading by pieces ends where a connection breaks off as it does at the end."""
+    if answer.length:
+        raise IncompleteRead(b"", answer.length)
+
+
+def inflated(inflate: zlib._Decompress, chunk: bytes) -> Iterator[bytes]:
+    """In pieces: a few bytes of a registry's must not become gigabytes of our memory."""
+    while chunk:
+        yield inflate.decompress(chunk, CHUNK)
+        chunk = inflate.unconsumed_tail
+
+
+def trust(host: str) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    for path in sorted((CERTS / host).glob("*.crt")):
+        try:
+            context.load_verify_locations(path)
+        except OSError as error:  # SSLError is one
+            why = f"no certificate that can be read: {error.strerror or error}"
+            raise ImagesError(f"trust {host}", why, file=path) from error
+    return context
+
+
+def reason(status: int, body: bytes) -> str:
+    """The registry's own words, from the error document that its HTTP interface defines."""
+    try:
+        errors = json.loads(body)["errors"]
+        detail = errors[0].get("detail")
+        text = f"{errors[0].get('code', '')}: {errors[0].get('message', '')}"
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+        return f"it answered with HTTP status {status}"
+    if f'"Err": {ENOSPC}' in json.dumps(detail) or "no space left" in json.dumps(detail):
+        return "no space left on the registry's disk"
+    return f"{text} (HTTP status {status})"

@@ -1,0 +1,1 @@
+"""What a role does before its pod stops."""

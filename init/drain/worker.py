@@ -1,0 +1,137 @@
+"""A worker before it stops: no new jobs, time for the running ones, then their requeue, then the node is down.
+
+Without it slurmctld notices the lost node only after SlurmdTimeout, and its jobs stay RUNNING until then. The node's
+record stays: it holds what others have said of the node, and a job that names a node without a record fails at the next
+reconfigure. See docs/decisions/a-node-outlives-its-pod.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from init.drain.deadline import PROC, Deadline, say, status_of
+from init.slurm import client as slurm_client
+from init.slurm.client import SlurmError
+from init.slurm.node import BACK, STOPPING
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeVar
+
+    T = TypeVar("T")
+
+# Kept of the budget for the requeue and the removal that follow the wait for the jobs.
+RESERVE = 5.0
+LOOK_EVERY = 0.5
+
+
+def name_of_node() -> str:
+    return os.environ.get("MINIVM_POD_NAME") or os.uname().nodename.split(".")[0]
+
+
+def drain(controller: str, deadline: Deadline) -> None:
+    name = name_of_node()
+    node = asked(lambda: slurm_client.node(name, controller, within=max(1.0, deadline.left / 2)), deadline)
+    if node is None:
+        say(f"slurmctld knows no node {name}: nothing to drain")
+        return
+    if not (node.held_by_others or (node.held_by_us and "DRAIN" in node.flags)):
+        asked(lambda: slurm_client.update(name, ["state=drain", f"reason={STOPPING}"], controller), deadline)
+    jobs = wait_for_jobs(name, controller, deadline)
+    if jobs:
+        slurm_client.free(jobs, controller, say)
+        wait_until_idle(name, controller, deadline)
+    # Somebody may have drained it since: it takes no jobs, and down would put our reason over his.
+    node = slurm_client.node(name, controller)
+    if node is not None and node.held_by_others:
+        say(f"{name} stays as it is in Slurm: {node.reason}")
+    elif node is not None:
+        slurm_client.update(name, ["state=down", f"reason={STOPPING}"], controller)
+        say(f"{name} is down in Slurm until the pod is back")
+
+
+def asked(ask: Callable[[], T], deadline: Deadline, missed: Callable[[], None] = lambda: None) -> T:
+    """A controller that is away comes back: its pod is replaced, say, together with this one. Jobs that run here
+    meanwhile have the time that was promised to them; to give up would end them now."""
+    told = ""
+    while True:
+        try:
+            return ask()
+        except SlurmError as error:
+            if deadline.left <= RESERVE or not steps():
+                raise
+            text = f"jobs run here, and slurmctld is asked again: {error.why}"
+        if text != told:
+            say(text)
+            missed()
+            told = text
+        deadline.pause(min(LOOK_EVERY, deadline.left))
+
+
+def steps() -> list[int]:
+    """The slurmstepd of this pod: by name, and of a real user that nobody below root can have."""
+    return [int(directory.name) for directory in PROC.glob("[0-9]*") if _is_step(directory)]
+
+
+def _is_step(directory: Path) -> bool:
+    with contextlib.suppress(OSError, KeyError):
+        status = status_of(directory)
+        ours = len(status["NSpid"].split()) == 1 and status["Uid"].split()[0] == "0"
+        return ours and status["Name"].startswith("slurmstepd") and not status["State"].startswith("Z")
+    return False
+
+
+def wait_for_jobs(name: str, controller: str, deadline: Deadline) -> list[str]:
+    """The jobs that are still there when the time for them is over."""
+    told = ""
+
+    def missed() -> None:
+        nonlocal told
+        told = ""
+
+    while True:
+        jobs = asked(lambda: slurm_client.jobs(name, controller), deadline, missed)
+        if not jobs:
+            return []
+        text = f"waiting for {len(jobs)} jobs: {' '.join(jobs[:8])}{' ...' if len(jobs) > 8 else ''}"
+        if text != told:
+            say(text)
+            told = text
+        if deadline.left <= RESERVE:
+            return jobs
+        deadline.pause(min(LOOK_EVERY, deadline.left - RESERVE))
+
+
+def wait_until_idle(name: str, controller: str, deadline: Deadline) -> None:
+    while deadline.left > 1.0 and slurm_client.jobs(name, controller):
+        deadline.pause(0.2)
+
+
+def register_again(name: str) -> None:
+    """slurmd registers a dynamic node when it starts; somebody has deleted the one that was drained."""
+    from init.pod.client import Client
+
+    with Client(within=60.0) as client:
+        services = [view.name for view in client.snapshot().services]
+        for service in ("slurmd", "slurmd-static"):
+            if service in services:
+                reply = client.request("restart", service=service, wait=True)
+                say(f"{name} is registered again" if reply.get("ready") else f"{service} is {reply.get('state')}")
+
+
+def resume(controller: str) -> None:
+    """Takes back a drain of ours, and nobody else's."""
+    name = name_of_node()
+    node = slurm_client.node(name, controller)
+    if node is None:
+        register_again(name)
+    elif node.held_by_others:
+        say(f"{name} stays drained: {node.reason}")
+    elif node.held_by_us:
+        slurm_client.update(name, ["state=resume", f"reason={BACK}"], controller)
+        say(f"{name} is resumed")
+    else:
+        say(f"{name} is not drained")

@@ -1,0 +1,98 @@
+"""What `minivm check` and `minivm plan` do: read, compile, and tell everything that is wrong. No side effects."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from init.errors import ConfigError, ManyErrors
+from init.plan.compile import Plan, compile_plan, overlay, plan_from_json, select, unset_variables
+from init.plan.spec import parse_drain
+
+OUTSIDE = "outside a pod name a file, or in a checkout a role"
+
+
+def load(path: Path, role: str | None, *, boot: bool = False) -> Plan:
+    """The plan of this image with its drop-ins; `boot` leaves out what this pod would not start."""
+    from init.dropins.merge import merge
+
+    plan = merge(from_checkout(role) if role and not path.exists() and role_file(role).exists() else read(path))
+    if role and plan.role != role:
+        raise ConfigError("show the plan", f"{path} is the plan of {plan.role}, not of {role}")
+    return select(plan, os.environ, os.path.exists) if boot else plan
+
+
+def role_file(role: str) -> Path:
+    """Where a checkout of the project describes a role; an image has no such file."""
+    return Path(__file__).parents[2] / "images" / "roles" / f"{role}.yaml"
+
+
+def from_checkout(role: str) -> Plan:
+    """The plan that a build would bake."""
+    from init.dropins import merge as dropins
+
+    file = role_file(role)
+    data = dropins.load_mapping(file)
+    names, drain, known = data.get("services"), data.get("drain"), dropins.load_directory()
+    missing = [str(name) for name in names if name not in known] if isinstance(names, list) else ["a plain list"]
+    if missing or not isinstance(names, list):
+        why = f"services: no {', '.join(missing)}"
+        raise ConfigError("compile the plan", why, file=str(file), hint="`build.py plan` reads every form")
+    found = parse_drain(drain, str(file)) if isinstance(drain, dict) else None
+    return compile_plan(role, [known[name] for name in names], found)
+
+
+def read(path: Path) -> Plan:
+    try:
+        return plan_from_json(path.read_text(), str(path))
+    except FileNotFoundError:
+        raise ConfigError("read the plan", "no such file", file=str(path), hint=OUTSIDE) from None
+    except OSError as error:
+        raise ConfigError("read the plan", error.strerror or str(error), file=str(path)) from error
+
+
+def check(files: Sequence[Path], plan_file: Path) -> Iterator[str]:
+    """Lines of good news; ConfigError with all of the bad."""
+    from init.dropins import merge as dropins
+
+    plan = read(plan_file) if plan_file.exists() or not files else None
+    if files:
+        errors: list[ConfigError] = []
+        services = []
+        for path in _expand(files):
+            try:
+                if path.suffix == ".conf":
+                    from init.dropins.programs import read_programs
+
+                    services += read_programs([path])
+                elif path.suffix == ".json":
+                    plan = read(path)
+                else:
+                    mapping = dropins.load_mapping(path)
+                    if mapping != {"disabled": True}:
+                        services.append(dropins.load_service(path))
+            except ConfigError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0] if len(errors) == 1 else ManyErrors("check the services", errors)
+        if plan is not None:
+            plan = overlay(plan, services)
+        yield f"{len(services)} services are good"
+    elif plan is not None:
+        plan = dropins.merge(plan)
+    if plan is None:
+        return
+    # Only what this pod would start has to find its variables.
+    missing = unset_variables(select(plan, os.environ, os.path.exists), os.environ)
+    if missing:
+        raise missing[0] if len(missing) == 1 else ManyErrors("check the plan", missing)
+    yield f"the plan of {plan.role or 'this image'} is good: {len(plan.services)} services"
+
+
+def _expand(files: Sequence[Path]) -> Iterator[Path]:
+    for path in files:
+        if path.is_dir():
+            yield from sorted(item for item in path.iterdir() if item.suffix in (".yaml", ".conf"))
+        else:
+            yield path

@@ -1,0 +1,246 @@
+"""Services as people write them: the image's YAML files, and an operator's drop-ins over a compiled plan.
+
+The only importer of yaml. PID 1 runs it as a child (`python3 -I -m init.dropins.merge merge PLAN`) and reads JSON.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from init.errors import ConfigError, InitError, ManyErrors, nearest
+from init.places import PLAN, REFUSED
+from init.plan.compile import Plan, overlay, plan_from_json, plan_to_json, select, unset_variables, without
+from init.plan.spec import Service, parse_service
+
+SERVICES = Path(__file__).parents[1] / "services"
+ROOTS = (Path("/etc/minivm"), Path("/mnt/minivm/config"))  # the later one wins
+EX_CONFIG = 78
+
+# What yaml quotes, and may be a password that begins with * or with an exclamation mark: everybody is told of errors.
+_NAMED = re.compile(r"(alias|anchor|tag|handle) (['\"]).*\2")
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without its surprise that a key written twice silently loses its first value."""
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen: set[Any] = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        if not isinstance(key, Hashable):
+            raise yaml.constructor.ConstructorError(None, None, "a key is one word", key_node.start_mark)
+        if key in seen:
+            raise yaml.constructor.ConstructorError(None, None, f"{key!r} stands there twice", key_node.start_mark)
+        seen.add(key)
+    return dict(loader.construct_mapping(node, deep=True))
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def load_mapping(path: Path) -> dict[str, object]:
+    try:
+        data = yaml.load(path.read_text(), _Loader)
+    except OSError as error:
+        raise ConfigError("read a service", error.strerror or str(error), file=str(path)) from error
+    except UnicodeDecodeError:
+        raise ConfigError("read a service", "not UTF-8 text", file=str(path)) from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}" if mark else ""
+        problem = _NAMED.sub(r"\1", getattr(error, "problem", None) or str(error))
+        raise ConfigError("read a service", f"not YAML: {problem}", file=str(path), field=where) from None
+    except RecursionError:
+        raise ConfigError("read a service", "nested too deeply", file=str(path)) from None
+    except (ValueError, LookupError, AttributeError, OverflowError):  # a 30th of February, `!!bool maybe`
+        why = "a value is not what YAML takes it for, such as a date that is none"
+        raise ConfigError("read a service", why, file=str(path), hint="quote what is to be text") from None
+    if not isinstance(data, dict):
+        raise ConfigError("read a service", "wanted a mapping", file=str(path))
+    return data
+
+
+def config_map(text: str, holding: str) -> dict[str, bytes]:
+    """The files of Kubernetes' ConfigMap that holds one of that name; other documents of the text are passed over."""
+    try:
+        documents = list(yaml.safe_load_all(text))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" (line {mark.line + 1})" if mark else ""
+        raise ConfigError("read the ConfigMap", f"no YAML{where}") from error
+    for document in documents:
+        data = document.get("data") if isinstance(document, dict) and document.get("kind") == "ConfigMap" else None
+        if isinstance(data, dict) and holding in data:
+            return {str(name): str(content).encode() for name, content in data.items()}
+    return {}
+
+
+def load_service(path: Path) -> Service:
+    return parse_service(path.stem, load_mapping(path), str(path))
+
+
+def load_directory(directory: Path = SERVICES) -> dict[str, Service]:
+    """Every service of a directory; all that is wrong is told at once."""
+    services: dict[str, Service] = {}
+    errors: list[ConfigError] = []
+    for path in _files(directory, ".yaml"):
+        try:
+            services[path.stem] = load_service(path)
+        except ConfigError as error:
+            errors.append(error)
+    _raise(errors)
+    return services
+
+
+@dataclass(slots=True)
+class Found:
+    """What lies in the drop-in directories, by the service that each file is about."""
+
+    services: dict[str, Service] = field(default_factory=dict)
+    gone: set[str] = field(default_factory=set)  # `disabled: true` and nothing else
+    wrong: list[tuple[str, ConfigError]] = field(default_factory=list)  # no name: a file of several programs
+
+
+def find(roots: Iterable[Path] = ROOTS) -> Found:
+    found = Found()
+    for root in roots:
+        for path in _files(root / "services.d", ".yaml"):
+            name = path.stem
+            found.services.pop(name, None)
+            found.gone.discard(name)
+            try:
+                mapping = load_mapping(path)
+                if mapping == {"disabled": True}:
+                    found.gone.add(name)
+                else:
+                    found.services[name] = parse_service(name, mapping, str(path))
+            except ConfigError as error:
+                found.wrong.append((name, error))
+        programs = _files(root / "supervisor.d", ".conf")
+        if programs:
+            from init.dropins.programs import read_programs
+
+            try:
+                found.services.update({service.name: service for service in read_programs(programs)})
+            except ConfigError as error:
+                found.wrong.append(("", error))
+    return found
+
+
+def dropins(roots: Iterable[Path] = ROOTS) -> tuple[list[Service], list[str]]:
+    """The operator's services, and the names of those that a drop-in takes away."""
+    found = find(roots)
+    _raise([error for _, error in found.wrong])
+    return list(found.services.values()), sorted(found.gone)
+
+
+def merge(plan: Plan, roots: Iterable[Path] = ROOTS) -> Plan:
+    """The image's plan with the operator's drop-ins over it: all of them, or what is wrong with them."""
+    return _lay(plan, *dropins(roots))
+
+
+def merge_for_boot(
+    plan: Plan, roots: Iterable[Path] = ROOTS, env: Mapping[str, str] = os.environ
+) -> tuple[Plan, list[ConfigError]]:
+    """What a pod starts with, and what it leaves out: a typo must not take a whole role's pods away.
+
+    What the image has and a wrong file was to change or to take away is held back, not run as the image has it: the
+    file may have been there for safety's sake (docs/decisions/a-wrong-drop-in-costs-itself.md).
+    """
+    found = find(roots)
+    left: dict[str, Service | None] = dict(found.services) | dict.fromkeys(sorted(found.gone))
+    taken: dict[str, Service | None] = {}
+    wrong, merged, moved = dict[str, ConfigError](), plan, True
+    while left and moved:  # one may need another that comes later
+        moved = False
+        for name in list(left):
+            tried = taken | {name: left[name]}
+            try:
+                merged = _checked(plan, tried, env)
+            except ConfigError as error:
+                wrong[name] = error
+                continue
+            taken, moved = tried, True
+            del left[name]
+    refused = [*found.wrong, *((name, wrong[name]) for name in left)]
+    held = [_held_back(service, error) for name, error in refused if (service := plan.service(name)) is not None]
+    return (overlay(merged, held) if held else merged), [error for _, error in refused]
+
+
+def _checked(plan: Plan, items: Mapping[str, Service | None], env: Mapping[str, str]) -> Plan:
+    services = [item for item in items.values() if item is not None]
+    merged = _lay(plan, services, [name for name, item in items.items() if item is None])
+    chosen = [service for service in select(merged, env, os.path.exists).services if service.name in items]
+    _raise(unset_variables(Plan(plan.role, tuple(chosen), None), env))
+    return merged
+
+
+def _held_back(service: Service, error: ConfigError) -> Service:
+    """In its place: what needs it waits, with this reason."""
+    mapping: dict[str, object] = {"kind": "oneshot", "required": service.required, "restart": {"when": "never"}}
+    mapping["command"] = ["builtin:refused", str(error).replace("$", "$$")]
+    return parse_service(service.name, mapping, error.file)
+
+
+def _lay(plan: Plan, services: Sequence[Service], gone: Sequence[str]) -> Plan:
+    known = [service.name for service in plan.services]
+    _raise(
+        [
+            ConfigError(
+                "take a service away", f"the role has no {name!r}", file=f"{name}.yaml", hint=nearest(name, known)
+            )
+            for name in gone
+            if name not in known
+        ]
+    )
+    merged = overlay(plan, services) if services else plan
+    return without(merged, gone) if gone else merged
+
+
+def _files(directory: Path, suffix: str) -> list[Path]:
+    """Files in name order. Kubernetes' `..data` links and editors' leftovers start with a dot and are not services."""
+    try:
+        found = sorted(directory.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [path for path in found if path.suffix == suffix and not path.name.startswith(".") and path.is_file()]
+
+
+def _raise(errors: list[ConfigError]) -> None:
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise ManyErrors("read the services", errors)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The merged plan as JSON on stdout; what is wrong, one error a line on stderr. `merge`: all or nothing; `boot`:
+    without what is wrong."""
+    if not arguments or arguments[0] not in ("merge", "boot"):
+        print("usage: python3 -I -m init.dropins.merge merge|boot [PLAN.json [ROOT...]]", file=sys.stderr)
+        return 2
+    path = Path(arguments[1] if len(arguments) > 1 else PLAN)
+    roots = [Path(root) for root in arguments[2:]] or ROOTS
+    try:
+        plan = plan_from_json(path.read_text(), str(path))
+        merged, refused = merge_for_boot(plan, roots) if arguments[0] == "boot" else (merge(plan, roots), [])
+    except (InitError, OSError) as error:
+        print(error, file=sys.stderr)
+        return EX_CONFIG
+    for each in refused:
+        print(f"{REFUSED}{'; '.join(str(each).splitlines())}", file=sys.stderr)
+    sys.stdout.write(plan_to_json(merged))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

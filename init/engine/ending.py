@@ -1,0 +1,156 @@
+"""How a pod ends: the role's drain, then everything in order, under one deadline. Decides only, as the engine does."""
+
+from __future__ import annotations
+
+from init.engine import order as stop
+from init.engine.states import OVER, Down, Go, Hurry, Kill, Phase, PodPhase, State, Then, idle
+from init.plan import graph
+from init.plan.spec import parse_service
+from init.records import replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from init.engine.engine import Engine, Todo
+    from init.engine.states import Cause
+    from init.plan.service import Service
+
+DRAIN = "drain"
+RESUME = "resume"
+HURRIED = 1.0  # what a second TERM leaves of each grace
+ENDED_WELL, KILLED = 0, 75  # docs/reference/exit-codes.md
+
+
+class Ending:
+    """The part of the engine that is idle until somebody asks for a drain, or for the end."""
+
+    def __init__(self, engine: Engine, grace: float) -> None:
+        self.exit_code = ENDED_WELL
+        self.why: Cause | None = None
+        self.deadline: float | None = None  # of the whole stop
+        self.killed_at: float | None = None
+        self.errands: dict[str, Service] = {}  # the drain and its taking back: oneshots of the role's own
+        self._engine = engine
+        self._grace = grace  # of the whole pod
+        self._graces: dict[str, float] = {}  # of each service, once the stop has begun
+
+    # The drain.
+
+    def drain(self, now: float, *, budget: float | None = None) -> Todo:
+        """Begin the role's drain, once; whoever asks later joins it."""
+        drain = self._engine.plan.drain
+        if drain is None or self.drain_state() in ("draining", "drained"):
+            return []
+        self._engine.forget(RESUME)
+        return self._run(DRAIN, drain.command, drain.budget if budget is None else budget, now)
+
+    def resume(self, now: float) -> Todo:
+        """Take the drain back: end it if it still runs, then the role's own command for it."""
+        engine, drain = self._engine, self._engine.plan.drain
+        todo: Todo = []
+        if drain is None or engine.phase not in (PodPhase.BOOT, PodPhase.RUNNING):
+            return todo
+        if DRAIN in engine.states and not idle(engine.states[DRAIN]):
+            todo += engine.leave(DRAIN, Then.STOP, now)
+        else:
+            engine.forget(DRAIN)
+        if drain.resume:
+            todo += self._run(RESUME, drain.resume, drain.budget, now)
+        return todo
+
+    def drain_state(self) -> str:
+        """Empty, draining, drained, or failed; for people: `init.view.reasons.drain_text`."""
+        state = self._engine.states.get(DRAIN)
+        if state is None or RESUME in self._engine.states:
+            return ""
+        if state.phase is Phase.DONE:
+            return "drained"
+        return "failed" if state.phase in (Phase.FAILED, Phase.STOPPED) else "draining"
+
+    def may_wait(self, now: float) -> bool:
+        """Whether a drain that cannot be started now may be started later: not once the services need their time."""
+        needed = stop.longest(self._engine.specs.values()) + stop.SWEEP
+        return self.deadline is None or now + needed < self.deadline
+
+    def _run(self, name: str, command: tuple[str, ...], budget: float, now: float) -> Todo:
+        """An errand is followed by the same machine as every service."""
+        mapping: dict[str, object] = {"kind": "oneshot", "command": list(command), "timeout": budget}
+        mapping |= {"restart": {"when": "never"}, "stop": {"grace": 2.0}}
+        self.errands[name] = parse_service(name, mapping, "the role")
+        self._engine.states[name] = State(since=now)
+        return [*self._engine.advance(name, Go(), now), *self._engine.settle(now)]
+
+    # The end.
+
+    def begin(self, now: float, code: int = ENDED_WELL, why: Cause | None = None, *, drain: bool = True) -> Todo:
+        """The orderly end; asked for a second time, hurry."""
+        engine = self._engine
+        if engine.phase in (PodPhase.DRAINING, PodPhase.STOPPING):
+            return self._hurry(now)
+        if engine.phase is PodPhase.STOPPED:
+            return []
+        self.exit_code, self.why = code, why
+        total = self._grace - stop.margin(self._grace)
+        self.deadline = now + total
+        engine.trace.add(now, "", "stop", str(why or "asked to stop"))
+        if drain and engine.plan.drain is not None and self.drain_state() != "drained":
+            engine.phase = PodPhase.DRAINING
+            budget = stop.drain_budget(engine.plan.drain, engine.specs.values(), total)
+            todo = self.drain(now, budget=budget)
+            state = engine.states[DRAIN]
+            if state.deadline is not None and state.phase is Phase.STARTING:  # one that ran already, with more time
+                engine.states[DRAIN] = replace(state, deadline=min(state.deadline, now + budget))
+            return [*todo, *engine.settle(now)]
+        return self._stop_all(now)
+
+    def follow(self, now: float) -> Todo:
+        """The drain before the stop is over: now the services."""
+        if self._engine.phase is PodPhase.DRAINING and self._engine.states[DRAIN].phase in OVER:
+            return self._stop_all(now)
+        return []
+
+    def tick(self, now: float) -> Todo:
+        """The deadline is over: kill all that is left at once, and a second later end without them."""
+        engine = self._engine
+        ending = engine.phase in (PodPhase.DRAINING, PodPhase.STOPPING)
+        if not ending or self.deadline is None or now < self.deadline:
+            return []
+        alive = [(name, pid) for name, state in engine.states.items() for pid in (state.pid, state.helper) if pid]
+        engine.trace.add(now, "", "deadline", f"killing {', '.join(name for name, _ in alive)}")
+        if self.killed_at is not None:
+            engine.phase = PodPhase.STOPPED
+            return []
+        self.killed_at = now
+        self.deadline = now + stop.SWEEP
+        todo = [] if engine.phase is PodPhase.STOPPING else self._stop_all(now)
+        return [*todo, *((name, Kill(pid, "KILL")) for name, pid in alive)]
+
+    def grace(self, service: Service) -> float:
+        """Its own, or what the pod's deadline leaves of it."""
+        return self._graces.get(service.name, service.stop.grace)
+
+    def killed(self) -> None:
+        """A service had to be killed while everything stopped: the exit code says so, unless it says worse."""
+        if self._engine.phase is PodPhase.STOPPING:
+            self.exit_code = self.exit_code or KILLED
+
+    def _stop_all(self, now: float) -> Todo:
+        engine = self._engine
+        engine.phase = PodPhase.STOPPING
+        left = (self.deadline or now) - now - stop.SWEEP
+        self._graces = stop.graces(engine.specs.values(), left)
+        return engine.leave_all(now)
+
+    def _hurry(self, now: float) -> Todo:
+        engine = self._engine
+        todo: Todo = []
+        engine.trace.add(now, "", "hurry", "asked to stop again")
+        waves = len(graph.waves(graph.stop_edges(engine.specs.values())))
+        self.deadline = min(self.deadline or now, now + HURRIED * max(1, waves) + HURRIED)
+        if engine.phase is PodPhase.DRAINING:
+            if not idle(engine.states[DRAIN]):
+                todo += engine.advance(DRAIN, Down(Then.STOP, HURRIED), now)
+            todo += self._stop_all(now)
+        self._graces = {name: min(grace, HURRIED) for name, grace in self._graces.items()}
+        for name in list(engine.states):
+            todo += engine.advance(name, Hurry(HURRIED), now)
+        return [*todo, *engine.settle(now)]

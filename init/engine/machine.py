@@ -1,0 +1,293 @@
+"""One service's life, as a pure function: state and event in, new state and actions out. No clock, no processes."""
+
+from __future__ import annotations
+
+from init.engine.states import (  # fmt: skip
+    HANDOVER_WAIT,
+    MAIN,
+    STOPPER,
+    Cause,
+    Down,
+    EndPod,
+    Exited,
+    Go,
+    Hurry,
+    Kill,
+    Passed,
+    Phase,
+    Said,
+    Spawn,
+    Spawned,
+    SpawnFailed,
+    Then,
+    Tick,
+    Told,
+    Unwatch,
+    Up,
+    Watch,
+)
+from init.plan.service import Exhausted, Kind, Probe, When
+from init.records import replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from init.engine.states import Action, Event, State
+    from init.plan.service import Service
+
+    Step = tuple[State, list[Action]]
+
+
+def advance(service: Service, state: State, event: Event, now: float, luck: float = 0.5) -> Step:
+    """The one switch: every event in every phase. `luck` in [0, 1) is the jitter, so that tests can fix it."""
+    match event:
+        case Go():
+            return _go(service, state, now) if state.phase is Phase.WAITING else (state, [])
+        case Spawned():
+            return _spawned(service, state, event, now)
+        case SpawnFailed():
+            state = replace(state, spawning=False)
+            if state.phase is Phase.STOPPING:
+                return _stopped(service, state, now, luck)
+            failed = Cause(event.why, event.quoted)
+            if event.scarce:
+                return _not_yet(service, state, failed, now, luck)
+            return _fail(service, state, failed, None, now, luck)
+        case Exited():
+            return _exited(service, state, event, now, luck)
+        case Passed():
+            if state.phase is Phase.STARTING:
+                return _ready(service, state, now), []
+            return state, []
+        case Said():
+            if state.phase is Phase.STARTING:
+                return replace(state, said=Cause(event.text, event.quoted, detail=event.detail)), []
+            return state, []
+        case Told():
+            return _told(service, state, event, now)
+        case Tick():
+            if state.deadline is None or now < state.deadline:
+                return state, []
+            return _overdue(service, replace(state, deadline=None), now, luck)
+        case Down():
+            return _down(service, state, event.then, None, event.grace, now, luck)
+        case Hurry():
+            if state.phase is Phase.STOPPING and state.deadline is not None:
+                return replace(state, deadline=min(state.deadline, now + event.grace)), []
+            return state, []
+        case Up():
+            return _up(state, now)
+
+
+def _go(service: Service, state: State, now: float) -> Step:
+    fresh = replace(state, said=None, status="", reloading=False, deadline=None, then=None, former=(), ready_at=None)
+    if service.kind is Kind.GATE:
+        within = now + service.ready.within if service.ready.within else None
+        return replace(fresh, phase=Phase.STARTING, since=now, started_at=now, deadline=within), [Watch()]
+    if service.prepare:
+        return replace(fresh, phase=Phase.PREPARING, since=now, step=0, spawning=True), [Spawn(0)]
+    return replace(fresh, phase=Phase.STARTING, since=now, step=MAIN, spawning=True), [Spawn(MAIN)]
+
+
+def _spawned(service: Service, state: State, event: Spawned, now: float) -> Step:
+    if event.step == STOPPER:
+        return replace(state, helper=event.pid), []
+    state = replace(state, spawning=False)
+    if state.phase is Phase.STOPPING:  # it was told to stop between the decision and the fork
+        return replace(state, pid=event.pid), [Kill(event.pid, "TERM")]
+    if event.step != MAIN:
+        return replace(state, pid=event.pid), []
+    state = replace(state, pid=event.pid, starts=state.starts + 1, started_at=now)
+    if service.kind is not Kind.LONGRUN:
+        limit = now + service.timeout if service.timeout else None
+        state = replace(state, deadline=limit)
+        return (replace(state, phase=Phase.READY) if service.kind is Kind.PERIODIC else state), []
+    if service.ready.probe is Probe.NONE:
+        # Started is ready; after a failure, only if it stays: a crash loop must not look ready between crashes.
+        if not state.streak:
+            return _ready(service, state, now), []
+        return replace(state, deadline=now + service.restart.delay), []
+    state = replace(state, deadline=now + service.ready.within if service.ready.within else None)
+    return state, [] if service.ready.probe is Probe.NOTIFY else [Watch()]
+
+
+def _ready(service: Service, state: State, now: float) -> State:
+    watchdog = now + service.watchdog if service.watchdog else None
+    return replace(state, phase=Phase.READY, since=now, ready_at=now, deadline=watchdog, said=None, why=None)
+
+
+def _exited(service: Service, state: State, event: Exited, now: float, luck: float) -> Step:
+    if event.pid in state.former:
+        return replace(state, former=tuple(pid for pid in state.former if pid != event.pid)), []
+    if event.pid == state.helper:
+        state = replace(state, helper=0)
+        if state.phase is Phase.STOPPING and state.pid and event.text() != "exited 0":
+            return state, [Kill(state.pid, service.stop.signal)]
+        return (state, []) if state.pid else _stopped(service, state, now, luck)
+    if event.pid != state.pid or not event.pid:
+        return state, []
+    well = event.code == 0 and event.signal == 0
+    state = replace(state, pid=0, ended=event.text())
+    if not (well and state.phase is Phase.PREPARING):  # a preparation that succeeds is not what people ask about
+        state = replace(state, last_exit=event.text(), last_line=event.last_line)
+    speaker = service.prepare[state.step] if state.phase is Phase.PREPARING else service.command
+    why = Cause(event.text(), event.last_line, speaker)
+    if state.phase is Phase.STOPPING:
+        return (state, []) if state.helper else _stopped(service, state, now, luck)
+    if state.phase is Phase.PREPARING:
+        if not well:
+            why = replace(why, outcome=f"{speaker[0]} (prepare) {why.outcome}")
+            return _fail(service, state, why, None, now, luck)
+        if state.step + 1 < len(service.prepare):
+            return replace(state, step=state.step + 1, spawning=True), [Spawn(state.step + 1)]
+        return replace(state, phase=Phase.STARTING, since=now, step=MAIN, spawning=True), [Spawn(MAIN)]
+    if service.kind is Kind.PERIODIC:
+        state = replace(state, why=None if well else why, failed=state.failed + (not well))
+        return replace(state, deadline=now + service.every * (0.9 + 0.2 * luck)), []
+    if well and service.kind is Kind.ONESHOT:
+        return replace(state, phase=Phase.DONE, since=now, ready_at=now, deadline=None, why=None, said=None), []
+    if well and event.heirs and service.ready.probe is Probe.NOTIFY:
+        return replace(state, phase=Phase.HANDOVER, since=now, deadline=now + HANDOVER_WAIT), []
+    if well and service.kind is Kind.LONGRUN and service.restart.when is not When.ALWAYS:
+        return replace(state, phase=Phase.DONE, since=now, deadline=None), [Unwatch()]
+    if well and event.heirs:
+        left = ", ".join(str(pid) for pid in event.heirs[:4])
+        why = Cause(f"exited 0 and left processes behind ({left}): it went to the background; run it in the foreground")
+    return _fail(service, state, why, event.code if not event.signal else None, now, luck)
+
+
+def _told(service: Service, state: State, event: Told, now: float) -> Step:
+    if event.status is not None:
+        state = replace(state, status=event.status)
+    actions: list[Action] = []
+    if event.main_pid and event.main_pid != state.pid and state.phase in _ALIVE:
+        former = (*state.former, state.pid) if state.pid else state.former
+        state = replace(state, pid=event.main_pid, former=former)
+        if state.phase is Phase.STOPPING:
+            actions.append(Kill(state.pid, service.stop.signal))
+        elif state.phase is Phase.HANDOVER:
+            if state.then is not None:
+                state = replace(state, phase=Phase.STOPPING, since=now, deadline=now + service.stop.grace)
+                return state, [Kill(state.pid, service.stop.signal)]
+            back = Phase.READY if state.ready_at is not None else Phase.STARTING
+            state = replace(state, phase=back, since=now, deadline=None)
+            if back is Phase.READY:
+                state = _ready(service, state, now)
+    if event.reloading and state.phase is Phase.READY:
+        state = replace(state, reloading=True)
+    if event.ready:
+        if state.phase is Phase.STARTING and service.ready.probe is Probe.NOTIFY and state.step == MAIN:
+            state = _ready(service, state, now)
+        state = replace(state, reloading=False)
+    if event.watchdog and service.watchdog and state.phase is Phase.READY:
+        state = replace(state, deadline=now + service.watchdog)
+    return state, actions
+
+
+_ALIVE = (Phase.STARTING, Phase.READY, Phase.HANDOVER, Phase.STOPPING)
+
+
+def _overdue(service: Service, state: State, now: float, luck: float) -> Step:
+    if state.phase is Phase.BACKOFF:
+        return replace(state, phase=Phase.WAITING, since=now), []
+    if state.phase is Phase.STOPPING:
+        return state, [Kill(pid, "KILL") for pid in (state.pid, state.helper) if pid]
+    if state.phase is Phase.HANDOVER:
+        if state.then is not None:
+            return _stopped(service, state, now, luck)
+        why = Cause("exited 0, and none of the processes it left took over")
+        return _fail(service, state, why, None, now, luck)
+    if service.kind is Kind.PERIODIC and state.phase is Phase.READY:
+        if state.pid:
+            return state, [Kill(state.pid, "KILL")]
+        return replace(state, spawning=True), [Spawn(MAIN)]
+    if state.phase is Phase.READY and service.watchdog:
+        why = Cause(f"watchdog: no sign of life for {service.watchdog:g} s")
+        return _down(service, state, Then.FAIL, why, service.stop.grace, now, luck, signal="ABRT")
+    if state.phase is Phase.STARTING:
+        if service.kind is Kind.LONGRUN and service.ready.probe is Probe.NONE:
+            return _ready(service, state, now), []
+        if service.kind is Kind.ONESHOT:
+            why = Cause(f"did not finish within {service.timeout:g} s")
+        else:
+            said = state.said or Cause("")
+            late = f"not ready within {service.ready.within:g} s"
+            why = replace(said, outcome=f"{late}: {said.outcome}" if said.outcome else late)
+        return _down(service, state, Then.FAIL, why, service.stop.grace, now, luck)
+    return state, []
+
+
+def _down(
+    service: Service, state: State, then: Then, why: Cause | None, grace: float, now: float, luck: float,
+    signal: str = "",
+) -> Step:  # fmt: skip
+    if state.phase is Phase.STOPPING:
+        deadline = min(state.deadline, now + grace) if state.deadline is not None else None
+        return replace(state, then=then if then is not Then.FAIL else state.then, deadline=deadline), []
+    if state.phase is Phase.HANDOVER:
+        return replace(state, then=then), []
+    state = replace(state, then=then, why=why or state.why, reloading=False)
+    if state.spawning:
+        return replace(state, phase=Phase.STOPPING, since=now, deadline=now + grace), [Unwatch()]
+    if not state.pid:
+        rest, actions = _stopped(service, state, now, luck)
+        return rest, [Unwatch(), *actions]
+    signal = signal or (service.stop.signal if state.phase is not Phase.PREPARING else "TERM")
+    by_command = bool(service.stop.command) and then is not Then.FAIL and state.phase is not Phase.PREPARING
+    act: Action = Spawn(STOPPER) if by_command else Kill(state.pid, signal)
+    return replace(state, phase=Phase.STOPPING, since=now, deadline=now + grace), [Unwatch(), act]
+
+
+def _stopped(service: Service, state: State, now: float, luck: float) -> Step:
+    then = state.then
+    state = replace(state, then=None, deadline=None, status="", ready_at=None)
+    if then is Then.FAIL:
+        return _fail(service, state, state.why or Cause("failed"), None, now, luck)
+    phase = Phase.WAITING if then is Then.AGAIN else Phase.STOPPED
+    return replace(state, phase=phase, since=now, streak=0, failures=(), why=None, said=None), []
+
+
+def _up(state: State, now: float) -> Step:
+    if state.phase is Phase.STOPPING:
+        return replace(state, then=Then.AGAIN), []
+    if state.phase in (Phase.STOPPED, Phase.FAILED, Phase.DONE, Phase.BACKOFF):
+        return replace(state, phase=Phase.WAITING, since=now, streak=0, failures=(), deadline=None, ready_at=None), []
+    return state, []
+
+
+def _not_yet(service: Service, state: State, why: Cause, now: float, luck: float) -> Step:
+    """The machine could not do it: again later, for as long as it takes. No limit of the service's counts that."""
+    if service.kind is Kind.PERIODIC and state.phase is Phase.READY:
+        return replace(state, failed=state.failed + 1, why=why, deadline=now + service.restart.delay), []
+    state = replace(state, since=now, ready_at=None, failed=state.failed + 1, streak=state.streak + 1, why=why)
+    return _again(service, state, now, luck)
+
+
+def _fail(service: Service, state: State, why: Cause, code: int | None, now: float, luck: float) -> Step:
+    rule = service.restart
+    failures = (*(at for at in state.failures if now - at < rule.window), now)
+    rested = state.ready_at is not None and now - state.ready_at > rule.window
+    streak = 1 if rested else state.streak + 1
+    state = replace(
+        state, pid=0, since=now, ready_at=None, deadline=None, then=None, reloading=False,
+        failures=failures, failed=state.failed + 1, streak=streak, why=why,
+    )  # fmt: skip
+    final: Cause | None = None
+    if code is not None and code in rule.fatal_codes:
+        final = replace(why, verdict=f"no retry can mend exit code {code}")
+    elif rule.when is When.NEVER:
+        final = why
+    elif rule.limit and len(failures) > rule.limit:
+        final = replace(why, verdict=f"gave up after {len(failures)} failures within {rule.window:g} s")
+    if final is not None:
+        state = replace(state, phase=Phase.FAILED, why=final)
+        return state, [Unwatch(), *([EndPod(final)] if rule.exhausted is Exhausted.END_POD else [])]
+    return _again(service, state, now, luck)
+
+
+def _again(service: Service, state: State, now: float, luck: float) -> Step:
+    """At once after the first failure in a row, then later and later."""
+    rule = service.restart
+    if state.streak == 1:
+        return replace(state, phase=Phase.WAITING, deadline=None), [Unwatch()]
+    delay = min(rule.max_delay, rule.delay * 2.0 ** min(state.streak - 2, 20)) * (1 + rule.jitter * (2 * luck - 1))
+    return replace(state, phase=Phase.BACKOFF, deadline=now + delay), [Unwatch()]

@@ -1,0 +1,82 @@
+"""What happened, when: a bounded record of every change, on the monotonic clock, and what a log says of it. Pure."""
+
+from __future__ import annotations
+
+from init.engine.states import Phase
+from init.records import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from init.engine.states import State
+
+KEPT = 4096
+
+
+@record(frozen=True, slots=True)
+class Happening:
+    at: float  # monotonic
+    service: str  # empty: the pod
+    event: str
+    detail: str
+
+
+class Trace:
+    """The newest happenings; the oldest of a long life are forgotten, the boot's never."""
+
+    def __init__(self, kept: int = KEPT) -> None:
+        self._boot: list[Happening] = []
+        self._later: list[Happening] = []
+        self._kept = kept
+        self._boot_room = kept // 4
+        # For whoever performs the changes, to say and to empty: what init's own log is told, and whether the pod's is.
+        self.news: list[tuple[str, bool]] = []
+
+    def add(self, now: float, service: str, event: str, detail: str = "") -> None:
+        item = Happening(now, service, event, detail)
+        if len(self._boot) < self._boot_room:
+            self._boot.append(item)
+        else:
+            self._later.append(item)
+            del self._later[: -self._kept]
+        if not service and event != "stopped":
+            self.news.append((f"{event}: {detail}", False))
+
+    def change(self, now: float, name: str, before: State, after: State) -> None:
+        """Say what differs between two states of a service, if anything that a person would call a change does."""
+        if after.pid and after.pid != before.pid:
+            handed_over = before.pid and before.pid in after.former
+            detail = f"pid {after.pid}" + (f", taking over from {before.pid}" if handed_over else "")
+            self.add(now, name, "main-pid" if handed_over else "spawned", detail)
+        if before.pid and not after.pid and after.ended:
+            line = f": {after.last_line}" if after.last_line and after.ended != "exited 0" else ""
+            self.add(now, name, "exited", f"{after.ended}{line}")
+        if after.reloading is not before.reloading:
+            self.add(now, name, "reloading" if after.reloading else "reloaded")
+        if after.phase is not before.phase:
+            failed = after.phase in (Phase.BACKOFF, Phase.FAILED, Phase.WAITING)
+            self.add(now, name, after.phase.value, str(after.why) if failed and after.why is not None else "")
+        if text := _news(now, before, after):
+            self.news.append((f"{name}: {text}", True))
+
+    def happenings(self) -> list[Happening]:
+        return [*self._boot, *self._later]
+
+
+def _news(now: float, before: State, after: State) -> str:
+    """A failure, and its end: a service that dies says nothing itself."""
+    if after.failed > before.failed:
+        if after.phase is Phase.WAITING:
+            return f"{after.why}; starts again"
+        if after.phase is Phase.BACKOFF:
+            return f"{after.why}; failed {times(after.failed)}, next start in {(after.deadline or now) - now:.1f} s"
+        if after.phase is Phase.READY:  # a periodic one: what fails at each turn is told once
+            known = before.why is not None and after.why is not None and before.why.outcome == after.why.outcome
+            return "" if known else f"last run {after.why}"
+        return str(after.why)
+    if before.why is not None and after.why is None and after.phase in (Phase.READY, Phase.DONE):
+        return "works again" if before.phase is Phase.READY else f"{after.phase.value} again"
+    return ""
+
+
+def times(number: int) -> str:
+    return {1: "once", 2: "twice"}.get(number, f"{number} times")

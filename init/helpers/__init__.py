@@ -1,0 +1,1 @@
+"""Services of our own that run beside the daemons, each a process."""

@@ -1,0 +1,123 @@
+"""Notices that this node's clock was set, tells by how much, and has the munge key proven again. In every role.
+
+A machine that was resumed, or an NTP daemon that steps, moves the clock: munge then refuses this node's credentials, or
+those of everybody else, and slurmd falls silent. The proof of the key is made anew at once, and tells why it fails
+(`init.slurm.clock`); when the clock is set right, that is noticed too, and it passes.
+
+Nothing polls: the kernel cancels a timer on the wall clock whenever that is set.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+import time
+from pathlib import Path
+
+from init.errors import InitError
+from init.pod.client import SOCKET, Client
+from init.pod.helper import condition, say, service
+from init.pod.notify import notify
+from init.records import record
+
+PROOF = "cluster-proof"
+CONDITION = "clock"
+LEAST = 1.0  # seconds; smaller corrections matter to nobody here
+DOUBT = 60.0  # a fifth of what munge allows: then the proof is made again, and the pod is not ready meanwhile
+REMEMBERED = 600.0  # how long the pod's status tells: twice the life of a munge credential
+# linux/timerfd.h
+ABSOLUTE, CANCEL_ON_SET = 1, 2
+FAR = 2**33
+
+
+@record(frozen=True, slots=True)
+class Clock:
+    """How far the wall clock has been moved since we look, and how far it had been when the key was proven last."""
+
+    offset: float  # of the wall clock from the one that counts from boot and is never set
+    moved: float = 0.0
+    proven: float = 0.0
+
+    def after(self, offset: float) -> Clock:
+        return Clock(offset, self.moved + offset - self.offset, self.proven)
+
+    @property
+    def doubtful(self) -> bool:
+        return abs(self.moved - self.proven) >= DOUBT
+
+
+def told(by: float, at: float) -> str:
+    """A jump in words; nothing for one that is too small to matter."""
+    if abs(by) < LEAST:
+        return ""
+    when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
+    return f"set {abs(by):,.0f} s {'ahead' if by > 0 else 'back'}, to {when}"
+
+
+class WallClock:
+    """The kernel's word that the wall clock was set."""
+
+    def __init__(self) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        self.descriptor = libc.timerfd_create(time.CLOCK_REALTIME, os.O_CLOEXEC)
+        spec = struct.pack("qqqq", 0, 0, FAR, 0)  # no interval; a moment that does not come
+        if self.descriptor < 0 or libc.timerfd_settime(self.descriptor, ABSOLUTE | CANCEL_ON_SET, spec, None) < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, f"timerfd: {os.strerror(number)}")
+
+    def wait(self) -> None:
+        """Returns once the clock was set."""
+        try:
+            os.read(self.descriptor, 8)
+        except OSError as error:
+            if error.errno != errno.ECANCELED:
+                raise
+
+    @staticmethod
+    def offset() -> float:
+        return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+
+class Watch:
+    def __init__(self, control: Path) -> None:
+        self.control = control
+        self.wall = WallClock()
+        self.clock = Clock(self.wall.offset())
+
+    def look(self) -> None:
+        before, self.clock = self.clock, self.clock.after(self.wall.offset())
+        text = told(self.clock.moved - before.moved, time.time())
+        if not text:
+            return
+        say(f"the clock was {text}")
+        back = abs(self.clock.moved) < LEAST
+        try:
+            condition(self.control, CONDITION, "" if back else text, expires=REMEMBERED)
+            if self.clock.doubtful:
+                self.prove_again()
+                self.clock = Clock(self.clock.offset, self.clock.moved, proven=self.clock.moved)
+        except InitError as error:
+            say(str(error))
+
+    def prove_again(self) -> None:
+        """Once: a proof that fails is tried again by PID 1, with growing delays, until it passes."""
+        with Client(self.control) as client:
+            if service(client, PROOF) is not None:
+                client.request("restart", service=PROOF, wait=False)
+
+
+def main(control: Path = SOCKET) -> int:
+    watch = Watch(control)
+    notify("READY=1")
+    while True:
+        watch.wall.wait()
+        watch.look()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,1 @@
+"""Services' output and /dev/log, as lines of one log."""

@@ -1,0 +1,297 @@
+"""Services' output to ours: each line once, whole, tagged. A slow reader slows the services, never PID 1."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import time
+
+from init.pid1.log.lines import Ring, cut, tag_json, tag_text
+from init.pid1.wait.poller import IN, OUT, shut
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from init.pid1.wait.poller import Poller, Timer
+
+READ = 1 << 18
+PIPE = 1 << 20
+HIGH = 1 << 20  # so much unwritten: stop reading
+LOW = 1 << 18
+MOST = 4 * HIGH  # of what cannot be told to wait: PID 1's own lines; beyond it they are counted, and dropped
+IOV = 64
+OWN = "init"
+RETRY = 1.0  # after an output that cannot take anything (a full disk)
+GONE = (32, 9)  # EPIPE, EBADF; see init.pid1.spawn.procs for why by number
+
+
+class Source:
+    """One stream of one service: a pipe that lives as long as the service is known."""
+
+    __slots__ = ("carry", "fd", "mode", "name", "stream", "write_fd")
+
+    def __init__(self, name: str, stream: str, mode: str) -> None:
+        self.name, self.stream, self.mode = name, stream, mode
+        self.carry = b""
+        self.fd, self.write_fd = os.pipe2(os.O_CLOEXEC)
+        try:
+            os.set_blocking(self.fd, False)
+        except OSError:
+            self.close()
+            raise
+        _enlarge(self.fd)
+
+    def close(self) -> None:
+        shut(self.fd)
+        shut(self.write_fd)
+
+
+class Logs:
+    def __init__(
+        self, poller: Poller, output: int, *, as_json: bool, troubled: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self._poller = poller
+        self._as_json = as_json
+        self._troubled = troubled
+        self._sources: dict[str, tuple[Source, Source]] = {}
+        self._reading = True
+        self._pausing: list[Callable[[bool], None]] = []  # sources other than the services' pipes
+        self._pending: list[bytes] = []
+        self._size = 0
+        self._waiting = False  # for the output to take more
+        self._retry: Timer | None = None
+        self.rings: dict[str, Ring] = {OWN: Ring()}
+        self.followers: dict[str, list[Callable[[bytes], None]]] = {}
+        self.written = 0
+        self.lost = 0  # bytes, to a full disk or a reader that is gone, or own ones to a stuck one; told afterwards
+        self.lost_ever = 0
+        self.trouble = ""
+        self._gone = False
+        self._fd = own_description(output)
+        _enlarge(self._fd)
+
+    # What comes in.
+
+    def streams(self, name: str, mode: str) -> tuple[int, int]:
+        """The write ends for a service's stdout and stderr."""
+        if name not in self._sources:
+            self._sources[name] = self._both(name, mode)
+            self.rings.setdefault(name, Ring())
+        for source in self._sources[name]:
+            source.mode = mode
+        return self._sources[name][0].write_fd, self._sources[name][1].write_fd
+
+    def _both(self, name: str, mode: str) -> tuple[Source, Source]:
+        """All of it, or nothing: a stream that nobody reads would stop its service one day."""
+        made: list[Source] = []
+        try:
+            for stream in ("stdout", "stderr"):
+                source = Source(name, stream, mode)
+                made.append(source)
+                self._poller.add(source.fd, IN if self._reading else 0, self._reader(source))
+        except OSError:
+            for source in made:
+                self._poller.remove(source.fd)
+                source.close()
+            raise
+        return made[0], made[1]
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing more should be read: so much is unwritten."""
+        return self._size >= HIGH and not self.trouble
+
+    def pause_too(self, pause: Callable[[bool], None]) -> None:
+        """A source that is not read either while services' pipes are not."""
+        self._pausing.append(pause)
+        if not self._reading:
+            pause(True)
+
+    def forget(self, name: str) -> None:
+        """A service that a new plan removed."""
+        self.finish(name)
+        for source in self._sources.pop(name, ()):
+            self._poller.remove(source.fd)
+            source.close()
+        self.rings.pop(name, None)
+
+    def say(self, text: str, *, aloud: bool = True) -> None:
+        """A line of PID 1's own; not aloud: kept for whoever asks, and not in the pod's log."""
+        line = text.encode(errors="backslashreplace").rstrip(b"\n") + b"\n"
+        self.take(OWN, "stderr", "tagged" if aloud else "off", line)
+
+    def take(self, name: str, stream: str, mode: str, block: bytes) -> None:
+        """Complete lines of a service, from wherever they came."""
+        ring = self.rings.get(name)
+        if ring is None:
+            ring = self.rings[name] = Ring()
+        ring.add(block)
+        for follower in self.followers.get(name, ()):
+            follower(block)
+        if mode == "off" or self._gone:
+            return
+        if mode == "tagged":
+            block = tag_json(block, name, stream, _stamp()) if self._as_json else tag_text(block, name.encode())
+        if (self.trouble and self._size > HIGH) or (name == OWN and self._size > MOST):
+            self._lose(len(block))
+            return
+        self._pending.append(block)
+        self._size += len(block)
+
+    def finish(self, name: str) -> str:
+        """Read what an ended process left, its unfinished line too, and give its last line."""
+        for source in self._sources.get(name, ()):
+            # Bounded: others may go on writing, and a stalled reader must not make us hoard a crash loop's output.
+            left = 2 * PIPE if self._size < 4 * HIGH else 0
+            while left > 0 and (count := self._read(source)):
+                left -= count
+            if source.carry:
+                carry, source.carry = source.carry, b""
+                self.take(name, source.stream, source.mode, carry + b"\n")
+        self.flush()
+        ring = self.rings.get(name)
+        return ring.last() if ring else ""
+
+    def _reader(self, source: Source) -> Callable[[int], None]:
+        def readable(_: int) -> None:
+            self._read(source)
+            self.flush()
+
+        return readable
+
+    def _read(self, source: Source) -> int:
+        try:
+            chunk = os.read(source.fd, READ)
+        except BlockingIOError:
+            return 0
+        block, source.carry = cut(source.carry, chunk)
+        if block:
+            self.take(source.name, source.stream, source.mode, block)
+        return len(chunk)
+
+    # What goes out.
+
+    def flush(self) -> None:
+        while self._pending and not self._waiting and self._retry is None:
+            try:
+                count = os.writev(self._fd, self._pending[:IOV])
+            except BlockingIOError:
+                self._wait_for_room()
+                break
+            except OSError as error:
+                self._in_trouble(error)
+                break
+            self._written(count)
+        self._set_reading()
+
+    def _written(self, count: int) -> None:
+        self.written += count
+        self._size -= count
+        if self.trouble:
+            lost, self.lost, self.trouble = self.lost, 0, ""
+            self._troubled("")
+            self.say(f"log output works again; {lost} bytes were lost")
+        elif self.lost and self._size < LOW:
+            lost, self.lost = self.lost, 0
+            self.say(f"the log's reader was too slow; {lost} bytes of init's own lines were lost")
+        whole = 0
+        while count and count >= len(self._pending[whole]):
+            count -= len(self._pending[whole])
+            whole += 1
+        del self._pending[:whole]
+        if count:
+            self._pending[0] = self._pending[0][count:]
+
+    def _wait_for_room(self) -> None:
+        try:
+            self._poller.add(self._fd, OUT, self._writable)
+            self._waiting = True
+        except OSError:
+            self._retry = self._poller.after(RETRY, self._again)
+
+    def _writable(self, _: int) -> None:
+        self._poller.remove(self._fd)
+        self._waiting = False
+        self.flush()
+
+    def _in_trouble(self, error: OSError) -> None:
+        """A full disk passes: keep what fits, drop the rest rather than hang the services. A gone reader does not."""
+        self.trouble = f"{error.strerror}; lines are dropped"
+        self._troubled(self.trouble)
+        if error.errno in GONE:
+            self._gone = True
+            self._lose(self._size)
+            self._pending.clear()
+            self._size = 0
+            return
+        self._retry = self._poller.after(RETRY, self._again)
+
+    def _lose(self, count: int) -> None:
+        self.lost += count
+        self.lost_ever += count
+
+    def _again(self) -> None:
+        self._retry = None
+        self.flush()
+
+    def _set_reading(self) -> None:
+        wanted = self._size < (LOW if not self._reading else HIGH) or bool(self.trouble)
+        if wanted is self._reading:
+            return
+        self._reading = wanted
+        for pair in self._sources.values():
+            for source in pair:
+                self._poller.change(source.fd, IN if wanted else 0)
+        for pause in self._pausing:
+            pause(not wanted)
+
+    def close(self, seconds: float) -> None:
+        """At the very end: read everything, and give the reader so long to take it."""
+        for name in list(self._sources):
+            try:
+                self.finish(name)
+            except OSError:
+                continue  # the others' last lines are worth as much
+        deadline = time.monotonic() + seconds
+        while self._pending and not self._gone:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            try:
+                self._written(os.writev(self._fd, [self._pending[0]]))
+            except BlockingIOError:
+                ready = select.poll()
+                ready.register(self._fd, select.POLLOUT)
+                ready.poll(left * 1000)
+            except OSError:
+                break
+
+
+def _stamp() -> str:
+    now = time.time()
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now * 1e6) % 1000000:06d}Z"
+
+
+def own_description(fd: int) -> int:
+    """Our output, non-blocking without making it so for whoever shares it: a pipe or terminal is opened anew."""
+    import stat
+
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISREG(mode):
+        return fd
+    if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
+        try:
+            return os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        except OSError:
+            pass  # a terminal of another mount namespace: share it
+    os.set_blocking(fd, False)
+    return fd
+
+
+def _enlarge(fd: int) -> None:
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE)
+    except OSError:
+        return  # not a pipe, or beyond the user's allowance: it works as it is

@@ -1,0 +1,268 @@
+"""Readiness probes: each ends with its first success. Waiting is the kernel's, or a short child's, never ours."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+
+from init.engine.states import Passed, Said
+from init.errors import in_words
+from init.pid1.log.lines import Ring
+from init.pid1.wait.inotify import PathWatch
+from init.pid1.wait.poller import IN, shut
+from init.plan.service import Probe
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from init.pid1.wait.inotify import Inotify
+    from init.pid1.wait.poller import Timer
+    from init.pid1.wait.scope import Scope
+    from init.plan.service import Ready
+
+    Heard = Callable[[Said | Passed], None]
+    Start = Callable[[tuple[str, ...], int, Callable[[str], None]], int]
+    StartOwn = Callable[[Callable[[], None], int], int]
+
+_FIELDS = "\t"  # between the two that the child of a tcp probe writes on a line
+FIRST_RETRY = 0.005  # between bind() and listen() of a socket that has just appeared
+
+
+class PathProbe:
+    """A file that exists, or a unix socket that accepts. Where nothing can be watched it is asked every `interval`."""
+
+    def __init__(self, poller: Scope, inotify: Callable[[], Inotify], ready: Ready, target: str, heard: Heard) -> None:
+        self._poller, self._inotify = poller, inotify
+        self._ready, self._target, self._heard = ready, target, heard
+        self._watch: PathWatch | None = None
+        self._timer: Timer | None = None
+        self._delay = FIRST_RETRY
+        self._blind = ""  # why nothing can be watched: a host's inotify instances are shared by all of its pods
+
+    def begin(self) -> None:
+        if not self._try():
+            try:
+                attempt = self._poller.attempt
+                self._watch = PathWatch(self._inotify(), self._target, lambda: attempt(self._appeared), attempt)
+            except OSError as error:
+                self._blind = f"asked every {self._ready.interval:g} s; no inotify: {in_words(error)}"
+            self._appeared()  # it may have come before the watch
+
+    def _appeared(self) -> None:
+        self._delay = FIRST_RETRY
+        self._try()
+
+    def _try(self) -> bool:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        why = ""
+        if not self._exists():
+            why = f"{self._ready.probe.value} {self._target} missing"
+            if self._blind:
+                self._timer = self._poller.after(self._ready.interval, self._try_again)
+        elif self._ready.probe is Probe.SOCKET:
+            why = self._connect()
+            if why:
+                self._timer = self._poller.after(self._delay, self._try_again)
+                self._delay = min(self._delay * 2, self._ready.interval)
+        if not why:
+            self.close()
+        self._heard(Said(why, self._blind) if why else Passed())
+        return not why
+
+    def _try_again(self) -> None:
+        self._try()
+
+    def _exists(self) -> bool:
+        """`os.path.lexists` would take any error for an answer."""
+        try:
+            os.lstat(self._target)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def _connect(self) -> str:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as stream:
+            try:
+                stream.connect(self._target)
+            except BlockingIOError:
+                return ""  # its backlog is full: it listens
+            except OSError as error:
+                if error.errno == 91:  # EPROTOTYPE: a datagram socket is there, and that is all it can say
+                    return ""
+                return f"socket {self._target}: {(error.strerror or '').lower()}"
+        return ""
+
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+class ExecProbe:
+    """A command that exits 0; its last line is the reason until it does."""
+
+    def __init__(self, poller: Scope, ready: Ready, heard: Heard, start: Start, kill: Callable[[int], None]) -> None:
+        self._poller, self._ready, self._heard, self._start, self._kill = poller, ready, heard, start, kill
+        self._pid = 0
+        self._pipe = -1
+        self._ring = Ring()
+        self._timer: Timer | None = None
+        self._overdue: Timer | None = None
+        self._closed = False
+
+    def begin(self) -> None:
+        self._run()
+
+    def _run(self) -> None:
+        self._ring = Ring()
+        self._pipe, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            os.set_blocking(write, True)
+            self._poller.add(self._pipe, IN, self._readable)
+            self._pid = self._start(self._ready.command, write, lambda how: self._poller.attempt(self._ended, how))
+        finally:
+            shut(write)
+        self._overdue = self._poller.after(self._ready.timeout, self._too_long)
+
+    def _readable(self, _: int) -> None:
+        try:
+            chunk = os.read(self._pipe, 65536)
+        except BlockingIOError:
+            return
+        if chunk:
+            self._ring.add(chunk)
+        else:
+            self._poller.remove(self._pipe)
+
+    def _too_long(self) -> None:
+        self._ring.add(f"no answer within {self._ready.timeout:g} s\n".encode())
+        self._kill(self._pid)
+
+    def _ended(self, text: str) -> None:
+        self._pid = 0
+        if self._overdue is not None:
+            self._overdue.cancel()
+        if self._pipe >= 0:
+            self._readable(0)
+            self._hang_up()
+        if self._closed:
+            return
+        if text == "exited 0":
+            self._heard(Passed())
+            return
+        last = self._ring.last()
+        self._heard(Said(f"{self._ready.command[0]} {text}", quoted=last, detail="" if last else "no output"))
+        self._timer = self._poller.after(self._ready.interval, self._run)
+
+    def close(self) -> None:
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._pid:
+            self._kill(self._pid)
+        else:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        if self._pipe >= 0:
+            self._poller.remove(self._pipe)
+            shut(self._pipe)
+            self._pipe = -1
+
+
+class TcpProbe:
+    """A port that accepts. Name look-ups may hang, so a short child of ours asks, and tells over a pipe."""
+
+    def __init__(
+        self, poller: Scope, ready: Ready, target: str, heard: Heard, start: StartOwn, kill: Callable[[int], None]
+    ) -> None:
+        self._poller, self._ready, self._target, self._heard = poller, ready, target, heard
+        self._start, self._kill = start, kill
+        self._pipe = -1
+        self._pid = 0
+        self._carry = b""
+        self._timer: Timer | None = None
+
+    def begin(self) -> None:
+        self._pipe, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            os.set_blocking(write, True)
+            self._poller.add(self._pipe, IN, self._readable)
+            ready, target = self._ready, self._target
+            self._pid = self._start(lambda: ask_port(target, ready.interval, ready.timeout), write)
+        finally:
+            shut(write)
+
+    def _readable(self, _: int) -> None:
+        try:
+            chunk = os.read(self._pipe, 65536)
+        except BlockingIOError:
+            return
+        if not chunk:  # the child is gone without an answer: someone killed it
+            self.close()
+            self._timer = self._poller.after(self._ready.interval, self.begin)
+            return
+        lines = (self._carry + chunk).split(b"\n")
+        self._carry = lines.pop()
+        if lines:
+            text, _tab, detail = lines[-1].decode().partition(_FIELDS)
+            if not text:
+                self.close()
+            self._heard(Said(text, detail) if text else Passed())
+
+    def close(self) -> None:
+        if self._pipe >= 0:
+            self._poller.remove(self._pipe)
+            shut(self._pipe)
+            self._pipe = -1
+            self._kill(self._pid)
+            self._pid = 0
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+def ask_port(target: str, interval: float, timeout: float) -> None:
+    """In the child: until the port accepts, write each *new* answer as a line; an empty one means it did."""
+    host, _, port = target.rpartition(":")
+    said = ""
+    pause = min(interval, 0.05)
+    while True:
+        try:
+            found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+            addresses = list(dict.fromkeys(str(item[4][0]) for item in found))
+            why = _connect_any(found, timeout)
+            text = f"tcp {target} {why}{_FIELDS}resolves to {', '.join(addresses[:4])}" if why else ""
+        except socket.gaierror as error:
+            text = f"tcp {target}: the name does not resolve{_FIELDS}{(error.strerror or '').lower()}"
+        except ValueError:
+            text = f"tcp {target}: {port!r} is not a port"
+        if text != said or not text:
+            os.write(1, f"{text}\n".encode())
+            said = text
+        if not text:
+            return
+        time.sleep(pause)
+        pause = min(pause * 1.5, max(interval, 1.0))
+
+
+def _connect_any(found: Sequence[tuple[int, int, int, str, Any]], timeout: float) -> str:
+    why = ""
+    for family, kind, protocol, _, address in found:
+        with socket.socket(family, kind, protocol) as stream:
+            stream.settimeout(timeout)
+            try:
+                stream.connect(address)
+            except TimeoutError:
+                why = "does not answer"
+            except OSError as error:
+                why = "refused" if error.errno == 111 else (error.strerror or str(error)).lower()
+            else:
+                return ""
+    return why or "has no address"

@@ -1,0 +1,1 @@
+"""The control socket and HTTP: connections, requests, answers."""

@@ -1,0 +1,185 @@
+"""The control socket's side of PID 1: connections and lines. What the requests do is in `init.pid1.serve.requests`."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+
+from init.errors import ORDINARY, InitError, in_words
+from init.pid1.wait.poller import IN, OUT
+from init.pid1.wait.scope import Scope
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from init.pid1.wait.poller import Poller
+
+    Request = dict[str, object]
+    Handle = Callable[["Connection", Request], None]
+
+LONGEST = 4 << 20  # a plan fits
+MOST_UNREAD = 4 << 20  # a follower that does not read is cut off, rather than kept for
+MOST_CONNECTIONS = 64
+
+
+class Connection:
+    """One caller. Requests are answered in order; a streaming one (logs -f, watch) ends with the connection."""
+
+    def __init__(
+        self, poller: Poller, stream: socket.socket, handle: Handle, closed: Callable[[Connection], None]
+    ) -> None:
+        self._poller = Scope(poller, lambda _: self.close())
+        self._stream, self._handle, self._closed = stream, handle, closed
+        self._received = b""
+        self._left = b""
+        self.waiting = False  # for a request to be settled
+        self.at_close: list[Callable[[], None]] = []
+        stream.setblocking(False)
+        poller.add(stream.fileno(), IN, self._ready)
+
+    def reply(self, **fields: object) -> None:
+        from json import dumps
+
+        self._send(dumps({"ok": True} | fields).encode() + b"\n")
+
+    def refuse(self, error: str, hint: str = "") -> None:
+        from json import dumps
+
+        self._send(dumps({"ok": False, "error": error, "hint": hint}).encode() + b"\n")
+
+    def settled(self) -> None:
+        """The request that was waited for has been answered; go on with the next."""
+        self.waiting = False
+        self._requests()
+
+    def _ready(self, mask: int) -> None:
+        try:
+            if self._left and mask & OUT:
+                self._flush()
+            if mask & ~OUT:
+                chunk = self._stream.recv(1 << 16)
+                if not chunk:
+                    self.close()
+                    return
+                self._received += chunk
+                if len(self._received) > LONGEST:
+                    self.close()
+                    return
+                self._requests()
+        except BlockingIOError:
+            return
+        except OSError:
+            self.close()
+
+    def _requests(self) -> None:
+        from json import loads
+
+        while not self.waiting and b"\n" in self._received and self._stream.fileno() >= 0:
+            text, _, self._received = self._received.partition(b"\n")
+            try:
+                request = loads(text)
+            except (ValueError, RecursionError) as error:
+                nested = isinstance(error, RecursionError)
+                self.refuse(f"cannot read the request: {'nested too deeply' if nested else 'not JSON'}")
+                continue
+            if not isinstance(request, dict):
+                self.refuse("cannot read the request: not an object")
+                continue
+            asked = " ".join(str(request[key])[:64] for key in ("op", "service") if key in request)
+            self.attempt(self._handling(request), asked)
+
+    def _handling(self, request: Request) -> Callable[[], None]:
+        return lambda: self._handle(self, request)
+
+    def attempt(self, call: Callable[[], None], what: str = "answer") -> None:
+        """Do something for this caller. What goes wrong with it he is told, and nobody else feels it."""
+        try:
+            call()
+        except ORDINARY as error:
+            self.waiting = False
+            if isinstance(error, InitError):
+                where = ": ".join(part for part in (error.file, error.field) if part)
+                self.refuse(f"{where + ': ' if where else ''}cannot {error.what}: {error.why}", error.hint)
+            else:
+                self.refuse(f"cannot {what}: {in_words(error)}")
+
+    def _send(self, data: bytes) -> None:
+        if self._stream.fileno() < 0:
+            return
+        self._left += data
+        try:
+            self._flush()
+        except BlockingIOError:
+            self._poller.change(self._stream.fileno(), IN | OUT)
+        except OSError:
+            self.close()
+        if len(self._left) > MOST_UNREAD:
+            self.close()
+
+    def _flush(self) -> None:
+        while self._left:
+            self._left = self._left[self._stream.send(self._left) :]
+        self._poller.change(self._stream.fileno(), IN)
+
+    def close(self) -> None:
+        if self._stream.fileno() < 0:
+            return
+        self._poller.remove(self._stream.fileno())
+        hang_up(self._stream)
+        self._closed(self)
+        for call in self.at_close:
+            call()
+
+
+class Control:
+    def __init__(self, path: str, poller: Poller, handle: Handle) -> None:
+        self.path = path
+        self._poller, self._handle = poller, handle
+        self._connections: set[Connection] = set()
+        fresh = f"{path}.new"
+        if os.path.lexists(fresh):
+            os.unlink(fresh)  # noqa: PTH108 - no pathlib on PID 1's path
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        before = os.umask(0o177)  # born with its final mode
+        try:
+            self._listener.bind(fresh)
+        finally:
+            os.umask(before)
+        self._listener.listen(64)
+        os.rename(fresh, path)  # noqa: PTH104 - who sees it can connect: never bound and not yet listening
+        poller.add(self._listener.fileno(), IN, self._accept)
+
+    def _accept(self, _: int) -> None:
+        while True:
+            try:
+                stream, _ = self._listener.accept()
+            except BlockingIOError:
+                return  # whatever else is wrong: who connected still waits, and is tried again
+            try:
+                size = struct.calcsize("3i")
+                uid = struct.unpack("3i", stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[1]
+                if uid in (0, os.getuid()) and len(self._connections) < MOST_CONNECTIONS:
+                    self._connections.add(Connection(self._poller, stream, self._handle, self._connections.discard))
+                    continue
+            except ORDINARY:
+                pass  # the caller sees a connection that was closed, and asks again
+            hang_up(stream)
+
+
+def hang_up(stream: socket.socket) -> None:
+    """Its number is free again whatever the kernel says, and so is Python's idea of it."""
+    try:
+        stream.close()
+    except OSError:
+        return
+
+
+def text(request: Mapping[str, object], key: str, default: str | None = None) -> str:
+    from init.errors import RequestError
+
+    value = request.get(key, default)
+    if not isinstance(value, str):
+        raise RequestError(f"{request.get('op')}", f"{key} is missing or not text")
+    return value

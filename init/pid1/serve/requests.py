@@ -1,0 +1,314 @@
+"""What the control socket's and HTTP's requests do."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from init.engine.ending import DRAIN, RESUME
+from init.engine.engine import Condition
+from init.engine.states import Phase, PodPhase, satisfied
+from init.errors import CannotStart, RequestError, nearest
+from init.fields import ENDLESS
+from init.pid1.log.logs import OWN
+from init.pid1.serve.control import text
+from init.plan.service import SIGNALS
+from init.view import reasons as health
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from init.pid1.loop import Init
+    from init.pid1.serve.control import Connection, Request
+    from init.view.snapshot import Snapshot
+
+_SECRET = r"(?i)SECRET|PASSWORD|PASSWD|TOKEN|CREDENTIAL|PRIVATE|(^|_)KEY$"
+
+# "cannot ...", for requests whose name is no verb.
+_ABOUT = {
+    "why": "tell why {} is not ready", "logs": "show the log of {}", "env": "show the environment of {}",
+}  # fmt: skip
+
+
+class Requests:
+    def __init__(self, init: Init) -> None:
+        self._init = init
+        self._waiters: list[tuple[Connection, Callable[[], bool], Callable[[], None]]] = []
+        self._watchers: dict[Connection, object] = {}
+        init.after_turn.append(self.after_turn)
+        self._ops: dict[str, Callable[[Connection, Request], None]] = {
+            "status": self._status,
+            "why": self._why,
+            "trace": self._trace,
+            "logs": self._logs,
+            "start": self._bring,
+            "stop": self._bring,
+            "restart": self._bring,
+            "reload": self._reload,
+            "signal": self._signal,
+            "drain": self._drain,
+            "resume": self._resume,
+            "shutdown": self._shutdown,
+            "env": self._env,
+            "plan": self._plan,
+            "apply": self._apply,
+            "condition": self._condition,
+            "watch": self._watch,
+        }
+
+    def handle(self, caller: Connection, request: Request) -> None:
+        name = text(request, "op")
+        op = self._ops.get(name)
+        if op is None:
+            raise RequestError(name or "answer", "no such request", hint=nearest(name, list(self._ops)))
+        op(caller, request)
+
+    # Looking.
+
+    def _status(self, caller: Connection, _: Request) -> None:
+        from init.view.snapshot import to_mapping
+
+        caller.reply(snapshot=to_mapping(self._snapshot()))
+
+    def _snapshot(self) -> Snapshot:
+        init = self._init
+        return health.snapshot(init.engine, init.settings.pod, init.poller.now())
+
+    def _why(self, caller: Connection, request: Request) -> None:
+        engine, now = self._init.engine, self._init.poller.now()
+        if request.get("service") is None:
+            reasons = health.pod_reasons(engine, now)
+            caller.reply(ready=not reasons, reasons=reasons)
+            return
+        name = self._named(request)
+        caller.reply(ready=satisfied(engine.states[name]), reasons=health.service_reasons(engine, name, now))
+
+    def _trace(self, caller: Connection, _: Request) -> None:
+        began = self._init.engine.began
+        events = [
+            {"t": round(item.at - began, 6), "service": item.service, "event": item.event, "detail": item.detail}
+            for item in self._init.trace.happenings()
+        ]
+        caller.reply(events=events, now=round(self._init.poller.now() - began, 6))
+
+    def _logs(self, caller: Connection, request: Request) -> None:
+        logs = self._init.logs
+        name = text(request, "service", OWN)
+        if name not in logs.rings:
+            self._named(request)  # known, but silent so far; or an error with a hint
+        lines = request.get("lines", 100)
+        ring = logs.rings.get(name)
+        caller.reply(lines=ring.tail(lines) if ring is not None and isinstance(lines, int) else [])
+        if not request.get("follow"):
+            return
+        carry = caller
+
+        def follow(block: bytes) -> None:
+            carry.attempt(lambda: carry.reply(lines=block.decode(errors="backslashreplace").split("\n")[:-1]))
+
+        followers = logs.followers.setdefault(name, [])
+        followers.append(follow)
+        caller.waiting = True
+        caller.at_close.append(lambda: followers.remove(follow))
+
+    def _env(self, caller: Connection, request: Request) -> None:
+        from init.pid1.spawn.procs import environment
+
+        name = self._named(request)
+        try:
+            found = environment(self._init.engine.spec(name), self._init.settings.env, masked=True)
+        except (OSError, CannotStart) as error:
+            raise RequestError(f"show the environment of {name}", str(error)) from None
+        caller.reply(environment={key: "********" if re.search(_SECRET, key) else found[key] for key in sorted(found)})
+
+    def _plan(self, caller: Connection, _: Request) -> None:
+        from json import loads
+
+        from init.plan.compile import plan_to_json
+
+        caller.reply(plan=loads(plan_to_json(self._init.engine.plan)))
+
+    def _watch(self, caller: Connection, _: Request) -> None:
+        caller.waiting = True
+        self._watchers[caller] = None
+        caller.at_close.append(lambda: self._unwatched(caller))
+        self._tell_watchers()
+
+    def _unwatched(self, caller: Connection) -> None:
+        self._watchers.pop(caller, None)
+
+    # Asking.
+
+    def _bring(self, caller: Connection, request: Request) -> None:
+        name, engine = self._running_only(request), self._init.engine
+        act = {"start": engine.up, "stop": engine.down, "restart": engine.again}[text(request, "op")]
+        self._init.perform(act(name, self._init.poller.now()))
+        self._answer_when_settled(caller, request, name)
+
+    def _reload(self, caller: Connection, request: Request) -> None:
+        name = self._running_only(request)
+        spec, state = self._init.engine.specs[name], self._init.engine.states[name]
+        if not spec.reload.signal and not spec.reload.command:
+            raise RequestError(f"reload {name}", "it cannot read its configuration anew", hint="restart it")
+        if not state.pid:
+            raise RequestError(f"reload {name}", f"it does not run ({state.phase.value})")
+        if spec.reload.signal:
+            self._init.children.kill(state.pid, spec.reload.signal)
+            self._answer_when_settled(caller, request, name)
+            return
+        caller.waiting = True
+
+        def answer(how: str) -> None:
+            if how == "exited 0":
+                self._answer_when_settled(caller, request, name)
+                return
+            last = self._init.logs.finish(name)
+            raise RequestError(f"reload {name}", f"{spec.reload.command[0]} {how}: {last}")
+
+        def ended(how: str) -> None:
+            caller.attempt(lambda: answer(how))
+            if not caller.waiting:
+                caller.settled()
+
+        self._init.children.run_helper(name, spec.reload.command, None, ended)
+
+    def _signal(self, caller: Connection, request: Request) -> None:
+        name = self._named(request)
+        number = text(request, "signal").upper().removeprefix("SIG")
+        if number not in SIGNALS:
+            raise RequestError(f"signal {name}", f"unknown signal {number!r}", hint=nearest(number, list(SIGNALS)))
+        pid = self._init.engine.states[name].pid
+        if not pid:
+            raise RequestError(f"signal {name}", "it does not run")
+        self._init.children.kill(pid, number)
+        caller.reply(pid=pid)
+
+    def _drain(self, caller: Connection, request: Request) -> None:
+        engine = self._init.engine
+        if engine.plan.drain is None:
+            caller.reply(drain="drained")  # a role with nothing to drain is drained
+            return
+        self._init.perform(engine.ending.drain(self._init.poller.now()))
+        self._answer_when(caller, request, lambda: engine.ending.drain_state() != "draining", self._drained(caller))
+
+    def _resume(self, caller: Connection, request: Request) -> None:
+        engine = self._init.engine
+        if engine.phase not in (PodPhase.BOOT, PodPhase.RUNNING):
+            raise RequestError("take the drain back", f"the pod is {engine.phase.value}")
+        self._init.perform(engine.ending.resume(self._init.poller.now()))
+        done = lambda: engine.settled(RESUME) and DRAIN not in engine.states  # noqa: E731 - two names for one line
+        self._answer_when(caller, request, done, self._drained(caller))
+
+    def _drained(self, caller: Connection) -> Callable[[], None]:
+        """One word for what goes well; a reason with what does not."""
+
+        def answer() -> None:
+            engine = self._init.engine
+            word, back = engine.ending.drain_state(), engine.states.get(RESUME)
+            if word == "failed":
+                word = health.drain_text(engine)
+            elif back is not None and back.phase is Phase.FAILED:
+                word = f"failed: {back.why}"
+            caller.reply(drain=word)
+
+        return answer
+
+    def _shutdown(self, caller: Connection, _: Request) -> None:
+        self._init.perform(self._init.engine.ending.begin(self._init.poller.now()))
+        caller.reply(phase=self._init.engine.phase.value)
+
+    def _apply(self, caller: Connection, request: Request) -> None:
+        from json import dumps
+
+        from init.plan.compile import plan_from_json, select
+
+        init = self._init
+        if init.engine.phase not in (PodPhase.BOOT, PodPhase.RUNNING):
+            raise RequestError("apply the plan", f"the pod is {init.engine.phase.value}")
+        plan = plan_from_json(dumps(request.get("plan")), "the new plan")
+        chosen = select(plan, init.settings.env, os.path.exists)
+        change, todo = init.engine.apply(chosen, init.poller.now())
+        init.perform(todo)
+        for name in change.removed:
+            init.logs_to_forget.add(name)
+        caller.reply(added=change.added, removed=change.removed, changed=change.changed)
+
+    def _condition(self, caller: Connection, request: Request) -> None:
+        init, expires = self._init, request.get("expires")
+        if isinstance(expires, int | float) and not -ENDLESS < expires < ENDLESS:
+            raise RequestError("set the condition", f"expires is {expires}", hint="a number of seconds")
+        at = init.poller.now() + float(expires) if isinstance(expires, int | float) else None
+        item = Condition(text(request, "name"), text(request, "text", ""), request.get("blocking") is True, at)
+        init.engine.set_condition(item)
+        caller.reply(conditions={other.name: other.text for other in init.engine.conditions.values()})
+
+    # Answering later.
+
+    def _answer_when_settled(self, caller: Connection, request: Request, name: str) -> None:
+        def answer() -> None:
+            engine = self._init.engine
+            state = engine.states.get(name)
+            if state is None:
+                caller.reply(state="removed", ready=False, reasons=[])
+                return
+            shown = health.view(engine, name, self._init.poller.now())
+            caller.reply(state=shown.state, ready=shown.ready, reasons=shown.reasons)
+
+        self._answer_when(caller, request, lambda: self._init.engine.settled(name), answer)
+
+    def _answer_when(
+        self, caller: Connection, request: Request, done: Callable[[], bool], answer: Callable[[], None]
+    ) -> None:
+        if request.get("wait", True) is False or done():
+            answer()
+            if caller.waiting:
+                caller.settled()
+            return
+        caller.waiting = True
+        self._waiters.append((caller, done, answer))
+
+    def after_turn(self) -> None:
+        if self._waiters:
+            ready = [waiter for waiter in self._waiters if waiter[1]()]
+            self._waiters = [waiter for waiter in self._waiters if waiter not in ready]
+            for caller, _, answer in ready:
+                caller.attempt(answer)
+                caller.settled()
+        if self._watchers:
+            self._tell_watchers()
+
+    def _tell_watchers(self) -> None:
+        """Durations in the reasons change all the time: what counts is whether a cause did."""
+        engine = self._init.engine
+        states = tuple((name, state.phase, state.said, state.why) for name, state in engine.states.items())
+        key = (engine.phase, health.drain_text(engine), states, tuple(engine.conditions.values()))
+        now = self._init.poller.now()
+        for caller, told in list(self._watchers.items()):
+            if told != key:
+                self._watchers[caller] = key
+                caller.attempt(self._telling(caller, now))
+
+    def _telling(self, caller: Connection, now: float) -> Callable[[], None]:
+        def tell() -> None:
+            engine = self._init.engine
+            reasons = health.pod_reasons(engine, now, quoting=False)  # who watches tells others
+            degraded = health.degraded(engine, now, quoting=False)
+            caller.reply(ready=not reasons, phase=engine.phase.value, reasons=reasons, degraded=degraded)
+
+        return tell
+
+    def _named(self, request: Request) -> str:
+        name = text(request, "service")
+        known = self._init.engine.specs
+        if name not in known:
+            what = _ABOUT.get(str(request["op"]), f"{request['op']} {{}}").format(name)
+            raise RequestError(what, "no such service", hint=nearest(name, list(known)))
+        return name
+
+    def _running_only(self, request: Request) -> str:
+        if self._init.engine.phase not in (PodPhase.BOOT, PodPhase.RUNNING):
+            raise RequestError(f"{request['op']}", f"the pod is {self._init.engine.phase.value}")
+        name = self._named(request)
+        self._init.logs.say(f"{name}: {request['op']} was asked for", aloud=False)
+        return name

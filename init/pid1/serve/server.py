@@ -1,0 +1,220 @@
+"""HTTP for probes and scrapes: GET, one answer, closed. Small on purpose; nothing here can block or grow."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+import time
+
+from init.errors import ORDINARY, ConfigError
+from init.fields import number
+from init.pid1.serve.control import hang_up
+from init.pid1.spawn.procs import SCARCE
+from init.pid1.wait.poller import IN, OUT
+from init.pid1.wait.scope import Scope
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from init.pid1.wait.poller import Poller, Timer
+
+    # path -> status, content type, body
+    Answer = Callable[[str], tuple[int, str, str]]
+
+WRONG_ADDRESS = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES)
+LONGEST_REQUEST = 8192
+MOST_CONNECTIONS = 64
+BACKLOG = 1024
+HEADER = 1.0  # seconds for a request to be there
+PATIENCE = 10.0  # for its answer to be taken
+REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
+
+# A socket filter: what came in by the loopback device (number 1 in every network namespace) is dropped by the kernel.
+_LOAD_DEVICE, _IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
+_OUTSIDE = (
+    struct.pack("HBBI", _LOAD_DEVICE, 0, 0, 0xFFFFF008)  # SKF_AD_OFF + SKF_AD_IFINDEX
+    + struct.pack("HBBI", _IF_EQUAL, 0, 1, 1)
+    + struct.pack("HBBI", _RETURN, 0, 0, 0)
+    + struct.pack("HBBI", _RETURN, 0, 0, 0xFFFFFFFF)
+)
+_SO_ATTACH_FILTER = 26
+
+
+def listen(address: str, field: str = "MINIVM_HTTP", *, outside: bool = False) -> socket.socket:
+    """`outside`: nobody in the pod can connect, or even fill the queue of those who want to."""
+    host, _, port = address.rpartition(":")
+    place = number(port)
+    if place is None or place > 65535:
+        raise ConfigError("serve HTTP", f"{address!r} is not host:port", field=field)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host.strip("[]"), place))
+        if outside:
+            _drop_inside(listener)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        if not isinstance(error, socket.gaierror) and error.errno not in WRONG_ADDRESS:
+            raise  # tried again: nothing is wrong with the address
+        raise ConfigError("serve HTTP", f"{address}: {error.strerror or error}", field=field) from None
+    return listener
+
+
+def _drop_inside(listener: socket.socket) -> None:
+    from array import array
+
+    program = array("B", _OUTSIDE)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", 4, program.buffer_info()[0]))
+    except OSError as error:
+        if error.errno in SCARCE:
+            raise
+        # A sandbox that is not Linux: then it is as open as the other port.
+
+
+class Server:
+    def __init__(self, poller: Poller, listener: socket.socket, answer: Answer) -> None:
+        self._poller, self._listener, self._answer = poller, listener, answer
+        self._open: dict[Exchange, None] = {}  # the oldest first
+        poller.add(listener.fileno(), IN, self._accept)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        found = self._listener.getsockname()
+        return found[0], found[1]
+
+    def _accept(self, _: int) -> None:
+        for _ in range(32):
+            try:
+                stream, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except ConnectionAbortedError:
+                continue  # the caller hung up already
+            if len(self._open) >= MOST_CONNECTIONS:
+                self._make_room()
+            try:
+                exchange = Exchange(self._poller, stream, self._answer, self._closed)
+            except ORDINARY:
+                hang_up(stream)  # the caller sees a connection that was closed, and asks again
+                continue
+            self._open[exchange] = None
+            exchange.begin()
+
+    def _make_room(self) -> None:
+        """Who has asked nothing yet gives way to who may: an idle caller is the likeliest to be no caller at all."""
+        oldest = next((exchange for exchange in self._open if not exchange.asked), None)
+        (oldest or next(iter(self._open))).close()
+
+    def _closed(self, exchange: Exchange) -> None:
+        self._open.pop(exchange, None)
+
+    def close(self) -> None:
+        self._poller.remove(self._listener.fileno())
+        self._listener.close()
+
+
+class Exchange:
+    """One request and its answer."""
+
+    def __init__(
+        self, poller: Poller, stream: socket.socket, answer: Answer, closed: Callable[[Exchange], None]
+    ) -> None:
+        self._poller = Scope(poller, lambda _: self.close())
+        self._stream, self._answer, self._closed = stream, answer, closed
+        stream.setblocking(False)
+        self._received = b""
+        self._left = b""
+        self._mask = 0  # what is waited for; mostly nothing ever is
+        self._timer: Timer | None = None
+
+    @property
+    def asked(self) -> bool:
+        """Whether the whole request is there."""
+        return bool(self._left)
+
+    def begin(self) -> None:
+        """Mostly the request came with the connection."""
+        self._poller.attempt(self._ready, 0)
+        if self._stream.fileno() >= 0 and not self._mask:
+            self._poller.attempt(self._wait_for, IN, HEADER)
+
+    def _wait_for(self, mask: int, seconds: float) -> None:
+        if mask == self._mask:
+            return
+        if self._mask:
+            self._poller.change(self._stream.fileno(), mask)
+        else:
+            self._poller.add(self._stream.fileno(), mask, self._ready)
+        self._mask = mask
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._poller.after(seconds, self.close)
+
+    def _ready(self, _: int) -> None:
+        try:
+            if self._left:
+                self._send()
+                return
+            chunk = self._stream.recv(LONGEST_REQUEST)
+            self._received += chunk
+            if not chunk:
+                self.close()
+            elif b"\r\n\r\n" in self._received or b"\n\n" in self._received:
+                self._left = self._respond()
+                self._send()
+            elif len(self._received) > LONGEST_REQUEST:
+                self._left = _response(400, "text/plain", "the request is too long\n", head=False)
+                self._send()
+        except BlockingIOError:
+            return
+        except OSError:
+            self.close()
+
+    def _respond(self) -> bytes:
+        words = self._received.split(b"\n", 1)[0].decode("latin-1").split()
+        if len(words) != 3 or not words[2].startswith("HTTP/1."):
+            return _response(400, "text/plain", "not HTTP/1\n", head=False)
+        if words[0] not in ("GET", "HEAD"):
+            return _response(405, "text/plain", "only GET\n", head=False)
+        status, kind, body = self._answer(words[1].partition("?")[0])
+        return _response(status, kind, body, head=words[0] == "HEAD")
+
+    def _send(self) -> None:
+        try:
+            sent = self._stream.send(self._left)
+        except BlockingIOError:
+            sent = 0
+        self._left = self._left[sent:]
+        if self._left:
+            self._wait_for(OUT, PATIENCE)
+        else:
+            self._stream.shutdown(socket.SHUT_WR)
+            self.close()
+
+    def close(self) -> None:
+        if self._stream.fileno() < 0:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._poller.remove(self._stream.fileno())
+        hang_up(self._stream)
+        self._closed(self)
+
+
+def _response(status: int, kind: str, body: str, *, head: bool) -> bytes:
+    data = body.encode(errors="backslashreplace")
+    lines = [
+        f"HTTP/1.1 {status} {REASONS[status]}",
+        f"Content-Type: {kind}",
+        f"Content-Length: {len(data)}",
+        # Other pods tell by it whether their clock is right (init.slurm.clock).
+        time.strftime("Date: %a, %d %b %Y %H:%M:%S GMT", time.gmtime()),
+        "Cache-Control: no-store",
+        "Connection: close",
+    ]
+    return "\r\n".join([*lines, "", ""]).encode() + (b"" if head else data)

@@ -1,0 +1,127 @@
+"""Which service a process belongs to, asked of the kernel while the process is there."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from init.pid1.wait.poller import shut
+
+LEFT_BEHIND = 3.0  # seconds for which a session without a known process counts: a hand-over takes at most two
+# What /proc answers of a process that has ended. Any other error is no answer: to take it for one would be to refuse a
+# hand-over, and to start a second daemon beside the first.
+GONE = (FileNotFoundError, ProcessLookupError)
+
+
+class Owners:
+    """Which service a process belongs to: its own children, their sessions, their descendants.
+
+    A session's number is its leader's, and the kernel gives it away again once the last member is gone, of which nobody
+    tells. So a session counts while a process that is known to be the service's lives in it, and a little longer.
+    """
+
+    def __init__(self) -> None:
+        self.pids: dict[int, str] = {}
+        self._session_of: dict[int, int] = {}  # of each of these
+        self._sessions: dict[int, str] = {}
+        self._left: dict[int, float] = {}  # sessions whose last known process has ended, the longest ago first
+
+    def add(self, pid: int, service: str) -> None:
+        """A child that begins a session of its own."""
+        self.pids[pid] = service
+        self._session_of[pid] = pid
+        self._sessions[pid] = service
+        self._left.pop(pid, None)
+
+    def follow(self, pid: int, service: str) -> None:
+        """A main process that is not our child, in whatever session."""
+        self.pids[pid] = service
+        self._session_of[pid] = session = _session(pid)
+        self._left.pop(session, None)
+
+    def remove(self, pid: int) -> None:
+        self.pids.pop(pid, None)
+        session = self._session_of.pop(pid, 0)
+        if session in self._sessions and session not in self._session_of.values():
+            self._left[session] = time.monotonic()
+        self._forget()
+
+    def owner(self, pid: int) -> str:
+        """The service, or nothing. Read at once, while the sender is there to be asked about."""
+        self._forget()
+        seen = 0
+        while pid > 1 and seen < 64:
+            name = self.pids.get(pid) or self._by_session(_session(pid))
+            if name:
+                return name
+            pid = parent(pid)
+            seen += 1
+        return ""
+
+    def _by_session(self, session: int) -> str:
+        name = self._sessions.get(session, "")
+        if name and session not in self.pids and _session(session) >= 0:
+            # Its leader was reaped, so whoever has the number now is somebody else, and the session was over by then.
+            self._end(session)
+            return ""
+        return name
+
+    def _forget(self) -> None:
+        while self._left:
+            session, since = next(iter(self._left.items()))
+            if time.monotonic() - since < LEFT_BEHIND:
+                return
+            self._end(session)
+
+    def _end(self, session: int) -> None:
+        self._left.pop(session, None)
+        self._sessions.pop(session, None)
+
+    def heirs(self, pid: int) -> tuple[int, ...]:
+        """What is left of the session that a process began."""
+        return tuple(other for other in processes() if other != pid and _session(other) == pid and alive(other))
+
+
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return -1
+
+
+def processes() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208 - pathlib costs 8 ms of boot
+
+
+def _read(pid: int, name: str) -> bytes:
+    """In one call, as far as it is of interest; nothing where the process has ended."""
+    fd = -1
+    try:
+        fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        return os.read(fd, 4096)
+    except GONE:
+        return b""
+    finally:
+        if fd >= 0:
+            shut(fd)
+
+
+def _stat(pid: int) -> list[str]:
+    return _read(pid, "stat").rpartition(b")")[2].decode().split()
+
+
+def parent(pid: int) -> int:
+    found = _stat(pid)
+    return int(found[1]) if found else 0
+
+
+def alive(pid: int) -> bool:
+    found = _stat(pid)
+    return bool(found) and found[0] not in "ZX"
+
+
+def uids(pid: int) -> tuple[int, ...]:
+    """Its real, effective, saved and file-system user. The owner of its directory would not do: a process that may not
+    be traced, which any user can make of one, seems to be root's there."""
+    lines = _read(pid, "status").splitlines()
+    return tuple(int(word) for line in lines if line.startswith(b"Uid:") for word in line.split()[1:])

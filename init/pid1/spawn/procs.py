@@ -1,0 +1,270 @@
+"""The only place that starts processes: fork, become who the service is, exec."""
+
+from __future__ import annotations
+
+import os
+
+from init.errors import CannotStart
+from init.fields import expand, number
+from init.lean import signal
+from init.pid1.spawn import builtin
+from init.plan.builtin import MARK, is_builtin
+from init.plan.service import Service, Source
+from init.records import fields, record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+OURS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+EVERY_SIGNAL = signal.valid_signals()
+OUR_UMASK = 0o022
+# The machine's errors, not the command's: EAGAIN, ENOMEM, EMFILE, ENFILE, EINTR. By number, without the dictionaries of
+# all names that `errno` makes.
+SCARCE = (11, 12, 24, 23, 4)
+
+
+@record(frozen=True, slots=True)
+class Streams:
+    stdin: int
+    stdout: int
+    stderr: int
+
+
+def spawn(service: Service, command: tuple[str, ...], env: Mapping[str, str], streams: Streams, *, root: bool) -> int:
+    """Start a command as the service (or, for preparation, as root). What goes wrong in between it says on stderr."""
+    if is_builtin(command):
+
+        def step() -> int:
+            own = environment(service, env)
+            _attributes(service, own, root=True)
+            return builtin.run(command, own)
+
+        return fork_own(step, streams, command[0].removeprefix(MARK))
+    if _plain(service, root=root):
+        own = environment(service, env)
+        arguments = [_fill(service, part, own) for part in command]
+        return _spawn_plain(service, arguments, own, streams)
+
+    def become() -> None:
+        own = environment(service, env)
+        arguments = [_fill(service, part, own) for part in command]
+        _attributes(service, own, root=root)
+        os.execve(arguments[0], arguments, own)  # comes back only as an error
+
+    return fork(become, streams, f"start {service.name}", arguments=command)
+
+
+def _plain(service: Service, *, root: bool) -> bool:
+    """Whether PID 1 would start it exactly as it is itself: then the kernel need not copy us first (half the time)."""
+    if service.environment_files or service.umask != OUR_UMASK or service.cwd != "/":
+        return False
+    if service.limits or service.no_new_privileges or service.oom_score is not None:
+        return False
+    if any(item.source is not Source.VALUE for item in service.environment):
+        return False
+    return root or not (service.user or service.group or service.groups is not None or service.capabilities is not None)
+
+
+def _spawn_plain(service: Service, arguments: list[str], env: dict[str, str], streams: Streams) -> int:
+    moves = [(os.POSIX_SPAWN_DUP2, fd, place) for place, fd in enumerate(fields(streams).values())]
+    try:
+        return os.posix_spawn(
+            arguments[0], arguments, env, file_actions=moves, setsid=True, setsigmask=(),
+            setsigdef=(*OURS, signal.SIGPIPE, signal.SIGXFSZ),
+        )  # fmt: skip
+    except OSError as error:
+        if error.errno in SCARCE:
+            raise
+        raise CannotStart(f"cannot start {service.name}: {arguments[0]}: {error.strerror}") from None
+
+
+def fork_own(work: Callable[[], int | None], streams: Streams, name: str) -> int:
+    """A child that does short work of our own, without an exec."""
+
+    def become() -> int | None:
+        builtin.leave_pid_1(name)
+        return work()
+
+    return fork(become, streams, f"run {name}")
+
+
+def fork(become: Callable[[], int | None], streams: Streams, what: str, *, arguments: tuple[str, ...] = ()) -> int:
+    """A child that runs `become`, ends with its exit code and never returns. Signals are blocked across the fork: one
+    that is sent at once must find the child with default handlers, or a TERM before the exec would be lost."""
+    blocked = signal.pthread_sigmask(signal.SIG_SETMASK, EVERY_SIGNAL)
+    pid = -1
+    try:
+        pid = os.fork()
+    finally:
+        if pid != 0:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    if pid:
+        return pid
+    code = 127
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in (*OURS, signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        os.setsid()
+        os.dup2(streams.stdin, 0)
+        os.dup2(streams.stdout, 1)
+        os.dup2(streams.stderr, 2)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        code = become() or 0
+    except BaseException as error:
+        where = f" {arguments[0]}" if isinstance(error, OSError) and arguments and not error.filename else ""
+        why = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+        named = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
+        os.write(2, f"minivm: cannot {what}{where}: {named}{why}\n".encode(errors="replace"))
+    finally:
+        os._exit(code)
+
+
+def environment(service: Service, env: Mapping[str, str], *, masked: bool = False) -> dict[str, str]:
+    """The pod's environment, then environment files, then the service's own."""
+    found = with_files(service, {"PATH": DEFAULT_PATH} | dict(env))
+    for item in service.environment:
+        if item.source is Source.VALUE:
+            found[item.name] = _fill(service, item.value, found)
+        elif masked and item.source is Source.SECRET:
+            found[item.name] = "********"
+        else:
+            with open(expand(item.value, found), encoding="utf-8", errors="surrogateescape") as stream:  # noqa: PTH123 - pathlib costs 8 ms of boot
+                found[item.name] = stream.read().strip()
+    return found
+
+
+def with_files(service: Service, env: Mapping[str, str]) -> dict[str, str]:
+    found = dict(env)
+    for path in service.environment_files:
+        found |= read_environment_file(expand(path, found))
+    return found
+
+
+def read_environment_file(path: str) -> dict[str, str]:
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as stream:  # noqa: PTH123 - as above
+            lines = stream.read().splitlines()
+    except FileNotFoundError:
+        return {}
+    pairs = (line.split("=", 1) for line in lines if "=" in line and not line.lstrip().startswith("#"))
+    return {name.strip(): value.strip() for name, value in pairs}
+
+
+def _fill(service: Service, text: str, env: Mapping[str, str]) -> str:
+    try:
+        return expand(text, env)
+    except KeyError as missing:
+        raise CannotStart(f"${{{missing.args[0]}}} is not set", f"used in {text!r}") from None
+
+
+def warn(text: str) -> None:
+    os.write(2, f"minivm: {text}\n".encode())
+
+
+def _attributes(service: Service, env: dict[str, str], *, root: bool) -> None:
+    if service.oom_score is not None:
+        try:
+            fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+            os.write(fd, str(service.oom_score).encode())
+            os.close(fd)
+        except OSError as error:
+            warn(f"oom-score {service.oom_score} not given: {error.strerror}")
+    if service.limits:
+        _limits(service)
+    os.umask(service.umask)
+    if not root:
+        _identity(service, env)
+    os.chdir(service.cwd)
+    if service.no_new_privileges:
+        from init.pid1.spawn.capabilities import PR_SET_NO_NEW_PRIVS, prctl
+
+        prctl(PR_SET_NO_NEW_PRIVS, 1)
+
+
+def _limits(service: Service) -> None:
+    import resource
+
+    for limit in service.limits:
+        number: int = getattr(resource, f"RLIMIT_{limit.name.upper()}")
+        soft = resource.RLIM_INFINITY if limit.soft < 0 else limit.soft
+        hard = resource.RLIM_INFINITY if limit.hard < 0 else limit.hard
+        try:
+            resource.setrlimit(number, (soft, hard))
+        except (ValueError, OSError):
+            most = resource.getrlimit(number)[1]
+            resource.setrlimit(number, (most if soft < 0 or 0 <= most < soft else soft, most))
+            warn(f"limit {limit.name} stays at {most}: the pod may not raise it")
+
+
+def _identity(service: Service, env: dict[str, str]) -> None:
+    if not (service.user or service.group or service.groups is not None or service.capabilities is not None):
+        return
+    import pwd
+
+    uid, gid, name, home = os.getuid(), os.getgid(), "", ""
+    if service.user:
+        try:
+            known = number(service.user)
+            entry = pwd.getpwnam(service.user) if known is None else pwd.getpwuid(known)
+            uid, gid, name, home = entry.pw_uid, entry.pw_gid, entry.pw_name, entry.pw_dir
+        except KeyError:
+            if known is None:
+                raise CannotStart(f"no user {service.user!r}") from None
+            uid = gid = known
+    if service.group:
+        gid = _gid(service.group)
+    capabilities = None
+    if service.capabilities is not None:
+        from init.pid1.spawn.capabilities import Capabilities
+
+        capabilities = Capabilities(service.capabilities)
+        capabilities.bound()
+    if service.groups is not None:
+        os.setgroups([_gid(group) for group in service.groups])
+    elif name and os.geteuid() == 0:
+        os.setgroups(os.getgrouplist(name, gid))
+    if (gid, gid) != (os.getgid(), os.getegid()):
+        os.setresgid(gid, gid, gid)
+    if (uid, uid) != (os.getuid(), os.geteuid()):
+        os.setresuid(uid, uid, uid)
+    if capabilities is not None and (missing := capabilities.keep(ambient=uid != 0)):
+        warn(missing)
+    own = {item.name for item in service.environment}
+    for key, value in (("HOME", home), ("USER", name), ("LOGNAME", name)):
+        if value and key not in own:
+            env[key] = value
+
+
+def _gid(group: str) -> int:
+    import grp
+
+    known = number(group)
+    if known is not None:
+        return known
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise CannotStart(f"no group {group!r}") from None
+
+
+def close_on_exec() -> None:
+    """What we were started with is not for the services."""
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - as above
+        if int(name) > 2:
+            try:
+                os.set_inheritable(int(name), False)
+            except OSError:
+                continue  # the descriptor that listed the directory
+
+
+def settle_down() -> None:
+    """What plain services inherit: a known umask and directory."""
+    os.umask(OUR_UMASK)
+    os.chdir("/")
+
+
+def is_pid_1() -> bool:
+    return os.getpid() == 1

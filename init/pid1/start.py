@@ -1,0 +1,179 @@
+"""What the entrypoint does: read the plan, check it, be PID 1, and say in the end why it ended."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+
+from init.errors import ConfigError, InitError, in_words
+from init.places import PLAN, REFUSED
+from init.plan.compile import plan_from_json, select, unset_variables
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import NoReturn
+
+    from init.pid1.loop import Init, Settings
+    from init.plan.compile import Plan
+
+DROP_INS = ("/etc/minivm", "/mnt/minivm/config")
+TERMINATION_LOG = os.environ.get("MINIVM_TERMINATION_LOG", "/dev/termination-log")  # the pod may name another
+EX_SOFTWARE, EX_OSERR, EX_CONFIG = 70, 71, 78  # docs/reference/exit-codes.md
+
+
+def main(arguments: list[str], began: float) -> int:
+    gc.disable()  # until the first services run: there is nothing to collect in what has just been loaded
+    try:
+        plan, settings = configure(arguments, dict(os.environ), began)
+        from init.pid1.loop import Init
+
+        init = Init(plan, settings)
+    except InitError as error:
+        return give_up(str(error), EX_CONFIG)
+    except (OSError, MemoryError, ImportError) as error:
+        return give_up(f"cannot begin: {in_words(error)}", EX_OSERR)
+    try:
+        if settings.refused:
+            init.refuse(settings.refused)
+        code = init.run()
+        init.attempt(lambda: say_why(init))
+    except Exception as error:
+        from init.pid1.emergency import bug, stop_in_order
+
+        text = bug(error)
+        os.write(2, f"minivm: a bug of init itself; stopping everything in order\n{text}".encode())
+        last_words(f"a bug of init itself\n{text}")
+        stop_in_order(init)
+        code = EX_SOFTWARE
+    return code
+
+
+def say_why(init: Init) -> None:
+    if init.engine.ending.why is not None:
+        from init.view.quotes import told
+
+        last_words(f"{told(init.engine.ending.why, quoting=False)}\n")  # more people read it than the log
+
+
+def configure(arguments: list[str], env: dict[str, str], began: float) -> tuple[Plan, Settings]:
+    """The plan that this pod runs and the settings, all checked. Nothing has been started when this fails."""
+    from init.pid1.loop import Settings
+    from init.pid1.spawn import procs
+
+    file = PLAN
+    if arguments:
+        if len(arguments) != 2 or arguments[0] != "--plan":
+            raise ConfigError("start", f"unknown arguments {' '.join(arguments)}", hint="--plan FILE")
+        file = arguments[1]
+    text, refused = read_plan(file)
+    run = env.get("MINIVM_RUN") or "/run/minivm"
+    for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID"):
+        env.pop(name, None)  # ours, if anybody's; not for the services
+    procs.close_on_exec()
+    procs.settle_down()
+    if not procs.is_pid_1():
+        from init.pid1.spawn.capabilities import become_subreaper
+
+        become_subreaper()
+    plan = select(plan_from_json(text, file), env, os.path.exists)
+    errors = unset_variables(plan, env)
+    if errors:
+        raise ConfigError("start", "\n".join(str(error) for error in errors), file=file)
+    try:
+        os.makedirs(run, mode=0o755, exist_ok=True)  # noqa: PTH103 - no pathlib on PID 1's path
+    except OSError as error:
+        raise ConfigError("start", f"{run}: {error.strerror}", hint="mount a tmpfs on /run") from None
+    settings = Settings(
+        run=run,
+        http=env.get("MINIVM_HTTP", "0.0.0.0:8650"),
+        probes=env.get("MINIVM_PROBES", ""),
+        probes_from=one_of(env, "MINIVM_PROBES_FROM", ("outside", "anywhere")),
+        grace=seconds(env, "MINIVM_GRACE_SECONDS", 30.0),
+        as_json=one_of(env, "MINIVM_LOG_FORMAT", ("text", "json")) == "json",
+        pod=env.get("MINIVM_POD_NAME") or os.uname().nodename,
+        syslog=env.get("MINIVM_SYSLOG", "/dev/log" if procs.is_pid_1() else ""),
+        env=env,
+        began=began,
+        refused=refused,
+    )
+    return plan, settings
+
+
+def read_plan(file: str) -> tuple[bytes, str]:
+    """The image's plan; with an operator's drop-ins, what a short child makes of both (YAML stays out of PID 1), and
+    which of them it left out."""
+    if any(has_files(f"{root}/{part}") for root in DROP_INS for part in ("services.d", "supervisor.d")):
+        return merged_plan(file)
+    try:
+        with open(file, "rb") as stream:  # noqa: PTH123 - no pathlib on PID 1's path
+            return stream.read(), ""
+    except OSError as error:
+        raise ConfigError("read the plan", error.strerror or str(error), file=file) from None
+
+
+def has_files(directory: str) -> bool:
+    try:
+        return any(not name.startswith(".") for name in os.listdir(directory))  # noqa: PTH208 - as above
+    except OSError:
+        return False
+
+
+def merged_plan(file: str) -> tuple[bytes, str]:
+    output, write_output = os.pipe()
+    errors = os.memfd_create("errors", os.MFD_CLOEXEC)  # a full pipe would hold the child up before it prints the plan
+    command = [sys.executable, "-I", "-m", "init.dropins.merge", "boot", file]
+    actions = [(os.POSIX_SPAWN_DUP2, write_output, 1), (os.POSIX_SPAWN_DUP2, errors, 2)]
+    pid = os.posix_spawn(sys.executable, command, os.environ, file_actions=actions)
+    os.close(write_output)
+    with open(output, "rb") as stream:  # noqa: PTH123 - a descriptor
+        text = stream.read()
+    _, status = os.waitpid(pid, 0)
+    os.lseek(errors, 0, os.SEEK_SET)
+    with open(errors, "rb") as stream:  # noqa: PTH123 - a descriptor
+        said = stream.read().decode(errors="replace").strip()
+    if status:
+        raise ConfigError("read the drop-ins", said or f"the reader ended with status {status}")
+    refused = [line.removeprefix(REFUSED) for line in said.splitlines() if line.startswith(REFUSED)]
+    return text, "; ".join(refused)
+
+
+def seconds(env: Mapping[str, str], name: str, default: float) -> float:
+    text = env.get(name) or str(default)
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1e7:
+        raise ConfigError("start", f"{text!r} is not a number of seconds", field=name)
+    return value
+
+
+def one_of(env: Mapping[str, str], name: str, known: tuple[str, ...]) -> str:
+    value = env.get(name) or known[0]
+    if value not in known:
+        raise ConfigError("start", f"{value!r} is not one of {', '.join(known)}", field=name)
+    return value
+
+
+def give_up(text: str, code: int) -> int:
+    """Before anything was started."""
+    os.write(2, f"minivm: {text}\n".encode(errors="replace"))
+    last_words(f"{text}\n")
+    return code
+
+
+def last_words(text: str) -> None:
+    """Where Kubernetes looks for the reason of an end. Only if it is there: outside a pod it is not ours to make."""
+    try:
+        fd = os.open(TERMINATION_LOG, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+        os.write(fd, text.encode(errors="replace")[:4096])
+        os.close(fd)
+    except OSError:
+        return
+
+
+def end(code: int) -> NoReturn:
+    """Without the interpreter's own goodbyes: all that matters has been written."""
+    os._exit(code)

@@ -1,0 +1,47 @@
+"""The very end: whatever is left belongs to no service. TERM, a moment, KILL."""
+
+from __future__ import annotations
+
+import os
+
+from init.errors import in_words
+from init.lean import signal
+from init.pid1.spawn import procs
+from init.pid1.spawn.owners import parent, processes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from init.pid1.loop import Init
+
+MOMENT = 0.8
+
+
+def sweep(init: Init) -> None:
+    """Only when every service has stopped: before that, nobody but a main process is ever signalled."""
+    for name in ("TERM", "KILL"):
+        init.children.reap()
+        if init.children.childless:
+            return
+        _signal_all(init, name)
+        until = init.poller.now() + MOMENT
+        while not init.children.childless and init.poller.now() < until:
+            init.turn(until)
+            init.children.reap()
+
+
+def _signal_all(init: Init, name: str) -> None:
+    if procs.is_pid_1():
+        try:
+            os.kill(-1, getattr(signal, f"SIG{name}"))
+        except ProcessLookupError:
+            return
+        except OSError as error:
+            init.troubled(f"cannot send {name} to what is left: {in_words(error)}")
+        return
+    me = os.getpid()
+    for pid in processes():
+        above, steps = pid, 0
+        while above > 1 and above != me and steps < 64:
+            above, steps = parent(above), steps + 1
+        if above == me and pid != me:
+            init.children.kill(pid, name)

@@ -1,0 +1,1 @@
+"""The one wait, and what it waits on."""

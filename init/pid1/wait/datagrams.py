@@ -1,0 +1,113 @@
+"""A datagram socket that strangers may send to. Whatever they attach, PID 1 never makes the last close of it.
+
+A close can take as long as its sender likes: a connection that lingers, a file whose file system is a process of his.
+Where the kernel can refuse attached descriptors (Linux 6.16), it does so on a socket that everybody may send to.
+Elsewhere a message is looked at before it is taken, which leaves what is attached to it in the queue; one that carries
+descriptors is taken by a child (`init.pid1.spawn.closer`), and nothing more is read from that socket until then.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+
+from init.pid1.wait.poller import IN
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from init.pid1.spawn.closer import Closer
+    from init.pid1.wait.poller import Poller
+
+SO_PASSRIGHTS = 83  # asm-generic; a kernel that does not know it says so
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+_ROOM = socket.CMSG_SPACE(_CREDENTIALS.size)  # for these and nothing else: what is attached besides is only told of
+QUEUE = 1 << 20
+
+
+class Datagrams:
+    """Bound, with credentials. `mode` 0600 is for the user it belongs to alone."""
+
+    def __init__(
+        self, path: str, poller: Poller, closer: Callable[[], Closer], call: Callable[[], None], *, user: int | None
+    ) -> None:
+        """`user`: the only one who may send, besides root; None: everybody may, and nobody may attach anything."""
+        self._poller, self._closer, self._call = poller, closer, call
+        self._paused = False
+        self.waiting = False  # for a message to be taken
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, QUEUE)
+        if os.path.lexists(path):
+            os.unlink(path)  # noqa: PTH108 - no pathlib on PID 1's path
+        before = os.umask(0o177)  # born with its final mode
+        try:
+            self._socket.bind(path)
+        finally:
+            os.umask(before)
+        self._refuses = False
+        if user is None or not _given(path, user):
+            self._refuses = self._refuse()
+            os.chmod(path, 0o666)  # noqa: PTH101 - no pathlib on PID 1's path
+        poller.add(self._socket.fileno(), IN, lambda _: self._call())
+
+    def _refuse(self) -> bool:
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS, 0)
+        except OSError:
+            return False
+        return True
+
+    def receive(self, longest: int) -> tuple[bytes, int, int] | None:
+        """The next message, and whose: pid and uid. None: nothing more for now."""
+        if self.waiting:
+            return None
+        try:
+            flags = 0 if self._refuses else socket.MSG_PEEK
+            data, ancillary, told, _ = self._socket.recvmsg(longest, _ROOM, flags)
+            if told & socket.MSG_CTRUNC:
+                self._hand_over()
+            elif flags:
+                self._socket.recv(1)
+        except BlockingIOError:
+            return None
+        for level, kind, value in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
+                pid, uid, _ = _CREDENTIALS.unpack(value[: _CREDENTIALS.size])
+                return data, pid, uid
+        return data, 0, -1
+
+    def _hand_over(self) -> None:
+        self._closer().take(self._socket.fileno(), self._taken)
+        self.waiting = True
+        self._listen()
+
+    @property
+    def settled(self) -> bool:
+        """Whether all that was sent so far can be received: it is not for ever that anybody waits for it."""
+        return not self.waiting or self._closer().late
+
+    def _taken(self) -> None:
+        self.waiting = False
+        self._listen()
+        self._call()
+
+    def pause(self, paused: bool) -> None:
+        """Leave what comes in the queue; when that is full, its senders wait."""
+        self._paused = paused
+        self._listen()
+
+    def _listen(self) -> None:
+        self._poller.change(self._socket.fileno(), 0 if self._paused or self.waiting else IN)
+
+
+def _given(path: str, user: int) -> bool:
+    if user == os.geteuid():
+        return True
+    try:
+        os.chown(path, user, -1)
+    except OSError:  # without CHOWN: then it is open to all, as a syslog socket is
+        return False
+    return True

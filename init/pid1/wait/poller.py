@@ -1,0 +1,170 @@
+"""The one wait point: epoll, what to call for each descriptor, and timers.
+
+A call that fails in an ordinary way (`init.errors.ORDINARY`) and belongs to nobody in particular
+(`init.pid1.wait.scope`) is the core's. It is told, and made again a moment later: what is not read stays there, so
+nothing is lost by it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+
+from init.errors import ORDINARY, in_words
+from init.lean import heapq
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Registered = tuple[int, Callable[[int], None]]  # its number, and whom to call
+
+IN = select.EPOLLIN
+OUT = select.EPOLLOUT
+LONGEST = 86400.0  # one wait, seconds: the kernel counts milliseconds in 31 bits
+MOMENT = 0.1  # until a call that failed is made again
+
+
+class Timer:
+    __slots__ = ("at", "call")
+
+    def __init__(self, at: float, call: Callable[[], object]) -> None:
+        self.at = at
+        self.call: Callable[[], object] | None = call
+
+    def cancel(self) -> None:
+        self.call = None
+
+    def __lt__(self, other: Timer) -> bool:
+        return self.at < other.at
+
+
+class Poller:
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._calls: dict[int, Registered] = {}
+        self._registered = 0
+        self._masks: dict[int, int] = {}
+        self._put_off: set[int] = set()  # not looked at for a moment, because a call failed
+        self._timers: list[Timer] = []
+        self.waiting = False
+        self.troubled: Callable[[str], None] = lambda _: None
+
+    @staticmethod
+    def now() -> float:
+        return time.monotonic()
+
+    def add(self, fd: int, mask: int, call: Callable[[int], None]) -> None:
+        self._register(fd, mask)
+        self._registered += 1
+        self._calls[fd] = self._registered, call
+        self._masks[fd] = mask
+
+    def _register(self, fd: int, mask: int) -> None:
+        try:
+            self._epoll.register(fd, mask)
+        except FileExistsError:  # the kernel refused to take it out before
+            self._epoll.modify(fd, mask)
+
+    def change(self, fd: int, mask: int) -> None:
+        """Should the kernel refuse it, it is made a moment later."""
+        self._masks[fd] = mask
+        if fd not in self._put_off:
+            try:
+                self._epoll.modify(fd, mask)
+            except OSError as error:
+                self._again_later(fd, self._calls[fd], error)
+
+    def remove(self, fd: int) -> None:
+        if self._calls.pop(fd, None) is None:
+            return
+        del self._masks[fd]
+        if fd in self._put_off:
+            self._put_off.discard(fd)
+            return
+        try:
+            self._epoll.unregister(fd)
+        except OSError:
+            return  # its close, or an event that nobody wants, makes up for it
+
+    def after(self, seconds: float, call: Callable[[], object]) -> Timer:
+        timer = Timer(self.now() + seconds, call)
+        heapq.heappush(self._timers, timer)
+        return timer
+
+    def wait(self, until: float | None) -> None:
+        """Wait for the first thing to happen, and call whoever asked for it. Without anything due it waits for ever."""
+        while self._timers and self._timers[0].call is None:
+            heapq.heappop(self._timers)
+        if self._timers and (until is None or self._timers[0].at < until):
+            until = self._timers[0].at
+        # Rounded up: a wait that ends a fraction early would only be made again.
+        timeout = -1.0 if until is None else min(max(0.0, until - self.now() + 0.0005), LONGEST)
+        newest = self._registered
+        for fd, mask in self._events(timeout):
+            found = self._calls.get(fd)
+            if found is None:  # an earlier call of this turn may have closed it
+                self._unwatch(fd)
+                continue
+            if found[0] > newest:  # another has been given its number since: what has come for that one is told again
+                continue
+            try:
+                found[1](mask)
+            except ORDINARY as error:
+                self._again_later(fd, found, error)
+        now = self.now()
+        while self._timers and self._timers[0].at <= now:
+            due = heapq.heappop(self._timers).call
+            if due is not None:
+                try:
+                    due()
+                except ORDINARY as error:
+                    self.troubled(f"{named(due)}: {in_words(error)}")
+                    self.after(MOMENT, due)
+
+    # When something fails.
+
+    def _events(self, timeout: float) -> list[tuple[int, int]]:
+        self.waiting = True
+        try:
+            return self._epoll.poll(timeout)
+        except (OSError, MemoryError) as error:
+            self.troubled(f"wait: {in_words(error)}")
+            time.sleep(MOMENT / 10)  # blind, and not to be so at full speed
+            return []
+        finally:
+            self.waiting = False
+
+    def _unwatch(self, fd: int) -> None:
+        """Told of, and not to be: of nobody any more, or put off."""
+        try:
+            self._epoll.unregister(fd)
+        except OSError:
+            return
+
+    def _again_later(self, fd: int, found: Registered, error: BaseException) -> None:
+        self.troubled(f"{named(found[1])}: {in_words(error)}")
+        if self._calls.get(fd) is not found or fd in self._put_off:
+            return
+        self._unwatch(fd)
+        self._put_off.add(fd)
+        self.after(MOMENT, lambda: self._look_again(fd, found))
+
+    def _look_again(self, fd: int, found: Registered) -> None:
+        if fd not in self._put_off or self._calls.get(fd) is not found:
+            return  # closed meanwhile
+        self._register(fd, self._masks[fd])  # should this fail, it is this that is made again
+        self._put_off.discard(fd)
+
+
+def named(call: Callable[..., object]) -> str:
+    return getattr(call, "__qualname__", repr(call)).replace(".<locals>.<lambda>", "")
+
+
+def shut(fd: int) -> None:
+    """Close. Linux has given the number back even where it tells an error, which is then nobody's business here."""
+    try:
+        os.close(fd)
+    except OSError:
+        return

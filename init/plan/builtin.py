@@ -1,0 +1,55 @@
+"""Built-in commands by name: what a service may ask for, and the module that does it. Pure."""
+
+from __future__ import annotations
+
+from init.errors import nearest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MARK = "builtin:"
+# Each one's module, whose `main` gives the exit code; imported in the child, never by PID 1.
+MODULES = {
+    "cluster-proof": "init.slurm.proof",
+    "fresh-node": "init.slurm.fresh",
+    "prepare": "init.prepare.__main__",
+    "refused": "init.dropins.refused",
+}
+# Steps of `prepare`, and the module and function of `init.prepare` that do each.
+STEPS = {
+    "cgroups": ("cgroups", "run"),
+    "directories": ("directories", "run"),
+    "hostkeys": ("hostkeys", "run"),
+    "identity": ("identity", "run"),
+    "jwt-key": ("secrets", "jwt"),
+    "mariadb": ("database", "mariadb"),
+    "munge-key": ("secrets", "munge"),
+    "node": ("node", "run"),
+    "pam-adopt": ("pam", "run"),
+    "profile": ("profile", "run"),
+    "slurm-config": ("slurm_config", "run"),
+    "slurmdbd-config": ("database", "slurmdbd"),
+    "sssd": ("secrets", "sssd"),
+    "stale": ("stale", "run"),
+    "user-limits": ("user_limits", "run"),
+}
+
+
+def is_builtin(command: Sequence[str]) -> bool:
+    return bool(command) and command[0].startswith(MARK)
+
+
+def mistake(command: Sequence[str]) -> tuple[str, str]:
+    """What is wrong with a built-in command, and a hint; empty if nothing is."""
+    name, arguments = command[0].removeprefix(MARK), command[1:]
+    if name not in MODULES:
+        return f"no built-in {name!r}", nearest(name, [*MODULES])
+    if name == "refused":
+        return "", ""
+    if name != "prepare":
+        return (f"{command[0]} takes no arguments", "") if arguments else ("", "")
+    unknown = next((step for step in arguments if step not in STEPS), None)
+    if unknown is not None or not arguments:
+        return f"no step {unknown or ''!r} of preparation", nearest(unknown or "", [*STEPS])
+    return "", ""

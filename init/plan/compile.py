@@ -1,0 +1,166 @@
+"""A role's plan: its services, checked together, and what to do before it stops. Compiled once, carried as JSON."""
+
+from __future__ import annotations
+
+from init.errors import ConfigError, ManyErrors
+from init.fields import expand
+from init.lean import read_json
+from init.plan import graph
+from init.plan.service import Condition, Drain, Service, Source
+from init.plan.spec import parse_drain, parse_service
+from init.records import record, replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+VERSION = 1
+
+
+@record(frozen=True, slots=True)
+class Plan:
+    role: str
+    services: tuple[Service, ...]  # in start order
+    drain: Drain | None = None
+
+    def service(self, name: str) -> Service | None:
+        return next((service for service in self.services if service.name == name), None)
+
+
+@record(frozen=True, slots=True)
+class Change:
+    """What a new plan asks of the running one."""
+
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    changed: tuple[str, ...]
+
+
+def compile_plan(role: str, services: Iterable[Service], drain: Drain | None = None) -> Plan:
+    """Check the services together and put them in start order."""
+    found = list(services)
+    graph.check(found)
+    by_name = {service.name: service for service in found}
+    order = [by_name[name] for wave in graph.waves(graph.start_edges(found)) for name in wave]
+    return Plan(role, tuple(order), drain)
+
+
+def overlay(plan: Plan, services: Iterable[Service]) -> Plan:
+    """The plan with an operator's services over it: one of the same name replaces the image's, whole."""
+    merged = {service.name: service for service in plan.services} | {service.name: service for service in services}
+    return compile_plan(plan.role, merged.values(), plan.drain)
+
+
+def without(plan: Plan, names: Iterable[str]) -> Plan:
+    """The plan less some services; who needed them is told by the check."""
+    gone = set(names)
+    return compile_plan(plan.role, [service for service in plan.services if service.name not in gone], plan.drain)
+
+
+def select(plan: Plan, env: Mapping[str, str], exists: Callable[[str], bool]) -> Plan:
+    """The services that this pod has. Needing one whose `when` does not hold is needing nothing."""
+    chosen = [service for service in plan.services if all(holds(item, env, exists) for item in service.when)]
+    present = {service.name for service in chosen}
+    kept = tuple(
+        replace(
+            service,
+            needs=tuple(name for name in service.needs if name in present),
+            after=tuple(name for name in service.after if name in present),
+        )
+        for service in chosen
+    )
+    return Plan(plan.role, kept, plan.drain)
+
+
+def holds(condition: Condition, env: Mapping[str, str], exists: Callable[[str], bool]) -> bool:
+    if condition.path:
+        return exists(expand(condition.path, env)) is condition.wanted
+    try:
+        value = expand(condition.value, env)
+    except KeyError:
+        value = ""
+    if condition.one_of:
+        return value in condition.one_of
+    if condition.none_of:
+        return value not in condition.none_of
+    return bool(value) is condition.wanted
+
+
+def unset_variables(plan: Plan, env: Mapping[str, str]) -> list[ConfigError]:
+    """Variables without a default that the pod does not set; files read at the start may still bring some."""
+    errors = []
+    for service in plan.services:
+        if service.environment_files:
+            continue
+        own = dict(env) | {variable.name: variable.value or "x" for variable in service.environment}
+        texts = [("command", text) for text in service.command]
+        texts += [("prepare", text) for command in service.prepare for text in command]
+        texts += [("ready", text) for text in (service.ready.target, *service.ready.command)]
+        texts += [("environment", item.value) for item in service.environment if item.source is Source.VALUE]
+        for field, text in texts:
+            try:
+                expand(text, own if field != "environment" else env)
+            except KeyError as missing:
+                why = f"${{{missing.args[0]}}} is not set in the pod's environment"
+                hint = f"set it, or write ${{{missing.args[0]}:-default}}"
+                errors.append(ConfigError(f"start {service.name}", why, file=service.file, field=field, hint=hint))
+    return errors
+
+
+def compare(old: Plan, new: Plan) -> Change:
+    before = {service.name: replace(service, file="") for service in old.services}
+    after = {service.name: replace(service, file="") for service in new.services}
+    return Change(
+        added=tuple(name for name in after if name not in before),
+        removed=tuple(name for name in before if name not in after),
+        changed=tuple(name for name in after if name in before and after[name] != before[name]),
+    )
+
+
+def plan_from_json(text: str | bytes, file: str) -> Plan:
+    """A compiled plan, checked again: what PID 1 reads may have been written by a person or an older build."""
+    try:
+        data = read_json(text if isinstance(text, str) else text.decode())
+    except ValueError as error:
+        raise ConfigError("read the plan", f"not JSON: {error}", file=file) from None
+    if not isinstance(data, dict) or not isinstance(data.get("services"), dict):
+        raise ConfigError("read the plan", "wanted an object with role and services", file=file)
+    if data.get("version") != VERSION:
+        why = f"version {data.get('version')!r}, and this init reads {VERSION}"
+        raise ConfigError("read the plan", why, file=file, field="version", hint="build the image again")
+    services: list[Service] = []
+    errors: list[ConfigError] = []
+    for name, mapping in data["services"].items():
+        if not isinstance(mapping, dict):
+            raise ConfigError(f"read service {name}", "wanted an object", file=file)
+        mapping = dict(mapping)
+        origin = mapping.pop("file", file)
+        try:
+            services.append(parse_service(name, mapping, str(origin)))
+        except ConfigError as error:
+            errors.append(error)
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise ManyErrors("read the plan", errors)
+    drain = parse_drain(data["drain"], file) if data.get("drain") else None
+    return compile_plan(str(data.get("role", "")), services, drain)
+
+
+def plan_to_json(plan: Plan) -> str:
+    """Stable text: the same plan gives the same bytes, and so the same image."""
+    import json
+
+    from init.plan.unparse import service_to_mapping
+
+    data: dict[str, object] = {
+        "version": VERSION,
+        "role": plan.role,
+        "services": {service.name: service_to_mapping(service) | {"file": service.file} for service in plan.services},
+    }
+    if plan.drain is not None:
+        drain: dict[str, object] = {"command": list(plan.drain.command), "budget": plan.drain.budget}
+        if plan.drain.resume:
+            drain["resume"] = list(plan.drain.resume)
+        data["drain"] = drain
+    return json.dumps(data, indent=1, ensure_ascii=False) + "\n"

@@ -1,0 +1,162 @@
+"""What a service is: frozen records and closed choices. `init.plan.spec` makes them from what a person wrote."""
+
+from __future__ import annotations
+
+from init.choices import Choice
+from init.records import record
+
+SIGNALS = ("TERM", "INT", "QUIT", "HUP", "USR1", "USR2", "KILL", "WINCH", "CONT")
+LIMITS = ("as", "core", "cpu", "data", "fsize", "memlock", "nofile", "nproc", "rss", "stack", "msgqueue", "rtprio")
+# linux/capability.h; the position is the number.
+# fmt: off
+CAPABILITIES = (
+    "CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP",
+    "LINUX_IMMUTABLE", "NET_BIND_SERVICE", "NET_BROADCAST", "NET_ADMIN", "NET_RAW", "IPC_LOCK", "IPC_OWNER",
+    "SYS_MODULE", "SYS_RAWIO", "SYS_CHROOT", "SYS_PTRACE", "SYS_PACCT", "SYS_ADMIN", "SYS_BOOT", "SYS_NICE",
+    "SYS_RESOURCE", "SYS_TIME", "SYS_TTY_CONFIG", "MKNOD", "LEASE", "AUDIT_WRITE", "AUDIT_CONTROL", "SETFCAP",
+    "MAC_OVERRIDE", "MAC_ADMIN", "SYSLOG", "WAKE_ALARM", "BLOCK_SUSPEND", "AUDIT_READ", "PERFMON", "BPF",
+    "CHECKPOINT_RESTORE",
+)
+# fmt: on
+
+
+class Kind(Choice):
+    LONGRUN = "longrun"  # runs until stopped
+    ONESHOT = "oneshot"  # ready once it has exited 0; tried again until then
+    PERIODIC = "periodic"  # run every so often
+    GATE = "gate"  # no process: ready once its probe has passed
+
+
+class Probe(Choice):
+    NOTIFY = "notify"  # READY=1 on $NOTIFY_SOCKET
+    SOCKET = "socket"  # a unix socket that accepts
+    FILE = "file"  # a path that exists
+    TCP = "tcp"  # host:port that accepts
+    EXEC = "exec"  # a command that exits 0
+    NONE = "none"  # started is ready
+
+
+class When(Choice):
+    ALWAYS = "always"
+    FAILURE = "failure"
+    NEVER = "never"
+
+
+class Exhausted(Choice):
+    DEGRADE = "degrade"  # the pod stays, not ready, and says why
+    END_POD = "end-pod"
+
+
+class LogMode(Choice):
+    TAGGED = "tagged"
+    RAW = "raw"  # lines as they are: a service that writes JSON itself
+    OFF = "off"
+
+
+class Source(Choice):
+    VALUE = "value"
+    FILE = "file"
+    SECRET = "secret"  # a file whose content is never shown
+
+
+@record(frozen=True, slots=True)
+class Ready:
+    probe: Probe
+    target: str = ""  # a path or host:port
+    command: tuple[str, ...] = ()
+    interval: float = 0.25
+    timeout: float = 5.0  # one try of an exec or tcp probe
+    within: float = 0.0  # not ready by then: a failed start; 0 waits for ever
+
+
+@record(frozen=True, slots=True)
+class Restart:
+    when: When
+    delay: float = 1.0  # after the second failure in a row; the first restart is immediate
+    max_delay: float = 30.0
+    jitter: float = 0.2
+    limit: int = 0  # failures within the window; 0 never gives up
+    window: float = 60.0
+    exhausted: Exhausted = Exhausted.DEGRADE
+    fatal_codes: tuple[int, ...] = ()  # exit codes that no retry can mend
+
+
+@record(frozen=True, slots=True)
+class Stop:
+    signal: str = "TERM"
+    grace: float = 10.0
+    command: tuple[str, ...] = ()  # run instead of the signal
+    after: tuple[str, ...] = ()  # stop only when these have stopped
+
+
+@record(frozen=True, slots=True)
+class Reload:
+    signal: str = ""
+    command: tuple[str, ...] = ()
+
+
+@record(frozen=True, slots=True)
+class Variable:
+    name: str
+    source: Source
+    value: str
+
+
+@record(frozen=True, slots=True)
+class Limit:
+    name: str
+    soft: int  # -1 is unlimited
+    hard: int
+
+
+@record(frozen=True, slots=True)
+class Condition:
+    """A part of `when`: the service exists in this pod only if all of them hold."""
+
+    value: str = ""
+    one_of: tuple[str, ...] = ()
+    none_of: tuple[str, ...] = ()
+    path: str = ""
+    wanted: bool = True  # for a path: exists; for a value without lists: is not empty
+
+
+@record(frozen=True, slots=True)
+class Service:
+    name: str
+    file: str
+    about: str
+    kind: Kind
+    command: tuple[str, ...]
+    prepare: tuple[tuple[str, ...], ...]
+    when: tuple[Condition, ...]
+    needs: tuple[str, ...]
+    after: tuple[str, ...]
+    required: bool  # whether the pod's readiness waits for it
+    ready: Ready
+    restart: Restart
+    stop: Stop
+    reload: Reload
+    every: float
+    timeout: float
+    watchdog: float
+    user: str
+    group: str
+    groups: tuple[str, ...] | None  # None: the user's own
+    umask: int
+    cwd: str
+    environment: tuple[Variable, ...]
+    environment_files: tuple[str, ...]
+    limits: tuple[Limit, ...]
+    capabilities: tuple[str, ...] | None  # None: all that the pod has
+    no_new_privileges: bool
+    oom_score: int | None
+    log: LogMode
+
+
+@record(frozen=True, slots=True)
+class Drain:
+    """What a role does before it stops: drain the node, wait for sessions, save state."""
+
+    command: tuple[str, ...]
+    budget: float
+    resume: tuple[str, ...] = ()

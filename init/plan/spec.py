@@ -1,0 +1,295 @@
+"""A service from the mapping that a person wrote: checked whole, unknown keys refused with the nearest name."""
+
+from __future__ import annotations
+
+from init.errors import nearest
+from init.fields import Reader, is_name, number
+from init.plan import builtin
+from init.plan.service import CAPABILITIES as CAPABILITIES
+from init.plan.service import LIMITS as LIMITS
+from init.plan.service import SIGNALS as SIGNALS
+from init.plan.service import Condition as Condition
+from init.plan.service import Drain as Drain
+from init.plan.service import Exhausted as Exhausted
+from init.plan.service import Kind as Kind
+from init.plan.service import Limit as Limit
+from init.plan.service import LogMode as LogMode
+from init.plan.service import Probe as Probe
+from init.plan.service import Ready as Ready
+from init.plan.service import Reload as Reload
+from init.plan.service import Restart as Restart
+from init.plan.service import Service as Service
+from init.plan.service import Source as Source
+from init.plan.service import Stop as Stop
+from init.plan.service import Variable as Variable
+from init.plan.service import When as When
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# fmt: off
+KEYS = (
+    "name", "about", "kind", "command", "prepare", "when", "needs", "after", "required", "ready", "restart", "stop",
+    "reload", "every", "timeout", "watchdog", "user", "group", "groups", "umask", "cwd", "environment",
+    "environment-files", "limits", "capabilities", "no-new-privileges", "oom-score", "log",
+)
+# fmt: on
+
+
+def parse_service(name: str, mapping: Mapping[str, object], file: str) -> Service:
+    """A service from a loaded mapping. ConfigError says file, key and the nearest thing that would be right."""
+    at = Reader(mapping, f"service {name}", file)
+    at.only(*KEYS)
+    if not is_name(name):
+        at.fail("name", f"{name!r} is not a service's name", "lower case letters, digits, - _ .")
+    if at.text("name", name) != name:
+        at.fail("name", f"says {at.text('name')!r}, but the file is named {name}")
+    kind = at.choice("kind", Kind, Kind.LONGRUN)
+    command = at.command("command")
+    if kind is Kind.GATE and command:
+        at.fail("command", "a gate has no process", "use kind: oneshot for a command that must succeed")
+    if kind is not Kind.GATE and not command:
+        at.fail("command", "missing")
+    prepare = at.commands("prepare")
+    for key, words in (("command", command), *(("prepare", words) for words in prepare)):
+        _program(at, key, words)
+    if builtin.is_builtin(command):
+        _built_in(at, kind)
+    if (kind is Kind.PERIODIC) != at.has("every"):
+        at.fail("every", "a periodic service needs it, and only a periodic one has it")
+    ready = _ready(at, kind)
+    if at.has("watchdog") and ready.probe is not Probe.NOTIFY:
+        at.fail("watchdog", "only a service with ready: notify can answer a watchdog")
+    needs, after = at.names("needs"), at.names("after")
+    if name in needs + after:
+        at.fail("needs", "a service cannot wait for itself")
+    return Service(
+        name=name,
+        file=file,
+        about=at.text("about"),
+        kind=kind,
+        command=command,
+        prepare=prepare,
+        when=_when(at),
+        needs=needs,
+        after=after,
+        required=at.flag("required", True),
+        ready=ready,
+        restart=_restart(at, kind),
+        stop=_stop(at),
+        reload=_reload(at),
+        every=at.seconds("every", 0.0),
+        timeout=at.seconds("timeout", 0.0),
+        watchdog=at.seconds("watchdog", 0.0),
+        user=at.text("user"),
+        group=at.text("group"),
+        groups=at.texts("groups") if at.has("groups") else None,
+        umask=_umask(at),
+        cwd=at.text("cwd", "/"),
+        environment=_environment(at),
+        environment_files=at.texts("environment-files"),
+        limits=_limits(at),
+        capabilities=_capabilities(at),
+        no_new_privileges=at.flag("no-new-privileges", False),
+        oom_score=_oom_score(at),
+        log=at.choice("log", LogMode, LogMode.TAGGED),
+    )
+
+
+def _program(at: Reader, key: str, command: tuple[str, ...]) -> None:
+    if builtin.is_builtin(command):
+        why, hint = builtin.mistake(command)
+        if why:
+            at.fail(key, why, hint)
+    elif command and not command[0].startswith(("/", "${")):
+        at.fail(key, f"{command[0]!r} is not an absolute path", "there is no shell and no PATH search")
+
+
+def _built_in(at: Reader, kind: Kind) -> None:
+    """It is a fork of PID 1: short, and nobody else than PID 1 is."""
+    if kind is not Kind.ONESHOT:
+        at.fail("command", f"a built-in is a short step, and not a {kind.value}", "kind: oneshot, or prepare")
+    for key in ("user", "group", "groups", "capabilities", "no-new-privileges"):
+        if at.has(key):
+            at.fail(key, "a built-in runs as PID 1 does", "a program can be run as somebody else")
+
+
+def parse_drain(mapping: Mapping[str, object], file: str) -> Drain:
+    at = Reader(mapping, "drain", file)
+    at.only("command", "budget", "resume")
+    if not at.has("command"):
+        at.fail("command", "missing")
+    return Drain(at.command("command"), at.seconds("budget", 60.0), at.command("resume"))
+
+
+def _ready(at: Reader, kind: Kind) -> Ready:
+    value = at.data.get("ready")
+    own_end = kind in (Kind.ONESHOT, Kind.PERIODIC)
+    if value is None:
+        if kind is Kind.GATE:
+            at.fail("ready", "missing: a gate is nothing but its probe")
+        return Ready(Probe.NONE)
+    if own_end:
+        at.fail("ready", f"a {kind.value} has no probe: a oneshot is ready once it exited 0")
+    if isinstance(value, str):
+        value = {value: None}
+    if not isinstance(value, dict):
+        at.fail("ready", "wanted notify, none, or a mapping such as {tcp: host:port}")
+    probes = [item.value for item in Probe]
+    chosen = [key for key in value if key in probes]
+    if len(chosen) != 1:
+        unknown = [str(key) for key in value if key not in (*probes, "interval", "timeout", "within")]
+        hint = nearest(unknown[0], probes) if unknown else f"known: {', '.join(probes)}"
+        at.fail("ready", "wanted exactly one probe", hint)
+    probe = Probe(chosen[0])
+    sub = Reader(value, at.what, at.file, "ready")
+    sub.only(probe.value, "interval", "timeout", "within")
+    if kind is Kind.GATE and probe in (Probe.NOTIFY, Probe.NONE):
+        at.fail("ready", f"a gate has no process that could be {probe.value}", "socket, file, tcp or exec")
+    plain = probe in (Probe.NOTIFY, Probe.NONE)
+    if not plain and not sub.has(probe.value):
+        sub.fail(probe.value, "missing")
+    command = sub.command("exec") if probe is Probe.EXEC else ()
+    target = "" if plain or probe is Probe.EXEC else sub.text(probe.value)
+    sub.placeholders(probe.value, target)
+    if probe in (Probe.SOCKET, Probe.FILE) and not target.startswith(("/", "${")):
+        sub.fail(probe.value, f"{target!r} is not an absolute path")
+    if probe is Probe.TCP and ":" not in target and not target.startswith("${"):
+        sub.fail("tcp", f"{target!r} has no port", "host:port")
+    interval = sub.seconds("interval", 0.25)
+    if interval <= 0:
+        sub.fail("interval", "wanted more than 0")
+    return Ready(probe, target, command, interval, sub.seconds("timeout", 5.0), sub.seconds("within", 0.0))
+
+
+def _restart(at: Reader, kind: Kind) -> Restart:
+    sub = at.sub("restart")
+    sub.only("when", "delay", "max-delay", "jitter", "limit", "window", "exhausted", "fatal-codes")
+    codes = sub.texts("fatal-codes")
+    for code in codes:
+        if not 1 <= (number(code) or 0) <= 255:
+            sub.fail("fatal-codes", f"{code} is not an exit code", "1 to 255")
+    when = sub.choice("when", When, When.ALWAYS if kind is Kind.LONGRUN else When.FAILURE)
+    if kind is Kind.ONESHOT and when is When.ALWAYS:
+        sub.fail("when", "a oneshot that has succeeded is done", "failure or never; kind: periodic runs again")
+    return Restart(
+        when=when,
+        delay=sub.seconds("delay", 1.0),
+        max_delay=sub.seconds("max-delay", 30.0),
+        jitter=sub.real("jitter", 0.2, most=1.0),
+        limit=sub.number("limit", 0),
+        window=sub.seconds("window", 60.0),
+        exhausted=sub.choice("exhausted", Exhausted, Exhausted.DEGRADE),
+        fatal_codes=tuple(int(code) for code in codes),
+    )
+
+
+def _signal(at: Reader, key: str, default: str) -> str:
+    name = at.text(key, default).removeprefix("SIG")
+    if name and name not in SIGNALS:
+        at.fail(key, f"unknown signal {name!r}", nearest(name, list(SIGNALS)))
+    return name
+
+
+def _stop(at: Reader) -> Stop:
+    sub = at.sub("stop")
+    sub.only("signal", "grace", "command", "after")
+    return Stop(_signal(sub, "signal", "TERM"), sub.seconds("grace", 10.0), sub.command("command"), sub.names("after"))
+
+
+def _reload(at: Reader) -> Reload:
+    sub = at.sub("reload")
+    sub.only("signal", "command")
+    if sub.has("signal") and sub.has("command"):
+        sub.fail("command", "either a signal or a command")
+    return Reload(_signal(sub, "signal", ""), sub.command("command"))
+
+
+def _when(at: Reader) -> tuple[Condition, ...]:
+    value = at.data.get("when")
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        at.fail("when", "wanted a list of conditions")
+    return tuple(_condition(at, item, f"when[{place}]") for place, item in enumerate(value))
+
+
+def _condition(at: Reader, item: object, where: str) -> Condition:
+    if not isinstance(item, dict):
+        at.fail(where, "wanted a mapping such as {value: ${NAME:-x}, in: [x, y]} or {path: /x, exists: true}")
+    sub = Reader(item, at.what, at.file, where)
+    if sub.has("path"):
+        sub.only("path", "exists")
+        sub.placeholders("path", sub.text("path"))
+        return Condition(path=sub.text("path"), wanted=sub.flag("exists", True))
+    sub.only("value", "in", "not-in", "set")
+    if not sub.has("value"):
+        sub.fail("value", "missing", "or give a path")
+    sub.placeholders("value", sub.text("value"))
+    if sum(sub.has(key) for key in ("in", "not-in", "set")) != 1:
+        sub.fail("value", "wanted exactly one of in, not-in, set")
+    return Condition(sub.text("value"), sub.texts("in"), sub.texts("not-in"), wanted=sub.flag("set", True))
+
+
+def _umask(at: Reader) -> int:
+    value = at.data.get("umask", "0022")
+    text = value if isinstance(value, str) else ""
+    if not text or not all(digit in "01234567" for digit in text) or int(text, 8) > 0o777:
+        at.fail("umask", f"wanted octal digits in quotes, not {value!r}", 'such as "0022"')
+    return int(text, 8)
+
+
+def _environment(at: Reader) -> tuple[Variable, ...]:
+    sub = at.sub("environment")
+    found = []
+    for name, value in sub.data.items():
+        if not isinstance(name, str) or not name or "=" in name or "\0" in name:
+            sub.fail(str(name), "not a variable's name", "quote it" if not isinstance(name, str) else "")
+        if isinstance(value, dict):
+            inner = Reader(value, at.what, at.file, f"environment.{name}")
+            inner.only("file", "secret")
+            if len(value) != 1:
+                sub.fail(name, "wanted a value, {file: /path} or {secret: /path}")
+            key = next(iter(value))
+            found.append(Variable(name, Source(key), inner.text(key)))
+            continue
+        # What is wrong is told to everybody (a condition, HTTP), and a value may be a password.
+        if isinstance(value, bool | list):
+            sub.fail(name, f"wanted text, not a {type(value).__name__}", "quote it" if isinstance(value, bool) else "")
+        text = sub.text(name)
+        sub.placeholders(name, text, shown=False)
+        found.append(Variable(name, Source.VALUE, text))
+    return tuple(found)
+
+
+def _limits(at: Reader) -> tuple[Limit, ...]:
+    sub = at.sub("limits")
+    sub.only(*LIMITS)
+    found = []
+    for name in sub.data:
+        parts = sub.text(name).split(":")
+        if len(parts) > 2 or not all(part == "unlimited" or number(part) is not None for part in parts):
+            sub.fail(name, f"wanted a number, unlimited, or soft:hard, not {sub.text(name)!r}")
+        numbers = [-1 if part == "unlimited" else int(part) for part in parts]
+        found.append(Limit(name, numbers[0], numbers[-1]))
+    return tuple(found)
+
+
+def _capabilities(at: Reader) -> tuple[str, ...] | None:
+    if not at.has("capabilities"):
+        return None
+    found = tuple(name.removeprefix("CAP_") for name in at.texts("capabilities"))
+    for name in found:
+        if name not in CAPABILITIES:
+            at.fail("capabilities", f"unknown capability {name!r}", nearest(name, list(CAPABILITIES)))
+    return found
+
+
+def _oom_score(at: Reader) -> int | None:
+    if not at.has("oom-score"):
+        return None
+    value = at.number("oom-score", 0, least=-1000)
+    if value > 1000:
+        at.fail("oom-score", f"wanted -1000 to 1000, not {value}")
+    return value

@@ -1,0 +1,82 @@
+"""Kubernetes' API server, asked with the pod's own account; the standard library's http and TLS."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import ssl
+from pathlib import Path
+from typing import Any
+
+from init.errors import InitError
+from init.pod.addresses import host_and_port
+
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+
+class ApiError(InitError):
+    """The API server said no, or could not be asked."""
+
+    def __init__(self, what: str, why: str, *, status: int | None = None) -> None:
+        super().__init__(what, why)
+        self.status = status
+
+    @property
+    def missing(self) -> bool:
+        """There is no such object."""
+        return self.status == 404
+
+    @property
+    def refused(self) -> bool:
+        return self.status in (401, 403)
+
+    @property
+    def conflict(self) -> bool:
+        """Somebody else changed it meanwhile."""
+        return self.status == 409
+
+
+class ApiServer:
+    def __init__(self, what: str, account: Path = ACCOUNT, server: str = "") -> None:
+        """`what` is asked for, in the words of an error."""
+        self.what = what
+        self.account = account
+        host = os.environ.get("KUBERNETES_SERVICE_HOST", "")
+        self.host, self.port = host_and_port(
+            server or f"[{host}]:{os.environ.get('KUBERNETES_SERVICE_PORT', '443')}", default=443
+        )
+        self.tls = ssl.create_default_context(cafile=str(account / "ca.crt"))
+        # Python 3.13 asks of certificates what Kubernetes' own often lack: a key usage in the authority's, the
+        # authority's key identifier in the server's. Its other clients do not ask; chain, name and time still count.
+        self.tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
+
+    def ask(
+        self, method: str, path: str, body: dict[str, Any] | None = None, kind: str = "application/json"
+    ) -> dict[str, Any]:
+        # Tokens are rotated: read at each use.
+        token = (self.account / "token").read_text().strip()
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": kind}
+        connection = http.client.HTTPSConnection(self.host, self.port, timeout=10, context=self.tls)
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            reply = connection.getresponse()
+            text = reply.read().decode(errors="replace")
+        except (OSError, http.client.HTTPException) as error:
+            raise ApiError(self.what, f"{self.host}:{self.port}: {error}") from error
+        finally:
+            connection.close()
+        if reply.status >= 300:
+            raise ApiError(self.what, f"{reply.status} {_message(text)}", status=reply.status)
+        try:
+            found: dict[str, Any] = json.loads(text)
+        except ValueError:
+            raise ApiError(self.what, "the answer is not JSON") from None
+        return found
+
+
+def _message(text: str) -> str:
+    try:
+        return str(json.loads(text).get("message", text))[:200]
+    except (ValueError, AttributeError):
+        return text[:200]

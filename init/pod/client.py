@@ -1,0 +1,98 @@
+"""A client of PID 1's control socket: one JSON request a line, one JSON reply a line (docs/reference/control.md)."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from init import places
+from init.errors import RequestError
+from init.view.snapshot import Snapshot, from_mapping
+
+SOCKET = Path(places.SOCKET)
+
+
+class Client:
+    """One connection; requests on it are answered in order. A context manager."""
+
+    def __init__(self, path: Path = SOCKET, *, within: float | None = 10.0) -> None:
+        self.path = path
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self._socket.settimeout(within)
+        try:
+            self._socket.connect(str(path))
+        except OSError as error:
+            self._socket.close()
+            raise RequestError("speak to init", f"{path}: {_why(error)}", hint=_hint(error)) from error
+        self._lines = self._socket.makefile("rb")
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._lines.close()
+        self._socket.close()
+
+    def request(self, op: str, **keys: Any) -> dict[str, Any]:
+        """One reply; RequestError with PID 1's own words when it says no."""
+        self._send(op, keys)
+        return self._reply(op)
+
+    def stream(self, op: str, **keys: Any) -> Iterator[dict[str, Any]]:
+        """Replies until PID 1 hangs up; a quiet stream is waited for without a limit."""
+        self._send(op, keys)
+        self._socket.settimeout(None)
+        while True:
+            try:
+                yield self._reply(op)
+            except EOFError:
+                return
+
+    def wait_longer(self, seconds: float | None) -> None:
+        self._socket.settimeout(seconds)
+
+    def snapshot(self) -> Snapshot:
+        return from_mapping(self.request("status")["snapshot"])
+
+    def _send(self, op: str, keys: dict[str, Any]) -> None:
+        try:
+            self._socket.sendall(json.dumps({"op": op, **keys}).encode() + b"\n")
+        except OSError as error:
+            raise RequestError(f"ask init to {op}", _why(error)) from error
+
+    def _reply(self, op: str) -> dict[str, Any]:
+        try:
+            line = self._lines.readline()
+        except OSError as error:
+            raise RequestError(f"ask init to {op}", _why(error)) from error
+        if not line:
+            raise EOFError(f"init hung up during {op}")
+        reply: dict[str, Any] = json.loads(line)
+        if not reply.get("ok"):
+            raise Refused(op, str(reply.get("error", "no reason given")), hint=str(reply.get("hint", "")))
+        return reply
+
+
+class Refused(RequestError):
+    """PID 1 said no, in whole sentences of its own."""
+
+    def __str__(self) -> str:
+        return f"{self.why} ({self.hint})" if self.hint else self.why
+
+
+def _why(error: OSError) -> str:
+    return "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)
+
+
+def _hint(error: OSError) -> str:
+    if isinstance(error, PermissionError):
+        return "only root may ask"
+    if isinstance(error, FileNotFoundError | ConnectionRefusedError):
+        return "is this a pod whose PID 1 is minivm's init?"
+    return ""

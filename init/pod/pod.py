@@ -1,0 +1,113 @@
+"""What a preparation step knows of its pod: the root directory, the environment, the users; and how it writes files."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from init.errors import InitError
+from init.pod.addresses import CONTROLLER, host_and_port
+
+# Values found at boot, one KEY=VALUE file for each service that reads them (`environment_files`).
+ENVIRONMENT = "/run/minivm/env"
+MOUNTS = "/mnt/minivm"
+
+
+class PrepareError(InitError):
+    """A step that another try may mend: a secret that is not mounted yet, a name that does not resolve."""
+
+
+class Pod:
+    """The pod's file system below `root` (tests give a scratch directory) and its environment."""
+
+    __slots__ = ("env", "root")
+
+    def __init__(self, env: Mapping[str, str], root: Path = Path("/")) -> None:
+        self.env = env
+        self.root = root
+
+    def path(self, absolute: str) -> Path:
+        return self.root / absolute.lstrip("/")
+
+    def setting(self, name: str, default: str = "") -> str:
+        """An empty variable counts as unset: Kubernetes cannot leave one out of a template."""
+        return self.env.get(name) or default
+
+    def choice(self, name: str, default: str, known: Iterable[str]) -> str:
+        value = self.setting(name, default)
+        known = sorted(known)
+        if value not in known:
+            from init.errors import ConfigError, nearest
+
+            raise ConfigError("prepare the pod", f"{name} is {value!r}", hint=nearest(value, known))
+        return value
+
+    @property
+    def name(self) -> str:
+        return self.setting("MINIVM_POD_NAME") or os.uname().nodename.split(".")[0]
+
+    @property
+    def controller(self) -> tuple[str, int]:
+        """Host and port of slurmctld."""
+        return host_and_port(self.setting("MINIVM_CONTROLLER", CONTROLLER))
+
+    def has(self, absolute: str) -> bool:
+        return self.path(absolute).exists()
+
+    def text(self, absolute: str) -> str | None:
+        """The file's text, or None where there is none (a kernel without that controller, a secret not mounted)."""
+        try:
+            return self.path(absolute).read_text(errors="replace")
+        except (FileNotFoundError, NotADirectoryError, PermissionError, OSError):
+            return None
+
+    def publish(self, service: str, values: Mapping[str, str]) -> None:
+        """Hand values to a service: its data names the file in `environment_files`."""
+        lines = [f"{key}={value}\n" for key, value in sorted(values.items())]
+        write(self.path(f"{ENVIRONMENT}/{service}"), "".join(lines).encode(), mode=0o600)
+
+
+def user(name: str) -> tuple[int, int]:
+    try:
+        entry = pwd.getpwnam(name)
+    except KeyError:
+        raise PrepareError("prepare the pod", f"there is no user {name}", hint="the image must create it") from None
+    return entry.pw_uid, entry.pw_gid
+
+
+def write(path: Path, data: bytes, *, mode: int, owner: tuple[int, int] | None = None) -> bool:
+    """Publish a file whole, born with its final mode and owner. False when it already was so (nothing is touched)."""
+    if _same(path, data, mode, owner):
+        return False
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as stream:
+            if owner is not None:
+                os.fchown(descriptor, *owner)
+            os.fchmod(descriptor, mode)
+            stream.write(data)
+            stream.flush()
+            os.fsync(descriptor)
+        temporary.rename(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise PrepareError(f"write {path}", error.strerror or str(error)) from error
+    return True
+
+
+def _same(path: Path, data: bytes, mode: int, owner: tuple[int, int] | None) -> bool:
+    try:
+        status = path.lstat()
+        if status.st_mode != (0o100000 | mode) or (owner is not None and (status.st_uid, status.st_gid) != owner):
+            return False
+        return path.read_bytes() == data
+    except OSError:
+        return False
+
+
+def writable(directory: Path) -> bool:
+    """Whether files can be made there: `os.access` tells of a read-only mount too."""
+    return os.access(directory, os.W_OK | os.X_OK)

@@ -1,0 +1,195 @@
+"""What a changed configuration does to a cluster that runs: what is different, whom it costs, what has to start anew.
+
+Pure. What slurmctld 24.11 does with jobs whose partition, node or state is gone was seen, not read: they end, at once
+or at the next reconfigure, without a word to anybody.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from init.fields import number
+from init.slurm.conf import MAIN, Configuration, Line, read, words
+from init.slurm.jobs import Job
+
+# Settings by which slurmctld finds and reads what it has saved: with others it starts as one that knows no jobs.
+STATE = ("clustername", "slurmuser", "statesavelocation")
+# Settings that slurmctld and the nodes must share with what runs already, or that tell one side where the other is.
+RUNNING = ("authtype", "credtype", "selecttype", "slurmdport", "slurmdspooldir")
+# Settings that a daemon takes when it starts and at no other time, and who has to start anew.
+ANEW = {
+    "authtype": "every pod, the controller's first",
+    "credtype": "every pod, the controller's first",
+    "jobacctgathertype": "the workers' pods",
+    "mpiparams": "the workers' pods",
+    "proctracktype": "the workers' pods",
+    "slurmctldport": "every pod, the controller's first",
+    "slurmdport": "the workers' pods",
+    "slurmdspooldir": "the workers' pods",
+    "switchtype": "the workers' pods",
+    "taskplugin": "the workers' pods",
+}
+SHOWN = 10  # jobs by their number; the others are counted
+
+Takes = Callable[[Job], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Something that goes, and the jobs that go with it; None: nobody could say which."""
+
+    what: str
+    jobs: tuple[str, ...] | None
+
+    def __str__(self) -> str:
+        if self.jobs is None:
+            return f"{self.what}, and slurmctld could not be asked whose jobs that ends"
+        return f"{self.what}: {counted(self.jobs)}" if self.jobs else self.what
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    changes: tuple[str, ...]
+    losses: tuple[Loss, ...]
+    anew: tuple[str, ...]
+
+    @property
+    def cost(self) -> str:
+        """The losses in a sentence; empty where there are none."""
+        return "; ".join(str(loss) for loss in self.losses)
+
+
+def counted(jobs: Sequence[str]) -> str:
+    some = ", ".join(jobs[:SHOWN]) + (", ..." if len(jobs) > SHOWN else "")
+    return f"job {some}" if len(jobs) == 1 else f"{len(jobs)} jobs ({some})"
+
+
+def effect(
+    old: Mapping[str, bytes], new: Mapping[str, bytes], jobs: Sequence[Job] | None, hidden: Sequence[str] = ()
+) -> Effect:
+    """`hidden`: lists of partitions that running jobs were submitted to, of which Slurm shows only the one they got."""
+    before, after = read(old), read(new)
+    losses = []
+    for what, takes in dangers(before, after):
+        if jobs is None:
+            losses.append(Loss(what, None))
+        elif lost := tuple(job.id for job in jobs if takes(job)):
+            losses.append(Loss(what, lost))
+    losses += [
+        Loss(f"partition {name} goes: running jobs that were submitted to {asked}", ())
+        for name in sorted(before.partitions.keys() - after.partitions.keys())
+        for asked in sorted(hidden)
+        if name in asked.split(",")
+    ]
+    others = sorted(name for name in {*old, *new} if name != MAIN and old.get(name) != new.get(name))
+    changed = [*changes(before, after), *(f"{name}: {_how(old, new, name)}" for name in others)]
+    return Effect(tuple(changed), tuple(losses), tuple(_anew(before, after)))
+
+
+def dangers(old: Configuration, new: Configuration) -> Iterator[tuple[str, Takes]]:
+    """What goes, and how to tell a job that goes with it."""
+    yield from _settings(old, new)
+    for name in sorted(old.partitions.keys() - new.partitions.keys()):
+        yield f"partition {name} goes", lambda job, name=name: name in job.partitions  # type: ignore[misc]
+    gone = old.nodes.keys() - new.nodes.keys()
+    if gone:
+        shown = ", ".join(sorted(gone)[:SHOWN]) + (", ..." if len(gone) > SHOWN else "")
+        yield f"node {shown} goes", lambda job: bool((job.nodes | job.wanted) & gone)
+    # Dynamic nodes have no line; they have room up to this number.
+    if (number(new.value("maxnodecount")) or 0) < (number(old.value("maxnodecount")) or 0):
+        listed = new.nodes.keys() | old.nodes.keys()
+        yield (
+            f"MaxNodeCount {old.value('maxnodecount')} becomes {new.value('maxnodecount') or 'none'}, and nodes that"
+            " registered themselves may find no room",
+            lambda job: bool(job.nodes - listed),
+        )
+    for name in sorted(old.words("grestypes") - new.words("grestypes")):
+        yield f"gres {name} goes", lambda job, name=name: name in job.gres  # type: ignore[misc]
+    for name in sorted(old.partitions.keys() & new.partitions.keys()):
+        yield from _shut_out(name, old.partitions[name], new.partitions[name])
+
+
+def _settings(old: Configuration, new: Configuration) -> Iterator[tuple[str, Takes]]:
+    enforced = new.words("accountingstorageenforce") - {"none"}
+    if enforced and not old.words("accountingstorageenforce") - {"none"}:
+        # What runs, runs on.
+        what = f"AccountingStorageEnforce becomes {','.join(sorted(enforced))}, and who has no account is not let in"
+        yield what, lambda job: not job.holds and not job.account
+    for key in (*STATE, *RUNNING):
+        # What one of the two leaves to Slurm's default is not compared: a line that spells the default changes nothing.
+        if key in old.settings and key in new.settings and old.value(key) != new.value(key):
+            what = f"{old.names[key]} {old.value(key)} becomes {new.value(key)}"
+            if key in STATE:
+                yield f"{what}, and the saved jobs are not found again", lambda job: True
+            else:
+                yield f"{what}, and what runs is not found again", lambda job: job.holds
+
+
+def _shut_out(name: str, old: Line, new: Line) -> Iterator[tuple[str, Takes]]:
+    """Waiting jobs that could never start: their account or QOS is let in no more. What runs, runs on."""
+    for key, kind in (("allowaccounts", "account"), ("allowqos", "qos")):
+        if new.get(key, "ALL").upper() != "ALL" and new.get(key) != old.get(key):
+            allowed = words(new[key])
+            yield (
+                f"partition {name} lets {kind} {new[key]} in and no other",
+                lambda job, kind=kind, allowed=allowed: (  # type: ignore[misc]
+                    not job.holds and job.partitions == {name} and getattr(job, kind) not in allowed
+                ),
+            )
+    for key, kind in (("denyaccounts", "account"), ("denyqos", "qos")):
+        denied = words(new.get(key, "")) - words(old.get(key, ""))
+        if denied:
+            yield (
+                f"partition {name} turns {kind} {','.join(sorted(denied))} away",
+                lambda job, kind=kind, denied=denied: (  # type: ignore[misc]
+                    not job.holds and job.partitions == {name} and getattr(job, kind) in denied
+                ),
+            )
+
+
+def changes(old: Configuration, new: Configuration) -> Iterator[str]:
+    """One line for each thing that differs, values and all: for who may read the files."""
+    yield from _differing("", old.settings, new.settings, {**new.names, **old.names})
+    for kind, before, after in (("partition", old.partitions, new.partitions), ("node", old.nodes, new.nodes)):
+        for name in sorted(before.keys() | after.keys()):
+            if name not in after:
+                yield f"{kind} {name}: goes"
+            elif name not in before:
+                yield f"{kind} {name}: comes"
+            else:
+                yield from _differing(f"{kind} {name}: ", before[name], after[name], {})
+
+
+def _differing(head: str, old: Line, new: Line, names: Mapping[str, str]) -> Iterator[str]:
+    for key in sorted(old.keys() | new.keys()):
+        if old.get(key) != new.get(key):
+            yield f"{head}{names.get(key, key)}: {old.get(key, '-')} -> {new.get(key, '-')}"
+
+
+def _how(old: Mapping[str, bytes], new: Mapping[str, bytes], name: str) -> str:
+    return "comes" if name not in old else "goes" if name not in new else "changes"
+
+
+def _anew(old: Configuration, new: Configuration) -> Iterator[str]:
+    for key, who in ANEW.items():
+        if old.value(key) != new.value(key):
+            yield f"{(old.names | new.names)[key]}: {who}"  # type: ignore[operator]
+
+
+def hidden_lists(state: bytes, partitions: Mapping[str, Line], shown: Sequence[frozenset[str]]) -> tuple[str, ...]:
+    """Lists of partitions in slurmctld's saved jobs that no job of `shown` has: of a running one it tells just the one.
+
+    The state, a few seconds old, is not decoded: a list is a text that ends with a zero, and nothing else in it looks
+    like one.
+    """
+    found = set()
+    for text in re.findall(rb"[\w.-]+(?:,[\w.-]+)+(?=\x00)", state):
+        first, *rest = text.decode().split(",")
+        # The byte before the text is its length, and may be a letter.
+        name = next((name for name in (first, first[1:]) if name in partitions), "")
+        names = [name, *rest]
+        if all(one in partitions for one in names) and frozenset(names) not in shown:
+            found.add(",".join(sorted(names)))  # slurmctld puts the one that the job got first
+    return tuple(sorted(found))

@@ -1,0 +1,148 @@
+"""Slurm's own clients, run with deadlines and judged by what they say. For short children: never in PID 1."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+from init.errors import InitError
+from init.pod.addresses import CONTROLLER, host_and_port, joined
+from init.slurm.node import Node, parse
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+SCONTROL = "/usr/bin/scontrol"
+SQUEUE = "/usr/bin/squeue"
+SCANCEL = "/usr/bin/scancel"
+KEY_REJECTED = ("Protocol authentication error", "Invalid authentication credential")
+NOT_REACHED = ("Unable to contact slurm controller", "Connection refused", "connect failure", "timed out")
+FETCHED = "/run/slurm/conf/slurm.conf"
+
+
+class SlurmError(InitError):
+    """A client of Slurm failed, in words that tell the key, the network and the request apart."""
+
+
+def environment(controller: str) -> dict[str, str]:
+    """Until slurmd or sackd has fetched the configuration, the clients ask the controller for it."""
+    env = {"PATH": "/usr/bin:/usr/sbin:/bin:/sbin", "LC_ALL": "C.UTF-8"}
+    if not (os.path.exists("/etc/slurm/slurm.conf") or os.path.exists(FETCHED)):  # noqa: PTH110 (pathlib costs 8 ms)
+        env["SLURM_CONF_SERVER"] = controller
+    return env
+
+
+def run(argv: Sequence[str], controller: str, *, within: float = 10.0) -> str:
+    """The client's output; SlurmError otherwise. `within` bounds clients that retry a dead controller for minutes."""
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=within,
+            env=environment(controller),
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise SlurmError("ask slurmctld", f"no answer from {controller} within {within:g} s") from None
+    except OSError as error:
+        raise SlurmError(f"run {argv[0]}", error.strerror or str(error)) from error
+    if done.returncode:
+        text = done.stderr or done.stdout
+        raise SlurmError("ask slurmctld", judge(text, controller, _clocks(controller) if rejected(text) else ""))
+    return done.stdout
+
+
+def rejected(text: str) -> bool:
+    """slurmctld has answered, and refuses who asks."""
+    return "Munge encode failed" not in text and any(words in text for words in KEY_REJECTED)
+
+
+def _clocks(controller: str) -> str:
+    """That the two clocks are too far apart, where they are."""
+    from init.slurm.clock import ahead_of, explain  # a boot that goes well does without
+
+    ahead = ahead_of(controller)
+    return "" if ahead is None else explain(ahead)
+
+
+def judge(text: str, controller: str, clocks: str = "") -> str:
+    """What a client's complaint means; `clocks`: what is wrong with them, where that is known."""
+    if "Munge encode failed" in text:
+        return "this pod's munged does not answer"
+    if rejected(text):
+        refused = f"munge credential refused by {controller}: {clocks}"
+        return refused if clocks else f"munge key rejected by {controller}"
+    if "Name or service not known" in text or "getaddrinfo() failed" in text:
+        return f"{controller} does not resolve"
+    if any(words in text for words in NOT_REACHED):
+        return f"{controller} cannot be reached"
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1].strip() if lines else "it failed and said nothing"
+
+
+def unknown(error: SlurmError) -> bool:
+    """slurmctld has no node of that name."""
+    return "not found" in error.why or "Invalid node name" in error.why
+
+
+def node(name: str, controller: str, *, within: float = 10.0) -> Node | None:
+    """The node, or None where slurmctld knows none of that name."""
+    try:
+        text = run([SCONTROL, "--oneliner", "show", "node", name], controller, within=within)
+    except SlurmError as error:
+        if unknown(error):
+            return None
+        raise
+    line = next((line for line in text.splitlines() if line.startswith("NodeName=")), "")
+    return parse(line) if line else None
+
+
+def nodes(names: Sequence[str], controller: str) -> list[Node]:
+    """Those of that name that slurmctld knows, by one call."""
+    if not names:
+        return []
+    text = run([SCONTROL, "--oneliner", "show", "node", ",".join(names)], controller)
+    return [parse(line) for line in text.splitlines() if line.startswith("NodeName=")]
+
+
+def update(name: str, changes: Sequence[str], controller: str) -> None:
+    run([SCONTROL, "update", f"nodename={name}", *changes], controller)
+
+
+def jobs(name: str, controller: str) -> list[str]:
+    """Ids of the jobs that hold the node, array members as Slurm writes them."""
+    text = run([SQUEUE, "--noheader", "--nodelist", name, "--states", "R,CG,S,CF,SI,SO", "--format", "%A"], controller)
+    return sorted(set(text.split()), key=lambda job: (len(job), job))
+
+
+def delete(name: str, controller: str) -> None:
+    """The record of a dynamic node; slurmctld refuses while it has jobs or stands in a reservation."""
+    try:
+        run([SCONTROL, "delete", f"nodename={name}"], controller)
+    except SlurmError as error:
+        if not unknown(error):
+            raise
+
+
+def free(jobs: Sequence[str], controller: str, say: Callable[[str], object]) -> None:
+    """Each job by itself: one that may not be requeued must not keep the others."""
+    for job in jobs:
+        try:
+            run([SCONTROL, "requeue", job], controller)
+            say(f"requeued job {job}")
+        except SlurmError as error:
+            say(f"job {job} is not requeued: {error.why}")
+            try:
+                run([SCANCEL, job], controller)
+                say(f"cancelled job {job}")
+            except SlurmError as second:
+                say(f"job {job} is not cancelled: {second.why}")
+
+
+def address(env: Mapping[str, str]) -> str:
+    """host:port of slurmctld from the pod's environment."""
+    return joined(*host_and_port(env.get("MINIVM_CONTROLLER") or CONTROLLER))

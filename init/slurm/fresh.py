@@ -1,0 +1,71 @@
+"""Tells slurmctld, before slurmd starts, that this pod is new: jobs of the last one are requeued, its address goes.
+
+Only ever run once per boot of the pod: after a restart of slurmd alone the jobs are alive, and this would kill them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from init.errors import InitError
+from init.slurm import client as slurm_client
+from init.slurm.node import fresh
+from init.slurm.offer import difference, offered
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from init.slurm.node import Node
+
+SLURMD = "/usr/sbin/slurmd"
+BORN = "MINIVM_SLURMD_BORN"  # further words of slurmd's --conf
+
+
+def main() -> int:
+    controller = slurm_client.address(os.environ)
+    name = os.environ.get("MINIVM_POD_NAME") or os.uname().nodename.split(".")[0]
+    try:
+        node = slurm_client.node(name, controller)
+        if node is None:
+            print(f"slurmctld does not know {name} yet")
+            return 0
+        done = renew(node, controller)
+    except InitError as error:
+        print(error.why, file=sys.stderr)
+        return 1
+    print(f"{name} was {node.state}: {'; '.join(done) or 'nothing to tell'}")
+    return 0
+
+
+def renew(node: Node, controller: str) -> list[str]:
+    done: list[str] = []
+    differs = changed(node, controller) if node.dynamic else ""
+    todo = fresh(node, os.environ.get("MINIVM_POD_IP", ""), differs=bool(differs))
+    if todo.free:
+        slurm_client.free(slurm_client.jobs(node.name, controller), controller, done.append)
+    for changes in todo.updates:
+        slurm_client.update(node.name, changes, controller)
+        done.append(" ".join(changes))
+    if todo.forget:
+        publish(todo.born)
+        slurm_client.delete(node.name, controller)
+        done.append(f"registers anew, {differs}{': ' if todo.born else ''}{todo.born}")
+    return done
+
+
+def changed(node: Node, controller: str) -> str:
+    """What this pod offers and the record does not say."""
+    hardware = slurm_client.run([SLURMD, "-C"], controller).partition("\n")[0]
+    return difference(dict(node.shown), offered(os.environ.get("MINIVM_SLURMD_CONF", ""), hardware))
+
+
+def publish(born: str) -> None:
+    """For slurmd's start, before the record goes: one that is cut between the two begins again with it."""
+    if born:
+        from init.pod.pod import Pod
+
+        Pod(os.environ).publish("born", {BORN: born})
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,69 @@
+"""A candidate for slurm.conf against the cluster that runs, and what was said of the one that is mounted.
+
+Asks slurmctld only where something goes that a job may need: what only adds is judged without it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from init.errors import InitError
+from init.pod.pod import write
+from init.slurm.change import Effect, effect, hidden_lists
+from init.slurm.conf import read
+from init.slurm.daemon import Slurmctld
+from init.slurm.files import SlurmFiles
+
+SAID = Path("/run/minivm/slurm-config.json")
+LIVE, REFUSED, PENDING = "live", "refused", "pending"
+
+
+class SlurmConfigError(InitError):
+    """A configuration that is not taken, or not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """The word on a set of files, by their hash."""
+
+    hash: str
+    state: str
+    why: str = ""
+
+
+def weigh(files: SlurmFiles, daemon: Slurmctld, candidate: Mapping[str, bytes]) -> Effect:
+    """What it changes, whom it costs. A file that is mounted no more stays where it is installed."""
+    old = files.installed()
+    new = {**old, **candidate}
+    first = effect(old, new, None)
+    if not first.losses:
+        return first
+    jobs = daemon.jobs()
+    if jobs is None:
+        return first
+    running = read(old)
+    state = b"" if not running.value("statesavelocation") else _saved(Path(running.value("statesavelocation")))
+    return effect(old, new, jobs, hidden_lists(state, running.partitions, [job.partitions for job in jobs]))
+
+
+def _saved(directory: Path) -> bytes:
+    try:
+        return (directory / "job_state").read_bytes()
+    except OSError:
+        return b""
+
+
+def tell(said: Said, path: Path = SAID) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(path, json.dumps(asdict(said)).encode(), mode=0o600)
+
+
+def told(path: Path = SAID) -> Said | None:
+    try:
+        found = json.loads(path.read_text())
+        return Said(str(found["hash"]), str(found["state"]), str(found["why"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

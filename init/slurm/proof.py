@@ -1,0 +1,96 @@
+"""One authenticated call to slurmctld, made once at boot: it proves the munge key, which `munge | unmunge` cannot.
+
+On a worker the same call proves that slurmctld knows *this* slurmd: registered since its start, at this address.
+A failed proof ends with its reason; the service's backoff, with jitter, makes the next try.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import time
+
+from init.errors import InitError
+from init.slurm import client as slurm_client
+from init.slurm.node import unproven
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from init.slurm.node import Node
+
+# Only a worker has it: its preparation has found out what it offers (`environment-files` of the service).
+WORKER = "MINIVM_SLURMD_CONF"
+BORN = "/run/minivm/env/born"
+# slurmd says READY a moment before its registration has arrived: steps between looks, one second in all.
+STEPS = (0.05, 0.1, 0.2, 0.3, 0.35)
+ONE_START = 5.0  # seconds that the start of one slurmd may take
+
+
+def main() -> int:
+    controller = slurm_client.address(os.environ)
+    try:
+        if WORKER in os.environ:
+            reason = worker(controller)
+        else:
+            slurm_client.run([slurm_client.SCONTROL, "--oneliner", "show", "partition"], controller)
+            reason = ""
+    except InitError as error:
+        reason = error.why
+    if reason:
+        print(reason, file=sys.stderr)
+        return 1
+    print(f"munge key proven by {controller}")
+    return 0
+
+
+def worker(controller: str) -> str:
+    """Why the node is not proven, or nothing."""
+    name = os.environ.get("MINIVM_POD_NAME") or os.uname().nodename.split(".")[0]
+    own = os.environ.get("MINIVM_POD_IP", "")
+    reason = since = ""
+    for step in (0.0, *STEPS):
+        time.sleep(step)
+        # The controller first: a key that it refuses, or a clock, is also what keeps slurmd from answering.
+        node = slurm_client.node(name, controller)
+        since = since or local_start(controller)
+        reason = unproven(node, name, [own] if own else []) or _old(node, since)
+        if not reason:
+            forget_birth()
+            break
+    return reason
+
+
+def forget_birth() -> None:
+    """What a fresh pod's slurmd was to register with counts once: a later start makes no drain again."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(BORN)  # noqa: PTH108 - pathlib costs 8 ms of boot
+
+
+def _old(node: Node | None, since: str) -> str:
+    """A registration that is older than our slurmd is the last pod's."""
+    if node is not None and since and node.started < since and not _same_start(node.started, since):
+        return f"slurmctld knows {node.name} as of {node.started}, and slurmd started at {since}: not registered"
+    return ""
+
+
+def _same_start(registered: str, started: str) -> bool:
+    """slurmd takes the two times one after the other, on a busy machine a second or more apart."""
+    from datetime import datetime  # mostly they are equal
+
+    return (datetime.fromisoformat(started) - datetime.fromisoformat(registered)).total_seconds() <= ONE_START
+
+
+def local_start(controller: str) -> str:
+    """When this pod's slurmd started, asked of itself; in the words in which slurmctld tells it too."""
+    try:
+        text = slurm_client.run([slurm_client.SCONTROL, "show", "slurmd"], controller)
+    except slurm_client.SlurmError:
+        raise slurm_client.SlurmError("ask slurmd", "slurmd of this pod does not answer") from None
+    found = re.search(r"^Boot time\s*=\s*(\S+)", text, re.MULTILINE)
+    return found[1] if found else ""
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

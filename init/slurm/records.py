@@ -1,0 +1,118 @@
+"""Looks after the records of nodes whose pods are away, on the controller, where the whole is known.
+
+    python3 -I -m init.slurm.records
+
+A pod cannot know whether it comes back, so it never deletes its record. The chart says which workers it makes: the
+record of one beyond that is deleted, once it is down for no reason but that its pod went. And slurmctld writes its own
+name over the author of a drain when the node is away for long, unless the node is down before: then both are kept.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+
+from init.errors import ConfigError, InitError
+from init.fields import number
+from init.records import record
+from init.slurm import client as slurm_client
+from init.slurm.client import SlurmError
+from init.slurm.node import PREFIX
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from init.slurm.node import Node
+
+POOLS = "/mnt/minivm/config/slurm/pools.json"
+SINFO = "/usr/bin/sinfo"
+
+
+@record(frozen=True, slots=True)
+class Pools:
+    """The workers that the chart makes: POOL-0 to POOL-(count - 1), and every pool's name begins with the release's."""
+
+    release: str
+    counts: tuple[tuple[str, int], ...]
+
+    def beyond(self, name: str) -> bool:
+        """A worker of this release that is no longer made. Of a name that is not ours nothing is known."""
+        found = re.fullmatch(rf"({re.escape(self.release)}-.+)-([0-9]+)", name)
+        ordinal = number(found[2]) if found else None
+        return found is not None and ordinal is not None and ordinal >= dict(self.counts).get(found[1], 0)
+
+
+def pools_from_json(text: str, file: str = POOLS) -> Pools:
+    try:
+        data = json.loads(text)
+        release, counts = data.pop("release"), data.pop("pools")
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
+        raise ConfigError("read the pools", "wanted {release: NAME, pools: {NAME: COUNT}}", file=file) from None
+    whole = isinstance(counts, dict) and all(type(count) is int for count in counts.values())
+    if data or not (isinstance(release, str) and release and whole):
+        raise ConfigError("read the pools", "wanted {release: NAME, pools: {NAME: COUNT}}", file=file)
+    return Pools(release, tuple(sorted(counts.items())))
+
+
+def read_pools(path: str = POOLS) -> Pools | None:
+    try:
+        with open(path, encoding="utf-8") as stream:  # noqa: PTH123 - it runs every half minute, and pathlib costs 8 ms
+            return pools_from_json(stream.read(), path)
+    except FileNotFoundError:
+        return None  # nobody says which workers there are: every record stays
+
+
+def forgotten(node: Node, pools: Pools | None) -> bool:
+    """Its pod is gone for good, and nobody has said anything of the node."""
+    lost = "DOWN" in node.flags and not node.held_by_others and not node.busy
+    return lost and node.dynamic and pools is not None and pools.beyond(node.name)
+
+
+def down_for(node: Node) -> str:
+    """The reason with which a drained node that is away is set down; empty where it is to stay as it is."""
+    if "DRAIN" not in node.flags or "DOWN" in node.flags or node.responds or node.busy:
+        return ""
+    if node.held_by_us:
+        return node.reason  # its pod has set it down, and its slurmd registered once more before it ended
+    # A verdict's drain is the broker's, whoever Slurm says has set it.
+    return "" if node.reason.startswith(PREFIX) or not node.author else f"{node.reason} [{node.author}]"
+
+
+def candidates(listed: str, pools: Pools | None) -> list[str]:
+    """Of `sinfo --Node --format %N|%t`, the nodes that are worth a closer look: drain* is one that does not answer."""
+    rows = dict(line.strip().partition("|")[::2] for line in listed.splitlines())
+    away = {name for name, state in rows.items() if state.startswith("dr") and state.endswith("*")}
+    return sorted(away | {name for name in rows if pools is not None and pools.beyond(name)})
+
+
+def look_after(node: Node, pools: Pools | None, controller: str) -> None:
+    """One that is still in use, or stands in a reservation, is looked at again and keeps nobody from the others."""
+    try:
+        if forgotten(node, pools):
+            slurm_client.delete(node.name, controller)
+            print(f"{node.name} is deleted from Slurm: the chart makes no such pod")
+        elif reason := down_for(node):
+            slurm_client.update(node.name, ["state=down", f"reason={reason}"], controller)
+            print(f"{node.name} is away and now down: {reason}")
+    except SlurmError as error:
+        print(f"{node.name}: {error}")
+
+
+def main() -> int:
+    controller = slurm_client.address(os.environ)
+    try:
+        pools = read_pools()
+        listed = slurm_client.run([SINFO, "--noheader", "--Node", "--format", "%N|%t"], controller)
+        for node in slurm_client.nodes(candidates(listed, pools), controller):
+            look_after(node, pools, controller)
+    except SlurmError as error:
+        print(error)  # a slurmctld that is away tells of itself
+    except InitError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

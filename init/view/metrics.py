@@ -1,0 +1,82 @@
+"""The snapshot as OpenMetrics text. Pure."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from init.view.snapshot import Snapshot
+
+CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+STATES = (
+    "waiting", "preparing", "starting", "ready", "reloading", "handover", "stopping", "stopped", "backoff", "failed",
+    "done",
+)  # fmt: skip
+PHASES = ("boot", "running", "draining", "stopping", "stopped")
+
+
+def escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def labels(**pairs: str) -> str:
+    return "{" + ",".join(f'{name}="{escape(value)}"' for name, value in pairs.items()) + "}"
+
+
+def render(snapshot: Snapshot, counters: Mapping[str, int], handed: Sequence[str] = ()) -> str:
+    """Families in the order of the specification, ending in # EOF. `counters` are PID 1's own, `handed` are lines of
+    services' (init.view.handed)."""
+    out: list[str] = []
+
+    def family(name: str, kind: str, text: str, samples: list[tuple[str, float | int]]) -> None:
+        out.append(f"# TYPE {name} {kind}")
+        out.append(f"# HELP {name} {text}")
+        suffix = "_total" if kind == "counter" else "_info" if kind == "info" else ""
+        out.extend(f"{name}{suffix}{tags} {float(value):g}" for tags, value in samples)
+
+    services = snapshot.services
+    family("minivm", "info", "The pod.", [(labels(role=snapshot.role, pod=snapshot.pod), 1)])
+    family("minivm_ready", "gauge", "1 when the pod is ready.", [("", snapshot.ready)])
+    family(
+        "minivm_phase", "stateset", "What the pod is doing.",
+        [(labels(minivm_phase=phase), phase == snapshot.phase) for phase in PHASES],
+    )  # fmt: skip
+    if snapshot.boot_seconds is not None:
+        boot = [("", round(snapshot.boot_seconds, 6))]
+        family("minivm_boot_seconds", "gauge", "From the start of PID 1 to the first ready.", boot)
+    family("minivm_uptime_seconds", "gauge", "Since PID 1 began.", [("", round(snapshot.uptime, 3))])
+    family(
+        "minivm_service_ready", "gauge", "1 when the service is ready.",
+        [(labels(service=view.name), view.ready) for view in services],
+    )  # fmt: skip
+    family(
+        "minivm_service_state", "stateset", "What the service is doing.",
+        [(labels(service=view.name, minivm_service_state=s), view.state == s) for view in services for s in STATES],
+    )  # fmt: skip
+    family(
+        "minivm_service_starts", "counter", "Starts of the main process.",
+        [(labels(service=view.name), view.starts) for view in services],
+    )  # fmt: skip
+    family(
+        "minivm_service_failures", "counter", "Failures: of a start, of a run, of its readiness.",
+        [(labels(service=view.name), view.failures) for view in services],
+    )  # fmt: skip
+    family(
+        "minivm_condition", "gauge", "1 while a named condition holds.",
+        [(labels(condition=item.name, blocking=str(item.blocking).lower()), 1) for item in snapshot.conditions],
+    )  # fmt: skip
+    for name, value in counters.items():
+        family(f"minivm_{name}", "counter", COUNTERS[name], [("", value)])
+    out += handed
+    out.append("# EOF")
+    return "\n".join(out) + "\n"
+
+
+COUNTERS = {
+    "log_bytes": "Bytes written to standard output.",
+    "log_lost_bytes": "Bytes lost to a full disk or a reader that is gone.",
+    "reaped": "Processes reaped.",
+    "syslog_dropped_lines": "Lines that users sent to the syslog socket beyond their share.",
+    "wakeups": "Turns of the loop.",
+}

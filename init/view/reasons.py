@@ -1,0 +1,181 @@
+"""Ready or not, and why: every reason is followed down to its leaf cause. Pure.
+
+`quoting` decides whether a service's own lines are repeated: to root they are, to everybody not (`init.view.quotes`).
+"""
+
+from __future__ import annotations
+
+from init.engine import boot
+from init.engine.ending import DRAIN
+from init.engine.states import Phase, satisfied
+from init.engine.trace import times
+from init.plan.service import Kind, Probe
+from init.view.quotes import is_ours, told
+from init.view.snapshot import ConditionView, ServiceView, Snapshot
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from init.engine.engine import Engine
+    from init.engine.states import State
+    from init.plan.service import Service
+
+
+def duration(seconds: float) -> str:
+    seconds = max(0.0, seconds)
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h"
+
+
+def own_reason(spec: Service, state: State, now: float, *, quoting: bool = True) -> str:
+    """Why this service itself is not ready, leaving aside what it waits for. Empty when it is."""
+    spent = duration(now - state.since)
+    why = told(state.why, quoting=quoting)
+    match state.phase:
+        case Phase.READY | Phase.DONE:
+            return ""
+        case Phase.STARTING if state.said is not None:
+            more = state.said.detail or (state.said.quoted if quoting else "")
+            return f"{state.said.outcome} for {spent}" + (f" ({more})" if more else "")
+        case Phase.STARTING if spec.kind is Kind.ONESHOT:
+            return f"runs for {spent}" + (f"; before: {why}" if why else "")
+        case Phase.STARTING if spec.ready.probe is Probe.NONE:
+            return f"started {spent} ago; before: {why}" if why else f"starting for {spent}"
+        case Phase.STARTING if spec.ready.probe is Probe.NOTIFY:
+            said = f', and says "{state.status}"' if state.status and quoting else ""
+            return f"started {spent} ago, no READY=1 yet{said}" + (f"; before: {why}" if why else "")
+        case Phase.STARTING:
+            asked = spec.ready.target or " ".join(spec.ready.command)
+            return f"{spec.ready.probe.value} {asked}: no answer for {spent}"
+        case Phase.PREPARING:
+            return f"{' '.join(spec.prepare[state.step])} (prepare) runs for {spent}"
+        case Phase.BACKOFF:
+            left = duration((state.deadline or now) - now)
+            return f"{why}; failed {times(state.failed)}, next start in {left}"
+        case Phase.FAILED:
+            return why
+        case Phase.HANDOVER:
+            return f"its main process exited {spent} ago, and no other has taken over yet"
+        case Phase.STOPPING:
+            return f"stopping for {spent}" + (f": {why}" if why else "")
+        case Phase.STOPPED:
+            return "stopped on request"
+        case Phase.WAITING:
+            return why or "about to start"
+
+
+def leaves(engine: Engine, name: str, seen: frozenset[str] = frozenset()) -> list[str]:
+    """The services at the end of what it waits for; itself when it waits for none."""
+    state, spec = engine.states[name], engine.specs[name]
+    waits = boot.waits_for(spec, engine.states) if state.phase is Phase.WAITING else ()
+    found: list[str] = []
+    for other in waits:
+        if other not in seen:
+            found += [leaf for leaf in leaves(engine, other, seen | {name}) if leaf not in found]
+    return found or [name]
+
+
+def service_reasons(engine: Engine, name: str, now: float, *, quoting: bool = True) -> tuple[str, ...]:
+    """Why one service is not ready: `slurmd waits for controller: tcp ... refused for 12 s`."""
+    if satisfied(engine.states[name]):
+        return ()
+    found = []
+    for leaf in leaves(engine, name):
+        reason = own_reason(engine.specs[leaf], engine.states[leaf], now, quoting=quoting)
+        found.append(reason if leaf == name else f"waits for {leaf}: {reason}")
+    return tuple(found)
+
+
+def pod_reasons(engine: Engine, now: float, *, quoting: bool = True) -> tuple[str, ...]:
+    """Each leaf cause once, with those that wait for it before it."""
+    waiting: dict[str, list[str]] = {}
+    for name, spec in engine.specs.items():
+        if spec.required and not satisfied(engine.states[name]):
+            for leaf in leaves(engine, name):
+                waiting.setdefault(leaf, []).extend([name] if leaf != name else [])
+    found = []
+    for leaf, names in waiting.items():
+        reason = own_reason(engine.specs[leaf], engine.states[leaf], now, quoting=quoting)
+        before = f"{', '.join(names)} {'waits' if len(names) == 1 else 'wait'} for " if names else ""
+        found.append(f"{before}{leaf}: {reason}")
+    drain = drain_text(engine, quoting=quoting)
+    if engine.phase.value in ("stopping", "stopped", "draining"):
+        why = told(engine.ending.why, quoting=quoting)
+        found.append(f"the pod is {engine.phase.value}" + (f": {why}" if why else ""))
+    elif drain:
+        found.append(f"drain: {drain}")
+    found += [f"{item.name}: {item.text}" for item in engine.conditions.values() if item.blocking]
+    return tuple(found)
+
+
+def drain_text(engine: Engine, *, quoting: bool = True) -> str:
+    """How far the drain is, with what it says it is at, or why it failed."""
+    word = engine.ending.drain_state()
+    state = engine.states.get(DRAIN)
+    if state is None or word not in ("draining", "failed"):
+        return word
+    if word == "failed":
+        return f"{word}: {told(state.why, quoting=quoting)}"
+    return f"{word}: {state.status}" if state.status and (quoting or is_ours(engine.spec(DRAIN).command)) else word
+
+
+def degraded(engine: Engine, now: float, *, quoting: bool = True) -> tuple[str, ...]:
+    """What is wrong and does not keep the pod from being ready."""
+    found = [f"{item.name}: {item.text}" for item in engine.conditions.values() if not item.blocking]
+    for name, spec in engine.specs.items():
+        state = engine.states[name]
+        if spec.kind is Kind.PERIODIC and state.why is not None:
+            found.append(f"{name}: last run {told(state.why, quoting=quoting)}")
+        elif not spec.required and not satisfied(state) and state.phase is not Phase.STOPPED:
+            for reason in service_reasons(engine, name, now, quoting=quoting):
+                found.append(f"{name} {reason}" if reason.startswith("waits for ") else f"{name}: {reason}")
+    return tuple(found)
+
+
+def snapshot(engine: Engine, pod: str, now: float, *, quoting: bool = True) -> Snapshot:
+    reasons = pod_reasons(engine, now, quoting=quoting)
+    return Snapshot(
+        role=engine.plan.role,
+        pod=pod,
+        phase=engine.phase.value,
+        ready=not reasons,
+        started=engine.ready_at is not None,
+        uptime=now - engine.began,
+        boot_seconds=engine.ready_at - engine.began if engine.ready_at is not None else None,
+        drain=drain_text(engine, quoting=quoting),
+        reasons=reasons,
+        degraded=degraded(engine, now, quoting=quoting),
+        conditions=tuple(
+            ConditionView(item.name, item.text, item.blocking, item.expires - now if item.expires is not None else None)
+            for item in engine.conditions.values()
+        ),
+        services=tuple(view(engine, name, now, quoting=quoting) for name in engine.specs),
+    )
+
+
+def view(engine: Engine, name: str, now: float, *, quoting: bool = True) -> ServiceView:
+    spec, state = engine.specs[name], engine.states[name]
+    return ServiceView(
+        name=name,
+        about=spec.about,
+        kind=spec.kind.value,
+        state="reloading" if state.reloading else state.phase.value,
+        ready=satisfied(state),
+        required=spec.required,
+        pid=state.pid,
+        since=now - state.since,
+        uptime=now - state.started_at if state.pid else 0.0,
+        starts=state.starts,
+        failures=state.failed,
+        status=state.status if quoting else "",
+        reasons=service_reasons(engine, name, now, quoting=quoting),
+        last_exit=state.last_exit,
+        last_line=state.last_line if quoting else "",
+        next_start_in=state.deadline - now if state.phase is Phase.BACKOFF and state.deadline is not None else None,
+        needs=spec.needs,
+        after=spec.after,
+    )

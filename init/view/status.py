@@ -1,0 +1,102 @@
+"""What `minivm status` and `minivm why` show. Pure: a snapshot in, text out."""
+
+from __future__ import annotations
+
+import shutil
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from init.view.snapshot import ServiceView, Snapshot
+
+GREEN, YELLOW, RED, DIM, BOLD = "32", "33", "31", "2", "1"
+_COLOURS = {"ready": GREEN, "done": GREEN, "failed": RED, "backoff": RED, "stopped": DIM}
+
+
+def paint(text: str, code: str, on: bool) -> str:
+    return f"\x1b[{code}m{text}\x1b[0m" if on and text else text
+
+
+def duration(seconds: float) -> str:
+    """Two units at most: 350ms, 4.2s, 3m12s, 2h05m, 4d03h."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f}ms"
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    whole = int(seconds)
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02}h"
+
+
+def headline(found: Snapshot, colour: bool) -> str:
+    verdict = paint("ready", GREEN, colour) if found.ready else paint("not ready", RED, colour)
+    parts = [f"{paint(found.pod or 'this pod', BOLD, colour)} ({found.role})", verdict, found.phase]
+    if found.drain:
+        parts.append(paint(found.drain, YELLOW, colour))
+    parts.append(f"up {duration(found.uptime)}")
+    if found.boot_seconds is not None:
+        parts.append(f"ready after {duration(found.boot_seconds)}")
+    return ", ".join(parts)
+
+
+def note(view: ServiceView) -> str:
+    """The most telling thing about a service, in few words."""
+    if view.reasons:
+        return "; ".join(view.reasons)
+    parts = []
+    if view.status:
+        parts.append(view.status)
+    if view.failures:
+        last = f", last: {view.last_exit}" if view.last_exit else ""
+        parts.append(f"{view.failures} failure{'s' if view.failures > 1 else ''}{last}")
+    elif view.starts > 1:
+        parts.append(f"{'ran' if view.kind == 'periodic' else 'started'} {view.starts} times")
+    if not view.required:
+        parts.append("optional")
+    return "; ".join(parts)
+
+
+def table(found: Snapshot, *, colour: bool, width: int = 100) -> str:
+    lines = [headline(found, colour)]
+    lines += [f"  {paint('not ready:', RED, colour)} {reason}" for reason in found.reasons]
+    lines += [f"  {paint('degraded:', YELLOW, colour)} {reason}" for reason in found.degraded]
+    rows = [("SERVICE", "STATE", "FOR", "PID", "NOTE")]
+    rows += [(view.name, view.state, duration(view.since), str(view.pid or "-"), note(view)) for view in found.services]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    lines.append("")
+    for place, row in enumerate(rows):
+        cells = [cell.ljust(size) for cell, size in zip(row[:4], widths, strict=True)]
+        room = max(20, width - sum(widths) - 8)
+        text = row[4] if len(row[4]) <= room else f"{row[4][: room - 3]}..."
+        if place == 0:
+            lines.append(paint("  ".join([*cells, text]).rstrip(), DIM, colour))
+            continue
+        cells[1] = paint(cells[1], _COLOURS.get(row[1], YELLOW), colour)
+        lines.append("  ".join([*cells, text]).rstrip())
+    return "\n".join(lines)
+
+
+def reasons(service: str | None, ready: bool, found: Sequence[str], snapshot: Snapshot) -> str:
+    what = service or snapshot.pod or "the pod"
+    view = next((view for view in snapshot.services if view.name == service), None)
+    if ready:
+        extra = [] if service else [f"  degraded: {reason}" for reason in snapshot.degraded]
+        # What a preparation found out about this pod: its last line says it.
+        extra += [f"  {view.last_line}"] if view and view.state == "done" and view.last_line else []
+        return "\n".join([f"{what} is ready", *extra])
+    lines = [f"{what} is not ready:"] + [f"  {reason}" for reason in found or ("no reason is known",)]
+    if view is not None:
+        if view.last_exit:
+            said = f": {view.last_line}" if view.last_line else ""
+            lines.append(f"  last end: {view.last_exit}{said}")
+        if view.next_start_in is not None:
+            lines.append(f"  next start in {duration(view.next_start_in)}")
+    return "\n".join(lines)
+
+
+def terminal_width() -> int:
+    return shutil.get_terminal_size((100, 24)).columns

@@ -1,0 +1,131 @@
+"""What a node's image can do on a machine without GPU and fabric, which is every machine that tests it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from testinfra.host import Host  # type: ignore[import-untyped]  # ships no types
+
+from tests.container.conftest import with_munge
+
+pytestmark = [pytest.mark.docker, pytest.mark.cluster]
+
+PLUGINS = "/usr/lib/x86_64-linux-gnu/slurm-wlm"
+LIBRARIES = "/usr/lib/x86_64-linux-gnu"
+
+
+@pytest.fixture
+def worker(idle: Callable[[str], Host]) -> Host:
+    return idle("worker")
+
+
+def in_python(host: Host, program: str) -> str:
+    quoted = program.replace("'", "'\\''")
+    return str(host.check_output(f"python3 -I -c '{quoted}'"))
+
+
+def test_the_nvml_plugin_loads_as_slurm_loads_it(worker: Host) -> None:
+    """Every symbol resolved: Slurm's own from libslurmfull, the GPU's from NVML."""
+    program = f"""
+import ctypes
+for name in ("{PLUGINS}/libslurmfull.so", "libnvidia-ml.so.1"):
+    ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
+import os
+plugin = ctypes.CDLL("{PLUGINS}/gpu_nvml.so", mode=os.RTLD_NOW)
+print(ctypes.c_char_p.in_dll(plugin, "plugin_type") and ctypes.string_at(ctypes.addressof(
+    ctypes.c_char.in_dll(plugin, "plugin_type"))).decode())
+"""
+    assert in_python(worker, program) == "gpu/nvml"
+
+
+def test_slurmd_asks_nvml_and_says_that_it_finds_no_gpu(worker: Host) -> None:
+    """AutoDetect=nvml reaches the plugin: a Slurm built without it says that it has no NVML, or nothing."""
+    configuration = with_munge(worker, "GresTypes=gpu")
+    worker.check_output("printf 'AutoDetect=nvml\\n' > /tmp/conf/gres.conf")
+    said = worker.run(f"SLURM_CONF={configuration} slurmd -G -vv")
+    text = said.stdout + said.stderr
+    assert "GPU NVML plugin loaded" in text, text
+    assert "0 GPU system device(s) detected" in text, text
+
+
+def test_the_drivers_own_nvml_wins_over_the_packaged_one(worker: Host) -> None:
+    """On a GPU node the container runtime mounts the host driver's library here and runs ldconfig."""
+    packaged = worker.check_output(f"readlink -f {LIBRARIES}/libnvidia-ml.so.1")
+    worker.check_output(f"cp {packaged} {LIBRARIES}/libnvidia-ml.so.999.1 && ldconfig")
+    try:
+        assert worker.check_output(f"readlink -f {LIBRARIES}/libnvidia-ml.so.1") == f"{LIBRARIES}/libnvidia-ml.so.999.1"
+    finally:
+        worker.check_output(f"rm {LIBRARIES}/libnvidia-ml.so.999.1 && ln -sf {packaged} {LIBRARIES}/libnvidia-ml.so.1")
+
+
+@pytest.mark.parametrize(
+    "library",
+    ["libcudart.so.12", "libnccl.so.2", "libpmix.so.2", "libibverbs.so.1", "libucp.so.0", "libmpi.so.40"],
+)
+def test_the_library_loads_with_all_its_symbols(worker: Host, library: str) -> None:
+    program = f'import ctypes, os; print(ctypes.CDLL("{library}", mode=os.RTLD_NOW)._name)'
+    assert in_python(worker, program) == library
+
+
+def test_slurm_starts_mpi_through_pmix(worker: Host) -> None:
+    listed = worker.run(f"SLURM_CONF={with_munge(worker)} srun --mpi=list")
+    assert "pmix" in listed.stdout + listed.stderr
+
+
+def test_mpi_passes_messages(worker: Host) -> None:
+    """UCX without its ROCm plug-in still carries Open MPI."""
+    program = (
+        "import ctypes; m = ctypes.CDLL('libmpi.so.40', mode=ctypes.RTLD_GLOBAL); m.MPI_Init(None, None);"
+        "o = ctypes.addressof(ctypes.c_char.in_dll(m, 'ompi_mpi_comm_world'));"
+        "t = ctypes.addressof(ctypes.c_char.in_dll(m, 'ompi_mpi_int'));"
+        "s = ctypes.addressof(ctypes.c_char.in_dll(m, 'ompi_mpi_op_sum'));"
+        "a, b = ctypes.c_int(21), ctypes.c_int(0);"
+        "P = ctypes.c_void_p;"
+        "m.MPI_Allreduce(P(ctypes.addressof(a)), P(ctypes.addressof(b)), 1, P(t), P(s), P(o));"
+        "print('sum', b.value); m.MPI_Finalize()"
+    )
+    quoted = program.replace('"', '\\"')
+    # Asked for by name and on shared memory: by itself Open MPI takes UCX only where there is a fabric.
+    options = "--mca pml ucx --mca pml_ucx_tls any --mca pml_ucx_devices any"
+    said = worker.run(f'mpirun --allow-run-as-root --oversubscribe -np 2 {options} python3 -I -c "{quoted}"')
+    assert said.stdout.split("\n").count("sum 42") == 2, said.stderr
+
+
+def test_the_fabrics_tools_run_and_say_that_there_is_none(worker: Host) -> None:
+    said = worker.run("ibv_devinfo")
+    assert said.rc != 0 and "IB device" in said.stdout + said.stderr
+    assert "Version" in worker.run("ib_write_bw --version").stdout
+    worker.check_output("ibstat -V")
+
+
+def test_the_all_reduce_program_says_that_there_is_no_gpu(worker: Host) -> None:
+    said = worker.run("minivm-allreduce")
+    assert said.rc == 3, said.stderr
+    assert said.stdout == "" and said.stderr.startswith("minivm-allreduce: no GPU: ")
+
+
+def test_the_all_reduce_program_opens_its_libraries(worker: Host) -> None:
+    versions = json.loads(worker.check_output("minivm-allreduce --libraries"))
+    assert versions["cuda_runtime"] >= 12000 and versions["nccl"] >= 22000
+
+
+def test_ssh_to_a_node_belongs_to_a_job(worker: Host) -> None:
+    sshd = worker.file("/etc/pam.d/sshd").content_string.splitlines()
+    account = [line for line in sshd if line.startswith(("account", "@include"))]
+    assert account[-1] == "@include slurm-adopt", "it has to be the last of the account modules"
+    assert "pam_slurm_adopt.so" in worker.file("/etc/pam.d/slurm-adopt").content_string
+
+
+def test_slurmd_describes_the_machine(worker: Host) -> None:
+    assert worker.check_output("slurmd -C").startswith("NodeName=")
+
+
+@pytest.mark.parametrize("hook", ["prolog", "epilog", "task_prolog", "health"])
+def test_slurms_hooks_start_the_runner(worker: Host, hook: str) -> None:
+    """Where slurm.conf looks for them; each is the one runner under another name."""
+    file = worker.file(f"/usr/libexec/minivm/{hook}")
+    assert file.mode & 0o777 == 0o755
+    worker.check_output("/opt/minivm/bin/python3 -I -c 'from health.runner.run import main'")
+    assert f'main("{hook}")' in file.content_string

@@ -1,0 +1,71 @@
+"""What a leaving worker does when slurmctld is away: its jobs have their time, and no user's process is a job."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from init.drain import worker as drain_worker
+from init.drain.deadline import Deadline
+from init.slurm import client as slurm_client
+
+pytestmark = pytest.mark.root
+
+NOBODY = 65534
+
+
+@contextlib.contextmanager
+def step(directory: Path, uid: int) -> Iterator[int]:
+    """A process called slurmstepd."""
+    program = directory / "slurmstepd"
+    program.write_text("#!/bin/sh\necho there\nread -r _\n")
+    program.chmod(0o755)
+    for above in [directory, *directory.parents][:-2]:
+        above.chmod(above.stat().st_mode | 0o011)
+    started = subprocess.Popen(
+        [program], user=uid, group=uid, extra_groups=[], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert started.stdout is not None and started.stdout.readline() == b"there\n"
+        yield started.pid
+    finally:
+        started.kill()
+        started.communicate()
+
+
+@pytest.fixture
+def away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """squeue, to which slurmctld does not answer the first three times."""
+    asked, program = tmp_path / "asked", tmp_path / "squeue"
+    program.write_text(
+        f"#!/bin/sh\necho x >> {asked}\n[ $(wc -l < {asked}) -gt 3 ] && exit 0\n"
+        "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2\nexit 1\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(slurm_client, "SQUEUE", str(program))
+    return asked
+
+
+def test_a_slurmctld_that_is_away_is_asked_again_while_jobs_run(
+    tmp_path: Path, away: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with step(tmp_path, 0) as pid:
+        assert pid in drain_worker.steps()
+        assert drain_worker.wait_for_jobs("w1", "ctl:6817", Deadline(60.0)) == []
+    assert away.read_text().count("x") == 4
+    assert capsys.readouterr().out == "jobs run here, and slurmctld is asked again: ctl:6817 cannot be reached\n"
+
+
+@pytest.mark.parametrize("left", [60.0, drain_worker.RESERVE])
+def test_it_is_not_waited_for_without_a_job_or_without_time(tmp_path: Path, away: Path, left: float) -> None:
+    with step(tmp_path, NOBODY if left > drain_worker.RESERVE else 0) as pid:
+        assert (pid in drain_worker.steps()) is (left == drain_worker.RESERVE)
+        if left > drain_worker.RESERVE and drain_worker.steps():
+            pytest.skip("this machine runs jobs of its own")
+        with pytest.raises(slurm_client.SlurmError):
+            drain_worker.wait_for_jobs("w1", "ctl:6817", Deadline(left))
+    assert away.stat().st_size == 2

@@ -1,0 +1,366 @@
+"""What whoever runs a process in the pod may try against PID 1: each is met by the real PID 1 and real processes."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.process.init_world import NOTIFIES, PYTHON, World, python, world
+
+pytestmark = pytest.mark.root
+
+
+@pytest.fixture
+def pod(tmp_path: Path) -> Iterator[World]:
+    with world(tmp_path) as made:
+        yield made
+
+
+SAYS = """
+def says(text):
+    s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    s.connect(%r)
+    s.send(text.encode())
+"""
+
+
+def test_a_number_that_is_used_again_speaks_for_nobody_else(pod: World, tmp_path: Path) -> None:
+    """A service ends, and a process of somebody else gets its number and begins a session, as any daemon does."""
+    again = """
+number = int(open(%r).read())
+for _ in range(10000):
+    open('/proc/sys/kernel/ns_last_pid', 'w').write(str(number - 1))
+    if pid := os.fork():
+        if pid == number: break
+        os.waitpid(pid, 0)
+    elif os.getpid() == number:
+        os.setsid()
+        says('<13>x[1]: spoken as ' + str(number))
+        signal.pause()
+    else:
+        os._exit(0)
+signal.pause()
+"""
+    note = tmp_path / "number"
+    pod.start(
+        {
+            "victim": {"kind": "oneshot", "command": python(f"open({str(note)!r}, 'w').write(str(os.getpid()))")},
+            "thief": {
+                "command": python(SAYS % str(tmp_path / "log") + again % str(note)),
+                "needs": ["victim"],
+            },
+            "last": {"command": NOTIFIES, "ready": "notify"},
+        }
+    )
+    pod.until(lambda: "spoken as" in pod.output(), "the number was given away again, and its new owner speaks")
+    (line,) = [line for line in pod.output().splitlines() if "spoken as" in line]
+    assert line.startswith("thief | ")
+
+
+OLD = """
+import sys, time
+from init.pid1.wait import datagrams
+from init.pid1.start import end, main
+datagrams.SO_PASSRIGHTS = 1 << 20  # as on a kernel that does not know it
+end(main(sys.argv[1:], time.monotonic()))
+"""
+
+# A connection that nobody reads, with so much unsent that a close of it waits for an hour. Who holds the other end
+# lives on; `attach` sends it, and keeps nothing of it.
+LINGERS = """
+import struct, threading
+def lingers():
+    here, there = socket.socket(), socket.socket()
+    here.bind(("127.0.0.1", 0)); here.listen()
+    there.connect(here.getsockname())
+    other, _ = here.accept()
+    there.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 3600))
+    there.setblocking(False)
+    try:
+        while True: there.send(b"x" * 65536)
+    except BlockingIOError: pass
+    return there, other
+kept = []
+def attach(path, text, count=1):
+    s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    s.connect(path)
+    ends = [lingers() for _ in range(count)]
+    kept.extend(ends)
+    try: socket.send_fds(s, [text], [end.fileno() for end, _ in ends])
+    except PermissionError: return print("refused")
+    print("attached")
+    for end, _ in ends:  # what is left is the message's; if it has been taken already, the last close is this one
+        threading.Thread(target=end.close, daemon=True).start()
+"""
+STRANGER = {"user": "nobody", "ready": "none"}
+SPEAKS = SAYS + "signal.signal(signal.SIGUSR1, lambda *_: says('<13>x[1]: afterwards'))\n"
+
+
+@pytest.fixture(params=["refuses", "cannot refuse"])
+def entry(request: pytest.FixtureRequest, tmp_path: Path) -> list[str] | None:
+    """PID 1 on a kernel that refuses attached descriptors, where this one does, and on an older one."""
+    if request.param == "refuses":
+        return None
+    (tmp_path / "old.py").write_text(OLD)
+    return ["-I", str(tmp_path / "old.py")]
+
+
+@pytest.mark.parametrize("count", [1, 100])
+def test_a_descriptor_that_takes_an_hour_to_close_is_nobodys_hour(
+    pod: World, entry: list[str] | None, count: int
+) -> None:
+    """Any user attaches connections that linger to what he logs, and keeps nothing of them. Whoever makes the last
+    close waits until he ends; the kernel makes it for a receiver that has no room for them."""
+    log = str(pod.run / "log")
+    code = LINGERS + f"for _ in range(3): attach({log!r}, b'<13>x[1]: mine', {count})\nsignal.pause()"
+    pod.start(
+        {
+            "a": {"command": NOTIFIES, "ready": "notify"},
+            "speaks": {"command": python(SPEAKS % log + "while True: signal.pause()")},
+            "stranger": STRANGER | {"command": python(code)},
+        },
+        entry=entry,
+        MINIVM_SYSLOG=log,
+    )
+    pod.until(lambda: pod.output().count("attached") + pod.output().count("refused") == 3, "he has tried three times")
+    pod.until_ready()
+    before = pod.service("a").pid
+    pod.ask("signal", service="a", signal="KILL")
+    pod.until(lambda: pod.service("a").pid not in (0, before) and pod.service("a").ready, "PID 1 supervises")
+    assert pod.get("/livez")[0] == 200
+    pod.ask("signal", service="speaks", signal="USR1")
+    pod.until(lambda: "speaks | x[1]: afterwards" in pod.output(), "and others' lines arrive")
+    assert pod.service("stranger").state == "ready", "he still waits for his hour"
+
+
+def test_a_service_cannot_hold_pid_1_by_a_descriptor_either(pod: World) -> None:
+    """Whoever runs as a service's user may attach descriptors to what he notifies of: a barrier is one. What came with
+    it counts, and what comes after it is read before a death is judged."""
+    code = LINGERS + "attach(os.environ['NOTIFY_SOCKET'], b'READY=1\\nSTATUS=attached', 3)\ntell('STATUS=after')\n"
+    pod.start(
+        {
+            "a": {"command": NOTIFIES, "ready": "notify"},
+            "slow": {"command": python(code + "signal.pause()"), "ready": "notify", "user": "nobody"},
+        }
+    )
+    pod.until_ready()
+    pod.until(lambda: pod.service("slow").status == "after", "what came behind it is read")
+    before = pod.service("a").pid
+    pod.ask("signal", service="a", signal="KILL")
+    pod.until(lambda: pod.service("a").pid not in (0, before) and pod.service("a").ready, "PID 1 supervises")
+    assert pod.get("/livez")[0] == 200
+
+
+def test_a_word_may_start_the_first_service_of_another_user(pod: World) -> None:
+    """Its own socket is opened while the word is still being read."""
+    pod.start(
+        {
+            "a": {"command": NOTIFIES, "ready": "notify"},
+            "b": {"command": NOTIFIES, "ready": "notify", "user": "nobody", "needs": ["a"]},
+        }
+    )
+    pod.until_ready()
+
+
+def test_the_last_word_counts_though_a_descriptor_came_before_it(pod: World) -> None:
+    """A service says who takes over and ends as if it had failed, while another's barrier is being answered."""
+    barrier = (
+        "def barrier():\n    left, end = os.pipe()\n"
+        "    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:\n"
+        "        s.connect(os.environ['NOTIFY_SOCKET'])\n"
+        "        socket.send_fds(s, [b'BARRIER=1'], [end])\n"
+        "    os.close(end); os.read(left, 1)\n"
+    )
+    flood = barrier + "tell('READY=1')\nwhile True: barrier()"
+    code = (
+        "def serve():\n    signal.signal(signal.SIGUSR1, replace)\n"
+        "    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])\n    while True: signal.pause()\n"
+        "def replace(*_):\n    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])\n"
+        "    if (pid := os.fork()) == 0: serve()\n    tell(f'MAINPID={pid}'); os._exit(1)\n"
+        "tell('READY=1')\nserve()"
+    )
+    pod.start(
+        {
+            "flood": {"command": python(flood), "ready": "notify"},
+            "slurmd": {"command": python(code), "ready": "notify", "needs": ["flood"]},
+        }
+    )
+    pod.until_ready()
+    pids = {pod.service("slurmd").pid}
+    for count in range(30):
+        pod.ask("signal", service="slurmd", signal="USR1")
+        pod.until(lambda: pod.service("slurmd").pid not in {*pids, 0}, f"hand-over {count}")
+        pids.add(pod.service("slurmd").pid)
+    view = pod.service("slurmd")
+    assert (view.starts, view.failures) == (1, 0)
+
+
+def test_a_users_line_is_not_taken_for_sshds(pod: World) -> None:
+    """What a login says is a line of sshd's, as it descends from it; the user stands before what he claims to be."""
+    log = str(pod.run / "log")
+    forged = "<86>Jan  1 00:00:00 sshd[1]: Accepted publickey for root\\x1b[2K\\rsshd | sshd[1]: true"
+    code = SAYS % log + (
+        "says('<86>Jan  1 00:00:00 sshd[7]: Accepted publickey for ann')\n"
+        f"if os.fork() == 0:\n    os.setsid(); os.setuid(65534); says('{forged}')\nsignal.pause()"
+    )
+    pod.start({"sshd": {"command": python(code)}}, MINIVM_SYSLOG=log)
+    pod.until(lambda: "for root" in pod.output(), "both lines are there")
+    assert "sshd | sshd[7]: Accepted publickey for ann\n" in pod.output()
+    assert "sshd | uid 65534: sshd[1]: Accepted publickey for root?[2K?sshd | sshd[1]: true\n" in pod.output()
+    assert pod.ask("logs", service="sshd", lines=1)["lines"][0].startswith("uid 65534: "), "root is told, too"
+
+
+def test_a_user_cannot_fill_the_log(pod: World) -> None:
+    """A hundred megabytes, as fast as they go; then a line of root's. The log holds so much a second of them, says what
+    it lacks, and root's line is there."""
+    log = str(pod.run / "log")
+    flood = "s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
+    flood += f"s.connect({log!r})\nfor n in range(2000): s.send(b'<13>flood[1]: ' + b'x' * 50000)\nprint('sent')\n"
+    pod.start(
+        {
+            "stranger": STRANGER | {"command": python(flood + "signal.pause()")},
+            "speaks": {"command": python(SPEAKS % log + "while True: signal.pause()")},
+        },
+        MINIVM_SYSLOG=log,
+    )
+    pod.until(lambda: "stranger | sent" in pod.output(), "it is sent")
+    pod.ask("signal", service="speaks", signal="USR1")
+    pod.until(lambda: "speaks | x[1]: afterwards" in pod.output(), "root's line is there")
+    pod.until(lambda: "of uid 65534: more than 64 KiB/s" in pod.output(), "what was dropped is told")
+    assert len(pod.output()) < 5 << 20
+
+
+def test_idle_callers_keep_nobody_out(pod: World) -> None:
+    """Three times as many connections as PID 1 keeps, which ask nothing or half a question; more come for each that is
+    closed. Whoever asks is answered, each time."""
+    pod.start({"a": {"command": NOTIFIES, "ready": "notify"}})
+    pod.until_ready()
+    held: list[socket.socket] = []
+    try:
+        for turn in range(10):
+            for number in range(200 if not turn else 64):
+                held.append(socket.create_connection(("127.0.0.1", pod.port), timeout=5))
+                if number % 2:
+                    held[-1].send(b"GET /livez HTTP/1.1\r\nHost: ")
+            assert pod.get("/livez") == (200, "ok\n")
+            assert pod.get("/readyz") == (200, "ok\n")
+    finally:
+        for caller in held:
+            caller.close()
+
+
+def test_who_asks_half_a_question_is_hung_up_on(pod: World) -> None:
+    pod.start({"a": {"command": NOTIFIES, "ready": "notify"}})
+    pod.until_ready()
+    with socket.create_connection(("127.0.0.1", pod.port), timeout=20) as slow:
+        slow.send(b"GET /livez")
+        assert slow.recv(100) == b"", "without an answer"
+
+
+def ask(host: str, port: int) -> int:
+    with urllib.request.urlopen(f"http://{host}:{port}/livez", timeout=5) as reply:
+        status: int = reply.status
+    return status
+
+
+def cable(pod: World) -> str:
+    """Between this machine, which is the node, and a pod with a network of its own; the pod's address."""
+    enter, net = ["nsenter", "-t", str(pod.pid), "-n"], secrets.randbelow(1 << 14)
+    here, there = (f"198.18.{net >> 6}.{(net & 63) << 2 | end}" for end in (1, 2))
+    name = f"mv{secrets.token_hex(4)}"
+    subprocess.run(["ip", "link", "add", name, "type", "veth", "peer", "eth0", "netns", str(pod.pid)], check=True)
+    for prefix, device, address in (([], name, here), (enter, "eth0", there)):
+        subprocess.run([*prefix, "ip", "addr", "add", f"{address}/30", "dev", device], check=True)
+        subprocess.run([*prefix, "ip", "link", "set", device, "up"], check=True)
+    subprocess.run([*enter, "ip", "link", "set", "lo", "up"], check=True)
+    return there
+
+
+def test_the_kubelets_port_is_open_to_the_node_and_to_nobody_in_the_pod(pod: World) -> None:
+    """A pod with a network of its own, as a kubelet meets it: from the node's end of its cable. Inside, it is as if
+    there were no such port, by whichever address; the other port is for everybody."""
+    pod.start(
+        {"a": {"command": NOTIFIES, "ready": "notify"}},
+        network=True,
+        MINIVM_HTTP="0.0.0.0:8650",
+        MINIVM_PROBES="0.0.0.0:8651",
+    )
+    pod.until_ready()
+    enter, there = ["nsenter", "-t", str(pod.pid), "-n"], cable(pod)
+    pod.until(lambda: ask(there, 8651) == 200, "the node's question is answered")
+    inside = "import socket, sys\nsocket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=1)"
+    for address in ("127.0.0.1", there):
+        for port, wanted in ((8650, ""), (8651, "TimeoutError")):
+            done = subprocess.run(
+                [*enter, PYTHON, "-c", inside, address, str(port)], capture_output=True, text=True, check=False
+            )
+            assert wanted in done.stderr and bool(done.returncode) is bool(wanted), done.stderr
+    assert ask(there, 8651) == 200
+
+
+HOSTILE = (Path(__file__).resolve().parents[3] / "bench" / "hostile.py").read_text()
+THOUSANDS = 10
+
+
+def test_ten_thousand_hostile_things_change_nothing(pod: World, entry: list[str] | None) -> None:
+    """Messages, connections, descriptors and names, mixed, from a user without rights, while PID 1 supervises
+    and the kubelet asks. What grows with them is bounded: memory, descriptors, processes, and the log by the second."""
+    run = str(pod.run)
+    hostile = [*python(HOSTILE), f"{run}/log", f"{run}/notify.sock", f"{run}/control.sock", "127.0.0.1", "8650"]
+    quick = {"delay": "10ms", "max-delay": "10ms", "window": "10ms"}
+    pod.start(
+        {
+            "a": {"command": NOTIFIES, "ready": "notify", "restart": quick},
+            # The cable is there before anybody in the pod begins.
+            "cable": {"command": ["/bin/sleep", "1000"], "ready": {"file": f"{run}/cable"}},
+            "hostile": STRANGER | {"command": hostile, "needs": ["cable"]},
+        },
+        entry=entry,
+        network=True,
+        MINIVM_SYSLOG=f"{run}/log",
+        MINIVM_HTTP="0.0.0.0:8650",
+        MINIVM_PROBES="0.0.0.0:8651",
+    )
+    pod.until_state("a", "ready")
+    there = cable(pod)
+    pod.until(lambda: ask(there, 8651) == 200, "the node's question is answered")
+    held, resident, began = descriptors(pod), memory(pod), time.monotonic()
+    (pod.run / "cable").touch()
+    kills = 0
+    while f"hostile | thrown {THOUSANDS}000\n" not in pod.output():
+        before = pod.service("a").pid
+        pod.ask("signal", service="a", signal="KILL")
+        pod.until(lambda was=before: pod.service("a").pid not in (0, was) and pod.service("a").ready, "it runs again")  # type: ignore[misc]
+        assert ask(there, 8651) == 200
+        kills += 1
+        assert time.monotonic() - began < 120, "the flood itself does not come on"
+    size, seconds = len(pod.output()), time.monotonic() - began
+    assert kills > 3
+    assert size < (2 << 20) + seconds * (128 << 10), "the log"
+    assert memory(pod) - resident < 16 << 10, "KiB, what the flood may hold of PID 1 at a time"
+    pod.ask("stop", service="hostile")
+    pod.until(
+        lambda: descriptors(pod) <= held + 4, "every descriptor is given back, but the pipes of the service itself"
+    )
+    pod.until(lambda: len(pod_children(pod)) <= 3, "and every process ends")
+    assert pod.service("a").ready and pod.service("hostile").starts == 1
+
+
+def descriptors(pod: World) -> int:
+    return len(list(Path(f"/proc/{pod.pid}/fd").iterdir()))
+
+
+def memory(pod: World) -> int:
+    text = Path(f"/proc/{pod.pid}/status").read_text()
+    return int(next(line.split()[1] for line in text.splitlines() if line.startswith("VmRSS")))
+
+
+def pod_children(pod: World) -> list[str]:
+    return Path(f"/proc/{pod.pid}/task/{pod.pid}/children").read_text().split()

@@ -1,0 +1,118 @@
+"""What a person reads of PID 1: its log, and the command line's answers."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.process.init_world import NOTIFIES, World, shell, world
+
+ROOT = Path(__file__).resolve().parents[3]
+pytestmark = pytest.mark.root
+
+
+@pytest.fixture
+def pod(tmp_path: Path) -> Iterator[World]:
+    with world(tmp_path) as made:
+        yield made
+
+
+def minivm(pod: World, *arguments: str) -> subprocess.CompletedProcess[str]:
+    env = os.environ | {"MINIVM_SOCKET": str(pod.run / "control.sock")}
+    command = [sys.executable, "-m", "init.cli", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_a_death_stands_in_the_pods_log_and_in_inits_own(pod: World) -> None:
+    """A service that is killed says nothing itself: both were silent about it."""
+    pod.start(
+        {"a": {"command": NOTIFIES, "ready": "notify", "restart": {"delay": "1h", "max-delay": "1h", "jitter": 0}}}
+    )
+    pod.until_ready()
+    pod.ask("signal", service="a", signal="KILL")
+    pod.until(lambda: "init | a: ready again\n" in pod.output(), "it came back")
+    assert "init | a: killed by KILL; starts again\n" in pod.output()
+    pod.ask("signal", service="a", signal="KILL")
+    pod.until(lambda: "init | a: killed by KILL; failed twice, next start in 3600.0 s\n" in pod.output(), "and waits")
+    minivm(pod, "restart", "a")
+    said = minivm(pod, "logs").stdout.splitlines()
+    assert said[0].startswith("ready: ") and "a: killed by KILL; starts again" in said
+    assert "a: restart was asked for" in said and "a: ready again" in said[said.index("a: restart was asked for") :]
+    assert "was asked for" not in pod.output() and "ready: " not in pod.output(), "what went well is not news"
+
+
+def test_a_service_that_gives_up_and_one_that_fails_at_each_turn_are_told_once(pod: World) -> None:
+    pod.start(
+        {
+            "bad": {"command": shell("echo wrong; exit 9"), "restart": {"fatal-codes": [9]}},
+            "turns": {"kind": "periodic", "every": "20ms", "command": shell("echo $$; exit 4")},
+        }
+    )
+    pod.until(lambda: pod.service("turns").starts > 5, "it ran some times")
+    told = [line for line in pod.output().splitlines() if line.startswith("init | ")]
+    assert "init | bad: exited 9: wrong; no retry can mend exit code 9" in told
+    assert len([line for line in told if line.startswith("init | turns: last run exited 4: ")]) == 1
+
+
+def test_nothing_written_is_said_to_be_nothing(pod: World) -> None:
+    pod.start({"a": {"command": NOTIFIES, "ready": "notify"}})
+    pod.until_ready()
+    done = minivm(pod, "logs", "a")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "minivm: a has written nothing\n")
+
+
+def test_a_stop_is_of_one_service_as_its_help_says(pod: World) -> None:
+    services = {"munged": {"command": NOTIFIES, "ready": "notify"}}
+    pod.start(services | {"slurmd": {"command": NOTIFIES, "ready": "notify", "needs": ["munged"]}})
+    pod.until_ready()
+    before = pod.service("slurmd").pid
+    assert minivm(pod, "stop", "munged").stdout == "munged: stopped (stopped on request)\n"
+    assert pod.service("slurmd").pid == before, "jobs run below it"
+    assert "those that need it run on" in " ".join(minivm(pod, "stop", "--help").stdout.split())
+    assert minivm(pod, "start", "munged").stdout == "munged: ready\n"
+    assert pod.get("/readyz")[0] == 200
+
+
+def test_a_drain_taken_back_is_told_as_it_went(pod: World, tmp_path: Path) -> None:
+    resume = shell(f"test -e {tmp_path}/good || {{ echo no controller; exit 3; }}")
+    pod.start({"a": {"command": NOTIFIES, "ready": "notify"}}, {"command": ["/bin/true"], "resume": resume})
+    pod.until_ready()
+    assert minivm(pod, "drain").stdout == "drained\n"
+    failed = minivm(pod, "resume")
+    assert (failed.returncode, failed.stdout) == (1, "failed: exited 3: no controller\n"), "it printed `not drained`"
+    (tmp_path / "good").touch()
+    again = minivm(pod, "resume")
+    assert (again.returncode, again.stdout) == (0, "takes work again\n")
+
+
+def test_refusals_are_sentences(pod: World) -> None:
+    pod.start({"munged": {"command": NOTIFIES, "ready": "notify"}})
+    pod.until_ready()
+    hint = "no such service (did you mean munged?)"
+    assert minivm(pod, "why", "mungd").stderr == f"minivm: cannot tell why mungd is not ready: {hint}\n"
+    assert minivm(pod, "logs", "mungd").stderr == f"minivm: cannot show the log of mungd: {hint}\n"
+    assert minivm(pod, "stop", "mungd").stderr == f"minivm: cannot stop mungd: {hint}\n"
+    wrong = minivm(pod, "stauts")
+    assert wrong.returncode == 2 and "no command 'stauts' (did you mean status?)" in wrong.stderr
+
+
+def test_only_root_may_ask_and_is_told_so() -> None:
+    with tempfile.TemporaryDirectory() as name, socket.socket(socket.AF_UNIX) as listener:
+        Path(name).chmod(0o755)
+        listener.bind(f"{name}/control.sock")
+        listener.listen()
+        Path(f"{name}/control.sock").chmod(0o600)
+        code = "import os, init.pod.client; from init.cli import main; os.setuid(65534); main(['status'])"
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"MINIVM_SOCKET": f"{name}/control.sock"},
+            capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == f"minivm: cannot speak to init: {name}/control.sock: Permission denied (only root may ask)\n"

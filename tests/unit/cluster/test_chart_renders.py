@@ -1,0 +1,732 @@
+"""The chart, rendered by Helm's own engine over its example values: lint, schemas, and what must hold for each."""
+
+from __future__ import annotations
+
+import base64
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import kubernetes_validate  # type: ignore[import-untyped]  # it has no stubs
+import pytest
+import yaml
+
+from cluster.errors import ClusterError
+from cluster.rendered.render import CHART, Document, render, render_texts
+
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLES = sorted(path.stem for path in (CHART / "examples").glob("*.yaml"))
+# Kinds of an operator's own: Kubernetes' schemas do not know them.
+CUSTOM = {"PodMonitor"}
+
+
+def example(name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((CHART / "examples" / f"{name}.yaml").read_text())
+    return loaded
+
+
+def test_the_controller_is_told_which_workers_there_are() -> None:
+    pools = {"gpu": {"replicas": 4}, "cpu": {}}
+    documents = render({"workers": {"pools": pools}}, release="slurm", namespace="hpc")
+    sets = {item["metadata"]["name"]: item["spec"]["replicas"] for item in documents if item["kind"] == "StatefulSet"}
+    (config,) = [item for item in documents if item["metadata"]["name"] == "slurm-config"]
+    told = json.loads(config["data"]["pools.json"])
+    assert told == {"release": "slurm", "pools": {name: sets[name] for name in ("slurm-gpu", "slurm-cpu")}}
+
+
+LOGINS, WORKERS = "slurm-login,slurm-login.*,slurm-login-*", "slurm-cpu-*,[slurm-gpu-*]:2222"
+POOLS = {"workers": {"pools": {"gpu": {"ports": {"ssh": 2222}}, "cpu": {}}}}
+
+
+def known_hosts(values: dict[str, Any]) -> tuple[str | None, list[str], list[dict[str, Any]]]:
+    """What ssh in the pods is to know: the text, or the words to the Job that writes it, and all that the Job may."""
+    documents = render(POOLS | values, release="slurm", namespace="hpc")
+    (found,) = [item for item in documents if item["metadata"]["name"] == "slurm-known-hosts"]
+    assert found["kind"] == "ConfigMap", "nothing of it is secret"
+    words: list[str] = []
+    rules: list[dict[str, Any]] = []
+    for job in kind(documents, "Job"):
+        args = job["spec"]["template"]["spec"]["containers"][0]["args"]
+        words = args[args.index("--known-hosts") :] if "--known-hosts" in args else []
+        (rules,) = [role["rules"] for role in kind(documents, "Role") if role["metadata"]["name"] == "slurm-keys"]
+    return (found.get("data") or {}).get("known_hosts"), words, rules
+
+
+def test_the_clusters_own_pods_are_known_to_ssh_in_it() -> None:
+    """By every name that people use, and no other host's; each by its own key, which the Job reads in its Secret."""
+    text, words, rules = known_hosts({})
+    assert text is None
+    secrets = [f"{LOGINS}=slurm-ssh-host-keys", f"{WORKERS}=slurm-worker-host-keys"]
+    assert words == ["--known-hosts", "slurm-known-hosts", *secrets]
+    assert rules[-1] == {
+        "apiGroups": [""], "resources": ["configmaps"], "verbs": ["patch"], "resourceNames": ["slurm-known-hosts"],
+    }  # fmt: skip
+
+
+def test_of_a_secret_that_somebody_else_fills_the_job_only_reads() -> None:
+    """As after an upgrade: there was one Secret for all pods, and the values name it. The workers' is made."""
+    _, words, rules = known_hosts({"secrets": {"sshHostKeys": {"existingSecret": "hpc-ssh"}}})
+    assert words[2:] == [f"{LOGINS}=hpc-ssh", f"{WORKERS}=slurm-worker-host-keys"]
+    assert [(rule["verbs"], "hpc-ssh" in rule["resourceNames"]) for rule in rules] == [
+        (["get", "patch"], False), (["get"], True), (["patch"], False),
+    ]  # fmt: skip
+
+
+def test_public_halves_that_the_values_say_are_written_without_a_job() -> None:
+    logins, workers = ["ssh-ed25519 AAAA me@here now", "ssh-rsa BBBB="], ["ssh-ed25519 CCCC"]
+    said = {"sshHostKeys": {"public": logins}, "workerHostKeys": {"public": workers}}
+    lines = f"{LOGINS} ssh-ed25519 AAAA\n{LOGINS} ssh-rsa BBBB=\n{WORKERS} ssh-ed25519 CCCC\n"
+    text, words, rules = known_hosts({"secrets": said})
+    assert (text, words) == (lines, [])
+    assert [rule["resources"] for rule in rules] == [["secrets"]]
+    text, words, _ = known_hosts({"secrets": {"sshHostKeys": {"public": logins}}})
+    assert text is None, "one file has one writer"
+    assert words[2:] == [*(f"{LOGINS}={key}" for key in logins), f"{WORKERS}=slurm-worker-host-keys"]
+    with pytest.raises(ClusterError, match="public"):
+        known_hosts({"secrets": {"sshHostKeys": {"public": ["ssh-ed25519 AAAA\n* ssh-ed25519 EVIL"]}}})
+
+
+def test_no_worker_mounts_the_logins_host_keys() -> None:
+    """And the login's stay in the Secret in which an older chart had them."""
+    mounted = {}
+    for item in kind(render(POOLS, release="slurm", namespace="hpc"), "StatefulSet"):
+        volumes = item["spec"]["template"]["spec"]["volumes"]
+        secrets = {volume["secret"]["secretName"] for volume in volumes if "secret" in volume}
+        mounted[item["metadata"]["name"]] = {name for name in secrets if "host-keys" in name}
+    assert mounted == {
+        "slurm-controller": set(), "slurm-login": {"slurm-ssh-host-keys"},
+        "slurm-cpu": {"slurm-worker-host-keys"}, "slurm-gpu": {"slurm-worker-host-keys"},
+    }  # fmt: skip
+
+
+@cache
+def rendered(name: str) -> tuple[Document, ...]:
+    return tuple(render(example(name), release="slurm", namespace="hpc"))
+
+
+def one(name: str, kind: str, called: str) -> Document:
+    (found,) = [
+        document for document in rendered(name) if (document["kind"], document["metadata"]["name"]) == (kind, called)
+    ]
+    return found
+
+
+def container(document: Document) -> dict[str, Any]:
+    (found,) = document["spec"]["template"]["spec"]["containers"]
+    assert isinstance(found, dict)
+    return found
+
+
+def env(document: Document) -> dict[str, str]:
+    return {item["name"]: item["value"] for item in container(document)["env"] if "value" in item}
+
+
+def slurm_conf(name: str, fullname: str = "slurm") -> list[str]:
+    text: str = one(name, "ConfigMap", f"{fullname}-config")["data"]["slurm.conf"]
+    return text.splitlines()
+
+
+def stateful_sets(name: str) -> list[Document]:
+    return [document for document in rendered(name) if document["kind"] == "StatefulSet"]
+
+
+def test_there_is_an_example_for_every_way_to_install() -> None:
+    wanted = {"minimal", "h100-infiniband", "no-accounting", "external-database", "static-nodes", "host-network"}
+    assert wanted <= set(EXAMPLES)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_lint_finds_nothing(name: str) -> None:
+    report = helm_python.lint(CHART, example(name), strict=True, namespace="hpc")
+    # An icon is all that is recommended beyond.
+    serious = [message for message in report["messages"] if message["severity"] > 1]
+    assert not serious and not report["errors"]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_object_is_valid_for_kubernetes(name: str) -> None:
+    for document in rendered(name):
+        if document["kind"] not in CUSTOM:
+            kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_volume_mounted_is_there_and_every_object_named_is_made_or_existing(name: str) -> None:
+    made = {(document["kind"], document["metadata"]["name"]) for document in rendered(name)}
+    existing = set(yaml_strings(example(name)))
+    for document in stateful_sets(name):
+        spec = document["spec"]["template"]["spec"]
+        claims = {claim["metadata"]["name"] for claim in document["spec"].get("volumeClaimTemplates", [])}
+        volumes = {volume["name"] for volume in spec["volumes"]} | claims
+        assert {mount["name"] for mount in container(document)["volumeMounts"]} == volumes
+        for volume in spec["volumes"]:
+            if "configMap" in volume:
+                assert ("ConfigMap", volume["configMap"]["name"]) in made
+            if "secret" in volume:
+                secret = volume["secret"]["secretName"]
+                assert ("Secret", secret) in made or secret in existing
+                assert volume["secret"]["defaultMode"] == 0o400
+            if "persistentVolumeClaim" in volume:
+                claim = volume["persistentVolumeClaim"]["claimName"]
+                assert ("PersistentVolumeClaim", claim) in made or claim in existing
+
+
+def yaml_strings(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        return [text for item in value.values() for text in yaml_strings(item)]
+    if isinstance(value, list):
+        return [text for item in value for text in yaml_strings(item)]
+    return [value] if isinstance(value, str) else []
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_services_select_the_pods_they_are_for(name: str) -> None:
+    pods = [document["spec"]["template"]["metadata"]["labels"] for document in stateful_sets(name)]
+    for document in rendered(name):
+        if document["kind"] == "Service":
+            selector = {
+                key: value
+                for key, value in document["spec"]["selector"].items()
+                if key != "statefulset.kubernetes.io/pod-name"
+            }
+            matching = [labels for labels in pods if selector.items() <= labels.items()]
+            assert len(matching) == 1, document["metadata"]["name"]
+
+
+def test_bare_names_of_login_pods_and_workers_resolve_in_every_pod() -> None:
+    """Slurm speaks of hosts by them: jobs to each other, people to ssh, slurmctld to an srun on a login pod."""
+    values = {"clusterDomain": "k8s.site", "workers": {"pools": {"b": {}, "a": {}}}, "demo": PEOPLE}
+    searches = {
+        document["metadata"]["name"]: document["spec"]["template"]["spec"].get("dnsConfig", {}).get("searches")
+        for document in render(values, release="slurm", namespace="hpc")
+        if document["kind"] == "StatefulSet"
+    }
+    wanted = [f"slurm-{name}.hpc.svc.k8s.site" for name in ("login", "a", "b")]
+    names = ("slurm-controller", "slurm-login", "slurm-a", "slurm-b")
+    assert searches == {**dict.fromkeys(names, wanted), "slurm-demo": None}
+
+
+def test_a_cluster_of_many_pools_keeps_within_kubernetes_search_domains() -> None:
+    pools: dict[str, Any] = {f"pool{i}": {} for i in range(40)}
+    (login,) = [
+        document
+        for document in render({"workers": {"pools": pools}}, release="slurm", namespace="hpc")
+        if (document["kind"], document["metadata"]["name"]) == ("StatefulSet", "slurm-login")
+    ]
+    assert len(login["spec"]["template"]["spec"]["dnsConfig"]["searches"]) <= 28
+
+
+def test_a_pod_of_a_broken_image_is_replaced_by_the_upgrade_that_mends_it() -> None:
+    """An ordered set waits for its unready pod for ever, and the new template never comes."""
+    documents = render({"demo": PEOPLE}, release="slurm", namespace="hpc")
+    policies = {
+        document["metadata"]["name"]: document["spec"].get("podManagementPolicy")
+        for document in documents
+        if document["kind"] == "StatefulSet"
+    }
+    assert policies == dict.fromkeys(("slurm-controller", "slurm-demo", "slurm-login", "slurm-worker"), "Parallel")
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_pods_have_what_the_init_expects(name: str) -> None:
+    for document in stateful_sets(name):
+        spec = document["spec"]["template"]["spec"]
+        variables = env(document)
+        assert variables["MINIVM_GRACE_SECONDS"] == str(spec["terminationGracePeriodSeconds"])
+        assert variables["MINIVM_CONTROLLER"] in {
+            found["metadata"]["name"] for found in rendered(name) if found["kind"] == "Service"
+        }
+        port = next(item["containerPort"] for item in container(document)["ports"] if item["name"] == "http")
+        assert variables["MINIVM_HTTP"] == f"0.0.0.0:{port}"
+        probes = next(item["containerPort"] for item in container(document)["ports"] if item["name"] == "probes")
+        assert variables["MINIVM_PROBES"] == f"0.0.0.0:{probes}" and probes != port
+        assert {container(document)[probe]["httpGet"]["port"] for probe in PROBES} == {"probes"}
+        # On the host's network the kubelet itself comes by the loopback device.
+        anywhere = "anywhere" if spec.get("hostNetwork") else None
+        assert variables.get("MINIVM_PROBES_FROM") == anywhere
+        paths = {probe: container(document)[probe]["httpGet"]["path"] for probe in PROBES}
+        assert paths == PROBES
+        startup = container(document)["startupProbe"]
+        # Seconds that the controller may be away before who waits for it is killed, and then backs off.
+        assert startup["failureThreshold"] * startup["periodSeconds"] >= 3600
+        assert container(document)["lifecycle"]["preStop"]["exec"]["command"] == ["minivm", "drain"]
+        assert "MINIVM_POD_IP" in {item["name"] for item in container(document)["env"]}
+
+
+PROBES = {"startupProbe": "/startupz", "livenessProbe": "/livez", "readinessProbe": "/readyz"}
+
+
+@pytest.mark.parametrize("role", ["controller", "login", "worker", "demo"])
+def test_capabilities_are_those_of_the_role(role: str) -> None:
+    """images/roles says what PID 1 needs; a chart that gives less breaks pods, one that gives more is careless."""
+    wanted = yaml.safe_load((ROOT / "images" / "roles" / f"{role}.yaml").read_text())["capabilities"]
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    given = values["workers" if role == "worker" else role]["capabilities"]
+    assert sorted(given) == sorted(wanted)
+
+
+def test_all_capabilities_but_the_named_are_dropped() -> None:
+    for document in stateful_sets("minimal"):
+        assert container(document)["securityContext"]["capabilities"]["drop"] == ["ALL"]
+        assert "privileged" not in container(document)["securityContext"]
+
+
+def test_the_pools_of_a_gpu_cluster() -> None:
+    worker = one("h100-infiniband", "StatefulSet", "hall2-h100")
+    limits = container(worker)["resources"]["limits"]
+    assert (limits["nvidia.com/gpu"], limits["rdma/ib"]) == ("8", "8")
+    variables = env(worker)
+    assert variables["MINIVM_NODE_CONF"] == "Gres=gpu:h100:8,nvme:4"
+    assert variables["MINIVM_NODE_FEATURES"] == "h100,nvlink,gpu,rdma,zone-$(MINIVM_TOPOLOGY_0)"
+    names = [item["name"] for item in container(worker)["env"]]
+    # Kubernetes fills $(NAME) only from what stands before it.
+    assert names.index("MINIVM_TOPOLOGY_0") < names.index("MINIVM_NODE_FEATURES")
+    lines = slurm_conf("h100-infiniband", "hall2")
+    assert "GresTypes=gpu,nvme" in lines
+    assert "NodeSet=pool_h100 Feature=h100" in lines
+    assert [line for line in lines if line.startswith("PartitionName=gpu Nodes=pool_h100 Default=YES")]
+    assert [line.split()[0] for line in lines if line.startswith("PartitionName=")] == [
+        f"PartitionName={name}" for name in ("cpu", "gpu", "interactive")
+    ], "what was taken away by null is not there"
+    shm = next(volume for volume in worker["spec"]["template"]["spec"]["volumes"] if volume["name"] == "shm")
+    assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": "256Gi"}
+    cpu = one("h100-infiniband", "StatefulSet", "hall2-cpu")
+    # Of an unlimited pod no half is known: the kubelet takes what the machine has for pods.
+    shm = next(volume for volume in cpu["spec"]["template"]["spec"]["volumes"] if volume["name"] == "shm")
+    assert shm["emptyDir"] == {"medium": "Memory"}
+    assert "limits" not in container(cpu)["resources"]
+
+
+def test_what_a_job_gets_unasked() -> None:
+    """docs/limits-and-defaults.md gives the reasons."""
+    lines = slurm_conf("minimal")
+    unasked = ("DefMemPerCPU=1024", "JobRequeue=1", "LaunchParameters=use_interactive_step", "MpiDefault=pmix")
+    assert set(unasked) <= set(lines)
+    assert not [line for line in lines if line.startswith("InactiveLimit")]
+    page = (ROOT / "docs/limits-and-defaults.md").read_text()
+    for line in (*unasked, "InactiveLimit=0"):
+        assert line.partition("=")[0] in page or line.partition("=")[2] in page, line
+
+
+def test_conditions_may_touch_only_this_clusters_pods() -> None:
+    role = one("h100-infiniband", "Role", "hall2-pod-conditions")
+    (rule,) = role["rules"]
+    assert (rule["resources"], rule["verbs"]) == (["pods/status"], ["patch"])
+    assert {"hall2-controller-0", "hall2-login-2", "hall2-h100-31", "hall2-cpu-3"} <= set(rule["resourceNames"])
+    assert len(rule["resourceNames"]) == 1 + 3 + 32 + 4
+
+
+def test_without_conditions_pods_have_no_token() -> None:
+    roles = [document for document in rendered("minimal") if document["kind"] in ("Role", "RoleBinding")]
+    assert {document["metadata"]["name"] for document in roles} == {"slurm-keys"}, "the Job's, and no pod's"
+    for document in stateful_sets("minimal"):
+        assert document["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
+
+
+def test_only_root_reads_the_token_of_the_conditions() -> None:
+    for document in stateful_sets("h100-infiniband"):
+        spec = document["spec"]["template"]["spec"]
+        assert spec["automountServiceAccountToken"] is False, "the automatic token is readable by every user and job"
+        (token,) = [volume["projected"] for volume in spec["volumes"] if "projected" in volume]
+        assert token["defaultMode"] == 0o400
+        assert {"serviceAccountToken", "configMap", "downwardAPI"} == {key for part in token["sources"] for key in part}
+        mounts = {mount["mountPath"]: mount["name"] for mount in container(document)["volumeMounts"]}
+        assert mounts["/var/run/secrets/kubernetes.io/serviceaccount"] == "api-token"
+
+
+def test_workers_on_their_hosts_network_pass_the_network_policy() -> None:
+    for policy in ("slurm-inside", "slurm-clock"):
+        (inside,) = one("host-network", "NetworkPolicy", policy)["spec"]["ingress"]
+        assert {"ipBlock": {"cidr": "10.20.0.0/16"}} in inside["from"]
+
+
+def admitted(name: str, port: int, named: str) -> list[tuple[str, Any]]:
+    """Who may come in to a port of the cluster's pods, by policy: `from`, or None for the whole world."""
+    found = []
+    for document in rendered(name):
+        if document["kind"] != "NetworkPolicy":
+            continue
+        for rule in document["spec"]["ingress"]:
+            ports = rule.get("ports", [{"port": 1, "endPort": 65535, "protocol": "TCP"}])
+            if any(
+                item["protocol"] == "TCP"
+                and (item["port"] == named if "endPort" not in item else item["port"] <= port <= item["endPort"])
+                for item in ports
+            ):
+                found.append((document["metadata"]["name"], rule.get("from")))
+    return found
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_init_is_asked_by_the_kubelet_and_by_who_is_named(name: str) -> None:
+    """No pod reaches the port of the probes, whatever runs in it. The other one is for the metrics' readers; the
+    controller's tells the cluster's pods the time."""
+    policies = [document for document in rendered(name) if document["kind"] == "NetworkPolicy"]
+    if not policies:
+        pytest.skip("without policies")
+    assert admitted(name, 8651, "probes") == []
+    http = dict(admitted(name, 8650, "http"))
+    (clock,) = [who for who in http if who.endswith("-clock")]
+    controller = next(document for document in policies if document["metadata"]["name"] == clock)
+    assert controller["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "controller"
+    assert None not in http.values()
+    metrics = (
+        yaml.safe_load((CHART / "examples" / f"{name}.yaml").read_text()).get("networkPolicy", {}).get("metricsFrom")
+    )
+    assert {who for who in http if who != clock} == ({clock.replace("-clock", "-inside")} if metrics else set())
+    # And everything else between the pods stays open.
+    assert admitted(name, 45000, "") and admitted(name, 6817, "")
+
+
+def test_no_accounting_leaves_no_trace_of_a_database() -> None:
+    assert "AccountingStorageType=accounting_storage/none" in slurm_conf("no-accounting")
+    assert not [document for document in rendered("no-accounting") if "database" in document["metadata"]["name"]]
+    controller = one("no-accounting", "StatefulSet", "slurm-controller")
+    assert "/var/lib/mysql" not in {mount["mountPath"] for mount in container(controller)["volumeMounts"]}
+
+
+def test_an_external_database_is_told_to_the_controller_without_its_password() -> None:
+    controller = one("external-database", "StatefulSet", "slurm-controller")
+    assert env(controller)["MINIVM_DATABASE_HOST"] == "mariadb.databases.svc:3306"
+    assert env(controller)["MINIVM_ACCOUNTING"] == "external"
+    assert not [name for name in env(controller) if "PASSWORD" in name]
+
+
+def test_static_nodes_have_a_name_that_resolves_and_an_address_that_stays() -> None:
+    lines = slurm_conf("static-nodes")
+    nodes = [line for line in lines if line.startswith("NodeName=")]
+    assert len(nodes) == 3
+    assert nodes[1].startswith("NodeName=slurm-rack1-1 NodeAddr=slurm-rack1-1 CPUs=32 RealMemory=120000")
+    service = one("static-nodes", "Service", "slurm-rack1-1")
+    assert service["spec"]["selector"]["statefulset.kubernetes.io/pod-name"] == "slurm-rack1-1"
+    assert "clusterIP" not in service["spec"]
+    assert not [line for line in lines if line.startswith("MaxNodeCount")]
+
+
+def test_one_worker_a_machine_on_the_hosts_network() -> None:
+    spec = one("host-network", "StatefulSet", "slurm-fabric")["spec"]["template"]["spec"]
+    assert (spec["hostNetwork"], spec["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    (term,) = spec["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert term["topologyKey"] == "kubernetes.io/hostname"
+    assert (
+        "IPC_LOCK"
+        in container(one("host-network", "StatefulSet", "slurm-fabric"))["securityContext"]["capabilities"]["add"]
+    )
+
+
+MADE = {
+    "munge": "munge.key:bytes:1024",
+    "jwt": "jwt_hs256.key:bytes:32",
+    "ssh-host-keys": "ssh_host_ed25519_key:ed25519",
+    "worker-host-keys": "ssh_host_ed25519_key:ed25519",
+    "ring": "ring.key:letters:32",
+    "database": "password:letters:32",
+}
+PEOPLE = {"enabled": True, "users": {"alice": "ssh-ed25519 AAAA alice@example.org"}}
+RING = {"scripts": {"env": {"MINIVM_GITSYNC_RING_URL": "http://slurm-controller:8651/ring"}}}
+
+
+def kind(documents: list[Document], wanted: str) -> list[Document]:
+    return [document for document in documents if document["kind"] == wanted]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_two_renders_are_one_text(name: str) -> None:
+    """Argo CD and `helm template` have no cluster to look into: a key made here would be another one each time."""
+    texts = [render_texts(example(name), release="slurm", namespace="hpc") for _ in range(2)]
+    assert texts[0] == texts[1]
+
+
+def test_keys_that_nobody_gave_are_made_in_the_cluster_by_one_that_may_do_nothing_else() -> None:
+    documents = render(RING, release="slurm", namespace="hpc")
+    secrets = {secret["metadata"]["name"]: secret for secret in kind(documents, "Secret")}
+    assert set(secrets) == {f"slurm-{name}" for name in MADE}
+    assert not any("data" in secret or "stringData" in secret for secret in secrets.values())
+    (job,) = kind(documents, "Job")
+    spec = job["spec"]["template"]["spec"]
+    args = spec["containers"][0]["args"]
+    assert args[: args.index("--known-hosts")] == [f"slurm-{name}:{how}" for name, how in MADE.items()]
+    (role,) = [role for role in kind(documents, "Role") if role["metadata"]["name"] == spec["serviceAccountName"]]
+    rule, known = role["rules"]
+    assert rule["verbs"] == ["get", "patch"] and set(rule["resourceNames"]) == set(secrets)
+    assert (known["resources"], known["verbs"], known["resourceNames"]) == (
+        ["configmaps"], ["patch"], ["slurm-known-hosts"],
+    )  # fmt: skip
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["containers"][0]["securityContext"] == {
+        "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
+    }  # fmt: skip
+
+
+def test_no_pod_starts_without_the_keys_that_are_made() -> None:
+    """A volume that names its keys keeps the pod waiting; one that does not mounts an empty directory."""
+    for document in kind(render(RING, release="slurm", namespace="hpc"), "StatefulSet"):
+        for volume in document["spec"]["template"]["spec"]["volumes"]:
+            name = volume.get("secret", {}).get("secretName", "").removeprefix("slurm-")
+            if name in MADE:
+                key = MADE[name].partition(":")[0]
+                assert volume["secret"]["items"] == [{"key": key, "path": key}]
+
+
+def test_a_key_that_is_given_is_written_and_no_job_is_needed() -> None:
+    given = {
+        "secrets": {
+            "munge": {"key": "bXVuZ2U="}, "jwt": {"key": "and0"},
+            "sshHostKeys": {"keys": {"ssh_host_rsa_key": "pem"}, "public": ["ssh-rsa AAAA"]},
+            "workerHostKeys": {"keys": {"ssh_host_rsa_key": "PEM"}, "public": ["ssh-rsa BBBB"]},
+        },
+        "accounting": {"database": {"existingSecret": "slurm-db"}},
+    }  # fmt: skip
+    documents = render(given, release="slurm", namespace="hpc")
+    assert {secret["metadata"]["name"]: secret["data"] for secret in kind(documents, "Secret")} == {
+        "slurm-munge": {"munge.key": "bXVuZ2U="},
+        "slurm-jwt": {"jwt_hs256.key": "and0"},
+        "slurm-ssh-host-keys": {"ssh_host_rsa_key": "cGVt"},
+        "slurm-worker-host-keys": {"ssh_host_rsa_key": "UEVN"},
+    }
+    assert not kind(documents, "Job")
+    for document in kind(documents, "StatefulSet"):
+        assert not any("items" in each.get("secret", {}) for each in document["spec"]["template"]["spec"]["volumes"])
+
+
+def test_another_image_is_another_job() -> None:
+    """A Job's template cannot be changed: under one name an upgrade would fail."""
+    jobs = [
+        kind(render({"image": {"tag": tag}}, release="slurm", namespace="hpc"), "Job")[0]["metadata"]["name"]
+        for tag in ("one", "two")
+    ]
+    assert jobs[0] != jobs[1]
+
+
+def ring_mounts(values: dict[str, Any]) -> dict[str, tuple[str | None, str | None]]:
+    """Role -> the Secret mounted for the ring, and the file that gitsync is told of."""
+    found = {}
+    for document in render(values, release="slurm", namespace="hpc"):
+        if document["kind"] == "StatefulSet":
+            volumes = {item["name"]: item for item in document["spec"]["template"]["spec"]["volumes"]}
+            mounts = {item["mountPath"]: item["name"] for item in container(document)["volumeMounts"]}
+            name = mounts.get("/mnt/minivm/secrets/ring")
+            secret = volumes[name]["secret"]["secretName"] if name else None
+            role = document["metadata"]["labels"]["app.kubernetes.io/component"]
+            found[role] = (secret, env(document).get("MINIVM_GITSYNC_RING_SECRET"))
+    return found
+
+
+def test_reports_to_a_ring_are_signed_without_being_asked_for() -> None:
+    url = {"MINIVM_GITSYNC_RING_URL": "http://slurm-controller:8651/ring"}
+    asked = {"scripts": {"env": url}, "demo": PEOPLE}
+    file = "/mnt/minivm/secrets/ring/ring.key"
+    signed = ("slurm-ring", file)
+    nodes = ("controller", "login", "worker")
+    assert ring_mounts(asked) == {**dict.fromkeys(nodes, signed), "demo": (None, None)}
+    own = {**asked, "secrets": {"ring": {"existingSecret": "board"}}}
+    assert ring_mounts(own)["worker"] == ("board", file)
+    assert ("Secret", "slurm-ring") not in {
+        (document["kind"], document["metadata"]["name"]) for document in render(own, release="slurm", namespace="hpc")
+    }
+    elsewhere = {"scripts": {"env": {**url, "MINIVM_GITSYNC_RING_SECRET": "/etc/site/ring"}}}
+    assert ring_mounts(elsewhere)["worker"] == (None, "/etc/site/ring")
+    assert ring_mounts({})["worker"] == (None, None), "nobody is asked: nothing is signed"
+
+
+ALL = "PartitionName=all Nodes=pool_a,pool_b Default=YES State=UP"
+A = "PartitionName=a Nodes=pool_a Default=NO State=UP"
+B = "PartitionName=b Nodes=pool_b Default=NO State=UP"
+LONG = {"pools": ["a"], "default": True, "options": {"MaxTime": "7-00:00:00"}}
+
+
+@pytest.mark.parametrize(
+    ("given", "lines"),
+    [
+        ({}, [A, ALL, B]),
+        (
+            {"long": {"pools": ["a"]}},
+            [A, ALL, B, "PartitionName=long Nodes=pool_a Default=NO State=UP"],
+        ),
+        (
+            {"long": LONG},
+            [
+                A,
+                ALL.replace("YES", "NO"),
+                B,
+                "PartitionName=long Nodes=pool_a Default=YES State=UP MaxTime=7-00:00:00",
+            ],
+        ),
+        ({"all": {"options": {"MaxTime": "60"}}}, [A, f"{ALL} MaxTime=60", B]),
+        ({"a": {"pools": ["b"], "default": True}, "b": None}, ["PartitionName=a Nodes=pool_b Default=YES State=UP",
+                                                               ALL.replace("YES", "NO")]),
+        ({"all": None}, [A, B]),
+        ({"all": {"default": False}}, [A, ALL.replace("YES", "NO"), B]),
+    ],
+)  # fmt: skip
+def test_a_partition_that_is_added_takes_none_away(given: dict[str, Any], lines: list[str]) -> None:
+    """slurmctld ends the jobs of a partition that is gone."""
+    values = {"slurm": {"partitions": given}, "workers": {"pools": {"a": {}, "b": {}}}}
+    (config,) = [
+        item
+        for item in render(values, release="slurm", namespace="hpc")
+        if (item["kind"], item["metadata"]["name"]) == ("ConfigMap", "slurm-config")
+    ]
+    text: str = config["data"]["slurm.conf"]
+    assert [line for line in text.splitlines() if line.startswith("PartitionName=")] == lines
+
+
+def test_a_rings_key_that_is_given_is_the_one() -> None:
+    (secret,) = [
+        document
+        for document in render({"secrets": {"ring": {"key": "cmluZw=="}}}, release="slurm", namespace="hpc")
+        if document["metadata"]["name"] == "slurm-ring"
+    ]
+    assert secret["data"] == {"ring.key": "cmluZw=="}
+
+
+def test_the_drain_fits_into_the_grace_period() -> None:
+    with pytest.raises(ClusterError, match="drainSeconds must leave 10"):
+        render({"workers": {"pools": {"a": {"graceSeconds": 60, "drainSeconds": 55}}}}, release="s", namespace="n")
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"workers": {"pools": {"gpu": {"replica": 3}}}}, "replica"),
+        ({"slurm": {"proctrack": "pgid"}}, "proctrack"),
+        ({"accounting": {"mode": "extern"}}, "mode"),
+        ({"clusterName": "Has Capitals"}, "clusterName"),
+        ({"slurm": {"partitions": {"p": {"pools": ["nowhere"]}}}}, "nowhere"),
+        ({"slurm": {"partitions": {"p": {"default": True}}}}, "partitions.p names no pools"),
+        ({"slurm": {"partitions": {"alll": None}}}, "partitions.alll is null"),
+        ({"slurm": {"nodeMode": "static"}}, "needs cpus and memoryMiB"),
+        ({"accounting": {"mode": "external"}}, "accounting.database"),
+        ({"workers": {"pools": {"a": {"hostNetwork": True}}}}, "networkPolicy.nodeCidrs"),
+        ({"networkPolicy": {"nodeCidrs": ["anywhere"]}}, "nodeCidrs"),
+        ({"podMonitor": {"enabled": True}}, "networkPolicy.metricsFrom"),
+        ({"workers": {"pools": {"login": {}}}}, "belongs to another part"),
+        ({"mounts": {"data": {"mountPath": "/data"}}}, "mounts"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_name(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(ClusterError, match=said):
+        render(values, release="slurm", namespace="hpc")
+
+
+def test_slurm_config_changes_adds_and_removes_lines() -> None:
+    values = {"slurm": {"config": {"SlurmdTimeout": 300, "JobRequeue": None, "Licenses": "matlab:4"}}}
+    (config,) = [
+        document
+        for document in render(values, release="slurm", namespace="hpc")
+        if document["metadata"]["name"] == "slurm-config"
+    ]
+    lines = config["data"]["slurm.conf"].splitlines()
+    assert {"SlurmdTimeout=300", "Licenses=matlab:4"} <= set(lines)
+    assert not [line for line in lines if line.startswith(("JobRequeue=", "SlurmdTimeout=120"))]
+
+
+def test_the_notes_say_how_to_get_in() -> None:
+    (notes,) = [
+        text
+        for name, text in render_texts(example("minimal"), release="slurm", namespace="hpc").items()
+        if name.endswith("NOTES.txt")
+    ]
+    assert "kubectl -n hpc port-forward service/slurm-ssh 2222:22" in notes
+    assert "minivm why" in notes
+
+
+def test_values_and_schema_name_the_same_settings() -> None:
+    import json
+
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    assert not compare_keys(values, schema, "")
+
+
+def compare_keys(values: Any, schema: dict[str, Any], path: str) -> list[str]:
+    """Settings that only one of the two knows."""
+    properties = schema.get("properties")
+    if not isinstance(values, dict) or properties is None or path.endswith(".resources"):
+        return []
+    found = [f"{path}.{key}" for key in set(values) ^ (set(properties) - {"global"}) if values]
+    for key in set(values) & set(properties):
+        found += compare_keys(values[key], properties[key], f"{path}.{key}")
+    return found
+
+
+def test_the_dashboard_asks_for_metrics_that_the_init_has() -> None:
+    import json
+    import re
+
+    from init.view import metrics
+
+    source = Path(metrics.__file__).read_text()
+    known = set(re.findall(r'family\(\s*"(minivm[a-z_]*)"', source)) | {f"minivm_{name}" for name in metrics.COUNTERS}
+    dashboard = json.loads(one("h100-infiniband", "ConfigMap", "hall2-dashboard")["data"]["minivm.json"])
+    asked = {
+        name
+        for panel in dashboard["panels"]
+        for target in panel["targets"]
+        for name in re.findall(r"\bminivm_[a-z_]+", target["expr"])
+    }
+    assert asked and {name.removesuffix("_total") for name in asked} <= known
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_system_calls_are_kept_from_every_pod_that_is_not_privileged(name: str) -> None:
+    for document in rendered(name):
+        if document["kind"] in ("StatefulSet", "Job"):
+            spec = document["spec"]["template"]["spec"]
+            security = spec.get("securityContext", {}) | container(document)["securityContext"]
+            wanted = None if security.get("privileged") else {"type": "RuntimeDefault"}
+            assert security.get("seccompProfile") == wanted, document["metadata"]["name"]
+
+
+def test_a_pool_may_have_another_profile_and_the_others_keep_theirs() -> None:
+    local = {"type": "Localhost", "localhostProfile": "profiles/enroot.json"}
+    pools = {"a": {"seccompProfile": "Localhost/profiles/enroot.json"}, "b": {}}
+    documents = render({"workers": {"pools": pools}}, release="slurm", namespace="n")
+    found = {
+        document["metadata"]["name"]: container(document)["securityContext"]["seccompProfile"]
+        for document in kind(documents, "StatefulSet")
+    }
+    runtime = {"type": "RuntimeDefault"}
+    assert found == {"slurm-a": local, "slurm-b": runtime, "slurm-controller": runtime, "slurm-login": runtime}
+    with pytest.raises(ClusterError, match="seccompProfile"):
+        render({"workers": {"defaults": {"seccompProfile": "none"}}}, release="slurm", namespace="n")
+
+
+def test_a_demo_by_itself_is_whole(tmp_path: Path) -> None:
+    """People in the directory, and every pod asks it."""
+    documents = render({"demo": PEOPLE}, release="try", namespace="hpc")
+    (directory,) = [each for each in kind(documents, "ConfigMap") if each["metadata"]["name"] == "try-demo"]
+    entries = [
+        dict(line.split(": ", 1) for line in each.splitlines())
+        for each in directory["data"]["users.ldif"].strip().split("\n\n")
+    ]
+    assert entries[-1]["uid"] == "alice" and entries[-1]["uidNumber"] == "20001"
+    assert entries[-1]["sshPublicKey"] == "ssh-ed25519 AAAA alice@example.org"
+    (sssd,) = [each for each in kind(documents, "Secret") if each["metadata"]["name"] == "try-sssd"]
+    assert "ldap_uri = ldap://try-demo\n" in base64.b64decode(sssd["data"]["sssd.conf"]).decode()
+    for document in kind(documents, "StatefulSet"):
+        volumes = {item["name"]: item for item in document["spec"]["template"]["spec"]["volumes"]}
+        name = document["metadata"]["name"]
+        assert ("sssd" in volumes) == (name != "try-demo"), name
+
+
+def test_a_demo_without_people_is_refused_in_words() -> None:
+    with pytest.raises(ClusterError, match="a directory without people lets nobody log in: name them") as caught:
+        render({"demo": {"enabled": True}}, release="try", namespace="hpc")
+    assert "demo.users" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("alice", "AAAA"),
+        ("alice", "ssh-ed25519 AAAA\nuidNumber: 0"),
+        ("Alice,ou=x", "ssh-ed25519 AAAA"),
+        ("a b", "ssh-rsa A"),
+    ],
+)
+def test_no_line_of_the_directory_hides_in_a_name_or_a_key(name: str, key: str) -> None:
+    with pytest.raises(ClusterError, match="does not match pattern"):
+        render({"demo": {"enabled": True, "users": {name: key}}}, release="try", namespace="hpc")

@@ -1,0 +1,318 @@
+"""Addresses, published files, tags, options, tables: what the local cluster decides and writes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from build import main
+from cluster import addresses, report, values
+from cluster.errors import ClusterError
+from cluster.keys import load_or_make
+from cluster.local import STATE, LocalCluster
+from cluster.ports import choose, free_port
+from cluster.publish import publish, published, write_private
+from cluster.readiness import wrong
+from cluster.rendered import tags
+from cluster.rendered.overrides import read_overrides
+from cluster.report import Row
+from cluster.values import Options
+from images.errors import ImagesError
+
+
+def test_a_pod_never_gets_the_address_it_just_had() -> None:
+    found = addresses.allocate("172.19.0.0/29", gateway="172.19.0.1", used=["172.19.0.2"], last="172.19.0.3", count=2)
+    assert found == ["172.19.0.4", "172.19.0.5"]
+
+
+def test_addresses_start_again_at_the_beginning() -> None:
+    found = addresses.allocate("172.19.0.0/29", gateway="172.19.0.1", used=["172.19.0.2"], last="172.19.0.6", count=2)
+    assert found == ["172.19.0.3", "172.19.0.4"]
+
+
+def test_the_networks_own_addresses_are_never_given() -> None:
+    found = addresses.allocate("172.19.0.0/29", gateway="172.19.0.1", used=[], last="", count=5)
+    assert found == [f"172.19.0.{n}" for n in (2, 3, 4, 5, 6)]
+    with pytest.raises(ClusterError, match="has 5 left"):
+        addresses.allocate("172.19.0.0/29", gateway="172.19.0.1", used=[], last="", count=6)
+
+
+def test_published_files_are_those_and_no_others(tmp_path: Path) -> None:
+    directory = tmp_path / "config"
+    assert publish(directory, {"slurm.conf": b"a", "gres.conf": b"b"}, mode=0o644)
+    assert (directory / "slurm.conf").read_bytes() == b"a"
+    assert publish(directory, {"slurm.conf": b"c"}, mode=0o644)
+    assert published(directory) == {"slurm.conf": b"c"}
+    assert not (directory / "gres.conf").is_symlink()
+    # One version is left, not one for every change.
+    assert len([path for path in directory.iterdir() if path.is_dir() and not path.is_symlink()]) == 1
+
+
+def test_publishing_the_same_again_changes_nothing(tmp_path: Path) -> None:
+    publish(tmp_path, {"a": b"1"}, mode=0o644)
+    before = (tmp_path / "..data").readlink()
+    assert not publish(tmp_path, {"a": b"1"}, mode=0o644)
+    assert (tmp_path / "..data").readlink() == before
+
+
+def test_a_secret_is_never_readable_by_others(tmp_path: Path) -> None:
+    umask = os.umask(0o000)
+    try:
+        publish(tmp_path, {"munge.key": b"k"}, mode=0o400)
+        write_private(tmp_path / "options.json", b"{}")
+    finally:
+        os.umask(umask)
+    assert stat.S_IMODE((tmp_path / "munge.key").stat().st_mode) == 0o400
+    assert stat.S_IMODE((tmp_path / "options.json").stat().st_mode) == 0o600
+
+
+def test_a_reader_sees_all_old_or_all_new(tmp_path: Path) -> None:
+    """Two files that must agree, changed many times while they are read through one version."""
+    publish(tmp_path, {"a": b"0", "b": b"0"}, mode=0o644)
+    mixed, done = [], threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            version = os.open(tmp_path / "..data", os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                pair = [Path(f"/proc/self/fd/{version}/{name}").read_bytes() for name in "ab"]
+            except FileNotFoundError:
+                continue  # the version went away after it was opened; a reader tries again
+            finally:
+                os.close(version)
+            if pair[0] != pair[1]:
+                mixed.append(pair)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for number in range(200):
+        publish(tmp_path, dict.fromkeys("ab", str(number).encode()), mode=0o644)
+    done.set()
+    reader.join()
+    assert not mixed
+
+
+def test_keys_are_made_once_and_are_private(tmp_path: Path) -> None:
+    first = load_or_make(tmp_path / "keys", users=("alice",))
+    again = load_or_make(tmp_path / "keys", users=("alice",))
+    assert first == again
+    for path in (tmp_path / "keys").iterdir():
+        assert path.suffix == ".pub" or stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert first.users_public["alice"].startswith("ssh-ed25519 ")
+    assert first.munge not in repr(first)
+
+
+def test_workers_get_a_host_key_of_their_own_and_the_login_keeps_its(tmp_path: Path) -> None:
+    """A cluster of before had one for both, which people's known_hosts hold."""
+    keys = load_or_make(tmp_path, users=())
+    for path in tmp_path.glob("worker_host_*"):
+        path.unlink()
+    after = load_or_make(tmp_path, users=())
+    assert (after.ssh_host, after.ssh_host_public) == (keys.ssh_host, keys.ssh_host_public)
+    assert not set(after.worker_host.values()) & {*keys.ssh_host.values(), *keys.worker_host.values()}
+    assert after.worker_host_public != after.ssh_host_public
+    assert list(after.worker_host) == ["ssh_host_ed25519_key"]
+    assert after.worker_host["ssh_host_ed25519_key"] not in repr(after)
+
+
+IMAGES = [
+    *[(f"minivm/{role}:24.11.5-debian-00000000000{n}", f"2026-11-20T1{n}") for n in (1, 2) for role in tags.ROLES],
+    *[(f"minivm/{role}:25.05.4-nvidia-aaaaaaaaaaaa", "2026-11-20T19") for role in ("controller", "worker")],
+    ("minivm/worker:latest", "2026-11-20T20"),
+    ("minivm/layer-os:24.11.5-debian-000000000003", "2026-11-20T21"),
+    ("other/worker:24.11.5-debian-000000000009", "2026-11-20T22"),
+]
+
+
+def test_the_newest_image_of_each_role_is_chosen() -> None:
+    found = tags.newest(IMAGES, repository="minivm", slurm="24.11.5", variant="")
+    assert found == dict.fromkeys(tags.ROLES, "24.11.5-debian-000000000002")
+
+
+def test_latest_is_the_newest_build_whoever_named_an_older_one_since() -> None:
+    old, new = "2026-11-22 04:00:00 +0000 UTC", "2026-11-22 03:00:00 +0000 UTC"
+    names = [f"minivm/{role}:24.11.5-debian-{build * 12}" for role in tags.ROLES for build in "01"]
+    beside = {name: [name, *([f"{name.split(':')[0]}:latest"] if name.endswith("1") else [])] for name in names}
+    times = {name: {"LastTagTime": new if name.endswith("1") else old} for name in names}
+    listed = [(name, tags.tagged(name, beside[name], times[name])) for name in names]
+    found = tags.newest(listed, repository="minivm", slurm="", variant="debian")
+    assert found == dict.fromkeys(tags.ROLES, "24.11.5-debian-111111111111")
+
+
+def test_a_role_without_an_image_is_named() -> None:
+    with pytest.raises(ClusterError, match="variant nvidia: none here for login, demo"):
+        tags.newest(IMAGES, repository="minivm", slurm="", variant="nvidia")
+
+
+@pytest.mark.parametrize(("name", "workers"), [("Has Space", 2), ("../up", 2), ("ok", 0), ("ok", 65)])
+def test_options_that_cannot_be_are_refused(name: str, workers: int) -> None:
+    with pytest.raises(ClusterError):
+        Options(name=name, workers=workers)
+
+
+def test_a_tag_is_for_every_role_or_for_one() -> None:
+    assert tags.chosen([]) == ("", {})
+    assert tags.chosen(["1.2-debian-abc"]) == ("1.2-debian-abc", {})
+    assert tags.chosen(["old", "worker=new", "login=newer"]) == ("old", {"worker": "new", "login": "newer"})
+    with pytest.raises(ClusterError, match="the roles are controller, login, worker, demo"):
+        tags.chosen(["wroker=new"])
+    with pytest.raises(ClusterError, match="that is no tag"):
+        tags.chosen(["worker="])
+
+
+def test_the_newest_images_are_those_of_the_repository_that_the_values_name() -> None:
+    assert tags.repository_of({}, "minivm") == "minivm"
+    assert tags.repository_of({"image": {"tag": "x"}}, "minivm") == "minivm"
+    assert tags.repository_of({"image": {"registry": "r:5000", "repository": "hpc/minivm"}}, "m") == "r:5000/hpc/minivm"
+
+
+def test_overrides_are_merged_as_helm_does() -> None:
+    assert values.merged({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 9}, "d": {"e": 4}}) == {
+        "a": {"b": 9, "c": 2},
+        "d": {"e": 4},
+    }
+
+
+def test_state_lives_in_the_build_directory() -> None:
+    assert STATE.parts[-2:] == ("build", "cluster")
+
+
+def test_a_taken_port_is_passed_over() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert free_port(port) != port
+
+
+def test_a_cluster_keeps_its_port_until_another_is_asked_for() -> None:
+    with socket.socket() as taken, socket.socket() as own, socket.socket() as other:
+        for item in (taken, own, other):
+            item.bind(("127.0.0.1", 0))
+            item.listen()
+        port, has, free = taken.getsockname()[1], own.getsockname()[1], other.getsockname()[1]
+        other.close()
+        assert choose(0, default=port, own=has) == has
+        assert choose(free, default=port, own=has) == free
+        # The pod itself listens there: what it has is no reason to move.
+        assert choose(has, default=port, own=has) == has
+        instead = choose(port, default=port, own=0)
+        assert instead > port
+        assert choose(port, default=port, own=instead) == instead
+
+
+def test_ssh_needs_the_clusters_keys_and_not_its_engine(tmp_path: Path) -> None:
+    LocalCluster(None, Options(name="here", port=2345), root=tmp_path).save()
+    cluster = LocalCluster.saved(None, "here", root=tmp_path)
+    line = cluster.ssh_command("alice", "hostname")
+    assert line[:3] == ["ssh", "-p", "2345"]
+    assert line[-2:] == ["alice@127.0.0.1", "hostname"]
+    assert Path(line[line.index("-i") + 1]).read_text().startswith("-----BEGIN OPENSSH PRIVATE KEY-----")
+    assert f"UserKnownHostsFile={tmp_path}/here/known_hosts" in line
+    with pytest.raises(ClusterError, match="alice, bob"):
+        cluster.ssh_command("carol")
+
+
+def test_a_cluster_that_is_not_up_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match="it is not up\nhint: make up"):
+        LocalCluster.saved(None, "nowhere", root=tmp_path)
+    for name in ("local", "second"):
+        LocalCluster(None, Options(name=name), root=tmp_path).save()
+    with pytest.raises(ClusterError, match="hint: there are local, second"):
+        LocalCluster.saved(None, "loacl", root=tmp_path)
+
+
+def test_a_second_up_keeps_the_port(tmp_path: Path) -> None:
+    LocalCluster(None, Options(name="here", port=2345), root=tmp_path).save()
+    assert LocalCluster(None, Options(name="here"), root=tmp_path).saved_port() == 2345
+
+
+ROWS = [
+    Row("slurm-controller-0", "controller", True, "", "up", 0, also=("gitsync: no route to host",)),
+    Row("slurm-worker-0", "worker", False, "slurmd waits for controller\nmunged is not proven", "IDLE+DRAIN", 3),
+    Row("slurm-worker-1", "worker", True, "", "idle", 0),
+]
+
+
+def test_the_table_says_why_a_pod_is_not_ready_and_what_else_is_wrong() -> None:
+    lines = report.table(ROWS)
+    assert lines[0].split()[:5] == ["POD", "ROLE", "READY", "SLURM", "RESTARTS"]
+    assert lines[1].endswith("up          0         degraded: gitsync: no route to host")
+    assert lines[2].endswith("3         slurmd waits for controller")
+    assert lines[3].strip() == "munged is not proven"
+    assert lines[4].split() == ["slurm-worker-1", "worker", "yes", "idle", "0"]
+
+
+def test_a_long_reason_is_cut_to_the_terminal() -> None:
+    assert {len(line) <= 80 for line in report.table(ROWS, width=80)} == {True}
+
+
+def test_a_service_that_somebody_stopped_is_told_with_what_degrades_the_pod() -> None:
+    services = [{"name": "slurmdbd", "state": "stopped"}, {"name": "sshd", "state": "ready"}]
+    assert wrong({"degraded": ["slurm.conf refused"], "services": services}) == (
+        "slurm.conf refused",
+        "slurmdbd: stopped on request",
+    )
+
+
+def test_slurms_states_carry_the_reason_of_a_drain() -> None:
+    sinfo = "w-0|idle|none\nw-1|drained|minivm: 7 of 8 GPUs answer\nw-1|drained|minivm: 7 of 8 GPUs answer\n"
+    assert report.slurm_states(sinfo) == {"w-0": "idle", "w-1": "drained (minivm: 7 of 8 GPUs answer)"}
+
+
+def test_what_a_machine_cannot_give_is_said() -> None:
+    default = ["name=apparmor", "name=seccomp,profile=default"]
+    (line,) = report.not_granted([], cgroups="docker keeps them read-only", security=default)
+    assert "docker keeps them read-only. So jobs are tracked but not held" in line
+    assert not report.not_granted([], cgroups="", security=default)
+
+
+@pytest.mark.parametrize("security", [[], ["name=apparmor"], ["name=seccomp,profile=unconfined"]])
+def test_an_engine_without_seccomp_is_told(security: list[str]) -> None:
+    (line,) = report.not_granted([], cgroups="", security=security)
+    assert line.startswith("seccomp: ")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\xff\xfe\x00", "not UTF-8"),
+        (b"{[a]: b}", "a key is one word"),
+        (b"a: 1\na: 2\n", "stands twice"),
+        (b"- a\n", "holds a list, not names with values"),
+        (b"[]\n", "holds a list, not names with values"),
+    ],
+)
+def test_values_that_are_none_are_told_with_their_file(tmp_path: Path, content: bytes, said: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_bytes(content)
+    with pytest.raises((ClusterError, ImagesError), match=said) as told:
+        read_overrides(file)
+    assert "cannot read the values" in str(told.value)
+    assert "mine.yaml" in str(told.value)
+
+
+def test_an_empty_file_of_values_changes_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("# nothing yet\n")
+    assert read_overrides(file) == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["up", "--port", "99999"], "99999 is not in the range"),
+        (["--variant", "nvidia", "up"], "hint: up --variant NAME"),
+        (["--slurm", "source", "up"], "hint: up --variant NAME"),
+    ],
+)
+def test_up_says_what_it_was_given_and_cannot_take(arguments: list[str], said: str) -> None:
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code != 0
+    assert said in done.output

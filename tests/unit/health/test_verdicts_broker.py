@@ -1,0 +1,437 @@
+"""The broker against a controller that is only a table: what it asks and posts, and what it leaves alone."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from health.broker.broker import Broker, later
+from health.broker.calls import Slurm
+from health.broker.decide import Node, Other, Policy, names
+from health.broker.ledger import Ledger
+from health.broker.places import Places
+from init.slurm.client import SlurmError
+from tests.waiting import until
+
+BOOT = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+COMMIT = "9f2c1ab0000000000000000000000000deadbeef"
+QUICK = Policy(
+    raise_after={"user": 0, "node": 2, "reboot": 1, "manual": 1, "rma": 1},
+    clear_after=1,
+    clear_wait_s={"node": 0.0, "reboot": 0.0, "manual": 0.0, "rma": -1.0},
+    guard_spread_s=0.0,
+    guard_recheck_s=3600.0,
+)
+
+
+class Controller(Slurm):
+    """Slurm's side of the conversation, with every call written down."""
+
+    def __init__(self) -> None:
+        super().__init__("worker-7", "controller:6817")
+        self.state = Node(False, "")
+        self.fleet: list[str] = [""] * 9
+        self.since = time.time()
+        self.calls: list[str] = []
+        self.down = False
+
+    def _called(self, name: str) -> None:
+        self.calls.append(name)
+        if self.down:
+            raise SlurmError("ask slurmctld", "controller:6817 cannot be reached")
+
+    def node(self) -> Node | None:
+        self._called("node")
+        return self.state
+
+    def others(self) -> tuple[list[Other], int]:
+        self._called("others")
+        return [Other(text, self.since) for text in self.fleet], len(self.fleet) + 1
+
+    def drain(self, text: str) -> None:
+        self._called("drain")
+        self.state = Node(True, text)
+
+    def undrain(self) -> None:
+        self._called("undrain")
+        self.state = Node(False, "")
+
+
+class Desk:
+    """A broker, its places, and a hand that writes verdicts."""
+
+    def __init__(self, root: Path, policy: Policy = QUICK) -> None:
+        self.places = Places(
+            root / "verdicts", root / "health", root / "sock", root / "state.json", root / "ledger", str(root),
+            root / "policy.json",
+        )  # fmt: skip
+        self.places.verdicts.mkdir(exist_ok=True)
+        self.slurm = Controller()
+        self.broker = Broker(self.places, self.slurm, policy)
+        self.clock = time.time()
+
+    def say(self, result: str, check: str = "gpu_ecc", class_: str = "reboot", subject: str = "host") -> None:
+        self.clock += 0.001
+        data = {
+            "check": check, "result": result, "class": class_, "reason": f"{check} says so", "subject": subject,
+            "commit": COMMIT, "boot_id": BOOT, "at": self.clock, "expires": self.clock + 600,
+        }  # fmt: skip
+        (self.places.verdicts / f"{check}.json").write_text(json.dumps(data))
+        self.broker.look()
+
+    def index(self, *checks: str, when: tuple[str, ...] = ("background",)) -> None:
+        """The checks of the tree's last round."""
+        self.places.health.mkdir(exist_ok=True)
+        listed = {check: {"when": list(when), "period_s": 60, "applies": True} for check in checks}
+        data = {"boot_id": BOOT, "commit": COMMIT, "checks": listed}
+        (self.places.health / "index.json").write_text(json.dumps(data))
+
+    def remove(self, check: str) -> None:
+        """A commit has taken it out: its verdict goes, and the index no longer names it."""
+        (self.places.verdicts / f"{check}.json").unlink()
+        self.broker.look()
+
+    def calls(self) -> list[str]:
+        made, self.slurm.calls = self.slurm.calls, []
+        return made
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    made = Desk(tmp_path)
+    made.say("ok")
+    assert made.calls() == ["node"], "one look at its own node at the start"
+    return made
+
+
+def test_a_problem_drains_once_and_the_all_clear_brings_the_node_back(desk: Desk) -> None:
+    desk.say("problem")
+    assert desk.slurm.state == Node(True, "minivm: gpu_ecc[reboot]@9f2c1ab gpu_ecc says so")
+    assert desk.calls() == ["node", "others", "drain"]
+    desk.say("problem")
+    desk.say("problem")
+    assert desk.calls() == [], "nothing changed, nobody is asked"
+    desk.say("ok")
+    assert desk.slurm.state == Node(False, "")
+    assert desk.calls() == ["node", "undrain"]
+
+
+def test_a_healthy_node_costs_the_controller_nothing(desk: Desk) -> None:
+    for _ in range(50):
+        desk.say("ok")
+        desk.say("problem", "load", "user")
+    assert desk.calls() == []
+
+
+def test_a_person_s_drain_is_neither_overwritten_nor_cleared(desk: Desk) -> None:
+    desk.slurm.state = Node(True, "Ann: fan")
+    desk.say("problem")
+    desk.say("ok")
+    assert desk.slurm.state == Node(True, "Ann: fan")
+    assert not {"drain", "undrain"} & set(desk.calls())
+
+
+def test_a_person_who_takes_over_our_drain_owns_it(desk: Desk) -> None:
+    desk.say("problem")
+    desk.slurm.state = Node(True, "Ann: waiting for the part")
+    desk.say("ok")
+    assert desk.slurm.state == Node(True, "Ann: waiting for the part")
+
+
+def test_a_person_who_resumes_the_node_is_believed(desk: Desk) -> None:
+    desk.say("problem")
+    desk.slurm.state = Node(False, "")
+    answer = desk.broker.answer({"ask": "gate", "checks": ["gpu_ecc"]})
+    assert answer["drained"] is False, "a job starts: the node was resumed"
+    desk.say("problem")
+    assert desk.slurm.state == Node(False, "")
+
+
+def test_a_second_problem_is_added_and_a_finished_one_removed(desk: Desk) -> None:
+    desk.say("problem")
+    desk.say("problem", "xid", "rma")
+    assert desk.slurm.state.reason.startswith("minivm: xid[rma]@9f2c1ab")
+    assert "gpu_ecc[reboot]@9f2c1ab" in desk.slurm.state.reason
+    desk.say("ok")
+    assert "gpu_ecc" not in desk.slurm.state.reason
+    assert desk.slurm.state.drained
+
+
+def test_many_nodes_with_the_same_check_on_the_same_commit_stop_the_drain(desk: Desk) -> None:
+    desk.slurm.fleet = ["minivm: gpu_ecc[reboot]@9f2c1ab gpu_ecc says so"] * 3 + [""] * 6
+    desk.say("problem")
+    assert not desk.slurm.state.drained
+    answer = desk.broker.answer({"ask": "gate", "checks": ["gpu_ecc"]})
+    assert answer["drained"] is False
+    assert "too many nodes" in str(answer["decisions"])
+
+
+def test_a_drain_is_taken_back_when_the_fleet_says_the_same_a_moment_later(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, replace(QUICK, guard_recheck_s=0.01))
+    desk.say("ok")
+    desk.say("problem")
+    assert desk.slurm.state.drained
+    desk.slurm.fleet = ["minivm: gpu_ecc[reboot]@9f2c1ab gpu_ecc says so"] * 9
+
+    def taken_back() -> bool:
+        desk.broker.look()
+        return not desk.slurm.state.drained
+
+    until(taken_back, "the drain is taken back")
+    desk.say("problem")
+    assert not desk.slurm.state.drained
+
+
+def test_nodes_wait_each_their_own_part_of_the_spread(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, replace(QUICK, guard_spread_s=3600.0))
+    desk.say("ok")
+    desk.say("problem")
+    assert not desk.slurm.state.drained
+    assert 0 < desk.broker.due - later(0) < 3600
+    assert desk.broker.answer({"ask": "gate", "checks": ["gpu_ecc"]})["decisions"] == {"gpu_ecc": "about to drain"}
+
+
+def test_a_clock_that_is_set_back_holds_no_drain_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk(tmp_path, replace(QUICK, guard_spread_s=0.2))
+    desk.say("ok")
+
+    def settled() -> bool:
+        desk.broker.look()
+        return not desk.broker.due
+
+    until(settled, "the first look at the node is over")
+    desk.say("problem")
+    assert desk.broker.due
+    wall = time.time
+    monkeypatch.setattr(time, "time", lambda: wall() - 3600)
+
+    def drained() -> bool:
+        desk.broker.look()
+        return desk.slurm.state.drained
+
+    until(drained, "the node is drained")
+
+
+def test_too_many_changes_wait(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, replace(QUICK, rate_actions=2, rate_per_s=3600))
+    desk.say("ok")
+    desk.say("problem")
+    desk.say("ok")
+    desk.say("problem")
+    assert not desk.slurm.state.drained
+    assert "too many changes" in desk.broker.said
+
+
+def test_a_controller_that_is_down_is_asked_again_later_and_not_at_once(desk: Desk) -> None:
+    desk.slurm.down = True
+    desk.say("problem")
+    desk.broker.look()
+    desk.broker.look()
+    assert desk.calls() == ["node"]
+    desk.slurm.down = False
+    desk.broker.due = later(0)
+    desk.broker.look()
+    assert desk.slurm.state.drained
+
+
+def test_an_earlier_pod_s_drain_ends_only_after_this_pod_s_checks_have_passed(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.slurm.state = Node(True, "minivm: gpu_ecc[reboot]@9f2c1ab old")
+    desk.say("ok", "disk_space", "node")
+    assert desk.slurm.state.drained, "its own check has said nothing yet"
+    desk.say("ok")
+    assert not desk.slurm.state.drained
+
+
+def test_what_grows_graver_is_posted_so_and_outlives_the_pod(desk: Desk, tmp_path: Path) -> None:
+    desk.say("problem", "xid", "reboot")
+    desk.say("problem", "xid", "rma")
+    assert desk.slurm.state.reason == "minivm: xid[rma]@9f2c1ab xid says so"
+    after = Desk(tmp_path)
+    after.slurm.state = Node(True, "minivm: xid[rma]@0123456 failed for good")
+    after.say("problem", "xid", "reboot")
+    assert names(after.slurm.state.reason) == {"xid@9f2c1ab"}
+    after.say("ok", "xid", "reboot")
+    after.say("ok", "xid", "reboot")
+    assert after.slurm.state.drained, "a lighter problem that has passed does not mend the part"
+
+
+def test_repeats_of_a_gpu_make_it_an_offender_that_only_a_person_brings_back(desk: Desk) -> None:
+    (desk.places.health / "memory").mkdir(parents=True)
+    gpu = {"uuid": "GPU-aa", "serial": "165", "bus": "00000000:3B:00.0", "model": "NVIDIA H100 80GB HBM3"}
+    facts = {"boot_id": BOOT, "state": {"gpus": [gpu]}}
+    (desk.places.health / "memory/gpu_count.json").write_text(json.dumps(facts))
+    for _ in range(2):
+        desk.say("problem", "xid", "reboot", "0000:3b:00")
+        desk.say("ok", "xid", "reboot", "0000:3b:00")
+        assert not desk.slurm.state.drained
+    desk.say("problem", "xid", "reboot", "0000:3b:00")
+    assert "incident 3 of GPU-aa" in desk.slurm.state.reason
+    desk.say("ok", "xid", "reboot", "0000:3b:00")
+    assert desk.slurm.state.drained
+    book = json.loads((desk.places.ledger / "GPU-aa.json").read_text())
+    assert book["offender"] is True
+    assert (book["serial"], len(book["events"])) == ("165", 3)
+
+
+def test_the_ledger_survives_pods_is_bounded_and_forgives(tmp_path: Path) -> None:
+    for number in range(150):
+        Ledger(tmp_path).add("GPU-1", {"at": float(number), "check": "xid"})
+    book = json.loads((tmp_path / "GPU-1.json").read_text())
+    assert len(book["events"]) == 100
+    assert Ledger(tmp_path).incidents("GPU-1", 140.0) == 9
+    (tmp_path / "GPU-1.json").write_text(json.dumps({**book, "forgiven_at": 147.0}))
+    assert Ledger(tmp_path).incidents("GPU-1", 140.0) == 2
+
+
+def test_the_same_incident_seen_by_a_new_broker_counts_once(tmp_path: Path) -> None:
+    for evidence in ("/capsules/1", "/capsules/1", "", "", "/capsules/2"):
+        Ledger(tmp_path).add("GPU-1", {"at": 5.0, "check": "xid", "evidence": evidence})
+    assert Ledger(tmp_path).incidents("GPU-1", 0.0) == 4
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "[" * 100_000,
+        '{"events": 5}',
+        '{"events": [5, {"at": "noon"}, {"check": "xid"}]}',
+        '{"events": [], "forgiven_at": "today"}',
+    ],
+)
+def test_a_damaged_ledger_stops_no_broker(desk: Desk, text: str) -> None:
+    desk.places.ledger.mkdir()
+    (desk.places.ledger / "GPU-1.json").write_text(text)
+    desk.say("problem", subject="GPU-1")
+    assert desk.slurm.state.drained
+    assert Ledger(desk.places.ledger).incidents("GPU-1", 0.0) == 1
+
+
+def test_a_subject_cannot_name_a_file_elsewhere(tmp_path: Path) -> None:
+    Ledger(tmp_path / "ledger").add("GPU-../../x", {"at": 1.0})
+    assert [path.name for path in tmp_path.rglob("*.json")] == ["GPU-______x.json"]
+
+
+def test_a_damaged_verdict_is_no_verdict(desk: Desk) -> None:
+    for name, text in (
+        ("a", "{"),
+        ("b", "[]"),
+        ("c", '{"check": "c"}'),
+        ("d", '{"check": 1, "at": "x"}'),
+        ("e", "[" * 100_000),
+    ):
+        (desk.places.verdicts / f"{name}.json").write_text(text)
+    desk.broker.look()
+    assert desk.calls() == []
+
+
+def test_an_unknown_question_is_answered_as_such(desk: Desk) -> None:
+    for ask in ("drain", ["gate"], None):
+        assert "unknown question" in str(desk.broker.answer({"ask": ask})["error"])
+
+
+def test_an_operator_s_policy_wins_over_the_tree_s_and_a_bad_one_is_told_and_left_aside(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "current/lib").mkdir(parents=True)
+    (tmp_path / "current/lib/policy.json").write_text('{"broker": {"clear_after": 7}}')
+    desk = Desk(tmp_path)
+    desk.broker.reread()
+    assert desk.broker.policy.clear_after == 7
+    desk.places.policy.write_text('{"broker": {"clear_after": 3}}')
+    desk.broker.reread()
+    assert desk.broker.policy.clear_after == 3 and not capsys.readouterr().err
+    desk.places.policy.write_text('{"broker": {"clear_aftr": 3}}')
+    desk.broker.reread()
+    said = capsys.readouterr().err
+    assert desk.broker.policy.clear_after == 7 and "clear_after" in said and str(desk.places.policy) in said
+
+
+def test_the_drain_of_a_check_ends_with_the_check(desk: Desk) -> None:
+    desk.index("gpu_ecc", "bad")
+    desk.say("problem", "bad", "manual")
+    assert desk.slurm.state.drained
+    desk.index("gpu_ecc")
+    desk.broker.look()
+    assert desk.slurm.state.drained, "while its verdict is there it is believed"
+    desk.remove("bad")
+    assert desk.slurm.state == Node(False, "")
+
+
+def test_a_dead_reason_does_not_come_back_with_the_next_drain(desk: Desk) -> None:
+    desk.index("gpu_ecc", "bad")
+    desk.say("problem", "bad", "rma")
+    desk.index("gpu_ecc")
+    desk.remove("bad")
+    desk.say("problem")
+    assert desk.slurm.state.reason == "minivm: gpu_ecc[reboot]@9f2c1ab gpu_ecc says so"
+
+
+def test_a_dead_reason_leaves_a_drain_that_stands_for_another(desk: Desk) -> None:
+    desk.index("gpu_ecc", "bad")
+    desk.say("problem", "bad", "rma")
+    desk.say("problem")
+    desk.index("gpu_ecc")
+    desk.remove("bad")
+    assert desk.slurm.state.reason == "minivm: gpu_ecc[reboot]@9f2c1ab gpu_ecc says so"
+
+
+@pytest.mark.parametrize("check", ["bad", "prolog.10-bad"])
+def test_an_earlier_pod_s_drain_for_what_is_no_more_ends_by_itself(tmp_path: Path, check: str) -> None:
+    desk = Desk(tmp_path)
+    desk.slurm.state = Node(True, f"minivm: {check}[rma]@9f2c1ab old; gpu_ecc[reboot]@9f2c1ab old")
+    desk.say("ok", "disk_space", "node")
+    desk.index("gpu_ecc")
+    desk.say("ok", "disk_space", "node")
+    assert desk.slurm.state.reason == "minivm: gpu_ecc[reboot]@9f2c1ab old", "what lives on must pass first"
+    desk.say("ok")
+    assert not desk.slurm.state.drained
+
+
+def test_without_an_index_no_check_is_known_to_be_gone(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.slurm.state = Node(True, "minivm: bad[manual]@9f2c1ab old")
+    desk.say("ok", "disk_space", "node")
+    assert desk.slurm.state.drained
+    desk.index("disk_space")
+    data = json.loads((desk.places.health / "index.json").read_text())
+    (desk.places.health / "index.json").write_text(json.dumps({**data, "boot_id": "another"}))
+    desk.say("ok", "disk_space", "node")
+    assert desk.slurm.state.drained, "another boot's says nothing of this one"
+
+
+def test_a_person_may_have_a_check_forgotten_and_it_counts_again_when_it_speaks_again(desk: Desk) -> None:
+    desk.say("problem", class_="rma")
+    desk.say("ok")
+    assert desk.slurm.state.drained, "rma ends by a person alone"
+    assert desk.broker.answer({"ask": "forget", "checks": ["gpu_ecc"]})["drained"] is False
+    assert desk.slurm.state == Node(False, "")
+    desk.say("problem", class_="rma")
+    assert desk.slurm.state.drained
+
+
+def test_what_a_person_has_forgotten_is_no_part_of_an_earlier_pod_s_drain(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.slurm.state = Node(True, "minivm: xid[rma]@9f2c1ab old; gpu_ecc[reboot]@9f2c1ab old")
+    desk.say("ok", "disk_space", "node")
+    desk.broker.answer({"ask": "forget", "checks": ["xid"]})
+    assert desk.slurm.state.reason == "minivm: gpu_ecc[reboot]@9f2c1ab old"
+
+
+def test_forgetting_touches_no_drain_of_a_person_s(desk: Desk) -> None:
+    desk.say("problem")
+    desk.slurm.state = Node(True, "Ann: fan")
+    desk.broker.answer({"ask": "forget", "checks": ["gpu_ecc"]})
+    assert desk.slurm.state == Node(True, "Ann: fan")
+
+
+def test_hardware_that_breaks_node_by_node_is_drained_however_often_it_did(desk: Desk) -> None:
+    desk.slurm.fleet = ["minivm: gpu_ecc[reboot]@9f2c1ab gpu_ecc says so"] * 9
+    desk.slurm.since = time.time() - 86400
+    desk.say("problem")
+    assert desk.slurm.state.drained, "it has passed here with this commit, and theirs are old"

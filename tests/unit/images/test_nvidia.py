@@ -1,0 +1,125 @@
+"""The nvidia variant, as it would be built: each of its layers rendered and compared with tests/golden/nvidia/.
+
+Run with MINIVM_GOLDEN=write after a wanted change, and read the difference before committing it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from images.archive.fetch import fetch
+from images.archive.lock import Place, layers_in_order, wanted
+from images.archive.locked import Slice
+from images.definition.check import active_chain, capabilities
+from images.definition.load import load, read_yaml
+from images.definition.spec import UNFILLED, Choice, Definition, SlurmSource
+from images.errors import ImagesError
+from images.make import render
+from images.make.compose import Composer
+from images.make.pinned import fetched
+from images.make.plan import Image
+from images.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[3]
+GOLDEN = ROOT / "tests/golden/nvidia"
+NVIDIA = Choice("nvidia", SlurmSource.SOURCE)
+LAYERS = ("root", "slurm-build", "cuda", "nccl", "fabric", "dcgm", "pyxis-build", "containers", "worker-devel")
+
+
+@pytest.fixture(scope="module")
+def place() -> Place:
+    return Place(ROOT, load(ROOT), NVIDIA, Settings(variant="nvidia"))
+
+
+@pytest.fixture(scope="module")
+def images(place: Place) -> Mapping[str, Image]:
+    roles = [role.layer for role in place.definition.roles.values()]
+    slices = {want.layer.name: Slice(want.layer.name, want.request, ()) for want in wanted(place, roles)}
+    composer = Composer(place, slices, read_yaml)
+    for layer, below in layers_in_order(place, roles):
+        composer.layer(layer, below)
+    return composer.images
+
+
+def rendered(image: Image, definition: Definition) -> str:
+    """The Dockerfile, then what the layer asks for: packages, pinned files, and what it takes from other images."""
+    layer = definition.layers[image.name]
+    text = render.dockerfile(image.step, ROOT / "images/templates")
+    # The parent's tag is a hash of everything below: here only that it is the parent counts.
+    text = text.replace(f"FROM {image.step.base}", f"FROM {image.parent or 'the vendor base'}")
+    lists = {
+        "packages": sorted(layer.packages.of(NVIDIA)),
+        "downloads": sorted(layer.downloads.of(NVIDIA)),
+        "artifacts": [f"{a.layer}:{a.source} -> {a.to}" for a in layer.artifacts.of(NVIDIA)],
+        "sources": sorted(layer.sources.of(NVIDIA)),
+    }
+    return text + "".join(f"\n# {name}\n" + "".join(f"# - {item}\n" for item in items) for name, items in lists.items())
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_layer_renders_as_recorded(name: str, place: Place, images: Mapping[str, Image]) -> None:
+    text = rendered(images[f"layer:{name}"], place.definition)
+    path = GOLDEN / f"{name}.Dockerfile"
+    if os.environ.get("MINIVM_GOLDEN") == "write":
+        path.write_text(text)
+    assert text == path.read_text(), f"{name} renders differently; MINIVM_GOLDEN=write records it"
+
+
+def test_the_vendors_repositories_arrive_with_their_priority_and_only_with_their_key(
+    images: Mapping[str, Image], place: Place
+) -> None:
+    image = images["layer:fabric"]
+    entries = {entry.path: entry for entry in image.entries}
+    assert (
+        "Signed-By: /usr/share/keyrings/minivm-doca.asc"
+        in entries["etc/apt/sources.list.d/doca.sources"].read().decode()
+    )
+    assert "Pin-Priority: 1001" in entries["etc/apt/preferences.d/doca.pref"].read().decode()
+    # The key's checksum is an input: another key is another image.
+    assert "key of doca" in image.inputs
+    if place.definition.versions.pins["doca-keyring"].sha256 == UNFILLED:
+        with pytest.raises(ImagesError, match="has no checksum yet"):
+            fetched(image, place)
+
+
+def test_every_capability_is_provided_or_declared_absent_with_a_reason(place: Place) -> None:
+    definition = place.definition
+    for role in definition.roles.values():
+        provided, absent = capabilities(definition, role, NVIDIA)
+        assert set(role.needs) <= provided | absent.keys()
+        _, debian_absent = capabilities(definition, role, Choice("debian", SlurmSource.PACKAGE))
+        assert all(reason.strip() for reason in (*absent.values(), *debian_absent.values()))
+    provided, absent = capabilities(definition, definition.roles["worker"], NVIDIA)
+    assert {"cuda", "nccl", "rdma", "mpi", "dcgm", "containers"} <= provided
+    assert not absent
+    _, debian_absent = capabilities(definition, definition.roles["worker"], Choice("debian", SlurmSource.PACKAGE))
+    assert set(debian_absent) == {"dcgm", "containers"}
+
+
+def test_a_capability_that_a_variant_neither_has_nor_declares_absent_is_refused(place: Place) -> None:
+    variants = dict(place.definition.versions.variants)
+    variants["debian"] = replace(variants["debian"], absent={"containers": "none"})
+    definition = replace(place.definition, versions=replace(place.definition.versions, variants=variants))
+    with pytest.raises(ImagesError, match="neither provides 'dcgm' in the layers of 'worker' nor declares it absent"):
+        capabilities(definition, definition.roles["worker"], Choice("debian", SlurmSource.PACKAGE))
+
+
+def test_the_debian_variant_takes_nothing_of_the_vendors(place: Place) -> None:
+    debian = Choice("debian", SlurmSource.PACKAGE)
+    for role in place.definition.roles.values():
+        for layer in active_chain(place.definition, role.layer, debian):
+            assert not layer.sources.of(debian), f"{layer.name} switches on a vendor's repository"
+            assert not layer.downloads.of(debian), f"{layer.name} downloads from outside Debian"
+
+
+def test_a_file_whose_checksum_nobody_filled_in_is_never_fetched(place: Place, tmp_path: Path) -> None:
+    unfilled = [pin for pin in place.definition.versions.pins.values() if pin.sha256 == UNFILLED]
+    for pin in unfilled:
+        with pytest.raises(ImagesError, match="has no checksum yet"):
+            fetch(pin, tmp_path, Settings())
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,46 @@
+"""Which images a prune takes: our own old tags of this variant, and nothing that somebody else named."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import pytest
+
+from images.cli.superseded import superseded
+from images.make.plan import Image
+
+
+@dataclass(frozen=True)
+class Named:
+    repo: str
+    tag: str
+
+
+NOW = cast(
+    "list[Image]",
+    [Named("minivm/layer-os", "debian-000000000001"), Named("minivm/login", "24.11.5-debian-000000000002")],
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "goes"),
+    [
+        ("minivm/login:24.11.5-debian-0123456789ab", True),
+        ("minivm/login:24.05.1-debian-0123456789ab", True),
+        ("minivm/layer-os:debian-0123456789ab", True),
+        ("minivm/login:24.11.5-debian-000000000002", False),
+        ("minivm/login:latest", False),
+        ("minivm/login:keep-this", False),
+        ("minivm/login:24.11.5-nvidia-0123456789ab", False),
+        ("minivm/retired:24.11.5-debian-0123456789ab", False),
+        ("registry.example/minivm/login:24.11.5-debian-0123456789ab", False),
+    ],
+)
+def test_only_our_own_old_tags_go(name: str, goes: bool) -> None:
+    assert superseded(NOW, [name], "debian") == ([name] if goes else [])
+
+
+def test_roles_go_before_the_layers_under_them() -> None:
+    old = ["minivm/layer-os:debian-0123456789ab", "minivm/login:24.11.5-debian-0123456789ab"]
+    assert superseded(NOW, old, "debian") == old[::-1]

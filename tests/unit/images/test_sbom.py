@@ -1,0 +1,203 @@
+"""SBOMs: valid by SPDX's own tools, deterministic, and honest about what is not known."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from spdx_tools.spdx.parser.parse_anything import parse_file
+from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
+
+from images.archive.locked import Locked, Request, Slice
+from images.definition.spec import Pin
+from images.make.licences import NOASSERTION, Licence, declared, expression
+from images.make.sbom import File, Package, document, listed, purl, spdx_id, to_json
+
+MUNGE = Package("munge", "0.5.16-1.1", "amd64", "ab" * 32, "munge", "0.5.16-1.1", Licence("GPL-3.0-or-later"))
+LIBSTDCPP = Package("libstdc++6", "14.2.0-19", "amd64", "cd" * 32, "gcc-14", "14.2.0-19")
+SHADOW = Package("login", "1:4.16.0-2+really2.41-5", "amd64", "ef" * 32, "util-linux", "2.41-5")
+SLURM = Package("slurm", "25.05.1", "amd64", "12" * 32, distribution="generic")
+PLAN = File.of("/etc/minivm/plan.json", b"{}\n")
+SCRIPT = File.of("usr/share/minivm/scripts/prolog.d/10 disk", b"#!/bin/sh\n")
+
+
+def make(
+    packages: tuple[Package, ...] = (MUNGE, LIBSTDCPP, SHADOW, SLURM), files: tuple[File, ...] = (PLAN, SCRIPT)
+) -> dict[str, Any]:
+    return document(
+        name="minivm/worker",
+        version="24.11.5-debian-0123456789ab",
+        namespace="https://minivm.invalid/spdx/worker/0123456789ab",
+        packages=packages,
+        files=files,
+        epoch=1_700_000_000,
+        suite="trixie",
+    )
+
+
+def problems(path: Path, value: dict[str, Any]) -> list[str]:
+    path.write_bytes(to_json(value))
+    return [message.validation_message for message in validate_full_spdx_document(parse_file(str(path)))]
+
+
+@pytest.mark.parametrize("files", [(PLAN, SCRIPT), ()], ids=["with files of ours", "without"])
+def test_spdx_tools_finds_nothing_to_complain_about(tmp_path: Path, files: tuple[File, ...]) -> None:
+    assert problems(tmp_path / "image.spdx.json", make(files=files)) == []
+
+
+def test_the_validator_would_see_a_broken_document(tmp_path: Path) -> None:
+    broken = make()
+    broken["relationships"][1]["relatedSpdxElement"] = "SPDXRef-nobody"
+    assert problems(tmp_path / "image.spdx.json", broken)
+
+
+def test_the_order_of_the_input_does_not_show() -> None:
+    assert to_json(make()) == to_json(make((SLURM, SHADOW, LIBSTDCPP, MUNGE), (SCRIPT, PLAN)))
+
+
+def test_the_time_is_the_epoch_not_the_clock() -> None:
+    assert make()["creationInfo"]["created"] == "2023-11-14T22:13:20Z"
+
+
+def test_a_changed_version_or_file_changes_the_document() -> None:
+    newer = Package("munge", "0.5.16-1.2", "amd64")
+    assert to_json(make((newer,))) != to_json(make((MUNGE,)))
+    assert to_json(make(files=(PLAN,))) != to_json(make(files=(File.of("/etc/minivm/plan.json", b"{ }\n"),)))
+
+
+def test_every_package_is_in_the_image_with_its_checksum_and_source() -> None:
+    value = make()
+    by_name = {entry["name"]: entry for entry in value["packages"]}
+    contained = {
+        relation["relatedSpdxElement"]
+        for relation in value["relationships"]
+        if relation["spdxElementId"] == "SPDXRef-Image" and relation["relationshipType"] == "CONTAINS"
+    }
+    for name in ("munge", "libstdc++6", "login", "slurm"):
+        assert by_name[name]["SPDXID"] in contained
+        assert by_name[name]["downloadLocation"] == NOASSERTION
+    assert by_name["munge"]["checksums"] == [{"algorithm": "SHA256", "checksumValue": "ab" * 32}]
+    assert by_name["libstdc++6"]["sourceInfo"] == "built from source package gcc-14 14.2.0-19"
+    assert by_name["munge"]["licenseDeclared"] == "GPL-3.0-or-later"
+    assert by_name["login"]["licenseDeclared"] == NOASSERTION
+
+
+def test_files_carry_the_digests_of_their_bytes() -> None:
+    (entry,) = make(files=(PLAN,))["files"]
+    assert entry["fileName"] == "./etc/minivm/plan.json"
+    sums = {item["algorithm"]: item["checksumValue"] for item in entry["checksums"]}
+    assert sums == {"SHA1": hashlib.sha1(b"{}\n").hexdigest(), "SHA256": hashlib.sha256(b"{}\n").hexdigest()}
+
+
+@pytest.mark.parametrize(
+    ("package", "expected"),
+    [
+        (MUNGE, "pkg:deb/debian/munge@0.5.16-1.1?arch=amd64&distro=trixie"),
+        (LIBSTDCPP, "pkg:deb/debian/libstdc%2B%2B6@14.2.0-19?arch=amd64&distro=trixie"),
+        (SHADOW, "pkg:deb/debian/login@1%3A4.16.0-2%2Breally2.41-5?arch=amd64&distro=trixie"),
+        (Package("hpcx", "2.21", "amd64", distribution="nvidia"), "pkg:deb/nvidia/hpcx@2.21?arch=amd64"),
+        (SLURM, f"pkg:generic/slurm@25.05.1?checksum=sha256:{'12' * 32}"),
+    ],
+)
+def test_purl(package: Package, expected: str) -> None:
+    assert purl(package, "debian", "trixie") == expected
+
+
+@given(st.sets(st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=1), min_size=2, max_size=8))
+def test_identifiers_never_collide(names: set[str]) -> None:
+    identifiers = {spdx_id("Package", name) for name in names}
+    assert len(identifiers) == len(names)
+    assert all(set(item.removeprefix("SPDXRef-")) <= set("-." + ALNUM) for item in identifiers)
+
+
+ALNUM = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("GPL-2+", "GPL-2.0-or-later"),
+        ("LGPL-2.1", "LGPL-2.1-only"),
+        ("LGPL-1", None),  # SPDX has no such licence
+        ("Expat", "MIT"),
+        ("BSD-2-clause or ISC", "(BSD-2-Clause OR ISC)"),
+        ("GPL-2+ or Artistic, and Expat", "(GPL-2.0-or-later OR Artistic-1.0-Perl) AND MIT"),
+        ("BSD-3-clause and Expat", "BSD-3-Clause AND MIT"),
+        ("GPL-3+ with Bison exception", None),
+        ("permissive", None),
+    ],
+)
+def test_a_debian_licence_name_in_spdx_terms(name: str, expected: str | None) -> None:
+    assert expression(name) == expected
+
+
+def test_an_image_is_its_locked_packages_its_base_and_its_pinned_files(tmp_path: Path) -> None:
+    pool = "pool/main/g/gcc-14/libstdc++6_14.2.0-19_amd64.deb"
+    locked = [
+        Locked("libstdc++6", "14.2.0-19", "amd64", 1, "ab" * 32, "base", pool),
+        Locked("doca-ofed-userspace", "3.1", "amd64", 1, "cd" * 32, "doca", "./doca-ofed-userspace_3.1_amd64.deb"),
+    ]
+    slices = [Slice("worker", Request(("x",), "", ()), tuple(locked))]
+    pin = Pin("hpcx", "2.24.1", "https://x.invalid/hpcx.tbz", "ef" * 32)
+    found = {
+        package.name: package
+        for package in listed(slices, [pin], {"libc6:amd64": "2.39", "libstdc++6:amd64": "14.1"}, {"cuda", "doca"})
+    }
+    assert found["libstdc++6"].version == "14.2.0-19", "the base's older one was replaced"
+    assert found["libstdc++6"].source == "gcc-14"
+    assert found["doca-ofed-userspace"].source == ""
+    assert {name: purl(package, "ubuntu", "") for name, package in found.items()} == {
+        "libstdc++6": "pkg:deb/ubuntu/libstdc%2B%2B6@14.2.0-19?arch=amd64",
+        "doca-ofed-userspace": "pkg:deb/doca/doca-ofed-userspace@3.1?arch=amd64",
+        "libc6": "pkg:deb/ubuntu/libc6@2.39?arch=amd64",
+        "hpcx": f"pkg:generic/hpcx@2.24.1?checksum=sha256:{'ef' * 32}",
+    }
+    assert problems(tmp_path / "image.spdx.json", make(tuple(found.values()))) == []
+
+
+COPYRIGHT = """Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
+Upstream-Name: example
+
+Files: *
+Copyright: 2020 Someone
+License: GPL-2+
+
+Files: lib/*
+Copyright: 2021 Someone
+License: {other}
+
+Files: debian/*
+Copyright: 2022 A packager
+License: permissive
+
+License: GPL-2+
+ On Debian systems, see /usr/share/common-licenses/GPL-2.
+"""
+
+
+def test_all_licences_of_the_files_are_declared_and_the_packagings_is_not() -> None:
+    assert declared(COPYRIGHT.format(other="Expat")).expression == "GPL-2.0-or-later AND MIT"
+
+
+def test_one_unknown_licence_leaves_no_partial_statement_but_its_names() -> None:
+    licence = declared(COPYRIGHT.format(other="mingw-runtime"))
+    assert licence == Licence(NOASSERTION, ("GPL-2+", "mingw-runtime"))
+    entry = make((Package("git", "1", "amd64", licence=licence),))["packages"][1]
+    assert entry["licenseDeclared"] == NOASSERTION
+    assert "mingw-runtime" in entry["licenseComments"]
+
+
+def test_of_free_text_nothing_is_claimed() -> None:
+    assert declared("This package was put together by Someone under the GPL.\n") == Licence()
+
+
+def test_declared_licences_are_valid_spdx(tmp_path: Path) -> None:
+    licence = declared(COPYRIGHT.format(other="LGPL-2.1+ or MPL-2.0, and BSD-3-clause"))
+    value = make((Package("example", "1", "amd64", licence=licence),))
+    assert "LGPL-2.1-or-later OR MPL-2.0" in json.dumps(value)
+    assert problems(tmp_path / "image.spdx.json", value) == []

@@ -1,0 +1,24 @@
+"""Whose registration slurmctld knows: this slurmd's, or that of the last pod."""
+
+from __future__ import annotations
+
+import pytest
+
+from init.slurm.node import Node
+from init.slurm.proof import _old
+
+
+@pytest.mark.parametrize(
+    ("registered", "started", "ours"),
+    [
+        ("2026-11-20T14:37:08", "2026-11-20T14:37:08", True),
+        ("2026-11-20T14:37:08", "2026-11-20T14:37:09", True),  # the second changed between slurmd's two looks
+        ("2026-11-20T14:37:10", "2026-11-20T14:37:09", True),
+        ("2026-11-20T14:37:08", "", True),  # slurmd does not say
+        ("2026-11-20T14:36:08", "2026-11-20T14:37:08", False),
+        ("2025-12-31T23:59:50", "2026-01-01T00:00:00", False),
+    ],
+)
+def test_an_older_registration_is_the_last_pods(registered: str, started: str, ours: bool) -> None:
+    node = Node("w1", "IDLE", "10.0.0.1", "", registered, 0)
+    assert (_old(node, started) == "") is ours

@@ -1,0 +1,137 @@
+"""Health's and gitsync's numbers on /metrics: valid, bounded, and nobody's words."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from gitsync import report
+from gitsync.settings import Settings
+from gitsync.state import Published, Quarantine, State
+from health import tell as health_tell
+from health.verdict import Class, Result, Verdict
+from init.view import handed
+
+COMMIT = "9c01" * 10
+STATE = State(
+    published=Published(COMMIT, 1.5, ref="branch main", signer="alice@example.org (ED25519 key x)", committed=1.0),
+    quarantine=Quarantine("o", "c", "check", "gave up after password hunter2", 2.0, ""),
+    failures=3, refused_total=4, published_total=5, durations={"fetch": 0.25}, last_error="password hunter2 refused",
+)  # fmt: skip
+
+
+def families(lines: list[str]) -> dict[str, object]:
+    parsed = text_string_to_metric_families("\n".join([*lines, "# EOF"]) + "\n")  # type: ignore[no-untyped-call]
+    return {family.name: family for family in parsed}
+
+
+def samples(lines: list[str]) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    found = families(lines).values()
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in found
+        for sample in family.samples  # type: ignore[attr-defined]  # the parser has no types
+    }
+
+
+def verdict(check: str, result: Result) -> Verdict:
+    return Verdict(check=check, result=result, class_=Class.NODE, reason="password hunter2", at=1.0, expires=9e9)
+
+
+def test_gitsyncs_own_file_is_valid_and_without_a_word() -> None:
+    lines = handed.open_metrics(report.metrics(STATE, Settings(), time.time()), "minivm_gitsync_")
+    found = samples(lines)
+    assert found["minivm_gitsync_refused_total", ()] == 4 and found["minivm_gitsync_failures", ()] == 3
+    info = (("commit", COMMIT), ("ref", "branch main"), ("ring", "rest"))
+    assert found["minivm_gitsync_info", info] == 1
+    assert found["minivm_gitsync_step_duration_seconds", (("step", "fetch"),)] == 0.25
+    assert "hunter2" not in "\n".join(lines) and "alice" not in "\n".join(lines)
+
+
+def test_healths_own_file_is_valid_and_without_a_word() -> None:
+    text = health_tell.metrics({"xid": verdict("xid", Result.PROBLEM), "load": verdict("load", Result.OK)}, 2.0)
+    lines = handed.open_metrics(text, "minivm_health_")
+    found = samples(lines)
+    assert found["minivm_health_verdict", (("check", "xid"), ("class", "node"))] == 1
+    assert found["minivm_health_problems", ()] == 1
+    assert "hunter2" not in "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "minivm_ready 1",  # PID 1's own
+        "minivm_health_other 1",  # of no family that was declared
+        "minivm_health_x nan",
+        "minivm_health_x one",
+        "minivm_health_x",
+        "minivm_health_x 1 2",
+        'minivm_health_x{check="a"',
+        'minivm_health_x{check="a" 1',
+        "minivm_health_x{} 1 # EOF",
+        "# EOF",
+        "",
+    ],
+)
+def test_what_is_no_sample_of_the_services_own_is_left_out(line: str) -> None:
+    text = f"# TYPE minivm_health_x gauge\n# TYPE minivm_ready gauge\n{line}\nminivm_health_x 7\n"
+    assert samples(handed.open_metrics(text, "minivm_health_")) == {("minivm_health_x", ()): 7.0}
+
+
+def test_words_in_labels_do_not_pass() -> None:
+    text = (
+        "# TYPE minivm_health_x gauge\n"
+        'minivm_health_x{check="a\\"} 1\\nminivm_ready 0",class="node"} 1\n'
+        f'minivm_health_x{{check="{"y" * 200}",error="hunter2"}} 2\n'
+        'minivm_health_x{check="b",check="c"} 3\n'
+    )
+    assert samples(handed.open_metrics(text, "minivm_health_")) == {
+        ("minivm_health_x", (("class", "node"),)): 1.0,
+        ("minivm_health_x", ()): 2.0,
+        ("minivm_health_x", (("check", "b"),)): 3.0,
+    }
+
+
+@given(st.text(alphabet='minvhealtgsyc_x{}=",\\ \n#TYPEgauge0159.e-', max_size=300))
+def test_whatever_stands_there_the_answer_is_valid(text: str) -> None:
+    declared = f"# TYPE minivm_health_x gauge\n# TYPE minivm_health_y_total counter\n{text}\nminivm_health_y_total 1\n"
+    families(handed.open_metrics(declared, "minivm_health_"))
+
+
+def test_a_file_is_read_when_it_changes_and_only_if_it_is_roots_own_plain_and_small(tmp_path: Path) -> None:
+    reader, path = handed.Handed(str(tmp_path)), tmp_path / "health.prom"
+    assert reader.lines() == [], "none was written yet"
+    text = "# TYPE minivm_health_x gauge\nminivm_health_x {}\n"
+
+    def written(value: str) -> None:
+        fresh = tmp_path / "fresh"
+        fresh.write_text(text.format(value))
+        fresh.rename(path)
+
+    written("1")
+    assert reader.lines()[-1] == "minivm_health_x 1"
+    written("2")
+    assert reader.lines()[-1] == "minivm_health_x 2"
+    path.chmod(0o666)
+    assert reader.lines() == [], "anybody may write it"
+    path.chmod(0o644)
+    if os.geteuid() == 0:
+        os.chown(path, 65534, 65534)
+        assert reader.lines() == [], "somebody else's"
+        os.chown(path, 0, 0)
+    assert reader.lines()
+    path.write_text(text.format("3") + "#" * handed.LARGEST)
+    assert reader.lines() == [], "too large"
+    path.unlink()
+    (tmp_path / "elsewhere").write_text(text.format("4"))
+    path.symlink_to("elsewhere")
+    assert reader.lines() == [], "a link"
+    path.unlink()
+    os.mkfifo(path)
+    assert reader.lines() == [], "a pipe would be waited for"

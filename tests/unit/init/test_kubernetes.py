@@ -1,0 +1,188 @@
+"""The pod's condition: what it says, and what the API server gets; over real TLS, on loopback."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from init.helpers import conditions as kubernetes
+from tests.kube_api import serve
+
+NOT_READY = {"ready": False, "phase": "boot", "reasons": ["munge key not proven"], "degraded": []}
+READY: dict[str, Any] = {"ready": True, "phase": "running", "reasons": [], "degraded": []}
+
+
+def test_a_condition_carries_the_reasons() -> None:
+    item = kubernetes.condition(NOT_READY, None, "T1")
+    assert item == {
+        "type": "minivm.io/Ready",
+        "status": "False",
+        "reason": "Boot",
+        "message": "munge key not proven",
+        "lastTransitionTime": "T1",
+    }
+    degraded = kubernetes.condition(READY | {"degraded": ["slurmdbd: refused"]}, item, "T2")
+    assert (degraded["status"], degraded["reason"], degraded["message"]) == ("True", "Degraded", "slurmdbd: refused")
+    assert degraded["lastTransitionTime"] == "T2"
+    assert kubernetes.condition(READY, degraded, "T3")["lastTransitionTime"] == "T2", "the status has not changed"
+
+
+def test_a_long_message_is_cut() -> None:
+    item = kubernetes.condition(NOT_READY | {"reasons": ["x" * 5000]}, None, "T")
+    assert len(item["message"]) == kubernetes.MESSAGE
+
+
+class ApiServer:
+    """A TLS server that keeps the patches it gets, and answers with what it was told to."""
+
+    def __init__(self, directory: Path) -> None:
+        self.account = directory
+        self.answers: list[int] = []
+        self.got: list[tuple[str, str, dict[str, Any]]] = []
+        self.news = threading.Condition()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_PATCH(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                code = outer.answers.pop(0) if outer.answers else 200
+                data = b'{"message": "told to"}'
+                self.send_response(code)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+                with outer.news:
+                    outer.got.append((self.path, self.headers["Authorization"], body))
+                    outer.news.notify_all()
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self.server = serve(directory, Handler)
+
+    def wait(self, count: int) -> list[dict[str, Any]]:
+        with self.news:
+            assert self.news.wait_for(lambda: len(self.got) >= count, timeout=20)
+        return [body["status"]["conditions"][0] for _, _, body in self.got]
+
+
+@pytest.fixture
+def api_server(tmp_path: Path) -> Iterator[ApiServer]:
+    server = ApiServer(tmp_path)
+    yield server
+    server.server.shutdown()
+    server.server.server_close()
+
+
+class Pid1:
+    """A control socket that answers `watch` with what the test says, one word after the other."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(str(path))
+        self.listener.listen(1)
+        self.connection: socket.socket | None = None
+
+    def say(self, found: dict[str, Any]) -> None:
+        if self.connection is None:
+            self.connection, _ = self.listener.accept()
+            assert json.loads(self.connection.makefile().readline())["op"] == "watch"
+        self.connection.sendall(json.dumps({"ok": True, **found}).encode() + b"\n")
+
+    def close(self) -> None:
+        if self.connection is not None:
+            self.connection.shutdown(socket.SHUT_RDWR)
+            self.connection.close()
+        self.listener.close()
+
+
+@pytest.fixture
+def pid_1(tmp_path: Path) -> Iterator[Pid1]:
+    made = Pid1(tmp_path / "control.sock")
+    yield made
+    made.close()
+
+
+def start(api_server: ApiServer, pid_1: Pid1) -> tuple[threading.Thread, list[int]]:
+    api = kubernetes.Api("ns", "w1", api_server.account, f"localhost:{api_server.server.server_port}")
+    codes: list[int] = []
+    thread = threading.Thread(target=lambda: codes.append(kubernetes.run(api, pid_1.path, 0.01, 0.01)), daemon=True)
+    thread.start()
+    return thread, codes
+
+
+def test_each_change_is_told_with_the_accounts_token(api_server: ApiServer, pid_1: Pid1) -> None:
+    start(api_server, pid_1)
+    pid_1.say(NOT_READY)
+    assert api_server.wait(1)[0]["message"] == "munge key not proven"
+    pid_1.say(READY)
+    assert [item["status"] for item in api_server.wait(2)] == ["False", "True"]
+    path, authorization, _ = api_server.got[0]
+    assert (path, authorization) == ("/api/v1/namespaces/ns/pods/w1/status", "Bearer t0ken")
+
+
+def test_an_api_server_that_stumbles_is_asked_again(api_server: ApiServer, pid_1: Pid1) -> None:
+    api_server.answers = [500, 503]
+    start(api_server, pid_1)
+    pid_1.say(READY)
+    assert [item["status"] for item in api_server.wait(3)] == ["True"] * 3
+
+
+def test_without_leave_it_says_so_once_and_asks_again(
+    api_server: ApiServer, pid_1: Pid1, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api_server.answers = [403, 403, 401]
+    start(api_server, pid_1)
+    pid_1.say(NOT_READY)
+    assert [item["status"] for item in api_server.wait(4)] == ["False"] * 4, "the right came later"
+    assert capsys.readouterr().err.count("403 told to") == 1
+
+
+def test_the_newest_word_is_told_after_a_refusal(api_server: ApiServer, pid_1: Pid1) -> None:
+    api_server.answers = [403] * 1000
+    start(api_server, pid_1)
+    pid_1.say(NOT_READY)
+    api_server.wait(1)
+    pid_1.say(READY)
+    with api_server.news:
+        assert api_server.news.wait_for(
+            lambda: api_server.got[-1][2]["status"]["conditions"][0]["status"] == "True", timeout=20
+        )
+
+
+def test_a_pod_that_is_gone_is_not_asked_for_again(api_server: ApiServer, pid_1: Pid1) -> None:
+    api_server.answers = [404]
+    thread, codes = start(api_server, pid_1)
+    pid_1.say(READY)
+    thread.join(20)
+    assert codes == [0] and len(api_server.got) == 1
+
+
+def test_an_authority_without_a_key_usage_is_believed(
+    api_server: ApiServer, pid_1: Pid1, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many clusters' authorities have none, and Python 3.13, which the images have, asks for it of itself."""
+    made = ssl.create_default_context
+
+    def strict(**settings: Any) -> ssl.SSLContext:
+        context = made(**settings)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    monkeypatch.setattr(ssl, "create_default_context", strict)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        context = strict(cafile=str(api_server.account / "ca.crt"))
+        with socket.create_connection(("127.0.0.1", api_server.server.server_port)) as plain:
+            context.wrap_socket(plain, server_hostname="localhost")
+    start(api_server, pid_1)
+    pid_1.say(READY)
+    assert [item["status"] for item in api_server.wait(1)] == ["True"]

@@ -1,0 +1,125 @@
+"""Which nodes' records the controller deletes, and whose drains it keeps from losing their author."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from init.errors import ConfigError
+from init.slurm import client as slurm_client
+from init.slurm import records as node_records
+from init.slurm.node import BACK, FRESH, STOPPING, Node
+from init.slurm.records import Pools, candidates, down_for, forgotten, pools_from_json, read_pools
+
+POOLS = Pools("slurm", (("slurm-gpu", 2), ("slurm-worker", 4)))
+VERDICT = "minivm: gpu_ecc[rma]@zero 3 errors"
+
+
+def node(name: str, state: str, reason: str = "", *, busy: int = 0) -> Node:
+    return Node(name, f"{state}+DYNAMIC_NORM", "10.0.0.1", reason, "2026-01-01T00:00:00", busy, "ann@2026-01-01")
+
+
+@pytest.mark.parametrize(
+    ("name", "beyond"),
+    [
+        ("slurm-gpu-1", False),
+        ("slurm-gpu-2", True),
+        ("slurm-worker-3", False),
+        ("slurm-old-0", True),  # a pool that is no longer there
+        ("slurm-gpu", False),
+        ("slurm-2", False),
+        ("other-gpu-7", False),
+        ("slurm-gpu-x", False),
+    ],
+)
+def test_a_worker_beyond_the_charts_count_is_no_longer_made(name: str, beyond: bool) -> None:
+    assert POOLS.beyond(name) is beyond
+
+
+@pytest.mark.parametrize(
+    ("found", "pools", "gone"),
+    [
+        (node("slurm-gpu-2", "DOWN+DRAIN", STOPPING), POOLS, True),
+        (node("slurm-gpu-2", "DOWN", FRESH), POOLS, True),
+        (node("slurm-gpu-2", "DOWN+NOT_RESPONDING", "Not responding"), POOLS, True),
+        (node("slurm-gpu-2", "DOWN+NOT_RESPONDING", f"{BACK} : Not responding"), POOLS, True),
+        (node("slurm-gpu-1", "DOWN+DRAIN", STOPPING), POOLS, False),  # it comes back
+        (node("slurm-gpu-2", "DOWN+DRAIN", STOPPING), None, False),  # nobody says which workers there are
+        (node("slurm-gpu-2", "IDLE+DRAIN", STOPPING), POOLS, False),  # it is leaving
+        (node("slurm-gpu-2", "IDLE"), POOLS, False),
+        (node("slurm-gpu-2", "DOWN+DRAIN", "fan is loud"), POOLS, False),
+        (node("slurm-gpu-2", "DOWN+DRAIN", "fan is loud : Not responding"), POOLS, False),
+        (node("slurm-gpu-2", "DOWN", "power is off"), POOLS, False),
+        (node("slurm-gpu-2", "DOWN+DRAIN", VERDICT), POOLS, False),
+        (node("slurm-gpu-2", "DOWN+COMPLETING+DRAIN", STOPPING), POOLS, False),
+        (Node("slurm-gpu-2", "DOWN+DRAIN", "10.0.0.1", STOPPING, "", 0), POOLS, False),  # static: slurm.conf's to name
+    ],
+)
+def test_only_a_node_that_nobody_speaks_of_is_forgotten(found: Node, pools: Pools | None, gone: bool) -> None:
+    assert forgotten(found, pools) is gone
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "busy", "kept"),
+    [
+        ("IDLE+DRAIN+NOT_RESPONDING", "fan is loud", 0, "fan is loud [ann@2026-01-01]"),
+        ("MIXED+DRAIN+NOT_RESPONDING", "fan is loud", 1, ""),  # it may be a moment only, and down would end the job
+        ("IDLE+DRAIN", "fan is loud", 0, ""),
+        ("DOWN+DRAIN+NOT_RESPONDING", "fan is loud", 0, ""),
+        ("IDLE+DRAIN+NOT_RESPONDING", STOPPING, 0, STOPPING),
+        ("IDLE+DRAIN", STOPPING, 0, ""),
+        ("IDLE+DRAIN+NOT_RESPONDING", VERDICT, 0, ""),
+        ("IDLE+NOT_RESPONDING", "", 0, ""),
+    ],
+)
+def test_a_drained_node_that_is_away_is_down_and_keeps_its_author(
+    state: str, reason: str, busy: int, kept: str
+) -> None:
+    assert down_for(node("slurm-gpu-0", state, reason, busy=busy)) == kept
+
+
+def test_only_what_may_concern_us_is_looked_at() -> None:
+    listed = "slurm-gpu-0|drain*\nslurm-gpu-0|drain*\nslurm-gpu-1|idle\nslurm-gpu-2|down\nx|drng*\ny|drain\nz|down*\n"
+    assert candidates(listed, POOLS) == ["slurm-gpu-0", "slurm-gpu-2", "x"]
+    assert candidates(listed, None) == ["slurm-gpu-0", "x"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"release": "s"}', '{"release": "", "pools": {}}', '{"release": "s", "pools": {"s-a": "2"}}',
+     '{"release": "s", "pools": {"s-a": true}}', '{"release": "s", "pools": {}, "replicas": 2}', "[" * 100000],
+)  # fmt: skip
+def test_pools_that_are_not_understood_delete_nothing(text: str) -> None:
+    with pytest.raises(ConfigError):
+        pools_from_json(text)
+
+
+def test_without_the_file_nothing_is_known(tmp_path: Path) -> None:
+    assert read_pools(str(tmp_path / "pools.json")) is None
+    (tmp_path / "pools.json").write_text('{"release": "slurm", "pools": {"slurm-worker": 4, "slurm-gpu": 2}}')
+    assert read_pools(str(tmp_path / "pools.json")) == POOLS
+
+
+def test_a_record_that_cannot_be_deleted_keeps_nobody_from_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It stands in a reservation, for as long as that lasts."""
+    (tmp_path / "sinfo").write_text("#!/bin/sh\necho 'slurm-gpu-2|down'; echo 'slurm-gpu-3|down'\n")
+    line = f"State=DOWN+DYNAMIC_NORM Reason={STOPPING} [root@2026-01-01T00:00:00]"
+    (tmp_path / "scontrol").write_text(
+        f"""#!/bin/sh
+case "$*" in
+*show*) echo 'NodeName=slurm-gpu-2 {line}'; echo 'NodeName=slurm-gpu-3 {line}' ;;
+*slurm-gpu-2) echo 'Nodes busy, in a reservation or in a job' >&2; exit 1 ;;
+esac
+"""
+    )
+    for name in ("sinfo", "scontrol"):
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setattr(node_records, "SINFO", str(tmp_path / "sinfo"))
+    monkeypatch.setattr(slurm_client, "SCONTROL", str(tmp_path / "scontrol"))
+    monkeypatch.setattr(node_records, "read_pools", lambda: POOLS)
+    assert node_records.main() == 0
+    told = capsys.readouterr().out
+    assert "slurm-gpu-2: cannot ask slurmctld: Nodes busy" in told and "slurm-gpu-3 is deleted" in told

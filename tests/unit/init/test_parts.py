@@ -1,0 +1,250 @@
+"""The small pure parts: lines, notifications, reasons, graces, records."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from init.engine import order as stop
+from init.engine.engine import Condition, Engine
+from init.engine.states import MAIN, Exited, Kill, PodPhase, Said, Spawn, Spawned, SpawnFailed, Told
+from init.engine.trace import Trace
+from init.pid1.log.lines import CONTINUES, KEPT, LONGEST, Ring, cut, tag_json, tag_text
+from init.pid1.log.syslog import line
+from init.pid1.notify import Message, parse
+from init.plan.compile import compile_plan
+from init.plan.spec import parse_drain, parse_service
+from init.records import fields, record, replace
+from init.view import reasons as health
+
+
+@given(st.lists(st.binary(max_size=60), max_size=20))
+def test_however_the_stream_is_cut_every_line_comes_once(chunks: list[bytes]) -> None:
+    carry, out = b"", b""
+    for chunk in chunks:
+        block, carry = cut(carry, chunk)
+        assert not block or block.endswith(b"\n")
+        out += block
+    assert out + carry == b"".join(chunks) and b"\n" not in carry
+
+
+def test_an_endless_line_is_passed_on_in_parts() -> None:
+    block, carry = cut(b"", b"x" * (LONGEST + 10))
+    assert block == b"x" * LONGEST + CONTINUES and carry == b"x" * 10
+
+
+@given(st.lists(st.binary(max_size=20).filter(lambda text: b"\n" not in text), min_size=1, max_size=10))
+def test_each_line_is_tagged(lines: list[bytes]) -> None:
+    tagged = tag_text(b"\n".join(lines) + b"\n", b"s")
+    assert tagged == b"".join(b"s | " + text + b"\n" for text in lines)
+    assert tag_json(b"\n".join(lines) + b"\n", "s", "stdout", "t").count(b'"service": "s"') == len(lines)
+
+
+def test_the_ring_keeps_the_newest_and_is_bounded() -> None:
+    ring = Ring()
+    for number in range(3000):
+        ring.add(f"{number} {'x' * 1000}\n".encode())
+    lines = ring.tail(10**9)
+    assert lines[-1].startswith("2999 ") and KEPT * 0.9 < sum(map(len, lines)) < KEPT * 1.1
+    ring.add(b"y" * 3 * KEPT + b"\n")
+    ring.add(b"why it failed\n\n  \n")
+    assert ring.last() == "why it failed" and ring.tail(0) == []
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"READY=1\nSTATUS=all = well\nMAINPID=42", Message(ready=True, status="all = well", main_pid=42)),
+        (b"RELOADING=1\nMONOTONIC_USEC=5", Message(reloading=True)),
+        (b"WATCHDOG=1", Message(watchdog=True)),
+        (b"STOPPING=1\nX_UNKNOWN=1\nnonsense", Message(stopping=True)),
+        (b"READY=0\nMAINPID=-1", Message()),
+        (b"MAINPID=99999999999999999999", Message()),
+        (b"STATUS=\xff", Message(status="\ufffd")),
+        (b"STATUS=\x1b[2Jred\x07\t\xe2\x80\xae \xc2\x9bm", Message(status="[2Jred m")),
+        (b"", Message()),
+    ],
+)
+def test_notifications(data: bytes, message: Message) -> None:
+    assert parse(data) == message
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"<86>Jan  1 00:00:00 sshd[7]: hello\0", b"sshd[7]: hello\n"),
+        (b"<13>app: no time\n", b"app: no time\n"),
+        (b"neither\nof them", b"neither of them\n"),
+    ],
+)
+def test_syslog_lines(data: bytes, text: bytes) -> None:
+    assert line(data) == text
+
+
+def engine(**services: dict[str, object]) -> Engine:
+    found = [
+        parse_service(name, ({} if item.get("kind") == "gate" else {"command": ["/x"]}) | item, "t")
+        for name, item in services.items()
+    ]
+    made = Engine(compile_plan("worker", found, parse_drain({"command": ["/d"]}, "t")), 30, lambda: 0.5, Trace())
+    made.begin(0.0)
+    return made
+
+
+def test_a_reason_is_followed_to_its_leaf() -> None:
+    made = engine(
+        controller={"kind": "gate", "ready": {"tcp": "slurm-controller:6817"}},
+        slurmd={"needs": ["controller"], "ready": "notify"},
+        proof={"kind": "oneshot", "needs": ["slurmd"]},
+        munged={"ready": "notify"},
+    )
+    made.feed("controller", Said("tcp slurm-controller:6817 refused", "resolves to 10.1.2.3"), 1.0)
+    made.feed("munged", Spawned(7, MAIN), 1.0)
+    made.feed("munged", Told(ready=True), 1.0)
+    told = "controller: tcp slurm-controller:6817 refused for 12 s (resolves to 10.1.2.3)"
+    assert health.service_reasons(made, "slurmd", 12.0) == (f"waits for {told}",)
+    assert health.service_reasons(made, "proof", 12.0) == (f"waits for {told}",)
+    assert health.service_reasons(made, "munged", 12.0) == ()
+    assert health.pod_reasons(made, 12.0) == (f"slurmd, proof wait for {told}",)
+
+
+def test_a_failed_start_tells_how_often_and_when_next() -> None:
+    made = engine(a={"ready": "notify", "restart": {"jitter": 0}})
+    for pid in (5, 6, 7):
+        made.feed("a", Spawned(pid, MAIN), 1.0)
+        made.feed("a", Exited(pid, 3, last_line="no key"), 1.0)
+        made.tick(2.0)
+    assert health.pod_reasons(made, 2.0) == ("a: exited 3: no key",) or "next start" in health.pod_reasons(made, 2.0)[0]
+    made.feed("a", Spawned(8, MAIN), 2.0)
+    made.feed("a", Exited(8, 3, last_line="no key"), 2.0)
+    assert health.pod_reasons(made, 2.0) == ("a: exited 3: no key; failed 4 times, next start in 4 s",)
+
+
+def test_what_is_not_required_only_degrades() -> None:
+    made = engine(a={"required": False, "ready": "notify"})
+    assert health.pod_reasons(made, 5.0) == ()
+    assert health.degraded(made, 5.0) == ("a: started 5 s ago, no READY=1 yet",)
+    made.set_condition(Condition("gitsync", "cannot fetch", blocking=False, expires=None))
+    assert health.degraded(made, 5.0)[0] == "gitsync: cannot fetch"
+    made.set_condition(Condition("gitsync", "cannot fetch", blocking=True, expires=None))
+    assert health.pod_reasons(made, 5.0) == ("gitsync: cannot fetch",)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.25, "250 ms"), (1, "1 s"), (119, "119 s"), (600, "10 min"), (9000, "2 h"), (-1, "0 ms")]
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert health.duration(seconds) == text
+
+
+def test_graces_are_shortened_alike_when_the_way_through_is_too_long() -> None:
+    services = [
+        parse_service("a", {"command": ["/x"], "stop": {"grace": 30}}, "t"),
+        parse_service("b", {"command": ["/x"], "stop": {"grace": 10}, "needs": ["a"]}, "t"),
+        parse_service("c", {"command": ["/x"], "stop": {"grace": 5}}, "t"),
+    ]
+    assert stop.longest(services) == 40
+    assert stop.graces(services, 100) == {"a": 30, "b": 10, "c": 5}
+    assert stop.graces(services, 20) == {"a": 15, "b": 5, "c": 2.5}
+    drain = parse_drain({"command": ["/d"], "budget": 100}, "t")
+    assert stop.drain_budget(drain, services, 200) == 100
+    assert stop.drain_budget(drain, services, 101) == 60
+    assert stop.drain_budget(drain, services, 60) == 30, "at least half"
+
+
+def test_the_trace_keeps_the_boot_for_ever() -> None:
+    trace = Trace(kept=40)
+    for number in range(500):
+        trace.add(float(number), "a", str(number))
+    found = [item.event for item in trace.happenings()]
+    assert found[:10] == [str(number) for number in range(10)] and found[-1] == "499" and len(found) == 50
+
+
+def test_records_behave_as_frozen_dataclasses() -> None:
+    @record(frozen=True, slots=True)
+    class Point:
+        x: int
+        y: int = 2
+
+    point = Point(1)
+    assert (point.x, point.y, repr(point)) == (1, 2, "Point(x=1, y=2)")
+    assert point == Point(1, 2) != Point(2) and hash(point) == hash(Point(1)) and fields(point) == {"x": 1, "y": 2}
+    assert replace(point, y=5) == Point(1, y=5)
+    with pytest.raises(AttributeError, match="frozen"):
+        point.x = 5  # type: ignore[misc]
+    for wrong in ({}, {"x": 1, "z": 2}):
+        with pytest.raises(TypeError):
+            Point(**wrong)
+    with pytest.raises(TypeError):
+        Point(1, 2, 3)  # type: ignore[call-arg]
+
+
+def test_a_periodic_service_does_not_run_again_while_the_pod_stops() -> None:
+    """Its turn to stop has not come, because another that came after it still stops; its time to run has."""
+    made = engine(p={"kind": "periodic", "every": 10}, late={"needs": ["p"]})
+    made.feed("p", Spawned(5, MAIN), 0.0)
+    made.feed("late", Spawned(6, MAIN), 0.0)
+    made.feed("p", Exited(5, 0), 1.0)
+    made.ending.begin(5.0, drain=False)
+    assert made.tick(12.0) == [] and made.phase.value == "stopping"
+    made.feed("late", Exited(6, 0), 13.0)
+    assert made.phase is PodPhase.STOPPED
+
+
+def test_the_pod_has_not_stopped_while_a_start_is_on_its_way() -> None:
+    made = engine(a={"ready": "notify"})
+    made.ending.begin(0.0, drain=False)
+    assert made.phase.value == "stopping", "the first start was decided and is not reported yet"
+    assert not made.still_wanted("a", MAIN)
+    made.feed("a", SpawnFailed("no longer wanted"), 0.0)
+    assert made.phase is PodPhase.STOPPED and made.ending.exit_code == 0
+
+
+def test_an_exhausted_critical_service_stops_the_others_first() -> None:
+    made = engine(base={}, bad={"needs": ["base"], "restart": {"limit": 0, "fatal-codes": [3], "exhausted": "end-pod"}})
+    made.feed("base", Spawned(5, MAIN), 0.0)
+    made.feed("bad", Spawned(6, MAIN), 0.0)
+    todo = made.feed("bad", Exited(6, 3, last_line="no licence"), 1.0)
+    assert ("base", Kill(5, "TERM")) in todo and made.ending.exit_code == 69
+    assert str(made.ending.why) == "bad exited 3: no licence; no retry can mend exit code 3"
+    made.feed("base", Exited(5, 0), 2.0)
+    assert made.phase is PodPhase.STOPPED
+
+
+def test_a_hurried_stop_ends_the_drain_and_cuts_graces() -> None:
+    made = engine(a={"stop": {"grace": 600}})
+    made.feed("a", Spawned(5, MAIN), 0.0)
+    (spawn,) = made.ending.begin(1.0)
+    assert spawn == ("drain", Spawn(MAIN)) and made.phase is PodPhase.DRAINING
+    made.feed("drain", Spawned(6, MAIN), 1.0)
+    todo = made.ending.begin(2.0)
+    assert ("drain", Kill(6, "TERM")) in todo and ("a", Kill(5, "TERM")) in todo
+    assert ("a", Kill(5, "KILL")) in made.tick(3.0)
+
+
+def test_what_the_drain_says_is_shown_until_it_has_ended() -> None:
+    made = engine(a={})
+    made.feed("a", Spawned(5, MAIN), 0.0)
+    made.ending.drain(1.0)
+    made.feed("drain", Spawned(6, MAIN), 1.0)
+    assert health.snapshot(made, "p", 1.0).drain == "draining"
+    made.feed("drain", Told(status="waiting for 2 jobs: 4711 4712"), 2.0)
+    shown = health.snapshot(made, "p", 2.0)
+    assert shown.drain == "draining: waiting for 2 jobs: 4711 4712"
+    assert shown.reasons == (f"drain: {shown.drain}",)
+    assert made.ending.drain_state() == "draining", "what is asked for over the socket stays one word"
+    made.feed("drain", Exited(6, 0), 3.0)
+    assert health.snapshot(made, "p", 3.0).drain == "drained"
+
+
+def test_a_removed_service_stops_after_those_that_need_it() -> None:
+    made = engine(a={}, b={"needs": ["a"]}, c={})
+    for name, pid in (("a", 5), ("b", 6), ("c", 7)):
+        made.feed(name, Spawned(pid, MAIN), 0.0)
+    change, todo = made.apply(compile_plan("worker", [made.specs["c"]]), 1.0)
+    assert set(change.removed) == {"a", "b"} and [name for name, action in todo if isinstance(action, Kill)] == ["b"]
+    todo = made.feed("b", Exited(6, 0), 2.0)
+    assert ("a", Kill(5, "TERM")) in todo
+    made.feed("a", Exited(5, 0), 3.0)
+    assert set(made.specs) == {"c"} and made.states["c"].pid == 7

@@ -1,0 +1,397 @@
+"""Preparation steps on a scratch root: what they write, what they find, and what they refuse."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from init.errors import ConfigError
+from init.plan.builtin import STEPS
+from init.pod import pod
+from init.pod.pod import Pod, PrepareError, write
+from init.prepare import (
+    cgroups,
+    database,
+    gpus,
+    node,
+    node_limits,
+    pam,
+    profile,
+    secrets,
+    slurm_config,
+    stale,
+)
+from init.prepare.__main__ import EX_CONFIG, main
+from init.slurm import accounting
+
+ME = (os.getuid(), os.getgid())
+
+
+@pytest.fixture
+def users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The image's users are not on every machine that runs the tests."""
+    for module in (secrets, database, slurm_config):
+        monkeypatch.setattr(module, "user", lambda name: ME)
+
+
+def scratch(root: Path, files: dict[str, str], **env: str) -> Pod:
+    for name, text in files.items():
+        path = root / name.lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    for name in ("etc/munge", "etc/slurm", "etc/sssd", "run/minivm/env", "etc/pam.d", "etc/profile.d"):
+        (root / name).mkdir(parents=True, exist_ok=True)
+    return Pod(env, root)
+
+
+def test_a_file_is_born_with_its_mode_and_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    assert write(path, b"one", mode=0o400)
+    assert path.stat().st_mode & 0o7777 == 0o400
+    before = path.stat().st_ino
+    assert not write(path, b"one", mode=0o400), "what is right is not touched"
+    assert path.stat().st_ino == before
+    assert write(path, b"two", mode=0o400) and path.read_bytes() == b"two"
+    assert [item.name for item in tmp_path.iterdir()] == ["key"], "no temporary is left"
+
+
+def test_a_symlink_in_the_place_of_a_secret_is_not_followed(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text("theirs")
+    (tmp_path / "key").symlink_to(elsewhere)
+    write(tmp_path / "key", b"ours", mode=0o400)
+    assert elsewhere.read_text() == "theirs" and not (tmp_path / "key").is_symlink()
+
+
+def test_the_munge_key_is_installed_from_its_mount(tmp_path: Path, users: None) -> None:
+    found = scratch(tmp_path, {"/mnt/minivm/secrets/munge/munge.key": "k" * 128})
+    secrets.munge(found)
+    key = tmp_path / "etc/munge/munge.key"
+    assert key.read_text() == "k" * 128 and key.stat().st_mode & 0o777 == 0o400
+
+
+@pytest.mark.parametrize(
+    ("files", "why"),
+    [
+        (dict[str, str](), "munge.key is missing"),
+        ({"/mnt/minivm/secrets/munge/munge.key": "short"}, "has 5 bytes"),
+        ({"/mnt/minivm/secrets/munge/munge.key": "k" * 2000}, "has 2000 bytes"),
+    ],
+)
+def test_a_munge_key_that_cannot_be_one_is_named(tmp_path: Path, users: None, files: dict[str, str], why: str) -> None:
+    with pytest.raises(PrepareError, match=why):
+        secrets.munge(scratch(tmp_path, files))
+
+
+def test_sssd_conf_is_installed_for_root_alone_and_one_that_has_gone_is_told(tmp_path: Path) -> None:
+    found = scratch(tmp_path, {"/mnt/minivm/secrets/sssd/sssd.conf": "[sssd]"})
+    secrets.sssd(found)
+    assert (tmp_path / "etc/sssd/sssd.conf").stat().st_mode & 0o777 == 0o600
+    (tmp_path / "mnt/minivm/secrets/sssd/sssd.conf").unlink()
+    with pytest.raises(PrepareError, match=r"sssd\.conf is missing"):
+        secrets.sssd(found)
+
+
+def test_the_controller_has_the_mounted_configuration_or_its_own(tmp_path: Path, users: None) -> None:
+    found = scratch(tmp_path, {}, MINIVM_CLUSTER="site", MINIVM_ACCOUNTING="none", MINIVM_CONTROLLER="ctl:7000")
+    slurm_config.run(found)
+    text = (tmp_path / "etc/slurm/slurm.conf").read_text()
+    host = os.uname().nodename.split(".")[0]
+    assert "ClusterName=site\n" in text and f"SlurmctldHost={host}(ctl)\n" in text
+    assert "enable_configless" in text and "AccountingStorage" not in text
+    mounted = {"slurm.conf": "A", "cgroup.conf": "B", "job_submit.lua": "C", "slurmdbd.conf": "D", "..data": "no"}
+    found = scratch(tmp_path, {f"/mnt/minivm/config/slurm/{name}": text for name, text in mounted.items()})
+    slurm_config.run(found)
+    installed = {path.name: path for path in (tmp_path / "etc/slurm").iterdir()}
+    assert installed["slurm.conf"].read_text() == "A" and installed["job_submit.lua"].read_text() == "C"
+    assert installed["slurmdbd.conf"].stat().st_mode & 0o777 == 0o600 and "..data" not in installed
+
+
+@pytest.mark.parametrize(
+    ("env", "password", "lines"),
+    [
+        ({}, "", ["StorageHost=localhost", "StorageUser=slurm"]),
+        (
+            {"MINIVM_ACCOUNTING": "external", "MINIVM_DATABASE_HOST": "db.site:3307", "MINIVM_DATABASE_USER": "acct"},
+            "s3cret\n",
+            ["StorageHost=db.site", "StoragePort=3307", "StorageUser=acct", "StoragePass=s3cret"],
+        ),
+        (
+            {"MINIVM_ACCOUNTING": "external", "MINIVM_DATABASE_HOST": "db", "MINIVM_DATABASE_PORT": "3308"},
+            "x",
+            ["StorageHost=db", "StoragePort=3308"],
+        ),
+        (
+            {"MINIVM_ACCOUNTING": "external", "MINIVM_DATABASE_HOST": "db"},
+            "o#ne tw\\o",
+            ['StoragePass="o\\#ne tw\\\\o"'],
+        ),
+    ],
+)
+def test_slurmdbd_conf_is_private_and_fits_the_database(
+    tmp_path: Path, users: None, env: dict[str, str], password: str, lines: list[str]
+) -> None:
+    files = {"/mnt/minivm/secrets/slurmdbd/password": password} if password else {}
+    database.slurmdbd(scratch(tmp_path, files, **env))
+    path = tmp_path / "etc/slurm/slurmdbd.conf"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert set(lines) <= set(path.read_text().splitlines())
+
+
+def test_an_external_database_without_its_settings_is_refused(tmp_path: Path, users: None) -> None:
+    with pytest.raises(ConfigError, match="MINIVM_DATABASE_HOST"):
+        database.slurmdbd(scratch(tmp_path, {}, MINIVM_ACCOUNTING="external"))
+    with pytest.raises(PrepareError, match="password is missing"):
+        database.slurmdbd(scratch(tmp_path, {}, MINIVM_ACCOUNTING="external", MINIVM_DATABASE_HOST="db"))
+
+
+def test_an_existing_database_is_never_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "user", lambda name: ME)
+    found = scratch(tmp_path, {"/var/lib/mysql/ib_logfile0": "theirs", "/usr/share/minivm/mysql/ibdata1": "template"})
+    assert "is there" in database.mariadb(found)
+    assert [path.name for path in (tmp_path / "var/lib/mysql").iterdir()] == ["ib_logfile0"]
+
+
+def test_a_copy_that_was_cut_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "user", lambda name: ME)
+    found = scratch(
+        tmp_path,
+        {
+            "/var/lib/mysql/.minivm-copying": "",
+            "/var/lib/mysql/ib_logfile0": "half",
+            "/usr/share/minivm/mysql/ib_logfile0": "whole",
+            "/usr/share/minivm/mysql/mysql/user.frm": "whole",
+        },
+    )
+    assert "copied from the image" in database.mariadb(found)
+    data = tmp_path / "var/lib/mysql"
+    assert (data / "ib_logfile0").read_text() == "whole" and (data / "mysql/user.frm").exists()
+    assert not (data / ".minivm-copying").exists() and "is there" in database.mariadb(found)
+
+
+V2 = "/sys/fs/cgroup/"
+V1_CPU, V1_MEMORY = "/sys/fs/cgroup/cpu/cpu.cfs_", "/sys/fs/cgroup/memory/memory.limit_in_bytes"
+
+
+@pytest.mark.parametrize(
+    ("files", "cpu", "memory"),
+    [
+        ({f"{V2}cpu.max": "max 100000\n", f"{V2}memory.max": "max\n"}, None, None),
+        ({f"{V2}cpu.max": "350000 100000\n", f"{V2}memory.max": "1073741824\n"}, 3.5, 1 << 30),
+        (
+            {f"{V1_CPU}quota_us": "-1\n", f"{V1_CPU}period_us": "100000\n", V1_MEMORY: "9223372036854771712\n"},
+            None,
+            None,
+        ),
+        ({f"{V1_CPU}quota_us": "200000\n", f"{V1_CPU}period_us": "100000\n", V1_MEMORY: "2147483648\n"}, 2.0, 2 << 30),
+        (dict[str, str](), None, None),
+    ],
+)
+def test_the_limits_of_the_pod_are_read(
+    tmp_path: Path, files: dict[str, str], cpu: float | None, memory: int | None
+) -> None:
+    found = scratch(tmp_path, files)
+    assert node_limits.cpu_limit(found) == cpu
+    assert node_limits.memory_limit(found) == memory
+
+
+@pytest.mark.parametrize(
+    ("cores", "threads", "cpu", "limit_gib", "expected"),
+    [
+        (64, 128, None, None, {}),
+        (64, 128, 128.0, 1024, {}),  # the whole machine
+        (64, 128, 64.0, 512, {"CoreSpecCount": "32", "MemSpecLimit": str(512 * 1024)}),
+        (64, 64, 15.5, None, {"CoreSpecCount": "49"}),
+        (64, 128, 0.5, None, {"CoreSpecCount": "63"}),  # one core at least
+        (2, 2, 8.0, None, {}),
+    ],
+)
+def test_what_is_not_ours_is_kept_from_jobs(
+    cores: int, threads: int, cpu: float | None, limit_gib: int | None, expected: dict[str, str]
+) -> None:
+    limit = None if limit_gib is None else limit_gib << 30
+    assert node_limits.configuration(cores, threads, 1024 * 1024, cpu, limit) == expected
+
+
+def test_cores_are_counted_by_package_and_offline_ones_are_not(tmp_path: Path) -> None:
+    files: dict[str, str] = {}
+    for cpu, (package, core) in enumerate([(0, 0), (0, 0), (0, 1), (1, 0)]):
+        base = f"/sys/devices/system/cpu/cpu{cpu}"
+        files |= {f"{base}/topology/physical_package_id": f"{package}\n", f"{base}/topology/core_id": f"{core}\n"}
+    files["/sys/devices/system/cpu/cpu3/online"] = "0\n"
+    assert node_limits.cpus(scratch(tmp_path, files)) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ([], ""),
+        (["NVIDIA H100 80GB HBM3"] * 8, "gpu:nvidia_h100_80gb_hbm3:8"),
+        (["NVIDIA A100-SXM4-40GB", "Tesla T4"], "gpu:nvidia_a100-sxm4-40gb:1,gpu:tesla_t4:1"),
+        (["", ""], "gpu:2"),
+    ],
+)
+def test_gpus_become_gres_in_slurms_spelling(names: list[str], expected: str) -> None:
+    assert gpus.gres(names) == expected
+
+
+def test_without_a_driver_the_device_files_are_counted(tmp_path: Path) -> None:
+    assert gpus.models("libno-such-nvml.so.1") is None
+    found = scratch(tmp_path, {"/dev/nvidia0": "", "/dev/nvidia1": "", "/dev/nvidiactl": "", "/dev/nvidia-uvm": ""})
+    assert gpus.device_files(found) == 2
+
+
+@pytest.mark.parametrize(
+    ("features", "override", "expected"),
+    [
+        ("", "", "Gres=gpu:2 CoreSpecCount=3 Feature=minivm"),
+        ("h100, ib", "", "Gres=gpu:2 CoreSpecCount=3 Feature=minivm,h100,ib"),
+        ("", "gres=gpu:h100:2 Weight=10", "Gres=gpu:h100:2 CoreSpecCount=3 Feature=minivm Weight=10"),
+        ("", "CoreSpecCount=", "Gres=gpu:2 Feature=minivm"),
+    ],
+)
+def test_the_operators_words_win_over_what_was_found(features: str, override: str, expected: str) -> None:
+    assert node.node_configuration({"Gres": "gpu:2", "CoreSpecCount": "3"}, features, override) == expected
+
+
+def test_a_word_that_is_no_setting_is_refused() -> None:
+    with pytest.raises(ConfigError, match="Weight"):
+        node.node_configuration({}, "", "Weight")
+
+
+ADOPT, ASK = "pam_slurm_adopt.so", "pam_slurm.so"
+
+
+@pytest.mark.parametrize(
+    ("conf", "have", "module"),
+    [
+        ("ProctrackType=proctrack/cgroup\nPrologFlags=Alloc,Contain\n", {ADOPT, ASK}, pam.ADOPT),
+        ("proctracktype = proctrack/cgroup # x\nPROLOGFLAGS=contain\n", {ADOPT}, pam.ADOPT),
+        ("ProctrackType=proctrack/cgroup\n", {ADOPT, ASK}, ASK),  # adopt would deny everybody
+        ("ProctrackType=proctrack/linuxproc\nPrologFlags=Contain\n", {ADOPT, ASK}, ASK),
+        ("#ProctrackType=proctrack/cgroup\nPrologFlags=Contain\n", {ADOPT}, "pam_permit.so"),
+    ],
+)
+def test_the_pam_module_fits_how_slurm_tracks_jobs(conf: str, have: set[str], module: str) -> None:
+    line, _ = pam.choose(pam.setting(conf, "ProctrackType"), pam.setting(conf, "PrologFlags"), have)
+    assert line == f"account required {module}"
+
+
+def test_until_slurm_is_known_the_image_lets_nobody_in() -> None:
+    """Left to itself, pam_slurm_adopt says nothing where there is no slurm.conf yet, and then everybody comes in."""
+    image = Path(__file__).resolve().parents[3] / "images/rootfs/worker/etc/pam.d/slurm-adopt"
+    (line,) = [line for line in image.read_text().splitlines() if not line.startswith("#")]
+    assert " ".join(line.split()) == f"account required {pam.ADOPT}"
+    assert "action_generic_failure=deny" in pam.ADOPT
+
+
+def test_without_cgroups_the_images_own_question_comes_before_pam_slurm() -> None:
+    """pam_slurm looks the node up in slurm.conf, where a dynamic one is not, and denies everybody."""
+    line, why = pam.choose("proctrack/linuxproc", "", {ADOPT, ASK}, "/usr/libexec/minivm/has-job w1")
+    assert line == "account required pam_exec.so quiet stdout /usr/libexec/minivm/has-job w1"
+    assert "not contained" in why
+    line, _ = pam.choose("proctrack/cgroup", "Contain", {ADOPT, ASK}, "/usr/libexec/minivm/has-job w1")
+    assert line == f"account required {pam.ADOPT}"
+
+
+def test_users_get_what_is_theirs_and_no_tokens(tmp_path: Path) -> None:
+    env = {
+        "NCCL_IB_HCA": "mlx5 $(touch x)",
+        "MINIVM_USER_TEAM": "blue",
+        "KUBERNETES_TOKEN": "secret",
+        "MINIVM_CLUSTER": "c",
+        "TZ": "Europe/Paris",
+    }
+    profile.run(scratch(tmp_path, {}, **env))
+    script = tmp_path / "run/minivm/profile.sh"
+    output = subprocess.run(
+        ["/bin/sh", "-c", f". {script}; env"], capture_output=True, text=True, check=True, env={"PATH": "/usr/bin:/bin"}
+    ).stdout
+    shown = dict(line.split("=", 1) for line in output.splitlines() if "=" in line)
+    assert (shown["NCCL_IB_HCA"], shown["TEAM"], shown["TZ"]) == ("mlx5 $(touch x)", "blue", "Europe/Paris")
+    assert "KUBERNETES_TOKEN" not in shown and "MINIVM_CLUSTER" not in shown
+    assert (tmp_path / "etc/profile.d/minivm.sh").exists()
+
+
+def test_stale_files_go_once_in_the_life_of_a_pod(tmp_path: Path) -> None:
+    files = {"/run/sssd.pid": "1", "/run/slurm/slurmd.pid": "7", "/proc/1/stat": f"1 (init) S {'0 ' * 18}777 0"}
+    found = scratch(tmp_path, files)
+    stale.run(found)
+    assert not (tmp_path / "run/sssd.pid").exists() and not (tmp_path / "run/slurm/slurmd.pid").exists()
+    (tmp_path / "run/sssd.pid").write_text("8")
+    stale.run(found)
+    assert (tmp_path / "run/sssd.pid").exists(), "a living pod's files stay"
+    (tmp_path / "proc/1/stat").write_text(f"1 (init) S {'0 ' * 18}999 0")
+    stale.run(found)
+    assert not (tmp_path / "run/sssd.pid").exists(), "the same container, started again"
+
+
+def test_cgroup_v2_moves_what_runs_out_of_the_way(tmp_path: Path) -> None:
+    found = scratch(
+        tmp_path,
+        {
+            f"{V2}cgroup.controllers": "cpu memory\n",
+            f"{V2}cgroup.procs": "1\n",
+            f"{V2}cgroup.subtree_control": "",
+            f"{V2}minivm/cgroup.procs": "",
+        },
+    )
+    text = cgroups.run(found)
+    assert "delegated: cpu memory" in text
+    assert (tmp_path / "sys/fs/cgroup/minivm/cgroup.procs").read_text() == "1"
+    assert (tmp_path / "run/minivm/env/cgroup").read_text() == "MINIVM_CGROUP=v2\n"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("", ("slurm-controller", 6817)),
+        ("ctl", ("ctl", 6817)),
+        ("ctl:7001", ("ctl", 7001)),
+        ("::1", ("::1", 6817)),
+        ("[::1]:9", ("::1", 9)),
+    ],
+)
+def test_the_controllers_address(value: str, expected: tuple[str, int]) -> None:
+    assert Pod({"MINIVM_CONTROLLER": value} if value else {}).controller == expected
+
+
+def test_a_choice_is_checked() -> None:
+    with pytest.raises(ConfigError, match="embeded") as caught:
+        Pod({"MINIVM_ACCOUNTING": "embeded"}).choice("MINIVM_ACCOUNTING", "embedded", ["embedded", "none"])
+    assert "did you mean embedded?" in caught.value.hint
+
+
+def test_an_unknown_step_is_a_mistake_of_the_service_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["muge-key"]) == EX_CONFIG
+    assert "did you mean munge-key?" in capsys.readouterr().out
+
+
+def test_steps_load_the_standard_library_only() -> None:
+    """Each is a short child of the boot: what it imports, the pod waits for."""
+    modules = sorted({module for module, _ in STEPS.values()})
+    code = f"import sys; [__import__('init.prepare.' + m) for m in {modules!r}]; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"yaml", "click", "supervisor", "docker", "asyncio", "http.client"} & set(loaded)
+
+
+def test_users_are_looked_up_and_a_missing_one_is_named() -> None:
+    assert pod.user("root") == (0, 0)
+    with pytest.raises(PrepareError, match="no user nobody-has-this-name"):
+        pod.user("nobody-has-this-name")
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "told"),
+    [
+        (0, "", ""),
+        (1, "sacctmgr: error: Sending PersistInit msg: Unable to connect to database", "cannot reach its database"),
+        (1, "sacctmgr: error: Sending PersistInit msg: Connection refused", "slurmdbd does not answer"),
+    ],
+)
+def test_what_is_told_of_the_accounting_database(code: int, said: str, told: str) -> None:
+    assert told in accounting.wrong(code, said) and bool(accounting.wrong(code, said)) == bool(told)

@@ -1,0 +1,285 @@
+"""A changed slurm.conf against the jobs of a cluster: what it changes, and whom it would cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from init.pod.pod import Pod
+from init.prepare import slurm_config
+from init.slurm.change import SHOWN, effect, hidden_lists
+from init.slurm.conf import expanded, read
+from init.slurm.files import of_config_map
+from init.slurm.jobs import FIELDS, Job, jobs
+from init.slurm.kept import Kept, digest
+
+BASE = """\
+ClusterName=c  # a comment
+SlurmctldHost=one(address)
+StateSaveLocation=/var/spool/slurmctld
+SelectType=select/cons_tres
+MaxNodeCount=1024
+GresTypes=gpu,nvme
+SlurmdPort=6818
+NodeName=DEFAULT CPUs=2
+NodeName=st[1-3] RealMemory=1000
+NodeSet=pool_worker Feature=worker
+PartitionName=DEFAULT State=UP
+PartitionName=all Nodes=pool_worker Default=YES
+PartitionName=long Nodes=pool_worker MaxTime=7-00:00:00 \\
+    AllowAccounts=lab,other
+"""
+
+
+def job(number: str = "1", **given: object) -> Job:
+    known: dict[str, object] = {
+        "holds": True, "partitions": frozenset({"all"}), "nodes": frozenset({"dyn-0"}), "wanted": frozenset(),
+        "account": "lab", "qos": "normal", "gres": frozenset(),
+    }  # fmt: skip
+    return Job(id=number, **(known | given))  # type: ignore[arg-type]
+
+
+RUNS = job()
+WAITS = job("2", holds=False, nodes=frozenset())
+LONG = job("3", partitions=frozenset({"long"}))
+LATER = job("4", holds=False, nodes=frozenset(), partitions=frozenset({"all", "long"}))
+STATIC = job("5", nodes=frozenset({"st2"}))
+WANTS = job("6", holds=False, nodes=frozenset(), wanted=frozenset({"st3"}))
+GPU = job("7", gres=frozenset({"gpu"}))
+OTHER = job("8", holds=False, nodes=frozenset(), partitions=frozenset({"long"}), account="other", qos="high")
+NOBODY = job("9", holds=False, nodes=frozenset(), account="")
+JOBS = [RUNS, WAITS, LONG, LATER, STATIC, WANTS, GPU, OTHER, NOBODY]
+
+
+def files(text: str) -> dict[str, bytes]:
+    return {"slurm.conf": text.encode()}
+
+
+def swap(old: str, new: str) -> str:
+    assert old in BASE
+    return BASE.replace(old, new)
+
+
+LONG_LINES = BASE[BASE.index("PartitionName=long") :]
+
+
+@pytest.mark.parametrize(
+    ("new", "lost"),
+    [
+        (BASE, {}),
+        # What adds costs nobody anything, however it is written.
+        (BASE + "PartitionName=more Nodes=ALL\n", {}),
+        (BASE + "NodeName=st4 CPUs=1\n", {}),
+        (swap("MaxNodeCount=1024", "MaxNodeCount=2048"), {}),
+        (swap("SlurmdPort=6818", "SlurmdTimeout=9"), {}),
+        (swap("Default=YES", "Default=NO MaxTime=1"), {}),
+        (swap("NodeName=st[1-3]", "NodeName=st1,st[2-3]"), {}),
+        (BASE.replace("PartitionName", "partitionname"), {}),
+        # A partition that goes, from those that it had, or that could have gone there.
+        (BASE.replace(LONG_LINES, ""), {"partition long goes": ("3", "4", "8")}),
+        (swap("PartitionName=all", "PartitionName=every"), {"partition all goes": ("1", "2", "4", "5", "6", "7", "9")}),
+        # Nodes: those on them, and those that wait for one of them by its name.
+        (swap("st[1-3]", "st[1-2]"), {"node st3 goes": ("6",)}),
+        (swap("NodeName=st[1-3] RealMemory=1000\n", ""), {"node st1, st2, st3 goes": ("5", "6")}),
+        (
+            swap("MaxNodeCount=1024\n", ""),
+            {
+                "MaxNodeCount 1024 becomes none, and nodes that registered themselves may find no room": ("1", "3", "7")
+            },
+        ),
+        # State and daemons.
+        (
+            swap("/var/spool/slurmctld", "/elsewhere"),
+            {
+                "StateSaveLocation /var/spool/slurmctld becomes /elsewhere, and the saved jobs are not found again":
+                tuple("123456789")
+            },
+        ),
+        (
+            swap("SlurmdPort=6818", "SlurmdPort=7777"),
+            {"SlurmdPort 6818 becomes 7777, and what runs is not found again": ("1", "3", "5", "7")},
+        ),
+        (
+            swap("cons_tres", "linear"),
+            {
+                "SelectType select/cons_tres becomes select/linear, and what runs is not found again":
+                ("1", "3", "5", "7")
+            },
+        ),
+        (swap("gpu,nvme", "nvme"), {"gres gpu goes": ("7",)}),
+        (swap("gpu,nvme", "gpu"), {}),
+        # Accounts and QOS: only who waits, and has no other partition to go to.
+        (swap("lab,other", "lab"), {"partition long lets account lab in and no other": ("8",)}),
+        (swap("lab,other", "ALL"), {}),
+        (swap("lab,other", "lab,other DenyQos=high"), {"partition long turns qos high away": ("8",)}),
+        (swap("lab,other", "lab,other AllowQos=high,normal"), {}),
+        (
+            BASE + "AccountingStorageEnforce=associations,limits\n",
+            {
+                "AccountingStorageEnforce becomes associations,limits, and who has no account is not let in": ("9",)
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_a_change_costs_the_jobs_that_slurmctld_would_end(new: str, lost: dict[str, tuple[str, ...]]) -> None:
+    found = effect(files(BASE), files(new), JOBS)
+    assert {loss.what: loss.jobs for loss in found.losses} == lost
+
+
+def test_where_nobody_can_be_asked_what_goes_counts_and_what_comes_does_not() -> None:
+    (loss,) = effect(files(BASE), files(BASE.replace(LONG_LINES, "")), None).losses
+    assert loss.jobs is None
+    assert str(loss) == "partition long goes, and slurmctld could not be asked whose jobs that ends"
+    assert effect(files(BASE), files(BASE + "PartitionName=more Nodes=ALL\n"), None).losses == ()
+
+
+def test_the_cost_is_a_sentence_that_names_a_few_and_counts_all() -> None:
+    many = [job(str(number), partitions=frozenset({"long"})) for number in range(100, 150)]
+    cost = effect(files(BASE), files(BASE.replace(LONG_LINES, "")), many).cost
+    assert cost == f"partition long goes: 50 jobs ({', '.join(str(n) for n in range(100, 100 + SHOWN))}, ...)"
+    assert effect(files(BASE), files(BASE.replace(LONG_LINES, "")), [LONG]).cost == "partition long goes: job 3"
+
+
+def test_a_running_job_that_asked_for_the_partition_among_others_counts_too() -> None:
+    """slurmctld ends it as well, and shows only the partition that it runs in."""
+    running = read(files(BASE)).partitions
+    state = b"\x00\x00\x00\x09all,long\x00\x00\x00\x00\x09all,long\x00cpu=1,mem=100M,node=1\x001,2\x00"
+    assert hidden_lists(state, running, [frozenset({"all"})]) == ("all,long",)
+    assert hidden_lists(state, running, [frozenset({"all", "long"})]) == (), "it waits, and is seen"
+    assert hidden_lists(b"\x00\x00\x00Aall,long\x00", running, []) == ("all,long",), "a length that is a letter"
+    gone = files(BASE.replace(LONG_LINES, ""))
+    assert effect(files(BASE), gone, [RUNS], ("all,long",)).cost == (
+        "partition long goes: running jobs that were submitted to all,long"
+    )
+    assert effect(files(BASE), files(BASE), [RUNS], ("all,long",)).losses == ()
+
+
+def test_changes_are_told_one_by_one() -> None:
+    new = swap("Default=YES", "Default=NO").replace("SlurmdPort=6818\n", "SlurmdTimeout=9\n") + "PartitionName=b\n"
+    found = effect({**files(BASE), "gres.conf": b"1"}, {**files(new), "topology.conf": b""}, JOBS)
+    assert found.changes == (
+        "SlurmdPort: 6818 -> -", "SlurmdTimeout: - -> 9", "partition all: default: YES -> NO", "partition b: comes",
+        "gres.conf: goes", "topology.conf: comes",
+    )  # fmt: skip
+    assert effect(files("ProctrackType=a"), files("ProctrackType=b"), []).anew == ("ProctrackType: the workers' pods",)
+
+
+def test_slurm_conf_is_read_as_slurm_reads_it() -> None:
+    found = read({
+        "slurm.conf": b"ClusterName=a SlurmctldHost=h1\nSlurmctldHost=h2\ninclude /etc/slurm/more.conf\n#NodeName=no\n"
+        b'NodeName=n[08-10] Reason="two words = here" CPUs=4\nPartitionName=p Nodes=n08\nPartitionName=p State=DOWN\n',
+        "more.conf": b"Include more.conf\nMaxNodeCount = 5\n",
+    })  # fmt: skip
+    assert found.settings == {"clustername": "a", "slurmctldhost": "h1,h2", "maxnodecount": "5"}
+    assert list(found.nodes) == ["n08", "n09", "n10"] and found.nodes["n09"]["reason"] == "two words = here"
+    assert found.partitions == {"p": {"nodes": "n08", "state": "DOWN"}}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "names"),
+    [
+        ("", []),
+        ("a,b-1", ["a", "b-1"]),
+        ("w[1-2,07],x", ["w1", "w2", "w07", "x"]),
+        ("r[1-2]n[0-1]", ["r1n0", "r1n1", "r2n0", "r2n1"]),
+        ("n[a-b]", ["n[a-b]"]),
+        ("n[1-999999999]", ["n[1-999999999]"]),
+        ("n[²]", ["n[²]"]),
+    ],
+)
+def test_a_list_of_hosts_is_its_hosts(hosts: str, names: list[str]) -> None:
+    assert expanded(hosts) == names
+
+
+def test_ranges_within_ranges_are_no_more_than_slurm_takes() -> None:
+    many = "w[0-60000]r[0-60000]"
+    assert expanded(f"{many},x[1-2]a[1-2]") == [many, "x1a1", "x1a2", "x2a1", "x2a2"]
+
+
+def test_squeue_is_read_field_by_field() -> None:
+    text = (
+        "12_[1-100%5]|PD|main,p2|||cpu=1,mem=100M,node=1,billing=1,gres/gpu=2,gres/gpu:h100=2|normal|(null)|\n"
+        "11|R|main|w[1-2]||cpu=1|normal|lab|\n13|PD|main||w7|cpu=1|normal|lab|\nshort|R|\n"
+    )
+    assert len(FIELDS) == 8
+    assert list(jobs(text)) == [
+        job("12_[1-100%5]", holds=False, partitions=frozenset({"main", "p2"}), nodes=frozenset(), account="",
+            gres=frozenset({"gpu"})),
+        job("11", partitions=frozenset({"main"}), nodes=frozenset({"w1", "w2"})),
+        job("13", holds=False, partitions=frozenset({"main"}), nodes=frozenset(), wanted=frozenset({"w7"})),
+    ]  # fmt: skip
+
+
+def test_an_account_of_its_users_own_words_hides_no_job_and_writes_on_no_terminal() -> None:
+    (found,) = jobs("11|R|main|w1||gres/gpu=1|normal|a|b\n\x1b[2J|R|all|w1||cpu=1|normal|a|\n")
+    assert (found.id, found.partitions, found.gres) == ("11", frozenset({"main"}), frozenset({"gpu"}))
+
+
+@given(st.binary(), st.binary())
+def test_whatever_stands_in_a_file_is_judged_and_never_a_crash(old: bytes, new: bytes) -> None:
+    effect({"slurm.conf": old}, {"slurm.conf": new}, JOBS)
+
+
+# The last good configuration, which outlives its pod.
+
+
+def test_what_is_kept_is_what_was_kept(tmp_path: Path) -> None:
+    kept = Kept(Pod({}, tmp_path))
+    assert kept.good() is None and kept.accepted() == ""
+    kept.keep({"slurm.conf": b"a=\xff\n", "job_submit.lua": "ä".encode()})
+    assert kept.good() == {"slurm.conf": b"a=\xff\n", "job_submit.lua": "ä".encode()}
+    assert (kept.directory / "good.json").stat().st_mode & 0o777 == 0o600, "a password may be in it"
+    assert kept.directory.stat().st_mode & 0o777 == 0o700
+    kept.accept("abc", 1.0)
+    assert kept.accepted() == "abc 1.000"
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[1]", b'{"slurm.conf": 1}', b"\xff\xfe", b"null"])
+def test_what_cannot_be_read_is_not_there(tmp_path: Path, damage: bytes) -> None:
+    kept = Kept(Pod({}, tmp_path))
+    kept.keep({"slurm.conf": b"a"})
+    (kept.directory / "good.json").write_bytes(damage)
+    assert kept.good() is None
+
+
+def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
+    """The Slurm user has a hand on the same volume: root must not install a file of its choice for all to read."""
+    kept = Kept(Pod({}, tmp_path))
+    kept.keep({"slurm.conf": b"a"})
+    (kept.directory / "good.json").rename(tmp_path / "elsewhere")
+    (kept.directory / "good.json").symlink_to(tmp_path / "elsewhere")
+    assert kept.good() is None
+
+
+def test_the_hash_names_these_files_and_no_others() -> None:
+    assert digest({"a": b"1", "b": b"2"}) == digest({"b": b"2", "a": b"1"})
+    assert len({digest(one) for one in ({"a": b"1"}, {"a": b"2"}, {"a": b"1", "b": b""}, {"a1": b""}, {})}) == 5
+
+
+MOUNTED, GOOD = {"slurm.conf": b"new"}, {"slurm.conf": b"good", "gres.conf": b"old gres"}
+
+
+@pytest.mark.parametrize(
+    ("mounted", "good", "starts_from"),
+    [
+        (MOUNTED, None, MOUNTED),
+        (MOUNTED, GOOD, GOOD),
+        (MOUNTED, MOUNTED, MOUNTED),
+        ({}, GOOD, {}),  # the controller makes its own
+        (MOUNTED, {}, MOUNTED),
+        (MOUNTED, {"gres.conf": b""}, MOUNTED),
+    ],
+)
+def test_a_new_pod_starts_from_what_the_last_one_ran_with(
+    mounted: dict[str, bytes], good: dict[str, bytes] | None, starts_from: dict[str, bytes]
+) -> None:
+    assert slurm_config.start_from(mounted, good) == starts_from
+
+
+def test_a_config_map_holds_what_will_be_mounted_of_it() -> None:
+    """Its hash is the one to accept: what the chart tells others beside it is none of Slurm's."""
+    text = "kind: ConfigMap\ndata: {slurm.conf: A=1, pools.json: '{}', job_submit.lua: --, topology.yaml: x}\n"
+    assert sorted(of_config_map(text)) == ["job_submit.lua", "slurm.conf", "topology.yaml"]

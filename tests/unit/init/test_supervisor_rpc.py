@@ -1,0 +1,18 @@
+"""What supervisorctl is told of a service, by the state that init gives it."""
+
+from __future__ import annotations
+
+import pytest
+
+from init.engine.states import Phase
+from init.helpers.supervisor_words import process_info
+from tests.unit.init.test_cli import view
+
+
+@pytest.mark.parametrize("state", ["reloading", *(phase.value for phase in Phase)])
+def test_every_state_of_a_service_has_one_of_supervisors(state: str) -> None:
+    assert process_info(view("a", state), 100.0)["statename"] != "UNKNOWN"
+
+
+def test_a_service_whose_main_process_changes_is_running() -> None:
+    assert process_info(view("a", "handover"), 100.0)["state"] == 20

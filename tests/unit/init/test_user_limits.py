@@ -1,0 +1,147 @@
+"""One person's part of a login pod: what is written down for logins and prompts, with cgroup v1, v2, and neither."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from init.errors import ConfigError
+from init.pod.pod import Pod
+from init.prepare import cgroups, user_limits
+
+HOOK = Path(__file__).resolve().parents[3] / "images/rootfs/login/usr/libexec/minivm/user-limits"
+GIB = 1 << 30
+
+
+@pytest.fixture(autouse=True)
+def owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(user_limits, "OWNER", (os.getuid(), os.getgid()))
+
+
+def pod(root: Path, files: dict[str, str], **env: str) -> Pod:
+    for name, text in ({"proc/meminfo": "MemTotal: 16777216 kB\n", "run/minivm/env/x": ""} | files).items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return Pod(env, root)
+
+
+def v1(*hierarchies: str) -> dict[str, str]:
+    return {f"sys/fs/cgroup/{name}/cgroup.procs": "" for name in hierarchies}
+
+
+def v2(controllers: str) -> dict[str, str]:
+    """The kernel would fill a new directory; on a plain file system it is there from the start."""
+    found: dict[str, str] = {}
+    for place in ("", "minivm/", "users/"):
+        found |= {f"sys/fs/cgroup/{place}{name}": "" for name in ("cgroup.procs", "cgroup.subtree_control")}
+        found[f"sys/fs/cgroup/{place}cgroup.controllers"] = f"{controllers}\n"
+    return found
+
+
+def table(found: Pod, path: str = user_limits.AT_LOGIN) -> list[str]:
+    return (found.text(path) or "").replace(f"{found.root}/sys/fs/cgroup", "").splitlines()
+
+
+def test_cgroup_v1_holds_a_person_in_each_hierarchy(tmp_path: Path) -> None:
+    found = pod(tmp_path, v1("cpu", "memory", "pids"))
+    said = user_limits.run(found)
+    assert table(found) == [
+        "/pids/users pids.max 2000",
+        f"/memory/users memory.limit_in_bytes {4 * GIB}",
+        "/cpu/users cpu.shares 1024",
+    ]
+    assert said == "a person has 2000 processes and 4 GiB of memory, by cgroups (cpu, memory, pids)"
+    # All people together leave something to sshd.
+    together = int((tmp_path / "sys/fs/cgroup/memory/users/memory.limit_in_bytes").read_text())
+    assert together == int(16 * GIB * 0.9)
+    assert (tmp_path / "sys/fs/cgroup/pids/users/rescue/pids.max").read_text() == "64"
+    assert "nproc" not in (found.text(user_limits.ULIMITS) or "")
+
+
+def test_cgroup_v2_holds_a_person_in_one_place_and_slows_before_it_ends(tmp_path: Path) -> None:
+    found = pod(tmp_path, v2("cpu memory pids"), MINIVM_PER_USER_MEMORY="10Gi", MINIVM_PER_USER_PROCESSES="500")
+    user_limits.run(found)
+    assert table(found) == [
+        "/users pids.max 500",
+        f"/users memory.high {9 * GIB}",
+        f"/users memory.max {10 * GIB}",
+        "/users cpu.weight 100",
+    ]
+    assert [line.split()[:3] for line in table(found, user_limits.AT_PROMPT)] == [
+        ["/users", "pids.events", "max"],
+        ["/users", "memory.events", "oom_kill"],
+    ]
+    assert (tmp_path / "sys/fs/cgroup/users/cgroup.subtree_control").read_text() == "+pids"
+
+
+def test_without_cgroups_ulimits_are_the_floor_and_it_says_why(tmp_path: Path) -> None:
+    found = pod(tmp_path, {}, MINIVM_PER_USER_MEMORY="1Gi")
+    said = user_limits.run(found)
+    assert not table(found) and not table(found, user_limits.AT_PROMPT)
+    limits = (found.text(user_limits.ULIMITS) or "").splitlines()
+    assert "* - nproc 2000" in limits and f"* - data {GIB >> 10}" in limits
+    assert "ulimits, which know no sum (memory, pids; cgroup v1, read-only" in said
+
+
+def test_what_one_controller_lacks_the_ulimit_of_it_holds(tmp_path: Path) -> None:
+    found = pod(tmp_path, v2("memory"))
+    assert "cgroups (memory) and ulimits, which know no sum (pids;" in user_limits.run(found)
+    limits = found.text(user_limits.ULIMITS) or ""
+    assert "nproc 2000" in limits and "data" not in limits
+
+
+def test_zero_is_no_limit(tmp_path: Path) -> None:
+    found = pod(tmp_path, v1("cpu", "pids"), MINIVM_PER_USER_MEMORY="0", MINIVM_PER_USER_PROCESSES="0")
+    assert user_limits.run(found) == "a person has no limit, by cgroups (cpu)"
+    assert table(found) == ["/cpu/users cpu.shares 1024"]
+
+
+@pytest.mark.parametrize(("name", "value"), [("MEMORY", "lots"), ("MEMORY", "4GB"), ("PROCESSES", "many")])
+def test_a_wrong_value_is_told_and_no_default_is_taken(tmp_path: Path, name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"MINIVM_PER_USER_{name} is '{value}'"):
+        user_limits.run(pod(tmp_path, {}, **{f"MINIVM_PER_USER_{name}": value}))
+
+
+@pytest.mark.parametrize(("text", "expected"), [("50%", 8 * GIB), ("1.5Gi", 3 * GIB // 2), ("1048576", 1 << 20)])
+def test_amounts_are_quantities_or_parts(text: str, expected: int) -> None:
+    assert user_limits.amount(text, 16 * GIB) == expected
+
+
+def test_v2_without_leave_to_write_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = pod(tmp_path, v2("cpu memory"))
+    monkeypatch.setattr(cgroups, "writable", lambda directory: False)
+    assert cgroups.run(found) == "cgroup v2, read-only: no containment by cgroups"
+    assert found.text("/run/minivm/env/cgroup") == "MINIVM_CGROUP=none\n"
+
+
+def login(tmp_path: Path, running: str) -> tuple[str, Path]:
+    """The hook as PAM calls it, with its table in a scratch directory."""
+    people = tmp_path / "users"
+    (people / "rescue").mkdir(parents=True)
+    name = subprocess.run(["id", "-un", "1"], capture_output=True, text=True, check=True).stdout.strip()
+    (people / "1").mkdir()
+    (people / "1/pids.current").write_text(f"{running}\n")
+    (tmp_path / "table").write_text(f"{people} pids.max 100\n{people} memory.max 7\n")
+    script = HOOK.read_text().replace("/run/minivm/user-limits", str(tmp_path / "table"))
+    env = os.environ | {"PAM_TYPE": "open_session", "PAM_USER": name}
+    done = subprocess.run(["sh", "-c", script], env=env, capture_output=True, text=True, check=True)
+    return done.stdout, people
+
+
+def test_a_login_puts_its_process_into_the_persons_cgroup(tmp_path: Path) -> None:
+    said, people = login(tmp_path, "91")
+    assert said == ""
+    assert (people / "1/pids.max").read_text() == "100\n" and (people / "1/memory.max").read_text() == "7\n"
+    assert int((people / "1/cgroup.procs").read_text()) == os.getpid()
+    assert not list((people / "rescue").iterdir())
+
+
+def test_who_has_no_process_left_is_told_and_gets_in_to_end_some(tmp_path: Path) -> None:
+    said, people = login(tmp_path, "92")
+    assert "You have 92 processes and threads here, of 100" in said and "kill -9 -1" in said
+    assert int((people / "rescue/cgroup.procs").read_text()) == os.getpid()
+    assert not (people / "1/cgroup.procs").exists() and not (people / "rescue/pids.max").exists()
