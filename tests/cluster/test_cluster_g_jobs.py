@@ -130,16 +130,48 @@ def test_salloc_gives_a_shell_on_the_node(bob: Researcher) -> None:
     assert f"I am on {WORKER}" in shown
 
 
-def test_a_container_is_refused_while_there_is_no_runtime(bob: Researcher) -> None:
-    """PMIx itself fails on one, before our words; without it, and in a batch job, they are read."""
-    words = "minivm: --container: this cluster has no container runtime"
+REFUSED = "minivm: --container: this cluster has no container runtime"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "srun --container=/tmp/bundle hostname",
+        "srun --mpi=none --container=/tmp/bundle hostname",
+        "salloc --container=/tmp/bundle hostname",
+        "sbatch --container=/tmp/bundle --wrap hostname",
+        "SBATCH_CONTAINER=/tmp/bundle sbatch --wrap hostname",
+        "printf '#!/bin/sh\n#SBATCH --container=/tmp/bundle\nhostname\n' | sbatch",
+        # A step within a job, from a worker.
+        "srun -n1 --mpi=none srun --overlap --container=/tmp/bundle hostname",
+    ],
+)
+def test_a_container_is_refused_before_there_is_a_job(bob: Researcher, line: str) -> None:
+    """While there is no runtime, in words, also where PMIx would fail on one first."""
+    before = newest_job(bob)
+    refused = bob.try_(line)
+    assert refused.returncode != 0 and REFUSED in refused.stderr, refused
+    assert WORKER not in refused.stdout
+    assert newest_job(bob) == before + 1 + ("--overlap" in line)
+
+
+def newest_job(bob: Researcher) -> int:
+    """The last number that was given, by taking the next one for a moment."""
+    job = int(bob.submit("--hold", "-o", "/dev/null", script="true"))
+    bob("scancel", str(job))
+    return job
+
+
+def test_a_container_that_slips_past_is_refused_at_launch(bob: Researcher) -> None:
+    """A person's own slurm.conf, or REST: no filter is asked there."""
+    own = "sed /CliFilterPlugins/d /run/slurm/conf/slurm.conf > own.conf; export SLURM_CONF=$PWD/own.conf;"
     for more in ("", "--mpi=none"):
-        refused = bob.try_(f"srun {more} --container=/tmp/bundle hostname")
+        refused = bob.try_(f"{own} srun {more} --container=/tmp/bundle hostname")
         assert refused.returncode != 0 and WORKER not in refused.stdout
-    assert words in refused.stdout
-    job = bob.submit("--container=/tmp/bundle", "-o", "refused", script="hostname")
+    assert REFUSED in refused.stdout
+    job = bob(f"{own} sbatch --parsable --container=/tmp/bundle -o refused --wrap hostname").strip()
     bob.wait_for(job, "FAILED")
-    assert words in bob("cat refused") and WORKER not in bob("grep -v slurmstepd refused")
+    assert REFUSED in bob("cat refused") and WORKER not in bob("grep -v slurmstepd refused")
     assert set(bob.world.node_states().values()) <= {"idle", "allocated", "mixed", "completing"}
 
 

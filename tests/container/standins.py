@@ -111,7 +111,10 @@ sed 's/@all@/all-pam/' pam.in > contribs/pam_slurm_adopt/Makefile
 """
 PROGRAMS = "sbin/slurmctld sbin/slurmdbd sbin/slurmrestd sbin/slurmd sbin/slurmstepd sbin/sackd"
 CLIENTS = "bin/sinfo bin/srun bin/sbatch bin/scontrol bin/squeue bin/sacctmgr"
-PLUGINS = "gpu_nvml mpi_pmix auth_jwt auth_munge accounting_storage_mysql cgroup_v2 proctrack_cgroup"
+PLUGINS = (
+    "gpu_nvml mpi_pmix auth_jwt auth_munge accounting_storage_mysql cgroup_v2 cli_filter_lua job_submit_lua"
+    " proctrack_cgroup"
+)
 MAKEFILE = f"""
 @all@: made
 made: ; printf '#!/bin/sh\\necho "slurm @version@ stand-in pmix pmix_v5"\\n' > made

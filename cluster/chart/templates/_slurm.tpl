@@ -66,6 +66,7 @@
   {{- $_ := set $lines "AccountingStoragePort" "6819" -}}
   {{- if $gresTypes }}{{ $_ := set $lines "AccountingStorageTRES" (printf "gres/%s" (join ",gres/" (uniq $gresTypes))) }}{{ end -}}
 {{- end -}}
+{{- if include "minivm.refusesContainers" . }}{{ $_ := set $lines "CliFilterPlugins" "cli_filter/lua" }}{{ end -}}
 {{- range $key, $value := .Values.slurm.config -}}
   {{- if kindIs "invalid" $value }}{{ $_ := unset $lines $key }}{{ else }}{{ $_ := set $lines $key (toString $value) }}{{ end -}}
 {{- end -}}
@@ -86,6 +87,12 @@ NodeSet=pool_{{ $name }} Feature={{ $name }}
 PartitionName={{ $name }} Nodes={{ range $i, $pool := $partition.pools }}{{ if $i }},{{ end }}pool_{{ $pool }}{{ end }} Default={{ ternary "YES" "NO" (default false $partition.default) }} State=UP{{ range $key, $value := $partition.options }} {{ $key }}={{ $value }}{{ end }}
 {{- end }}
 {{ .Values.slurm.extraConfig }}
+{{- end -}}
+
+{{/* Without oci.conf, where the site has no filter of its own. */}}
+{{- define "minivm.refusesContainers" -}}
+{{- $site := or (hasKey .Values.slurm.files "oci.conf") (hasKey .Values.slurm.files "cli_filter.lua") (hasKey .Values.slurm.config "CliFilterPlugins") -}}
+{{- if not $site }}yes{{ end -}}
 {{- end -}}
 
 {{- define "minivm.poolCounts" -}}

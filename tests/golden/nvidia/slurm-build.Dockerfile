@@ -1,4 +1,4 @@
-# slurm-build: Slurm from its tarball, with munge, PMIx, NVML, JWT and cgroup v2 (a builder; the compiled tree ships by role)
+# slurm-build: Slurm from its tarball, with munge, PMIx, NVML, JWT, Lua and cgroup v2 (a builder; the compiled tree ships by role)
 FROM layer:os
 ADD layer.tar /
 ARG MINIVM_SOURCES=""
@@ -11,7 +11,7 @@ RUN set -eu; umask 022; export SOURCE_DATE_EPOCH=1793491200 DEBIAN_FRONTEND=noni
         options="$options -o Acquire::https::CaInfo=$begin.pem"; export SSL_CERT_FILE="$begin.pem"; fi; \
     mkdir -p /usr/src/minivm/slurm /usr/src/minivm/out/all; \
     tar -x -f /usr/src/minivm/slurm-25.05.4.tar.bz2 -C /usr/src/minivm/slurm --strip-components=1 --no-same-owner; \
-    { cd /usr/src/minivm/slurm && ./configure --quiet --prefix=/usr --sysconfdir=/etc/slurm --libdir=/usr/lib/x86_64-linux-gnu --localstatedir=/var --runstatedir=/run --disable-static --disable-developer --with-munge --with-jwt --with-yaml --with-json --with-http-parser --with-hwloc --with-nvml=/usr/local/cuda --with-pmix=/usr/lib/x86_64-linux-gnu/pmix2 --with-pam_dir=/usr/lib/x86_64-linux-gnu/security --without-rsmi --without-oneapi --without-ucx --without-hdf5 --without-rdkafka --without-lua --with-bpf --disable-x11 > /usr/src/minivm/configure.log 2>&1 || { tail -n 40 /usr/src/minivm/configure.log; exit 1; }; } || exit 1; \
+    { cd /usr/src/minivm/slurm && ./configure --quiet --prefix=/usr --sysconfdir=/etc/slurm --libdir=/usr/lib/x86_64-linux-gnu --localstatedir=/var --runstatedir=/run --disable-static --disable-developer --with-munge --with-jwt --with-yaml --with-json --with-http-parser --with-hwloc --with-nvml=/usr/local/cuda --with-pmix=/usr/lib/x86_64-linux-gnu/pmix2 --with-pam_dir=/usr/lib/x86_64-linux-gnu/security --without-rsmi --without-oneapi --without-ucx --without-hdf5 --without-rdkafka --with-lua --with-bpf --disable-x11 > /usr/src/minivm/configure.log 2>&1 || { tail -n 40 /usr/src/minivm/configure.log; exit 1; }; } || exit 1; \
     make --silent -C /usr/src/minivm/slurm -j $(nproc); \
     make --silent -C /usr/src/minivm/slurm/contribs/pam_slurm_adopt -j $(nproc); \
     make --silent -C /usr/src/minivm/slurm install DESTDIR=/usr/src/minivm/out/all; \
@@ -26,7 +26,7 @@ RUN set -eu; umask 022; export SOURCE_DATE_EPOCH=1793491200 DEBIAN_FRONTEND=noni
     mv /usr/src/minivm/out/all/usr/lib/x86_64-linux-gnu/security /usr/src/minivm/out/worker/usr/lib/x86_64-linux-gnu/; \
     mv /usr/src/minivm/out/all /usr/src/minivm/out/common; \
     { mkdir -p /usr/src/minivm/include && mv /usr/src/minivm/out/common/usr/include/slurm /usr/src/minivm/include/; } || exit 1; \
-    { for part in common/usr/lib/x86_64-linux-gnu/slurm/gpu_nvml.so common/usr/lib/x86_64-linux-gnu/slurm/mpi_pmix.so common/usr/lib/x86_64-linux-gnu/slurm/auth_jwt.so common/usr/lib/x86_64-linux-gnu/slurm/auth_munge.so common/usr/lib/x86_64-linux-gnu/slurm/accounting_storage_mysql.so common/usr/lib/x86_64-linux-gnu/slurm/cgroup_v2.so worker/usr/lib/x86_64-linux-gnu/security/pam_slurm_adopt.so; do test -e /usr/src/minivm/out/$part || { echo "minivm: Slurm was built without $part"; exit 1; }; done; } || exit 1; \
+    { for part in common/usr/lib/x86_64-linux-gnu/slurm/gpu_nvml.so common/usr/lib/x86_64-linux-gnu/slurm/mpi_pmix.so common/usr/lib/x86_64-linux-gnu/slurm/auth_jwt.so common/usr/lib/x86_64-linux-gnu/slurm/auth_munge.so common/usr/lib/x86_64-linux-gnu/slurm/accounting_storage_mysql.so common/usr/lib/x86_64-linux-gnu/slurm/cgroup_v2.so common/usr/lib/x86_64-linux-gnu/slurm/cli_filter_lua.so common/usr/lib/x86_64-linux-gnu/slurm/job_submit_lua.so worker/usr/lib/x86_64-linux-gnu/security/pam_slurm_adopt.so; do test -e /usr/src/minivm/out/$part || { echo "minivm: Slurm was built without $part"; exit 1; }; done; } || exit 1; \
     echo "minivm: clean up"; \
     find /var/lib/apt/lists /var/cache/apt -type f ! -name lock -delete; \
     rm -rf /var/cache/debconf/*-old /var/lib/dpkg/*-old /var/cache/man/* \
@@ -50,6 +50,7 @@ RUN set -eu; umask 022; export SOURCE_DATE_EPOCH=1793491200 DEBIAN_FRONTEND=noni
 # - libhwloc-dev
 # - libjson-c-dev
 # - libjwt-dev
+# - liblua5.4-dev
 # - libmariadb-dev
 # - libmunge-dev
 # - libnuma-dev

@@ -101,6 +101,27 @@ def test_no_worker_mounts_the_logins_host_keys() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("slurm", "plugin"),
+    [
+        ({}, "cli_filter/lua"),
+        ({"files": {"oci.conf": "RunTimeRun=crun run %n"}}, ""),
+        # The site's own filter is the site's: also one without a word about it.
+        ({"files": {"cli_filter.lua": "--"}}, ""),
+        ({"files": {"cli_filter.lua": "--"}, "config": {"CliFilterPlugins": "cli_filter/lua"}}, "cli_filter/lua"),
+        ({"config": {"CliFilterPlugins": "cli_filter/user_defaults"}}, "cli_filter/user_defaults"),
+        ({"config": {"CliFilterPlugins": None}}, ""),
+    ],
+)
+def test_container_is_refused_at_submission_where_there_is_no_runtime(slurm: dict[str, Any], plugin: str) -> None:
+    documents = render({"slurm": slurm}, release="slurm", namespace="hpc")
+    (config,) = [item for item in documents if item["metadata"]["name"] == "slurm-config"]
+    said = [line for line in config["data"]["slurm.conf"].splitlines() if line.startswith("CliFilterPlugins=")]
+    assert said == ([f"CliFilterPlugins={plugin}"] if plugin else [])
+    ours = "slurm_cli_pre_submit" in config["data"].get("cli_filter.lua", "")
+    assert ours == (slurm == {})
+
+
 @cache
 def rendered(name: str) -> tuple[Document, ...]:
     return tuple(render(example(name), release="slurm", namespace="hpc"))
