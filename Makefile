@@ -1,7 +1,7 @@
 # Each target is a thin call; what it does is in build.py, images/host.py, tests/ and bench/.
 PY := .venv/bin/python
 
-.PHONY: help images test up ssh status down lint bench reproduce push clean
+.PHONY: help images test up ssh status down lint map bench reproduce push clean
 
 help:                ## this list
 	@grep -E '^[a-z]+: .*##|^[a-z]+:  +##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -21,6 +21,9 @@ test: images         ## every test: unit, process, container, cluster
 lint: .venv/ready    ## ruff and mypy
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy
+
+map: .venv/ready     ## docs/architecture.md: its list of modules, by what they say of themselves
+	@$(PY) -m tests.unit.test_map
 
 up: images           ## a whole cluster on this machine
 	@$(PY) build.py up $(ARGS)

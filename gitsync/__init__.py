@@ -1,1 +1,1 @@
-"""Gitsync: verified, atomic git checkouts on every node, and the runner of the scripts in them."""
+"""Gitsync: verified, atomic git checkouts on every node, and the mirror and rings of a fleet."""

@@ -1,0 +1,79 @@
+"""docs/architecture.md: its map names every module once, as the modules describe themselves, and its walks pass through
+files that are there. `make map` (this file, run) writes the map.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.unit.test_floors import FLOORS, PRODUCT
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs/architecture.md"
+BEGIN, END = "<!-- map: begin -->\n", "<!-- map: end -->\n"
+# What the walks may have in words: five minutes at a reader's pace, all together.
+MOST_WORDS = 1200
+
+
+def first_sentence(path: Path) -> str:
+    doc = ast.get_docstring(ast.parse(path.read_text())) or ""
+    paragraph = " ".join(doc.split("\n\n")[0].split())
+    return re.split(r"(?<=[.?])\s+(?=[A-Z$])", paragraph, maxsplit=1)[0]
+
+
+def rooms(package: Path) -> Iterator[Path]:
+    """The package's own folder, then its rooms from the ground up, each followed by the rooms in it."""
+    for names in FLOORS[package.name]:
+        for room in sorted(package / name for name in names):
+            yield room
+            if room != package:
+                yield from sorted(path.parent for path in room.rglob("*/__init__.py"))
+
+
+def module_map() -> str:
+    lines = []
+    for package in PRODUCT:
+        for room in rooms(ROOT / package):
+            name = f"`{room.relative_to(ROOT)}/`"
+            about = first_sentence(room / "__init__.py")
+            lines += [f"### {name}" if room.name == package else f"**{name}**", "", about, ""]
+            modules = [path for path in sorted(room.glob("*.py")) if path.name != "__init__.py"]
+            lines += [f"- `{path.name}`: {first_sentence(path)}" for path in modules]
+            lines.append("")
+    return "\n".join(lines)
+
+
+def walks() -> str:
+    return PAGE.read_text().partition("## Four walks\n")[2].partition("\n## ")[0]
+
+
+def test_the_map_is_what_the_modules_say() -> None:
+    shown = PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
+    assert shown.splitlines() == module_map().splitlines(), "`make map` writes it anew"
+
+
+def test_every_module_says_what_it_is() -> None:
+    silent = [
+        str(path.relative_to(ROOT))
+        for package in PRODUCT
+        for path in (ROOT / package).rglob("*.py")
+        if not first_sentence(path)
+    ]
+    assert not silent, f"no docstring: {silent}"
+
+
+def test_the_walks_pass_through_files_that_are_there() -> None:
+    text = walks()
+    named = re.findall(r"`([\w/]+\.(?:py|yaml))`", text)
+    assert text.count("\n**") >= 3 and len(named) > 40
+    lost = [name for name in named if not (ROOT / name).is_file()]
+    assert not lost, f"no such file: {lost}"
+    assert len(text.split()) < MOST_WORDS, "the walks are to be read in five minutes"
+
+
+if __name__ == "__main__":
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(before + BEGIN + module_map() + END + rest.partition(END)[2])
