@@ -12,6 +12,7 @@ from init.errors import InitError
 from init.slurm import client as slurm_client
 from init.slurm.node import fresh
 from init.slurm.offer import difference, offered
+from init.slurm.proof import forget_birth
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ def renew(node: Node, controller: str) -> list[str]:
     done: list[str] = []
     differs = changed(node, controller) if node.dynamic else ""
     todo = fresh(node, os.environ.get("MINIVM_POD_IP", ""), differs=bool(differs))
+    if not todo.born:
+        forget_birth()  # of an earlier try, before somebody lifted the drain
     if todo.free:
         slurm_client.free(slurm_client.jobs(node.name, controller), controller, done.append)
     for changes in todo.updates:

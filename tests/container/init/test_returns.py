@@ -254,6 +254,26 @@ def test_a_pod_that_offers_less_is_born_drained_where_a_person_had_drained_it(cl
     cluster.wait_node("w1", "idle")
 
 
+def test_a_drain_that_was_lifted_while_the_pod_started_is_not_made_again(cluster: Cluster) -> None:
+    """The record cannot go yet, because a reservation names it. When it can, nobody holds the node any more."""
+    cluster.slurm("scontrol", "update", "nodename=w1", "state=drain", "reason=fan is loud", user="slurm")
+    cluster.workers["w1"].container.kill()
+    reservation = ("reservationname=fan", "starttime=now", "duration=60", "users=root", "flags=maint", "nodes=w1")
+    cluster.slurm("scontrol", "create", *reservation)
+    worker = cluster.replaced("w1", env={"MINIVM_NODE_FEATURES": "green"})
+    until(
+        lambda: worker.code("test", "-e", "/run/minivm/env/born")[0] == 0,
+        "it was to be born drained",
+        seen=lambda: worker.run("minivm", "logs", "fresh-node"),
+    )
+    worker.run("minivm", "stop", "fresh-node")  # so that no try looks before and deletes after
+    cluster.slurm("scontrol", "update", "nodename=w1", "state=resume")
+    cluster.slurm("scontrol", "delete", "reservationname=fan")
+    worker.run("minivm", "start", "fresh-node")
+    worker.wait_ready()
+    assert cluster.node("w1", "%f|%T|%E") == "minivm,green|idle|none"
+
+
 def records(cluster: Cluster) -> str:
     """What the controller does every half minute, now."""
     return cluster.controller.run("/opt/minivm/bin/python3", "-I", "-m", "init.slurm.records", user="slurm")
