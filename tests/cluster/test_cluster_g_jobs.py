@@ -98,6 +98,14 @@ def accounted(person: Researcher) -> None:
     assert 50 * MIB <= found["MaxDiskWrite"] < 500 * MIB
     minutes, _, seconds = cpu.rpartition(":")
     assert int(minutes.rpartition(":")[2]) * 60 + float(seconds) >= 2, cpu
+    # The same in the words that people know, where they log in and where their jobs run.
+    told = person(f"seff {job}")
+    assert person(f"srun seff {job}") == told
+    said = dict(line.split(": ", 1) for line in told.splitlines())
+    assert (said["Job ID"], said["State"], said["Cores"]) == (job, "COMPLETED (exit code 0)", "1")
+    assert said["User/Group"].startswith(f"{person.user}/") and said["CPU Utilized"] >= "00:00:02"
+    number, unit = said["Memory Utilized"].split()
+    assert 190 < float(number) < 600 and unit == "MB" and said["Memory Efficiency"].endswith("% of 600.00 MB")
 
 
 def test_a_person_s_job_is_accounted_whole(bob: Researcher) -> None:
