@@ -32,6 +32,7 @@ MaxNodeCount=2048
 TreeWidth=65533
 ReturnToService=2
 SlurmdTimeout=60
+GetEnvTimeout=0
 SchedulerParameters=batch_sched_delay=0
 {accounting}{jwt}PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """

@@ -194,6 +194,27 @@ def test_a_job_s_own_places_are_its_user_s_to_set(bob: Researcher) -> None:
     assert bob("cat places") == "/tmp/own:/tmp/cache\n"
 
 
+def test_a_job_that_brings_no_environment_has_its_user_s(bob: Researcher) -> None:
+    """From a profile that talks, and leaves something running; Slurm's own way would end slurmd in a pod."""
+    words = "echo words=here; (sleep 600 &); export OF_PROFILE='two words' PATH=$PATH:$HOME/bin FOO=profile TMPDIR=/tmp"
+    bob("cat > .profile", stdin=f"{words}\n")
+    script = 'echo "$HOME:$USER:$SHELL:$OF_PROFILE:$FOO:$TMPDIR:${PATH##*:}:$words"; srun --export=ALL hostname'
+    try:
+        for option, foo in (("NONE", "profile"), ("FOO=given", "given")):
+            job = bob.submit("-n1", "--mem=100M", "-o", "environment", f"--export={option}", script=script)
+            bob.wait_for(job, "COMPLETED")
+            line = f"/home/bob:bob:/bin/bash:two words:{foo}:/tmp:/home/bob/bin:"
+            assert bob("cat environment").splitlines() == [line, WORKER]
+        bob("cat > .profile", stdin="setsid sleep 600 & while :; do sleep 1; done\n")
+        script = "echo $HOME:$OF_PROFILE:$USER"
+        job = bob.submit("-n1", "--mem=100M", "-o", "environment", "--export=NONE", script=script)
+        bob.wait_for(job, "COMPLETED")
+        told, line = bob("cat environment").splitlines()
+        assert told.startswith("minivm: your login shell (/bin/bash) gave no environment") and line == "/home/bob::bob"
+    finally:
+        bob("rm .profile")
+
+
 def test_what_a_job_leaves_goes_with_the_pod_s_own_capabilities(bob: Researcher) -> None:
     """Deaf to TERM, in a session of its own, without the job's environment; shared memory, also System V."""
     deaf = 'trap "" TERM; while :; do sleep 1; done'

@@ -32,6 +32,7 @@
   "MinJobAge" "300"
   "KillWait" "30"
   "JobRequeue" "1"
+  "GetEnvTimeout" "0"
   "DefMemPerCPU" "1024"
   "LaunchParameters" "use_interactive_step"
   "MpiDefault" .Values.slurm.mpiDefault

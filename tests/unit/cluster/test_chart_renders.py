@@ -632,6 +632,13 @@ def test_a_wrong_value_is_refused_with_its_name(values: dict[str, Any], said: st
         render(values, release="slurm", namespace="hpc")
 
 
+def test_slurmd_is_kept_from_what_a_pod_must_not() -> None:
+    """It reads no user's environment by itself: a PID namespace is refused to it, and it would end on that."""
+    documents = render({}, release="slurm", namespace="hpc")
+    (config,) = [item for item in documents if item["metadata"]["name"] == "slurm-config"]
+    assert "GetEnvTimeout=0" in config["data"]["slurm.conf"].splitlines()
+
+
 def test_slurm_config_changes_adds_and_removes_lines() -> None:
     values = {"slurm": {"config": {"SlurmdTimeout": 300, "JobRequeue": None, "Licenses": "matlab:4"}}}
     (config,) = [
