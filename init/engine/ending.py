@@ -29,6 +29,8 @@ class Ending:
         self.deadline: float | None = None  # of the whole stop
         self.killed_at: float | None = None
         self.errands: dict[str, Service] = {}  # the drain and its taking back: oneshots of the role's own
+        self.asked = ""  # which of the two was asked for last: it is the one that counts
+        self._held: tuple[str, tuple[str, ...], float] | None = None  # it, until the other has ended
         self._engine = engine
         self._grace = grace  # of the whole pod
         self._graces: dict[str, float] = {}  # of each service, once the stop has begun
@@ -40,36 +42,51 @@ class Ending:
         drain = self._engine.plan.drain
         if drain is None or self.drain_state() in ("draining", "drained"):
             return []
-        self._engine.forget(RESUME)
-        return self._run(DRAIN, drain.command, drain.budget if budget is None else budget, now)
+        return self._ask(DRAIN, drain.command, drain.budget if budget is None else budget, now)
 
     def resume(self, now: float) -> Todo:
         """Take the drain back: end it if it still runs, then the role's own command for it."""
         engine, drain = self._engine, self._engine.plan.drain
-        todo: Todo = []
-        if drain is None or engine.phase not in (PodPhase.BOOT, PodPhase.RUNNING):
-            return todo
-        if DRAIN in engine.states and not idle(engine.states[DRAIN]):
-            todo += engine.leave(DRAIN, Then.STOP, now)
-        else:
-            engine.forget(DRAIN)
-        if drain.resume:
-            todo += self._run(RESUME, drain.resume, drain.budget, now)
-        return todo
+        if drain is None or engine.phase not in (PodPhase.BOOT, PodPhase.RUNNING) or self.resuming():
+            return []
+        return self._ask(RESUME, drain.resume, drain.budget, now)
 
     def drain_state(self) -> str:
         """Empty, draining, drained, or failed; for people: `init.view.reasons.drain_text`."""
-        state = self._engine.states.get(DRAIN)
-        if state is None or RESUME in self._engine.states:
+        if self.asked != DRAIN:
             return ""
+        state = self._engine.states.get(DRAIN)
+        if self._held is not None or state is None:
+            return "draining"
         if state.phase is Phase.DONE:
             return "drained"
         return "failed" if state.phase in (Phase.FAILED, Phase.STOPPED) else "draining"
+
+    def resuming(self) -> bool:
+        return self.asked == RESUME and (self._held is not None or not self._engine.settled(RESUME))
 
     def may_wait(self, now: float) -> bool:
         """Whether a drain that cannot be started now may be started later: not once the services need their time."""
         needed = stop.longest(self._engine.specs.values()) + stop.SWEEP
         return self.deadline is None or now + needed < self.deadline
+
+    def _ask(self, name: str, command: tuple[str, ...], budget: float, now: float) -> Todo:
+        """One errand at a time: two that speak to Slurm at once would leave the node as the slower one wants it."""
+        self.asked, self._held = name, (name, command, budget)
+        todo: Todo = []
+        for other in (DRAIN, RESUME):
+            if other in self._engine.states and not idle(self._engine.states[other]):
+                todo += self._engine.leave(other, Then.STOP, now)
+        return [*todo, *self._run_held(now)]
+
+    def _run_held(self, now: float) -> Todo:
+        """What was asked for last begins once nothing of the one before runs any more."""
+        if self._held is None or not (self._engine.settled(DRAIN) and self._engine.settled(RESUME)):
+            return []
+        (name, command, budget), self._held = self._held, None
+        self._engine.forget(DRAIN)
+        self._engine.forget(RESUME)
+        return self._run(name, command, budget, now) if command else []
 
     def _run(self, name: str, command: tuple[str, ...], budget: float, now: float) -> Todo:
         """An errand is followed by the same machine as every service."""
@@ -96,14 +113,19 @@ class Ending:
             engine.phase = PodPhase.DRAINING
             budget = stop.drain_budget(engine.plan.drain, engine.specs.values(), total)
             todo = self.drain(now, budget=budget)
-            state = engine.states[DRAIN]
-            if state.deadline is not None and state.phase is Phase.STARTING:  # one that ran already, with more time
+            state = engine.states.get(DRAIN)
+            if self._held is not None:  # it waits for the end of a resume
+                self._held = (*self._held[:2], min(self._held[2], budget))
+            elif state is not None and state.deadline is not None and state.phase is Phase.STARTING:
+                # one that ran already, with more time
                 engine.states[DRAIN] = replace(state, deadline=min(state.deadline, now + budget))
             return [*todo, *engine.settle(now)]
         return self._stop_all(now)
 
     def follow(self, now: float) -> Todo:
-        """The drain before the stop is over: now the services."""
+        """An errand that waited for another one; and the drain before the stop is over: now the services."""
+        if self._held is not None:
+            return self._run_held(now)
         if self._engine.phase is PodPhase.DRAINING and self._engine.states[DRAIN].phase in OVER:
             return self._stop_all(now)
         return []
@@ -136,6 +158,7 @@ class Ending:
     def _stop_all(self, now: float) -> Todo:
         engine = self._engine
         engine.phase = PodPhase.STOPPING
+        self._held = None
         left = (self.deadline or now) - now - stop.SWEEP
         self._graces = stop.graces(engine.specs.values(), left)
         return engine.leave_all(now)
@@ -147,7 +170,7 @@ class Ending:
         waves = len(graph.waves(graph.stop_edges(engine.specs.values())))
         self.deadline = min(self.deadline or now, now + HURRIED * max(1, waves) + HURRIED)
         if engine.phase is PodPhase.DRAINING:
-            if not idle(engine.states[DRAIN]):
+            if DRAIN in engine.states and not idle(engine.states[DRAIN]):
                 todo += engine.advance(DRAIN, Down(Then.STOP, HURRIED), now)
             todo += self._stop_all(now)
         self._graces = {name: min(grace, HURRIED) for name, grace in self._graces.items()}

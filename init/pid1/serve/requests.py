@@ -190,21 +190,26 @@ class Requests:
             caller.reply(drain="drained")  # a role with nothing to drain is drained
             return
         self._init.perform(engine.ending.drain(self._init.poller.now()))
-        self._answer_when(caller, request, lambda: engine.ending.drain_state() != "draining", self._drained(caller))
+        self._answer_when(
+            caller, request, lambda: engine.ending.drain_state() != "draining", self._drained(caller, DRAIN)
+        )
 
     def _resume(self, caller: Connection, request: Request) -> None:
         engine = self._init.engine
         if engine.phase not in (PodPhase.BOOT, PodPhase.RUNNING):
             raise RequestError("take the drain back", f"the pod is {engine.phase.value}")
         self._init.perform(engine.ending.resume(self._init.poller.now()))
-        done = lambda: engine.settled(RESUME) and DRAIN not in engine.states  # noqa: E731 - two names for one line
-        self._answer_when(caller, request, done, self._drained(caller))
+        self._answer_when(caller, request, lambda: not engine.ending.resuming(), self._drained(caller, RESUME))
 
-    def _drained(self, caller: Connection) -> Callable[[], None]:
+    def _drained(self, caller: Connection, asked: str) -> Callable[[], None]:
         """One word for what goes well; a reason with what does not."""
 
         def answer() -> None:
             engine = self._init.engine
+            if asked == DRAIN and engine.ending.asked == RESUME:
+                raise RequestError("drain", "it was taken back meanwhile")
+            if asked == RESUME and engine.ending.asked == DRAIN:
+                raise RequestError("take the drain back", "the pod was asked to drain again meanwhile")
             word, back = engine.ending.drain_state(), engine.states.get(RESUME)
             if word == "failed":
                 word = health.drain_text(engine)

@@ -6,11 +6,14 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
-from tests.process.init_world import NOTIFIES, World, python, shell, world
+from init.errors import InitError
+from tests.process.init_world import NOTIFIES, PATIENCE, World, python, shell, world
 
 pytestmark = pytest.mark.root
 
@@ -274,6 +277,66 @@ def test_resume_takes_a_drain_back(pod: World, tmp_path: Path) -> None:
     assert pod.ask("resume")["drain"] == ""
     assert back.exists()
     assert pod.get("/readyz")[0] == 200
+
+
+def asked(pod: World, op: str) -> Future[str]:
+    """What whoever asks is told in the end; in the background, for there is more than one of them."""
+    told: Future[str] = Future()
+
+    def ask() -> None:
+        try:
+            told.set_result(str(pod.ask(op)["drain"]))
+        except (InitError, EOFError, OSError) as error:
+            told.set_result(str(error))
+
+    Thread(target=ask, daemon=True).start()
+    return told
+
+
+def test_a_drain_that_still_waits_is_taken_back_and_both_are_told(pod: World) -> None:
+    """Somebody drains, sees which job is in the way, and changes his mind."""
+    pod.start(
+        {"a": {"command": NOTIFIES, "ready": "notify"}},
+        {"command": python("tell('STATUS=waiting for 1 jobs: 4711'); signal.pause()"), "resume": ["/bin/true"]},
+    )
+    pod.until_ready()
+    drain = asked(pod, "drain")
+    pod.until(lambda: "4711" in pod.snapshot().drain, "it waits for the job")
+    assert asked(pod, "resume").result(PATIENCE) == ""
+    assert "taken back" in drain.result(PATIENCE)
+    assert pod.get("/readyz")[0] == 200
+
+
+def test_of_drain_and_resume_the_last_word_counts_and_never_both_run(pod: World, tmp_path: Path) -> None:
+    """Two people at once, or a hook and a person: nobody waits for ever, and the node hears of one at a time."""
+    alone, ran = tmp_path / "alone", tmp_path / "ran"
+    alone.touch()
+    slow = f"exec 9<{alone}; flock -n 9 || echo BOTH >>{ran}; sleep 0.2; echo $0 >>{ran}"
+    pod.start(
+        {"a": {"command": NOTIFIES, "ready": "notify"}},
+        {"command": [*shell(slow), "drain"], "resume": [*shell(slow), "resume"]},
+    )
+    pod.until_ready()
+    for last, word in (("resume", ""), ("drain", "drained"), ("resume", "")):
+        for other in [asked(pod, op) for op in ("drain", "resume") * 3]:
+            other.result(PATIENCE)
+        assert asked(pod, last).result(PATIENCE) == word
+        assert pod.get("/readyz")[0] == (503 if word else 200)
+    assert "BOTH" not in ran.read_text()
+
+
+def test_the_end_drains_also_while_a_resume_runs(pod: World, tmp_path: Path) -> None:
+    drained, resumes = tmp_path / "drained", tmp_path / "resumes"
+    pod.start(
+        {"a": {"command": NOTIFIES, "ready": "notify"}},
+        {"command": shell(f"echo once >>{drained}"), "resume": shell(f"touch {resumes}; exec sleep 1000")},
+    )
+    pod.until_ready()
+    asked(pod, "drain").result(PATIENCE)
+    asked(pod, "resume")
+    pod.until(resumes.exists, "the resume runs")
+    assert pod.stop() == 0
+    assert drained.read_text() == "once\nonce\n"
 
 
 def test_a_watchdog_restarts_a_service_that_hangs(pod: World) -> None:
