@@ -14,6 +14,8 @@ ZERO = "zero"
 COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 # What a cut cycle can leave in trees/ and beside the link; the next cycle removes it.
 UNFINISHED = ".unfinished-"
+# What lies beside scripts and is none: an editor's copy, a page, data.
+NOT_SCRIPTS = ("~", ".md", ".txt", ".json", ".yaml", ".yml", ".toml", ".conf", ".example")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,11 @@ def commit_of_link(target: str, zero: Path) -> str | None:
     if head == "trees" and COMMIT.fullmatch(name):
         return name
     return ZERO if target == str(zero) else None
+
+
+def is_script(name: str) -> bool:
+    """Whether a file of prolog.d and its like is run: what the runner starts is what gitsync checks."""
+    return not name.startswith((".", "_")) and not name.endswith(NOT_SCRIPTS)
 
 
 def is_commit(text: str) -> bool:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping
 
-BROKER = "/run/minivm/broker.sock"
+from health.places import Places
 
 
 def ask_broker(request: Mapping[str, object], wait_s: float) -> Mapping[str, object] | None:
@@ -15,12 +14,12 @@ def ask_broker(request: Mapping[str, object], wait_s: float) -> Mapping[str, obj
     # A healthy node's prolog asks nobody, and does not pay for this import.
     import socket
 
-    path = os.environ.get("MINIVM_BROKER", BROKER)
+    path = Places.from_environment().broker
     deadline = time.monotonic() + wait_s
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as client:
             client.settimeout(wait_s)
-            client.connect(path)
+            client.connect(str(path))
             client.sendall(json.dumps(request).encode() + b"\n")
             text = b""
             while not text.endswith(b"\n"):

@@ -15,6 +15,7 @@ Exit codes of health and replay: 0 ok, 1 a problem that is not the node's, 2 a p
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import sys
@@ -27,15 +28,16 @@ from pathlib import Path, PurePosixPath
 
 from gitsync import lease
 from gitsync.errors import GitsyncError
-from health import ledger as health_ledger
 from health.api import When
 from health.ask import ask_broker
 from health.checks.cases import examine, read_case, replay
 from health.checks.notes import forget, recall, remember
 from health.checks.round import run
-from health.places import Places
-from health.show import FORMATS, exit_code
-from health.verdict import Class, Result, Verdict, boot_id, read_verdicts
+from health.checks.select import Asked
+from health.ledger import Ledger, read_book
+from health.places import Places, boot_id
+from health.show import FORMATS, book_lines, exit_code
+from health.verdict import Class, Result, Verdict, read_verdicts
 
 # Evidence is bounded where it is written; what somebody packed may be anything.
 UNPACKED_LIMIT = 64 << 20
@@ -134,14 +136,9 @@ def _health(options: argparse.Namespace) -> int:
     places = Places.from_environment()
     if options.run or options.recording:
         with lease.hold() as held:
-            run(
-                held.path.resolve(),
-                held.commit,
-                when=None if options.checks else options.when or When.BACKGROUND,
-                names=options.checks or None,
-                places=places,
-                captures=read_case(options.recording).captures if options.recording else None,
-            )
+            asked = Asked(names=tuple(options.checks)) if options.checks else Asked(options.when or When.BACKGROUND)
+            captures = read_case(options.recording).captures if options.recording else None
+            run(held.path.resolve(), held.commit, asked, places, captures)
         ask_broker({"ask": "look"}, 5.0)
     known = read_verdicts(places.verdicts)
     if missing := [name for name in options.checks if name not in known]:
@@ -205,17 +202,31 @@ def _selftest(options: argparse.Namespace) -> int:
 
 
 def _ledger(options: argparse.Namespace) -> int:
+    ledger = Ledger(Places.from_environment().ledger)
     if options.forgive:
-        health_ledger.forgive(options.forgive)
+        ledger.forgive(options.forgive, time.time())
         return 0
-    return 0 if health_ledger.show(as_json=options.json) else 3
+    books, code = [], 0
+    for path in ledger.files():
+        try:
+            books.append(read_book(path))
+        except GitsyncError as error:
+            # The others are shown all the same.
+            print(f"error: {error}", file=sys.stderr)
+            code = 3
+    if options.json:
+        print(json.dumps(books, indent=1))
+    else:
+        for book in books:
+            print("\n".join(book_lines(book)))
+    return code
 
 
 def _clear(options: argparse.Namespace) -> int:
     """What a check has remembered so far counts no more; from here on it looks for new things only."""
     places = Places.from_environment()
     path = places.memory(options.check)
-    if not path.exists() and not (places.verdicts / f"{options.check}.json").exists():
+    if not path.exists() and not places.verdict(options.check).exists():
         raise GitsyncError("clear a check", f"nothing is known of {options.check!r}")
     # The check's own cursor says up to where its log has been read; it stays, and all that is held goes.
     kept = {key: value for key, value in recall(places, options.check, boot_id()).items() if key == "cursor"}

@@ -1,92 +1,132 @@
-"""What each GPU of this host has done, over pods and boots: the broker writes the ledger, and here it is read."""
+"""What each GPU of this host has done before: incidents by UUID on a path of the host, so that they outlive pods.
+
+The broker enters incidents and a person forgives them, in two processes: whoever changes a file holds the directory's
+lock from its reading to its writing, so that no incident and no forgiveness is lost.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
-import sys
-import time
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from gitsync.errors import GitsyncError
-from health.verdict import write_json
+from health.files import read_json, write_json
 
-LEDGER = "/var/lib/minivm/ledger"
 LOCK = ".lock"
-SHOWN = 5
+EVENTS_KEPT = 100
+LATEST = 1e11  # seconds since 1970: what a calendar can show
 
 
-def directory() -> Path:
-    return Path(os.environ.get("MINIVM_LEDGER", LEDGER))
+class Ledger:
+    """One file a GPU."""
 
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
 
-def forgive(uuid: str) -> None:
-    """Incidents up to now no longer count."""
-    path = directory() / f"{uuid}.json"
-    if path not in _files():
-        raise GitsyncError("forgive a GPU", f"{uuid} is not in the ledger", file=directory())
-    try:
-        # The broker enters incidents into the same file: it takes this lock too (health/broker/ledger.py).
-        lock = os.open(directory() / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise GitsyncError("lock the ledger", error.strerror or str(error), file=directory() / LOCK) from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        write_json(path, {**_read(path), "forgiven_at": time.time(), "offender": False}, 0o600)
-    finally:
-        os.close(lock)
+    def enter(
+        self, uuid: str, event: Mapping[str, object], since: float, most: int, *, serial: str = "", model: str = ""
+    ) -> int:
+        """Adds an incident and says how many there are since then; from `most` on the GPU is marked an offender."""
+        path = self._path(uuid)
+        with self._locked():
+            before = _mended(path)
+            after = _entered(before, uuid, event, serial, model)
+            count = _incidents(after, since)
+            after["offender"] = count >= most
+            if after != before:
+                write_json(path, after, 0o600)
+        return count
 
-
-def show(*, as_json: bool) -> bool:
-    """False where a file could not be read: it is told, and the others are shown."""
-    books, whole = [], True
-    for path in _files():
+    def forgive(self, uuid: str, now: float) -> None:
+        """Incidents up to now no longer count."""
+        path = self._path(uuid)
+        if path not in self.files():
+            raise GitsyncError("forgive a GPU", f"{uuid} is not in the ledger", file=self.directory)
         try:
-            books.append(_read(path))
-        except GitsyncError as error:
-            print(f"error: {error}", file=sys.stderr)
-            whole = False
-    if as_json:
-        print(json.dumps(books, indent=1))
-    else:
-        for book in books:
-            print("\n".join(_lines(book)))
-    return whole
+            with self._locked():
+                write_json(path, {**read_book(path), "forgiven_at": now, "offender": False}, 0o600)
+        except OSError as error:
+            raise GitsyncError("change the ledger", error.strerror or str(error), file=self.directory) from error
+
+    def incidents(self, uuid: str, since: float) -> int:
+        """How many since then, and since somebody forgave what was before."""
+        return _incidents(_mended(self._path(uuid)), since)
+
+    def files(self) -> list[Path]:
+        return sorted(self.directory.glob("[!.]*.json"))
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(self.directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+    def _path(self, uuid: str) -> Path:
+        # A subject comes from a tool's output: it must not name another directory.
+        return self.directory / f"{re.sub(r'[^A-Za-z0-9-]', '_', uuid)[:80]}.json"
 
 
-def _lines(book: dict[str, Any]) -> list[str]:
-    events = book.get("events", [])
-    mark = "  repeat offender" if book.get("offender") else ""
-    head = f"{book.get('uuid')}  {book.get('model')}  serial {book.get('serial') or '-'}  {len(events)} incidents{mark}"
-    days = [time.strftime("%Y-%m-%d %H:%M", time.localtime(event["at"])) for event in events[-SHOWN:]]
-    told = zip(days, events[-SHOWN:], strict=True)
-    return [head, *(f"  {day}  {event['check']}: {event['reason']}" for day, event in told)]
-
-
-def _files() -> list[Path]:
-    return sorted(directory().glob("[!.]*.json"))
-
-
-def _read(path: Path) -> dict[str, Any]:
+def read_book(path: Path) -> dict[str, Any]:
+    """For a person: a file that is damaged is told, and left as it is."""
     try:
         book = json.loads(path.read_bytes())
     except OSError as error:
         raise GitsyncError("read the ledger", error.strerror or str(error), file=path) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise GitsyncError("read the ledger", f"not JSON: {error}", file=path) from error
     if not isinstance(book, dict):
         raise GitsyncError("read the ledger", "wanted a mapping", file=path)
     events = book.get("events", [])
-    if not isinstance(events, list) or not all(map(_is_event, events)):
-        raise GitsyncError(
-            "read the ledger", "wanted a list of incidents: at, check, reason", file=path, field="events"
-        )
+    if not isinstance(events, list) or not all(map(_can_be_shown, events)):
+        why = "wanted a list of incidents: at, check, reason"
+        raise GitsyncError("read the ledger", why, file=path, field="events")
     return book
 
 
-def _is_event(event: object) -> bool:
+def _mended(path: Path) -> dict[str, Any]:
+    """For the broker: what can be read of it. The host's disk may have damaged it, and the broker must live on."""
+    data = dict(read_json(path))
+    if not isinstance(data.get("events", []), list):
+        return {}
+    if not _is_time(data.get("forgiven_at", 0.0)):
+        del data["forgiven_at"]
+    data["events"] = [
+        event for event in data.get("events", []) if isinstance(event, dict) and _is_time(event.get("at"))
+    ]
+    return data
+
+
+def _entered(
+    book: Mapping[str, Any], uuid: str, event: Mapping[str, object], serial: str, model: str
+) -> dict[str, Any]:
+    last = book.get("events", [])[-1:]
+    if last and event.get("evidence") and last[0].get("evidence") == event["evidence"]:
+        # The same incident, seen again by a broker that was started anew.
+        return dict(book)
+    known = {"uuid": uuid, "serial": serial or book.get("serial", ""), "model": model or book.get("model", "")}
+    return {**book, **known, "events": [*book.get("events", []), dict(event)][-EVENTS_KEPT:]}
+
+
+def _incidents(book: Mapping[str, Any], since: float) -> int:
+    start = max(since, float(book.get("forgiven_at", 0.0)))
+    return sum(1 for event in book.get("events", []) if float(event.get("at", 0.0)) > start)
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _can_be_shown(event: object) -> bool:
     if not isinstance(event, dict) or not {"check", "reason"} <= event.keys():
         return False
-    return isinstance(event.get("at"), int | float) and 0 <= event["at"] < 1e11
+    return _is_time(event.get("at")) and 0 <= event["at"] < LATEST

@@ -1,4 +1,4 @@
-"""Where a node's health lives on disk, what hardware it has or was promised, and which checks are due."""
+"""Where a node's health lies, and which boot this is: the one place that checks, prologs and the broker ask."""
 
 from __future__ import annotations
 
@@ -6,40 +6,61 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from health.api import Check, Command
-from health.verdict import HEALTH, VERDICTS, Verdict, health_index, health_state
+from gitsync.layout import DEFAULT_ROOT
 
-SLURM = frozenset({"scontrol", "sinfo", "squeue", "sacctmgr"})
-CAPSULES = "/var/log/minivm/capsules"
+# Mounted beside the tree: it wins over the tree's file, whole.
+OPERATORS_POLICY = Path("/mnt/minivm/config/scripts/policy.json")
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    verdicts: Path = Path(VERDICTS)
-    state: Path = Path(HEALTH)
-    capsules: Path = Path(CAPSULES)
+    verdicts: Path = Path("/run/minivm/verdicts")
+    # What rounds of checks leave for one another, for prologs and for the broker.
+    state: Path = Path("/run/minivm/health")
+    capsules: Path = Path("/var/log/minivm/capsules")
+    # Of the host: it outlives pods.
+    ledger: Path = Path("/var/lib/minivm/ledger")
+    broker: Path = Path("/run/minivm/broker.sock")
+    # What the broker knows, for people: it is never read back.
+    broker_state: Path = Path("/run/minivm/broker.json")
+    metrics: Path = Path("/run/minivm/metrics.d/health.prom")
+    # gitsync's root.
+    scripts: Path = Path(DEFAULT_ROOT)
+    policy: Path = OPERATORS_POLICY
 
     @classmethod
     def from_environment(cls) -> Places:
+        default = cls()
+
+        def get(name: str, otherwise: Path) -> Path:
+            return Path(os.environ.get(name, otherwise))
+
         return cls(
-            Path(os.environ.get("MINIVM_VERDICTS", VERDICTS)),
-            health_state(),
-            Path(os.environ.get("MINIVM_CAPSULES", CAPSULES)),
+            get("MINIVM_VERDICTS", default.verdicts),
+            get("MINIVM_HEALTH_STATE", default.state),
+            get("MINIVM_CAPSULES", default.capsules),
+            get("MINIVM_LEDGER", default.ledger),
+            get("MINIVM_BROKER", default.broker),
+            get("MINIVM_BROKER_STATE", default.broker_state),
+            get("MINIVM_HEALTH_METRICS", default.metrics),
+            get("MINIVM_GITSYNC_ROOT", get("MINIVM_SCRIPTS", default.scripts)),
         )
 
     @property
     def index(self) -> Path:
-        return health_index(self.state)
+        """The checks of the last round, for who does not load them: see `health.index`."""
+        return self.state / "index.json"
+
+    def verdict(self, check: str) -> Path:
+        return self.verdicts / f"{check}.json"
 
     def memory(self, check: str) -> Path:
         return self.state / "memory" / f"{check}.json"
 
 
-def asks_slurm(check: Check) -> bool:
-    """slurmd answers nobody while it waits for its own health program: a question of ours would wait for it in turn."""
-    return any(isinstance(source, Command) and source.argv[0] in SLURM for source in check.sources)
-
-
-def due(period_s: float, known: Verdict | None, now: float, boot: str) -> bool:
-    """Whether a background round must run it again; a little early rather than a round late."""
-    return known is None or not known.fresh(now, boot) or now - known.at >= 0.9 * period_s
+def boot_id() -> str:
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return ""

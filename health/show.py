@@ -1,14 +1,17 @@
-"""Verdicts for people and for other tools: a table, JSON, NHC's line, node-problem-detector's answer. Pure."""
+"""Verdicts and incidents for people and other tools: tables, JSON, NHC's line, node-problem-detector's answer. Pure."""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from health.verdict import Class, Result, Verdict
 
 COLOURS = {Result.OK: "32", Result.PROBLEM: "31", Result.UNKNOWN: "33"}
 WORDS = {Result.OK: "ok", Result.PROBLEM: "PROBLEM", Result.UNKNOWN: "unknown"}
+INCIDENTS_SHOWN = 5
 # What a person does about each class, in the table's last line.
 ACTIONS = {
     Class.USER: "tell the job's user, or the script's author; the node is fine",
@@ -81,6 +84,16 @@ def npd(verdicts: Sequence[Verdict], now: float, colour: bool) -> str:
     if worst.result is Result.OK:
         return "all checks pass"
     return f"{worst.check}: {worst.reason}"[:80]
+
+
+def book_lines(book: Mapping[str, Any]) -> list[str]:
+    """A GPU's book in the ledger: who it is, and its last incidents."""
+    events = book.get("events", [])
+    mark = "  repeat offender" if book.get("offender") else ""
+    head = f"{book.get('uuid')}  {book.get('model')}  serial {book.get('serial') or '-'}  {len(events)} incidents{mark}"
+    last = events[-INCIDENTS_SHOWN:]
+    days = [time.strftime("%Y-%m-%d %H:%M", time.localtime(event["at"])) for event in last]
+    return [head, *(f"  {day}  {event['check']}: {event['reason']}" for day, event in zip(days, last, strict=True))]
 
 
 def _worst(verdicts: Sequence[Verdict]) -> Verdict | None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
-import socket
-import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from health.files import publish
 from health.verdict import Class, Result, Verdict
+from init.errors import InitError
+from init.pod.client import SOCKET, Client
 
-CONTROL = "/run/minivm/control.sock"
-METRICS = "/run/minivm/metrics.d/health.prom"
 SENTENCE = 400
 
 
@@ -25,15 +23,14 @@ def sentence(verdicts: Mapping[str, Verdict], now: float) -> str:
 
 def tell(text: str) -> bool:
     """A condition of the pod that does not block it; an empty text takes it back. False where no init listens."""
-    request = {"op": "condition", "name": "health", "text": text, "blocking": False}
+    # MINIVM_CONTROL is the old name.
+    path = os.environ.get("MINIVM_SOCKET") or os.environ.get("MINIVM_CONTROL") or SOCKET
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-            client.settimeout(2.0)
-            client.connect(os.environ.get("MINIVM_CONTROL", CONTROL))
-            client.sendall(json.dumps(request).encode() + b"\n")
-            return bool(json.loads(client.makefile().readline() or "{}").get("ok"))
-    except (OSError, ValueError):
+        with Client(Path(path), within=2.0) as client:
+            client.request("condition", name="health", text=text, blocking=False)
+    except (InitError, OSError, ValueError, EOFError):
         return False
+    return True
 
 
 def metrics(verdicts: Mapping[str, Verdict], now: float) -> str:
@@ -68,15 +65,10 @@ def _escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def write_metrics(text: str) -> bool:
-    path = Path(os.environ.get("MINIVM_HEALTH_METRICS", METRICS))
-    # A reader takes every *.prom there: the unfinished one must not be one.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
+def write_metrics(path: Path, text: str) -> bool:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text)
-        temporary.rename(path)
+        publish(path, text.encode())
     except OSError:
-        temporary.unlink(missing_ok=True)
         return False
     return True

@@ -7,18 +7,13 @@ reader sees a whole verdict or the one before it.
 from __future__ import annotations
 
 import json
-import os
-import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
 from gitsync.errors import GitsyncError, one_line
-
-VERDICTS = "/run/minivm/verdicts"
-HEALTH = "/run/minivm/health"
-BOOT_ID = "/proc/sys/kernel/random/boot_id"
+from health.files import write_json
 
 
 class Result(StrEnum):
@@ -122,15 +117,27 @@ def _number(text: str) -> float:
 
 def verdict_from_json(data: Mapping[str, object], file: str = "") -> Verdict:
     """Strict about types, forgiving about keys of a newer writer."""
+
+    def text(key: str, default: str = "") -> str:
+        return str(data.get(key, default))
+
     try:
-        values = {key: data[key] for key in data if key in {field.name for field in fields(Verdict)}}
-        values["result"] = Result(str(data["result"]))
-        values["class_"] = Class(str(data["class"]))
-        values["at"], values["expires"] = float(str(data["at"])), float(str(data["expires"]))
-        values["findings"] = tuple(_finding(item) for item in _items(data.get("findings", [])))
-        for key in ("check", "reason", "measured", "threshold", "evidence", "commit", "boot_id", "subject"):
-            values[key] = str(data.get(key, ""))
-        return Verdict(**values)  # type: ignore[arg-type]  # each value was converted just above
+        return Verdict(
+            check=str(data["check"]),
+            result=Result(str(data["result"])),
+            class_=Class(str(data["class"])),
+            reason=str(data["reason"]),
+            measured=text("measured"),
+            threshold=text("threshold"),
+            evidence=text("evidence"),
+            commit=text("commit"),
+            boot_id=text("boot_id"),
+            subject=text("subject", "host"),
+            at=float(str(data["at"])),
+            expires=float(str(data["expires"])),
+            applies=data.get("applies", True) is True,
+            findings=tuple(_finding(item) for item in _items(data.get("findings", []))),
+        )
     except (KeyError, ValueError, TypeError) as why:
         raise GitsyncError("read a verdict", str(why) or type(why).__name__, file=file) from why
 
@@ -157,7 +164,7 @@ def read_verdict(path: Path) -> Verdict | None:
     try:
         data = json.loads(path.read_bytes())
         return verdict_from_json(data, str(path)) if isinstance(data, dict) else None
-    except (OSError, ValueError, GitsyncError):
+    except (OSError, ValueError, RecursionError, GitsyncError):
         return None
 
 
@@ -166,40 +173,7 @@ def read_verdicts(directory: Path) -> dict[str, Verdict]:
     return {name: verdict for name, verdict in found.items() if verdict is not None}
 
 
-def write_json(path: Path, data: object, mode: int = 0o644) -> None:
-    """Publish a small file whole: unique temporary, fsync, rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.parent / f".{path.name}.{os.getpid()}.{time.monotonic_ns()}"
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    try:
-        with os.fdopen(fd, "w") as file:
-            json.dump(data, file, separators=(",", ":"))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
 def write_verdict(directory: Path, verdict: Verdict) -> Path:
     path = directory / f"{verdict.check}.json"
     write_json(path, verdict.to_json())
     return path
-
-
-def health_state() -> Path:
-    """Where rounds of checks leave what they know: the one place that rounds write and prologs read."""
-    return Path(os.environ.get("MINIVM_HEALTH_STATE", HEALTH))
-
-
-def health_index(state: Path) -> Path:
-    """What the prolog needs to know about the checks without loading them."""
-    return state / "index.json"
-
-
-def boot_id() -> str:
-    try:
-        return Path(BOOT_ID).read_text().strip()
-    except OSError:
-        return ""

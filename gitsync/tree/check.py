@@ -9,13 +9,13 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from gitsync import layout
 from gitsync.errors import GitsyncError, Refused, Stalled
 from gitsync.repo import child
 from gitsync.repo.listing import Entry
 
 # What the runner executes: a file here that cannot be executed is a node that drains. (health.d holds modules.)
 EXECUTED = ("prolog.d", "epilog.d", "task_prolog.d")
-NOT_SCRIPTS = (".md", ".txt", ".json", ".yaml", ".yml", ".toml", ".conf", ".example")
 SHELLS = frozenset({"sh", "bash", "dash"})
 MOST_REPORTED = 10
 FIRST_LINE = 256
@@ -54,7 +54,7 @@ def language(path: str, words: Sequence[str]) -> str:
 def is_script(path: str) -> bool:
     """Whether the runner would start it: directly in one of its directories, neither hidden nor data."""
     directory, _, name = path.rpartition("/")
-    return directory in EXECUTED and not name.startswith((".", "_")) and not name.endswith(NOT_SCRIPTS)
+    return directory in EXECUTED and layout.is_script(name)
 
 
 def shape(entry: Entry, words: Sequence[str]) -> str | None:

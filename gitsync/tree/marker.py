@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gitsync.errors import GitsyncError, Refused
+from gitsync.layout import is_script
 from gitsync.repo.listing import Entry
 from gitsync.settings import TREE_NAME, Ref, RefKind, Settings, parse_date
-from gitsync.tree.check import EXECUTED, NOT_SCRIPTS
+from gitsync.tree.check import EXECUTED
 
 MARKER = "minivm-scripts.json"
 KEYS = ("about", "name", "not_before", "without")
@@ -65,7 +66,7 @@ def kinds(paths: Iterable[str]) -> frozenset[str]:
     found = set()
     for path in paths:
         kind, _, name = path.rpartition("/")
-        if kind in KINDS and not name.startswith((".", "_")) and not name.endswith(NOT_SCRIPTS):
+        if kind in KINDS and is_script(name):
             found.add(kind)
     return frozenset(found)
 

@@ -16,8 +16,9 @@ from types import FrameType
 
 from health.broker.broker import Broker
 from health.broker.calls import Slurm
-from health.broker.places import Places
+from health.places import Places
 from init.pod.notify import notify
+from init.pod.pod import Pod
 from init.slurm import client as slurm_client
 
 
@@ -46,16 +47,15 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 def main() -> int:
     places = Places.from_environment()
-    name = os.environ.get("MINIVM_POD_NAME") or os.uname().nodename.split(".")[0]
-    broker = Broker(places, Slurm(name, slurm_client.address(os.environ)))
+    broker = Broker(places, Slurm(Pod(os.environ).name, slurm_client.address(os.environ)))
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(signal.SIGHUP, lambda number, frame: broker.reread())
     places.verdicts.mkdir(parents=True, exist_ok=True)
-    places.socket.parent.mkdir(parents=True, exist_ok=True)
-    places.socket.unlink(missing_ok=True)
+    places.broker.parent.mkdir(parents=True, exist_ok=True)
+    places.broker.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         mask = os.umask(0o177)
-        listener.bind(str(places.socket))
+        listener.bind(str(places.broker))
         os.umask(mask)
         listener.listen(64)
         notify("READY=1")
@@ -68,7 +68,7 @@ def main() -> int:
                     broker.reread()
                     broker.look()
         finally:
-            places.socket.unlink(missing_ok=True)
+            places.broker.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -6,20 +6,25 @@ costs one sinfo, and only when a drain is due.
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 
 from health.broker.calls import Slurm
-from health.broker.decide import Act, Node, Policy, Seen, decide, is_script, left, observe, raised, reason, unreleased
+from health.broker.decide import Act, Node, Seen, decide, is_script, left, observe, raised, reason, unreleased
 from health.broker.decide import names as posted_names
 from health.broker.guard import guarded, within_rate
 from health.broker.incidents import enter, incident
-from health.broker.inputs import Index, read_gpus, read_index, read_policy, read_policy_file, read_verdicts
-from health.broker.ledger import Ledger
-from health.broker.places import Places, boot_id, save
+from health.broker.inputs import read_gpus
+from health.files import write_json
+from health.index import Index, read_index
+from health.ledger import Ledger
+from health.places import Places, boot_id
+from health.policy import BrokerPolicy, broker_policy_of, read_broker_policy
+from health.spread import share
+from health.verdict import Result, read_verdicts
 from init.errors import InitError
 from init.slurm.client import SlurmError
 
@@ -33,7 +38,7 @@ RESUMED_LASTS_S = 86400.0
 class Broker:
     places: Places
     slurm: Slurm
-    policy: Policy = field(default_factory=Policy)
+    policy: BrokerPolicy = field(default_factory=BrokerPolicy)
     memory: dict[str, Seen] = field(default_factory=dict)
     # check@commit -> until when it drains nothing: too many nodes say the same, or a person has resumed the node.
     held: dict[str, float] = field(default_factory=dict)
@@ -59,12 +64,14 @@ class Broker:
         now = time.time()
         boot = boot_id()
         before = raised(self.memory)
-        verdicts = read_verdicts(self.places.verdicts)
-        gpus = read_gpus(self.places.health, boot)
+        verdicts = read_verdicts(self.places.verdicts).values()
+        gpus = read_gpus(self.places.memory("gpu_count"), boot)
         counted = next((item for item in verdicts if item.check == "gpu_count"), None)
-        complete = counted is not None and counted.result == "ok" and bool(gpus)
+        complete = counted is not None and counted.result is Result.OK and bool(gpus)
         present = frozenset(gpu.uuid for gpu in gpus) if complete else None
-        self.index = read_index(self.places.health, boot)
+        index = read_index(self.places.index)
+        # Another boot's says nothing of this one: then no check is known to be gone.
+        self.index = index if index and index.boot_id == boot else None
         self.written = frozenset(verdict.check for verdict in verdicts)
         with_jobs = self.index.with_jobs if self.index else frozenset()
         seen_now = observe(self.memory, verdicts, self.policy, now, boot, present, with_jobs)
@@ -81,7 +88,7 @@ class Broker:
             # A whole fleet finds a bad commit's check at the same moment; each node waits its own part of the time,
             # so that the later ones see the earlier ones. A lone node's prolog is not kept waiting for that.
             spread = self.policy.guard_spread_s if standing and not self.drained else 0.0
-            self.due = later(spread * _share(self.slurm.name))
+            self.due = later(spread * share(self.slurm.name))
         if is_over(self.due):
             self._act(standing, now)
         elif is_over(self.recheck):
@@ -250,17 +257,18 @@ class Broker:
             "reason": reason(standing) if standing else "",
             "at": time.time(),
         }
-        save(self.places.state, data)
+        with contextlib.suppress(OSError):
+            write_json(self.places.broker_state, data)
 
     def reread(self) -> None:
         """The operator's policy, else the tree's; of a file with a typo the reason is told."""
         own = None
         try:
-            own = read_policy_file(self.places.policy)
+            own = broker_policy_of(self.places.policy)
         except InitError as error:
             say(str(error))
         try:
-            self.policy = own or read_policy(self.places.scripts)
+            self.policy = own or read_broker_policy(self.places.scripts)
         except InitError as error:
             say(str(error))  # the last good one stays
 
@@ -276,8 +284,3 @@ def later(seconds: float) -> float:
 def is_over(moment: float) -> bool:
     """Of a moment that `later` gave; 0 is none."""
     return bool(moment) and time.monotonic() >= moment
-
-
-def _share(name: str) -> float:
-    """This node's part of an interval, the same each time and spread over the fleet."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") / 2**32

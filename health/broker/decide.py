@@ -8,55 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+
+from health.policy import BrokerPolicy
+from health.verdict import Class, Result, Verdict
 
 PREFIX = "minivm:"
-CLASSES = ("user", "node", "reboot", "manual", "rma")
+CLASSES = tuple(Class)
 # slurmctld keeps longer ones; sinfo and people do not read them.
 REASON_LIMIT = 220
 PART_LIMIT = 160
 _NAMED = re.compile(r"([\w.-]+)\[(\w+)\]@([0-9a-z]+)")
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    check: str
-    result: str
-    class_: str
-    reason: str
-    subject: str
-    commit: str
-    boot_id: str
-    at: float
-    expires: float
-    evidence: str = ""
-    applies: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    # How many rounds in a row a problem must be seen before it counts; 0: never.
-    raise_after: Mapping[str, int] = field(
-        default_factory=lambda: {"user": 0, "node": 2, "reboot": 1, "manual": 1, "rma": 1}
-    )
-    # How many good rounds, and how long since the first, before it is over; -1: only a person ends it.
-    clear_after: int = 2
-    clear_wait_s: Mapping[str, float] = field(
-        default_factory=lambda: {"node": 60.0, "reboot": 60.0, "manual": 300.0, "rma": -1.0}
-    )
-    guard_min_nodes: int = 3
-    guard_fraction: float = 0.1
-    guard_spread_s: float = 20.0
-    guard_recheck_s: float = 30.0
-    guard_lasts_s: float = 900.0
-    # Drains within so long of one another may have one cause.
-    guard_window_s: float = 3600.0
-    rate_actions: int = 6
-    rate_per_s: float = 600.0
-    offender_incidents: int = 3
-    offender_days: float = 30.0
-    # check -> "never": it is shown, and drains nothing.
-    checks: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +80,7 @@ class Act:
 def observe(
     memory: Mapping[str, Seen],
     verdicts: Iterable[Verdict],
-    policy: Policy,
+    policy: BrokerPolicy,
     now: float,
     boot_id: str,
     gpus: frozenset[str] | None = None,
@@ -143,10 +105,10 @@ def observe(
             class_ = verdict.class_ if not seen.raised else max(seen.class_, verdict.class_, key=_weight)
             said = (class_, verdict.reason, verdict.subject, verdict.commit, seen.passed)
             after[verdict.check] = Seen(problems, 0, 0.0, verdict.at, raised_at, *said)
-        elif (result == "ok" or over) and (fresh or (verdict.result == "problem" and not over)):
+        elif (result == "ok" or over) and (fresh or (verdict.result is Result.PROBLEM and not over)):
             first = seen.first_ok or now
             seen = replace(seen, problems=0, oks=seen.oks + 1, first_ok=first, last_at=max(seen.last_at, verdict.at))
-            after[verdict.check] = replace(seen, passed=verdict.commit) if verdict.result == "ok" else seen
+            after[verdict.check] = replace(seen, passed=verdict.commit) if verdict.result is Result.OK else seen
         seen = after.get(verdict.check, seen)
         if seen.raised and _passed(seen, seen.class_, policy, now):
             after[verdict.check] = replace(seen, raised_at=0.0)
@@ -167,14 +129,14 @@ def _believed(
     if now >= verdict.expires:
         # What runs with jobs alone says "unfit" and then runs no more, since the node is drained: its word lapses.
         lapses = is_script(verdict.check) or verdict.check in with_jobs
-        return "ok" if lapses and verdict.result == "problem" else ""
-    if verdict.result == "problem" and gpus is not None and verdict.subject.startswith("GPU-"):
+        return "ok" if lapses and verdict.result is Result.PROBLEM else ""
+    if verdict.result is Result.PROBLEM and gpus is not None and verdict.subject.startswith("GPU-"):
         # That GPU is no longer in this node: somebody has replaced it.
         return "problem" if verdict.subject in gpus else "ok"
-    return verdict.result if verdict.result in {"ok", "problem"} else ""
+    return "" if verdict.result is Result.UNKNOWN else str(verdict.result)
 
 
-def _passed(seen: Seen, class_: str, policy: Policy, now: float) -> bool:
+def _passed(seen: Seen, class_: str, policy: BrokerPolicy, now: float) -> bool:
     wait = policy.clear_wait_s.get(class_, 60.0)
     return wait >= 0 and seen.oks >= policy.clear_after and now - seen.first_ok >= wait
 
@@ -221,7 +183,7 @@ def unreleased(
     text: str,
     memory: Mapping[str, Seen],
     excused: Iterable[str],
-    policy: Policy,
+    policy: BrokerPolicy,
     now: float,
     dead: Callable[[str], bool] = lambda check: False,
 ) -> dict[str, str]:

@@ -6,7 +6,8 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 
-from health.broker.decide import PREFIX, Other, Policy, Seen, parts, reason
+from health.broker.decide import PREFIX, Other, Seen, parts, reason
+from health.policy import BrokerPolicy
 
 # Reasons are cut; so many words of two are compared.
 WORDS_ALIKE = 8
@@ -14,7 +15,7 @@ DIGIT = re.compile("[0-9]")
 
 
 def guarded(
-    standing: Mapping[str, Seen], others: Iterable[Other], total: int, policy: Policy, now: float
+    standing: Mapping[str, Seen], others: Iterable[Other], total: int, policy: BrokerPolicy, now: float
 ) -> frozenset[str]:
     """Of the standing checks, those that too many other nodes are drained for by what seems to be one cause.
 
@@ -44,5 +45,5 @@ def _alike(part: str, text: str) -> bool:
     return words[0] == words[1] or len(part.split()) == 1
 
 
-def within_rate(actions: Iterable[float], policy: Policy, now: float) -> bool:
+def within_rate(actions: Iterable[float], policy: BrokerPolicy, now: float) -> bool:
     return sum(1 for at in actions if at > now - policy.rate_per_s) < policy.rate_actions

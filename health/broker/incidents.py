@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from health.broker.decide import Policy, Seen
+from health.broker.decide import Seen
 from health.broker.inputs import Gpu
-from health.broker.ledger import Ledger
+from health.ledger import Ledger
+from health.policy import BrokerPolicy
 
 
 def incident(check: str, seen: Seen, now: float, node: str, evidence: str) -> dict[str, object]:
@@ -26,7 +27,7 @@ def enter(
     seen: Seen,
     event: Mapping[str, object],
     gpus: tuple[Gpu, ...],
-    policy: Policy,
+    policy: BrokerPolicy,
     say: Callable[[str], None],
 ) -> Seen:
     """Into the GPU's ledger, if it is about one; what stands against the node afterwards."""

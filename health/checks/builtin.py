@@ -20,6 +20,7 @@ from pathlib import Path
 
 from health.api import Capture, Failure
 from health.checks.processes import kept_waiting, processes, waiting
+from health.files import publish
 
 KMSG_LIMIT = 1024 * 1024
 KMSG_RECORDS = 200_000
@@ -156,7 +157,7 @@ def _ask(paths: list[str]) -> tuple[dict[str, str], float]:
         time.sleep(0.01)
     else:
         with contextlib.suppress(OSError):
-            ABANDONED_MOUNTS.write_text("\n".join([str(child), *(path for path in paths if path not in states)]))
+            publish(ABANDONED_MOUNTS, "\n".join([str(child), *(path for path in paths if path not in states)]).encode())
     return states, waited
 
 

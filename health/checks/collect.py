@@ -20,6 +20,7 @@ from pathlib import Path
 from health.api import Builtin, Capture, Command, Failure, Files, Source
 from health.checks.builtin import BUILTINS
 from health.checks.processes import kept_waiting
+from health.files import publish
 
 LIMIT = 2 * 1024 * 1024
 AT_ONCE = 8
@@ -211,7 +212,7 @@ def _remember(file: Path | None, stuck: Mapping[str, int]) -> None:
         return
     lines = [f"{program} {pid} {_start(pid)}\n" for program, pid in stuck.items() if _start(pid)]
     with contextlib.suppress(OSError):
-        file.write_text("".join(lines))
+        publish(file, "".join(lines).encode())
 
 
 def _start(pid: int) -> str:

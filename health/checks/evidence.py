@@ -13,9 +13,9 @@ from health.checks.cases import write_case
 from health.checks.collect import collect
 from health.checks.hardware import expectations
 from health.checks.judge import Judged
-from health.checks.load import UNFIT
 from health.checks.notes import recall
 from health.places import Places
+from health.script import UNFIT
 from health.verdict import Verdict
 
 # Kept with any capsule: how the last job's communication went.

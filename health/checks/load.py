@@ -35,8 +35,8 @@ from health.api import (
     problem,
     unknown,
 )
+from health.script import UNFIT
 
-UNFIT = 80
 MARK = "minivm-check:"
 HEADER_KEYS = {"about", "class", "period_s", "deadline_s", "when", "user_made"}
 BYTECODE = "/run/minivm/health/bytecode"

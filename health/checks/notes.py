@@ -1,4 +1,4 @@
-"""What rounds of checks leave on the node for one another and for the prolog: memories, the index, a lock.
+"""What rounds of checks leave on the node for one another and for the prolog: memories, a lock.
 
 All of it may be lost: a round goes on without it, and knows a little less.
 """
@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from health.api import CheckModule, Hardware
-from health.checks.judge import Setting
+from health.files import read_json, write_json
+from health.index import read_index
 from health.places import Places
-from health.verdict import write_json
 
 ROUND_WAIT_S = 5.0
 # How the verdicts on scripts that broke are called.
@@ -26,11 +23,9 @@ SCRIPTS = "scripts_"
 
 def recall(places: Places, check: str, boot_id: str) -> Mapping[str, Any]:
     """What a check remembered since this boot."""
-    try:
-        data = json.loads(places.memory(check).read_bytes())
-        return dict(data["state"]) if data["boot_id"] == boot_id else {}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
+    data = read_json(places.memory(check))
+    state = data.get("state")
+    return state if data.get("boot_id") == boot_id and isinstance(state, dict) else {}
 
 
 def remember(places: Places, check: str, boot_id: str, state: Mapping[str, Any]) -> None:
@@ -39,37 +34,6 @@ def remember(places: Places, check: str, boot_id: str, state: Mapping[str, Any])
         return
     with contextlib.suppress(OSError):
         write_json(path, {"boot_id": boot_id, "state": dict(state)}, 0o600)
-
-
-def write_index(
-    places: Places,
-    tree: Path,
-    checks: Mapping[str, CheckModule],
-    has: Mapping[Hardware, bool],
-    setting: Setting,
-    broken: Iterable[str] = (),
-) -> None:
-    """What the prolog needs to know about the checks without loading them. `broken`: those that could not be loaded:
-    they are no checks now, and not gone either, or a mistake in a parser would end every drain of an earlier pod's."""
-    listed = {
-        name: {
-            "when": sorted(module.CHECK.when),
-            "period_s": module.CHECK.period_s,
-            "applies": has[module.CHECK.hardware],
-        }
-        for name, module in sorted(checks.items())
-    }
-    index = {
-        "commit": setting.commit,
-        "tree": str(tree),
-        "boot_id": setting.boot_id,
-        "at": setting.now,
-        "expect": dict(setting.expect),
-        "checks": listed,
-        "broken": sorted(broken),
-    }
-    with contextlib.suppress(OSError):
-        write_json(places.index, index)
 
 
 def bury(places: Places, alive: Collection[str]) -> None:
@@ -85,17 +49,15 @@ def bury(places: Places, alive: Collection[str]) -> None:
 
 def forget(places: Places, check: str) -> None:
     """Its verdict, and what it remembers."""
-    for path in (places.memory(check), places.verdicts / f"{check}.json"):
+    for path in (places.memory(check), places.verdict(check)):
         with contextlib.suppress(OSError):
             path.unlink()
 
 
 def promised(places: Places) -> Mapping[str, str]:
     """The hardware that the pod was promised, as a round that had the pod's environment wrote it down."""
-    try:
-        return {str(key): str(value) for key, value in json.loads(places.index.read_bytes())["expect"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
+    index = read_index(places.index)
+    return index.expect if index else {}
 
 
 @contextlib.contextmanager

@@ -10,8 +10,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from health.api import Capture, Check, CheckModule, Class, Failure, Hardware, Result, When
@@ -20,55 +20,26 @@ from health.checks.evidence import ALWAYS, Readings, read_sources, with_evidence
 from health.checks.hardware import expectations, present
 from health.checks.judge import Judged, Setting, judge
 from health.checks.load import Loaded, load_checks, load_limits
-from health.checks.notes import bury, one_round, promised, recall, remember, write_index
-from health.places import Places, asks_slurm, due
-from health.verdict import Verdict, boot_id, read_verdict, write_verdict
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """Which of a tree's checks a round is about."""
-
-    when: When | None = None
-    by_name: bool = False
-    only_due: bool = False
-    without_slurm: bool = False
-
-    def takes(self, check: Check, known: Verdict | None, setting: Setting) -> bool:
-        if not self.by_name:
-            if self.when is not None and self.when not in check.when:
-                return False
-            # A deep check runs when it is asked for, and never because everything is.
-            if self.when is not When.DEEP and check.when == frozenset({When.DEEP}):
-                return False
-        if self.without_slurm and asks_slurm(check):
-            return False
-        return not self.only_due or due(check.period_s, known, setting.now, setting.boot_id)
+from health.checks.notes import bury, one_round, promised, recall, remember
+from health.checks.select import Asked
+from health.index import Index, Listed, write_index
+from health.places import Places, boot_id
+from health.verdict import Verdict, read_verdict, write_verdict
 
 
 def run(
-    tree: Path,
-    commit: str,
-    *,
-    when: When | None = None,
-    names: Iterable[str] | None = None,
-    only_due: bool = False,
-    without_slurm: bool = False,
-    places: Places | None = None,
-    expect: Mapping[str, str] | None = None,
-    captures: Mapping[str, Capture] | None = None,
+    tree: Path, commit: str, asked: Asked, places: Places, captures: Mapping[str, Capture] | None = None
 ) -> list[Judged]:
     """`captures` stands in for the node (a planted recording); otherwise the sources are read here."""
-    places = places or Places.from_environment()
-    if expect is None:
-        # slurmd may start a prolog without the pod's environment: the background round has kept what was promised.
-        expect = expectations(os.environ) or promised(places)
+    # slurmd may start a prolog without the pod's environment: the background round has kept what was promised.
+    expect = expectations(os.environ) or promised(places)
     setting = Setting(commit, boot_id(), time.time(), expect)
-    loaded = load_checks(tree, names)
-    known = {name: read_verdict(places.verdicts / f"{name}.json") for name in loaded.checks}
-    asked = Asked(when, names is not None, only_due, without_slurm)
+    loaded = load_checks(tree, asked.names)
+    known = {name: read_verdict(places.verdict(name)) for name in loaded.checks}
     selected = {
-        name: module for name, module in loaded.checks.items() if asked.takes(module.CHECK, known[name], setting)
+        name: module
+        for name, module in loaded.checks.items()
+        if asked.takes(module.CHECK, known[name], setting.now, setting.boot_id)
     }
     has = {hardware: present(hardware, expect) for hardware in Hardware}
     fitting = {name: module for name, module in selected.items() if captures is not None or has[module.CHECK.hardware]}
@@ -88,12 +59,22 @@ def run(
             write_verdict(places.verdicts, judged.verdict)
         done.append(judged)
     done += [_broken(name, why, setting) for name, why in loaded.broken.items()]
-    if names is None:
+    if asked.names is None:
         # A prolog may still run an earlier commit, which has no say in what there is.
-        if captures is None and when in {When.BACKGROUND, When.BOOT}:
+        if captures is None and asked.when in {When.BACKGROUND, When.BOOT}:
             bury(places, {*loaded.checks, *loaded.broken})
-        write_index(places, tree, loaded.checks, has, setting, loaded.broken)
+        with contextlib.suppress(OSError):
+            write_index(places.index, _index(tree, loaded, has, setting))
     return done
+
+
+def _index(tree: Path, loaded: Loaded, has: Mapping[Hardware, bool], setting: Setting) -> Index:
+    listed = {
+        name: Listed(frozenset(module.CHECK.when), module.CHECK.period_s, has[module.CHECK.hardware])
+        for name, module in loaded.checks.items()
+    }
+    broken = frozenset(loaded.broken)
+    return Index(setting.commit, setting.boot_id, listed, str(tree), setting.now, setting.expect, broken)
 
 
 def _read(
@@ -128,31 +109,24 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--tree", required=True, type=Path)
     parser.add_argument("--commit", required=True)
     parser.add_argument("--when", type=When)
-    parser.add_argument("--checks", type=lambda text: text.split(","))
+    parser.add_argument("--checks", type=lambda text: tuple(text.split(",")))
     parser.add_argument("--due", action="store_true")
     parser.add_argument("--without-slurm", action="store_true", help="leave out checks that ask Slurm")
     parser.add_argument("--recording", type=Path)
     options = parser.parse_args(arguments)
     places = Places.from_environment()
-    with one_round(places, patient=not options.due) as alone:
-        if options.due and not alone:
+    asked = Asked(options.when, options.checks, options.due, options.without_slurm)
+    with one_round(places, patient=not asked.only_due) as alone:
+        if asked.only_due and not alone:
             print(json.dumps({"ran": [], "busy": True}))
             return 0
-        done = run(
-            options.tree,
-            options.commit,
-            when=options.when,
-            names=options.checks,
-            only_due=options.due,
-            without_slurm=options.without_slurm,
-            places=places,
-            captures=read_case(options.recording).captures if options.recording else None,
-        )
-    print(json.dumps({"ran": [_told(judged) for judged in done if judged.verdict.applies]}))
+        captures = read_case(options.recording).captures if options.recording else None
+        done = run(options.tree, options.commit, asked, places, captures)
+    print(json.dumps({"ran": [_summary(judged) for judged in done if judged.verdict.applies]}))
     return 0
 
 
-def _told(judged: Judged) -> dict[str, str]:
+def _summary(judged: Judged) -> dict[str, str]:
     verdict = judged.verdict
     return {"check": verdict.check, "result": verdict.result, "reason": verdict.reason, "broken": judged.broken}
 

@@ -6,16 +6,16 @@ A healthy node costs a few small files to read. Only what is not fresh is run, i
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from health.index import Index, read_index
+from health.places import Places, boot_id
 from health.script import UNFIT, run
-from health.verdict import VERDICTS, Class, Result, Verdict, boot_id, health_index, health_state, read_verdict
+from health.verdict import Class, Result, Verdict, read_verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,53 +28,42 @@ class Checked:
     fault: str = ""
 
 
-def verdicts_directory() -> Path:
-    return Path(os.environ.get("MINIVM_VERDICTS", VERDICTS))
-
-
-def check(kind: str, tree: Path, commit: str, env: Mapping[str, str], budget_s: float) -> Checked:
+def check(kind: str, tree: Path, commit: str, env: Mapping[str, str], budget_s: float, places: Places) -> Checked:
     if not (tree / "health.d").is_dir():
         return Checked((), 0, 0)
-    now, boot = time.time(), boot_id()
-    directory = verdicts_directory()
-    index = _index(tree, commit, boot)
-    fresh: dict[str, Verdict] = {}
-    stale: list[str] = []
-    for name, facts in index.items():
-        if kind not in facts["when"] or not facts["applies"]:
-            continue
-        verdict = read_verdict(directory / f"{name}.json")
-        if verdict is not None and verdict.fresh(now, boot):
-            fresh[name] = verdict
-        else:
-            stale.append(name)
+    boot = boot_id()
+    index = read_index(places.index)
+    if index is not None and (index.commit, index.boot_id, index.tree) != (commit, boot, str(tree)):
+        index = None
+    wanted = asked_of(index, kind)
+    known = {name: read_verdict(places.verdict(name)) for name in wanted}
+    believed = still_true(known, kind, time.time(), boot)
+    stale = sorted(wanted - believed.keys())
     fault = ""
     ran: list[str] = []
-    # After a job everything is looked at again: what a verdict said before the job proves nothing about now.
+    if stale or index is None or not index.listed:
+        ran, fault = _run(kind, tree, commit, stale or None, env, budget_s)
+    again = {name: read_verdict(places.verdict(name)) for name in ran}
+    found = {**believed, **{name: verdict for name, verdict in again.items() if verdict is not None}}
+    problems = tuple(verdict for verdict in found.values() if verdict.result is Result.PROBLEM)
+    return Checked(problems, len(found) - len(ran), len(ran), fault)
+
+
+def asked_of(index: Index | None, kind: str) -> frozenset[str]:
+    """The checks that a job of this kind waits for; none where no round of this commit has listed any."""
+    listed = index.listed.items() if index else ()
+    return frozenset(name for name, facts in listed if kind in facts.when and facts.applies)
+
+
+def still_true(known: Mapping[str, Verdict | None], kind: str, now: float, boot: str) -> dict[str, Verdict]:
+    """After a job everything is looked at again: what a verdict said before the job proves nothing about now."""
     if kind == "epilog":
-        stale, fresh = sorted([*stale, *fresh]), {}
-    if stale or not index:
-        ran, fault = _run(kind, tree, commit, stale if index else None, env, budget_s)
-        again = {name: read_verdict(directory / f"{name}.json") for name in ran}
-        fresh.update({name: verdict for name, verdict in again.items() if verdict is not None})
-    problems = tuple(verdict for verdict in fresh.values() if verdict.result is Result.PROBLEM)
-    return Checked(problems, len(fresh) - len(ran), len(ran), fault)
+        return {}
+    return {name: verdict for name, verdict in known.items() if verdict is not None and verdict.fresh(now, boot)}
 
 
 def stops_a_job(verdict: Verdict) -> bool:
     return verdict.result is Result.PROBLEM and verdict.class_ is not Class.USER
-
-
-def _index(tree: Path, commit: str, boot: str) -> Mapping[str, Mapping[str, Any]]:
-    """What the last background round of this commit listed; empty where there was none."""
-    try:
-        data = json.loads(health_index(health_state()).read_bytes())
-        if data["commit"] != commit or data["boot_id"] != boot or data["tree"] != str(tree):
-            return {}
-        checks = data["checks"]
-        return checks if all("when" in facts and "applies" in facts for facts in checks.values()) else {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
 
 
 def _run(

@@ -18,13 +18,13 @@ from types import FrameType
 
 from gitsync import lease
 from gitsync.errors import one_line
-from gitsync.layout import Layout
+from gitsync.layout import Layout, is_script
 from health.ask import ask_broker
-from health.runner import gate as runner_gate
-from health.runner import record as runner_record
-from health.runner.policy import KINDS, Policy, read_policy
+from health.places import Places, boot_id
+from health.policy import KINDS, RunnerPolicy, read_runner_policy
+from health.runner import gate, record
 from health.script import UNFIT, Outcome, environment, run
-from health.verdict import Class, Result, Verdict, boot_id, read_verdict, write_verdict
+from health.verdict import Class, Result, Verdict, read_verdict, write_verdict
 
 # How long "unfit" said by a script is believed: the script itself runs no more on a drained node.
 UNFIT_LASTS_S = 1800.0
@@ -32,8 +32,6 @@ UNFIT_LASTS_S = 1800.0
 TASK_LINES = ("export ", "unset ", "print ")
 # And one that we understand: the task must not start, and its user reads why. Nothing is broken, nobody is unfit.
 REFUSE = "refuse "
-# The same that gitsync leaves out when it asks whether a script is executable.
-NOT_SCRIPTS = ("~", ".md", ".txt", ".json", ".yaml", ".yml", ".toml", ".conf", ".example")
 
 
 def main(kind: str) -> int:
@@ -51,9 +49,7 @@ def main(kind: str) -> int:
         import traceback
 
         traceback.print_exc()
-        runner_record.append(
-            {"at": time.time(), "kind": kind, "result": "broken", "reason": traceback.format_exc()[-2000:]}
-        )
+        record.append({"at": time.time(), "kind": kind, "result": "broken", "reason": traceback.format_exc()[-2000:]})
         return 0
 
 
@@ -70,7 +66,8 @@ class Run:
         self.tree = tree
         self.commit = commit
         self.job = given.get("SLURM_JOB_ID", "")
-        self.policy: Policy = read_policy(tree)
+        self.policy: RunnerPolicy = read_runner_policy(tree)
+        self.places = Places.from_environment()
         self.env = environment(kind, given, commit, str(tree), UNFIT)
         self.start = time.monotonic()
         self.scripts: list[dict[str, object]] = []
@@ -98,7 +95,11 @@ class Run:
 
     def _run_scripts(self) -> None:
         folder = self.tree / f"{self.kind}.d"
-        names = sorted(entry.name for entry in os.scandir(folder) if _is_script(entry)) if folder.is_dir() else []
+        names = (
+            sorted(entry.name for entry in os.scandir(folder) if entry.is_file() and is_script(entry.name))
+            if folder.is_dir()
+            else []
+        )
         for name in names:
             left = self.left_s()
             if left <= 0.1:
@@ -121,7 +122,7 @@ class Run:
 
     def _broke(self, name: str, done: Outcome) -> None:
         text = f"{done.out}{done.err}"
-        evidence = runner_record.keep_output(self.kind, name, self.job, f"{done.broken}\n{text}")
+        evidence = record.keep_output(self.kind, name, self.job, f"{done.broken}\n{text}")
         last = done.err.strip().splitlines()[-1:] or done.out.strip().splitlines()[-1:]
         reason = f"{done.broken}: {last[0]}" if last else done.broken
         self.scripts.append(
@@ -141,7 +142,7 @@ class Run:
 
     def _unfit(self, name: str, done: Outcome) -> None:
         reason = ([*done.err.strip().splitlines()[-1:], *done.out.strip().splitlines()[-1:], "no reason given"])[0]
-        evidence = runner_record.keep_output(self.kind, name, self.job, f"{done.out}{done.err}")
+        evidence = record.keep_output(self.kind, name, self.job, f"{done.out}{done.err}")
         entry = {"script": name, "result": "unfit", "seconds": round(done.seconds, 4), "reason": reason[:300]}
         self.scripts.append({**entry, "evidence": evidence})
         now = time.time()
@@ -160,14 +161,14 @@ class Run:
         self.unfit.append(verdict)
 
     def _gate(self) -> None:
-        found = runner_gate.check(self.kind, self.tree, self.commit, self.env, max(1.0, self.left_s() / 2))
+        found = gate.check(self.kind, self.tree, self.commit, self.env, max(1.0, self.left_s() / 2), self.places)
         self.checks = {"fresh": found.fresh, "ran": found.ran}
         if found.fault:
             self.checks["fault"] = found.fault
             self.broken.append(f"health.d: {found.fault}")
         if found.problems:
             self.checks["problems"] = {verdict.check: verdict.reason for verdict in found.problems}
-        stopping = [verdict for verdict in found.problems if runner_gate.stops_a_job(verdict)]
+        stopping = [verdict for verdict in found.problems if gate.stops_a_job(verdict)]
         if self.kind == "epilog":
             # Whether the node drains is the broker's to say, outside of this: a failed epilog would drain it now.
             if stopping:
@@ -201,7 +202,7 @@ class Run:
             self.broken.append(self.policy.fault)
         refused = bool(self.scripts) and self.scripts[-1]["result"] == "refused"
         result = "refused" if refused else "unfit" if self.fails else "broken" if self.broken else "ok"
-        record: dict[str, object] = {
+        entry: dict[str, object] = {
             "at": round(time.time(), 3),
             "kind": self.kind,
             "job": self.job,
@@ -211,10 +212,10 @@ class Run:
             "scripts": self.scripts,
         }
         if self.checks:
-            record["checks"] = self.checks
+            entry["checks"] = self.checks
         if self.broken:
-            record["broken"] = self.broken
-        runner_record.append(record)
+            entry["broken"] = self.broken
+        record.append(entry)
         self._degraded()
         if self.fails:
             for line in [*self.broken, *(str(entry.get("reason", "")) for entry in self.scripts if "reason" in entry)]:
@@ -226,7 +227,7 @@ class Run:
             # It has no right to write there; the record and gitsync's report are the places it has.
             return
         name = f"scripts_{self.kind}"
-        old = read_verdict(runner_gate.verdicts_directory() / f"{name}.json")
+        old = read_verdict(self.places.verdict(name))
         if not self.broken and (old is None or old.result is Result.OK):
             return
         now = time.time()
@@ -246,13 +247,9 @@ class Run:
     def _write(self, verdict: Verdict) -> None:
         try:
             # The reason is a script's last line, which may hold anything.
-            write_verdict(runner_gate.verdicts_directory(), replace(verdict, reason=one_line(verdict.reason)))
+            write_verdict(self.places.verdicts, replace(verdict, reason=one_line(verdict.reason)))
         except OSError as error:
             print(f"cannot write the verdict of {verdict.check}: {error}", file=sys.stderr)
-
-
-def _is_script(entry: os.DirEntry[str]) -> bool:
-    return entry.is_file() and not entry.name.startswith((".", "_")) and not entry.name.endswith(NOT_SCRIPTS)
 
 
 def _pass_on(text: str) -> str:

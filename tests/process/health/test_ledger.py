@@ -9,24 +9,23 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from health.broker.ledger import LOCK, Ledger
+from health.ledger import LOCK, Ledger
 from tests.waiting import until
 
 GPU = "GPU-aa"
 ENTER = """
 import sys
 from pathlib import Path
-from health.broker.ledger import Ledger
+from health.ledger import Ledger
 for number in range(int(sys.argv[2])):
     Ledger(Path(sys.argv[1])).enter("GPU-aa", {"at": 1.0, "check": "xid", "reason": sys.argv[3]}, 0.0, 3)
 """
 FORGIVE = """
-import json, os, sys
+import sys, time
 from pathlib import Path
-os.environ["MINIVM_LEDGER"] = sys.argv[1]
-from health.ledger import forgive
+from health.ledger import Ledger
 for number in range(int(sys.argv[2])):
-    forgive("GPU-aa")
+    Ledger(Path(sys.argv[1])).forgive("GPU-aa", time.time())
 """
 
 
@@ -47,7 +46,7 @@ def waits_for_a_lock(process: subprocess.Popen[bytes]) -> Callable[[], bool]:
 
 
 def test_no_incident_and_no_forgiveness_is_lost_between_two_writers(tmp_path: Path) -> None:
-    Ledger(tmp_path).add(GPU, {"at": 1.0, "check": "xid", "reason": "first"})
+    Ledger(tmp_path).enter(GPU, {"at": 1.0, "check": "xid", "reason": "first"}, 0.0, 3)
     writers = [start(ENTER, tmp_path, 30, f"writer {number}") for number in range(3)]
     writers.append(start(FORGIVE, tmp_path, 30))
     assert [writer.wait(60) for writer in writers] == [0, 0, 0, 0]
@@ -60,7 +59,7 @@ def test_no_incident_and_no_forgiveness_is_lost_between_two_writers(tmp_path: Pa
 
 
 def test_whoever_changes_the_ledger_waits_for_the_one_who_does(tmp_path: Path) -> None:
-    Ledger(tmp_path).add(GPU, {"at": 1.0, "check": "xid", "reason": "first"})
+    Ledger(tmp_path).enter(GPU, {"at": 1.0, "check": "xid", "reason": "first"}, 0.0, 3)
     before = book(tmp_path)
     with (tmp_path / LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

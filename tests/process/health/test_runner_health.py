@@ -19,7 +19,6 @@ from pathlib import Path
 import pytest
 
 from health.api import Command, Failure, Files
-from health.broker.inputs import read_index
 from health.checks import builtin as health_builtin
 from health.checks import loop as health_loop
 from health.checks.builtin import mounts
@@ -27,7 +26,8 @@ from health.checks.cases import Case, judge_case, read_case
 from health.checks.collect import collect
 from health.checks.load import load_checks
 from health.checks.processes import processes
-from health.verdict import boot_id
+from health.index import read_index
+from health.places import boot_id
 from tests.process.runner_world import World, alive, make
 from tests.waiting import until
 
@@ -260,7 +260,7 @@ def test_a_broken_check_is_unknown_and_spoils_no_other(world: World) -> None:
     }
     assert said["hangs"]["broken"] == "no judgement within 0.2 s"
     assert "SyntaxError" in said["typo"]["broken"]
-    index = read_index(world.root / "health", boot_id())
+    index = read_index(world.root / "health/index.json")
     assert index is not None and "typo" in index.checks, "it is broken, and not gone: what it has drained stays"
 
 

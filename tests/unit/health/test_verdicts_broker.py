@@ -11,15 +11,16 @@ import pytest
 
 from health.broker.broker import Broker, later
 from health.broker.calls import Slurm
-from health.broker.decide import Node, Other, Policy, names
-from health.broker.ledger import Ledger
-from health.broker.places import Places
+from health.broker.decide import Node, Other, names
+from health.ledger import Ledger
+from health.places import Places
+from health.policy import BrokerPolicy
 from init.slurm.client import SlurmError
 from tests.waiting import until
 
 BOOT = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 COMMIT = "9f2c1ab0000000000000000000000000deadbeef"
-QUICK = Policy(
+QUICK = BrokerPolicy(
     raise_after={"user": 0, "node": 2, "reboot": 1, "manual": 1, "rma": 1},
     clear_after=1,
     clear_wait_s={"node": 0.0, "reboot": 0.0, "manual": 0.0, "rma": -1.0},
@@ -64,10 +65,10 @@ class Controller(Slurm):
 class Desk:
     """A broker, its places, and a hand that writes verdicts."""
 
-    def __init__(self, root: Path, policy: Policy = QUICK) -> None:
+    def __init__(self, root: Path, policy: BrokerPolicy = QUICK) -> None:
         self.places = Places(
-            root / "verdicts", root / "health", root / "sock", root / "state.json", root / "ledger", str(root),
-            root / "policy.json",
+            root / "verdicts", root / "health", ledger=root / "ledger", broker=root / "sock",
+            broker_state=root / "state.json", scripts=root, policy=root / "policy.json",
         )  # fmt: skip
         self.places.verdicts.mkdir(exist_ok=True)
         self.slurm = Controller()
@@ -85,10 +86,10 @@ class Desk:
 
     def index(self, *checks: str, when: tuple[str, ...] = ("background",)) -> None:
         """The checks of the tree's last round."""
-        self.places.health.mkdir(exist_ok=True)
+        self.places.state.mkdir(exist_ok=True)
         listed = {check: {"when": list(when), "period_s": 60, "applies": True} for check in checks}
         data = {"boot_id": BOOT, "commit": COMMIT, "checks": listed}
-        (self.places.health / "index.json").write_text(json.dumps(data))
+        (self.places.state / "index.json").write_text(json.dumps(data))
 
     def remove(self, check: str) -> None:
         """A commit has taken it out: its verdict goes, and the index no longer names it."""
@@ -261,10 +262,10 @@ def test_what_grows_graver_is_posted_so_and_outlives_the_pod(desk: Desk, tmp_pat
 
 
 def test_repeats_of_a_gpu_make_it_an_offender_that_only_a_person_brings_back(desk: Desk) -> None:
-    (desk.places.health / "memory").mkdir(parents=True)
+    (desk.places.state / "memory").mkdir(parents=True)
     gpu = {"uuid": "GPU-aa", "serial": "165", "bus": "00000000:3B:00.0", "model": "NVIDIA H100 80GB HBM3"}
     facts = {"boot_id": BOOT, "state": {"gpus": [gpu]}}
-    (desk.places.health / "memory/gpu_count.json").write_text(json.dumps(facts))
+    (desk.places.state / "memory/gpu_count.json").write_text(json.dumps(facts))
     for _ in range(2):
         desk.say("problem", "xid", "reboot", "0000:3b:00")
         desk.say("ok", "xid", "reboot", "0000:3b:00")
@@ -278,9 +279,13 @@ def test_repeats_of_a_gpu_make_it_an_offender_that_only_a_person_brings_back(des
     assert (book["serial"], len(book["events"])) == ("165", 3)
 
 
+def enter(directory: Path, uuid: str, event: dict[str, object]) -> int:
+    return Ledger(directory).enter(uuid, event, since=0.0, most=3)
+
+
 def test_the_ledger_survives_pods_is_bounded_and_forgives(tmp_path: Path) -> None:
     for number in range(150):
-        Ledger(tmp_path).add("GPU-1", {"at": float(number), "check": "xid"})
+        enter(tmp_path, "GPU-1", {"at": float(number), "check": "xid"})
     book = json.loads((tmp_path / "GPU-1.json").read_text())
     assert len(book["events"]) == 100
     assert Ledger(tmp_path).incidents("GPU-1", 140.0) == 9
@@ -290,7 +295,7 @@ def test_the_ledger_survives_pods_is_bounded_and_forgives(tmp_path: Path) -> Non
 
 def test_the_same_incident_seen_by_a_new_broker_counts_once(tmp_path: Path) -> None:
     for evidence in ("/capsules/1", "/capsules/1", "", "", "/capsules/2"):
-        Ledger(tmp_path).add("GPU-1", {"at": 5.0, "check": "xid", "evidence": evidence})
+        enter(tmp_path, "GPU-1", {"at": 5.0, "check": "xid", "evidence": evidence})
     assert Ledger(tmp_path).incidents("GPU-1", 0.0) == 4
 
 
@@ -313,7 +318,7 @@ def test_a_damaged_ledger_stops_no_broker(desk: Desk, text: str) -> None:
 
 
 def test_a_subject_cannot_name_a_file_elsewhere(tmp_path: Path) -> None:
-    Ledger(tmp_path / "ledger").add("GPU-../../x", {"at": 1.0})
+    enter(tmp_path / "ledger", "GPU-../../x", {"at": 1.0})
     assert [path.name for path in tmp_path.rglob("*.json")] == ["GPU-______x.json"]
 
 
@@ -399,8 +404,8 @@ def test_without_an_index_no_check_is_known_to_be_gone(tmp_path: Path) -> None:
     desk.say("ok", "disk_space", "node")
     assert desk.slurm.state.drained
     desk.index("disk_space")
-    data = json.loads((desk.places.health / "index.json").read_text())
-    (desk.places.health / "index.json").write_text(json.dumps({**data, "boot_id": "another"}))
+    data = json.loads((desk.places.state / "index.json").read_text())
+    (desk.places.state / "index.json").write_text(json.dumps({**data, "boot_id": "another"}))
     desk.say("ok", "disk_space", "node")
     assert desk.slurm.state.drained, "another boot's says nothing of this one"
 

@@ -8,20 +8,26 @@ from typing import Any
 
 import pytest
 
-from health.broker import calls as drain_calls
-from health.broker.decide import Node, Other, Policy, Seen, Verdict, decide, names, observe, raised, reason, unreleased
+from health.broker import calls
+from health.broker.decide import Node, Other, Seen, decide, names, observe, raised, reason, unreleased
 from health.broker.guard import guarded, within_rate
-from health.broker.inputs import parse_policy
+from health.policy import BrokerPolicy, broker_policy
+from health.verdict import Class, Result, Verdict
 
 BOOT = "boot-1"
 NOW = 1000.0
-POLICY = Policy()
+POLICY = BrokerPolicy()
 IDLE = Node(False, "")
 COMMIT = "9f2c1ab0000000000000000000000000deadbeef"
 
 
 def verdict(result: str = "problem", **changes: object) -> Verdict:
-    made = Verdict("gpu_ecc", result, "reboot", "2 errors", "GPU-1", COMMIT, BOOT, NOW, NOW + 600)
+    made = Verdict(
+        "gpu_ecc", Result(result), Class.REBOOT, "2 errors", subject="GPU-1", commit=COMMIT, boot_id=BOOT,
+        at=NOW, expires=NOW + 600,
+    )  # fmt: skip
+    if "result" in changes:
+        changes["result"] = Result(str(changes["result"]))
     return replace(made, **changes)  # type: ignore[arg-type]  # a test's own table
 
 
@@ -241,7 +247,7 @@ def test_sinfo_tells_since_when_other_nodes_have_had_their_reasons() -> None:
         "w1|2026-01-02T03:04:05|minivm: xid[rma]@9f2c1ab a | b\n"
         "w2|Unknown|none\nw3|Unknown|none\nw3|Unknown|none\nw9|Unknown|x\nodd\n"
     )
-    told, total = drain_calls.others(text, "w9")
+    told, total = calls.others(text, "w9")
     at = time.mktime((2026, 1, 2, 3, 4, 5, 0, 0, -1))
     assert told == [Other("minivm: xid[rma]@9f2c1ab a | b", at), Other("none"), Other("none")]
     assert total == 4, "each node once, and this one"
@@ -286,7 +292,7 @@ def test_the_default_tree_s_policy_is_read_and_a_typo_is_refused() -> None:
 
     path = Path(__file__).resolve().parents[3] / "scripts/lib/policy.json"
     data = json.loads(path.read_text())
-    assert parse_policy(data, str(path)).clear_wait_s["rma"] == -1
+    assert broker_policy(data, str(path)).clear_wait_s["rma"] == -1
     data["broker"]["gaurd"] = {}
     with pytest.raises(ConfigError, match="guard"):
-        parse_policy(data, str(path))
+        broker_policy(data, str(path))
