@@ -70,7 +70,13 @@ def connect() -> Any:
     envvar="MINIVM_VALUES",
     help="Chart values on top.",
 )
-@click.option("--timeout", default=180.0, show_default=True, help="Seconds until all pods must be ready.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(1),
+    default=180.0,
+    show_default=True,
+    help="Seconds until all pods must be ready.",
+)
 @told
 def up(
     name: str,
@@ -84,17 +90,20 @@ def up(
     timeout: float,
 ) -> None:
     """A whole cluster on this machine; again: changes what changed."""
-    before = click.get_current_context().find_root().params
+    root = click.get_current_context().find_root()
+    before = root.params
     if before.get("variant") or before.get("slurm"):
         raise ClusterError("bring up what --variant and --slurm before `up` say", "they are for what builds",
                            hint="up --variant NAME --slurm-version VERSION")  # fmt: skip
     from cluster.local import LocalCluster
     from cluster.rendered.overrides import read_overrides
     from cluster.rendered.tags import chosen, newest, repository_of, tagged
+    from images import settings
 
     overrides = read_overrides(values_file) if values_file else {}
     client, begun = connect(), time.monotonic()
-    options = Options(name=name, workers=workers, proctrack=proctrack or "", overrides=overrides)
+    options = Options(name=name, workers=workers, proctrack=proctrack or "", overrides=overrides,
+                      repository=settings.read(assignments=root.obj.assignments).prefix)  # fmt: skip
     if slurm or variant:
         repository = repository_of(overrides, options.repository)
         # Every image is created at the same moment, the lock's: what tells them apart is when they got their names.
@@ -114,7 +123,8 @@ def up(
         click.echo(f"{time.monotonic() - begun:6.1f} s  {text}")
 
     cluster = LocalCluster(client, options, say=say)
-    cluster.up(timeout=timeout, port=port or 0)
+    with cluster.changing("bring the cluster up", make=True):
+        cluster.up(timeout=timeout, port=port or 0)
     for stage, seconds in cluster.stages.spent.items():
         say(f"stage {stage}: {seconds:.1f} s")
     for line in cluster.not_granted():
@@ -169,7 +179,9 @@ def down(name: str) -> None:
     from cluster.local import STATE, LocalCluster
 
     client = connect()
-    if LocalCluster(client, Options(name=name)).down():
+    with LocalCluster(client, Options(name=name)).changing("stop the cluster") as cluster:
+        found = cluster.down()
+    if found:
         click.echo(f"the cluster {name} is gone")
         return
     hint = names.hint(names.saved(STATE) | names.labelled(client.api))
@@ -185,7 +197,8 @@ def delete(name: str, pod: str, force: bool) -> None:
     """Delete a pod, as kubectl does: one of the same name takes its place."""
     from cluster.local import LocalCluster
 
-    LocalCluster.saved(connect(), name, say=click.echo).delete(pod, force=force)
+    with LocalCluster.saved(connect(), name, say=click.echo).changing(f"delete {pod}") as cluster:
+        cluster.delete(pod, force=force)
 
 
 @click.command()

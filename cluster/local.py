@@ -64,6 +64,15 @@ class LocalCluster:
             raise ClusterError(f"find the cluster {name}", "it is not up", hint=hint)
         return cls(client, Options(**json.loads(path.read_text())), root=root, say=say)
 
+    @contextlib.contextmanager
+    def changing(self, cannot: str, *, make: bool = False) -> Iterator[LocalCluster]:
+        """What changes the cluster happens in here: it is this directory's, and nothing else changes it meanwhile."""
+        names.own(self.kubelet.api, self.options.name, self.state, cannot)
+        if make:
+            self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with names.alone(self.state, cannot):
+            yield self
+
     # What it should be
 
     def keys(self) -> keys.Keys:

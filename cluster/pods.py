@@ -21,6 +21,7 @@ LABEL = "minivm.cluster"
 POD_LABEL = "minivm.pod"
 SPEC_LABEL = "minivm.spec"
 ROLE_LABEL = "minivm.role"
+STATE_LABEL = "minivm.state"
 GRACE_LABEL = "minivm.grace"
 PRE_STOP_LABEL = "minivm.pre-stop"
 # A kubelet keeps the last 10 MiB of a container's log and four older files.
@@ -41,6 +42,7 @@ class Running:
     image: str
     grace: int
     pre_stop: tuple[str, ...]
+    last_words: str = ""  # why its PID 1 ended: what a kubelet shows of /dev/termination-log
 
 
 def container_name(cluster: str, pod: str) -> str:
@@ -87,11 +89,12 @@ class Kubelet:
             detail = self.inspect(item["Id"])
             if detail is None:
                 continue
+            running = bool(detail["State"]["Running"]) and not detail["State"]["Restarting"]
             address = detail["NetworkSettings"]["Networks"].get(self.network, {}).get("IPAddress", "")
             found[labels[POD_LABEL]] = Running(
                 pod=labels[POD_LABEL],
                 container=item["Id"],
-                running=bool(detail["State"]["Running"]) and not detail["State"]["Restarting"],
+                running=running,
                 address=address,
                 restarts=int(detail["RestartCount"]),
                 exit_code=int(detail["State"]["ExitCode"]),
@@ -99,8 +102,18 @@ class Kubelet:
                 image=item["Image"],
                 grace=int(labels[GRACE_LABEL]),
                 pre_stop=tuple(json.loads(labels[PRE_STOP_LABEL])),
+                last_words="" if running else self.last_words(labels[POD_LABEL]),
             )
         return found
+
+    def termination_log(self, pod: str) -> Path:
+        return self.state / "pods" / pod / "termination-log"
+
+    def last_words(self, pod: str) -> str:
+        try:
+            return self.termination_log(pod).read_bytes()[:4096].decode(errors="replace").strip()
+        except OSError:
+            return ""
 
     def inspect(self, container: str) -> dict[str, Any] | None:
         try:
@@ -158,7 +171,7 @@ class Kubelet:
     def create(self, pod: Pod, known: Manifests, *, address: str, spec: str, aliases: list[str]) -> str:
         """A new container for the pod, not started yet."""
         self.publish_files(pod, known)
-        termination = self.state / "pods" / pod.name / "termination-log"
+        termination = self.termination_log(pod.name)
         termination.write_text("")
         shm = manifests.shared_memory(pod, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
         mounts = [self.docker_mount(pod, mount) for mount in pod.mounts if mount.path != "/dev/shm"]
@@ -191,6 +204,7 @@ class Kubelet:
                 LABEL: self.cluster,
                 POD_LABEL: pod.name,
                 ROLE_LABEL: pod.role,
+                STATE_LABEL: str(self.state),
                 SPEC_LABEL: spec,
                 GRACE_LABEL: str(pod.grace),
                 PRE_STOP_LABEL: json.dumps(pod.pre_stop),

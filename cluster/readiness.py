@@ -16,6 +16,7 @@ STATUS = "/status"
 # How often in a row /livez must fail before a pod is started again, as the chart tells a kubelet.
 DEAD_AFTER = 3
 NO_START = "slurm.conf: slurmctld does not start with it"
+WRONG_CONFIGURATION = 78  # docs/reference/exit-codes.md
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,8 @@ def ask(pod: Pod, running: Running | None) -> Readiness:
     if running is None:
         return Readiness(False, "no such pod: deleted, or never started")
     if not running.running:
-        return Readiness(False, f"exited {running.exit_code}, will be started again")
+        why = f": {running.last_words}" if running.last_words else ""
+        return Readiness(False, f"exited {running.exit_code}, will be started again{why}")
     try:
         code, text = get(running.address, pod.ready.port, pod.ready.path)
     except (OSError, http.client.HTTPException) as error:
@@ -53,7 +55,10 @@ def examine(pod: Pod, running: Running | None) -> Readiness:
 
 
 def hopeless(pod: Pod, running: Running | None) -> None:
-    """A controller that was given a slurm.conf with which its slurmctld does not start: nobody need wait for it."""
+    """A PID 1 that was given settings it refuses, a controller with a slurm.conf with which its slurmctld does not
+    start: nobody need wait for them."""
+    if running is not None and not running.running and running.exit_code == WRONG_CONFIGURATION and running.last_words:
+        raise ClusterError(f"bring {pod.name} up", running.last_words, hint="mend the values and `up` again")
     if pod.role != "controller" or running is None or not running.running:
         return
     why = next((text for text in examine(pod, running).also if text.startswith(NO_START)), "")

@@ -1,0 +1,115 @@
+"""One cluster of a name on an engine, one command at a time on a cluster, and why a pod's PID 1 has ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from build import main
+from cluster import cli, names
+from cluster.errors import ClusterError
+from cluster.local import LocalCluster
+from cluster.pods import LABEL, STATE_LABEL, Kubelet, Running
+from cluster.readiness import ask, hopeless
+from cluster.rendered.manifests import Pod
+from cluster.values import Options
+
+
+class Engine:
+    """What the docker engine says of one container."""
+
+    def __init__(self, labels: dict[str, str], **state: object) -> None:
+        self.labels, self.state = labels, state
+
+    def containers(self, **_: object) -> list[dict[str, Any]]:
+        return [{"Id": "abc", "Labels": self.labels, "Image": "i"}]
+
+    def inspect_container(self, _: str) -> dict[str, Any]:
+        return {"State": self.state, "NetworkSettings": {"Networks": {}}, "RestartCount": 4}
+
+
+def test_a_cluster_of_another_directory_is_left_alone(tmp_path: Path) -> None:
+    """Two people on one machine, both with the name that is the default."""
+    hers, mine = tmp_path / "hers" / "local", tmp_path / "mine" / "local"
+    hers.mkdir(parents=True)
+    (hers / "options.json").write_text("{}")
+    engine = Engine({LABEL: "local", STATE_LABEL: str(hers)})
+    with pytest.raises(ClusterError, match=f"cannot stop the cluster: a cluster local .* {hers}\nhint: --name"):
+        names.own(engine, "local", mine, "stop the cluster")
+    names.own(engine, "local", hers, "stop the cluster")
+    (hers / "options.json").unlink()  # she has removed her directory: whoever finds the pods may stop them
+    names.own(engine, "local", mine, "stop the cluster")
+
+
+def test_one_command_at_a_time_changes_a_cluster(tmp_path: Path) -> None:
+    state = tmp_path / "local"
+    state.mkdir()
+    with names.alone(state, "bring it up"):
+        said = "another command changes the cluster local right now"
+        with pytest.raises(ClusterError, match=said), names.alone(state, "stop it"):
+            pass
+        state.rename(tmp_path / "removed")  # as `down` does
+        state.mkdir()
+        with names.alone(state, "bring it up"):
+            pass
+    with names.alone(state, "bring it up"), names.alone(tmp_path / "none", "stop it"):
+        pass
+
+
+def test_of_two_that_bring_up_one_name_the_second_is_told(tmp_path: Path) -> None:
+    class Client:
+        api = Engine({})
+
+    one, two = (LocalCluster(Client(), Options(name="new"), root=tmp_path) for _ in range(2))
+    first, second = (cluster.changing("bring the cluster up", make=True) for cluster in (one, two))
+    with first, pytest.raises(ClusterError, match="right now"), second:
+        pass
+
+
+def pod(name: str) -> Pod:
+    made = Pod.__new__(Pod)
+    object.__setattr__(made, "name", name)
+    object.__setattr__(made, "role", "login")
+    return made
+
+
+def test_a_pod_that_ends_at_once_says_why(tmp_path: Path) -> None:
+    """What Kubernetes shows as the container's message, from the file that PID 1 writes it to."""
+    labels = {LABEL: "c", "minivm.pod": "login-0", "minivm.spec": "s", "minivm.grace": "1", "minivm.pre-stop": "[]"}
+
+    class Client:
+        api = Engine(labels, Running=True, Restarting=True, ExitCode=78)
+
+    kubelet = Kubelet(Client(), "c", tmp_path)
+    kubelet.termination_log("login-0").parent.mkdir(parents=True)
+    kubelet.termination_log("login-0").write_text("cannot read MINIVM_GRACE_SECONDS: 'abc' is no number\n")
+    running: Running = kubelet.running()["login-0"]
+    assert ask(pod("login-0"), running).reason == (
+        "exited 78, will be started again: cannot read MINIVM_GRACE_SECONDS: 'abc' is no number"
+    )
+    with pytest.raises(ClusterError, match="cannot bring login-0 up: cannot read MINIVM_GRACE_SECONDS"):
+        hopeless(pod("login-0"), running)
+
+
+def test_up_starts_the_images_that_this_prefix_has_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`make images` and `make up` mean the same images."""
+    seen: list[str] = []
+
+    class Cluster(LocalCluster):
+        def up(self, **_: object) -> None:
+            seen.append(self.options.repository)
+            raise ClusterError("go on", "this was enough")
+
+    class Client:
+        api = Engine({})
+
+    monkeypatch.setattr("cluster.local.LocalCluster", lambda *a, **k: Cluster(*a, **{**k, "root": tmp_path}))
+    monkeypatch.setattr(cli, "connect", Client)
+    monkeypatch.delenv("MINIVM_BUILD_PREFIX", raising=False)
+    CliRunner().invoke(main, ["--set", "prefix=registry.site/ours", "up", "--name", "x"])
+    CliRunner().invoke(main, ["up", "--name", "x"], env={"MINIVM_BUILD_PREFIX": "mine"})
+    CliRunner().invoke(main, ["up", "--name", "x"])
+    assert seen == ["registry.site/ours", "mine", "minivm"]
