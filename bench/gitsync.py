@@ -22,7 +22,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 from gitsync import schedule
-from gitsync.cycle import run as cycle
+from gitsync.cycle.run import run_cycle
 from gitsync.settings import Settings
 from tests.process.gitsync_servers import HttpGit, Line
 from tests.process.gitsync_world import World, run
@@ -79,7 +79,7 @@ def loop_cycle(settings: Settings, look: bool) -> float:
         status = 1
         try:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            status = 1 if cycle.run(settings, look=look).failures else 0
+            status = 1 if run_cycle(settings, look=look).failures else 0
         finally:
             os._exit(status)
     assert os.waitpid(pid, 0)[1] == 0

@@ -63,10 +63,10 @@ def _settings() -> Settings:
 def once() -> None:
     """One cycle: fetch, verify, check, publish, prune. Ends with 1 where it failed or the newest commit is refused."""
     from gitsync import report
-    from gitsync.cycle import run as cycle
+    from gitsync.cycle.run import run_cycle
 
     settings = _settings()
-    state = cycle.run(settings)
+    state = run_cycle(settings)
     click.echo(report.summary(state, settings))
     if state.failures or state.quarantine is not None:
         sys.exit(1)
@@ -85,16 +85,16 @@ def loop() -> None:
 def status(as_json: bool) -> None:
     """What is published, since when, and what is wrong. Ends with 1 where something is."""
     from gitsync import report
-    from gitsync import state as state_
-    from gitsync.cycle import run as cycle
+    from gitsync.pin import read_pin
+    from gitsync.state import load_state
     from gitsync.tree import publish
 
     settings = _settings()
-    known = state_.load(settings.layout.state)
+    known = load_state(settings.layout.state)
     live = publish.current(settings.layout)
     if as_json:
         whole = asdict(known) | {
-            "current": live, "pin": cycle.read_pin(settings), "trees": publish.present(settings.layout),
+            "current": live, "pin": read_pin(settings.layout), "trees": publish.present(settings.layout),
             "trouble": report.trouble(known, settings), "repo": settings.repo, "ref": str(settings.ref),
         }  # fmt: skip
         click.echo(json.dumps(whole, indent=1, sort_keys=True))
@@ -116,7 +116,7 @@ def _ago(at: float) -> str:
 
 
 def _lines(settings: Settings, known: State, live: str | None) -> list[tuple[str, str]]:
-    from gitsync.cycle import run as cycle
+    from gitsync.pin import read_pin
 
     lines = [("current", live or "nothing")]
     published = known.published
@@ -127,7 +127,7 @@ def _lines(settings: Settings, known: State, live: str | None) -> list[tuple[str
         if published.signer:
             lines.append(("signed", published.signer))
     lines.append(("follows", f"{settings.ref} of {settings.repo}" if settings.repo else "no repository"))
-    pin = cycle.read_pin(settings)
+    pin = read_pin(settings.layout)
     if pin:
         lines.append(("pinned", pin))
     if known.candidate is not None:
@@ -145,11 +145,11 @@ def _lines(settings: Settings, known: State, live: str | None) -> list[tuple[str
 def why() -> None:
     """Why this commit is published and not another: one sentence a line, the deciding one last."""
     from gitsync import explain
-    from gitsync import state as state_
+    from gitsync.state import load_state
     from gitsync.tree import publish
 
     settings = _settings()
-    for line in explain.why(settings, state_.load(settings.layout.state), publish.current(settings.layout)):
+    for line in explain.why(settings, load_state(settings.layout.state), publish.current(settings.layout)):
         click.echo(line)
 
 
@@ -159,12 +159,12 @@ def why() -> None:
 def rollback(commit: str) -> None:
     """Publish COMMIT now, and leave the present one alone until the ref moves. `zero` is the image's own tree."""
     from gitsync import explain
-    from gitsync.cycle import run as cycle
+    from gitsync.cycle.run import run_cycle
     from gitsync.cycle.wake import poke
 
     settings = _settings()
     whole = explain.whole(settings, commit)
-    state = cycle.run(settings, only=whole, leave=True)
+    state = run_cycle(settings, only=whole, leave=True)
     # The loop tells the pod's status; it should not wait a period to learn of this.
     poke(settings)
     click.echo(f"published {state.published.commit if state.published else 'nothing'}")
@@ -176,14 +176,14 @@ def rollback(commit: str) -> None:
 def pin(commit: str) -> None:
     """Stay on COMMIT, whatever the ref does, until `gitsync unpin`."""
     from gitsync import explain
-    from gitsync import state as state_
-    from gitsync.cycle import run as cycle
+    from gitsync.cycle.run import run_cycle
     from gitsync.cycle.wake import poke
+    from gitsync.pin import write_pin
 
     settings = _settings()
     whole = explain.whole(settings, commit)
-    state = cycle.run(settings, only=whole)
-    state_.write_whole(settings.layout.pin, json.dumps({"commit": whole, "at": time.time()}) + "\n")
+    state = run_cycle(settings, only=whole)
+    write_pin(settings.layout, whole, time.time())
     poke(settings)
     click.echo(f"pinned to {state.published.commit if state.published else whole}")
 
@@ -216,6 +216,6 @@ def now() -> None:
 @fails_well
 def mirror() -> None:
     """Serve the repository to the fleet, read-only over http, asking the git server alone."""
-    from gitsync.mirror import server as mirror_
+    from gitsync.mirror.server import serve
 
-    mirror_.serve(_settings())
+    serve(_settings())

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from gitsync import report
-from gitsync.cycle import run as cycle
 from gitsync.errors import GitsyncError
 from gitsync.layout import ZERO, is_commit
+from gitsync.pin import read_pin
 from gitsync.settings import Settings
-from gitsync.state import State, load
+from gitsync.state import State, load_state
 from gitsync.tree import publish
 
 SHORTEST = 6
@@ -24,7 +24,7 @@ def why(settings: Settings, known: State, live: str | None) -> list[str]:
         lines[0] += f": it was the newest commit of {published.ref}{by}"
     elif live == ZERO:
         lines[0] = f"generation zero, from the image, is published ({settings.zero})"
-    pin = cycle.read_pin(settings)
+    pin = read_pin(settings.layout)
     if pin is not None:
         lines.append(f"it is pinned to {pin}: gitsync unpin follows {settings.ref} again")
         return lines
@@ -52,8 +52,8 @@ def whole(settings: Settings, text: str) -> str:
     """The commit that a person means: `zero`, a whole hash, or the beginning of one that is or was published here."""
     if text == ZERO or is_commit(text):
         return text
-    known = load(settings.layout.state)
-    names = {each.commit for each in (known.published, *known.history) if each is not None}
+    known = load_state(settings.layout.state)
+    names = {each.commit for each in known.commits}
     names |= set(publish.present(settings.layout))
     found = sorted(name for name in names if is_commit(name) and name.startswith(text))
     if len(text) < SHORTEST or len(found) != 1:

@@ -121,14 +121,13 @@ def report(commit: str, script: str, reason: str, layout: Layout | None = None) 
     import json
     import time
 
+    from gitsync.files import write_whole
+
     layout = layout or Layout.from_environment()
     name = "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in f"{commit[:12]}-{script}")
-    final = layout.reports / f"{name}.json"
-    temporary = layout.reports / f".{name}.{os.getpid()}.{time.monotonic_ns()}"
     record = {"commit": commit, "script": script, "reason": reason[:2000], "at": time.time()}
     try:
-        temporary.write_text(json.dumps(record))
-        temporary.rename(final)
+        write_whole(layout.reports / f"{name}.json", json.dumps(record))
     except OSError:
         return False
     return True

@@ -9,10 +9,11 @@ import os
 import socket
 from pathlib import Path
 
+from gitsync.files import write_whole
 from gitsync.layout import ZERO
 from gitsync.schedule import is_canary
 from gitsync.settings import Settings
-from gitsync.state import State, write_whole
+from gitsync.state import State
 
 # One failed fetch is weather; three in a row are worth a sentence in the pod's status.
 FAILURES_TO_MENTION = 3

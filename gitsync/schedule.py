@@ -51,7 +51,6 @@ class RingView:
 class Decision:
     turn: Turn
     reason: str
-    until: float | None = None
 
 
 def is_canary(pod: str, percent: float) -> bool:
@@ -77,5 +76,5 @@ def ring_decision(
         return Decision(Turn.HOLD, f"{ring.failed} of the ring failed on it{because}")
     first = seen_here if ring is None or ring.first_seen is None else min(seen_here, ring.first_seen)
     if now < first + delay:
-        return Decision(Turn.WAIT, f"after the canaries, in {first + delay - now:.0f} s", first + delay)
+        return Decision(Turn.WAIT, f"after the canaries, in {first + delay - now:.0f} s")
     return Decision(Turn.TAKE, f"{delay:g} s after it was first seen")

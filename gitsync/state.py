@@ -3,12 +3,12 @@ what is published; a state file that is lost or unreadable costs history, never 
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
+
+from gitsync.files import write_whole
 
 HISTORY = 10
 
@@ -55,6 +55,8 @@ class Quarantine:
 
 @dataclass(frozen=True, slots=True)
 class State:
+    """It changes by the methods below and in no other way, each time to another whole."""
+
     published: Published | None = None
     candidate: Candidate | None = None
     quarantine: Quarantine | None = None
@@ -69,6 +71,53 @@ class State:
     published_total: int = 0
     durations: dict[str, float] = field(default_factory=dict)
     history: tuple[Published, ...] = ()
+
+    @property
+    def commits(self) -> list[Published]:
+        """What is live and what was, newest first."""
+        return [each for each in (self.published, *self.history) if each is not None]
+
+    def formerly(self, commit: str) -> Published | None:
+        """What was live before, by its commit."""
+        return next((old for old in self.history if old.commit == commit), None)
+
+    def attempted(self, now: float) -> State:
+        return replace(self, last_attempt=now)
+
+    def succeeded(self, now: float) -> State:
+        """The repository answered, whatever became of its commit."""
+        return replace(self, failures=0, last_error="", last_success=now)
+
+    def failed(self, error: str, now: float) -> State:
+        return replace(self, failures=self.failures + 1, last_error=error, last_error_at=now)
+
+    def unsaved(self, error: str) -> State:
+        """An error that comes after all others, and hides none."""
+        return replace(self, last_error=self.last_error or error)
+
+    def took(self, step: str, seconds: float) -> State:
+        return replace(self, durations={**self.durations, step: round(seconds, 4)})
+
+    def following(self, oid: str) -> State:
+        """Where the ref is now."""
+        return replace(self, tip_oid=oid)
+
+    def waiting(self, candidate: Candidate) -> State:
+        return replace(self, candidate=candidate)
+
+    def refused(self, quarantine: Quarantine) -> State:
+        return replace(self, quarantine=quarantine, candidate=None, refused_total=self.refused_total + 1)
+
+    def left_alone(self, quarantine: Quarantine) -> State:
+        """By a person, who stepped back from it: nothing was refused."""
+        return replace(self, quarantine=quarantine, candidate=None)
+
+    def released(self) -> State:
+        return replace(self, quarantine=None)
+
+    def looked_over(self, published: Published, now: float) -> State:
+        """The live tree is what its commit says; and what else is known of that commit."""
+        return replace(self, published=published, candidate=None, looked_at=now)
 
     def with_published(self, published: Published) -> State:
         """A tree went live; what was live before is history, newest first."""
@@ -98,29 +147,12 @@ def from_json(text: str) -> State:
     return State(**_known(State, data))
 
 
-def load(path: Path) -> State:
+def load_state(path: Path) -> State:
     try:
         return from_json(path.read_text())
     except (OSError, ValueError, TypeError, AttributeError):
         return State()
 
 
-def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
-    """Unique temporary, fsync, rename: a reader sees the old text or the new, a crash leaves one of them."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    try:
-        with os.fdopen(fd, "w") as out:
-            os.fchmod(out.fileno(), mode)
-            out.write(text)
-            out.flush()
-            os.fsync(out.fileno())
-        temporary.rename(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-
-
-def save(path: Path, state: State) -> None:
+def save_state(path: Path, state: State) -> None:
     write_whole(path, to_json(state))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
-from gitsync import state as state_
 from gitsync.repo.lock import Held
 from gitsync.settings import Settings
-from gitsync.state import State
+from gitsync.state import State, save_state
 
 
 @dataclass(slots=True)
@@ -22,9 +21,10 @@ class Cycle:
     state: State
     live: str | None
     log: list[str] = field(default_factory=list)
+    clock: Callable[[], float] = time.time
 
     def save(self) -> None:
-        state_.save(self.settings.layout.state, self.state)
+        save_state(self.settings.layout.state, self.state)
 
     @contextlib.contextmanager
     def timed(self, step: str) -> Iterator[None]:
@@ -32,6 +32,4 @@ class Cycle:
         try:
             yield
         finally:
-            self.state = replace(
-                self.state, durations={**self.state.durations, step: round(time.monotonic() - begun, 4)}
-            )
+            self.state = self.state.took(step, time.monotonic() - begun)

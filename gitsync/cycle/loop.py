@@ -18,11 +18,12 @@ import traceback
 from collections.abc import Callable
 from types import FrameType
 
-from gitsync import report, state
-from gitsync.cycle import run as cycle
+from gitsync import report
+from gitsync.cycle.run import run_cycle, settle
 from gitsync.errors import GitsyncError
 from gitsync.schedule import first_delay, next_delay
 from gitsync.settings import Settings, from_environment
+from gitsync.state import load_state
 from gitsync.tree import publish
 
 # Beyond every deadline inside a cycle: only a hang that none of them covers lasts this long.
@@ -119,14 +120,14 @@ class Loop:
 
     def _settle(self) -> None:
         """A tree for readers before anything slow: the last good one, or generation zero."""
-        pid = self._fork(lambda: cycle.settle(self.settings))
+        pid = self._fork(lambda: settle(self.settings))
         _, status = os.waitpid(pid, 0)
         if status != 0:
             print(f"gitsync: no tree yet: ended with {os.waitstatus_to_exitcode(status)}", file=sys.stderr, flush=True)
 
     def _tell(self) -> bool:
         """Status to the service manager; READY once there is a tree."""
-        known = state.load(self.settings.layout.state)
+        known = load_state(self.settings.layout.state)
         self.failures = max(known.failures, self.failures)
         text = f"STATUS={report.summary(known, self.settings)}"
         live = publish.current(self.settings.layout) is not None
@@ -163,9 +164,12 @@ class Loop:
 
     def _start(self) -> None:
         look, self.looked = not self.looked, True
-        pid = self._fork(lambda: _one(self.settings, look=look))
+        pid = self._fork(lambda: self._cycle(look=look))
         self.child, self.child_fd = pid, os.pidfd_open(pid)
         self.child_deadline = self.clock() + self.settings.timeout + 3 * self.settings.check_timeout + CYCLE_SLACK
+
+    def _cycle(self, *, look: bool) -> None:
+        run_cycle(self.settings, look=look)
 
     def _end(self) -> None:
         assert self.child is not None
@@ -209,10 +213,6 @@ class Loop:
             os.killpg(self.child, signal.SIGKILL)
         os.waitpid(self.child, 0)
         os.close(self.child_fd)
-
-
-def _one(settings: Settings, *, look: bool) -> None:
-    cycle.run(settings, look=look)
 
 
 def main() -> int:

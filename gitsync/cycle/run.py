@@ -6,38 +6,32 @@ changes it, is listed in fault.STEPS.
 
 from __future__ import annotations
 
-import json
-import time
 from dataclasses import replace
 
 from gitsync import fault, report
-from gitsync import state as state_
 from gitsync.cycle.context import Cycle
-from gitsync.cycle.take import by_hand, mend, my_turn, prune, publish_zero, refuse, still_quarantined, take
+from gitsync.cycle.prune import prune
+from gitsync.cycle.quarantine import is_quarantined, refuse
+from gitsync.cycle.recover import mend, recover
+from gitsync.cycle.ring import is_my_turn, pass_on_reports
+from gitsync.cycle.rollback import publish_by_hand, publish_zero
+from gitsync.cycle.take import take
 from gitsync.errors import Damaged, GitsyncError, TooLarge
-from gitsync.layout import ZERO, is_commit
+from gitsync.layout import ZERO
+from gitsync.pin import read_pin
 from gitsync.repo import transfer
 from gitsync.repo.listing import Tip
 from gitsync.repo.lock import held
 from gitsync.settings import Ref, RefKind, Settings
-from gitsync.state import Candidate, Published, State
-from gitsync.tree import publish
-from gitsync.tree import write as tree
+from gitsync.state import Candidate, State, load_state
+from gitsync.tree import disk, publish
 
 LOCK_WAIT = 30.0
 # How often an unchanged tree is compared with its commit, beside the first cycle of a process.
 LOOK_AT_TREE = 600.0
 
 
-def read_pin(settings: Settings) -> str | None:
-    try:
-        commit = json.loads(settings.layout.pin.read_text())["commit"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return commit if isinstance(commit, str) and (is_commit(commit) or commit == ZERO) else None
-
-
-def run(
+def run_cycle(
     settings: Settings, *, only: str | None = None, leave: bool = False, look: bool = True, lock_wait: float = LOCK_WAIT
 ) -> State:
     """One cycle, and its state. `only`: publish this commit whatever the ref says; `leave`: and do not come back to
@@ -50,20 +44,18 @@ def run(
     with held(layout.lock, lock_wait) as lock:
         fault.at("locked")
         healed = publish.heal(layout)
-        cycle = Cycle(settings, lock, state_.load(layout.state), publish.current(layout), healed)
+        cycle = Cycle(settings, lock, load_state(layout.state), publish.current(layout), healed)
         recover(cycle)
         fault.at("healed")
-        cycle.state = replace(cycle.state, last_attempt=time.time())
+        cycle.state = cycle.state.attempted(cycle.clock())
         try:
             if only is not None:
-                by_hand(cycle, only, leave=leave)
+                publish_by_hand(cycle, only, leave=leave)
             else:
                 _attempt(cycle, look)
         except (GitsyncError, OSError) as error:
             text = str(error) if isinstance(error, GitsyncError) else f"cannot go on: {error}"
-            cycle.state = replace(
-                cycle.state, failures=cycle.state.failures + 1, last_error=text, last_error_at=time.time()
-            )
+            cycle.state = cycle.state.failed(text, cycle.clock())
             if only is not None:
                 _finish(cycle)
                 raise
@@ -76,7 +68,7 @@ def settle(settings: Settings) -> None:
     layout = settings.layout
     publish.prepare(layout)
     with held(layout.lock, LOCK_WAIT) as lock:
-        cycle = Cycle(settings, lock, state_.load(layout.state), publish.current(layout), publish.heal(layout))
+        cycle = Cycle(settings, lock, load_state(layout.state), publish.current(layout), publish.heal(layout))
         before = cycle.state
         recover(cycle)
         if cycle.state != before:
@@ -91,7 +83,7 @@ def _attempt(cycle: Cycle, look: bool) -> None:
     except Damaged as error:
         # The repository is a cache of the server's: once more with a new one.
         cycle.log.append(f"new repository, because: {error}")
-        tree.remove(cycle.settings.layout.repository)
+        disk.remove(cycle.settings.layout.repository)
         advance(cycle, look)
 
 
@@ -107,40 +99,18 @@ def _finish(cycle: Cycle) -> None:
         cycle.save()
     except OSError as error:
         cycle.log.append(f"the state is not saved: {error}")
-        cycle.state = replace(cycle.state, last_error=cycle.state.last_error or f"cannot save the state: {error}")
+        cycle.state = cycle.state.unsaved(f"cannot save the state: {error}")
     fault.at("saved")
-    if any(settings.layout.reports.glob("*.json")):
-        from gitsync.rings import client as ring
-
-        ring.pass_on(settings.ring_url, settings.pod, settings.layout.reports, settings.ring_secret)
-    report.write_metrics(cycle.state, settings, time.time())
+    pass_on_reports(cycle)
+    report.write_metrics(cycle.state, settings, cycle.clock())
     report.condition(settings.control, report.trouble(cycle.state, settings))
     for line in cycle.log:
         print(f"gitsync: {line}", flush=True)
 
 
-def recover(cycle: Cycle) -> None:
-    """Readers have a tree, and the state agrees with the link, before anything else is tried."""
-    layout = cycle.settings.layout
-    if cycle.live is None:
-        there = set(publish.present(layout))
-        known = [each.commit for each in (cycle.state.published, *cycle.state.history) if each is not None]
-        good = next((commit for commit in known if commit in there), None)
-        if good is None and layout.zero.is_dir():
-            good = ZERO
-        if good is not None:
-            publish.point(layout, good)
-            cycle.log.append(f"published {good}: there was no link, or it led nowhere")
-            cycle.live = good
-    if cycle.live is not None and (cycle.state.published is None or cycle.state.published.commit != cycle.live):
-        old = next((each for each in cycle.state.history if each.commit == cycle.live), None)
-        at = publish.since(layout)
-        cycle.state = cycle.state.with_published(replace(old, at=at) if old else Published(cycle.live, at))
-
-
 def advance(cycle: Cycle, look: bool) -> None:
     settings = cycle.settings
-    pin = read_pin(settings)
+    pin = read_pin(settings.layout)
     if pin == ZERO:
         publish_zero(cycle)
         return _succeeded(cycle)
@@ -155,15 +125,16 @@ def advance(cycle: Cycle, look: bool) -> None:
     if _nothing_new(cycle, look):
         return _succeeded(cycle)
 
-    from gitsync.repo import reader as repo  # GitPython costs more than all else in a cycle that finds nothing new
+    # GitPython costs more than all else in a cycle that finds nothing new.
+    from gitsync.repo.reader import opened, require
 
-    with repo.opened(settings.layout.repository) as reader:
-        tip = repo.require(reader.tip(transfer.FETCHED), transfer.FETCHED)
+    with opened(settings.layout.repository) as reader:
+        tip = require(reader.tip(transfer.FETCHED), transfer.FETCHED)
         fault.at("resolved")
         if pin is None:
-            cycle.state = replace(cycle.state, tip_oid=tip.oid)
-        if cycle.state.quarantine is not None and not still_quarantined(cycle, tip.oid):
-            cycle.state = replace(cycle.state, quarantine=None)
+            cycle.state = cycle.state.following(tip.oid)
+        if cycle.state.quarantine is not None and not is_quarantined(cycle, tip.oid):
+            cycle.state = cycle.state.released()
         refused = cycle.state.quarantine is not None
         if tip.commit == cycle.live and (refused or _judged(cycle)):
             mend(cycle, reader, tip)
@@ -173,10 +144,10 @@ def advance(cycle: Cycle, look: bool) -> None:
             return _succeeded(cycle)
         known = cycle.state.candidate
         if known is None or known.oid != tip.oid:
-            cycle.state = replace(cycle.state, candidate=Candidate(tip.oid, tip.commit, time.time()))
+            cycle.state = cycle.state.waiting(Candidate(tip.oid, tip.commit, cycle.clock()))
             cycle.save()
         fault.at("candidate-saved")
-        if pin is not None or tip.commit == cycle.live or my_turn(cycle, tip):
+        if pin is not None or tip.commit == cycle.live or is_my_turn(cycle, tip):
             take(cycle, reader, tip, ref)
     return _succeeded(cycle)
 
@@ -194,11 +165,11 @@ def _know(cycle: Cycle, tip: Tip, ref: Ref) -> None:
     known = replace(
         published, oid=tip.oid, ref=str(ref), author=tip.author, subject=tip.subject, committed=tip.committed
     )
-    cycle.state = replace(cycle.state, published=known, candidate=None, looked_at=time.time())
+    cycle.state = cycle.state.looked_over(known, cycle.clock())
 
 
 def _succeeded(cycle: Cycle) -> None:
-    cycle.state = replace(cycle.state, failures=0, last_error="", last_success=time.time())
+    cycle.state = cycle.state.succeeded(cycle.clock())
 
 
 def _fetch(cycle: Cycle, ref: Ref) -> bool:
@@ -206,7 +177,7 @@ def _fetch(cycle: Cycle, ref: Ref) -> bool:
     settings, quarantine = cycle.settings, cycle.state.quarantine
     if quarantine is not None and quarantine.step == "transfer":
         oid = transfer.remote_oid(settings, ref, cycle.lock)
-        if still_quarantined(cycle, oid):
+        if is_quarantined(cycle, oid):
             return False
     try:
         transfer.fetch(settings, ref, cycle.lock)
@@ -220,8 +191,8 @@ def _fetch(cycle: Cycle, ref: Ref) -> bool:
 def _nothing_new(cycle: Cycle, look: bool) -> bool:
     """The quick way out of most cycles: the ref is where it was, and nothing is left to do about it."""
     oid, published = transfer.fetched_oid(cycle.settings.layout.repository), cycle.state.published
-    if not oid or look or time.time() - cycle.state.looked_at > LOOK_AT_TREE:
+    if not oid or look or cycle.clock() - cycle.state.looked_at > LOOK_AT_TREE:
         return False
     if cycle.state.quarantine is not None:
-        return still_quarantined(cycle, oid)
+        return is_quarantined(cycle, oid)
     return published is not None and published.oid == oid and published.commit == cycle.live and _judged(cycle)

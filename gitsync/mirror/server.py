@@ -24,7 +24,6 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from gitsync import report
-from gitsync import state as state_
 from gitsync.addresses import split_address
 from gitsync.errors import GitsyncError
 from gitsync.mirror.cache import Cache
@@ -36,6 +35,7 @@ from gitsync.rings.board import Board
 from gitsync.rings.signing import authentic, read_secret
 from gitsync.schedule import next_delay
 from gitsync.settings import Settings
+from gitsync.state import load_state
 from gitsync.tree import publish
 
 REPOSITORY = "/scripts.git"
@@ -62,7 +62,7 @@ class Mirror:
 
     def upload_pack(self, protocol: str, body: bytes | None) -> bytes | None:
         """upload-pack's answer; None where it failed. `body` None: the advertisement."""
-        known = state_.load(self.settings.layout.state)
+        known = load_state(self.settings.layout.state)
         published = known.published
         if body is not None:
             verified = ([published] if published else []) + list(known.history[:KEEP])
@@ -106,7 +106,7 @@ class Mirror:
     def _update(self) -> int:
         """How often updates have failed in a row."""
         done = subprocess.run([sys.executable, "-I", "-m", "gitsync.mirror.update"], stdin=subprocess.DEVNULL)
-        known = state_.load(self.settings.layout.state)
+        known = load_state(self.settings.layout.state)
         if known.published is not None:
             self.board.see(known.published.commit)
             report.notify("READY=1")

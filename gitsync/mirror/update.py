@@ -12,15 +12,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gitsync import report
-from gitsync import state as state_
 from gitsync.errors import Damaged, GitsyncError, Refused
-from gitsync.repo import child, transfer, verify
-from gitsync.repo.listing import Tip
+from gitsync.repo import child, transfer
+from gitsync.repo.listing import Tip, as_published
 from gitsync.repo.lock import Held, held
 from gitsync.settings import Ref, RefKind, Settings, from_environment
-from gitsync.state import Published, Quarantine, State
+from gitsync.state import Quarantine, State, load_state, save_state
 from gitsync.tree import marker, publish
-from gitsync.tree.admit import judge_marker, refuse_violations
+from gitsync.tree.admit import admit
 
 if TYPE_CHECKING:
     from gitsync.repo.reader import Reader
@@ -48,14 +47,14 @@ def update(settings: Settings) -> State:
     publish.prepare(layout)
     with held(layout.lock, 30.0) as lock:
         publish.heal(layout)
-        known = replace(state_.load(layout.state), last_attempt=time.time())
+        known = load_state(layout.state).attempted(time.time())
         before = known
         try:
             known = _bring(settings, known, lock)
-            known = replace(known, failures=0, last_error="", last_success=time.time())
+            known = known.succeeded(time.time())
         except (GitsyncError, OSError) as error:
-            known = replace(known, failures=known.failures + 1, last_error=str(error), last_error_at=time.time())
-        state_.save(layout.state, known)
+            known = known.failed(str(error), time.time())
+        save_state(layout.state, known)
         if known.published != before.published:
             print(f"gitsync mirror: shows {report.summary(known, settings)}", flush=True)
         return known
@@ -67,33 +66,28 @@ def _bring(settings: Settings, known: State, lock: Held) -> State:
     transfer.fetch(settings, settings.ref, lock)
     oid = transfer.fetched_oid(repository)
     if known.published is not None and oid == known.published.oid:
-        return replace(known, quarantine=None)
+        return known.released()
     refused = known.quarantine
     if refused is not None and refused.oid == oid and refused.policy == settings.policy():
         return known
 
-    from gitsync.repo import reader as repo  # GitPython, only where there is something new
+    from gitsync.repo.reader import opened, require  # GitPython, only where there is something new
 
-    with repo.opened(repository) as reader:
-        tip = repo.require(reader.tip(transfer.FETCHED), str(settings.ref))
+    with opened(repository) as reader:
+        tip = require(reader.tip(transfer.FETCHED), str(settings.ref))
         try:
-            signer = verify.signature(settings, settings.ref, tip)
-            last = known.published.committed if known.published else 0.0
-            verify.not_backward(settings, settings.ref, tip, last, marker.floor(settings))
-            entries = reader.entries(tip.commit, settings.subdir)
-            refuse_violations(entries, settings)
-            judge_marker(settings, settings.ref, entries, _kinds_before(settings, reader, known))
+            signer, entries = admit(
+                settings, settings.ref, tip, reader,
+                newer_than=known.published.committed if known.published else 0.0,
+                had=lambda: _kinds_before(settings, reader, known),
+            )  # fmt: skip
         except Refused as error:
             quarantine = Quarantine(tip.oid, tip.commit, "verify", str(error), time.time(), settings.policy())
             print(f"gitsync mirror: refused {tip.commit[:12]}: {error}", flush=True)
-            return replace(known, quarantine=quarantine, refused_total=known.refused_total + 1)
+            return known.refused(quarantine)
     _show(settings, tip, lock)
-    published = Published(
-        commit=tip.commit, at=time.time(), oid=tip.oid, ref=str(settings.ref), signer=signer, author=tip.author,
-        subject=tip.subject, committed=tip.committed, files=len(entries), bytes=sum(each.size for each in entries),
-        policy=settings.policy(),
-    )  # fmt: skip
-    known = replace(known.with_published(published), quarantine=None)
+    published = as_published(tip, settings.ref, signer, entries, settings.policy(), time.time())
+    known = known.with_published(published).released()
     for old in known.history[KEEP:]:
         transfer.set_ref(repository, f"{transfer.KEPT}{old.commit}", "", lock)
     transfer.tidy(settings, lock)

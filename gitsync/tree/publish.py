@@ -5,19 +5,30 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gitsync import fault
 from gitsync.errors import GitsyncError
 from gitsync.layout import UNFINISHED, ZERO, Layout, commit_of_link, is_commit
-from gitsync.tree import write as tree
+from gitsync.tree import disk
+from gitsync.tree.write import Written
 
 
 def unfinished(near: Path, what: str) -> Path:
     return near / f"{UNFINISHED}{what}-{os.getpid()}-{os.urandom(4).hex()}"
+
+
+@contextlib.contextmanager
+def beginning(layout: Layout) -> Iterator[Path]:
+    """Where a tree is made until `name_tree` has named it; what has no name at the end is gone."""
+    target = unfinished(layout.trees, "new")
+    try:
+        yield target
+    finally:
+        if target.exists():
+            disk.remove(target)
 
 
 def prepare(layout: Layout) -> None:
@@ -41,7 +52,7 @@ def heal(layout: Layout) -> list[str]:
     for directory in (layout.root, layout.trees, layout.leases):
         for path in directory.iterdir():
             if path.name.startswith(UNFINISHED):
-                tree.remove(path)
+                disk.remove(path)
                 done.append(f"removed {path.name}")
     for path in layout.root.glob(".*.json.*"):
         path.unlink(missing_ok=True)
@@ -67,19 +78,19 @@ def current(layout: Layout) -> str | None:
     return commit if commit is not None and layout.tree(commit).is_dir() else None
 
 
-def name_tree(layout: Layout, finished: Path, commit: str, written: tree.Written) -> None:
+def name_tree(layout: Layout, finished: Path, commit: str, written: Written) -> None:
     """`finished` becomes trees/<commit>, once all its bytes are on the disk."""
-    tree.to_disk(finished, written)
+    disk.sync_tree(finished, written.files)
     fault.at("tree-synced")
     # The lease exists before the tree: a reader never finds a tree that it cannot lock.
     os.close(os.open(layout.lease(commit), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     target = layout.tree(commit)
     if target.exists():
-        tree.exchange(finished, target)
-        tree.remove(finished)
+        disk.exchange(finished, target)
+        disk.remove(finished)
     else:
         finished.rename(target)
-    tree.sync_directory(layout.trees)
+    disk.sync_directory(layout.trees)
     fault.at("tree-named")
 
 
@@ -89,10 +100,10 @@ def point(layout: Layout, commit: str) -> None:
     temporary = unfinished(layout.root, "link")
     temporary.symlink_to(target)
     # The link's own inode must be on disk before the name moves to it, or a crash leaves an empty link.
-    tree.sync_directory(layout.root)
+    disk.sync_directory(layout.root)
     fault.at("link-made")
     temporary.rename(layout.current)
-    tree.sync_directory(layout.root)
+    disk.sync_directory(layout.root)
     fault.at("link-swapped")
 
 
@@ -142,7 +153,7 @@ def remove_tree(layout: Layout, commit: str) -> Pruned:
         fault.at("lease-removed")
     finally:
         os.close(fd)
-    tree.remove(grave)
+    disk.remove(grave)
     fault.at("pruned")
     return Pruned(commit, True, "")
 
@@ -153,9 +164,9 @@ def present(layout: Layout) -> list[str]:
     return []
 
 
-def since(layout: Layout) -> float:
+def since(layout: Layout, *, otherwise: float) -> float:
     """When the link last moved, by the link itself."""
     try:
         return layout.current.lstat().st_mtime
     except OSError:
-        return time.time()
+        return otherwise

@@ -11,28 +11,20 @@ is seen, not linked onwards, and mended.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import hashlib
 import os
-import shutil
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gitsync import fault
-from gitsync.errors import Damaged, GitsyncError, Refused
+from gitsync.errors import Damaged, Refused
 from gitsync.repo import child
 from gitsync.repo.listing import Entry
 from gitsync.repo.transfer import git
 
 BATCH = 8 << 20
-# Up to this many new files are synced one by one.
-FEW = 64
-RENAME_EXCHANGE = 2
-AT_FDCWD = -100
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def mtime_of(oid: str) -> int:
@@ -85,7 +77,7 @@ class Written:
     bytes: int
 
 
-def write(
+def write_tree(
     target: Path, entries: Sequence[Entry], repository: Path, before: tuple[Path, Iterable[Entry]] | None
 ) -> Written:
     """The tree of `entries` at `target`, which must not exist.
@@ -197,56 +189,3 @@ def read_blobs(repository: Path, entries: Sequence[Entry]) -> Iterator[bytes]:
 def blob_hash(content: bytes, digits: int) -> str:
     algorithm = hashlib.sha1 if digits == 40 else hashlib.sha256
     return algorithm(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
-
-
-def to_disk(path: Path, written: Written) -> None:
-    """The whole tree is on its disk: the new files, and every directory.
-
-    One by one where they are few: syncing the file system would also wait for what jobs have written to it. Beyond that
-    the one call is the quicker way.
-    """
-    if len(written.files) > FEW:
-        sync_file_system(path)
-        return
-    for name in written.files:
-        _fsync(f"{path}/{name}", os.O_RDONLY | os.O_NOFOLLOW)
-    for base, _, _ in os.walk(path):
-        sync_directory(Path(base))
-
-
-def _fsync(path: str | Path, flags: int) -> None:
-    fd = os.open(path, flags | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def sync_directory(path: Path) -> None:
-    _fsync(path, os.O_RDONLY | os.O_DIRECTORY)
-
-
-def sync_file_system(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        if _libc.syncfs(fd) != 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), str(path))
-    finally:
-        os.close(fd)
-
-
-def exchange(one: Path, other: Path) -> None:
-    """Swap two directories in one step: a damaged tree is replaced under its readers' feet by a whole one."""
-    if _libc.renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) != 0:
-        number = ctypes.get_errno()
-        raise GitsyncError("replace a damaged tree", os.strerror(number), file=other)
-
-
-def remove(path: Path) -> None:
-    """Gone, however read-only; what cannot be removed now is left to the next cycle."""
-    if path.is_symlink() or path.is_file():
-        with contextlib.suppress(OSError):
-            path.unlink()
-        return
-    shutil.rmtree(path, ignore_errors=True)

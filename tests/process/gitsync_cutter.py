@@ -13,10 +13,10 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import gitsync.repo.reader  # noqa: F401  # once, so that a forked cycle does not pay for GitPython each time
 from gitsync import fault, lease
-from gitsync.cycle import run as cycle
+from gitsync.cycle.run import run_cycle
 from gitsync.layout import ZERO, Layout
-from gitsync.repo import reader as repo
 from gitsync.settings import Backward
 from gitsync.tree import publish
 from gitsync.tree.marker import MARKER
@@ -24,8 +24,6 @@ from tests.process.gitsync_world import World, run
 from tests.waiting import until
 
 ENOUGH = 10  # looks of a reader, at least
-
-assert repo  # loaded here once, so that a forked cycle does not pay for GitPython each time
 
 
 def stamped(serial: int) -> dict[str, str | bytes | None]:
@@ -143,7 +141,7 @@ def forked_cycle(world: World, fault_point: str = "") -> int:
         os.dup2(null, 1)
         os.dup2(null, 2)
         os.environ["MINIVM_GITSYNC_FAULT"] = fault_point
-        cycle.run(world.settings)
+        run_cycle(world.settings)
         status = 0
     finally:
         os._exit(status)
@@ -155,7 +153,7 @@ def ended_by(pid: int) -> int:
 
 def whole(world: World, commit: str, serials: dict[str, int]) -> None:
     """One undisturbed run later everything is as if nothing had happened."""
-    known = cycle.run(world.settings)
+    known = run_cycle(world.settings)
     assert known.failures == 0 and known.quarantine is None, known
     assert world.live() == commit
     assert look(world.layout.tree(commit), commit, serials) is None
@@ -172,7 +170,7 @@ def thousand_cuts(folder: Path, count: int) -> dict[str, int]:
     world.settings = replace(world.settings, keep=2, backward=Backward.ALLOW)
     serials = commits(world, 12)
     order = list(serials)
-    cycle.run(world.settings)
+    run_cycle(world.settings)
     begun = time.monotonic()
     ended_by(forked_cycle(world))
     idle = time.monotonic() - begun

@@ -15,13 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from gitsync import fault, lease, state
-from gitsync.cycle import run as cycle
+from gitsync import fault, lease
+from gitsync.cycle.run import run_cycle
 from gitsync.errors import GitsyncError
+from gitsync.layout import Layout
 from gitsync.repo import child
-from gitsync.repo import reader as repo
 from gitsync.repo.listing import Entry
-from gitsync.tree import write as tree
+from gitsync.repo.reader import opened
+from gitsync.state import load_state
+from gitsync.tree.write import damage
 from tests.process.gitsync_cutter import Reader, commits, ended_by, forked_cycle, look, move, whole
 from tests.process.gitsync_world import World, run
 from tests.waiting import until
@@ -39,7 +41,7 @@ def test_a_kill_at_any_step_leaves_a_whole_tree_and_the_next_run_heals(world: Wo
     world.settings = replace(world.settings, keep=1)
     serials = commits(world, 2)
     first, second = serials
-    cycle.run(world.settings)
+    run_cycle(world.settings)
     reader = Reader.start(world.layout, serials, tmp_path)
     move(world, second)
     try:
@@ -61,11 +63,11 @@ def test_a_full_disk_at_any_step_is_an_error_that_passes(
     world.settings = replace(world.settings, keep=1)
     serials = commits(world, 2)
     first, second = serials
-    cycle.run(world.settings)
+    run_cycle(world.settings)
     move(world, second)
     monkeypatch.setenv("MINIVM_GITSYNC_FAULT", f"{step}:full")
     with contextlib.suppress(OSError):
-        cycle.run(world.settings)
+        run_cycle(world.settings)
     live = world.live()
     assert live in (first, second) and look(world.layout.tree(live), live, serials) is None
     monkeypatch.delenv("MINIVM_GITSYNC_FAULT")
@@ -102,7 +104,7 @@ def test_a_disk_that_is_really_full(world: World, small_disk: Path) -> None:
     world.settings = replace(world.settings, root=small_disk / "root", keep=1)
     serials = commits(world, 2)
     first, second = serials
-    cycle.run(world.settings)
+    run_cycle(world.settings)
     world.upstream.write({"random": os.urandom(400_000)})
     world.upstream.git("checkout", "-q", "--detach", second)
     big = world.upstream.commit(signer=world.alice)
@@ -112,7 +114,7 @@ def test_a_disk_that_is_really_full(world: World, small_disk: Path) -> None:
         space = os.statvfs(small_disk)
         filler.write_bytes(b"\0" * max(0, space.f_bavail * space.f_frsize - room))
         with contextlib.suppress(OSError):
-            cycle.run(world.settings)
+            run_cycle(world.settings)
         live = world.live()
         assert live in (first, big)
         if live == first:
@@ -120,13 +122,13 @@ def test_a_disk_that_is_really_full(world: World, small_disk: Path) -> None:
             assert look(world.layout.tree(first), first, serials) is None
         filler.unlink()
     assert failed >= 4
-    known = cycle.run(world.settings)
+    known = run_cycle(world.settings)
     assert known.failures == 0 and world.live() == big
-    assert tree.damage(world.layout.tree(big), _entries(world, big)) is None
+    assert damage(world.layout.tree(big), _entries(world, big)) is None
 
 
 def _entries(world: World, commit: str) -> list[Entry]:
-    with repo.opened(world.layout.repository) as reader:
+    with opened(world.layout.repository) as reader:
         return reader.entries(commit, "")
 
 
@@ -141,19 +143,19 @@ def test_a_prolog_that_runs_across_publishes_ends_on_its_own_commit(world: World
 
     world.settings = replace(world.settings, keep=1)
     first = world.upstream.commit(content("first"), signer=world.alice)
-    cycle.run(world.settings)
+    run_cycle(world.settings)
     # The runner in miniature: it holds the lease for as long as its script runs.
     held = lease.hold(world.layout)
     running = subprocess.Popen([str(held.path / "prolog.d/10-slow")], stdout=subprocess.PIPE, text=True)
     for word in ("second", "third"):
         world.upstream.commit(content(word), signer=world.alice)
-        cycle.run(world.settings)
+        run_cycle(world.settings)
     assert world.live() != first
     gate.write_text("go\n")
     out, _ = running.communicate(timeout=20)
     held.release()
     assert out == "first\n"
-    cycle.run(world.settings)
+    run_cycle(world.settings)
     assert not world.layout.tree(first).exists()
 
 
@@ -161,7 +163,7 @@ def test_a_reader_killed_while_holding_lets_go(world: World) -> None:
     world.settings = replace(world.settings, keep=1)
     serials = commits(world, 2)
     first, second = serials
-    cycle.run(world.settings)
+    run_cycle(world.settings)
     code = "import sys, time; from gitsync import lease; h = lease.hold(); print(h.commit, flush=True); time.sleep(600)"
     env = os.environ | {
         "MINIVM_GITSYNC_ROOT": str(world.settings.root),
@@ -170,12 +172,12 @@ def test_a_reader_killed_while_holding_lets_go(world: World) -> None:
     holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=env)
     assert holder.stdout is not None and holder.stdout.readline().strip() == first
     move(world, second)
-    cycle.run(world.settings)
+    run_cycle(world.settings)
     assert world.layout.tree(first).is_dir()
     holder.kill()
     holder.wait()
     holder.stdout.close()
-    cycle.run(world.settings)
+    run_cycle(world.settings)
     assert not world.layout.tree(first).exists()
 
 
@@ -183,7 +185,7 @@ def test_git_left_by_a_killed_cycle_is_ended_by_the_next(world: World, tmp_path:
     """The server hangs in the middle of a fetch, the cycle is killed: its git must not block the root for ever."""
     serials = commits(world, 2)
     second = list(serials)[1]
-    cycle.run(world.settings)
+    run_cycle(world.settings)
     move(world, second)
     stuck = tmp_path / "upload-pack"
     pids = tmp_path / "pids"
@@ -216,12 +218,25 @@ def test_git_left_by_a_killed_cycle_is_ended_by_the_next(world: World, tmp_path:
 
 def test_the_state_survives_any_content(world: World) -> None:
     serials = commits(world, 1)
-    cycle.run(world.settings)
+    run_cycle(world.settings)
     for text in ("", "{", "[]", '{"published": 3}', '{"published": {"commit": "x"}}', '{"unknown": 1}'):
         world.layout.state.write_text(text)
-        known = cycle.run(world.settings)
+        known = run_cycle(world.settings)
         assert known.published is not None and known.published.commit == next(iter(serials))
-    assert state.load(world.layout.state).published is not None
+    assert load_state(world.layout.state).published is not None
+
+
+def test_a_report_that_finds_no_room_leaves_nothing(tmp_path: Path) -> None:
+    """On a full disk (here: no file may have a byte) nobody is told, and no half file lies there for ever."""
+    layout = Layout(tmp_path)
+    layout.reports.mkdir()
+    code = (
+        "import resource\nfrom gitsync import lease\nresource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+        "raise SystemExit(7 if lease.report('9' * 40, 'prolog.d/10-b', 'hangs') is False else 1)"
+    )
+    env = {"MINIVM_GITSYNC_ROOT": str(tmp_path), "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True)
+    assert (done.returncode, list(layout.reports.iterdir())) == (7, [])
 
 
 @pytest.mark.root
@@ -231,7 +246,7 @@ def test_a_reader_who_is_not_root_gets_the_path_and_no_lock() -> None:
         Path(folder).chmod(0o755)
         world = World.make(Path(folder))
         commit = next(iter(commits(world, 1)))
-        cycle.run(world.settings)
+        run_cycle(world.settings)
         code = (
             "import os\nfrom gitsync import lease\nheld = lease.hold()\n"
             "print(held.commit, held.locked, (held.path / 'a').read_text().strip())\n"
@@ -244,7 +259,7 @@ def test_a_reader_who_is_not_root_gets_the_path_and_no_lock() -> None:
         # A copy that the user can read: this checkout may lie where others may not look.
         package = Path(folder) / "gitsync"
         package.mkdir(mode=0o755)
-        for name in ("__init__", "errors", "layout", "lease"):
+        for name in ("__init__", "errors", "files", "layout", "lease"):
             (package / f"{name}.py").write_bytes((ROOT / f"gitsync/{name}.py").read_bytes())
         env["PYTHONPATH"] = folder
         done = subprocess.run(
@@ -256,24 +271,24 @@ def test_a_reader_who_is_not_root_gets_the_path_and_no_lock() -> None:
 def test_cycles_at_the_same_time_take_turns(world: World) -> None:
     serials = commits(world, 2)
     second = list(serials)[1]
-    cycle.run(world.settings)
+    run_cycle(world.settings)
     move(world, second)
     pids = [forked_cycle(world) for _ in range(6)]
     assert [ended_by(pid) for pid in pids] == [0] * 6
     whole(world, second, serials)
-    assert state.load(world.layout.state).published_total == 3  # generation zero, the first, the second
+    assert load_state(world.layout.state).published_total == 3  # generation zero, the first, the second
 
 
 def test_a_lock_that_is_held_by_a_living_cycle_is_not_broken(world: World) -> None:
     serials = commits(world, 2)
     second = list(serials)[1]
-    cycle.run(world.settings)
+    run_cycle(world.settings)
     move(world, second)
     pid = forked_cycle(world, "verified:stop")
     try:
         until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "it is in the middle")
         with pytest.raises(GitsyncError, match="another gitsync is at work"):
-            cycle.run(world.settings, lock_wait=0.1)
+            run_cycle(world.settings, lock_wait=0.1)
     finally:
         os.kill(pid, signal.SIGCONT)
         assert ended_by(pid) == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gitsync import lease
-from gitsync.cycle import run as cycle
+from gitsync.cycle.run import run_cycle
 from gitsync.errors import GitsyncError
 from gitsync.layout import ZERO
 from gitsync.settings import Ref, RefKind
@@ -26,7 +26,7 @@ def world(tmp_path: Path) -> World:
 def good(world: World) -> str:
     """A published first commit."""
     commit = world.upstream.commit(dict(GOOD_TREE), signer=world.alice)
-    state = cycle.run(world.settings)
+    state = run_cycle(world.settings)
     assert state.published is not None and state.published.commit == commit, state
     return commit
 
@@ -37,7 +37,7 @@ def test_a_signed_commit_is_published_read_only_with_its_signer(world: World) ->
     assert script.read_text() == GOOD_TREE["prolog.d/10-hello"]
     assert stat.S_IMODE(script.stat().st_mode) == 0o555
     assert stat.S_IMODE((world.layout.current / "README.md").stat().st_mode) == 0o444
-    state = cycle.run(world.settings)
+    state = run_cycle(world.settings)
     assert state.published is not None
     assert "alice@example.org" in state.published.signer
     assert world.live() == commit and state.failures == 0 and state.quarantine is None
@@ -46,7 +46,7 @@ def test_a_signed_commit_is_published_read_only_with_its_signer(world: World) ->
 def test_the_next_commit_shares_unchanged_files_and_the_old_tree_is_unchanged(world: World) -> None:
     first = good(world)
     second = world.upstream.commit({"prolog.d/10-hello": "#!/bin/bash\necho hello again\n"}, signer=world.alice)
-    cycle.run(world.settings)
+    run_cycle(world.settings)
     old, new = world.layout.tree(first), world.layout.tree(second)
     assert world.live() == second
     assert (old / "README.md").stat().st_ino == (new / "README.md").stat().st_ino
@@ -81,7 +81,7 @@ def test_a_bad_commit_is_refused_with_the_reason_and_the_last_good_stays(world: 
     last_good = good(world)
     signers = {"alice": world.alice, "mallory": world.mallory}
     bad = world.upstream.commit(dict(files), signer=signers[who] if who else None)
-    state = cycle.run(world.settings)
+    state = run_cycle(world.settings)
     assert state.quarantine is not None and state.quarantine.commit == bad
     assert reason in state.quarantine.reason
     assert world.live() == last_good
@@ -102,7 +102,7 @@ def test_a_link_that_escapes_is_refused(world: World, target: str, reason: str) 
     last_good = good(world)
     (world.upstream.work / "escape").symlink_to(target)
     world.upstream.commit(signer=world.alice)
-    state = cycle.run(world.settings)
+    state = run_cycle(world.settings)
     assert state.quarantine is not None and reason in state.quarantine.reason
     assert world.live() == last_good
 
@@ -114,12 +114,12 @@ def test_a_link_that_escapes_through_another_link_is_refused(world: World) -> No
     (world.upstream.work / "door").symlink_to("deep/er")
     (world.upstream.work / "inside").symlink_to("door/file")
     inside = world.upstream.commit(signer=world.alice)
-    cycle.run(world.settings)
+    run_cycle(world.settings)
     assert world.live() == inside != last_good
     # Lexically inside; in truth deep/er/../../.. is above the tree.
     (world.upstream.work / "outside").symlink_to("door/../../../x")
     world.upstream.commit(signer=world.alice)
-    state = cycle.run(world.settings)
+    state = run_cycle(world.settings)
     assert state.quarantine is not None and "'outside' leaves the tree" in state.quarantine.reason
     assert world.live() == inside
 
@@ -143,7 +143,7 @@ def test_a_setuid_mode_in_a_raw_tree_is_refused(world: World) -> None:
     last_good = good(world)
     blob = world.upstream.git("rev-parse", "HEAD:README.md")
     commit_tree(world, raw_tree(world, ("104755", "tool", blob)))
-    state = cycle.run(world.settings)
+    state = run_cycle(world.settings)
     assert world.live() == last_good
     told = state.quarantine.reason if state.quarantine else state.last_error
     assert "setuid" in told or "ilemode" in told
@@ -154,7 +154,7 @@ def test_a_name_that_leaves_the_tree_never_gets_in(world: World) -> None:
     blob = world.upstream.git("rev-parse", "HEAD:README.md")
     for name in ("..", ".git"):
         commit_tree(world, raw_tree(world, ("100644", name, blob)))
-        state = cycle.run(world.settings)
+        state = run_cycle(world.settings)
         assert world.live() == last_good
         assert state.quarantine is not None or state.failures > 0
 
@@ -165,7 +165,7 @@ def test_a_submodule_is_refused(world: World) -> None:
     sign = ["-c", "gpg.format=ssh", "-c", f"user.signingkey={world.alice.key}"]
     world.upstream.git(*sign, "commit", "-q", "-S", "-m", "sub")
     world.upstream.push()
-    state = cycle.run(world.settings)
+    state = run_cycle(world.settings)
     assert state.quarantine is not None and "submodule" in state.quarantine.reason
     assert world.live() == last_good
 
@@ -178,22 +178,22 @@ def test_a_quarantined_commit_is_not_tried_again_until_the_ref_moves(world: Worl
     )
     world.upstream.commit({"bad": "x"}, signer=world.alice)
     for _ in range(3):
-        state = cycle.run(world.settings)
+        state = run_cycle(world.settings)
         assert state.quarantine is not None and state.failures == 0
     assert counter.read_text().count("\n") == 1
     assert state.refused_total == 1
     mended = world.upstream.commit({"bad": None}, signer=world.alice)
-    state = cycle.run(world.settings)
+    state = run_cycle(world.settings)
     assert state.quarantine is None and world.live() == mended
 
 
 def test_a_quarantine_ends_when_the_allowed_signers_change(world: World) -> None:
     good(world)
     commit = world.upstream.commit({"new": "x"}, signer=world.mallory)
-    assert cycle.run(world.settings).quarantine is not None
+    assert run_cycle(world.settings).quarantine is not None
     with world.settings.allowed_signers.open("a") as allowed:
         allowed.write(world.mallory.allowed_line)
-    state = cycle.run(world.settings)
+    state = run_cycle(world.settings)
     assert state.quarantine is None and world.live() == commit
 
 
@@ -201,7 +201,7 @@ def test_a_check_that_changes_the_tree_is_refused(world: World) -> None:
     last_good = good(world)
     world.settings = replace(world.settings, check_command=("bash", "-c", "touch added"))
     world.upstream.commit({"new": "x"}, signer=world.alice)
-    state = cycle.run(world.settings)
+    state = run_cycle(world.settings)
     assert state.quarantine is not None and "added was added" in state.quarantine.reason
     assert world.live() == last_good
 
@@ -211,16 +211,16 @@ def test_a_check_that_hangs_is_forgiven_twice(world: World) -> None:
     world.settings = replace(world.settings, check_command=("sleep", "60"), check_timeout=0.2)
     world.upstream.commit({"new": "x"}, signer=world.alice)
     for failures in (1, 2):
-        state = cycle.run(world.settings)
+        state = run_cycle(world.settings)
         assert state.quarantine is None and state.failures == failures and "no end within" in state.last_error
-    state = cycle.run(world.settings)
+    state = run_cycle(world.settings)
     assert state.quarantine is not None and world.live() == last_good
 
 
 def test_no_allowed_signers_is_an_error_and_not_a_licence(world: World) -> None:
     world.upstream.commit(dict(GOOD_TREE), signer=world.alice)
     world.settings = replace(world.settings, allowed_signers=world.folder / "missing")
-    state = cycle.run(world.settings)
+    state = run_cycle(world.settings)
     assert state.failures == 1 and "no file of allowed signers" in state.last_error
     assert state.published is not None and state.published.commit == ZERO
 
@@ -228,10 +228,10 @@ def test_no_allowed_signers_is_an_error_and_not_a_licence(world: World) -> None:
 def test_an_older_commit_is_refused_unless_allowed(world: World) -> None:
     first = good(world)
     second = world.upstream.commit({"new": "x"}, signer=world.alice)
-    cycle.run(world.settings)
+    run_cycle(world.settings)
     world.upstream.git("reset", "-q", "--hard", first)
     world.upstream.push()
-    state = cycle.run(world.settings)
+    state = run_cycle(world.settings)
     assert state.quarantine is not None and "older than the published one" in state.quarantine.reason
     assert world.live() == second
 
@@ -240,7 +240,7 @@ def test_a_signed_tag_vouches_for_an_unsigned_commit(world: World) -> None:
     commit = world.upstream.commit(dict(GOOD_TREE), signer=None)
     world.upstream.tag("v1", signer=world.alice)
     world.settings = replace(world.settings, ref=Ref(RefKind.TAG, "v1"))
-    state = cycle.run(world.settings)
+    state = run_cycle(world.settings)
     assert state.published is not None and state.published.commit == commit
     assert "alice" in state.published.signer
 
@@ -250,7 +250,7 @@ def test_a_tag_served_under_another_name_is_refused(world: World) -> None:
     world.upstream.tag("v1", signer=world.alice)
     world.upstream.git("push", "-q", world.upstream.path, "refs/tags/v1:refs/tags/v2")
     world.settings = replace(world.settings, ref=Ref(RefKind.TAG, "v2"))
-    state = cycle.run(world.settings)
+    state = run_cycle(world.settings)
     assert state.quarantine is not None and "signed as 'v1'" in state.quarantine.reason
     assert world.live() == world.settings.zero.name
 
@@ -259,22 +259,22 @@ def test_an_exact_commit_is_followed_and_then_needs_no_server(world: World) -> N
     first = good(world)
     world.upstream.commit({"new": "x"}, signer=world.alice)
     world.settings = replace(world.settings, ref=Ref(RefKind.COMMIT, first))
-    cycle.run(world.settings)
+    run_cycle(world.settings)
     world.upstream.path.rename(world.folder / "gone")
-    state = cycle.run(world.settings)
+    state = run_cycle(world.settings)
     assert state.failures == 0 and world.live() == first
 
 
 def test_a_subdirectory_is_published_alone(world: World) -> None:
     world.upstream.commit({"scripts/prolog.d/1": "#!/bin/sh\n", "other/file": "x"}, signer=world.alice)
     world.settings = replace(world.settings, subdir="scripts")
-    cycle.run(world.settings)
+    run_cycle(world.settings)
     assert sorted(path.name for path in world.layout.current.iterdir()) == ["prolog.d"]
 
 
 def test_offline_starts_from_generation_zero_and_later_from_the_last_good(world: World) -> None:
     world.settings = replace(world.settings, repo=str(world.folder / "nothing-here"))
-    state = cycle.run(world.settings)
+    state = run_cycle(world.settings)
     assert state.published is not None and state.published.commit == ZERO and state.failures == 1
     with lease.hold(world.layout) as held:
         assert held.commit == ZERO and (held.path / "prolog.d/10-hello").is_file()
@@ -283,7 +283,7 @@ def test_offline_starts_from_generation_zero_and_later_from_the_last_good(world:
     world.settings = replace(world.settings, repo=str(world.folder / "nothing-here"))
     # The link and the state are lost with the node's power; the tree is there.
     world.layout.current.unlink()
-    state = cycle.run(world.settings)
+    state = run_cycle(world.settings)
     assert world.live() == commit and state.failures == 1
 
 
@@ -293,7 +293,7 @@ def test_a_changed_tree_is_mended(world: World) -> None:
     script.chmod(0o755)
     script.write_text("#!/bin/bash\nrm -rf /\n")
     (world.layout.tree(commit) / "stranger").write_text("x")
-    cycle.run(world.settings)
+    run_cycle(world.settings)
     assert script.read_text() == GOOD_TREE["prolog.d/10-hello"]
     assert not (world.layout.tree(commit) / "stranger").exists()
 
@@ -306,7 +306,7 @@ def test_a_broken_repository_is_fetched_anew(world: World) -> None:
             path.write_bytes(b"")
     commit = world.upstream.commit({"new": "x"}, signer=world.alice)
     for _ in range(2):
-        state = cycle.run(world.settings)
+        state = run_cycle(world.settings)
     assert state.failures == 0 and world.live() == commit
 
 
@@ -314,37 +314,37 @@ def test_a_transfer_beyond_the_limit_is_cut_off_and_not_fetched_twice(world: Wor
     last_good = good(world)
     world.settings = replace(world.settings, max_transfer_bytes=100_000)
     big = world.upstream.commit({"big": os.urandom(1_000_000)}, signer=world.alice)
-    state = cycle.run(world.settings)
+    state = run_cycle(world.settings)
     assert state.quarantine is not None and state.quarantine.oid == big and state.quarantine.step == "transfer"
     before = sum(path.stat().st_size for path in world.layout.repository.rglob("*") if path.is_file())
     assert before < 200_000
-    state = cycle.run(world.settings)
+    state = run_cycle(world.settings)
     assert state.refused_total == 1 and state.failures == 0 and world.live() == last_good
 
 
 def test_rollback_leaves_the_bad_commit_until_the_ref_moves(world: World) -> None:
     first = good(world)
     second = world.upstream.commit({"new": "x"}, signer=world.alice)
-    cycle.run(world.settings)
-    cycle.run(world.settings, only=first, leave=True)
+    run_cycle(world.settings)
+    run_cycle(world.settings, only=first, leave=True)
     for _ in range(2):
-        state = cycle.run(world.settings)
+        state = run_cycle(world.settings)
         assert world.live() == first
     assert state.quarantine is not None and state.quarantine.commit == second
     third = world.upstream.commit({"new": "y"}, signer=world.alice)
-    cycle.run(world.settings)
+    run_cycle(world.settings)
     assert world.live() == third
 
 
 def test_rollback_works_without_server_and_repository(world: World) -> None:
     first = good(world)
     world.upstream.commit({"new": "x"}, signer=world.alice)
-    cycle.run(world.settings)
+    run_cycle(world.settings)
     world.layout.repository.rename(world.folder / "lost")
     world.upstream.path.rename(world.folder / "gone")
-    cycle.run(world.settings, only=first, leave=True)
+    run_cycle(world.settings, only=first, leave=True)
     assert world.live() == first
-    cycle.run(world.settings, only=ZERO, leave=True)
+    run_cycle(world.settings, only=ZERO, leave=True)
     with lease.hold(world.layout) as held:
         assert held.commit == ZERO
 
@@ -352,9 +352,9 @@ def test_rollback_works_without_server_and_repository(world: World) -> None:
 def test_a_rollback_to_an_unsigned_commit_is_refused(world: World) -> None:
     unsigned = world.upstream.commit(dict(GOOD_TREE), signer=None)
     commit = world.upstream.commit({"new": "x"}, signer=world.alice)
-    cycle.run(world.settings)
+    run_cycle(world.settings)
     with pytest.raises(GitsyncError, match="not signed"):
-        cycle.run(world.settings, only=unsigned, leave=True)
+        run_cycle(world.settings, only=unsigned, leave=True)
     assert world.live() == commit
 
 
@@ -365,10 +365,10 @@ def test_trees_beyond_those_to_keep_are_pruned_but_not_one_that_is_held(world: W
         assert held.commit == first and held.locked
         for number in range(4):
             world.upstream.commit({"new": f"{number}"}, signer=world.alice)
-            cycle.run(world.settings)
+            run_cycle(world.settings)
         assert (held.path / "prolog.d/10-hello").is_file()
         assert len(list(world.layout.trees.iterdir())) == 3
-    cycle.run(world.settings)
+    run_cycle(world.settings)
     trees = {path.name for path in world.layout.trees.iterdir()}
     assert first not in trees and len(trees) == 2
     assert {path.name for path in world.layout.leases.iterdir()} == trees
@@ -378,7 +378,7 @@ def test_revoked_and_expired_keys_do_not_count(world: World) -> None:
     commit = good(world)
     world.settings = replace(world.settings, revoked_signers=world.alice.key.with_suffix(".pub"))
     world.upstream.commit({"new": "x"}, signer=world.alice)
-    state = cycle.run(world.settings)
+    state = run_cycle(world.settings)
     assert state.quarantine is not None and "revoked" in state.quarantine.reason
     assert "alice@example.org" in state.quarantine.reason
     bob = Signer.make(world.folder, "bob")
@@ -386,7 +386,7 @@ def test_revoked_and_expired_keys_do_not_count(world: World) -> None:
     world.settings = replace(world.settings, revoked_signers=None)
     world.settings.allowed_signers.write_text(world.alice.allowed_line + line)
     world.upstream.commit({"new": "y"}, signer=bob)
-    state = cycle.run(world.settings)
+    state = run_cycle(world.settings)
     assert state.quarantine is not None and "key has expired" in state.quarantine.reason
     assert world.live() == commit
 
@@ -403,7 +403,7 @@ def default_tree() -> dict[str, str | bytes | None]:
 
 def test_the_default_tree_passes_every_check(world: World) -> None:
     commit = world.upstream.commit(default_tree(), signer=world.alice)
-    state = cycle.run(world.settings)
+    state = run_cycle(world.settings)
     assert state.quarantine is None and state.failures == 0, state
     assert world.live() == commit
 
@@ -422,11 +422,11 @@ def test_a_health_check_that_fails_its_recordings_is_refused(
 ) -> None:
     files = default_tree()
     last_good = world.upstream.commit(files, signer=world.alice)
-    cycle.run(world.settings)
+    run_cycle(world.settings)
     source = files["health.d/gpu_count.py"]
     assert isinstance(source, bytes) and before in source
     world.upstream.commit({"health.d/gpu_count.py": source.replace(before, after)}, signer=world.alice)
-    state = cycle.run(world.settings)
+    state = run_cycle(world.settings)
     assert state.quarantine is not None and reason in state.quarantine.reason
     assert world.live() == last_good
 
@@ -436,11 +436,11 @@ def test_a_published_commit_is_judged_again_when_the_signers_change(world: World
     commit = good(world)
     world.settings.allowed_signers.write_text(world.mallory.allowed_line)
     for _ in range(2):
-        state = cycle.run(world.settings)
+        state = run_cycle(world.settings)
         assert state.quarantine is not None and state.quarantine.commit == commit
         assert state.refused_total == 1 and world.live() == commit
     world.settings.allowed_signers.write_text(world.alice.allowed_line)
-    state = cycle.run(world.settings)
+    state = run_cycle(world.settings)
     assert state.quarantine is None and world.live() == commit
 
 
@@ -452,5 +452,5 @@ def test_another_subdirectory_of_the_same_commit_is_published_anew(world: World)
     )
     for name, script in (("one", "1"), ("two", "2")):
         world.settings = replace(world.settings, subdir=name)
-        cycle.run(world.settings)
+        run_cycle(world.settings)
         assert [path.name for path in (world.layout.current / "prolog.d").iterdir()] == [script]

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from gitsync import state
+from gitsync.state import load_state
 from tests.process.gitsync_world import GOOD_TREE, World
 from tests.waiting import until
 
@@ -116,14 +116,14 @@ def test_a_start_forgets_neither_failures_nor_when_the_server_last_answered(worl
     commit = world.upstream.commit(dict(GOOD_TREE), signer=world.alice)
     with loop(world) as running:
         until(lambda: f"STATUS={commit[:12]}" in running.hear(), "it is published")
-    answered = state.load(world.layout.state).last_success
+    answered = load_state(world.layout.state).last_success
     world.upstream.path.rename(world.folder / "gone")
     for failures in (1, 2):
         with loop(world) as running:
             until(lambda: "READY=1" in running.hear(), "it is ready")
             running.command("now")
-            until(lambda: state.load(world.layout.state).failures >= failures, "the server is missed")  # noqa: B023
-    known = state.load(world.layout.state)
+            until(lambda: load_state(world.layout.state).failures >= failures, "the server is missed")  # noqa: B023
+    known = load_state(world.layout.state)
     assert known.last_success == answered and world.live() == commit
 
 
@@ -228,9 +228,9 @@ def test_pin_holds_and_unpin_follows_again(world: World) -> None:
         until(lambda: world.live() == second, "the second is published")
         pinned = running.command("pin", first[:12])
         assert pinned.returncode == 0 and world.live() == first, pinned.stderr
-        before = state.load(world.layout.state).last_attempt
+        before = load_state(world.layout.state).last_attempt
         running.command("now")
-        until(lambda: state.load(world.layout.state).last_attempt > before, "another cycle ran")
+        until(lambda: load_state(world.layout.state).last_attempt > before, "another cycle ran")
         assert world.live() == first
         assert "pinned" in running.command("why").stdout
         assert running.command("unpin").returncode == 0

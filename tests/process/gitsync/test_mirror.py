@@ -21,8 +21,8 @@ from pathlib import Path
 import pytest
 
 from gitsync import schedule
-from gitsync.cycle import run as cycle
-from gitsync.rings import client as ring
+from gitsync.cycle.run import run_cycle
+from gitsync.rings import client
 from tests.process.gitsync_world import GOOD_TREE, World
 from tests.waiting import until
 
@@ -103,22 +103,22 @@ def test_nodes_follow_the_mirror_and_never_see_what_it_refused(world: World) -> 
     with mirror(world) as running:
         until(lambda: first[:12] in running.log.read_text(), "the mirror shows the first commit")
         node(world, running)
-        state = cycle.run(world.settings)
+        state = run_cycle(world.settings)
         assert state.failures == 0 and world.live() == first
         assert state.published is not None and "alice" in state.published.signer
         unsigned = world.upstream.commit({"new": "x"}, signer=None)
         running.hurry()
         until(lambda: f"refused {unsigned[:12]}" in running.log.read_text(), "the mirror refuses it")
-        state = cycle.run(world.settings)
+        state = run_cycle(world.settings)
         assert state.quarantine is None and state.failures == 0 and world.live() == first
         third = world.upstream.commit({"new": "y"}, signer=world.alice)
         running.hurry()
         until(lambda: f"shows {third[:12]}" in running.log.read_text(), "the mirror shows the next")
-        cycle.run(world.settings)
+        run_cycle(world.settings)
         assert world.live() == third
         # A rollback to what the mirror keeps, on a node that never had it.
         node(world, running, "another")
-        cycle.run(world.settings, only=first, leave=True)
+        run_cycle(world.settings, only=first, leave=True)
         assert world.live() == first
 
 
@@ -129,7 +129,7 @@ def test_the_mirror_checks_nothing_on_trust(world: World) -> None:
         until(lambda: f"shows {commit[:12]}" in running.log.read_text(), "the mirror shows it")
         node(world, running)
         world.settings.allowed_signers.write_text(world.mallory.allowed_line)
-        state = cycle.run(world.settings)
+        state = run_cycle(world.settings)
         assert state.quarantine is not None and "no allowed signer holds" in state.quarantine.reason
 
 
@@ -233,13 +233,13 @@ def test_with_a_secret_the_ring_hears_only_who_knows_it(world: World) -> None:
     with mirror(world, MINIVM_GITSYNC_RING_SECRET=str(secret)) as running:
         until(lambda: first[:12] in running.log.read_text(), "the mirror shows the first commit")
         url = f"{running.url}/ring"
-        assert not ring.tell(url, "liar", first, ok=False, reason="no")
+        assert not client.tell(url, "liar", first, ok=False, reason="no")
         assert '"failed": 0' in running.get(f"/ring/{first}")
         node(world, running)
         world.settings = replace(world.settings, ring_url=url, ring_secret=secret, canary_percent=100.0)
-        cycle.run(world.settings)
+        run_cycle(world.settings)
         assert '"good": 1' in running.get(f"/ring/{first}")
-        assert ring.tell(url, "node", first, ok=False, reason="no", secret=secret)
+        assert client.tell(url, "node", first, ok=False, reason="no", secret=secret)
         assert '"failed": 1' in running.get(f"/ring/{first}")
 
 
@@ -265,31 +265,31 @@ def test_the_rest_of_the_fleet_waits_for_the_canaries(world: World) -> None:
         rest = replace(base, root=world.folder / "rest", pod=pods(10, False))
         late = replace(rest, ring_delay=3600.0, root=world.folder / "late")
         for settings in (canary, rest):
-            state = cycle.run(settings)
+            state = run_cycle(settings)
             assert state.published is not None and state.published.commit == first
         bad = world.upstream.commit({"bad": "x"}, signer=world.alice)
         running.hurry()
         shows(bad)
-        refused = cycle.run(replace(canary, check_command=("bash", "-c", "test ! -e {tree}/bad")))
+        refused = run_cycle(replace(canary, check_command=("bash", "-c", "test ! -e {tree}/bad")))
         assert refused.quarantine is not None
-        held = cycle.run(rest)
+        held = run_cycle(rest)
         assert held.published is not None and held.published.commit == first
         assert held.candidate is not None and held.candidate.commit == bad
         assert canary.pod in held.candidate.reason and "failed" in held.candidate.reason
         good = world.upstream.commit({"bad": None, "good": "x"}, signer=world.alice)
         running.hurry()
         shows(good)
-        waiting = cycle.run(late)
+        waiting = run_cycle(late)
         assert waiting.candidate is not None and "after the canaries" in waiting.candidate.reason
         for settings in (canary, rest):
-            state = cycle.run(settings)
+            state = run_cycle(settings)
             assert state.published is not None and state.published.commit == good
     # The ring is gone with the mirror: nobody but a canary takes anything new.
     next_one = world.upstream.commit({"good": "y"}, signer=world.alice)
     direct = str(world.upstream.path)
-    state = cycle.run(replace(rest, repo=direct))
+    state = run_cycle(replace(rest, repo=direct))
     assert state.candidate is not None and "does not answer" in state.candidate.reason
-    state = cycle.run(replace(canary, repo=direct))
+    state = run_cycle(replace(canary, repo=direct))
     assert state.published is not None and state.published.commit == next_one
 
 
@@ -301,9 +301,9 @@ def test_a_broken_script_that_the_runner_reports_holds_the_ring(world: World) ->
         until(lambda: f"shows {first[:12]}" in running.log.read_text(), "the mirror shows it")
         node(world, running)
         world.settings = replace(world.settings, ring_url=f"{running.url}/ring", canary_percent=100.0)
-        cycle.run(world.settings)
+        run_cycle(world.settings)
         assert lease.report(first, "10-hello", "timed out after 5 s", world.layout)
-        cycle.run(world.settings)
+        run_cycle(world.settings)
         view = running.get(f"/ring/{first}")
         assert '"failed": 1' in view and "10-hello: timed out after 5 s" in view
         assert not list(world.layout.reports.iterdir())

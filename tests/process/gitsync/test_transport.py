@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gitsync.cycle import run as cycle
+from gitsync.cycle.run import run_cycle
 from tests.process.gitsync_servers import HttpGit, Line
 from tests.process.gitsync_world import GOOD_TREE, World, run
 
@@ -47,7 +47,7 @@ def test_a_token_is_read_at_each_use_and_shows_nowhere(world: World, capfd: pyte
         watcher = threading.Thread(target=watch_arguments, args=(stop, TOKEN, found, looked))
         watcher.start()
         try:
-            state = cycle.run(world.settings)
+            state = run_cycle(world.settings)
         finally:
             stop.set()
             watcher.join()
@@ -56,10 +56,10 @@ def test_a_token_is_read_at_each_use_and_shows_nowhere(world: World, capfd: pyte
         # The token is changed on the server, and only later in the file.
         server.token = "another-" + TOKEN[::-1]
         second = world.upstream.commit({"new": "x"}, signer=world.alice)
-        state = cycle.run(world.settings)
+        state = run_cycle(world.settings)
         assert state.failures == 1 and "TOKEN_FILE" in state.last_error and world.live() == first
         token.write_text(server.token)
-        state = cycle.run(world.settings)
+        state = run_cycle(world.settings)
         assert state.failures == 0 and world.live() == second
         said = capfd.readouterr()
         for secret in (TOKEN, server.token):
@@ -73,14 +73,14 @@ def test_a_token_that_no_server_asks_for_is_not_sent(world: World) -> None:
     world.upstream.commit(dict(GOOD_TREE), signer=world.alice)
     with HttpGit(world.folder).serve() as server:
         world.settings = replace(world.settings, repo=server.url.format(name="upstream.git"))
-        assert cycle.run(world.settings).failures == 0
+        assert run_cycle(world.settings).failures == 0
 
 
 @pytest.mark.parametrize("silent", [False, True], ids=["cut", "silent"])
 def test_a_line_that_is_lost_in_the_middle_costs_nothing_but_time(world: World, silent: bool) -> None:
     """At several points of the transfer: the last good tree stays, no git is left, and the next fetch succeeds."""
     first = world.upstream.commit(dict(GOOD_TREE), signer=world.alice)
-    cycle.run(world.settings)
+    run_cycle(world.settings)
     second = world.upstream.commit({"big": os.urandom(200_000)}, signer=world.alice)
     with HttpGit(world.folder).serve() as server:
         port = int(server.url.split(":")[2].split("/")[0])
@@ -90,12 +90,12 @@ def test_a_line_that_is_lost_in_the_middle_costs_nothing_but_time(world: World, 
                 world.settings = replace(
                     world.settings, repo=f"http://127.0.0.1:{line.port}/upstream.git", timeout=1.0 if silent else 20.0
                 )
-                state = cycle.run(world.settings)
+                state = run_cycle(world.settings)
                 assert state.failures > 0 and state.last_error and world.live() == first
                 assert (world.layout.current / "prolog.d/10-hello").read_text() == GOOD_TREE["prolog.d/10-hello"]
         with Line(("127.0.0.1", port)).open() as line:
             world.settings = replace(world.settings, repo=f"http://127.0.0.1:{line.port}/upstream.git", timeout=20.0)
-            state = cycle.run(world.settings)
+            state = run_cycle(world.settings)
             assert state.failures == 0 and world.live() == second
             assert line.passed > 200_000
     run("git", f"--git-dir={world.layout.repository}", "fsck", "--strict", "--no-dangling")
@@ -109,10 +109,10 @@ def test_a_one_line_change_transfers_little(world: World) -> None:
         port = int(server.url.split(":")[2].split("/")[0])
         with Line(("127.0.0.1", port)).open() as line:
             world.settings = replace(world.settings, repo=f"http://127.0.0.1:{line.port}/upstream.git")
-            cycle.run(world.settings)
+            run_cycle(world.settings)
             assert line.passed > 1_000_000
             commit = world.upstream.commit({"prolog.d/10-hello": "#!/bin/sh\necho new\n"}, signer=world.alice)
             line.passed = 0
-            cycle.run(world.settings)
+            run_cycle(world.settings)
             assert world.live() == commit
             assert line.passed < 20_000

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gitsync.cycle import run as cycle
+from gitsync.cycle.run import run_cycle
 from gitsync.layout import ZERO
 from gitsync.mirror import update as mirror_update
 from gitsync.settings import Backward, Ref, RefKind
@@ -37,18 +37,18 @@ def refusal(state: State) -> str:
 def test_her_dotfiles_with_her_good_signature_are_not_the_scripts(world: World) -> None:
     dotfiles = {MARKER: None, ".bashrc": "alias ll='ls -l'\n", "bin/hello": "#!/bin/sh\necho hello\n"}
     world.upstream.commit(dict(dotfiles), signer=world.alice)
-    assert f"it has no {MARKER}" in refusal(cycle.run(world.settings))
+    assert f"it has no {MARKER}" in refusal(run_cycle(world.settings))
     assert world.live() == world.settings.zero.name
 
 
 def test_her_other_clusters_scripts_are_not_this_ones(world: World) -> None:
     last_good = world.upstream.commit(dict(GOOD_TREE), signer=world.alice)
-    cycle.run(world.settings)
+    run_cycle(world.settings)
     world.upstream.commit({MARKER: says("scripts-of-the-test-cluster")}, signer=world.alice)
-    why = refusal(cycle.run(world.settings))
+    why = refusal(run_cycle(world.settings))
     assert "it is 'scripts-of-the-test-cluster', and 'minivm-scripts' is wanted" in why
     assert world.live() == last_good
-    state = cycle.run(replace(world.settings, name="scripts-of-the-test-cluster"))
+    state = run_cycle(replace(world.settings, name="scripts-of-the-test-cluster"))
     assert state.quarantine is None and world.live() != last_good
 
 
@@ -58,10 +58,10 @@ def test_an_emptied_tree_is_refused_and_the_last_good_one_stays(world: World, si
     world.settings = replace(world.settings, verify=signed)
     signer = world.alice if signed else None
     last_good = world.upstream.commit(dict(GOOD_TREE), signer=signer)
-    cycle.run(world.settings)
+    run_cycle(world.settings)
     emptied: dict[str, str | bytes | None] = {name: None for name in GOOD_TREE if name != "README.md"}
     world.upstream.commit(emptied, signer=signer)
-    why = refusal(cycle.run(world.settings))
+    why = refusal(run_cycle(world.settings))
     # prolog.d by generation zero, epilog.d by the tree that was published.
     assert "it has no script in epilog.d, prolog.d" in why
     assert world.live() == last_good
@@ -69,15 +69,15 @@ def test_an_emptied_tree_is_refused_and_the_last_good_one_stays(world: World, si
 
 def test_an_empty_tree_on_a_fresh_node_leaves_generation_zero(world: World) -> None:
     world.upstream.commit({"README.md": "nothing\n", "prolog.d/README.md": "here\n"}, signer=world.alice)
-    assert "it has no script in prolog.d" in refusal(cycle.run(world.settings))
+    assert "it has no script in prolog.d" in refusal(run_cycle(world.settings))
     assert world.live() == world.settings.zero.name
 
 
 def test_a_site_that_means_to_be_without_says_so_in_the_signed_tree(world: World) -> None:
     world.upstream.commit(dict(GOOD_TREE), signer=world.alice)
-    cycle.run(world.settings)
+    run_cycle(world.settings)
     meant = world.upstream.commit({"epilog.d/10-bye": None, MARKER: says(without=["epilog.d"])}, signer=world.alice)
-    state = cycle.run(world.settings)
+    state = run_cycle(world.settings)
     assert state.quarantine is None and world.live() == meant
 
 
@@ -97,7 +97,7 @@ BAD_MARKERS = {
 def test_a_marker_that_cannot_be_read_vouches_for_nothing(world: World, case: str) -> None:
     text, reason = BAD_MARKERS[case]
     world.upstream.commit({**GOOD_TREE, MARKER: text}, signer=world.alice)
-    assert reason in refusal(cycle.run(world.settings))
+    assert reason in refusal(run_cycle(world.settings))
     assert world.live() == world.settings.zero.name
 
 
@@ -105,22 +105,22 @@ def test_a_link_is_no_marker(world: World) -> None:
     (world.upstream.work / MARKER).unlink()
     (world.upstream.work / MARKER).symlink_to("README.md")
     world.upstream.commit(dict(GOOD_TREE), signer=world.alice)
-    assert f"its {MARKER} is no file" in refusal(cycle.run(world.settings))
+    assert f"its {MARKER} is no file" in refusal(run_cycle(world.settings))
 
 
 def test_a_commit_named_by_its_hash_needs_no_marker_but_must_be_whole(world: World) -> None:
     """What a rollback leads to may be older than the marker; no server can put another commit in its place."""
     old = world.upstream.commit({**GOOD_TREE, MARKER: None}, signer=world.alice)
-    state = cycle.run(replace(world.settings, ref=Ref(RefKind.COMMIT, old)))
+    state = run_cycle(replace(world.settings, ref=Ref(RefKind.COMMIT, old)))
     assert state.quarantine is None and world.live() == old
     hollow = world.upstream.commit({"prolog.d/10-hello": None}, signer=world.alice)
-    assert "no script in prolog.d" in refusal(cycle.run(replace(world.settings, ref=Ref(RefKind.COMMIT, hollow))))
+    assert "no script in prolog.d" in refusal(run_cycle(replace(world.settings, ref=Ref(RefKind.COMMIT, hollow))))
 
 
 def test_the_marker_is_allowed_whatever_the_paths_are(world: World) -> None:
     world.settings = replace(world.settings, paths=("prolog.d", "epilog.d", "lib", "README.md"))
     commit = world.upstream.commit(dict(GOOD_TREE), signer=world.alice)
-    assert cycle.run(world.settings).quarantine is None and world.live() == commit
+    assert run_cycle(world.settings).quarantine is None and world.live() == commit
 
 
 def date(days_from_now: float) -> str:
@@ -132,22 +132,22 @@ def test_a_fresh_node_takes_no_commit_from_before_generation_zero(world: World) 
     (world.settings.zero / MARKER).write_text(says(not_before=date(-30)))
     world.upstream.clock -= 365 * DAY
     world.upstream.commit(dict(GOOD_TREE), signer=world.alice)
-    why = refusal(cycle.run(world.settings))
+    why = refusal(run_cycle(world.settings))
     assert "days older than what this node may start from (generation zero)" in why
     assert world.live() == world.settings.zero.name
     # A site whose scripts have not changed for a year says so, and keeps its floor.
     named = replace(world.settings, not_before=time.time() - 400 * DAY)
-    assert cycle.run(named).quarantine is None
+    assert run_cycle(named).quarantine is None
     world.upstream.clock += 365 * DAY
     newest = world.upstream.commit({"new": "x"}, signer=world.alice)
-    cycle.run(world.settings)
+    run_cycle(world.settings)
     assert world.live() == newest
 
 
 def test_the_operators_floor_stands_above_generation_zeros(world: World) -> None:
     world.upstream.commit(dict(GOOD_TREE), signer=world.alice)
     world.settings = replace(world.settings, not_before=time.time() + DAY)
-    assert "(MINIVM_GITSYNC_NOT_BEFORE)" in refusal(cycle.run(world.settings))
+    assert "(MINIVM_GITSYNC_NOT_BEFORE)" in refusal(run_cycle(world.settings))
     assert world.live() == world.settings.zero.name
 
 
@@ -155,21 +155,21 @@ def test_a_branch_stays_forward_without_signatures_too(world: World) -> None:
     """BACKWARD=refuse is a promise of its own: a force push to the past is not taken because nobody signs."""
     world.settings = replace(world.settings, verify=False)
     first = world.upstream.commit(dict(GOOD_TREE), signer=None)
-    cycle.run(world.settings)
+    run_cycle(world.settings)
     second = world.upstream.commit({"new": "x"}, signer=None)
-    cycle.run(world.settings)
+    run_cycle(world.settings)
     world.upstream.git("reset", "-q", "--hard", first)
     world.upstream.push()
-    assert "older than the published one" in refusal(cycle.run(world.settings))
+    assert "older than the published one" in refusal(run_cycle(world.settings))
     assert world.live() == second
-    allowed = cycle.run(replace(world.settings, backward=Backward.ALLOW))
+    allowed = run_cycle(replace(world.settings, backward=Backward.ALLOW))
     assert allowed.quarantine is None and world.live() == first
 
 
 def test_a_generation_zero_that_cannot_be_read_is_no_licence(world: World) -> None:
     (world.settings.zero / MARKER).write_text("{")
     world.upstream.commit(dict(GOOD_TREE), signer=world.alice)
-    state = cycle.run(world.settings)
+    state = run_cycle(world.settings)
     assert state.failures == 1 and "cannot read what generation zero says of itself" in state.last_error
     assert state.published is not None and state.published.commit == ZERO
 

@@ -16,13 +16,12 @@ from gitsync import layout, report, schedule, settings, state
 from gitsync.errors import GitsyncError
 from gitsync.repo import rules, verify
 from gitsync.repo.listing import Entry
-from gitsync.rings import client as ring
-from gitsync.rings import signing
+from gitsync.rings import client, signing
 from gitsync.schedule import RingView, Turn
 from gitsync.settings import Ref, RefKind
 from gitsync.state import Candidate, Published, Quarantine, State
 from gitsync.tree import check, publish
-from gitsync.tree import write as tree
+from gitsync.tree.write import blob_hash, mtime_of
 
 HASH = "0123456789abcdef0123456789abcdef01234567"
 
@@ -272,9 +271,9 @@ def test_what_a_script_is_written_in(line: bytes, path: str, runs: str, kind: st
 
 def test_a_time_of_modification_is_the_contents() -> None:
     other = "f" + HASH[1:]
-    assert tree.mtime_of(HASH) == tree.mtime_of(HASH) != tree.mtime_of(other)
-    assert 1_000_000_000 <= tree.mtime_of("f" * 40) < 1_600_000_000
-    assert tree.blob_hash(b"hello\n", 40) == "ce013625030ba8dba906f756967f9e9ca394464a"
+    assert mtime_of(HASH) == mtime_of(HASH) != mtime_of(other)
+    assert 1_000_000_000 <= mtime_of("f" * 40) < 1_600_000_000
+    assert blob_hash(b"hello\n", 40) == "ce013625030ba8dba906f756967f9e9ca394464a"
 
 
 def full_state() -> State:
@@ -348,7 +347,7 @@ def test_a_webhook_is_authentic_by_signature_or_token() -> None:
 @given(st.binary(max_size=200))
 def test_no_answer_of_the_ring_crashes_a_node(body: bytes) -> None:
     try:
-        view = ring.parse(body)
+        view = client.parse(body)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return
     assert isinstance(view, RingView)
@@ -378,12 +377,12 @@ def test_a_ring_that_answers_nonsense_ends_no_cycle(answer: bytes) -> None:
 
         threading.Thread(target=serve, daemon=True).start()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/ring"
-        assert ring.ask(url, HASH) is None
-        assert ring.tell(url, "pod", HASH, ok=True) is False
+        assert client.ask(url, HASH) is None
+        assert client.tell(url, "pod", HASH, ok=True) is False
 
 
 def test_a_pods_words_reach_no_terminal_as_they_are() -> None:
-    view = ring.parse(b'{"first_seen": 1, "good": 0, "failed": 1, "reasons": ["pod: \\u001b]0;owned\\u0007 x"]}')
+    view = client.parse(b'{"first_seen": 1, "good": 0, "failed": 1, "reasons": ["pod: \\u001b]0;owned\\u0007 x"]}')
     assert view.reasons == ("pod:  ]0;owned  x",)
 
 
