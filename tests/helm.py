@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import helm_python
 import yaml
+from helm_python import _native
 
 from cluster.errors import ClusterError
-from cluster.rendered.render import render_texts
+from cluster.rendered.render import CHART, render_texts
+
+
+def rendered_for(
+    version: str, values: Mapping[str, Any], *, release: str, namespace: str, chart: Path = CHART
+) -> dict[str, str]:
+    """`helm template --kube-version`. The library takes it, and its Python half does not hand it on."""
+    options = {"name": release, "namespace": namespace, "kube_version": version}
+    try:
+        with helm_python.Chart.load(chart) as loaded:
+            text = _native.call_string("helm_render", loaded._raw(), json.dumps(dict(values)), json.dumps(options))
+    except helm_python.HelmError as error:
+        raise ClusterError(f"render {chart.name} for {version}", str(error).strip()) from error
+    texts: dict[str, str] = json.loads(text)
+    return texts
 
 
 def main() -> int:

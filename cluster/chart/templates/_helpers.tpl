@@ -2,6 +2,11 @@
 {{- default .Release.Name .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
 
+{{/* By the version: what `helm template` knows of a cluster's APIs is every API there ever was. */}}
+{{- define "minivm.policyVersion" -}}
+{{ ternary "policy/v1" "policy/v1beta1" (semverCompare ">=1.21.0-0" .Capabilities.KubeVersion.Version) }}
+{{- end -}}
+
 {{- define "minivm.labels" -}}
 app.kubernetes.io/name: minivm
 app.kubernetes.io/instance: {{ include "minivm.fullname" . }}

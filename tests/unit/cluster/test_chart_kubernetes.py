@@ -1,0 +1,92 @@
+"""The chart serves the Kubernetes it meets: its objects are those that this version knows, and no field is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster.rendered.render import CHART, Document, UniqueKeys
+from tests.helm import rendered_for
+
+EXAMPLES = sorted(path.stem for path in (CHART / "examples").glob("*.yaml"))
+OLDEST = "v1.20.2"
+
+
+def objects(version: str, values: dict[str, Any] | None = None, example: str = "h100-infiniband") -> list[Document]:
+    chosen = yaml.safe_load((CHART / "examples" / f"{example}.yaml").read_text()) if values is None else values
+    texts = rendered_for(version, chosen, release="slurm", namespace="hpc")
+    return [
+        found
+        for name, text in sorted(texts.items())
+        if name.endswith(".yaml")
+        for found in yaml.load_all(text, Loader=UniqueKeys)
+        if found
+    ]
+
+
+def budgets(version: str) -> set[str]:
+    return {item["apiVersion"] for item in objects(version) if item["kind"] == "PodDisruptionBudget"}
+
+
+def inside(version: str, **policy: Any) -> dict[str, Any]:
+    """The rule by which the cluster's pods reach each other."""
+    (found,) = [
+        item for item in objects(version, {"networkPolicy": policy}) if item["metadata"]["name"] == "slurm-inside"
+    ]
+    rule: dict[str, Any] = found["spec"]["ingress"][0]
+    return rule
+
+
+@pytest.mark.parametrize(
+    ("version", "wanted"),
+    [
+        (OLDEST, "policy/v1beta1"),
+        ("v1.20.15-gke.1000", "policy/v1beta1"),
+        ("v1.21.0", "policy/v1"),
+        ("v1.21.5-eks-bc4871b", "policy/v1"),
+        ("v1.36.2", "policy/v1"),
+    ],
+)
+def test_a_budget_is_of_the_version_that_there_is(version: str, wanted: str) -> None:
+    assert budgets(version) == {wanted}
+
+
+def test_where_ranges_of_ports_are_not_known_the_pods_still_reach_each_other() -> None:
+    """Without its end a range is one port: srun would hang."""
+    assert "ports" not in inside(OLDEST, portRanges=True)
+    assert "ports" not in inside("v1.21.14", portRanges=True)
+    assert {port["endPort"] for port in inside("v1.22.0", portRanges=True)["ports"]} == {8649, 65535}
+    assert "ports" not in inside("v1.36.2", portRanges=False)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_a_service_names_the_protocol_of_each_port(example: str) -> None:
+    """An older server that merges objects itself does not fill it in, and refuses the Service."""
+    for item in objects(OLDEST, example=example):
+        if item["kind"] == "Service":
+            assert {port.get("protocol") for port in item["spec"]["ports"]} == {"TCP"}, item["metadata"]["name"]
+
+
+def test_the_versions_differ_in_what_came_and_in_nothing_else() -> None:
+    def plain(document: Document) -> Document:
+        spec = document.get("spec")
+        if document["kind"] == "PodDisruptionBudget":
+            document["apiVersion"] = "policy"
+        if document["kind"] == "NetworkPolicy" and isinstance(spec, dict):
+            for rule in spec["ingress"]:
+                if any("endPort" in port for port in rule.get("ports", ())):
+                    del rule["ports"]
+        return document
+
+    for example in EXAMPLES:
+        old, new = (list(map(plain, objects(version, example=example))) for version in (OLDEST, "v1.36.2"))
+        assert old == new
+
+
+def test_the_page_and_the_chart_name_the_same_oldest_version() -> None:
+    oldest = yaml.safe_load((CHART / "Chart.yaml").read_text())["kubeVersion"].removeprefix(">=").removesuffix(".0-0")
+    page = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "install-on-kubernetes.md"
+    assert f"Kubernetes {oldest} or newer" in page.read_text()
