@@ -1,10 +1,11 @@
 # Each target is a thin call; what it does is in build.py, images/host.py, tests/ and bench/.
 PY := .venv/bin/python
 
-.PHONY: help images test up ssh status down lint map bench reproduce push clean
+.PHONY: help images test up ssh status down lint map bench reproduce push clean \
+	test-kubernetes kube-up kube-status kube-down
 
 help:                ## this list
-	@grep -E '^[a-z]+: .*##|^[a-z]+:  +##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
+	@grep -E '^[a-z-]+: .*##|^[a-z-]+:  +##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 18
 
 # The host script is standard library only: it runs before anything is installed.
 .venv/ready: pyproject.toml requirements.txt images/host.py
@@ -17,6 +18,21 @@ images: .venv/ready  ## build every image, whatever is missing on this machine f
 test: images         ## every test: unit, process, container, cluster
 	@python3 images/host.py test-tools
 	@$(PY) -m pytest $(ARGS)
+
+test-kubernetes: images  ## the chart's whole life on three machines; KUBECONFIG=... takes that Kubernetes instead
+	@python3 images/host.py test-tools
+	@test -n "$$KUBECONFIG" || $(PY) -m tests.kubernetes build
+	@$(PY) -m pytest tests/kubernetes $(ARGS)
+
+kube-up: images      ## a Kubernetes of three machines on this one, with the images
+	@python3 images/host.py test-tools
+	@$(PY) -m tests.kubernetes up $(ARGS)
+
+kube-status:         ## its machines and nodes
+	@$(PY) -m tests.kubernetes status
+
+kube-down:           ## stop it, leave nothing behind
+	@$(PY) -m tests.kubernetes down
 
 lint: .venv/ready    ## ruff and mypy
 	@$(PY) -m ruff check .

@@ -46,6 +46,8 @@ TEST_TOOLS: Mapping[str, str] = {
     "openssl": "openssl",
     "dpkg-deb": "dpkg",
     "unshare": "util-linux",
+    "iptables": "iptables",
+    "sysctl": "procps",
     "bindfs": "bindfs",
     "curl": "curl",
     "ip": "iproute2",

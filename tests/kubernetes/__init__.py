@@ -1,0 +1,1 @@
+"""A real Kubernetes of several machines on this one, and the tests that need it."""

@@ -1,0 +1,99 @@
+"""One Kubernetes for all tests here: KUBECONFIG's, or three machines of our own; and the chart installed on it once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kubernetes import machine, programs
+from tests.kubernetes.lab import Lab
+from tests.kubernetes.world import IMAGES, Kubernetes, Release
+
+NODES = 3
+GIVEN = os.environ.get("KUBECONFIG", "")
+
+
+def refusal() -> str:
+    """Why there is no lab here; empty where there can be one."""
+    return machine.refusal() or ("" if programs.built() else programs.refusal())
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The programs are built beside the tests that come first, by what these leave of the processors."""
+    if GIVEN or config.option.collectonly or programs.built() or refusal():
+        return
+    programs.KEPT.mkdir(parents=True, exist_ok=True)
+    with (programs.KEPT / "build.log").open("wb") as log:
+        command = ["nice", "-n", "19", sys.executable, "-m", "tests.kubernetes", "build"]
+        builder = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    config.add_cleanup(lambda: end(builder))
+
+
+def end(builder: subprocess.Popen[bytes]) -> None:
+    """With its compilers; what they have made stays for the next time."""
+    if builder.poll() is None:
+        os.killpg(builder.pid, 15)
+    builder.wait()
+
+
+@pytest.fixture(scope="session")
+def kubernetes() -> Iterator[Kubernetes]:
+    if GIVEN:
+        kubectl = shutil.which("kubectl")
+        assert kubectl, "KUBECONFIG names a Kubernetes, and there is no kubectl here"
+        yield Kubernetes(Path(kubectl), Path(GIVEN))
+        return
+    if why := refusal():
+        pytest.skip(f"no Kubernetes: {why}")
+    with keeper() as lab:
+        yield Kubernetes(lab.programs.bin / "kubectl", lab.kubeconfig, lab)
+
+
+@contextlib.contextmanager
+def keeper() -> Iterator[Lab]:
+    """Another process has the lab and takes it down when this one ends, however it does."""
+    command = [sys.executable, "-m", "tests.kubernetes", "hold", "--nodes", str(NODES), "--images", IMAGES]
+    held = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert held.stdin and held.stdout
+    try:
+        said = []
+        for line in held.stdout:
+            said.append(line)
+            print(line, end="", flush=True)
+            if line.startswith("ready "):
+                break
+        else:
+            pytest.fail(f"the lab did not come up:\n{''.join(said)}")
+        yield Lab.found()
+    finally:
+        held.stdin.close()
+        rest = held.stdout.read()
+        assert held.wait() == 0, f"the lab was not taken down:\n{rest}"
+
+
+@pytest.fixture(scope="session")
+def installed(kubernetes: Kubernetes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
+    release = Release(kubernetes, tmp_path_factory.mktemp("keys"))
+    release.install()
+    yield release
+    release.shut()
+    # The lab goes with all that is on it.
+    if not kubernetes.lab:
+        release.uninstall()
+        kubernetes("delete", "namespace", release.namespace, "--wait=false")
+
+
+@pytest.fixture
+def release(installed: Release) -> Iterator[Release]:
+    """Ready before the test, and ready again after it: a test that breaks something mends it."""
+    installed.wait_ready()
+    yield installed
+    installed.wait_ready()
+    installed.wait_idle()

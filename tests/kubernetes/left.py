@@ -1,0 +1,50 @@
+"""What of a lab is on this machine, by the lab's own names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.kubernetes import plan
+from tests.kubernetes.host import attempt
+from tests.kubernetes.plan import Left
+
+MARKS = (f"{plan.PREFIX}-", plan.LINK, "10.77.0.", f"{plan.PODS}.", f"{plan.SERVICES}.")
+
+
+def look(state: Path) -> Left:
+    namespaces = Path("/run/netns")
+    return Left(
+        processes=processes(str(state)),
+        namespaces=tuple(path.name for path in namespaces.glob(f"{plan.PREFIX}-*")),
+        links=with_marks(said("ip", "-o", "link"), f"{plan.PREFIX}-", plan.LINK),
+        routes=with_marks(said("ip", "route"), *MARKS),
+        mounts=with_marks(Path("/proc/mounts").read_text(), str(state), f"{plan.PREFIX}-"),
+        cgroups=tuple(str(path) for path in Path("/sys/fs/cgroup").glob(f"*/{plan.CGROUP}")),
+        rules=with_marks(said("iptables-save"), "KUBE-", "CNI-", *MARKS),
+        files=tuple(str(path) for path in (state, Path("/run/minivm-lab")) if path.exists() or path.is_symlink()),
+    )
+
+
+def said(*command: str) -> str:
+    try:
+        return attempt(*command).stdout
+    except FileNotFoundError:
+        return ""
+
+
+def with_marks(text: str, *marks: str) -> tuple[str, ...]:
+    return tuple(line.strip() for line in text.splitlines() if any(mark in line for mark in marks))
+
+
+def processes(state: str) -> tuple[str, ...]:
+    """Those in the lab's cgroups, and those that were started with a file of its state."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            inside = f"/{plan.CGROUP}/" in (path / "cgroup").read_text()
+            words = (path / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if inside or any(word.decode(errors="replace").startswith(state) for word in words):
+            found.append(f"{path.name} {b' '.join(words).decode(errors='replace')}")
+    return tuple(found)

@@ -1,0 +1,95 @@
+"""The programs of a Kubernetes: built once a machine from the distribution's archive, kept by a hash of the recipe."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.kubernetes.errors import LabError
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+# Never committed; a worktree may share another one's.
+KEPT = Path(os.environ.get("MINIVM_KUBERNETES", ROOT / "build" / "kubernetes"))
+RECIPE = (HERE / "build.sh", HERE / "pause.go")
+RELEASE = "bookworm"
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """Where they are, once they are built."""
+
+    root: Path
+
+    @property
+    def bin(self) -> Path:
+        return self.root / "bin"
+
+    @property
+    def cni(self) -> Path:
+        return self.root / "cni"
+
+
+def programs() -> Programs:
+    digest = hashlib.sha256(platform.machine().encode())
+    for part in RECIPE:
+        digest.update(part.read_bytes())
+    return Programs(KEPT / f"programs-{digest.hexdigest()[:12]}")
+
+
+def built() -> bool:
+    return programs().root.is_dir()
+
+
+def refusal(release: Path = Path("/etc/os-release")) -> str:
+    """Why they cannot be built here; empty where they can."""
+    lines = release.read_text().splitlines() if release.exists() else []
+    if f"VERSION_CODENAME={RELEASE}" not in lines:
+        return "only Debian 12's archive holds the source of a whole Kubernetes, and this is another system"
+    return ""
+
+
+def build() -> Programs:
+    """Built, whatever it takes: minutes the first time, nothing ever after. Two at once build once."""
+    wanted = programs()
+    KEPT.mkdir(parents=True, exist_ok=True)
+    with locked(KEPT / "building"):
+        if wanted.root.is_dir():
+            return wanted
+        if why := refusal():
+            raise LabError("build Kubernetes", why, hint="KUBECONFIG=... names one that is there already")
+        unfinished, work = KEPT / "unfinished", KEPT / "work"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        done = subprocess.run([str(RECIPE[0]), str(unfinished), str(work)], stdout=sys.stderr)
+        if done.returncode != 0:
+            raise LabError("build Kubernetes", f"{RECIPE[0].name} ended with {done.returncode}; it said why above")
+        # What an older recipe has built.
+        for old in KEPT.glob("programs-*"):
+            shutil.rmtree(old)
+        unfinished.rename(wanted.root)
+        remove(work)
+    return wanted
+
+
+def remove(tree: Path) -> None:
+    """Go writes its sources read-only."""
+    for directory, _, _ in os.walk(tree):
+        Path(directory).chmod(0o755)
+    shutil.rmtree(tree, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """The kernel opens it when its holder dies, however."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,66 @@
+"""The chart on a real Kubernetes: installed, every pod ready, jobs on two nodes, a home that they share."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kubernetes.world import Release, condition
+from tests.waiting import until
+
+# The first of them may have to wait until Kubernetes is built.
+pytestmark = pytest.mark.timeout(3600)
+
+
+def test_the_chart_is_installed_and_every_pod_gets_ready(installed: Release) -> None:
+    """By the kubelets' own probes, and by the readiness gate, which a pod opens itself with its account's token."""
+    took = installed.wait_ready()
+    print(f"install to all ready: {took:.1f} s")
+    pods = installed.pods()
+    assert set(pods) == {"controller-0", "demo-0", "login-0", "worker-0", "worker-1"}
+    for name, pod in pods.items():
+        assert condition(pod, "ContainersReady"), name
+        # The directory is no part of the cluster, and has no account to say it with.
+        assert condition(pod, "minivm.io/Ready") or name == "demo-0", name
+        (status,) = pod["status"]["containerStatuses"]
+        assert status["started"] and status["restartCount"] == 0, name
+    assert len({installed.node_of(f"worker-{number}") for number in (0, 1)}) == 2
+
+
+def test_the_keys_were_made_in_the_cluster_by_a_job_that_ended(release: Release) -> None:
+    (job,) = release.get("jobs")["items"]
+    assert job["status"]["succeeded"] == 1
+    for name in ("munge", "jwt", "ssh-host-keys", "database"):
+        secret = release.get("secret", f"{release.name}-{name}")
+        assert secret["data"] and secret["metadata"]["annotations"]["minivm.io/key"] == "made"
+
+
+def test_a_job_submitted_on_the_login_pod_runs_and_is_accounted(release: Release) -> None:
+    job = release.submit("alice", "-N1", script="hostname; id -un")
+    release.wait_for(job, "COMPLETED")
+    said = release.as_user("alice", f"cat slurm-{job}.out").split()
+    assert said[0] in {f"{release.name}-worker-0", f"{release.name}-worker-1"} and said[1] == "alice"
+    accounted = ["sacct", "-n", "-X", "-j", job, "-o", "state%20"]
+    until(lambda: release.slurm(*accounted) == "COMPLETED", "the job is accounted", seen=lambda: release.slurm("sacct"))
+
+
+def test_a_task_on_each_of_two_nodes(release: Release) -> None:
+    release.wait_idle()
+    said = release.as_user("alice", "srun -N2 hostname")
+    assert sorted(said.split()) == [f"{release.name}-worker-{number}" for number in (0, 1)]
+
+
+def test_what_is_written_at_home_is_there_on_every_pod(release: Release) -> None:
+    """One volume, on three machines at once."""
+    release.as_user("bob", "echo mine > note")
+    for pod in ("worker-0", "worker-1"):
+        assert release.run(pod, "cat", "/home/bob/note").strip() == "mine"
+        assert release.run(pod, "stat", "-c", "%U", "/home/bob/note").strip() == "bob"
+
+
+def test_people_come_in_by_the_service_with_their_key_alone(release: Release) -> None:
+    """To a pod whose host key is the one that the cluster has made."""
+    for user, other in (("alice", "bob"), ("bob", "alice")):
+        assert release.as_user(user, "id -un; hostname").split() == [user, f"{release.name}-login-0"]
+        assert release.door
+        refused = release.door.try_(user, "true", key=release.key(other))
+        assert refused.returncode == 255 and "Permission denied" in refused.stderr

@@ -1,0 +1,217 @@
+"""What the tests do on a Kubernetes: as its operator by kubectl and Helm, as a researcher by ssh."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import helm_python
+
+from cluster.rendered.render import CHART
+from cluster.values import merged
+from tests.kubernetes.lab import Lab
+from tests.kubernetes.ssh import Door
+from tests.waiting import until
+
+# Images of another repository than this machine's own: MINIVM_TEST_IMAGES=registry.example.org/minivm
+IMAGES = os.environ.get("MINIVM_TEST_IMAGES", "minivm")
+# Machines of a test share two processors: what the chart asks for by default would not fit.
+SMALL = {"resources": {"requests": {"cpu": "50m", "memory": "64Mi"}}}
+FAILED = {"FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT"}
+Object = dict[str, Any]
+
+
+@dataclass
+class Kubernetes:
+    """One that answers; `lab` is there where it is ours, and its machines can be broken."""
+
+    kubectl: Path
+    kubeconfig: Path
+    lab: Lab | None = None
+
+    def attempt(self, *words: str, stdin: str = "", timeout: float = 300) -> subprocess.CompletedProcess[str]:
+        command = [str(self.kubectl), f"--kubeconfig={self.kubeconfig}", *words]
+        return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout)
+
+    def __call__(self, *words: str, stdin: str = "", timeout: float = 300) -> str:
+        done = self.attempt(*words, stdin=stdin, timeout=timeout)
+        assert done.returncode == 0, f"kubectl {' '.join(words)}: {done.returncode}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def get(self, *words: str) -> Object:
+        found: Object = json.loads(self("get", *words, "-o", "json"))
+        return found
+
+    def nodes(self) -> list[str]:
+        return [item["metadata"]["name"] for item in self.get("nodes")["items"]]
+
+
+@dataclass
+class Release:
+    """The chart, installed; every test finds it ready and leaves it so."""
+
+    kubernetes: Kubernetes
+    keys: Path
+    name: str = "slurm"
+    namespace: str = "hpc"
+    over: Object = field(default_factory=dict)
+    door: Door | None = None
+
+    # Helm
+
+    def values(self) -> Object:
+        public = {user: Path(f"{self.key(user)}.pub").read_text().strip() for user in ("alice", "bob")}
+        base: Object = {
+            "image": {"repository": IMAGES},
+            "demo": {"enabled": True, "users": public, **SMALL},
+            "podConditions": {"enabled": True},
+            "controller": {"graceSeconds": 30, "persistence": {"size": "1Gi"}, **SMALL},
+            "login": {"graceSeconds": 30, **SMALL},
+            "home": {"size": "1Gi"},
+            "workers": {
+                "defaults": {"graceSeconds": 75, "drainSeconds": 60, "affinity": apart(self.name), **SMALL},
+                "pools": {"worker": {"replicas": 2}},
+            },
+        }
+        return merged(base, self.over)
+
+    def key(self, user: str) -> Path:
+        path = self.keys / user
+        if not path.exists():
+            command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", user, "-f", str(path)]
+            subprocess.run(command, check=True, capture_output=True)
+        return path
+
+    @contextlib.contextmanager
+    def helm(self) -> Iterator[helm_python.Config]:
+        with helm_python.Config(kubeconfig_path=self.kubernetes.kubeconfig, namespace=self.namespace) as config:
+            yield config
+
+    def install(self) -> None:
+        with self.helm() as config:
+            config.install(CHART, self.name, self.values(), namespace=self.namespace, create_namespace=True)
+
+    def upgrade(self, **over: Any) -> None:
+        self.over = merged(self.over, over)
+        with self.helm() as config:
+            config.upgrade(CHART, self.name, self.values(), namespace=self.namespace)
+
+    def uninstall(self) -> None:
+        with self.helm() as config:
+            config.uninstall(self.name, ignore_not_found=True)
+
+    # Pods
+
+    def kubectl(self, *words: str, stdin: str = "") -> str:
+        return self.kubernetes("-n", self.namespace, *words, stdin=stdin)
+
+    def get(self, *words: str) -> Object:
+        return self.kubernetes.get("-n", self.namespace, *words)
+
+    def run(self, pod: str, *command: str, stdin: str = "") -> str:
+        return self.kubectl("exec", "-i", f"{self.name}-{pod}", "--", *command, stdin=stdin)
+
+    def pods(self) -> dict[str, Object]:
+        """Those that stay: the one that makes the keys ends."""
+        items = self.get("pods", "-l", f"app.kubernetes.io/instance={self.name}")["items"]
+        found = {item["metadata"]["name"].removeprefix(f"{self.name}-"): item for item in items}
+        return {name: pod for name, pod in found.items() if not name.startswith("keys-")}
+
+    def ready(self) -> dict[str, bool]:
+        return {name: condition(pod, "Ready") and not going(pod) for name, pod in self.pods().items()}
+
+    def wanted(self) -> set[str]:
+        sets = self.get("statefulsets", "-l", f"app.kubernetes.io/instance={self.name}")["items"]
+        names = [(item["metadata"]["name"].removeprefix(f"{self.name}-"), item["spec"]["replicas"]) for item in sets]
+        return {f"{name}-{number}" for name, count in names for number in range(count)}
+
+    def all_ready(self) -> bool:
+        found = self.ready()
+        return bool(found) and set(found) == self.wanted() and all(found.values())
+
+    def wait_ready(self, *, within: float = 240) -> float:
+        """Seconds that it took."""
+        begun = time.monotonic()
+        until(self.all_ready, "every pod is ready", within=within, seen=self.why)
+        return time.monotonic() - begun
+
+    def why(self) -> str:
+        """What an operator would look at."""
+        lines = [self.kubectl("get", "pods", "-o", "wide")]
+        lines.append(self.kubectl("get", "events", "--sort-by=.lastTimestamp")[-3000:])
+        for name, ready in self.ready().items():
+            if not ready:
+                said = self.kubernetes.attempt("-n", self.namespace, "logs", f"{self.name}-{name}", "--tail=15")
+                lines.append(f"{name}:\n{said.stdout}{said.stderr}")
+        return "\n".join(lines)
+
+    def node_of(self, pod: str) -> str:
+        return str(self.pods()[pod]["spec"]["nodeName"])
+
+    # Slurm
+
+    def slurm(self, *command: str) -> str:
+        """As an administrator."""
+        return self.run("controller-0", *command).strip()
+
+    def states(self) -> dict[str, str]:
+        lines = self.slurm("sinfo", "-h", "-N", "-o", "%N %T").splitlines()
+        return dict(line.split() for line in lines if line)
+
+    def state(self, job: str) -> str:
+        return self.slurm("scontrol", "-o", "show", "job", job).partition("JobState=")[2].split()[0]
+
+    def wait_for(self, job: str, *wanted: str, within: float = 120) -> None:
+        def looked() -> bool:
+            state = self.state(job)
+            assert state not in FAILED - set(wanted), self.about(job)
+            return state in wanted
+
+        until(looked, f"job {job} is {' or '.join(wanted)}", within=within, seen=lambda: self.about(job))
+
+    def about(self, job: str) -> str:
+        return self.slurm("scontrol", "show", "job", job) + "\n" + self.slurm("sinfo", "-N", "-l")
+
+    def wait_idle(self) -> None:
+        until(lambda: set(self.states().values()) == {"idle"}, "every node is idle", within=120, seen=self.states)
+
+    def as_user(self, user: str, command: str, *, stdin: str = "") -> str:
+        """By ssh, through the login Service."""
+        self.door = self.door or Door(self)
+        done = self.door.try_(user, command, key=self.key(user), stdin=stdin)
+        assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}{done.stderr}"
+        return done.stdout.strip()
+
+    def shut(self) -> None:
+        """The way to a login pod that goes; the next one opens another."""
+        if self.door:
+            self.door.close()
+        self.door = None
+
+    def submit(self, user: str, *options: str, script: str) -> str:
+        command = " ".join(["sbatch", "--parsable", *options])
+        return self.as_user(user, command, stdin=f"#!/bin/bash\n{script}\n")
+
+
+def apart(release: str) -> Object:
+    """Workers on different machines where there are enough."""
+    labels = {"app.kubernetes.io/instance": release, "app.kubernetes.io/component": "worker"}
+    term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": labels}}
+    preferred = [{"weight": 100, "podAffinityTerm": term}]
+    return {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
+
+
+def condition(pod: Object, kind: str) -> bool:
+    conditions = pod.get("status", {}).get("conditions", [])
+    return any(item["type"] == kind and item["status"] == "True" for item in conditions)
+
+
+def going(pod: Object) -> bool:
+    return "deletionTimestamp" in pod["metadata"]
