@@ -149,9 +149,29 @@ def test_every_pam_module_that_is_named_is_there(idle: Callable[[str], Host]) ->
         assert host.check_output(f"ls -1 {' '.join(modules)}").split() == modules, role
 
 
+# Says what a command of Slurm's is told by its surroundings.
+TOLD = """#!/bin/sh
+echo "${SQUEUE_FORMAT-own} ${SLURM_TIME_FORMAT-own}"
+exit 3
+"""
+TYPED = """PATH=/tmp/told:$PATH
+squeue --me; echo "status $?"
+sacct
+squeue | cat; squeue > /tmp/told/file; cat /tmp/told/file; bash -c squeue
+SLURM_TIME_FORMAT=mine squeue
+env | grep -c FORMAT || true
+"""
+
+
 def test_an_interactive_shell_shows_whole_job_names(login: Host) -> None:
-    shown = login.check_output("script -qec \"bash -lic 'echo \\$SQUEUE_FORMAT'\" /dev/null")
-    assert "%.24j" in shown
-    assert "SQUEUE_FORMAT=" not in login.check_output("bash -lc env"), (
-        "scripts parse squeue: only people get this format"
+    """Where somebody types and a terminal shows. A pipe, a file, a script and a job have what Slurm writes anywhere."""
+    login.check_output(
+        "mkdir -p /tmp/told && cd /tmp/told && umask 022"
+        f" && printf %s {shell(TYPED)} > typed && printf %s {shell(TOLD)} | tee squeue > sacct && chmod +x *"
     )
+    shown = login.check_output("script -qec \"bash -lic '. /tmp/told/typed'\" /dev/null").splitlines()
+    wide, status, sacct, *programs, mine, exported = [line.strip() for line in shown]
+    assert wide == sacct and "%.24j" in wide and wide.endswith(" relative")
+    assert status == "status 3"
+    assert programs == ["own own"] * 3, "scripts parse squeue: only people get this format"
+    assert mine.endswith(" mine") and exported == "0"
