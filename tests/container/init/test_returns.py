@@ -260,13 +260,20 @@ def test_a_drain_that_was_lifted_while_the_pod_started_is_not_made_again(cluster
     cluster.workers["w1"].container.kill()
     reservation = ("reservationname=fan", "starttime=now", "duration=60", "users=root", "flags=maint", "nodes=w1")
     cluster.slurm("scontrol", "create", *reservation)
+
+    def state() -> str:
+        return cluster.slurm("scontrol", "--oneliner", "show", "node", "w1").partition(" State=")[2].split()[0]
+
+    until(lambda: "MAINT" in state(), "the reservation has begun", seen=state)
     worker = cluster.replaced("w1", env={"MINIVM_NODE_FEATURES": "green"})
     until(
         lambda: worker.code("test", "-e", "/run/minivm/env/born")[0] == 0,
         "it was to be born drained",
         seen=lambda: worker.run("minivm", "logs", "fresh-node"),
     )
-    worker.run("minivm", "stop", "fresh-node")  # so that no try looks before and deletes after
+    # No try that has looked before may delete after.
+    worker.run("minivm", "stop", "fresh-node")
+    until(lambda: worker.code("ps", "-C", "scontrol")[0] == 1, "no call of it is under way")
     cluster.slurm("scontrol", "update", "nodename=w1", "state=resume")
     cluster.slurm("scontrol", "delete", "reservationname=fan")
     worker.run("minivm", "start", "fresh-node")
