@@ -59,7 +59,10 @@ ldap_id_use_start_tls = false
 ldap_network_timeout = 2
 ldap_opt_timeout = 3
 enumerate = false
-# sssd doubles its pauses up to an hour while a directory is away: too long after it is back.
+# Of a directory that is away for a second, sssd by itself asks again after 60 to 90 s, then after twice that, up to an
+# hour; until then a pod without a cache knows nobody and lets nobody in.
+offline_timeout = 5
+offline_timeout_random_offset = 5
 offline_timeout_max = 60
 entry_cache_timeout = 300
 {{ end -}}
