@@ -19,7 +19,7 @@ from health.broker.calls import Slurm
 from health.places import Places
 from init.pod.notify import notify
 from init.pod.pod import Pod
-from init.slurm import client as slurm_client
+from init.slurm.client import address
 
 
 def _serve(listener: socket.socket, broker: Broker) -> None:
@@ -47,7 +47,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 def main() -> int:
     places = Places.from_environment()
-    broker = Broker(places, Slurm(Pod(os.environ).name, slurm_client.address(os.environ)))
+    broker = Broker(places, Slurm(Pod(os.environ).name, address(os.environ)))
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(signal.SIGHUP, lambda number, frame: broker.reread())
     places.verdicts.mkdir(parents=True, exist_ok=True)

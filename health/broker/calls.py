@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 
-from health.broker.decide import Node, Other
-from init.slurm import client as slurm_client
+from health.broker.decide import Act, Fleet, Node, Other
+from init.slurm import client
+from init.slurm.client import SlurmError
 
 SINFO = "/usr/bin/sinfo"
 
@@ -36,17 +37,34 @@ class Slurm:
         self.controller = controller
 
     def node(self) -> Node | None:
-        found = slurm_client.node(self.name, self.controller)
+        found = client.node(self.name, self.controller)
         return None if found is None else Node("DRAIN" in found.flags, found.reason)
+
+    def known_node(self) -> Node:
+        found = self.node()
+        if found is None:
+            raise SlurmError("find the node", f"slurmctld knows no node {self.name} yet")
+        return found
 
     def others(self) -> tuple[list[Other], int]:
         """The reasons of the other nodes, and how many nodes there are."""
-        text = slurm_client.run([SINFO, "--noheader", "--Node", "--format", "%N|%H|%E"], self.controller)
+        text = client.run([SINFO, "--noheader", "--Node", "--format", "%N|%H|%E"], self.controller)
         return others(text, self.name)
 
+    def survey(self) -> Fleet:
+        others, total = self.others()
+        return Fleet(tuple(others), total)
+
+    def change(self, act: Act) -> Act:
+        if act.kind == "clear":
+            self.undrain()
+        else:
+            self.drain(act.text)
+        return act
+
     def drain(self, text: str) -> None:
-        slurm_client.update(self.name, ["state=drain", f"reason={text}"], self.controller)
+        client.update(self.name, ["state=drain", f"reason={text}"], self.controller)
 
     def undrain(self) -> None:
         # Not "resume": that would bring up a node that is down for another reason.
-        slurm_client.update(self.name, ["state=undrain"], self.controller)
+        client.update(self.name, ["state=undrain"], self.controller)

@@ -70,6 +70,13 @@ class Other:
 
 
 @dataclass(frozen=True, slots=True)
+class Fleet:
+    others: tuple[Other, ...]
+    # How many nodes there are, this one too.
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
 class Act:
     """drain, update, clear or nothing; with the text for Slurm, or why nothing is done."""
 

@@ -1,18 +1,39 @@
-"""A problem that begins is an incident of its GPU; a GPU that has had too many is out for good."""
+"""A problem that begins is an incident of its GPU; a GPU that has had too many is out for good. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from health.broker.decide import Seen
 from health.broker.inputs import Gpu
-from health.ledger import Ledger
 from health.policy import BrokerPolicy
 
+DAY_S = 86400.0
 
-def incident(check: str, seen: Seen, now: float, node: str, evidence: str) -> dict[str, object]:
-    return {
+
+@dataclass(frozen=True, slots=True)
+class Enter:
+    """Into the GPU's book of the ledger, which answers how many incidents it has had since."""
+
+    check: str
+    uuid: str
+    event: Mapping[str, object]
+    since: float
+    most: int
+    serial: str = ""
+    model: str = ""
+
+
+def entry(
+    check: str, seen: Seen, evidence: str, node: str, gpus: tuple[Gpu, ...], policy: BrokerPolicy, now: float
+) -> Enter | None:
+    """None where it is about no GPU, or is a user's doing."""
+    gpu = next((item for item in gpus if item.is_called(seen.subject)), None)
+    uuid = gpu.uuid if gpu else seen.subject if seen.subject.startswith("GPU-") else ""
+    if not uuid or seen.class_ == "user":
+        return None
+    event = {
         "at": now,
         "check": check,
         "class": seen.class_,
@@ -20,28 +41,13 @@ def incident(check: str, seen: Seen, now: float, node: str, evidence: str) -> di
         "node": node,
         "evidence": evidence,
     }
-
-
-def enter(
-    ledger: Ledger,
-    seen: Seen,
-    event: Mapping[str, object],
-    gpus: tuple[Gpu, ...],
-    policy: BrokerPolicy,
-    say: Callable[[str], None],
-) -> Seen:
-    """Into the GPU's ledger, if it is about one; what stands against the node afterwards."""
-    gpu = next((item for item in gpus if item.is_called(seen.subject)), None)
-    uuid = gpu.uuid if gpu else seen.subject if seen.subject.startswith("GPU-") else ""
-    if not uuid or seen.class_ == "user":
-        return seen
     serial, model = (gpu.serial, gpu.model) if gpu else ("", "")
-    since, most = float(str(event["at"])) - policy.offender_days * 86400, policy.offender_incidents
-    try:
-        count = ledger.enter(uuid, event, since, most, serial=serial, model=model)
-    except OSError as error:
-        say(f"cannot keep the ledger: {error}")
+    since = now - policy.offender_days * DAY_S
+    return Enter(check, uuid, event, since, policy.offender_incidents, serial, model)
+
+
+def judged(seen: Seen, entered: Enter, count: int) -> Seen:
+    """What stands against the node now that its GPU has had so many."""
+    if count < entered.most:
         return seen
-    if count < most:
-        return seen
-    return replace(seen, class_="rma", reason=f"{seen.reason} (incident {count} of {uuid})")
+    return replace(seen, class_="rma", reason=f"{seen.reason} (incident {count} of {entered.uuid})")

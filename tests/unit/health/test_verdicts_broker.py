@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from health.broker.broker import Broker, later
+from health.broker.broker import Broker
 from health.broker.calls import Slurm
 from health.broker.decide import Node, Other, names
 from health.ledger import Ledger
@@ -192,7 +192,7 @@ def test_nodes_wait_each_their_own_part_of_the_spread(tmp_path: Path) -> None:
     desk.say("ok")
     desk.say("problem")
     assert not desk.slurm.state.drained
-    assert 0 < desk.broker.due - later(0) < 3600
+    assert 0 < desk.broker.memory.due - time.monotonic() < 3600
     assert desk.broker.answer({"ask": "gate", "checks": ["gpu_ecc"]})["decisions"] == {"gpu_ecc": "about to drain"}
 
 
@@ -202,11 +202,11 @@ def test_a_clock_that_is_set_back_holds_no_drain_up(tmp_path: Path, monkeypatch:
 
     def settled() -> bool:
         desk.broker.look()
-        return not desk.broker.due
+        return not desk.broker.memory.due
 
     until(settled, "the first look at the node is over")
     desk.say("problem")
-    assert desk.broker.due
+    assert desk.broker.memory.due
     wall = time.time
     monkeypatch.setattr(time, "time", lambda: wall() - 3600)
 
@@ -224,7 +224,7 @@ def test_too_many_changes_wait(tmp_path: Path) -> None:
     desk.say("ok")
     desk.say("problem")
     assert not desk.slurm.state.drained
-    assert "too many changes" in desk.broker.said
+    assert "too many changes" in desk.broker.memory.said
 
 
 def test_a_controller_that_is_down_is_asked_again_later_and_not_at_once(desk: Desk) -> None:
@@ -234,7 +234,7 @@ def test_a_controller_that_is_down_is_asked_again_later_and_not_at_once(desk: De
     desk.broker.look()
     assert desk.calls() == ["node"]
     desk.slurm.down = False
-    desk.broker.due = later(0)
+    desk.broker.memory = replace(desk.broker.memory, due=time.monotonic())
     desk.broker.look()
     assert desk.slurm.state.drained
 

@@ -1,0 +1,224 @@
+"""What the broker does next: its memory, what it sees and the hour in; its memory and actions out. Pure.
+
+What only the controller or the ledger can say is asked for when it is needed: then the memory stays as it was, an
+action asks, and whoever performs it puts the answer into the inputs and takes the step again. So a look is decided as
+one, from all that it has learnt, and a step that is taken twice has the same outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from health.broker.decide import (
+    Act,
+    Fleet,
+    Node,
+    Seen,
+    decide,
+    is_script,
+    left,
+    names,
+    observe,
+    raised,
+    reason,
+    unreleased,
+)
+from health.broker.guard import guarded, within_rate
+from health.broker.incidents import Enter, entry, judged
+from health.broker.inputs import Gpu
+from health.broker.memory import Memory, Now, Say, hold, is_over, unexpired
+from health.index import Index
+from health.policy import BrokerPolicy
+from health.spread import share
+from health.verdict import Result, Verdict
+
+RETRY_S = (5.0, 15.0, 60.0, 300.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The controller could not be asked, or refused."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    name: str
+    policy: BrokerPolicy
+    boot_id: str
+    verdicts: tuple[Verdict, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
+    # The last round's of this boot; None: no check is known to be gone.
+    index: Index | None = None
+    # The answers so far: how many incidents a check's GPU has had; the node; the other nodes; what came of a change.
+    incidents: Mapping[str, int] = field(default_factory=dict)
+    node: Node | Failed | None = None
+    fleet: Fleet | Failed | None = None
+    changed: Act | Failed | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AskNode:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class AskFleet:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    act: Act
+
+
+Action = Say | Enter | AskNode | AskFleet | Change
+Outcome = tuple[Memory, tuple[Action, ...]]
+
+
+def step(memory: Memory, inputs: Inputs, now: Now) -> Outcome:
+    """Verdicts in, perhaps one change out."""
+    after = _observed(memory, inputs, now)
+    entries = _entries(memory, after, inputs, now)
+    if unanswered := tuple(one for one in entries if one.check not in inputs.incidents):
+        return memory, unanswered
+    known = {one.check: judged(after.seen[one.check], one, inputs.incidents[one.check]) for one in entries}
+    after = replace(after, seen={**after.seen, **known})
+    standing = after.standing(now)
+    if _differs(after, standing, inputs, now) and not after.due:
+        # A whole fleet finds a bad commit's check at the same moment; each node waits its own part of the time, so that
+        # the later ones see the earlier ones. A lone node's prolog is not kept waiting for that.
+        spread = inputs.policy.guard_spread_s if standing and not after.drained else 0.0
+        after = replace(after, due=now.steady + spread * share(inputs.name))
+    if is_over(after.due, now):
+        return _act(memory, after, inputs, now)
+    if is_over(after.recheck, now):
+        return _recheck(memory, after, inputs, now)
+    return after, ()
+
+
+def _observed(memory: Memory, inputs: Inputs, now: Now) -> Memory:
+    counted = next((item for item in inputs.verdicts if item.check == "gpu_count"), None)
+    complete = counted is not None and counted.result is Result.OK and bool(inputs.gpus)
+    present = frozenset(gpu.uuid for gpu in inputs.gpus) if complete else None
+    with_jobs = inputs.index.with_jobs if inputs.index else frozenset()
+    seen = observe(memory.seen, inputs.verdicts, inputs.policy, now.wall, inputs.boot_id, present, with_jobs)
+    alive = {check: one for check, one in seen.items() if not _is_gone(check, inputs)}
+    return replace(memory, seen=alive, held=unexpired(memory.held, now))
+
+
+def _entries(memory: Memory, after: Memory, inputs: Inputs, now: Now) -> list[Enter]:
+    """The problems that begin here and are about a GPU."""
+    before, evidence = raised(memory.seen), {item.check: item.evidence for item in inputs.verdicts}
+    new = {check: seen for check, seen in raised(after.seen).items() if check not in before}
+    entries = (
+        entry(check, seen, evidence.get(check, ""), inputs.name, inputs.gpus, inputs.policy, now.wall)
+        for check, seen in new.items()
+    )
+    return [one for one in entries if one is not None]
+
+
+def _is_gone(check: str, inputs: Inputs) -> bool:
+    """No longer in the tree, and without a verdict.
+
+    A script that has said nothing since the pod began is as good as gone: on a drained node it does not run.
+    """
+    if any(item.check == check for item in inputs.verdicts):
+        return False
+    return is_script(check) or (inputs.index is not None and check not in inputs.index.checks)
+
+
+def _kept(memory: Memory, text: str, inputs: Inputs, now: Now) -> dict[str, str]:
+    def dead(check: str) -> bool:
+        return check in memory.forgotten or _is_gone(check, inputs)
+
+    return unreleased(text, memory.seen, memory.held, inputs.policy, now.wall, dead)
+
+
+def _differs(memory: Memory, standing: Mapping[str, Seen], inputs: Inputs, now: Now) -> bool:
+    """Whether another thing stands than when we last acted, or what is posted says more than what is true."""
+    live = reason(standing, left(standing, _kept(memory, memory.posted, inputs, now)))
+    return names_of(standing) != memory.settled or not names(memory.posted) <= names(live)
+
+
+def _act(memory: Memory, after: Memory, inputs: Inputs, now: Now) -> Outcome:
+    standing = after.standing(now)
+    says: tuple[Say, ...] = ()
+    match inputs.node:
+        case None:
+            return memory, (AskNode(),)
+        case Failed(why):
+            return _again(after, why, now)
+        case node:
+            pass
+    kept = _kept(after, node.reason, inputs, now)
+    act = decide(standing, node, kept)
+    if act.kind in {"drain", "update"}:
+        match inputs.fleet:
+            case None:
+                return memory, (AskFleet(),)
+            case Failed(why):
+                return _again(after, why, now)
+            case fleet:
+                pass
+        many = guarded(standing, fleet.others, fleet.total, inputs.policy, now.wall)
+        says = tuple(Say(_stands_on_many(check, standing[check])) for check in sorted(many))
+        after = hold(after, many, now.wall + inputs.policy.guard_lasts_s)
+        standing = after.standing(now)
+        act = decide(standing, node, _kept(after, node.reason, inputs, now))
+    if act.kind == "nothing":
+        ours = node.reason if node.drained and node.ours else ""
+        return _settled(replace(after, drained=node.drained, posted=ours), standing, act), says
+    if not within_rate(after.changes, inputs.policy, now.steady):
+        said = f"too many changes within {inputs.policy.rate_per_s:g} s: waits ({act.kind}: {act.text})"
+        return replace(after, said=said, due=now.steady + inputs.policy.rate_per_s / inputs.policy.rate_actions), says
+    match inputs.changed:
+        case None:
+            return memory, (*says, Say(f"{act.kind} {inputs.name}: {act.text}"), Change(act))
+        case Failed(why):
+            return _again(after, why, now)
+    recent = (at for at in after.changes if at > now.steady - inputs.policy.rate_per_s)
+    after = replace(after, changes=(*recent, now.steady))
+    if act.kind == "clear":
+        return _settled(replace(after, drained=False, posted="", recheck=0.0), standing, act), ()
+    recheck = now.steady + inputs.policy.guard_recheck_s
+    return _settled(replace(after, drained=True, posted=act.text, recheck=recheck), standing, act), ()
+
+
+def _settled(memory: Memory, standing: Mapping[str, Seen], act: Act) -> Memory:
+    said = f"{act.kind}: {act.text}"
+    return replace(memory, said=said, settled=names_of(standing), due=0.0, failures=0, forgotten=frozenset())
+
+
+def _again(memory: Memory, why: str, now: Now) -> Outcome:
+    pause = RETRY_S[min(memory.failures, len(RETRY_S) - 1)]
+    later = replace(memory, said=why, due=now.steady + pause, failures=memory.failures + 1)
+    return later, (Say(f"{why}: again in {pause:.0f} s"),)
+
+
+def _recheck(memory: Memory, after: Memory, inputs: Inputs, now: Now) -> Outcome:
+    """Once after a drain: did the rest of the fleet say the same at the same moment?"""
+    standing, after = after.standing(now), replace(after, recheck=0.0)
+    match inputs.fleet:
+        case None:
+            return memory, (AskFleet(),)
+        case Failed(why):
+            return after, (Say(f"{why}: the drain stands"),)
+        case fleet:
+            pass
+    many = guarded(standing, fleet.others, fleet.total, inputs.policy, now.wall)
+    if not many:
+        return after, ()
+    after = hold(after, many, now.wall + inputs.policy.guard_lasts_s)
+    said = f"{', '.join(sorted(many))} stand on too many nodes: the drain is taken back"
+    return replace(after, due=now.steady), (Say(said),)
+
+
+def names_of(standing: Mapping[str, Seen]) -> frozenset[str]:
+    return frozenset(seen.name(check) for check, seen in standing.items())
+
+
+def _stands_on_many(check: str, seen: Seen) -> str:
+    return f"{seen.name(check)} stands on too many nodes: this one is not drained for it ({seen.reason})"
