@@ -1,8 +1,11 @@
-"""How a pod ends: the role's drain, then everything in order, under one deadline. Decides only, as the engine does."""
+"""How a pod ends: the role's drain, then everything in order, under one deadline. Decides only, as the engine does.
+
+Whoever calls lets the consequences follow (`Engine.settle`).
+"""
 
 from __future__ import annotations
 
-from init.engine import order as stop
+from init.engine import order
 from init.engine.states import OVER, Down, Go, Hurry, Kill, Phase, PodPhase, State, Then, idle
 from init.plan import graph
 from init.plan.spec import parse_service
@@ -10,7 +13,7 @@ from init.records import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from init.engine.engine import Engine, Todo
+    from init.engine.services import Services, Todo
     from init.engine.states import Cause
     from init.plan.service import Service
 
@@ -23,15 +26,14 @@ ENDED_WELL, KILLED = 0, 75  # docs/reference/exit-codes.md
 class Ending:
     """The part of the engine that is idle until somebody asks for a drain, or for the end."""
 
-    def __init__(self, engine: Engine, grace: float) -> None:
+    def __init__(self, services: Services, grace: float) -> None:
         self.exit_code = ENDED_WELL
         self.why: Cause | None = None
         self.deadline: float | None = None  # of the whole stop
         self.killed_at: float | None = None
-        self.errands: dict[str, Service] = {}  # the drain and its taking back: oneshots of the role's own
-        self.asked = ""  # which of the two was asked for last: it is the one that counts
+        self.asked = ""  # drain or resume, which of the two was asked for last: it is the one that counts
         self._held: tuple[str, tuple[str, ...], float] | None = None  # it, until the other has ended
-        self._engine = engine
+        self._services = services
         self._grace = grace  # of the whole pod
         self._graces: dict[str, float] = {}  # of each service, once the stop has begun
 
@@ -39,15 +41,15 @@ class Ending:
 
     def drain(self, now: float, *, budget: float | None = None) -> Todo:
         """Begin the role's drain, once; whoever asks later joins it."""
-        drain = self._engine.plan.drain
+        drain = self._services.plan.drain
         if drain is None or self.drain_state() in ("draining", "drained"):
             return []
         return self._ask(DRAIN, drain.command, drain.budget if budget is None else budget, now)
 
     def resume(self, now: float) -> Todo:
         """Take the drain back: end it if it still runs, then the role's own command for it."""
-        engine, drain = self._engine, self._engine.plan.drain
-        if drain is None or engine.phase not in (PodPhase.BOOT, PodPhase.RUNNING) or self.resuming():
+        services, drain = self._services, self._services.plan.drain
+        if drain is None or services.phase not in (PodPhase.BOOT, PodPhase.RUNNING) or self.resuming():
             return []
         return self._ask(RESUME, drain.resume, drain.budget, now)
 
@@ -55,7 +57,7 @@ class Ending:
         """Empty, draining, drained, or failed; for people: `init.view.reasons.drain_text`."""
         if self.asked != DRAIN:
             return ""
-        state = self._engine.states.get(DRAIN)
+        state = self._services.states.get(DRAIN)
         if self._held is not None or state is None:
             return "draining"
         if state.phase is Phase.DONE:
@@ -63,88 +65,91 @@ class Ending:
         return "failed" if state.phase in (Phase.FAILED, Phase.STOPPED) else "draining"
 
     def resuming(self) -> bool:
-        return self.asked == RESUME and (self._held is not None or not self._engine.settled(RESUME))
+        return self.asked == RESUME and (self._held is not None or not self._services.settled(RESUME))
 
     def may_wait(self, now: float) -> bool:
         """Whether a drain that cannot be started now may be started later: not once the services need their time."""
-        needed = stop.longest(self._engine.specs.values()) + stop.SWEEP
+        needed = order.longest(self._services.specs.values()) + order.SWEEP
         return self.deadline is None or now + needed < self.deadline
 
     def _ask(self, name: str, command: tuple[str, ...], budget: float, now: float) -> Todo:
         """One errand at a time: two that speak to Slurm at once would leave the node as the slower one wants it."""
         self.asked, self._held = name, (name, command, budget)
-        todo: Todo = []
+        services = self._services
         for other in (DRAIN, RESUME):
-            if other in self._engine.states and not idle(self._engine.states[other]):
-                todo += self._engine.leave(other, Then.STOP, now)
-        return [*todo, *self._run_held(now)]
+            if other in services.states and not idle(services.states[other]):
+                services.leaving[other] = Then.STOP
+        return self._run_held(now)
 
     def _run_held(self, now: float) -> Todo:
         """What was asked for last begins once nothing of the one before runs any more."""
-        if self._held is None or not (self._engine.settled(DRAIN) and self._engine.settled(RESUME)):
+        services = self._services
+        if self._held is None or not (services.settled(DRAIN) and services.settled(RESUME)):
             return []
         (name, command, budget), self._held = self._held, None
-        self._engine.forget(DRAIN)
-        self._engine.forget(RESUME)
+        services.forget(DRAIN)
+        services.forget(RESUME)
         return self._run(name, command, budget, now) if command else []
 
     def _run(self, name: str, command: tuple[str, ...], budget: float, now: float) -> Todo:
         """An errand is followed by the same machine as every service."""
         mapping: dict[str, object] = {"kind": "oneshot", "command": list(command), "timeout": budget}
         mapping |= {"restart": {"when": "never"}, "stop": {"grace": 2.0}}
-        self.errands[name] = parse_service(name, mapping, "the role")
-        self._engine.states[name] = State(since=now)
-        return [*self._engine.advance(name, Go(), now), *self._engine.settle(now)]
+        self._services.errands[name] = parse_service(name, mapping, "the role")
+        self._services.states[name] = State(since=now)
+        return self._services.advance(name, Go(), now)
 
     # The end.
 
     def begin(self, now: float, code: int = ENDED_WELL, why: Cause | None = None, *, drain: bool = True) -> Todo:
         """The orderly end; asked for a second time, hurry."""
-        engine = self._engine
-        if engine.phase in (PodPhase.DRAINING, PodPhase.STOPPING):
+        services = self._services
+        if services.phase in (PodPhase.DRAINING, PodPhase.STOPPING):
             return self._hurry(now)
-        if engine.phase is PodPhase.STOPPED:
+        if services.phase is PodPhase.STOPPED:
             return []
         self.exit_code, self.why = code, why
-        total = self._grace - stop.margin(self._grace)
+        total = self._grace - order.margin(self._grace)
         self.deadline = now + total
-        engine.trace.add(now, "", "stop", str(why or "asked to stop"))
-        if drain and engine.plan.drain is not None and self.drain_state() != "drained":
-            engine.phase = PodPhase.DRAINING
-            budget = stop.drain_budget(engine.plan.drain, engine.specs.values(), total)
+        services.trace.add(now, "", "stop", str(why or "asked to stop"))
+        if drain and services.plan.drain is not None and self.drain_state() != "drained":
+            services.phase = PodPhase.DRAINING
+            budget = order.drain_budget(services.plan.drain, services.specs.values(), total)
             todo = self.drain(now, budget=budget)
-            state = engine.states.get(DRAIN)
+            state = services.states.get(DRAIN)
             if self._held is not None:  # it waits for the end of a resume
                 self._held = (*self._held[:2], min(self._held[2], budget))
             elif state is not None and state.deadline is not None and state.phase is Phase.STARTING:
                 # one that ran already, with more time
-                engine.states[DRAIN] = replace(state, deadline=min(state.deadline, now + budget))
-            return [*todo, *engine.settle(now)]
-        return self._stop_all(now)
+                services.states[DRAIN] = replace(state, deadline=min(state.deadline, now + budget))
+            return todo
+        self._stop_all(now)
+        return []
 
     def follow(self, now: float) -> Todo:
         """An errand that waited for another one; and the drain before the stop is over: now the services."""
         if self._held is not None:
             return self._run_held(now)
-        if self._engine.phase is PodPhase.DRAINING and self._engine.states[DRAIN].phase in OVER:
-            return self._stop_all(now)
+        if self._services.phase is PodPhase.DRAINING and self._services.states[DRAIN].phase in OVER:
+            self._stop_all(now)
         return []
 
     def tick(self, now: float) -> Todo:
         """The deadline is over: kill all that is left at once, and a second later end without them."""
-        engine = self._engine
-        ending = engine.phase in (PodPhase.DRAINING, PodPhase.STOPPING)
+        services = self._services
+        ending = services.phase in (PodPhase.DRAINING, PodPhase.STOPPING)
         if not ending or self.deadline is None or now < self.deadline:
             return []
-        alive = [(name, pid) for name, state in engine.states.items() for pid in (state.pid, state.helper) if pid]
-        engine.trace.add(now, "", "deadline", f"killing {', '.join(name for name, _ in alive)}")
+        alive = [(name, pid) for name, state in services.states.items() for pid in (state.pid, state.helper) if pid]
+        services.trace.add(now, "", "deadline", f"killing {', '.join(name for name, _ in alive)}")
         if self.killed_at is not None:
-            engine.phase = PodPhase.STOPPED
+            services.phase = PodPhase.STOPPED
             return []
         self.killed_at = now
-        self.deadline = now + stop.SWEEP
-        todo = [] if engine.phase is PodPhase.STOPPING else self._stop_all(now)
-        return [*todo, *((name, Kill(pid, "KILL")) for name, pid in alive)]
+        self.deadline = now + order.SWEEP
+        if services.phase is not PodPhase.STOPPING:
+            self._stop_all(now)
+        return [(name, Kill(pid, "KILL")) for name, pid in alive]
 
     def grace(self, service: Service) -> float:
         """Its own, or what the pod's deadline leaves of it."""
@@ -152,28 +157,28 @@ class Ending:
 
     def killed(self) -> None:
         """A service had to be killed while everything stopped: the exit code says so, unless it says worse."""
-        if self._engine.phase is PodPhase.STOPPING:
+        if self._services.phase is PodPhase.STOPPING:
             self.exit_code = self.exit_code or KILLED
 
-    def _stop_all(self, now: float) -> Todo:
-        engine = self._engine
-        engine.phase = PodPhase.STOPPING
+    def _stop_all(self, now: float) -> None:
+        services = self._services
+        services.phase = PodPhase.STOPPING
         self._held = None
-        left = (self.deadline or now) - now - stop.SWEEP
-        self._graces = stop.graces(engine.specs.values(), left)
-        return engine.leave_all(now)
+        left = (self.deadline or now) - now - order.SWEEP
+        self._graces = order.graces(services.specs.values(), left)
+        services.leave_all()
 
     def _hurry(self, now: float) -> Todo:
-        engine = self._engine
+        services = self._services
         todo: Todo = []
-        engine.trace.add(now, "", "hurry", "asked to stop again")
-        waves = len(graph.waves(graph.stop_edges(engine.specs.values())))
+        services.trace.add(now, "", "hurry", "asked to stop again")
+        waves = len(graph.waves(graph.stop_edges(services.specs.values())))
         self.deadline = min(self.deadline or now, now + HURRIED * max(1, waves) + HURRIED)
-        if engine.phase is PodPhase.DRAINING:
-            if DRAIN in engine.states and not idle(engine.states[DRAIN]):
-                todo += engine.advance(DRAIN, Down(Then.STOP, HURRIED), now)
-            todo += self._stop_all(now)
+        if services.phase is PodPhase.DRAINING:
+            if DRAIN in services.states and not idle(services.states[DRAIN]):
+                todo += services.advance(DRAIN, Down(Then.STOP, HURRIED), now)
+            self._stop_all(now)
         self._graces = {name: min(grace, HURRIED) for name, grace in self._graces.items()}
-        for name in list(engine.states):
-            todo += engine.advance(name, Hurry(HURRIED), now)
-        return [*todo, *engine.settle(now)]
+        for name in list(services.states):
+            todo += services.advance(name, Hurry(HURRIED), now)
+        return todo

@@ -1,15 +1,15 @@
 """All services together: who starts, who stops. Decides only; the loop acts and reports back.
 
-How the pod ends is in `init.engine.ending`; one service's life in `init.engine.machine`.
+How the pod ends is in `init.engine.ending`; one service's life in `init.engine.machine`; where each stands in
+`init.engine.services`.
 """
 
 from __future__ import annotations
 
-from init.engine import boot, machine
-from init.engine import order as stop
-from init.engine.ending import Ending
+from init.engine import order
+from init.engine.ending import ENDED_WELL, Ending
+from init.engine.services import Services
 from init.engine.states import (
-    OVER,
     STOPPER,
     Down,
     EndPod,
@@ -32,15 +32,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from init.engine.states import Action, Event
+    from init.engine.services import Todo
+    from init.engine.states import Cause, Event
     from init.engine.trace import Trace
     from init.plan.compile import Change, Plan
     from init.plan.service import Service
 
-    Todo = list[tuple[str, Action]]
-
 EXHAUSTED = 69  # docs/reference/exit-codes.md
-_SETTLED = (Phase.READY, *OVER, Phase.BACKOFF)
 
 
 @record(frozen=True, slots=True)
@@ -51,22 +49,15 @@ class Condition:
     expires: float | None
 
 
-class Engine:
+class Engine(Services):
     """The mutable whole. Every method takes the time and returns what is to be done, by service."""
 
-    def __init__(self, plan: Plan, grace: float, luck: Callable[[], float], trace: Trace) -> None:
-        self.plan = plan
-        self.trace = trace
-        self.phase = PodPhase.BOOT
-        self.specs: dict[str, Service] = {service.name: service for service in plan.services}
-        self.states: dict[str, State] = {name: State() for name in self.specs}
+    def __init__(self, plan: Plan, grace: float, jitter: Callable[[], float], trace: Trace) -> None:
+        super().__init__(plan, jitter, trace)
         self.conditions: dict[str, Condition] = {}
         self.began = 0.0
         self.ready_at: float | None = None
         self.ending = Ending(self, grace)
-        self._luck = luck
-        self._leaving: dict[str, Then] = {}  # told to stop when its dependants have, and what comes after
-        self._next_specs: dict[str, Service | None] = {}  # by a new plan; None: removed
 
     # What happens.
 
@@ -76,7 +67,7 @@ class Engine:
         return self.settle(now)
 
     def feed(self, name: str, event: Event, now: float) -> Todo:
-        return [*self.advance(name, event, now), *self.settle(now)]
+        return [*self._advance(name, event, now), *self.settle(now)]
 
     def tick(self, now: float) -> Todo:
         todo: Todo = []
@@ -85,12 +76,12 @@ class Engine:
                 if self.phase is PodPhase.STOPPING and idle(state):  # its turn to stop comes; nothing starts any more
                     self.states[name] = replace(state, deadline=None)
                     continue
-                todo += self.advance(name, Tick(), now)
-        todo += self.ending.tick(now)
+                todo += self._advance(name, Tick(), now)
+        last = self.ending.tick(now)
         for condition in list(self.conditions.values()):
             if condition.expires is not None and now >= condition.expires:
                 del self.conditions[condition.name]
-        return [*todo, *self.settle(now)]
+        return [*todo, *self.settle(now), *last]
 
     def next_wake(self) -> float | None:
         times = [state.deadline for state in self.states.values() if state.deadline is not None]
@@ -108,7 +99,7 @@ class Engine:
     # What is asked.
 
     def up(self, name: str, now: float) -> Todo:
-        self._leaving.pop(name, None)
+        self.leaving.pop(name, None)
         return self.feed(name, Up(), now)
 
     def down(self, name: str, now: float) -> Todo:
@@ -120,14 +111,17 @@ class Engine:
         return self.leave(name, Then.AGAIN, now)
 
     def leave(self, name: str, then: Then, now: float) -> Todo:
-        self._leaving[name] = then
+        self.leaving[name] = then
         return self.settle(now)
 
-    def leave_all(self, now: float) -> Todo:
-        """Everything stops, and nothing comes back."""
-        self._leaving = dict.fromkeys(self.states, Then.STOP)
-        self._next_specs = {}
-        return self.settle(now)
+    def drain(self, now: float) -> Todo:
+        return [*self.ending.drain(now), *self.settle(now)]
+
+    def resume(self, now: float) -> Todo:
+        return [*self.ending.resume(now), *self.settle(now)]
+
+    def end(self, now: float, code: int = ENDED_WELL, why: Cause | None = None, *, drain: bool = True) -> Todo:
+        return [*self.ending.begin(now, code, why, drain=drain), *self.settle(now)]
 
     def set_condition(self, condition: Condition) -> None:
         if condition.text:
@@ -145,14 +139,14 @@ class Engine:
                 self.specs[name] = fresh[name]
                 continue
             restarted.append(name)
-            self._next_specs[name] = fresh[name]
-            self._leaving[name] = Then.AGAIN
+            self.next_specs[name] = fresh[name]
+            self.leaving[name] = Then.AGAIN
         for name in change.removed:
-            self._next_specs[name] = None
-            self._leaving[name] = Then.STOP
+            self.next_specs[name] = None
+            self.leaving[name] = Then.STOP
         for name in change.added:
-            self._next_specs.pop(name, None)
-            self._leaving.pop(name, None)
+            self.next_specs.pop(name, None)
+            self.leaving.pop(name, None)
             self.specs[name] = fresh[name]
             self.states.setdefault(name, State(since=now))
         self.plan = plan
@@ -160,23 +154,18 @@ class Engine:
 
     # What follows.
 
-    def advance(self, name: str, event: Event, now: float) -> Todo:
-        before = self.states.get(name)
-        if before is None:
-            return []
-        after, actions = machine.advance(self.spec(name), before, event, now, self._luck())
-        self.states[name] = after
-        self.trace.change(now, name, before, after)
+    def _advance(self, name: str, event: Event, now: float) -> Todo:
+        """One service's next state, and what of it concerns the pod's end."""
         todo: Todo = []
-        for action in actions:
+        for who, action in self.advance(name, event, now):
             if isinstance(action, EndPod):
                 if self.phase in (PodPhase.BOOT, PodPhase.RUNNING):
-                    why = replace(action.why, outcome=f"{name} {action.why.outcome}")
+                    why = replace(action.why, outcome=f"{who} {action.why.outcome}")
                     todo += self.ending.begin(now, EXHAUSTED, why, drain=False)
                 continue
             if isinstance(action, Kill) and action.signal == "KILL":
                 self.ending.killed()
-            todo.append((name, action))
+            todo.append((who, action))
         return todo
 
     def settle(self, now: float) -> Todo:
@@ -186,18 +175,18 @@ class Engine:
         while moved:
             moved = False
             todo += self.ending.follow(now)
-            if self._leaving:
-                for name in stop.stoppable(self._leaving, graph.stop_edges(self.specs.values()), self.states):
-                    then, state = self._leaving[name], self.states.get(name)
+            if self.leaving:
+                for name in order.stoppable(self.leaving, graph.stop_edges(self.specs.values()), self.states):
+                    then, state = self.leaving[name], self.states.get(name)
                     if state is None or _gone(state, then) or state.then is then:
                         continue
-                    todo += self.advance(name, Down(then, self.ending.grace(self.spec(name))), now)
+                    todo += self._advance(name, Down(then, self.ending.grace(self.spec(name))), now)
                     moved = True
                 moved |= self._let_go()
             if self.phase in (PodPhase.BOOT, PodPhase.RUNNING, PodPhase.DRAINING):
-                for name in boot.startable(self.specs, self.states):
-                    if name not in self._leaving:
-                        todo += self.advance(name, Go(), now)
+                for name in order.startable(self.specs, self.states):
+                    if name not in self.leaving:
+                        todo += self._advance(name, Go(), now)
                         moved = True
         self._conclude(now)
         return todo
@@ -205,12 +194,12 @@ class Engine:
     def _let_go(self) -> bool:
         """Those that left are gone: forget the removed, bring back the changed under their new spec."""
         gone = [
-            name for name, then in self._leaving.items() if name not in self.states or _gone(self.states[name], then)
+            name for name, then in self.leaving.items() if name not in self.states or _gone(self.states[name], then)
         ]
         for name in gone:
-            del self._leaving[name]
-            if name in self._next_specs:
-                spec = self._next_specs.pop(name)
+            del self.leaving[name]
+            if name in self.next_specs:
+                spec = self.next_specs.pop(name)
                 if spec is None:
                     self.forget(name)
                 else:
@@ -228,24 +217,6 @@ class Engine:
 
     def all_ready(self) -> bool:
         return all(satisfied(self.states[name]) for name, spec in self.specs.items() if spec.required)
-
-    def settled(self, name: str) -> bool:
-        """Nothing more will happen to it by itself, for now."""
-        state = self.states.get(name)
-        if state is None:
-            return True
-        return name not in self._leaving and not state.reloading and state.phase in _SETTLED
-
-    def spec(self, name: str) -> Service:
-        return self.specs.get(name) or self.ending.errands[name]
-
-    def known(self, name: str) -> Service | None:
-        """A service, or the drain or resume that runs; None for what the plan no longer has."""
-        return self.specs.get(name) or self.ending.errands.get(name)
-
-    def forget(self, name: str) -> None:
-        self.states.pop(name, None)
-        self.specs.pop(name, None)
 
 
 def _gone(state: State, then: Then) -> bool:

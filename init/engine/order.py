@@ -1,8 +1,8 @@
-"""Who may be stopped now, and how long each may take so that all of it ends in time. Pure."""
+"""Who may start now, who may be stopped now, and how long each may take so that all of it ends in time. Pure."""
 
 from __future__ import annotations
 
-from init.engine.states import idle
+from init.engine.states import Phase, idle, satisfied
 from init.plan import graph
 
 TYPE_CHECKING = False
@@ -14,6 +14,30 @@ if TYPE_CHECKING:
     from init.plan.service import Drain, Service
 
 SWEEP = 1.0  # what is kept of the deadline for processes that belong to no service
+
+
+def waits_for(service: Service, states: Mapping[str, State]) -> tuple[str, ...]:
+    """What still keeps it from starting: unready needs, then soft ones without any outcome yet."""
+    hard = [name for name in service.needs if name in states and not satisfied(states[name])]
+    soft = [
+        name
+        for name in service.after
+        if name in states and name not in hard and not satisfied(states[name]) and not had_its_turn(states[name])
+    ]
+    return (*hard, *soft)
+
+
+def had_its_turn(state: State) -> bool:
+    """A soft need is over once it has failed or been stopped: whoever comes after it does not wait for ever."""
+    return state.streak > 0 or state.phase in (Phase.FAILED, Phase.STOPPED, Phase.STOPPING)
+
+
+def startable(specs: Mapping[str, Service], states: Mapping[str, State]) -> list[str]:
+    return [
+        name
+        for name, state in states.items()
+        if state.phase is Phase.WAITING and name in specs and not waits_for(specs[name], states)
+    ]
 
 
 def margin(grace: float) -> float:

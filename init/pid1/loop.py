@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from init.engine.engine import Todo
+    from init.engine.services import Todo
     from init.engine.states import Event
     from init.pid1.log.syslog import Syslog
     from init.pid1.notify import Notify
@@ -138,7 +138,7 @@ class Init:
             Server(self.poller, listen(address, field, outside=outside), pages(self))
         except ConfigError as error:
             self.say(str(error))
-            self.perform(self.engine.ending.begin(self.poller.now(), EX_CONFIG, Cause(str(error)), drain=False))
+            self.perform(self.engine.end(self.poller.now(), EX_CONFIG, Cause(str(error)), drain=False))
 
     def _control(self) -> None:
         from init.pid1.serve.control import Control
@@ -282,7 +282,7 @@ class Init:
         # A full pipe loses bytes, never the need to look: reaping is asked for by any wake-up.
         self._reap()
         if signal.SIGTERM in arrived or signal.SIGINT in arrived:
-            self.perform(self.engine.ending.begin(self.poller.now()))
+            self.perform(self.engine.end(self.poller.now()))
 
     def _reap(self) -> None:
         """The signal has come and does not come again: until this is done it is made again."""

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from init.engine import boot
+from init.engine import order
 from init.engine.ending import DRAIN
 from init.engine.states import Phase, satisfied
 from init.engine.trace import times
@@ -71,7 +71,7 @@ def own_reason(spec: Service, state: State, now: float, *, quoting: bool = True)
 def leaves(engine: Engine, name: str, seen: frozenset[str] = frozenset()) -> list[str]:
     """The services at the end of what it waits for; itself when it waits for none."""
     state, spec = engine.states[name], engine.specs[name]
-    waits = boot.waits_for(spec, engine.states) if state.phase is Phase.WAITING else ()
+    waits = order.waits_for(spec, engine.states) if state.phase is Phase.WAITING else ()
     found: list[str] = []
     for other in waits:
         if other not in seen:

@@ -74,7 +74,6 @@ NOT_ON_THE_BOOT_PATH = {"click", "yaml", "supervisor"}
 MOST_IN_A_ROOM = 18
 # Circles that still wait to be opened.
 OPEN = {
-    ("init.engine.ending", "init.engine.engine"),
     *((f"init.pid1.{name}", "init.pid1.loop") for name in ("children", "watches", "sweep", "serve.pages")),
     *((f"init.pid1.{name}", "init.pid1.loop") for name in ("serve.requests", "emergency")),
 }

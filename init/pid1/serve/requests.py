@@ -189,7 +189,7 @@ class Requests:
         if engine.plan.drain is None:
             caller.reply(drain="drained")  # a role with nothing to drain is drained
             return
-        self._init.perform(engine.ending.drain(self._init.poller.now()))
+        self._init.perform(engine.drain(self._init.poller.now()))
         self._answer_when(
             caller, request, lambda: engine.ending.drain_state() != "draining", self._drained(caller, DRAIN)
         )
@@ -198,7 +198,7 @@ class Requests:
         engine = self._init.engine
         if engine.phase not in (PodPhase.BOOT, PodPhase.RUNNING):
             raise RequestError("take the drain back", f"the pod is {engine.phase.value}")
-        self._init.perform(engine.ending.resume(self._init.poller.now()))
+        self._init.perform(engine.resume(self._init.poller.now()))
         self._answer_when(caller, request, lambda: not engine.ending.resuming(), self._drained(caller, RESUME))
 
     def _drained(self, caller: Connection, asked: str) -> Callable[[], None]:
@@ -220,7 +220,7 @@ class Requests:
         return answer
 
     def _shutdown(self, caller: Connection, _: Request) -> None:
-        self._init.perform(self._init.engine.ending.begin(self._init.poller.now()))
+        self._init.perform(self._init.engine.end(self._init.poller.now()))
         caller.reply(phase=self._init.engine.phase.value)
 
     def _apply(self, caller: Connection, request: Request) -> None:

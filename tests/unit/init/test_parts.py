@@ -186,7 +186,7 @@ def test_a_periodic_service_does_not_run_again_while_the_pod_stops() -> None:
     made.feed("p", Spawned(5, MAIN), 0.0)
     made.feed("late", Spawned(6, MAIN), 0.0)
     made.feed("p", Exited(5, 0), 1.0)
-    made.ending.begin(5.0, drain=False)
+    made.end(5.0, drain=False)
     assert made.tick(12.0) == [] and made.phase.value == "stopping"
     made.feed("late", Exited(6, 0), 13.0)
     assert made.phase is PodPhase.STOPPED
@@ -194,7 +194,7 @@ def test_a_periodic_service_does_not_run_again_while_the_pod_stops() -> None:
 
 def test_the_pod_has_not_stopped_while_a_start_is_on_its_way() -> None:
     made = engine(a={"ready": "notify"})
-    made.ending.begin(0.0, drain=False)
+    made.end(0.0, drain=False)
     assert made.phase.value == "stopping", "the first start was decided and is not reported yet"
     assert not made.still_wanted("a", MAIN)
     made.feed("a", SpawnFailed("no longer wanted"), 0.0)
@@ -215,10 +215,10 @@ def test_an_exhausted_critical_service_stops_the_others_first() -> None:
 def test_a_hurried_stop_ends_the_drain_and_cuts_graces() -> None:
     made = engine(a={"stop": {"grace": 600}})
     made.feed("a", Spawned(5, MAIN), 0.0)
-    (spawn,) = made.ending.begin(1.0)
+    (spawn,) = made.end(1.0)
     assert spawn == ("drain", Spawn(MAIN)) and made.phase is PodPhase.DRAINING
     made.feed("drain", Spawned(6, MAIN), 1.0)
-    todo = made.ending.begin(2.0)
+    todo = made.end(2.0)
     assert ("drain", Kill(6, "TERM")) in todo and ("a", Kill(5, "TERM")) in todo
     assert ("a", Kill(5, "KILL")) in made.tick(3.0)
 
@@ -226,7 +226,7 @@ def test_a_hurried_stop_ends_the_drain_and_cuts_graces() -> None:
 def test_what_the_drain_says_is_shown_until_it_has_ended() -> None:
     made = engine(a={})
     made.feed("a", Spawned(5, MAIN), 0.0)
-    made.ending.drain(1.0)
+    made.drain(1.0)
     made.feed("drain", Spawned(6, MAIN), 1.0)
     assert health.snapshot(made, "p", 1.0).drain == "draining"
     made.feed("drain", Told(status="waiting for 2 jobs: 4711 4712"), 2.0)
@@ -236,6 +236,24 @@ def test_what_the_drain_says_is_shown_until_it_has_ended() -> None:
     assert made.ending.drain_state() == "draining", "what is asked for over the socket stays one word"
     made.feed("drain", Exited(6, 0), 3.0)
     assert health.snapshot(made, "p", 3.0).drain == "drained"
+
+
+@pytest.mark.parametrize("back", [(), ("/bin/back",)])
+def test_a_drain_that_is_taken_back_while_it_runs_has_not_failed(back: tuple[str, ...]) -> None:
+    made = engine(a={})
+    assert made.plan.drain is not None
+    made.plan = replace(made.plan, drain=replace(made.plan.drain, resume=back))
+    made.feed("a", Spawned(5, MAIN), 0.0)
+    made.drain(1.0)
+    made.feed("drain", Spawned(6, MAIN), 1.0)
+    assert ("drain", Kill(6, "TERM")) in made.resume(2.0)
+    todo = made.feed("drain", Exited(6, 0, 15), 3.0)
+    assert todo == ([("resume", Spawn(MAIN))] if back else [])
+    if back:
+        made.feed("resume", Spawned(7, MAIN), 3.0)
+        made.feed("resume", Exited(7, 0), 4.0)
+    assert "drain" not in made.states and made.ending.drain_state() == ""
+    assert health.pod_reasons(made, 5.0) == ()
 
 
 def test_a_removed_service_stops_after_those_that_need_it() -> None:

@@ -183,7 +183,7 @@ def test_order_holds_and_it_always_ends(found: list[Service], data: st.DataObjec
         world.something()
     began = world.now
     if world.engine.phase in (PodPhase.BOOT, PodPhase.RUNNING):
-        world.perform(list(world.engine.ending.begin(world.now)))
+        world.perform(list(world.engine.end(world.now)))
     for _ in range(500):
         if world.engine.phase is PodPhase.STOPPED:
             break
@@ -212,7 +212,7 @@ def test_nothing_that_a_service_says_is_told_to_everybody(
     world.words = saying.format(SECRET + secret)
     world.perform(list(world.engine.begin(world.now)))
     if drain:
-        world.perform(list(world.engine.ending.drain(world.now)))
+        world.perform(list(world.engine.drain(world.now)))
     for _ in range(length):
         if world.engine.phase is PodPhase.STOPPED:
             break

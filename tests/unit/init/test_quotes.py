@@ -83,7 +83,7 @@ def test_a_drain_is_a_service_like_another() -> None:
     made = engine(a={"ready": "notify"})
     made.feed("a", Spawned(5, MAIN), 0.0)
     made.feed("a", Told(ready=True), 0.0)
-    made.ending.drain(1.0)
+    made.drain(1.0)
     made.feed("drain", Spawned(6, MAIN), 1.0)
     made.feed("drain", Told(status="asks with hunter2"), 1.0)
     assert health.drain_text(made) == "draining: asks with hunter2"

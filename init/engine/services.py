@@ -1,0 +1,68 @@
+"""Every service of the pod: what it is, where it stands, and who is on the way out.
+
+The engine (`init.engine.engine`) moves them, the pod's end (`init.engine.ending`) too; neither is known here.
+"""
+
+from __future__ import annotations
+
+from init.engine import machine
+from init.engine.states import OVER, Phase, PodPhase, State, Then
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from init.engine.states import Action, Event
+    from init.engine.trace import Trace
+    from init.plan.compile import Plan
+    from init.plan.service import Service
+
+    Todo = list[tuple[str, Action]]
+
+_SETTLED = (Phase.READY, *OVER, Phase.BACKOFF)
+
+
+class Services:
+    def __init__(self, plan: Plan, jitter: Callable[[], float], trace: Trace) -> None:
+        self.plan = plan
+        self.trace = trace
+        self.phase = PodPhase.BOOT
+        self.specs: dict[str, Service] = {service.name: service for service in plan.services}
+        self.errands: dict[str, Service] = {}  # the drain and its taking back: oneshots of the role's own
+        self.states: dict[str, State] = {name: State() for name in self.specs}
+        self.leaving: dict[str, Then] = {}  # to be stopped when their dependants have, and what comes after
+        self.next_specs: dict[str, Service | None] = {}  # by a new plan; None: removed
+        self._jitter = jitter
+
+    def advance(self, name: str, event: Event, now: float) -> Todo:
+        """One service's next state. What follows from it for the others is the engine's to find out."""
+        before = self.states.get(name)
+        if before is None:
+            return []
+        after, actions = machine.advance(self.spec(name), before, event, now, self._jitter())
+        self.states[name] = after
+        self.trace.change(now, name, before, after)
+        return [(name, action) for action in actions]
+
+    def leave_all(self) -> None:
+        """Everything stops, and nothing comes back."""
+        self.leaving = dict.fromkeys(self.states, Then.STOP)
+        self.next_specs = {}
+
+    def settled(self, name: str) -> bool:
+        """Nothing more will happen to it by itself, for now."""
+        state = self.states.get(name)
+        if state is None:
+            return True
+        return name not in self.leaving and not state.reloading and state.phase in _SETTLED
+
+    def spec(self, name: str) -> Service:
+        return self.specs.get(name) or self.errands[name]
+
+    def known(self, name: str) -> Service | None:
+        """A service, or the drain or resume that runs; None for what the plan no longer has."""
+        return self.specs.get(name) or self.errands.get(name)
+
+    def forget(self, name: str) -> None:
+        self.states.pop(name, None)
+        self.specs.pop(name, None)
