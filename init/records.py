@@ -9,8 +9,6 @@ from __future__ import annotations
 
 __all__ = ["fields", "record", "replace"]
 
-_put = object.__setattr__  # past the refusal of frozen records
-
 # By value, not imported: `typing` alone costs as much as everything else here. Type checkers know the name.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,10 +42,10 @@ def _initialiser(cls_name: str, names: tuple[str, ...], defaults: dict[str, Any]
         for name in names:
             if name not in values:
                 raise TypeError(f"{cls_name} lacks {name}")
-            _put(self, name, values[name])
         if len(values) > len(names):
             unknown = next(name for name in kwargs if name not in names)
             raise TypeError(f"{cls_name} has no field {unknown}")
+        self.__dict__.update(values)  # past the refusal of frozen records
 
     return __init__
 
@@ -74,11 +72,12 @@ def _refuse(self: Any, name: str, value: Any = None) -> None:
 
 def replace(item: T, **changes: Any) -> T:
     """The same record with some fields changed."""
+    values: dict[str, Any] = item.__dict__
+    if unknown := changes.keys() - values.keys():
+        raise TypeError(f"{type(item).__name__} has no field {min(unknown)}")
     made = object.__new__(type(item))
-    for name in type(item).__match_args__:  # type: ignore[attr-defined]  # every record has them
-        _put(made, name, changes.pop(name) if name in changes else getattr(item, name))
-    if changes:
-        raise TypeError(f"{type(item).__name__} has no field {next(iter(changes))}")
+    made.__dict__.update(values)
+    made.__dict__.update(changes)
     return made
 
 

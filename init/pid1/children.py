@@ -8,6 +8,7 @@ from init.engine.ending import DRAIN
 from init.engine.states import MAIN, STOPPER, Exited, Spawned, SpawnFailed
 from init.errors import ORDINARY, CannotStart, in_words
 from init.lean import signal
+from init.pid1.core import AGAIN
 from init.pid1.spawn import procs
 from init.pid1.spawn.owners import Owners
 from init.pid1.spawn.procs import Streams
@@ -19,10 +20,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from init.pid1.loop import Init
+    from init.engine.states import Told
+    from init.pid1.core import Core
+    from init.pid1.sockets import Sockets
     from init.plan.service import Service
 
-AGAIN = 1.0  # seconds until what the kernel refused is asked of it once more
 POSTPONED = 0.1  # seconds that a death may wait for what was said before it
 DEAF = 3.0  # the same while PID 1 cannot read what is said: the word of who took over must not come too late
 
@@ -30,9 +32,10 @@ DEAF = 3.0  # the same while PID 1 cannot read what is said: the word of who too
 class Children:
     """Every process that is ours, and what its end means. What happens goes to the engine, as events."""
 
-    def __init__(self, init: Init) -> None:
-        self._init = init
+    def __init__(self, core: Core) -> None:
+        self._core = core
         self.owners = Owners()
+        self._sockets: Sockets | None = None
         self.reaped = 0
         self.childless = False
         self._postponed = 0.0  # since when there is something to reap
@@ -46,11 +49,11 @@ class Children:
 
     def start(self, name: str, step: int) -> None:
         """The main process of a service, one of its preparations, or its stop command."""
-        init = self._init
-        if not init.engine.still_wanted(name, step):
-            init.feed(name, SpawnFailed("no longer wanted"))
+        core = self._core
+        if not core.engine.still_wanted(name, step):
+            core.feed(name, SpawnFailed("no longer wanted"))
             return
-        spec = init.engine.spec(name)
+        spec = core.engine.spec(name)
         try:
             pid = self._spawn(spec, step)
         except ORDINARY as error:
@@ -59,27 +62,27 @@ class Children:
         self.owners.add(pid, name)
         if step == MAIN:
             self._sessions[name] = pid
-        init.feed(name, Spawned(pid, step))
+        core.feed(name, Spawned(pid, step))
 
     def _start_again(self, name: str, step: int) -> None:
-        if name in self._init.engine.states:
+        if name in self._core.engine.states:
             self.start(name, step)
 
     def _spawn(self, spec: Service, step: int) -> int:
         command = spec.command if step == MAIN else spec.stop.command if step == STOPPER else spec.prepare[step]
-        out, err = self._init.logs.streams(spec.name, spec.log.value)
+        out, err = self._core.logs.streams(spec.name, spec.log.value)
         env = self._environment(spec, step)
         return procs.spawn(spec, command, env, Streams(self._null, out, err), root=step not in (MAIN, STOPPER))
 
     def _environment(self, spec: Service, step: int) -> dict[str, str]:
         """The pod's, and what a service must know of PID 1."""
-        init = self._init
-        env = dict(init.settings.env)
+        core = self._core
+        env = dict(core.settings.env)
         if step == STOPPER:
-            env["MAINPID"] = str(init.engine.states[spec.name].pid)
+            env["MAINPID"] = str(core.engine.states[spec.name].pid)
         # A drain says what it waits for, and is otherwise a oneshot.
         if step == MAIN and (spec.ready.probe is Probe.NOTIFY or spec.name == DRAIN):
-            env["NOTIFY_SOCKET"] = init.listen_for_notifications().address(spec.user)
+            env["NOTIFY_SOCKET"] = self.sockets.open_notify().address(spec.user)
             if spec.watchdog:
                 env["WATCHDOG_USEC"] = str(int(spec.watchdog * 1e6))
         return env
@@ -88,27 +91,27 @@ class Children:
         failed = SpawnFailed(f"cannot start {spec.name}: {in_words(error)}")
         if isinstance(error, CannotStart):
             failed = SpawnFailed(error.why, error.quoted)
-        elif spec.name == DRAIN and self._init.engine.ending.may_wait(self._init.poller.now()):
+        elif spec.name == DRAIN and self._core.engine.ending.may_wait(self._core.poller.now()):
             # It is made once, and a job that has filled the pod with processes must not cost the others theirs.
-            self._init.troubled(failed.why)
-            self._init.poller.after(AGAIN, lambda: self._start_again(spec.name, step))
+            self._core.troubled(failed.why)
+            self._core.poller.after(AGAIN, lambda: self._start_again(spec.name, step))
             return
-        elif spec.name in self._init.engine.specs:
+        elif spec.name in self._core.engine.specs:
             # What PID 1 could not get from the machine is no fault of the service's, and uses up none of its restarts.
             failed = replace(failed, scarce=True)
-        self._init.say(f"{spec.name}: {failed.why}" + (f": {failed.quoted}" if failed.quoted else ""))
+        self._core.say(f"{spec.name}: {failed.why}" + (f": {failed.quoted}" if failed.quoted else ""))
         if step == STOPPER:  # then by signal
-            self.kill(self._init.engine.states[spec.name].pid, spec.stop.signal)
+            self.kill(self._core.engine.states[spec.name].pid, spec.stop.signal)
         else:
-            self._init.feed(spec.name, failed)
+            self._core.feed(spec.name, failed)
 
     def run_helper(self, name: str, command: tuple[str, ...], output: int | None, ended: Callable[[str], None]) -> int:
         """A short command on a service's behalf (a probe, a reload); `ended` hears "exited 0" or how else it went."""
-        init = self._init
-        spec = init.engine.spec(name)
-        out, err = init.logs.streams(name, spec.log.value)
+        core = self._core
+        spec = core.engine.spec(name)
+        out, err = core.logs.streams(name, spec.log.value)
         streams = Streams(self._null, out if output is None else output, err if output is None else output)
-        env = dict(init.settings.env) | {"MAINPID": str(init.engine.states[name].pid)}
+        env = dict(core.settings.env) | {"MAINPID": str(core.engine.states[name].pid)}
         pid = procs.spawn(spec, command, env, streams, root=True)
         self._waits[pid] = ended
         return pid
@@ -135,9 +138,9 @@ class Children:
             return
         except OSError as error:
             who = self.owners.pids.get(pid) or "a helper"
-            self._init.troubled(f"cannot send {name} to {who} (pid {pid}): {in_words(error)}")
+            self._core.troubled(f"cannot send {name} to {who} (pid {pid}): {in_words(error)}")
             if pid in self.owners.pids or pid in self._waits:  # it must not be waited for in vain
-                self._init.poller.after(AGAIN, lambda: self._kill_again(pid, name))
+                self._core.poller.after(AGAIN, lambda: self._kill_again(pid, name))
 
     def _kill_again(self, pid: int, name: str) -> None:
         if pid in self.owners.pids or pid in self._waits:  # not reaped yet, so still this process
@@ -168,29 +171,30 @@ class Children:
         except ChildProcessError:
             self.childless = True
         except OSError as error:
-            self._init.troubled(f"reap: {in_words(error)}")
-            self._init.poller.after(AGAIN, self.reap)
+            self._core.troubled(f"reap: {in_words(error)}")
+            self._core.poller.after(AGAIN, self.reap)
         self.reaped += count
         for pid, status in ended:
             self._ended(pid, status)
         return True
 
     def _heard(self) -> bool:
-        if self._init.notify is None:
+        notify = self._sockets.notify if self._sockets is not None else None
+        if notify is None:
             return True
         try:
-            settled = self._init.notify.drain(self.reap)
-            self._deaf = self._init.notify.keeps
+            settled = notify.drain(self.reap)
+            self._deaf = notify.keeps
             return settled
         except ORDINARY as error:
             self._deaf = True
-            self._init.troubled(f"notifications: {in_words(error)}")
-            self._init.poller.after(POSTPONED, self.reap)
+            self._core.troubled(f"notifications: {in_words(error)}")
+            self._core.poller.after(POSTPONED, self.reap)
             return False
 
     def _postpones(self) -> bool:
         """For a moment: nobody keeps the dead from being reaped by what he attaches to one message after the other."""
-        now = self._init.poller.now()
+        now = self._core.poller.now()
         self._postponed = self._postponed or now
         return now - self._postponed < (DEAF if self._deaf else POSTPONED)
 
@@ -198,34 +202,53 @@ class Children:
         killer = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         code = 0 if killer else os.WEXITSTATUS(status)
         wait = self._waits.pop(pid, None)
-        init = self._init
+        core = self._core
         if wait is not None:
             try:
                 wait(Exited(pid, code, killer).text())
             except ORDINARY as error:  # whose it is hears it by a scope of his own
-                init.troubled(f"the end of a helper: {in_words(error)}")
+                core.troubled(f"the end of a helper: {in_words(error)}")
             return
         name = self._forget(pid)
-        state = init.engine.states.get(name)
+        state = core.engine.states.get(name)
         main = state is not None and state.pid == pid
         session = self._sessions.get(name, 0)
         heirs = self._heirs(name, session) if main and code == 0 and not killer and session else ()
-        init.feed(name, Exited(pid, code, killer, self._last_line(name), heirs))
+        core.feed(name, Exited(pid, code, killer, self._last_line(name), heirs))
 
     def _last_line(self, name: str) -> str:
         """A death is a death, whether or not the last words can be read."""
         try:
-            return self._init.logs.finish(name)
+            return self._core.logs.finish(name)
         except ORDINARY as error:
-            self._init.troubled(f"the last lines of {name}: {in_words(error)}")
+            self._core.troubled(f"the last lines of {name}: {in_words(error)}")
             return ""
 
     def _heirs(self, name: str, session: int) -> tuple[int, ...]:
         try:
             return self.owners.heirs(session)
         except OSError as error:
-            self._init.troubled(f"the processes of {name}: {in_words(error)}")
+            self._core.troubled(f"the processes of {name}: {in_words(error)}")
             return (session,)  # there may be some: they are waited for, as if there were
+
+    # What they say.
+
+    @property
+    def sockets(self) -> Sockets:
+        """Made, and its module loaded, for the first service that notifies or soon after the first of the others."""
+        if self._sockets is None:
+            from init.pid1.sockets import Sockets
+
+            self._sockets = Sockets(self._core, self.owners, self._notified)
+        return self._sockets
+
+    def _notified(self, name: str, told: Told) -> None:
+        state = self._core.engine.states.get(name)
+        if state is None:  # a new plan removed it, and a process of it lives on
+            return
+        if told.main_pid and told.main_pid != state.pid:
+            self.follow(name, told.main_pid)
+        self._core.feed(name, told)
 
     # Following.
 
@@ -237,7 +260,7 @@ class Children:
     def _watch(self, pid: int) -> None:
         if pid not in self.owners.pids:
             return  # reaped meanwhile
-        poller, fd = self._init.poller, -1
+        poller, fd = self._core.poller, -1
         try:
             fd = os.pidfd_open(pid)
             poller.add(fd, IN, lambda _: self._foreign_end(pid))
@@ -246,7 +269,7 @@ class Children:
         except OSError as error:
             if fd >= 0:
                 shut(fd)
-            self._init.troubled(f"cannot follow pid {pid} of {self.owners.pids[pid]}: {in_words(error)}")
+            self._core.troubled(f"cannot follow pid {pid} of {self.owners.pids[pid]}: {in_words(error)}")
             poller.after(AGAIN, lambda: self._watch(pid))
         else:
             self._pidfds[pid] = fd
@@ -254,11 +277,11 @@ class Children:
     def _foreign_end(self, pid: int) -> None:
         if not self.reap():
             if pid not in self._pidfds:  # nothing else tells of it again
-                self._init.poller.after(POSTPONED, lambda: self._foreign_end(pid))
+                self._core.poller.after(POSTPONED, lambda: self._foreign_end(pid))
             return
         if pid in self.owners.pids:  # not ours to reap: its parent lives, or did
             name = self._forget(pid)
-            self._init.feed(name, Exited(pid, -1, 0, self._last_line(name)))
+            self._core.feed(name, Exited(pid, -1, 0, self._last_line(name)))
 
     def _forget(self, pid: int) -> str:
         """A process of a service has ended; of which one?"""
@@ -266,6 +289,6 @@ class Children:
         self.owners.remove(pid)
         fd = self._pidfds.pop(pid, None)
         if fd is not None:
-            self._init.poller.remove(fd)
+            self._core.poller.remove(fd)
             shut(fd)
         return name

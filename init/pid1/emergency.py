@@ -10,7 +10,7 @@ from init.plan import graph
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from init.pid1.loop import Init
+    from init.pid1.core import Core
 
 
 def bug(error: Exception) -> str:
@@ -23,20 +23,20 @@ def bug(error: Exception) -> str:
         return f"{type(error).__name__}: {error}\n"
 
 
-def stop_in_order(init: Init) -> None:
+def stop_in_order(core: Core) -> None:
     """Wave by wave: signal, wait for its longest grace, kill. Waiting is the kernel's, for SIGCHLD."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
-    specs, states = init.engine.specs, init.engine.states
-    deadline = time.monotonic() + init.settings.grace * 0.9
+    specs, states = core.engine.specs, core.engine.states
+    deadline = time.monotonic() + core.settings.grace * 0.9
     for wave in graph.waves(graph.stop_edges(specs.values())):
         pids = {states[name].pid: name for name in wave if name in states and states[name].pid}
         for pid, name in pids.items():
             _signal(pid, specs[name].stop.signal)
         until = min(deadline, time.monotonic() + max((specs[name].stop.grace for name in wave), default=0.0))
-        _wait(init, pids, until)
+        _wait(core, pids, until)
         for pid in pids:
             _signal(pid, "KILL")
-        _wait(init, pids, time.monotonic() + 1.0)
+        _wait(core, pids, time.monotonic() + 1.0)
 
 
 def _signal(pid: int, name: str) -> None:
@@ -46,7 +46,7 @@ def _signal(pid: int, name: str) -> None:
         return
 
 
-def _wait(init: Init, pids: dict[int, str], until: float) -> None:
+def _wait(core: Core, pids: dict[int, str], until: float) -> None:
     """Until all of them are gone. The log is emptied meanwhile: a service may wait for its last words to be taken."""
     while pids:
         try:
@@ -58,8 +58,8 @@ def _wait(init: Init, pids: dict[int, str], until: float) -> None:
         except ChildProcessError:
             return
         try:
-            for name in init.logs.rings:
-                init.logs.finish(name)
+            for name in core.logs.rings:
+                core.logs.finish(name)
         except Exception:
             os.write(2, b"minivm: the log does not work either\n")
         left = until - time.monotonic()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import NoReturn
 
-    from init.pid1.loop import Init, Settings
+    from init.pid1.core import Core, Settings
     from init.plan.compile import Plan
 
 DROP_INS = ("/etc/minivm", "/mnt/minivm/config")
@@ -36,30 +36,36 @@ def main(arguments: list[str], began: float) -> int:
         return give_up(f"cannot begin: {in_words(error)}", EX_OSERR)
     try:
         if settings.refused:
-            init.refuse(settings.refused)
+            refuse(init.core, settings.refused)
         code = init.run()
-        init.attempt(lambda: say_why(init))
+        init.core.attempt(lambda: say_why(init.core))
     except Exception as error:
         from init.pid1.emergency import bug, stop_in_order
 
         text = bug(error)
         os.write(2, f"minivm: a bug of init itself; stopping everything in order\n{text}".encode())
         last_words(f"a bug of init itself\n{text}")
-        stop_in_order(init)
+        stop_in_order(init.core)
         code = EX_SOFTWARE
     return code
 
 
-def say_why(init: Init) -> None:
-    if init.engine.ending.why is not None:
+def refuse(core: Core, text: str) -> None:
+    """Drop-ins that are wrong: told until `configwatch` has taken good ones."""
+    core.say(f"drop-ins: refused: {text}")
+    core.condition("drop-ins", f"refused: {text}")
+
+
+def say_why(core: Core) -> None:
+    if core.engine.ending.why is not None:
         from init.view.quotes import told
 
-        last_words(f"{told(init.engine.ending.why, quoting=False)}\n")  # more people read it than the log
+        last_words(f"{told(core.engine.ending.why, quoting=False)}\n")  # more people read it than the log
 
 
 def configure(arguments: list[str], env: dict[str, str], began: float) -> tuple[Plan, Settings]:
     """The plan that this pod runs and the settings, all checked. Nothing has been started when this fails."""
-    from init.pid1.loop import Settings
+    from init.pid1.core import Settings
     from init.pid1.spawn import procs
 
     file = PLAN
@@ -68,7 +74,6 @@ def configure(arguments: list[str], env: dict[str, str], began: float) -> tuple[
             raise ConfigError("start", f"unknown arguments {' '.join(arguments)}", hint="--plan FILE")
         file = arguments[1]
     text, refused = read_plan(file)
-    run = env.get("MINIVM_RUN") or "/run/minivm"
     for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID"):
         env.pop(name, None)  # ours, if anybody's; not for the services
     procs.close_on_exec()
@@ -81,12 +86,8 @@ def configure(arguments: list[str], env: dict[str, str], began: float) -> tuple[
     errors = unset_variables(plan, env)
     if errors:
         raise ConfigError("start", "\n".join(str(error) for error in errors), file=file)
-    try:
-        os.makedirs(run, mode=0o755, exist_ok=True)  # noqa: PTH103 - no pathlib on PID 1's path
-    except OSError as error:
-        raise ConfigError("start", f"{run}: {error.strerror}", hint="mount a tmpfs on /run") from None
     settings = Settings(
-        run=run,
+        run=env.get("MINIVM_RUN") or "/run/minivm",
         http=env.get("MINIVM_HTTP", "0.0.0.0:8650"),
         probes=env.get("MINIVM_PROBES", ""),
         probes_from=one_of(env, "MINIVM_PROBES_FROM", ("outside", "anywhere")),
@@ -98,6 +99,10 @@ def configure(arguments: list[str], env: dict[str, str], began: float) -> tuple[
         began=began,
         refused=refused,
     )
+    try:
+        os.makedirs(settings.run, mode=0o755, exist_ok=True)  # noqa: PTH103 - no pathlib on PID 1's path
+    except OSError as error:
+        raise ConfigError("start", f"{settings.run}: {error.strerror}", hint="mount a tmpfs on /run") from None
     return plan, settings
 
 

@@ -11,32 +11,35 @@ from init.pid1.spawn.owners import parent, processes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from init.pid1.loop import Init
+    from collections.abc import Callable
+
+    from init.pid1.children import Children
+    from init.pid1.core import Core
 
 MOMENT = 0.8
 
 
-def sweep(init: Init) -> None:
+def sweep(core: Core, children: Children, turn: Callable[[float | None], None]) -> None:
     """Only when every service has stopped: before that, nobody but a main process is ever signalled."""
     for name in ("TERM", "KILL"):
-        init.children.reap()
-        if init.children.childless:
+        children.reap()
+        if children.childless:
             return
-        _signal_all(init, name)
-        until = init.poller.now() + MOMENT
-        while not init.children.childless and init.poller.now() < until:
-            init.turn(until)
-            init.children.reap()
+        _signal_all(core, children, name)
+        until = core.poller.now() + MOMENT
+        while not children.childless and core.poller.now() < until:
+            turn(until)
+            children.reap()
 
 
-def _signal_all(init: Init, name: str) -> None:
+def _signal_all(core: Core, children: Children, name: str) -> None:
     if procs.is_pid_1():
         try:
             os.kill(-1, getattr(signal, f"SIG{name}"))
         except ProcessLookupError:
             return
         except OSError as error:
-            init.troubled(f"cannot send {name} to what is left: {in_words(error)}")
+            core.troubled(f"cannot send {name} to what is left: {in_words(error)}")
         return
     me = os.getpid()
     for pid in processes():
@@ -44,4 +47,4 @@ def _signal_all(init: Init, name: str) -> None:
         while above > 1 and above != me and steps < 64:
             above, steps = parent(above), steps + 1
         if above == me and pid != me:
-            init.children.kill(pid, name)
+            children.kill(pid, name)

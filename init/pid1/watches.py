@@ -10,7 +10,8 @@ from init.plan.service import Probe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from init.pid1.loop import Init
+    from init.pid1.children import Children
+    from init.pid1.core import Core
     from init.pid1.probes import ExecProbe, PathProbe, TcpProbe
     from init.pid1.wait.inotify import Inotify
     from init.pid1.wait.poller import Timer
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 class Watches:
     """Every probe is its service's: one that cannot do its work says why in the service's name, and is begun again."""
 
-    def __init__(self, init: Init) -> None:
-        self._init = init
+    def __init__(self, core: Core, children: Children) -> None:
+        self._core, self._children = core, children
         self._probes: dict[str, PathProbe | ExecProbe | TcpProbe] = {}
         self._scopes: dict[str, Scope] = {}
         self._again: dict[str, Timer] = {}
@@ -28,26 +29,26 @@ class Watches:
 
     def begin(self, name: str) -> None:
         self.end(name)
-        scope = Scope(self._init.poller, lambda why: self._failed(name, scope, why))
+        scope = Scope(self._core.poller, lambda why: self._failed(name, scope, why))
         self._scopes[name] = scope
         scope.attempt(self._begin, name, scope)
 
     def _begin(self, name: str, scope: Scope) -> None:
         from init.pid1 import probes  # and with them ctypes: only a pod that probes pays for it
 
-        init, ready = self._init, self._init.engine.spec(name).ready
+        core, ready = self._core, self._core.engine.spec(name).ready
 
         def heard(event: Said | Passed) -> None:
             if isinstance(event, Passed):
                 self._probes.pop(name, None)
                 self._scopes.pop(name, None)
-            init.feed(name, event)
+            core.feed(name, event)
 
         try:
             # A preparation may have found out where to look: the controller's address with its port, say.
-            target = expand(ready.target, with_files(init.engine.spec(name), init.settings.env))
+            target = expand(ready.target, with_files(core.engine.spec(name), core.settings.env))
         except KeyError as missing:
-            init.feed(name, Said(f"${{{missing.args[0]}}} is not set"))
+            core.feed(name, Said(f"${{{missing.args[0]}}} is not set"))
             return
         probe: PathProbe | ExecProbe | TcpProbe
         if ready.probe is Probe.EXEC:
@@ -55,11 +56,11 @@ class Watches:
                 scope,
                 ready,
                 heard,
-                lambda command, output, ended: init.children.run_helper(name, command, output, ended),
-                init.children.kill_helper,
+                lambda command, output, ended: self._children.run_helper(name, command, output, ended),
+                self._children.kill_helper,
             )
         elif ready.probe is Probe.TCP:
-            probe = probes.TcpProbe(scope, ready, target, heard, init.children.run_own, init.children.kill_helper)
+            probe = probes.TcpProbe(scope, ready, target, heard, self._children.run_own, self._children.kill_helper)
         else:
             probe = probes.PathProbe(scope, self._watched, ready, target, heard)
         self._probes[name] = probe
@@ -69,18 +70,18 @@ class Watches:
         if self._inotify is None:
             from init.pid1.wait.inotify import Inotify
 
-            self._inotify = Inotify(self._init.poller)
+            self._inotify = Inotify(self._core.poller)
         return self._inotify
 
     def _failed(self, name: str, scope: Scope, why: str) -> None:
-        init, state = self._init, self._init.engine.states.get(name)
+        core, state = self._core, self._core.engine.states.get(name)
         if self._scopes.get(name, scope) is not scope or state is None or state.phase is not Phase.STARTING:
-            init.troubled(f"a probe of {name} that is over: {why}")
+            core.troubled(f"a probe of {name} that is over: {why}")
             return
         self.end(name)
-        init.feed(name, Said(f"cannot ask whether it is ready: {why}"))
-        interval = init.engine.spec(name).ready.interval
-        self._again[name] = init.poller.after(interval, lambda: self.begin(name))
+        core.feed(name, Said(f"cannot ask whether it is ready: {why}"))
+        interval = core.engine.spec(name).ready.interval
+        self._again[name] = core.poller.after(interval, lambda: self.begin(name))
 
     def end(self, name: str) -> None:
         scope, probe, again = self._scopes.pop(name, None), self._probes.pop(name, None), self._again.pop(name, None)

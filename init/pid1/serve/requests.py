@@ -19,7 +19,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from init.pid1.loop import Init
+    from init.pid1.children import Children
+    from init.pid1.core import Core
     from init.pid1.serve.control import Connection, Request
     from init.view.snapshot import Snapshot
 
@@ -32,11 +33,11 @@ _ABOUT = {
 
 
 class Requests:
-    def __init__(self, init: Init) -> None:
-        self._init = init
+    def __init__(self, core: Core, children: Children) -> None:
+        self._core, self._children = core, children
+        self._removed: set[str] = set()  # services whose log is kept until they have stopped
         self._waiters: list[tuple[Connection, Callable[[], bool], Callable[[], None]]] = []
         self._watchers: dict[Connection, object] = {}
-        init.after_turn.append(self.after_turn)
         self._ops: dict[str, Callable[[Connection, Request], None]] = {
             "status": self._status,
             "why": self._why,
@@ -72,11 +73,11 @@ class Requests:
         caller.reply(snapshot=to_mapping(self._snapshot()))
 
     def _snapshot(self) -> Snapshot:
-        init = self._init
-        return health.snapshot(init.engine, init.settings.pod, init.poller.now())
+        core = self._core
+        return health.snapshot(core.engine, core.settings.pod, core.poller.now())
 
     def _why(self, caller: Connection, request: Request) -> None:
-        engine, now = self._init.engine, self._init.poller.now()
+        engine, now = self._core.engine, self._core.poller.now()
         if request.get("service") is None:
             reasons = health.pod_reasons(engine, now)
             caller.reply(ready=not reasons, reasons=reasons)
@@ -85,15 +86,15 @@ class Requests:
         caller.reply(ready=satisfied(engine.states[name]), reasons=health.service_reasons(engine, name, now))
 
     def _trace(self, caller: Connection, _: Request) -> None:
-        began = self._init.engine.began
+        began = self._core.engine.began
         events = [
             {"t": round(item.at - began, 6), "service": item.service, "event": item.event, "detail": item.detail}
-            for item in self._init.trace.happenings()
+            for item in self._core.engine.trace.happenings()
         ]
-        caller.reply(events=events, now=round(self._init.poller.now() - began, 6))
+        caller.reply(events=events, now=round(self._core.poller.now() - began, 6))
 
     def _logs(self, caller: Connection, request: Request) -> None:
-        logs = self._init.logs
+        logs = self._core.logs
         name = text(request, "service", OWN)
         if name not in logs.rings:
             self._named(request)  # known, but silent so far; or an error with a hint
@@ -117,7 +118,7 @@ class Requests:
 
         name = self._named(request)
         try:
-            found = environment(self._init.engine.spec(name), self._init.settings.env, masked=True)
+            found = environment(self._core.engine.spec(name), self._core.settings.env, masked=True)
         except (OSError, CannotStart) as error:
             raise RequestError(f"show the environment of {name}", str(error)) from None
         caller.reply(environment={key: "********" if re.search(_SECRET, key) else found[key] for key in sorted(found)})
@@ -127,7 +128,7 @@ class Requests:
 
         from init.plan.compile import plan_to_json
 
-        caller.reply(plan=loads(plan_to_json(self._init.engine.plan)))
+        caller.reply(plan=loads(plan_to_json(self._core.engine.plan)))
 
     def _watch(self, caller: Connection, _: Request) -> None:
         caller.waiting = True
@@ -141,20 +142,20 @@ class Requests:
     # Asking.
 
     def _bring(self, caller: Connection, request: Request) -> None:
-        name, engine = self._running_only(request), self._init.engine
+        name, engine = self._running_only(request), self._core.engine
         act = {"start": engine.up, "stop": engine.down, "restart": engine.again}[text(request, "op")]
-        self._init.perform(act(name, self._init.poller.now()))
+        self._core.perform(act(name, self._core.poller.now()))
         self._answer_when_settled(caller, request, name)
 
     def _reload(self, caller: Connection, request: Request) -> None:
         name = self._running_only(request)
-        spec, state = self._init.engine.specs[name], self._init.engine.states[name]
+        spec, state = self._core.engine.specs[name], self._core.engine.states[name]
         if not spec.reload.signal and not spec.reload.command:
             raise RequestError(f"reload {name}", "it cannot read its configuration anew", hint="restart it")
         if not state.pid:
             raise RequestError(f"reload {name}", f"it does not run ({state.phase.value})")
         if spec.reload.signal:
-            self._init.children.kill(state.pid, spec.reload.signal)
+            self._children.kill(state.pid, spec.reload.signal)
             self._answer_when_settled(caller, request, name)
             return
         caller.waiting = True
@@ -163,7 +164,7 @@ class Requests:
             if how == "exited 0":
                 self._answer_when_settled(caller, request, name)
                 return
-            last = self._init.logs.finish(name)
+            last = self._core.logs.finish(name)
             raise RequestError(f"reload {name}", f"{spec.reload.command[0]} {how}: {last}")
 
         def ended(how: str) -> None:
@@ -171,41 +172,41 @@ class Requests:
             if not caller.waiting:
                 caller.settled()
 
-        self._init.children.run_helper(name, spec.reload.command, None, ended)
+        self._children.run_helper(name, spec.reload.command, None, ended)
 
     def _signal(self, caller: Connection, request: Request) -> None:
         name = self._named(request)
         number = text(request, "signal").upper().removeprefix("SIG")
         if number not in SIGNALS:
             raise RequestError(f"signal {name}", f"unknown signal {number!r}", hint=nearest(number, list(SIGNALS)))
-        pid = self._init.engine.states[name].pid
+        pid = self._core.engine.states[name].pid
         if not pid:
             raise RequestError(f"signal {name}", "it does not run")
-        self._init.children.kill(pid, number)
+        self._children.kill(pid, number)
         caller.reply(pid=pid)
 
     def _drain(self, caller: Connection, request: Request) -> None:
-        engine = self._init.engine
+        engine = self._core.engine
         if engine.plan.drain is None:
             caller.reply(drain="drained")  # a role with nothing to drain is drained
             return
-        self._init.perform(engine.drain(self._init.poller.now()))
+        self._core.perform(engine.drain(self._core.poller.now()))
         self._answer_when(
             caller, request, lambda: engine.ending.drain_state() != "draining", self._drained(caller, DRAIN)
         )
 
     def _resume(self, caller: Connection, request: Request) -> None:
-        engine = self._init.engine
+        engine = self._core.engine
         if engine.phase not in (PodPhase.BOOT, PodPhase.RUNNING):
             raise RequestError("take the drain back", f"the pod is {engine.phase.value}")
-        self._init.perform(engine.resume(self._init.poller.now()))
+        self._core.perform(engine.resume(self._core.poller.now()))
         self._answer_when(caller, request, lambda: not engine.ending.resuming(), self._drained(caller, RESUME))
 
     def _drained(self, caller: Connection, asked: str) -> Callable[[], None]:
         """One word for what goes well; a reason with what does not."""
 
         def answer() -> None:
-            engine = self._init.engine
+            engine = self._core.engine
             if asked == DRAIN and engine.ending.asked == RESUME:
                 raise RequestError("drain", "it was taken back meanwhile")
             if asked == RESUME and engine.ending.asked == DRAIN:
@@ -220,47 +221,47 @@ class Requests:
         return answer
 
     def _shutdown(self, caller: Connection, _: Request) -> None:
-        self._init.perform(self._init.engine.end(self._init.poller.now()))
-        caller.reply(phase=self._init.engine.phase.value)
+        self._core.perform(self._core.engine.end(self._core.poller.now()))
+        caller.reply(phase=self._core.engine.phase.value)
 
     def _apply(self, caller: Connection, request: Request) -> None:
         from json import dumps
 
         from init.plan.compile import plan_from_json, select
 
-        init = self._init
-        if init.engine.phase not in (PodPhase.BOOT, PodPhase.RUNNING):
-            raise RequestError("apply the plan", f"the pod is {init.engine.phase.value}")
+        core = self._core
+        if core.engine.phase not in (PodPhase.BOOT, PodPhase.RUNNING):
+            raise RequestError("apply the plan", f"the pod is {core.engine.phase.value}")
         plan = plan_from_json(dumps(request.get("plan")), "the new plan")
-        chosen = select(plan, init.settings.env, os.path.exists)
-        change, todo = init.engine.apply(chosen, init.poller.now())
-        init.perform(todo)
+        chosen = select(plan, core.settings.env, os.path.exists)
+        change, todo = core.engine.apply(chosen, core.poller.now())
+        core.perform(todo)
         for name in change.removed:
-            init.logs_to_forget.add(name)
+            self._removed.add(name)
         caller.reply(added=change.added, removed=change.removed, changed=change.changed)
 
     def _condition(self, caller: Connection, request: Request) -> None:
-        init, expires = self._init, request.get("expires")
+        core, expires = self._core, request.get("expires")
         if isinstance(expires, int | float) and not -ENDLESS < expires < ENDLESS:
             raise RequestError("set the condition", f"expires is {expires}", hint="a number of seconds")
-        at = init.poller.now() + float(expires) if isinstance(expires, int | float) else None
+        at = core.poller.now() + float(expires) if isinstance(expires, int | float) else None
         item = Condition(text(request, "name"), text(request, "text", ""), request.get("blocking") is True, at)
-        init.engine.set_condition(item)
-        caller.reply(conditions={other.name: other.text for other in init.engine.conditions.values()})
+        core.engine.set_condition(item)
+        caller.reply(conditions={other.name: other.text for other in core.engine.conditions.values()})
 
     # Answering later.
 
     def _answer_when_settled(self, caller: Connection, request: Request, name: str) -> None:
         def answer() -> None:
-            engine = self._init.engine
+            engine = self._core.engine
             state = engine.states.get(name)
             if state is None:
                 caller.reply(state="removed", ready=False, reasons=[])
                 return
-            shown = health.view(engine, name, self._init.poller.now())
+            shown = health.view(engine, name, self._core.poller.now())
             caller.reply(state=shown.state, ready=shown.ready, reasons=shown.reasons)
 
-        self._answer_when(caller, request, lambda: self._init.engine.settled(name), answer)
+        self._answer_when(caller, request, lambda: self._core.engine.settled(name), answer)
 
     def _answer_when(
         self, caller: Connection, request: Request, done: Callable[[], bool], answer: Callable[[], None]
@@ -274,6 +275,9 @@ class Requests:
         self._waiters.append((caller, done, answer))
 
     def after_turn(self) -> None:
+        for name in [name for name in self._removed if name not in self._core.engine.states]:
+            self._removed.discard(name)
+            self._core.logs.forget(name)
         if self._waiters:
             ready = [waiter for waiter in self._waiters if waiter[1]()]
             self._waiters = [waiter for waiter in self._waiters if waiter not in ready]
@@ -285,10 +289,10 @@ class Requests:
 
     def _tell_watchers(self) -> None:
         """Durations in the reasons change all the time: what counts is whether a cause did."""
-        engine = self._init.engine
+        engine = self._core.engine
         states = tuple((name, state.phase, state.said, state.why) for name, state in engine.states.items())
         key = (engine.phase, health.drain_text(engine), states, tuple(engine.conditions.values()))
-        now = self._init.poller.now()
+        now = self._core.poller.now()
         for caller, told in list(self._watchers.items()):
             if told != key:
                 self._watchers[caller] = key
@@ -296,7 +300,7 @@ class Requests:
 
     def _telling(self, caller: Connection, now: float) -> Callable[[], None]:
         def tell() -> None:
-            engine = self._init.engine
+            engine = self._core.engine
             reasons = health.pod_reasons(engine, now, quoting=False)  # who watches tells others
             degraded = health.degraded(engine, now, quoting=False)
             caller.reply(ready=not reasons, phase=engine.phase.value, reasons=reasons, degraded=degraded)
@@ -305,15 +309,15 @@ class Requests:
 
     def _named(self, request: Request) -> str:
         name = text(request, "service")
-        known = self._init.engine.specs
+        known = self._core.engine.specs
         if name not in known:
             what = _ABOUT.get(str(request["op"]), f"{request['op']} {{}}").format(name)
             raise RequestError(what, "no such service", hint=nearest(name, list(known)))
         return name
 
     def _running_only(self, request: Request) -> str:
-        if self._init.engine.phase not in (PodPhase.BOOT, PodPhase.RUNNING):
-            raise RequestError(f"{request['op']}", f"the pod is {self._init.engine.phase.value}")
+        if self._core.engine.phase not in (PodPhase.BOOT, PodPhase.RUNNING):
+            raise RequestError(f"{request['op']}", f"the pod is {self._core.engine.phase.value}")
         name = self._named(request)
-        self._init.logs.say(f"{name}: {request['op']} was asked for", aloud=False)
+        self._core.logs.say(f"{name}: {request['op']} was asked for", aloud=False)
         return name

@@ -1,0 +1,126 @@
+"""What PID 1's parts share: the engine, the one wait, the log, and how what happens becomes what is done.
+
+The loop (`init.pid1.loop`) makes it and hands it to each part, with what else that one needs.
+"""
+
+from __future__ import annotations
+
+import os
+
+from init.engine.engine import Condition, Engine
+from init.engine.trace import Trace
+from init.errors import ORDINARY, in_words
+from init.pid1.log.logs import Logs
+from init.pid1.wait.poller import Poller, named
+from init.records import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from init.engine.services import Todo
+    from init.engine.states import Action, Event
+    from init.plan.compile import Plan
+
+AGAIN = 1.0  # seconds until what the machine refused is asked of it once more
+TOLD = 10.0  # seconds between two lines about one trouble
+MOST_TROUBLES = 64  # kept apart
+
+
+@record(frozen=True, slots=True)
+class Settings:
+    """The pod's environment, read once (`init.pid1.start`)."""
+
+    run: str
+    http: str
+    probes: str  # the address that the kubelet asks, when it has one of its own
+    probes_from: str
+    grace: float
+    as_json: bool
+    pod: str
+    syslog: str
+    env: Mapping[str, str]
+    began: float  # monotonic, when the process was entered
+    refused: str = ""  # drop-ins that are left out
+
+
+class Core:
+    def __init__(self, plan: Plan, settings: Settings, act: Callable[[str, Action], None]) -> None:
+        self.settings = settings
+        self.poller = Poller()
+        self.poller.troubled = self.troubled
+        self.engine = Engine(plan, settings.grace, jitter, Trace())
+        self.logs = Logs(self.poller, 1, as_json=settings.as_json, troubled=self._log_trouble)
+        self._act = act
+        self._todo: Todo = []
+        self._performing = False
+        self._troubles: dict[str, float] = {}  # when each was told last
+
+    def feed(self, name: str, event: Event) -> None:
+        self.perform(self.engine.feed(name, event, self.poller.now()))
+
+    def perform(self, todo: Todo) -> None:
+        """Do what was decided, in order. An action's own event may decide more: that comes after it."""
+        self._todo += todo
+        if self._performing:
+            return
+        self._performing = True
+        try:
+            while self._todo:
+                self._act(*self._todo.pop(0))
+        finally:
+            self._performing = False
+        trace = self.engine.trace
+        if trace.news:
+            news, trace.news = trace.news, []
+            for text, aloud in news:
+                self.logs.say(text, aloud=aloud)
+            self.logs.flush()
+
+    def say(self, text: str) -> None:
+        self.logs.say(text)
+        self.logs.flush()
+
+    def troubled(self, text: str) -> None:
+        """Something that PID 1 could not do and will do again. Each trouble is told once in a while, not each time."""
+        now = self.poller.now()
+        if now - self._troubles.get(text, -TOLD) >= TOLD:
+            if len(self._troubles) > MOST_TROUBLES:
+                self._troubles.clear()
+            self._troubles[text] = now
+            self.say(f"trouble: {text}; tried again")
+
+    def attempt(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except ORDINARY as error:
+            self.troubled(f"{named(call)}: {in_words(error)}")
+
+    def until_done(self, what: str, opens: Callable[[], object]) -> None:
+        """What PID 1 needs of the machine and cannot get now, it asks for again; meanwhile the pod's state says so."""
+        try:
+            opens()
+        except ORDINARY as error:
+            if what not in self.engine.conditions:
+                self.say(f"no {what}: {in_words(error)}; tried again every {AGAIN:g} s")
+            self.condition(what, in_words(error))
+            self.poller.after(AGAIN, lambda: self.until_done(what, opens))
+            return
+        if what in self.engine.conditions:
+            self.condition(what, "")
+            self.say(f"{what}: works now")
+
+    def condition(self, name: str, text: str) -> None:
+        """One of PID 1's own, which keeps the pod from nothing; without a text it is over."""
+        self.engine.set_condition(Condition(name, text, blocking=False, expires=None))
+
+    def _log_trouble(self, text: str) -> None:
+        self.condition("log output", text)
+
+
+def jitter() -> float:
+    """In [0, 1). `random` would cost 5 ms of boot for the one thing we need of it."""
+    try:
+        return int.from_bytes(os.urandom(4), "little") / 2**32
+    except OSError:
+        return Poller.now() % 1.0  # spread enough, for a delay
