@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from init.pid1.sockets import Sockets
     from init.plan.service import Service
 
-POSTPONED = 0.1  # seconds that a death may wait for what was said before it
+POSTPONED = 1.0  # seconds that a death may wait for what was said before it: on a busy node a fork takes its time
 DEAF = 3.0  # the same while PID 1 cannot read what is said: the word of who took over must not come too late
 
 
