@@ -21,13 +21,13 @@ def sentence(verdicts: Mapping[str, Verdict], now: float) -> str:
     return "; ".join(f"{verdict.check} ({verdict.class_}): {verdict.reason}" for verdict in problems)[:SENTENCE]
 
 
-def tell(text: str) -> bool:
+def tell(text: str, name: str = "health") -> bool:
     """A condition of the pod that does not block it; an empty text takes it back. False where no init listens."""
     # MINIVM_CONTROL is the old name.
     path = os.environ.get("MINIVM_SOCKET") or os.environ.get("MINIVM_CONTROL") or SOCKET
     try:
         with Client(Path(path), within=2.0) as client:
-            client.request("condition", name="health", text=text, blocking=False)
+            client.request("condition", name=name, text=text, blocking=False)
     except (InitError, OSError, ValueError, EOFError):
         return False
     return True

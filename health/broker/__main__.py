@@ -17,6 +17,7 @@ from types import FrameType
 from health.broker.broker import Broker
 from health.broker.calls import Slurm
 from health.places import Places
+from health.tell import tell
 from init.pod.notify import notify
 from init.pod.pod import Pod
 from init.slurm.client import address
@@ -41,6 +42,12 @@ def _serve(listener: socket.socket, broker: Broker) -> None:
             return
 
 
+def _tell(broker: Broker, told: str | None) -> str | None:
+    """A policy that is left aside drains what the site wanted undrained: the pod says so, and not the log alone."""
+    text = f"left aside: {broker.refused}" if broker.refused else ""
+    return text if text == told or tell(text, "policy") else told
+
+
 def _stop(number: int, frame: FrameType | None) -> None:
     raise SystemExit(0)
 
@@ -59,6 +66,8 @@ def main() -> int:
         os.umask(mask)
         listener.listen(64)
         notify("READY=1")
+        broker.reread()
+        told = _tell(broker, None)  # also that nothing is wrong: the one before may have died with a word outstanding
         try:
             while True:
                 if select.select([listener], [], [], broker.wait_s())[0]:
@@ -67,6 +76,7 @@ def main() -> int:
                 elif broker.changed():
                     broker.reread()
                     broker.look()
+                    told = _tell(broker, told)
         finally:
             places.broker.unlink(missing_ok=True)
 

@@ -45,6 +45,8 @@ class Broker:
         self.slurm = slurm
         self.policy = policy or BrokerPolicy()
         self.memory = Memory()
+        # Which file of policy is left aside, and why.
+        self.refused = ""
         self._clock = clock
         # When the directory of verdicts was last seen to change.
         self._changed_at = -1
@@ -162,16 +164,19 @@ class Broker:
             write_json(self.places.broker_state, data)
 
     def reread(self) -> None:
-        """The operator's policy, else the tree's; of a file with a typo the reason is told."""
-        own = None
+        """The operator's policy, else the tree's; of a file with a typo the reason is told, once."""
+        own, refused = None, []
         try:
             own = broker_policy_of(self.places.policy)
         except InitError as error:
-            say(str(error))
+            refused.append(str(error))
         try:
             self.policy = own or read_broker_policy(self.places.scripts)
         except InitError as error:
-            say(str(error))  # the last good one stays
+            refused.append(str(error))  # the last good one stays
+        before, self.refused = self.refused, "; ".join(refused)
+        if self.refused not in ("", before):
+            say(self.refused)
 
 
 def _answer(ask: Callable[[], T]) -> T | Failed:

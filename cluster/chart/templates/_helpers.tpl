@@ -380,6 +380,22 @@ would refuse it too, and stay with the last good set; whoever installs is told a
 {{- end -}}
 
 {{/*
+The site's policy, as far as a render can tell: a node leaves one aside that it cannot read, and drains by the tree's.
+*/}}
+{{- define "minivm.checkPolicy" -}}
+{{- $policy := fromJson .text }}
+{{- with $policy.Error }}{{ fail (printf "%s: not JSON, or not a mapping: %s" $.at .) }}{{ end }}
+{{- $known := dict "" (list "runner" "gate" "broker") "runner" (list "prolog" "epilog" "task_prolog" "health" "scripts") "gate" (list "wait_s" "unconfirmed") "broker" (list "raise_after" "clear_after" "clear_wait_s" "guard" "rate" "offender" "checks") }}
+{{- range $of, $keys := $known }}
+{{- $part := $policy }}{{ if $of }}{{ $part = default dict (index $policy $of) }}{{ end }}
+{{- if not (kindIs "map" $part) }}{{ fail (printf "%s: %s: wanted a mapping" $.at $of) }}{{ end }}
+{{- range $key, $_ := $part }}
+{{- if not (has $key $keys) }}{{ fail (printf "%s: unknown key %s; known: %s" $.at (trimPrefix "." (printf "%s.%s" $of $key)) (join ", " $keys)) }}{{ end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/*
 The size of /dev/shm: (dict "size" "50%" "memory" limit). A part of the pod's memory, as a machine's is half of its own; of
 a pod without a limit nothing is said, and the kubelet gives it the size of what its machine has for pods.
 */}}

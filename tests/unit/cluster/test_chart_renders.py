@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import yaml
 
 from cluster.errors import ClusterError
 from cluster.rendered.render import CHART, Document, render, render_texts
+from health.policy import broker_policy
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = sorted(path.stem for path in (CHART / "examples").glob("*.yaml"))
@@ -765,3 +767,32 @@ def test_a_demo_without_people_is_refused_in_words() -> None:
 def test_no_line_of_the_directory_hides_in_a_name_or_a_key(name: str, key: str) -> None:
     with pytest.raises(ClusterError, match="does not match pattern"):
         render({"demo": {"enabled": True, "users": {name: key}}}, release="try", namespace="hpc")
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        ("{not json", "scripts.policy.policy.json: not JSON"),
+        ("[]", "scripts.policy.policy.json: not JSON, or not a mapping"),
+        ('{"brokr": {}}', "unknown key brokr; known: runner, gate, broker"),
+        ('{"broker": {"guard": {}, "cheks": {}}}', "unknown key broker.cheks; known: raise_after, clear_after"),
+        ('{"runner": {"prologs": {}}}', "unknown key runner.prologs; known: prolog, epilog"),
+        ('{"gate": {"wait": 3}}', "unknown key gate.wait; known: wait_s, unconfirmed"),
+        ('{"gate": 3}', "gate: wanted a mapping"),
+    ],
+)
+def test_a_policy_that_nodes_would_leave_aside_is_refused(policy: str, said: str) -> None:
+    """What is left aside drains nodes by another policy than the site's."""
+    with pytest.raises(ClusterError, match=re.escape(said)):
+        render({"scripts": {"policy": {"policy.json": policy}}}, release="slurm", namespace="n")
+
+
+def test_what_the_code_takes_as_policy_the_chart_takes() -> None:
+    text = (CHART.parents[1] / "scripts/lib/policy.json").read_text()
+    whole = json.loads(text)
+    broker_policy(whole, "policy.json")
+    assert {key: set(part) for key, part in whole.items()}["broker"] == {
+        "raise_after", "clear_after", "clear_wait_s", "guard", "rate", "offender", "checks",
+    }  # fmt: skip
+    for policy in (text, "{}", '{"broker": {}}'):
+        render({"scripts": {"policy": {"policy.json": policy}}}, release="slurm", namespace="n")
