@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import yaml
 
 from cluster.errors import ClusterError
 from cluster.rendered.render import CHART, Document, render, render_texts
+from gitsync.settings import PREFIX, Settings
 from health.policy import broker_policy
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -796,3 +798,12 @@ def test_what_the_code_takes_as_policy_the_chart_takes() -> None:
     }  # fmt: skip
     for policy in (text, "{}", '{"broker": {}}'):
         render({"scripts": {"policy": {"policy.json": policy}}}, release="slurm", namespace="n")
+
+
+def test_the_chart_knows_gitsyncs_settings_and_no_others() -> None:
+    """A setting that is misspelled ends gitsync on every node, and the scripts stay as they are."""
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    known = schema["properties"]["scripts"]["properties"]["env"]["propertyNames"]["enum"]
+    assert known == sorted(f"{PREFIX}{field.name.upper()}" for field in fields(Settings))
+    with pytest.raises(ClusterError, match="MINIVM_GITSYNC_PERIODE"):
+        render({"scripts": {"env": {"MINIVM_GITSYNC_PERIODE": "5"}}}, release="slurm", namespace="n")
