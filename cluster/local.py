@@ -111,7 +111,7 @@ class LocalCluster:
         write_private(self.known_hosts, self.known_hosts_line().encode())
         with self.stages.stage("pods"):
             self.revive(known, there)
-            self.reconcile(known, there, timeout=timeout)
+            self.reconcile(known, self.kubelet.running(), timeout=timeout)
         with self.stages.stage("ready"):
             self.wait_ready(known, timeout=timeout)
         slurm_conf.confirm(self.exec, there)
@@ -137,12 +137,17 @@ class LocalCluster:
 
     def revive(self, known: Manifests, there: Mapping[str, Running]) -> None:
         """Nobody watches the pods of one machine all the time, as a kubelet does: `up` does it in passing."""
+        wanted = self.specs(known)
 
         def look(pod: Pod) -> None:
             current = there[pod.name]
-            if not current.running:
+            if not current.running and current.spec != wanted[pod.name]:
+                # It may be its old description by which it cannot run: the new one is started as one that is missing.
+                self.say(f"{pod.name}: made anew, it did not run and its description changed")
+                self.kubelet.remove(pod.name, current.container)
+            elif not current.running:
                 self.say(f"{pod.name}: started again, it was stopped")
-                self.kubelet.start(current.container)
+                self.kubelet.start(pod, current.container)
             elif readiness.dead(pod, current):
                 self.say(f"{pod.name}: started again, its {pod.alive.path} fails")
                 self.kubelet.restart(current)
@@ -168,7 +173,7 @@ class LocalCluster:
 
     def launch(self, pod: Pod, known: Manifests, address: str, spec: str) -> None:
         names = manifests.aliases(pod, known.services)
-        self.kubelet.start(self.kubelet.create(pod, known, address=address, spec=spec, aliases=names))
+        self.kubelet.start(pod, self.kubelet.create(pod, known, address=address, spec=spec, aliases=names))
         self.say(f"{pod.name}: started at {address}")
 
     def new_addresses(self, count: int) -> list[str]:

@@ -215,8 +215,15 @@ class Kubelet:
         )
         return str(created["Id"])
 
-    def start(self, container: str) -> None:
-        self.api.start(container)
+    def start(self, pod: Pod, container: str) -> None:
+        try:
+            self.api.start(container)
+        except OSError as error:
+            if not status(error):
+                raise
+            words = str(getattr(error, "explanation", None) or error)
+            hint = f"this machine cannot grant one of {', '.join(pod.capabilities)}" if "apply caps" in words else ""
+            raise ClusterError(f"start {pod.name}", words, hint=hint or "mend the values and `up` again") from error
 
     def stop(self, running: Running) -> None:
         """As a kubelet stops a pod: preStop, then TERM, then KILL when the grace period is over.

@@ -341,6 +341,25 @@ def test_a_container_that_exits_is_started_again_in_the_same_pod(healthy: World)
     assert healthy.row("slurm-login-0").restarts == before.restarts + 1
 
 
+def test_a_pod_that_the_machine_refuses_is_told_and_better_values_mend_it(healthy: World) -> None:
+    """A volume on a file, or a capability that is not to be had: the container is there, and can never run."""
+    before = healthy.cluster.options
+    others = {
+        name: item.container for name, item in healthy.cluster.kubelet.running().items() if name != "slurm-login-0"
+    }
+    try:
+        with pytest.raises(ClusterError, match=r"^cannot start slurm-login-0: .*/etc/passwd"):
+            change(healthy, {"mounts": {"data": {"mountPath": "/etc/passwd", "hostPath": "/srv"}}})
+        assert not healthy.running("slurm-login-0").running
+    finally:
+        healthy.cluster.options = before
+        healthy.cluster.up(timeout=120)
+        healthy.manifests = healthy.cluster.manifests()
+    after = {name: item.container for name, item in healthy.cluster.kubelet.running().items()}
+    assert set(after) == {*others, "slurm-login-0"} and others.items() <= after.items(), "nobody else was touched"
+    healthy.wait_idle()
+
+
 def test_nothing_listens_beyond_this_machine(healthy: World) -> None:
     for running in healthy.cluster.kubelet.running().values():
         detail = healthy.cluster.kubelet.inspect(running.container)
