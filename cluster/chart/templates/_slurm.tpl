@@ -31,6 +31,7 @@
   "SlurmdTimeout" "120"
   "MinJobAge" "300"
   "KillWait" "30"
+  "InactiveLimit" "600"
   "JobRequeue" "1"
   "GetEnvTimeout" "0"
   "DefMemPerCPU" "1024"

@@ -329,7 +329,7 @@ def test_what_a_job_gets_unasked() -> None:
     lines = slurm_conf("minimal")
     unasked = ("DefMemPerCPU=1024", "JobRequeue=1", "LaunchParameters=use_interactive_step", "MpiDefault=pmix")
     assert set(unasked) <= set(lines)
-    assert not [line for line in lines if line.startswith("InactiveLimit")]
+    assert [line for line in lines if line.startswith("InactiveLimit")] == ["InactiveLimit=600"]
     page = (ROOT / "docs/limits-and-defaults.md").read_text()
     for line in (*unasked, "InactiveLimit=0"):
         assert line.partition("=")[0] in page or line.partition("=")[2] in page, line
