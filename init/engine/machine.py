@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from init.engine.retry import failed, postponed
 from init.engine.states import (  # fmt: skip
     HANDOVER_WAIT,
     MAIN,
     STOPPER,
     Cause,
     Down,
-    EndPod,
     Exited,
     Go,
     Hurry,
+    Impossible,
     Kill,
     Passed,
     Phase,
@@ -26,56 +27,58 @@ from init.engine.states import (  # fmt: skip
     Up,
     Watch,
 )
-from init.plan.service import Exhausted, Kind, Probe, When
+from init.plan.service import Kind, Probe, When
 from init.records import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from init.engine.states import Action, Event, State
+    from init.engine.states import Action, Event, State, Step
     from init.plan.service import Service
 
-    Step = tuple[State, list[Action]]
 
-
-def advance(service: Service, state: State, event: Event, now: float, luck: float = 0.5) -> Step:
-    """The one switch: every event in every phase. `luck` in [0, 1) is the jitter, so that tests can fix it."""
+def advance(service: Service, state: State, event: Event, now: float, jitter: float = 0.5) -> Step:
+    """The one switch: every event in every phase. `jitter` in [0, 1) is an argument, so that tests can fix it."""
     match event:
         case Go():
             return _go(service, state, now) if state.phase is Phase.WAITING else (state, [])
         case Spawned():
             return _spawned(service, state, event, now)
         case SpawnFailed():
+            if not state.spawning:
+                return _impossible(state, event)
             state = replace(state, spawning=False)
             if state.phase is Phase.STOPPING:
-                return _stopped(service, state, now, luck)
-            failed = Cause(event.why, event.quoted)
+                return _stopped(service, state, now, jitter)
+            why = Cause(event.why, event.quoted)
             if event.scarce:
-                return _not_yet(service, state, failed, now, luck)
-            return _fail(service, state, failed, None, now, luck)
+                return postponed(service, state, why, now, jitter)
+            return failed(service, state, why, None, now, jitter)
         case Exited():
-            return _exited(service, state, event, now, luck)
-        case Passed():
-            if state.phase is Phase.STARTING:
-                return _ready(service, state, now), []
-            return state, []
+            return _exited(service, state, event, now, jitter)
+        case Passed():  # too late for any other phase, as what follows
+            return (_ready(service, state, now) if state.phase is Phase.STARTING else state), []
         case Said():
-            if state.phase is Phase.STARTING:
-                return replace(state, said=Cause(event.text, event.quoted, detail=event.detail)), []
-            return state, []
+            said = Cause(event.text, event.quoted, detail=event.detail)
+            return (replace(state, said=said) if state.phase is Phase.STARTING else state), []
         case Told():
             return _told(service, state, event, now)
         case Tick():
             if state.deadline is None or now < state.deadline:
                 return state, []
-            return _overdue(service, replace(state, deadline=None), now, luck)
+            return _overdue(service, replace(state, deadline=None), now, jitter)
         case Down():
-            return _down(service, state, event.then, None, event.grace, now, luck)
+            return _down(service, state, event.then, None, event.grace, now, jitter)
         case Hurry():
             if state.phase is Phase.STOPPING and state.deadline is not None:
                 return replace(state, deadline=min(state.deadline, now + event.grace)), []
             return state, []
         case Up():
             return _up(state, now)
+
+
+def _impossible(state: State, event: Event) -> Step:
+    """A bug of our own, and no reason to do anything else."""
+    return state, [Impossible(f"{type(event).__name__} while {state.phase.value}")]
 
 
 def _go(service: Service, state: State, now: float) -> Step:
@@ -91,6 +94,8 @@ def _go(service: Service, state: State, now: float) -> Step:
 def _spawned(service: Service, state: State, event: Spawned, now: float) -> Step:
     if event.step == STOPPER:
         return replace(state, helper=event.pid), []
+    if not state.spawning:
+        return _impossible(state, event)
     state = replace(state, spawning=False)
     if state.phase is Phase.STOPPING:  # it was told to stop between the decision and the fork
         return replace(state, pid=event.pid), [Kill(event.pid, "TERM")]
@@ -115,44 +120,58 @@ def _ready(service: Service, state: State, now: float) -> State:
     return replace(state, phase=Phase.READY, since=now, ready_at=now, deadline=watchdog, said=None, why=None)
 
 
-def _exited(service: Service, state: State, event: Exited, now: float, luck: float) -> Step:
+def _exited(service: Service, state: State, event: Exited, now: float, jitter: float) -> Step:
     if event.pid in state.former:
         return replace(state, former=tuple(pid for pid in state.former if pid != event.pid)), []
     if event.pid == state.helper:
         state = replace(state, helper=0)
         if state.phase is Phase.STOPPING and state.pid and event.text() != "exited 0":
             return state, [Kill(state.pid, service.stop.signal)]
-        return (state, []) if state.pid else _stopped(service, state, now, luck)
+        return (state, []) if state.pid else _stopped(service, state, now, jitter)
     if event.pid != state.pid or not event.pid:
-        return state, []
-    well = event.code == 0 and event.signal == 0
-    state = replace(state, pid=0, ended=event.text())
-    if not (well and state.phase is Phase.PREPARING):  # a preparation that succeeds is not what people ask about
-        state = replace(state, last_exit=event.text(), last_line=event.last_line)
-    speaker = service.prepare[state.step] if state.phase is Phase.PREPARING else service.command
-    why = Cause(event.text(), event.last_line, speaker)
-    if state.phase is Phase.STOPPING:
-        return (state, []) if state.helper else _stopped(service, state, now, luck)
-    if state.phase is Phase.PREPARING:
-        if not well:
-            why = replace(why, outcome=f"{speaker[0]} (prepare) {why.outcome}")
-            return _fail(service, state, why, None, now, luck)
-        if state.step + 1 < len(service.prepare):
-            return replace(state, step=state.step + 1, spawning=True), [Spawn(state.step + 1)]
-        return replace(state, phase=Phase.STARTING, since=now, step=MAIN, spawning=True), [Spawn(MAIN)]
-    if service.kind is Kind.PERIODIC:
-        state = replace(state, why=None if well else why, failed=state.failed + (not well))
-        return replace(state, deadline=now + service.every * (0.9 + 0.2 * luck)), []
-    if well and service.kind is Kind.ONESHOT:
-        return replace(state, phase=Phase.DONE, since=now, ready_at=now, deadline=None, why=None, said=None), []
-    if well and event.heirs and service.ready.probe is Probe.NOTIFY:
-        return replace(state, phase=Phase.HANDOVER, since=now, deadline=now + HANDOVER_WAIT), []
-    if well and service.kind is Kind.LONGRUN and service.restart.when is not When.ALWAYS:
-        return replace(state, phase=Phase.DONE, since=now, deadline=None), [Unwatch()]
-    if well and event.heirs:
-        left = ", ".join(str(pid) for pid in event.heirs[:4])
-        why = Cause(f"exited 0 and left processes behind ({left}): it went to the background; run it in the foreground")
-    return _fail(service, state, why, event.code if not event.signal else None, now, luck)
+        return state, []  # of a life before this one
+    after = replace(state, pid=0, ended=event.text())
+    if not (event.well and state.phase is Phase.PREPARING):  # one that succeeds is not what people ask about
+        after = replace(after, last_exit=event.text(), last_line=event.last_line)
+    match state.phase:
+        case Phase.PREPARING:
+            return _prepared(service, after, event, now, jitter)
+        case Phase.READY if service.kind is Kind.PERIODIC:
+            why = None if event.well else Cause(event.text(), event.last_line, service.command)
+            after = replace(after, why=why, failed=state.failed + (not event.well))
+            return replace(after, deadline=now + service.every * (0.9 + 0.2 * jitter)), []
+        case Phase.STARTING | Phase.READY:
+            return _ended(service, after, event, now, jitter)
+        case Phase.STOPPING:
+            return (after, []) if state.helper else _stopped(service, after, now, jitter)
+    return _impossible(state, event)
+
+
+def _prepared(service: Service, state: State, event: Exited, now: float, jitter: float) -> Step:
+    if not event.well:
+        command = service.prepare[state.step]
+        why = Cause(f"{command[0]} (prepare) {event.text()}", event.last_line, command)
+        return failed(service, state, why, None, now, jitter)
+    if state.step + 1 < len(service.prepare):
+        return replace(state, step=state.step + 1, spawning=True), [Spawn(state.step + 1)]
+    return replace(state, phase=Phase.STARTING, since=now, step=MAIN, spawning=True), [Spawn(MAIN)]
+
+
+def _ended(service: Service, state: State, event: Exited, now: float, jitter: float) -> Step:
+    """The main process, and nobody had asked it to."""
+    why = Cause(event.text(), event.last_line, service.command)
+    if event.well:
+        if service.kind is Kind.ONESHOT:
+            return replace(state, phase=Phase.DONE, since=now, ready_at=now, deadline=None, why=None, said=None), []
+        if event.heirs and service.ready.probe is Probe.NOTIFY:
+            return replace(state, phase=Phase.HANDOVER, since=now, deadline=now + HANDOVER_WAIT), []
+        if service.restart.when is not When.ALWAYS:
+            return replace(state, phase=Phase.DONE, since=now, deadline=None), [Unwatch()]
+        if event.heirs:
+            left = ", ".join(str(pid) for pid in event.heirs[:4])
+            text = f"exited 0 and left processes behind ({left}): it went to the background; run it in the foreground"
+            why = Cause(text)
+    return failed(service, state, why, event.code if not event.signal else None, now, jitter)
 
 
 def _told(service: Service, state: State, event: Told, now: float) -> Step:
@@ -186,38 +205,36 @@ def _told(service: Service, state: State, event: Told, now: float) -> Step:
 _ALIVE = (Phase.STARTING, Phase.READY, Phase.HANDOVER, Phase.STOPPING)
 
 
-def _overdue(service: Service, state: State, now: float, luck: float) -> Step:
-    if state.phase is Phase.BACKOFF:
-        return replace(state, phase=Phase.WAITING, since=now), []
-    if state.phase is Phase.STOPPING:
-        return state, [Kill(pid, "KILL") for pid in (state.pid, state.helper) if pid]
-    if state.phase is Phase.HANDOVER:
-        if state.then is not None:
-            return _stopped(service, state, now, luck)
-        why = Cause("exited 0, and none of the processes it left took over")
-        return _fail(service, state, why, None, now, luck)
-    if service.kind is Kind.PERIODIC and state.phase is Phase.READY:
-        if state.pid:
-            return state, [Kill(state.pid, "KILL")]
-        return replace(state, spawning=True), [Spawn(MAIN)]
-    if state.phase is Phase.READY and service.watchdog:
-        why = Cause(f"watchdog: no sign of life for {service.watchdog:g} s")
-        return _down(service, state, Then.FAIL, why, service.stop.grace, now, luck, signal="ABRT")
-    if state.phase is Phase.STARTING:
-        if service.kind is Kind.LONGRUN and service.ready.probe is Probe.NONE:
+def _overdue(service: Service, state: State, now: float, jitter: float) -> Step:
+    match state.phase:
+        case Phase.BACKOFF:
+            return replace(state, phase=Phase.WAITING, since=now), []
+        case Phase.STOPPING:
+            return state, [Kill(pid, "KILL") for pid in (state.pid, state.helper) if pid]
+        case Phase.HANDOVER:
+            if state.then is not None:
+                return _stopped(service, state, now, jitter)
+            why = Cause("exited 0, and none of the processes it left took over")
+            return failed(service, state, why, None, now, jitter)
+        case Phase.READY if service.kind is Kind.PERIODIC:
+            return (state, [Kill(state.pid, "KILL")]) if state.pid else (replace(state, spawning=True), [Spawn(MAIN)])
+        case Phase.READY if service.watchdog:
+            why = Cause(f"watchdog: no sign of life for {service.watchdog:g} s")
+            return _down(service, state, Then.FAIL, why, service.stop.grace, now, jitter, signal="ABRT")
+        case Phase.STARTING if service.kind is Kind.LONGRUN and service.ready.probe is Probe.NONE:
             return _ready(service, state, now), []
-        if service.kind is Kind.ONESHOT:
+        case Phase.STARTING if service.kind is Kind.ONESHOT:
             why = Cause(f"did not finish within {service.timeout:g} s")
-        else:
-            said = state.said or Cause("")
-            late = f"not ready within {service.ready.within:g} s"
+            return _down(service, state, Then.FAIL, why, service.stop.grace, now, jitter)
+        case Phase.STARTING:
+            said, late = state.said or Cause(""), f"not ready within {service.ready.within:g} s"
             why = replace(said, outcome=f"{late}: {said.outcome}" if said.outcome else late)
-        return _down(service, state, Then.FAIL, why, service.stop.grace, now, luck)
-    return state, []
+            return _down(service, state, Then.FAIL, why, service.stop.grace, now, jitter)
+    return _impossible(state, Tick())
 
 
 def _down(
-    service: Service, state: State, then: Then, why: Cause | None, grace: float, now: float, luck: float,
+    service: Service, state: State, then: Then, why: Cause | None, grace: float, now: float, jitter: float,
     signal: str = "",
 ) -> Step:  # fmt: skip
     if state.phase is Phase.STOPPING:
@@ -229,7 +246,7 @@ def _down(
     if state.spawning:
         return replace(state, phase=Phase.STOPPING, since=now, deadline=now + grace), [Unwatch()]
     if not state.pid:
-        rest, actions = _stopped(service, state, now, luck)
+        rest, actions = _stopped(service, state, now, jitter)
         return rest, [Unwatch(), *actions]
     signal = signal or (service.stop.signal if state.phase is not Phase.PREPARING else "TERM")
     by_command = bool(service.stop.command) and then is not Then.FAIL and state.phase is not Phase.PREPARING
@@ -237,11 +254,11 @@ def _down(
     return replace(state, phase=Phase.STOPPING, since=now, deadline=now + grace), [Unwatch(), act]
 
 
-def _stopped(service: Service, state: State, now: float, luck: float) -> Step:
+def _stopped(service: Service, state: State, now: float, jitter: float) -> Step:
     then = state.then
     state = replace(state, then=None, deadline=None, status="", ready_at=None)
     if then is Then.FAIL:
-        return _fail(service, state, state.why or Cause("failed"), None, now, luck)
+        return failed(service, state, state.why or Cause("failed"), None, now, jitter)
     phase = Phase.WAITING if then is Then.AGAIN else Phase.STOPPED
     return replace(state, phase=phase, since=now, streak=0, failures=(), why=None, said=None), []
 
@@ -252,42 +269,3 @@ def _up(state: State, now: float) -> Step:
     if state.phase in (Phase.STOPPED, Phase.FAILED, Phase.DONE, Phase.BACKOFF):
         return replace(state, phase=Phase.WAITING, since=now, streak=0, failures=(), deadline=None, ready_at=None), []
     return state, []
-
-
-def _not_yet(service: Service, state: State, why: Cause, now: float, luck: float) -> Step:
-    """The machine could not do it: again later, for as long as it takes. No limit of the service's counts that."""
-    if service.kind is Kind.PERIODIC and state.phase is Phase.READY:
-        return replace(state, failed=state.failed + 1, why=why, deadline=now + service.restart.delay), []
-    state = replace(state, since=now, ready_at=None, failed=state.failed + 1, streak=state.streak + 1, why=why)
-    return _again(service, state, now, luck)
-
-
-def _fail(service: Service, state: State, why: Cause, code: int | None, now: float, luck: float) -> Step:
-    rule = service.restart
-    failures = (*(at for at in state.failures if now - at < rule.window), now)
-    rested = state.ready_at is not None and now - state.ready_at > rule.window
-    streak = 1 if rested else state.streak + 1
-    state = replace(
-        state, pid=0, since=now, ready_at=None, deadline=None, then=None, reloading=False,
-        failures=failures, failed=state.failed + 1, streak=streak, why=why,
-    )  # fmt: skip
-    final: Cause | None = None
-    if code is not None and code in rule.fatal_codes:
-        final = replace(why, verdict=f"no retry can mend exit code {code}")
-    elif rule.when is When.NEVER:
-        final = why
-    elif rule.limit and len(failures) > rule.limit:
-        final = replace(why, verdict=f"gave up after {len(failures)} failures within {rule.window:g} s")
-    if final is not None:
-        state = replace(state, phase=Phase.FAILED, why=final)
-        return state, [Unwatch(), *([EndPod(final)] if rule.exhausted is Exhausted.END_POD else [])]
-    return _again(service, state, now, luck)
-
-
-def _again(service: Service, state: State, now: float, luck: float) -> Step:
-    """At once after the first failure in a row, then later and later."""
-    rule = service.restart
-    if state.streak == 1:
-        return replace(state, phase=Phase.WAITING, deadline=None), [Unwatch()]
-    delay = min(rule.max_delay, rule.delay * 2.0 ** min(state.streak - 2, 20)) * (1 + rule.jitter * (2 * luck - 1))
-    return replace(state, phase=Phase.BACKOFF, deadline=now + delay), [Unwatch()]

@@ -6,7 +6,7 @@ The engine (`init.engine.engine`) moves them, the pod's end (`init.engine.ending
 from __future__ import annotations
 
 from init.engine import machine
-from init.engine.states import OVER, Phase, PodPhase, State, Then
+from init.engine.states import OVER, Impossible, Phase, PodPhase, State, Then
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class Services:
         self.states: dict[str, State] = {name: State() for name in self.specs}
         self.leaving: dict[str, Then] = {}  # to be stopped when their dependants have, and what comes after
         self.next_specs: dict[str, Service | None] = {}  # by a new plan; None: removed
+        self.impossible = 0  # events that their phase cannot have: each is a bug of init's
         self._jitter = jitter
 
     def advance(self, name: str, event: Event, now: float) -> Todo:
@@ -42,7 +43,14 @@ class Services:
         after, actions = machine.advance(self.spec(name), before, event, now, self._jitter())
         self.states[name] = after
         self.trace.change(now, name, before, after)
-        return [(name, action) for action in actions]
+        todo: Todo = []
+        for action in actions:
+            if isinstance(action, Impossible):
+                self.impossible += 1
+                self.trace.impossible(now, name, action.what)
+            else:
+                todo.append((name, action))
+        return todo
 
     def leave_all(self) -> None:
         """Everything stops, and nothing comes back."""

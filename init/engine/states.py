@@ -118,6 +118,10 @@ class Exited:
     last_line: str = ""
     heirs: tuple[int, ...] = ()  # processes of its own that it left behind
 
+    @property
+    def well(self) -> bool:
+        return self.code == 0 and self.signal == 0
+
     def text(self) -> str:
         if self.signal:
             return f"killed by {signal_name(self.signal)}"
@@ -201,9 +205,17 @@ class EndPod:
     why: Cause
 
 
+@record(frozen=True, slots=True)
+class Impossible:
+    """Nothing is done: an event came that this phase cannot have, by a bug of ours. It is counted, and told."""
+
+    what: str
+
+
 if TYPE_CHECKING:
     Event = Go | Spawned | SpawnFailed | Exited | Passed | Said | Told | Tick | Down | Hurry | Up
-    Action = Spawn | Kill | Watch | Unwatch | EndPod
+    Action = Spawn | Kill | Watch | Unwatch | EndPod | Impossible
+    Step = tuple[State, list[Action]]
 
 
 def satisfied(state: State) -> bool:

@@ -58,6 +58,10 @@ class Trace:
         if text := _news(now, before, after):
             self.news.append((f"{name}: {text}", True))
 
+    def impossible(self, now: float, name: str, what: str) -> None:
+        self.add(now, name, "impossible", what)
+        self.news.append((f"{name}: a bug of init itself: {what}", True))
+
     def happenings(self) -> list[Happening]:
         return [*self._boot, *self._later]
 

@@ -65,7 +65,8 @@ class Children:
         core.feed(name, Spawned(pid, step))
 
     def _start_again(self, name: str, step: int) -> None:
-        if name in self._core.engine.states:
+        state = self._core.engine.states.get(name)
+        if state is not None and state.spawning:  # nor was it taken back and begun anew meanwhile
             self.start(name, step)
 
     def _spawn(self, spec: Service, step: int) -> int:

@@ -137,6 +137,7 @@ class Init:
         return {
             "log_bytes": logs.written,
             "log_lost_bytes": logs.lost_ever,
+            "impossible_events": self.core.engine.impossible,
             "reaped": self._children.reaped,
             "wakeups": self._turns,
             "syslog_dropped_lines": syslog.meter.refused if syslog else 0,

@@ -74,6 +74,7 @@ def render(snapshot: Snapshot, counters: Mapping[str, int], handed: Sequence[str
 
 
 COUNTERS = {
+    "impossible_events": "Events that came to a service in a phase that cannot have them: bugs of init.",
     "log_bytes": "Bytes written to standard output.",
     "log_lost_bytes": "Bytes lost to a full disk or a reader that is gone.",
     "reaped": "Processes reaped.",

@@ -15,6 +15,7 @@ from init.engine.states import (
     Exited,
     Go,
     Hurry,
+    Impossible,
     Kill,
     Passed,
     Phase,
@@ -90,8 +91,8 @@ def test_first_restart_is_immediate_then_it_doubles_up_to_the_most() -> None:
 def test_jitter_spreads_the_delay_both_ways() -> None:
     spec = service(ready="notify", restart={"delay": 10, "max-delay": 10, "jitter": 0.5})
     base, _ = live(spec, (0, Go()), (0, Spawned(1, MAIN)), (0, Exited(1, 1)), (0, Go()), (0, Spawned(2, MAIN)))
-    assert advance(spec, base, Exited(2, 1), 0, luck=0.0)[0].deadline == 5
-    assert advance(spec, base, Exited(2, 1), 0, luck=0.999)[0].deadline == pytest.approx(15, abs=0.1)
+    assert advance(spec, base, Exited(2, 1), 0, jitter=0.0)[0].deadline == 5
+    assert advance(spec, base, Exited(2, 1), 0, jitter=0.999)[0].deadline == pytest.approx(15, abs=0.1)
 
 
 def test_a_long_good_life_earns_an_immediate_restart_again() -> None:
@@ -267,3 +268,20 @@ def test_the_last_exit_is_the_services_own_and_not_that_of_a_preparation_that_su
     assert again.ended == "exited 0"
     failed, _ = live(spec, (2.0, Go()), (2.0, Spawned(8, 0)), (2.1, Exited(8, 3, last_line="no key")), state=killed)
     assert (failed.last_exit, failed.last_line) == ("exited 3", "no key"), "what keeps it from starting is told"
+
+
+@pytest.mark.parametrize(
+    ("phase", "event"),
+    [
+        (Phase.FAILED, Spawned(7, MAIN)),
+        (Phase.READY, Spawned(8, MAIN)),
+        (Phase.READY, SpawnFailed("no such file")),
+        (Phase.DONE, Exited(7, 0)),
+        (Phase.WAITING, Tick()),
+    ],
+)
+def test_an_event_that_a_phase_cannot_have_changes_nothing_and_is_counted(phase: Phase, event: Any) -> None:
+    state = State(phase=phase, pid=7, deadline=5.0 if isinstance(event, Tick) else None)
+    after, actions = advance(NOTIFY, state, event, 9.0)
+    assert actions == [Impossible(f"{type(event).__name__} while {phase.value}")]
+    assert replace(after, deadline=state.deadline) == state

@@ -111,14 +111,15 @@ def test_a_reason_is_followed_to_its_leaf() -> None:
 
 def test_a_failed_start_tells_how_often_and_when_next() -> None:
     made = engine(a={"ready": "notify", "restart": {"jitter": 0}})
-    for pid in (5, 6, 7):
-        made.feed("a", Spawned(pid, MAIN), 1.0)
-        made.feed("a", Exited(pid, 3, last_line="no key"), 1.0)
+    for pid, now in ((5, 1.0), (6, 1.0), (7, 2.0)):
+        made.feed("a", Spawned(pid, MAIN), now)
+        made.feed("a", Exited(pid, 3, last_line="no key"), now)
         made.tick(2.0)
-    assert health.pod_reasons(made, 2.0) == ("a: exited 3: no key",) or "next start" in health.pod_reasons(made, 2.0)[0]
-    made.feed("a", Spawned(8, MAIN), 2.0)
-    made.feed("a", Exited(8, 3, last_line="no key"), 2.0)
-    assert health.pod_reasons(made, 2.0) == ("a: exited 3: no key; failed 4 times, next start in 4 s",)
+    assert "next start in 2 s" in health.pod_reasons(made, 2.0)[0]
+    made.tick(4.0)
+    made.feed("a", Spawned(8, MAIN), 4.0)
+    made.feed("a", Exited(8, 3, last_line="no key"), 4.0)
+    assert health.pod_reasons(made, 4.0) == ("a: exited 3: no key; failed 4 times, next start in 4 s",)
 
 
 def test_what_is_not_required_only_degrades() -> None:
@@ -266,3 +267,11 @@ def test_a_removed_service_stops_after_those_that_need_it() -> None:
     assert ("a", Kill(5, "TERM")) in todo
     made.feed("a", Exited(5, 0), 3.0)
     assert set(made.specs) == {"c"} and made.states["c"].pid == 7
+
+
+def test_a_bug_in_the_order_of_events_is_counted_and_told_and_harms_nothing() -> None:
+    made = engine(a={"ready": "notify"})
+    made.feed("a", Spawned(5, MAIN), 0.0)
+    assert made.feed("a", Spawned(6, MAIN), 1.0) == []
+    assert made.impossible == 1 and made.states["a"].pid == 5
+    assert ("a: a bug of init itself: Spawned while starting", True) in made.trace.news

@@ -193,6 +193,7 @@ def test_order_holds_and_it_always_ends(found: list[Service], data: st.DataObjec
             world.pass_time(5.0)
     assert world.engine.phase is PodPhase.STOPPED, "the end never came"
     assert world.now - began <= 20.0 + 1.0, "the deadline was passed"
+    assert not world.engine.impossible, world.engine.trace.happenings()
 
 
 SECRET = "\u2603"  # in everything that a service says, and in nothing else
@@ -242,6 +243,7 @@ def test_with_services_that_behave_everything_becomes_ready(found: list[Service]
                 event = Told(ready=True) if spec.ready.probe is Probe.NOTIFY else Passed()
                 world.perform(list(world.engine.feed(name, event, world.now)))
     assert world.engine.all_ready()
+    assert not world.engine.impossible, world.engine.trace.happenings()
 
 
 @settings(max_examples=60, deadline=None)
