@@ -27,7 +27,7 @@ JSON = click.option("--json", "as_json", is_flag=True, help="JSON, for machines.
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--socket", type=ASKED, default=SOCKET, hidden=True, envvar="MINIVM_SOCKET")
+@click.option("--socket", type=ASKED, default=SOCKET, hidden=True, envvar=["MINIVM_SOCKET", "MINIVM_CONTROL"])
 @click.pass_context
 def main(context: click.Context, socket: Path) -> None:
     """Look after the services of this pod."""
@@ -51,7 +51,9 @@ def service_names(context: click.Context, _: click.Parameter, incomplete: str) -
 
 
 def _with_socket(context: click.Context) -> click.Context:
-    context.obj = Path(os.environ.get("MINIVM_SOCKET") or SOCKET)
+    from init.pod.client import control_socket
+
+    context.obj = control_socket()
     return context
 
 
@@ -136,7 +138,7 @@ def write(path: Path, text: str) -> None:
 @click.pass_context
 def trace(context: click.Context, chrome: Path | None, svg: Path | None, everything: bool, as_json: bool) -> None:
     """The boot as a waterfall: who waited, prepared, started, and was ready when."""
-    from init.view import waterfall as render_trace
+    from init.view import waterfall
     from init.view.status import terminal_width
 
     with connect(context) as client:
@@ -146,14 +148,14 @@ def trace(context: click.Context, chrome: Path | None, svg: Path | None, everyth
     if as_json:
         emit({"events": events, "now": reply["now"]})
         return
-    until = float(reply["now"]) if everything else render_trace.boot_end(events, float(reply["now"]))
-    spans = render_trace.spans(events, until)
+    until = float(reply["now"]) if everything else waterfall.boot_end(events, float(reply["now"]))
+    spans = waterfall.spans(events, until)
     if chrome:
-        write(chrome, render_trace.to_chrome(events, float(reply["now"])))
+        write(chrome, waterfall.to_chrome(events, float(reply["now"])))
     if svg:
-        write(svg, render_trace.to_svg(spans, until))
+        write(svg, waterfall.to_svg(spans, until))
     if not (chrome or svg):
-        click.echo(render_trace.waterfall(spans, until, needs, colour=sys.stdout.isatty(), width=terminal_width()))
+        click.echo(waterfall.waterfall(spans, until, needs, colour=sys.stdout.isatty(), width=terminal_width()))
 
 
 @main.command()
@@ -227,9 +229,9 @@ def env(context: click.Context, service: str) -> None:
 @click.option("--plan", "plan_file", type=click.Path(path_type=Path), help="Over this plan instead of the image's.")
 def check(files: tuple[Path, ...], plan_file: Path | None) -> None:
     """Check service files (or the mounted drop-ins) before anything runs: file, key, and what would be right."""
-    from init.dropins import check as checking
+    from init.dropins.check import check_files
 
-    for line in checking.check(files, plan_file or Path(PLAN)):
+    for line in check_files(files, plan_file or Path(PLAN)):
         click.echo(line)
 
 
@@ -240,10 +242,10 @@ def check(files: tuple[Path, ...], plan_file: Path | None) -> None:
 @JSON
 def plan(role: str | None, plan_file: Path, boot: bool, as_json: bool) -> None:
     """The services of this image's ROLE: start order, stop order, and what each waits for."""
-    from init.dropins import check as checking
+    from init.dropins.check import load
     from init.view.order import order
 
-    found: Plan = checking.load(plan_file, role, boot=boot)
+    found: Plan = load(plan_file, role, boot=boot)
     if as_json:
         from init.plan.compile import plan_to_json
 

@@ -28,15 +28,15 @@ CANDIDATE = click.argument("candidate", required=False, metavar="[FILE|-]")
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--socket", type=click.Path(path_type=Path), default=None, hidden=True, envvar="MINIVM_SOCKET")
+@click.option("--socket", type=click.Path(path_type=Path), default=None, hidden=True)
 @click.pass_context
 def main(context: click.Context, socket: Path | None) -> None:
     """The cluster's slurm.conf, in the controller's pod."""
-    from init.pod.client import SOCKET
+    from init.pod.client import control_socket
 
     if not PROGRAM.exists():
         raise SlurmConfigError("look at slurm.conf", "this pod runs no slurmctld", hint="ask the controller's pod")
-    context.obj = socket or SOCKET
+    context.obj = socket or control_socket()
 
 
 @main.command()

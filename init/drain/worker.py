@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 
 from init.drain.deadline import PROC, Deadline, say, status_of
+from init.places import pod_name
 from init.slurm import client as slurm_client
 from init.slurm.client import SlurmError
 from init.slurm.node import BACK, STOPPING
@@ -29,7 +30,7 @@ LOOK_EVERY = 0.5
 
 
 def name_of_node() -> str:
-    return os.environ.get("MINIVM_POD_NAME") or os.uname().nodename.split(".")[0]
+    return pod_name(os.environ)
 
 
 def drain(controller: str, deadline: Deadline) -> None:

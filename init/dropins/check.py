@@ -30,11 +30,11 @@ def role_file(role: str) -> Path:
 
 def from_checkout(role: str) -> Plan:
     """The plan that a build would bake."""
-    from init.dropins import merge as dropins
+    from init.dropins import merge
 
     file = role_file(role)
-    data = dropins.load_mapping(file)
-    names, drain, known = data.get("services"), data.get("drain"), dropins.load_directory()
+    data = merge.load_mapping(file)
+    names, drain, known = data.get("services"), data.get("drain"), merge.load_directory()
     missing = [str(name) for name in names if name not in known] if isinstance(names, list) else ["a plain list"]
     if missing or not isinstance(names, list):
         why = f"services: no {', '.join(missing)}"
@@ -52,9 +52,9 @@ def read(path: Path) -> Plan:
         raise ConfigError("read the plan", error.strerror or str(error), file=str(path)) from error
 
 
-def check(files: Sequence[Path], plan_file: Path) -> Iterator[str]:
+def check_files(files: Sequence[Path], plan_file: Path) -> Iterator[str]:
     """Lines of good news; ConfigError with all of the bad."""
-    from init.dropins import merge as dropins
+    from init.dropins import merge
 
     plan = read(plan_file) if plan_file.exists() or not files else None
     if files:
@@ -69,9 +69,9 @@ def check(files: Sequence[Path], plan_file: Path) -> Iterator[str]:
                 elif path.suffix == ".json":
                     plan = read(path)
                 else:
-                    mapping = dropins.load_mapping(path)
+                    mapping = merge.load_mapping(path)
                     if mapping != {"disabled": True}:
-                        services.append(dropins.load_service(path))
+                        services.append(merge.load_service(path))
             except ConfigError as error:
                 errors.append(error)
         if errors:
@@ -80,7 +80,7 @@ def check(files: Sequence[Path], plan_file: Path) -> Iterator[str]:
             plan = overlay(plan, services)
         yield f"{len(services)} services are good"
     elif plan is not None:
-        plan = dropins.merge(plan)
+        plan = merge.merge(plan)
     if plan is None:
         return
     # Only what this pod would start has to find its variables.

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from init.errors import InitError
+from init.places import pod_name
 from init.pod.api_server import ACCOUNT, ApiError, ApiServer
 from init.pod.client import SOCKET, Client
 
@@ -118,7 +119,7 @@ def run(api: Api, control: Path = SOCKET, pause: float = PAUSE, refused_pause: f
 
 def main() -> int:
     namespace = os.environ.get("MINIVM_POD_NAMESPACE") or (ACCOUNT / "namespace").read_text().strip()
-    return run(Api(namespace, os.environ.get("MINIVM_POD_NAME") or os.uname().nodename))
+    return run(Api(namespace, pod_name(os.environ)))
 
 
 if __name__ == "__main__":

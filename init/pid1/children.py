@@ -184,7 +184,7 @@ class Children:
         if notify is None:
             return True
         try:
-            settled = notify.drain(self.reap)
+            settled = notify.read_all(self.reap)
             self._deaf = notify.keeps
             return settled
         except ORDINARY as error:

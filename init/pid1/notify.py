@@ -117,12 +117,12 @@ class Notify:
         return path
 
     def readable(self) -> None:
-        self.drain()
+        self.read_all()
         if self._again is not None and not self._kept:
             again, self._again = self._again, None
             again()
 
-    def drain(self, again: Callable[[], object] | None = None) -> bool:
+    def read_all(self, again: Callable[[], object] | None = None) -> bool:
         """What was sent so far. Also called before a death is judged: the successor's word comes first. False: somebody
         attached a descriptor, and what comes behind it can be read only in a moment; `again` is called then."""
         kept, self._kept = self._kept, []

@@ -7,7 +7,7 @@ import os
 import sys
 
 from init.errors import ConfigError, InitError, in_words
-from init.places import PLAN, REFUSED
+from init.places import PLAN, REFUSED, pod_name
 from init.plan.compile import plan_from_json, select, unset_variables
 
 TYPE_CHECKING = False
@@ -93,7 +93,7 @@ def configure(arguments: list[str], env: dict[str, str], began: float) -> tuple[
         probes_from=one_of(env, "MINIVM_PROBES_FROM", ("outside", "anywhere")),
         grace=seconds(env, "MINIVM_GRACE_SECONDS", 30.0),
         as_json=one_of(env, "MINIVM_LOG_FORMAT", ("text", "json")) == "json",
-        pod=env.get("MINIVM_POD_NAME") or os.uname().nodename,
+        pod=pod_name(env),
         syslog=env.get("MINIVM_SYSLOG", "/dev/log" if procs.is_pid_1() else ""),
         env=env,
         began=began,

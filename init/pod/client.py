@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +16,16 @@ from init.view.snapshot import Snapshot, from_mapping
 SOCKET = Path(places.SOCKET)
 
 
+def control_socket() -> Path:
+    """$MINIVM_SOCKET, or the place of every pod. $MINIVM_CONTROL is its old name."""
+    return Path(os.environ.get("MINIVM_SOCKET") or os.environ.get("MINIVM_CONTROL") or SOCKET)
+
+
 class Client:
     """One connection; requests on it are answered in order. A context manager."""
 
-    def __init__(self, path: Path = SOCKET, *, within: float | None = 10.0) -> None:
-        self.path = path
+    def __init__(self, path: Path | None = None, *, within: float | None = 10.0) -> None:
+        self.path = path = path or control_socket()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         self._socket.settimeout(within)
         try:
@@ -53,9 +59,6 @@ class Client:
                 yield self._reply(op)
             except EOFError:
                 return
-
-    def wait_longer(self, seconds: float | None) -> None:
-        self._socket.settimeout(seconds)
 
     def snapshot(self) -> Snapshot:
         return from_mapping(self.request("status")["snapshot"])

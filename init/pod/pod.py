@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from init.errors import InitError
+from init.places import pod_name
 from init.pod.addresses import CONTROLLER, host_and_port
 
 # Values found at boot, one KEY=VALUE file for each service that reads them (`environment_files`).
@@ -46,7 +47,7 @@ class Pod:
 
     @property
     def name(self) -> str:
-        return self.setting("MINIVM_POD_NAME") or os.uname().nodename.split(".")[0]
+        return pod_name(self.env)
 
     @property
     def controller(self) -> tuple[str, int]:

@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 from init.pod import helper
 from init.pod.client import Client
-from init.slurm import jobs as slurm_jobs
 from init.slurm.client import SCONTROL
-from init.slurm.jobs import Job
+from init.slurm.jobs import SHOW_JOBS, Job, jobs
 from init.slurm.words import complaint, new_lines, objection, unanswered
 from init.view.snapshot import ServiceView
 
@@ -62,10 +61,10 @@ class Slurmctld:
     def jobs(self) -> list[Job] | None:
         """Those that wait or run, however hidden their partition; None when it could not be asked."""
         try:
-            done = _run(slurm_jobs.ARGV, within=READ_WITHIN)
+            done = _run(SHOW_JOBS, within=READ_WITHIN)
         except (OSError, subprocess.TimeoutExpired):
             return None
-        return list(slurm_jobs.jobs(done.stdout)) if done.returncode == 0 else None
+        return list(jobs(done.stdout)) if done.returncode == 0 else None
 
     def read_anew(self) -> Answer:
         """Have it run with the installed configuration: reconfigured, or started where a bad file had kept it down."""

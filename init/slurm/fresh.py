@@ -9,6 +9,7 @@ import os
 import sys
 
 from init.errors import InitError
+from init.places import pod_name
 from init.slurm import client as slurm_client
 from init.slurm.node import fresh
 from init.slurm.offer import difference, offered
@@ -24,7 +25,7 @@ BORN = "MINIVM_SLURMD_BORN"  # further words of slurmd's --conf
 
 def main() -> int:
     controller = slurm_client.address(os.environ)
-    name = os.environ.get("MINIVM_POD_NAME") or os.uname().nodename.split(".")[0]
+    name = pod_name(os.environ)
     try:
         node = slurm_client.node(name, controller)
         if node is None:

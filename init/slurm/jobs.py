@@ -11,7 +11,7 @@ from init.slurm.conf import expanded, words
 
 # The account last: without accounting it is whatever its user wrote, bars and line breaks too.
 FIELDS = ("jobarrayid", "statecompact", "partition", "nodelist", "reqnodes", "tres-alloc", "qos", "account")
-ARGV = (SQUEUE, "--noheader", "--all", "--Format", ",".join(f"{name}:|" for name in FIELDS))
+SHOW_JOBS = (SQUEUE, "--noheader", "--all", "--Format", ",".join(f"{name}:|" for name in FIELDS))
 ID = re.compile(r"\d[\d_+,%:\[\]-]*", re.ASCII)
 WAITS = ("PD", "RH", "RQ", "RD", "RF", "SE")
 

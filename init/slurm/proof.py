@@ -13,6 +13,7 @@ import sys
 import time
 
 from init.errors import InitError
+from init.places import pod_name
 from init.slurm import client as slurm_client
 from init.slurm.node import unproven
 
@@ -47,7 +48,7 @@ def main() -> int:
 
 def worker(controller: str) -> str:
     """Why the node is not proven, or nothing."""
-    name = os.environ.get("MINIVM_POD_NAME") or os.uname().nodename.split(".")[0]
+    name = pod_name(os.environ)
     own = os.environ.get("MINIVM_POD_IP", "")
     reason = since = ""
     for step in (0.0, *STEPS):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 
+from init.places import pod_name
 from init.slurm import client as slurm_client
 from init.slurm.client import SlurmError
 
@@ -23,7 +24,7 @@ def standing(found: Snapshot) -> str:
     """A line, or nothing where jobs come to the node, or where there is none."""
     if not any(view.name in DAEMONS and view.ready for view in found.services):
         return ""
-    name = os.environ.get("MINIVM_POD_NAME") or os.uname().nodename.split(".")[0]
+    name = pod_name(os.environ)
     try:
         node = slurm_client.node(name, slurm_client.address(os.environ), within=WITHIN)
     except SlurmError as error:

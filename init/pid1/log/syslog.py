@@ -47,10 +47,10 @@ class Syslog:
         self._root = frozenset((0, os.geteuid()))
         self.meter = Meter(poller.now())
         self._telling = False
-        self._datagrams = Datagrams(path, poller, closer, self._drain, user=None)
+        self._datagrams = Datagrams(path, poller, closer, self._read_all, user=None)
         logs.pause_too(self._datagrams.pause)
 
-    def _drain(self) -> None:
+    def _read_all(self) -> None:
         for _ in range(MOST):
             if self._logs.full:  # what is not read here fills the kernel's queue, and then senders wait
                 break

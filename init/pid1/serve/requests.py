@@ -1,19 +1,18 @@
-"""What the control socket's and HTTP's requests do."""
+"""What the requests on the control socket do. Those that only look are in `init.pid1.serve.look`."""
 
 from __future__ import annotations
 
 import os
-import re
 
 from init.engine.ending import DRAIN, RESUME
 from init.engine.engine import Condition
-from init.engine.states import Phase, PodPhase, satisfied
-from init.errors import CannotStart, RequestError, nearest
+from init.engine.states import Phase, PodPhase
+from init.errors import RequestError, nearest
 from init.fields import ENDLESS
-from init.pid1.log.logs import OWN
 from init.pid1.serve.control import text
+from init.pid1.serve.look import Look, named
 from init.plan.service import SIGNALS
-from init.view import reasons as health
+from init.view import reasons
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,14 +21,6 @@ if TYPE_CHECKING:
     from init.pid1.children import Children
     from init.pid1.core import Core
     from init.pid1.serve.control import Connection, Request
-    from init.view.snapshot import Snapshot
-
-_SECRET = r"(?i)SECRET|PASSWORD|PASSWD|TOKEN|CREDENTIAL|PRIVATE|(^|_)KEY$"
-
-# "cannot ...", for requests whose name is no verb.
-_ABOUT = {
-    "why": "tell why {} is not ready", "logs": "show the log of {}", "env": "show the environment of {}",
-}  # fmt: skip
 
 
 class Requests:
@@ -37,12 +28,12 @@ class Requests:
         self._core, self._children = core, children
         self._removed: set[str] = set()  # services whose log is kept until they have stopped
         self._waiters: list[tuple[Connection, Callable[[], bool], Callable[[], None]]] = []
-        self._watchers: dict[Connection, object] = {}
+        self._look = look = Look(core)
         self._ops: dict[str, Callable[[Connection, Request], None]] = {
-            "status": self._status,
-            "why": self._why,
-            "trace": self._trace,
-            "logs": self._logs,
+            "status": look.status,
+            "why": look.why,
+            "trace": look.trace,
+            "logs": look.logs,
             "start": self._bring,
             "stop": self._bring,
             "restart": self._bring,
@@ -51,11 +42,11 @@ class Requests:
             "drain": self._drain,
             "resume": self._resume,
             "shutdown": self._shutdown,
-            "env": self._env,
-            "plan": self._plan,
+            "env": look.env,
+            "plan": look.plan,
             "apply": self._apply,
             "condition": self._condition,
-            "watch": self._watch,
+            "watch": look.watch,
         }
 
     def handle(self, caller: Connection, request: Request) -> None:
@@ -64,80 +55,6 @@ class Requests:
         if op is None:
             raise RequestError(name or "answer", "no such request", hint=nearest(name, list(self._ops)))
         op(caller, request)
-
-    # Looking.
-
-    def _status(self, caller: Connection, _: Request) -> None:
-        from init.view.snapshot import to_mapping
-
-        caller.reply(snapshot=to_mapping(self._snapshot()))
-
-    def _snapshot(self) -> Snapshot:
-        core = self._core
-        return health.snapshot(core.engine, core.settings.pod, core.poller.now())
-
-    def _why(self, caller: Connection, request: Request) -> None:
-        engine, now = self._core.engine, self._core.poller.now()
-        if request.get("service") is None:
-            reasons = health.pod_reasons(engine, now)
-            caller.reply(ready=not reasons, reasons=reasons)
-            return
-        name = self._named(request)
-        caller.reply(ready=satisfied(engine.states[name]), reasons=health.service_reasons(engine, name, now))
-
-    def _trace(self, caller: Connection, _: Request) -> None:
-        began = self._core.engine.began
-        events = [
-            {"t": round(item.at - began, 6), "service": item.service, "event": item.event, "detail": item.detail}
-            for item in self._core.engine.trace.happenings()
-        ]
-        caller.reply(events=events, now=round(self._core.poller.now() - began, 6))
-
-    def _logs(self, caller: Connection, request: Request) -> None:
-        logs = self._core.logs
-        name = text(request, "service", OWN)
-        if name not in logs.rings:
-            self._named(request)  # known, but silent so far; or an error with a hint
-        lines = request.get("lines", 100)
-        ring = logs.rings.get(name)
-        caller.reply(lines=ring.tail(lines) if ring is not None and isinstance(lines, int) else [])
-        if not request.get("follow"):
-            return
-        carry = caller
-
-        def follow(block: bytes) -> None:
-            carry.attempt(lambda: carry.reply(lines=block.decode(errors="backslashreplace").split("\n")[:-1]))
-
-        followers = logs.followers.setdefault(name, [])
-        followers.append(follow)
-        caller.waiting = True
-        caller.at_close.append(lambda: followers.remove(follow))
-
-    def _env(self, caller: Connection, request: Request) -> None:
-        from init.pid1.spawn.procs import environment
-
-        name = self._named(request)
-        try:
-            found = environment(self._core.engine.spec(name), self._core.settings.env, masked=True)
-        except (OSError, CannotStart) as error:
-            raise RequestError(f"show the environment of {name}", str(error)) from None
-        caller.reply(environment={key: "********" if re.search(_SECRET, key) else found[key] for key in sorted(found)})
-
-    def _plan(self, caller: Connection, _: Request) -> None:
-        from json import loads
-
-        from init.plan.compile import plan_to_json
-
-        caller.reply(plan=loads(plan_to_json(self._core.engine.plan)))
-
-    def _watch(self, caller: Connection, _: Request) -> None:
-        caller.waiting = True
-        self._watchers[caller] = None
-        caller.at_close.append(lambda: self._unwatched(caller))
-        self._tell_watchers()
-
-    def _unwatched(self, caller: Connection) -> None:
-        self._watchers.pop(caller, None)
 
     # Asking.
 
@@ -175,7 +92,7 @@ class Requests:
         self._children.run_helper(name, spec.reload.command, None, ended)
 
     def _signal(self, caller: Connection, request: Request) -> None:
-        name = self._named(request)
+        name = named(self._core, request)
         number = text(request, "signal").upper().removeprefix("SIG")
         if number not in SIGNALS:
             raise RequestError(f"signal {name}", f"unknown signal {number!r}", hint=nearest(number, list(SIGNALS)))
@@ -213,7 +130,7 @@ class Requests:
                 raise RequestError("take the drain back", "the pod was asked to drain again meanwhile")
             word, back = engine.ending.drain_state(), engine.states.get(RESUME)
             if word == "failed":
-                word = health.drain_text(engine)
+                word = reasons.drain_text(engine)
             elif back is not None and back.phase is Phase.FAILED:
                 word = f"failed: {back.why}"
             caller.reply(drain=word)
@@ -258,7 +175,7 @@ class Requests:
             if state is None:
                 caller.reply(state="removed", ready=False, reasons=[])
                 return
-            shown = health.view(engine, name, self._core.poller.now())
+            shown = reasons.view(engine, name, self._core.poller.now())
             caller.reply(state=shown.state, ready=shown.ready, reasons=shown.reasons)
 
         self._answer_when(caller, request, lambda: self._core.engine.settled(name), answer)
@@ -284,40 +201,11 @@ class Requests:
             for caller, _, answer in ready:
                 caller.attempt(answer)
                 caller.settled()
-        if self._watchers:
-            self._tell_watchers()
-
-    def _tell_watchers(self) -> None:
-        """Durations in the reasons change all the time: what counts is whether a cause did."""
-        engine = self._core.engine
-        states = tuple((name, state.phase, state.said, state.why) for name, state in engine.states.items())
-        key = (engine.phase, health.drain_text(engine), states, tuple(engine.conditions.values()))
-        now = self._core.poller.now()
-        for caller, told in list(self._watchers.items()):
-            if told != key:
-                self._watchers[caller] = key
-                caller.attempt(self._telling(caller, now))
-
-    def _telling(self, caller: Connection, now: float) -> Callable[[], None]:
-        def tell() -> None:
-            engine = self._core.engine
-            reasons = health.pod_reasons(engine, now, quoting=False)  # who watches tells others
-            degraded = health.degraded(engine, now, quoting=False)
-            caller.reply(ready=not reasons, phase=engine.phase.value, reasons=reasons, degraded=degraded)
-
-        return tell
-
-    def _named(self, request: Request) -> str:
-        name = text(request, "service")
-        known = self._core.engine.specs
-        if name not in known:
-            what = _ABOUT.get(str(request["op"]), f"{request['op']} {{}}").format(name)
-            raise RequestError(what, "no such service", hint=nearest(name, list(known)))
-        return name
+        self._look.tell_watchers()
 
     def _running_only(self, request: Request) -> str:
         if self._core.engine.phase not in (PodPhase.BOOT, PodPhase.RUNNING):
             raise RequestError(f"{request['op']}", f"the pod is {self._core.engine.phase.value}")
-        name = self._named(request)
+        name = named(self._core, request)
         self._core.logs.say(f"{name}: {request['op']} was asked for", aloud=False)
         return name

@@ -66,7 +66,7 @@ def test_who_sends_for_ever_does_not_keep_pid_1(made: World) -> None:
 
     made.heard = again
     made.fill(1)
-    made.notify.drain()
+    made.notify.read_all()
     assert len(heard) == MOST
     made.poller.wait(Poller.now())
     assert len(heard) == 2 * MOST, "what is left wakes the next turn"
@@ -76,7 +76,7 @@ def test_refusals_are_told_a_few_times(made: World) -> None:
     sent = 0
     while sent < 5 * REFUSALS:  # of a process of no service
         sent += made.fill(5)
-        made.notify.drain()
+        made.notify.read_all()
     assert len(made.said) == REFUSALS and all("it belongs to no service" in text for text in made.said)
     assert made.told == []
 
@@ -97,7 +97,7 @@ def test_a_message_whose_sender_cannot_be_looked_at_now_is_not_lost(
     monkeypatch.setattr(made.owners, "owner", scarce)
     for text in (b"STATUS=one", b"STATUS=two"):
         made.sender.send(text)
-    assert made.notify.drain() is False and made.notify.keeps
+    assert made.notify.read_all() is False and made.notify.keeps
     assert made.told == []
 
     def both() -> bool:
@@ -106,7 +106,7 @@ def test_a_message_whose_sender_cannot_be_looked_at_now_is_not_lost(
 
     until(both, "both are heard of")
     assert [told.status for told in made.told] == ["one", "two"]
-    assert made.notify.drain() is True and not made.said
+    assert made.notify.read_all() is True and not made.said
 
 
 def test_proc_that_cannot_be_read_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:

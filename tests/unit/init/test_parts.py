@@ -6,17 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from init.engine import order as stop
+from init.engine import order
 from init.engine.engine import Condition, Engine
 from init.engine.states import MAIN, Exited, Kill, PodPhase, Said, Spawn, Spawned, SpawnFailed, Told
 from init.engine.trace import Trace
+from init.errors import RequestError
 from init.pid1.log.lines import CONTINUES, KEPT, LONGEST, Ring, cut, tag_json, tag_text
 from init.pid1.log.syslog import line
 from init.pid1.notify import Message, parse
 from init.plan.compile import compile_plan
 from init.plan.spec import parse_drain, parse_service
+from init.pod.client import Client, control_socket
 from init.records import fields, record, replace
-from init.view import reasons as health
+from init.view import reasons
 
 
 @given(st.lists(st.binary(max_size=60), max_size=20))
@@ -103,10 +105,10 @@ def test_a_reason_is_followed_to_its_leaf() -> None:
     made.feed("munged", Spawned(7, MAIN), 1.0)
     made.feed("munged", Told(ready=True), 1.0)
     told = "controller: tcp slurm-controller:6817 refused for 12 s (resolves to 10.1.2.3)"
-    assert health.service_reasons(made, "slurmd", 12.0) == (f"waits for {told}",)
-    assert health.service_reasons(made, "proof", 12.0) == (f"waits for {told}",)
-    assert health.service_reasons(made, "munged", 12.0) == ()
-    assert health.pod_reasons(made, 12.0) == (f"slurmd, proof wait for {told}",)
+    assert reasons.service_reasons(made, "slurmd", 12.0) == (f"waits for {told}",)
+    assert reasons.service_reasons(made, "proof", 12.0) == (f"waits for {told}",)
+    assert reasons.service_reasons(made, "munged", 12.0) == ()
+    assert reasons.pod_reasons(made, 12.0) == (f"slurmd, proof wait for {told}",)
 
 
 def test_a_failed_start_tells_how_often_and_when_next() -> None:
@@ -115,28 +117,28 @@ def test_a_failed_start_tells_how_often_and_when_next() -> None:
         made.feed("a", Spawned(pid, MAIN), now)
         made.feed("a", Exited(pid, 3, last_line="no key"), now)
         made.tick(2.0)
-    assert "next start in 2 s" in health.pod_reasons(made, 2.0)[0]
+    assert "next start in 2 s" in reasons.pod_reasons(made, 2.0)[0]
     made.tick(4.0)
     made.feed("a", Spawned(8, MAIN), 4.0)
     made.feed("a", Exited(8, 3, last_line="no key"), 4.0)
-    assert health.pod_reasons(made, 4.0) == ("a: exited 3: no key; failed 4 times, next start in 4 s",)
+    assert reasons.pod_reasons(made, 4.0) == ("a: exited 3: no key; failed 4 times, next start in 4 s",)
 
 
 def test_what_is_not_required_only_degrades() -> None:
     made = engine(a={"required": False, "ready": "notify"})
-    assert health.pod_reasons(made, 5.0) == ()
-    assert health.degraded(made, 5.0) == ("a: started 5 s ago, no READY=1 yet",)
+    assert reasons.pod_reasons(made, 5.0) == ()
+    assert reasons.degraded(made, 5.0) == ("a: started 5 s ago, no READY=1 yet",)
     made.set_condition(Condition("gitsync", "cannot fetch", blocking=False, expires=None))
-    assert health.degraded(made, 5.0)[0] == "gitsync: cannot fetch"
+    assert reasons.degraded(made, 5.0)[0] == "gitsync: cannot fetch"
     made.set_condition(Condition("gitsync", "cannot fetch", blocking=True, expires=None))
-    assert health.pod_reasons(made, 5.0) == ("gitsync: cannot fetch",)
+    assert reasons.pod_reasons(made, 5.0) == ("gitsync: cannot fetch",)
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.25, "250 ms"), (1, "1 s"), (119, "119 s"), (600, "10 min"), (9000, "2 h"), (-1, "0 ms")]
 )
 def test_durations(seconds: float, text: str) -> None:
-    assert health.duration(seconds) == text
+    assert reasons.duration(seconds) == text
 
 
 def test_graces_are_shortened_alike_when_the_way_through_is_too_long() -> None:
@@ -145,13 +147,13 @@ def test_graces_are_shortened_alike_when_the_way_through_is_too_long() -> None:
         parse_service("b", {"command": ["/x"], "stop": {"grace": 10}, "needs": ["a"]}, "t"),
         parse_service("c", {"command": ["/x"], "stop": {"grace": 5}}, "t"),
     ]
-    assert stop.longest(services) == 40
-    assert stop.graces(services, 100) == {"a": 30, "b": 10, "c": 5}
-    assert stop.graces(services, 20) == {"a": 15, "b": 5, "c": 2.5}
+    assert order.longest(services) == 40
+    assert order.graces(services, 100) == {"a": 30, "b": 10, "c": 5}
+    assert order.graces(services, 20) == {"a": 15, "b": 5, "c": 2.5}
     drain = parse_drain({"command": ["/d"], "budget": 100}, "t")
-    assert stop.drain_budget(drain, services, 200) == 100
-    assert stop.drain_budget(drain, services, 101) == 60
-    assert stop.drain_budget(drain, services, 60) == 30, "at least half"
+    assert order.drain_budget(drain, services, 200) == 100
+    assert order.drain_budget(drain, services, 101) == 60
+    assert order.drain_budget(drain, services, 60) == 30, "at least half"
 
 
 def test_the_trace_keeps_the_boot_for_ever() -> None:
@@ -229,14 +231,14 @@ def test_what_the_drain_says_is_shown_until_it_has_ended() -> None:
     made.feed("a", Spawned(5, MAIN), 0.0)
     made.drain(1.0)
     made.feed("drain", Spawned(6, MAIN), 1.0)
-    assert health.snapshot(made, "p", 1.0).drain == "draining"
+    assert reasons.snapshot(made, "p", 1.0).drain == "draining"
     made.feed("drain", Told(status="waiting for 2 jobs: 4711 4712"), 2.0)
-    shown = health.snapshot(made, "p", 2.0)
+    shown = reasons.snapshot(made, "p", 2.0)
     assert shown.drain == "draining: waiting for 2 jobs: 4711 4712"
     assert shown.reasons == (f"drain: {shown.drain}",)
     assert made.ending.drain_state() == "draining", "what is asked for over the socket stays one word"
     made.feed("drain", Exited(6, 0), 3.0)
-    assert health.snapshot(made, "p", 3.0).drain == "drained"
+    assert reasons.snapshot(made, "p", 3.0).drain == "drained"
 
 
 @pytest.mark.parametrize("back", [(), ("/bin/back",)])
@@ -254,7 +256,7 @@ def test_a_drain_that_is_taken_back_while_it_runs_has_not_failed(back: tuple[str
         made.feed("resume", Spawned(7, MAIN), 3.0)
         made.feed("resume", Exited(7, 0), 4.0)
     assert "drain" not in made.states and made.ending.drain_state() == ""
-    assert health.pod_reasons(made, 5.0) == ()
+    assert reasons.pod_reasons(made, 5.0) == ()
 
 
 def test_a_removed_service_stops_after_those_that_need_it() -> None:
@@ -275,3 +277,23 @@ def test_a_bug_in_the_order_of_events_is_counted_and_told_and_harms_nothing() ->
     assert made.feed("a", Spawned(6, MAIN), 1.0) == []
     assert made.impossible == 1 and made.states["a"].pid == 5
     assert ("a: a bug of init itself: Spawned while starting", True) in made.trace.news
+
+
+@pytest.mark.parametrize(
+    ("variables", "path"),
+    [
+        ({}, "/run/minivm/control.sock"),
+        ({"MINIVM_CONTROL": "/old.sock"}, "/old.sock"),
+        ({"MINIVM_CONTROL": "/old.sock", "MINIVM_SOCKET": "/new.sock"}, "/new.sock"),
+    ],
+)
+def test_the_control_socket_has_one_variable_and_an_old_name(
+    variables: dict[str, str], path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("MINIVM_CONTROL", "MINIVM_SOCKET"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert str(control_socket()) == path
+    with pytest.raises(RequestError, match=path):
+        Client().request("status")

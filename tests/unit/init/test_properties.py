@@ -30,7 +30,7 @@ from init.plan import graph
 from init.plan.compile import compile_plan, plan_from_json, plan_to_json
 from init.plan.service import Kind, Probe, Service
 from init.plan.spec import parse_drain, parse_service
-from init.view import reasons as health
+from init.view import reasons
 from init.view.quotes import told
 from init.view.snapshot import to_mapping
 
@@ -220,7 +220,7 @@ def test_nothing_that_a_service_says_is_told_to_everybody(
         name = data.draw(st.sampled_from(sorted(world.engine.states)))
         world.perform(list(world.engine.feed(name, Told(status=world.words), world.now)))
         world.something()
-        shown = to_mapping(health.snapshot(world.engine, "pod", world.now, quoting=False))
+        shown = to_mapping(reasons.snapshot(world.engine, "pod", world.now, quoting=False))
         assert SECRET not in str(shown)
         assert SECRET not in told(world.engine.ending.why, quoting=False)
 

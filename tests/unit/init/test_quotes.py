@@ -16,7 +16,7 @@ from init.errors import CannotStart
 from init.pid1.spawn.procs import environment
 from init.plan.compile import compile_plan
 from init.plan.spec import parse_drain, parse_service
-from init.view import reasons as health
+from init.view import reasons
 from init.view.quotes import is_ours, told
 
 PROOF = ("builtin:cluster-proof",)
@@ -73,9 +73,9 @@ def test_the_words_of_inits_own_steps_are_shown_and_of_the_others_not() -> None:
     made.feed("b", Exited(6, 0), 0.0)
     made.feed("b", Spawned(7, 1), 0.0)
     made.feed("b", Exited(7, 1, last_line="no key is mounted"), 0.0)
-    shown = health.pod_reasons(made, 1.0, quoting=False)
+    shown = reasons.pod_reasons(made, 1.0, quoting=False)
     assert shown == ("a: /bin/rm (prepare) exited 1", "b: builtin:prepare (prepare) exited 1: no key is mounted")
-    assert health.pod_reasons(made, 1.0)[0] == "a: /bin/rm (prepare) exited 1: hunter2"
+    assert reasons.pod_reasons(made, 1.0)[0] == "a: /bin/rm (prepare) exited 1: hunter2"
 
 
 def test_a_drain_is_a_service_like_another() -> None:
@@ -86,11 +86,11 @@ def test_a_drain_is_a_service_like_another() -> None:
     made.drain(1.0)
     made.feed("drain", Spawned(6, MAIN), 1.0)
     made.feed("drain", Told(status="asks with hunter2"), 1.0)
-    assert health.drain_text(made) == "draining: asks with hunter2"
-    assert health.pod_reasons(made, 1.0, quoting=False) == ("drain: draining",)
+    assert reasons.drain_text(made) == "draining: asks with hunter2"
+    assert reasons.pod_reasons(made, 1.0, quoting=False) == ("drain: draining",)
     made.feed("drain", Exited(6, 1, last_line="hunter2 is wrong"), 2.0)
-    assert health.drain_text(made) == "failed: exited 1: hunter2 is wrong"
-    assert health.snapshot(made, "pod", 2.0, quoting=False).drain == "failed: exited 1"
+    assert reasons.drain_text(made) == "failed: exited 1: hunter2 is wrong"
+    assert reasons.snapshot(made, "pod", 2.0, quoting=False).drain == "failed: exited 1"
 
 
 def test_what_a_service_file_holds_is_not_told_when_it_cannot_be_filled_in() -> None:
@@ -99,8 +99,8 @@ def test_what_a_service_file_holds_is_not_told_when_it_cannot_be_filled_in() -> 
         environment(spec, {})
     made = engine(a={"restart": {"when": "never"}})
     made.feed("a", SpawnFailed(caught.value.why, caught.value.quoted), 0.0)
-    assert health.pod_reasons(made, 0.0, quoting=False) == ("a: ${NOT_SET} is not set",)
-    assert "hunter2" in health.pod_reasons(made, 0.0)[0]
+    assert reasons.pod_reasons(made, 0.0, quoting=False) == ("a: ${NOT_SET} is not set",)
+    assert "hunter2" in reasons.pod_reasons(made, 0.0)[0]
 
 
 @pytest.mark.parametrize(
