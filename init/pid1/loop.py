@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 
-from init.engine.states import Cause, Kill, PodPhase, Spawn, Unwatch, Watch
+from init.engine.states import Cause, Kill, Phase, PodPhase, Spawn, Unwatch, Watch
 from init.errors import ORDINARY, ConfigError, in_words
 from init.lean import signal
 from init.pid1 import modules
@@ -13,7 +13,6 @@ from init.pid1.children import Children
 from init.pid1.core import AGAIN, Core
 from init.pid1.spawn import procs
 from init.pid1.wait.poller import IN
-from init.pid1.watches import Watches
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from init.engine.states import Action
     from init.pid1.core import Settings
     from init.pid1.serve.requests import Requests
+    from init.pid1.watches import Watches
     from init.plan.compile import Plan
 
 EX_CONFIG = 78  # docs/reference/exit-codes.md
@@ -38,7 +38,7 @@ class Init:
     def __init__(self, plan: Plan, settings: Settings) -> None:
         self.core = Core(plan, settings, self._act)
         self._children = Children(self.core)
-        self._watches = Watches(self.core, self._children)
+        self._watches: Watches | None = None
         self._requests: Requests | None = None
         self._turns = 0
         self._after_turn: list[Callable[[], None]] = []
@@ -77,9 +77,26 @@ class Init:
             case Kill():
                 self._children.kill(action.pid, action.signal)
             case Watch():
-                self._watches.begin(name)
-            case Unwatch():
+                self._watch(name)
+            case Unwatch() if self._watches is not None:
                 self._watches.end(name)
+
+    def _watch(self, name: str) -> None:
+        """The first service that is probed loads what it takes, once it has been started."""
+        if self._watches is None:
+            try:
+                from init.pid1.watches import Watches
+            except ORDINARY as error:
+                self.core.troubled(f"a probe of {name}: {in_words(error)}")
+                self.core.poller.after(AGAIN, lambda: self._watch_again(name))
+                return
+            self._watches = Watches(self.core, self._children)
+        self._watches.begin(name)
+
+    def _watch_again(self, name: str) -> None:
+        state = self.core.engine.states.get(name)
+        if state is not None and state.phase is Phase.STARTING:
+            self._watch(name)
 
     def _turn(self, until: float | None) -> None:
         try:

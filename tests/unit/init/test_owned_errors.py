@@ -14,6 +14,7 @@ from init.engine.states import EndPod, Phase, SpawnFailed, State
 from init.pid1.wait.poller import IN, Poller
 from init.pid1.wait.scope import Scope
 from init.plan.spec import parse_service
+from init.records import replace
 from tests.waiting import until
 
 
@@ -121,13 +122,13 @@ def test_what_the_machine_lacks_uses_up_no_restart() -> None:
     spec = parse_service("a", {"command": ["/x"], "restart": RESTART}, "t")
     state, now = State(), 0.0
     for _ in range(20):
-        state, actions = advance(spec, state, SpawnFailed("no room", scarce=True), now)
+        state, actions = advance(spec, replace(state, spawning=True), SpawnFailed("no room", scarce=True), now)
         assert state.phase in (Phase.WAITING, Phase.BACKOFF) and str(state.why) == "no room"
         assert not any(isinstance(action, EndPod) for action in actions)
         assert state.deadline is None or state.deadline <= now + 8
         now += 8
     for count in range(3):
-        state, actions = advance(spec, state, SpawnFailed("no such file"), now)
+        state, actions = advance(spec, replace(state, spawning=True), SpawnFailed("no such file"), now)
         assert any(isinstance(action, EndPod) for action in actions) is (count == 2)
 
 
