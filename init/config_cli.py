@@ -17,7 +17,7 @@ from init.pod.pod import Pod
 from init.slurm.change import Effect
 from init.slurm.daemon import PROGRAM, Slurmctld
 from init.slurm.files import MAIN, SlurmFiles, of_config_map, read
-from init.slurm.judge import LIVE, PENDING, SAID, Said, SlurmConfigError, told, weigh
+from init.slurm.judge import LIVE, PENDING, SAID, Said, SlurmConfigError, impossible, told, weigh
 from init.slurm.kept import Kept, digest
 
 TRIED = Path("/run/minivm/slurm-asked")  # not where the mounted one is tried at the same time
@@ -70,7 +70,7 @@ def check(candidate: str | None) -> None:
     """As diff, and exit 1 where it would be refused. What only slurmctld itself finds is found when it is applied."""
     files, new = _candidate(candidate)
     daemon = Slurmctld(Path(os.devnull))
-    against = daemon.objects_to(files.candidate(new, TRIED))
+    against = daemon.objects_to(files.candidate(new, TRIED)) or impossible(files, new)
     if against:
         raise SlurmConfigError("take this slurm.conf", against)
     found = weigh(files, daemon, new)

@@ -27,7 +27,7 @@ from init.pod.notify import notify
 from init.pod.pod import Pod
 from init.slurm.daemon import PROGRAM, Answer, Outcome, Slurmctld
 from init.slurm.files import SlurmFiles
-from init.slurm.judge import LIVE, REFUSED, SAID, Said, tell, told, weigh
+from init.slurm.judge import LIVE, REFUSED, SAID, Said, impossible, tell, told, weigh
 from init.slurm.kept import Kept, digest
 
 DROPINS = [
@@ -117,7 +117,7 @@ class SlurmWatch:
         """Read by a client, weighed, installed, read by slurmctld. Unless it is live, all is put back, and slurmctld
         answers."""
         try:
-            against = self.daemon.objects_to(self.files.candidate(files))
+            against = self.daemon.objects_to(self.files.candidate(files)) or impossible(self.files, files)
             if against:
                 return Answer(Outcome.REFUSED, against), False
             if not accepted:

@@ -88,6 +88,21 @@ def effect(
     return Effect(tuple(changed), tuple(losses), tuple(_anew(before, after)))
 
 
+def impossible(new: Configuration, saved_of: str) -> str:
+    """What slurmctld refuses and a client of it reads without a word; `saved_of`: the cluster whose state is there."""
+    name = new.value("clustername").lower()
+    if saved_of and name and name != saved_of:
+        return (
+            f"ClusterName is {name}, and the state in StateSaveLocation is that of {saved_of}: a cluster keeps its name"
+        )
+    lists = [("NodeName", one) for one in new.nodes]
+    lists += [(f"partition {name}: Nodes", line.get("nodes", "")) for name, line in new.partitions.items()]
+    for where, hosts in lists:
+        if hosts.count("[") != hosts.count("]"):
+            return f"{where}={hosts}: a bracket is not closed, or not opened"
+    return ""
+
+
 def dangers(old: Configuration, new: Configuration) -> Iterator[tuple[str, Takes]]:
     """What goes, and how to tell a job that goes with it."""
     yield from _settings(old, new)

@@ -6,6 +6,7 @@ Asks slurmctld only where something goes that a job may need: what only adds is 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 from init.errors import InitError
 from init.pod.pod import write
 from init.slurm.change import Effect, effect, hidden_lists
+from init.slurm.change import impossible as cannot_be
 from init.slurm.conf import read
 from init.slurm.daemon import Slurmctld
 from init.slurm.files import SlurmFiles
@@ -47,6 +49,16 @@ def weigh(files: SlurmFiles, daemon: Slurmctld, candidate: Mapping[str, bytes]) 
     running = read(old)
     state = b"" if not running.value("statesavelocation") else _saved(Path(running.value("statesavelocation")))
     return effect(old, new, jobs, hidden_lists(state, running.partitions, [job.partitions for job in jobs]))
+
+
+def impossible(files: SlurmFiles, candidate: Mapping[str, bytes]) -> str:
+    """Why slurmctld would not take it, where that can be told beforehand; nothing otherwise."""
+    new = read({**files.installed(), **candidate})
+    try:
+        saved = (Path(new.value("statesavelocation") or os.devnull) / "clustername").read_text(errors="replace")
+    except OSError:
+        saved = ""
+    return cannot_be(new, saved.partition("|")[0].strip().lower())  # NAME|NUMBER
 
 
 def _saved(directory: Path) -> bytes:

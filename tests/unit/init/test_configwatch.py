@@ -109,6 +109,16 @@ def test_what_a_client_cannot_read_never_reaches_slurmctld(site: Site) -> None:
     assert site.told == ["refused, the last one stays: unrecognized key: SlurmdTimout"]
 
 
+def test_a_cluster_of_another_name_never_reaches_slurmctld(site: Site, tmp_path: Path) -> None:
+    """It would say CLUSTER NAME MISMATCH, and not which names."""
+    (tmp_path / "clustername").write_text("hpc|2881\n")
+    site.mount(f"new=1\nClusterName=hcp\nStateSaveLocation={tmp_path}\n".encode())
+    _, daemon = site.look()
+    assert daemon.asked_with == []
+    said = "ClusterName is hcp, and the state in StateSaveLocation is that of hpc: a cluster keeps its name"
+    assert site.told == [f"refused, the last one stays: {said}"]
+
+
 def test_what_slurmctld_refuses_is_taken_back_and_not_tried_again(site: Site) -> None:
     watch, daemon = site.look(REFUSED)
     assert (daemon.asked_with, read(site.files.target)) == ([NEW], OLD)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from init.pod.pod import Pod
 from init.prepare import slurm_config
-from init.slurm.change import SHOWN, effect, hidden_lists
+from init.slurm.change import SHOWN, effect, hidden_lists, impossible
 from init.slurm.conf import expanded, read
 from init.slurm.files import of_config_map
 from init.slurm.jobs import FIELDS, Job, jobs
@@ -127,6 +127,32 @@ LONG_LINES = BASE[BASE.index("PartitionName=long") :]
 def test_a_change_costs_the_jobs_that_slurmctld_would_end(new: str, lost: dict[str, tuple[str, ...]]) -> None:
     found = effect(files(BASE), files(new), JOBS)
     assert {loss.what: loss.jobs for loss in found.losses} == lost
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (BASE, ""),
+        (BASE.replace("ClusterName=c ", "ClusterName=C "), ""),  # Slurm knows small letters only
+        (
+            BASE.replace("ClusterName=c ", "ClusterName=other "),
+            "ClusterName is other, and the state in StateSaveLocation is that of c: a cluster keeps its name",
+        ),
+        (BASE + "NodeName=gpu[1-3 CPUs=1\n", "NodeName=gpu[1-3: a bracket is not closed, or not opened"),
+        (BASE + "NodeName=gpu1-3] CPUs=1\n", "NodeName=gpu1-3]: a bracket is not closed, or not opened"),
+        (BASE + "NodeName=r[1-2]n[01-16] CPUs=1\n", ""),
+        (
+            BASE + "PartitionName=x Nodes=gpu[1-3\n",
+            "partition x: Nodes=gpu[1-3: a bracket is not closed, or not opened",
+        ),
+    ],
+)
+def test_what_only_slurmctld_refuses_is_told_before_it_is_asked(text: str, why: str) -> None:
+    assert impossible(read(files(text)), "c") == why
+
+
+def test_a_cluster_without_state_may_have_any_name() -> None:
+    assert impossible(read(files(BASE)), "") == ""
 
 
 def test_where_nobody_can_be_asked_what_goes_counts_and_what_comes_does_not() -> None:
