@@ -7,6 +7,7 @@ costs one sinfo, and only when a drain is due.
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -19,7 +20,7 @@ from health.broker.incidents import Enter
 from health.broker.inputs import read_gpus
 from health.broker.memory import Memory, Now, Say, forget, is_restless, resumed, what_of
 from health.broker.step import Action, AskFleet, AskNode, Change, Failed, Inputs, step
-from health.files import write_json
+from health.files import publish
 from health.index import read_index
 from health.ledger import Ledger
 from health.places import Places, boot_id
@@ -161,7 +162,8 @@ class Broker:
             "at": now.wall,
         }
         with contextlib.suppress(OSError):
-            write_json(self.places.broker_state, data)
+            # People search it by words: one form, as it always was.
+            publish(self.places.broker_state, json.dumps(data).encode())
 
     def reread(self) -> None:
         """The operator's policy, else the tree's; of a file with a typo the reason is told, once."""

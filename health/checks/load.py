@@ -10,10 +10,8 @@ script, and the verdict is unknown. 1 and 2 are what a shell exits with when the
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,11 +33,11 @@ from health.api import (
     problem,
     unknown,
 )
+from health.checks import imports
 from health.script import UNFIT
 
 MARK = "minivm-check:"
 HEADER_KEYS = {"about", "class", "period_s", "deadline_s", "when", "user_made"}
-BYTECODE = "/run/minivm/health/bytecode"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +73,7 @@ def load_checks(tree: Path, names: Iterable[str] | None = None) -> Loaded:
     checks: dict[str, CheckModule] = {}
     broken: dict[str, str] = {}
     wanted = None if names is None else set(names)
-    _prepare_imports(tree)
+    imports.serve(tree)
     for path in sorted(directory.iterdir()) if directory.is_dir() else []:
         if path.name.startswith((".", "_")) or path.is_dir() or (wanted is not None and path.stem not in wanted):
             continue
@@ -109,32 +107,8 @@ def load_limits(tree: Path, name: str) -> Limits:
     return Limits(data, f"lib/thresholds/{name}.json")
 
 
-def _prepare_imports(tree: Path) -> None:
-    # A check imports its parsers from lib; two trees in one process (tests) must not share them.
-    lib = str(tree / "lib")
-    for name in [name for name, module in sys.modules.items() if _inside(module, "/lib/parsers/")]:
-        if not str(getattr(sys.modules[name], "__file__", "")).startswith(lib):
-            del sys.modules[name]
-    sys.path[:] = [lib, *(entry for entry in sys.path if not entry.endswith("/lib") or "/python" in entry)]
-    # A published tree is never written to, and a bytecode cache beside the sources would be.
-    if os.access("/run/minivm/health", os.W_OK):
-        sys.pycache_prefix = BYTECODE
-    else:
-        sys.dont_write_bytecode = True
-
-
-def _inside(module: object, part: str) -> bool:
-    return part in str(getattr(module, "__file__", "") or "")
-
-
 def _load_module(path: Path) -> CheckModule:
-    spec = importlib.util.spec_from_file_location(f"minivm_check_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise GitsyncError("load a check", "not a Python file", file=path)
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their module up there.
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    module = imports.load(path)
     if not isinstance(getattr(module, "CHECK", None), Check):
         raise GitsyncError("load a check", "no CHECK = Check(...)", file=path)
     for name in ("parse", "judge"):
