@@ -12,6 +12,7 @@ from tests.kubernetes.programs import Programs
 
 Words = tuple[str, ...]
 ETCD = "http://127.0.0.1:2379"
+KUBELET_PORT = 10250
 # Kubernetes' own are 50 s and 300 s, and nobody waits so long in a test.
 NODE_GRACE = "20s"
 TOLERATE = 30
@@ -95,6 +96,7 @@ def kubelet(machine: Machine, keys: Path) -> dict[str, Any]:
         "tlsCertFile": f"{keys}/{machine.name}.crt",
         "tlsPrivateKeyFile": f"{keys}/{machine.name}.key",
         "address": "0.0.0.0",
+        "port": KUBELET_PORT,
         "healthzBindAddress": "127.0.0.1",
         "clusterDomain": "cluster.local",
         "clusterDNS": [plan.DNS],

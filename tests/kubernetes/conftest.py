@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.kubernetes import machine, programs
-from tests.kubernetes.lab import Lab
+from tests.kubernetes.lab import UP, Lab
 from tests.kubernetes.world import IMAGES, Kubernetes, Release
 
 NODES = 3
@@ -29,18 +29,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """The programs are built beside the tests that come first, by what these leave of the processors."""
     if GIVEN or config.option.collectonly or programs.built() or refusal():
         return
-    programs.KEPT.mkdir(parents=True, exist_ok=True)
-    with (programs.KEPT / "build.log").open("wb") as log:
-        command = ["nice", "-n", "19", sys.executable, "-m", "tests.kubernetes", "build"]
-        builder = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
-    config.add_cleanup(lambda: end(builder))
-
-
-def end(builder: subprocess.Popen[bytes]) -> None:
-    """With its compilers; what they have made stays for the next time."""
-    if builder.poll() is None:
-        os.killpg(builder.pid, 15)
-    builder.wait()
+    builder = programs.beside()
+    config.add_cleanup(lambda: programs.end(builder))
 
 
 @pytest.fixture(scope="session")
@@ -48,12 +38,18 @@ def kubernetes() -> Iterator[Kubernetes]:
     if GIVEN:
         kubectl = shutil.which("kubectl")
         assert kubectl, "KUBECONFIG names a Kubernetes, and there is no kubectl here"
-        yield Kubernetes(Path(kubectl), Path(GIVEN))
+        yield Kubernetes(Path(kubectl), Path(GIVEN), made_by_hand())
         return
     if why := refusal():
         pytest.skip(f"no Kubernetes: {why}")
     with keeper() as lab:
         yield Kubernetes(lab.programs.bin / "kubectl", lab.kubeconfig, lab)
+
+
+def made_by_hand() -> Lab | None:
+    """The lab that `make kube-up` has made, if KUBECONFIG is its own."""
+    lab = Lab.found() if UP.is_symlink() else None
+    return lab if lab and lab.kubeconfig == Path(GIVEN) else None
 
 
 @contextlib.contextmanager
@@ -84,8 +80,8 @@ def installed(kubernetes: Kubernetes, tmp_path_factory: pytest.TempPathFactory) 
     release.install()
     yield release
     release.shut()
-    # The lab goes with all that is on it.
-    if not kubernetes.lab:
+    # A lab of this run's own goes with all that is on it.
+    if GIVEN:
         release.uninstall()
         kubernetes("delete", "namespace", release.namespace, "--wait=false")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -154,6 +155,8 @@ class Lab:
     def start_kubelet(self, node: Machine) -> None:
         write(node.state / "kubelet.json", json.dumps(configs.kubelet(node, self.keys)))
         self.daemon(node, configs.kubelet_words(node, self.keys))
+        # Until then nobody gets a word into its pods.
+        self.wait(120, f"the kubelet of {node.name}", lambda: listens(node.address, configs.KUBELET_PORT))
 
     def proxy(self, machine: Machine) -> None:
         # It looks its node up; the control plane is none, and any will do.
@@ -206,6 +209,14 @@ class Lab:
         if found := left.look(self.state):
             raise LabError("take the lab down", f"this is left: {found}")
         self.say("nothing is left")
+
+
+def listens(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((address, port), timeout=1).close()
+    except OSError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.kubernetes import plan
@@ -38,13 +40,23 @@ def with_marks(text: str, *marks: str) -> tuple[str, ...]:
 
 def processes(state: str) -> tuple[str, ...]:
     """Those in the lab's cgroups, and those that were started with a file of its state."""
+    inside = those(lambda path: f"/{plan.CGROUP}/" in (path / "cgroup").read_text())
+    return tuple(sorted({*inside, *started_with(state)}))
+
+
+def started_with(prefix: str) -> tuple[str, ...]:
+    """Processes of which a word begins with this path."""
+    return those(lambda path: any(word.startswith(prefix.encode()) for word in words(path)))
+
+
+def those(meant: Callable[[Path], bool]) -> tuple[str, ...]:
     found = []
     for path in Path("/proc").glob("[0-9]*"):
-        try:
-            inside = f"/{plan.CGROUP}/" in (path / "cgroup").read_text()
-            words = (path / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if inside or any(word.decode(errors="replace").startswith(state) for word in words):
-            found.append(f"{path.name} {b' '.join(words).decode(errors='replace')}")
+        with contextlib.suppress(OSError):
+            if meant(path):
+                found.append(f"{path.name} {b' '.join(words(path)).decode(errors='replace')}")
     return tuple(found)
+
+
+def words(path: Path) -> list[bytes]:
+    return (path / "cmdline").read_bytes().split(b"\0")

@@ -80,6 +80,22 @@ def build() -> Programs:
     return wanted
 
 
+def beside() -> subprocess.Popen[bytes]:
+    """The build, by what others leave of the processors; it ends with this process, however this one ends."""
+    KEPT.mkdir(parents=True, exist_ok=True)
+    # What it has started is below its own PID 1 and goes with it.
+    alone = ("setpriv", "--pdeathsig", "KILL", "unshare", "--pid", "--mount-proc", "--fork", "--kill-child")
+    command = (*alone, "nice", "-n", "19", sys.executable, "-m", "tests.kubernetes", "build")
+    with (KEPT / "build.log").open("wb") as log:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=ROOT)
+
+
+def end(builder: subprocess.Popen[bytes]) -> None:
+    """What was compiled stays for the next time."""
+    builder.kill()
+    builder.wait()
+
+
 def remove(tree: Path) -> None:
     """Go writes its sources read-only."""
     for directory, _, _ in os.walk(tree):

@@ -15,6 +15,15 @@ if TYPE_CHECKING:
 class Door:
     """A port of this host that leads to one of the login pods."""
 
+    @classmethod
+    def to(cls, release: Release) -> Door | None:
+        """None while its kubelet is away."""
+        door = cls(release)
+        if door.port:
+            return door
+        door.close()
+        return None
+
     def __init__(self, release: Release) -> None:
         self.release = release
         self.known = release.keys / f"known-{release.name}"
@@ -24,11 +33,13 @@ class Door:
             [str(release.kubernetes.kubectl), *words, *forward], stdout=subprocess.PIPE, text=True
         )
         assert self.forward.stdout
-        line = self.forward.stdout.readline()
-        found = re.search(r"127\.0\.0\.1:(\d+) ->", line)
-        assert found, f"kubectl port-forward said {line!r}"
-        self.port = int(found[1])
+        found = re.search(r"127\.0\.0\.1:(\d+) ->", self.forward.stdout.readline())
+        self.port = int(found[1]) if found else 0
         self.known.write_text(f"[127.0.0.1]:{self.port} {host_key(release)}\n")
+
+    def open(self) -> bool:
+        """It closes when the kubelet that it leads through ends."""
+        return self.forward.poll() is None
 
     def close(self) -> None:
         self.forward.kill()

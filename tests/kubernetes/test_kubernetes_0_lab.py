@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -74,3 +75,17 @@ def test_what_is_left_when_the_holder_itself_was_killed_goes_before_the_next_lab
         assert not old & set(left.look(STATE).processes)
         run.kill()
         until(nothing_left, "the second lab is taken down", within=240, seen=lambda: left.look(STATE))
+
+
+def test_a_build_beside_the_tests_ends_with_them(tmp_path: Path) -> None:
+    def builds() -> tuple[str, ...]:
+        return left.started_with(str(tmp_path))
+
+    script = "from tests.kubernetes import programs; import time; programs.beside(); time.sleep(600)"
+    run = subprocess.Popen([sys.executable, "-c", script], env=os.environ | {"MINIVM_KUBERNETES": str(tmp_path)})
+    try:
+        until(lambda: (tmp_path / "work" / "apt").is_dir() and builds(), "the build has begun", seen=builds)
+    finally:
+        run.kill()
+        run.wait()
+    until(lambda: not builds(), "the build is gone", seen=builds)

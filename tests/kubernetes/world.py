@@ -24,6 +24,8 @@ from tests.waiting import until
 IMAGES = os.environ.get("MINIVM_TEST_IMAGES", "minivm")
 # Machines of a test share two processors: what the chart asks for by default would not fit.
 SMALL = {"resources": {"requests": {"cpu": "50m", "memory": "64Mi"}}}
+# What kubectl says while a kubelet is away or does not know its pods yet: the command was not run.
+NOT_REACHED = ("error dialing backend", "pod does not exist", "container not found", "unable to upgrade connection")
 FAILED = {"FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT"}
 Object = dict[str, Any]
 
@@ -76,7 +78,7 @@ class Release:
             "login": {"graceSeconds": 30, **SMALL},
             "home": {"size": "1Gi"},
             "workers": {
-                "defaults": {"graceSeconds": 75, "drainSeconds": 60, "affinity": apart(self.name), **SMALL},
+                "defaults": {"graceSeconds": 45, "drainSeconds": 30, "affinity": apart(self.name), **SMALL},
                 "pools": {"worker": {"replicas": 2}},
             },
         }
@@ -116,7 +118,15 @@ class Release:
         return self.kubernetes.get("-n", self.namespace, *words)
 
     def run(self, pod: str, *command: str, stdin: str = "") -> str:
-        return self.kubectl("exec", "-i", f"{self.name}-{pod}", "--", *command, stdin=stdin)
+        words = ("-n", self.namespace, "exec", "-i", f"{self.name}-{pod}", "--", *command)
+
+        def reached() -> subprocess.CompletedProcess[str] | None:
+            done = self.kubernetes.attempt(*words, stdin=stdin)
+            return None if done.returncode and any(text in done.stderr for text in NOT_REACHED) else done
+
+        done = until(reached, f"a way into {pod}", within=120)
+        assert done and done.returncode == 0, f"{command} in {pod}: {done}"
+        return done.stdout
 
     def pods(self) -> dict[str, Object]:
         """Those that stay: the one that makes the keys ends."""
@@ -155,6 +165,15 @@ class Release:
     def node_of(self, pod: str) -> str:
         return str(self.pods()[pod]["spec"]["nodeName"])
 
+    def is_new(self, pod: str, old: str) -> bool:
+        """Whether a pod of this name is there that is not the one with this identity."""
+        found = self.pods().get(pod)
+        return found is not None and found["metadata"]["uid"] != old
+
+    def leaving(self) -> set[str]:
+        """Pods that Kubernetes wants to see gone."""
+        return {name for name, pod in self.pods().items() if going(pod)}
+
     # Slurm
 
     def slurm(self, *command: str) -> str:
@@ -167,6 +186,19 @@ class Release:
 
     def state(self, job: str) -> str:
         return self.slurm("scontrol", "-o", "show", "job", job).partition("JobState=")[2].split()[0]
+
+    def restarts(self, job: str) -> int:
+        return int(self.slurm("scontrol", "-o", "show", "job", job).partition("Restarts=")[2].split()[0])
+
+    def wait_requeued(self, job: str) -> None:
+        """Once, and to run again in two minutes, when what it left on its node is cleaned up. Nobody waits for that."""
+        until(
+            lambda: self.restarts(job) == 1 and self.state(job) == "PENDING",
+            f"job {job} is requeued",
+            within=180,
+            seen=lambda: self.about(job),
+        )
+        self.slurm("scancel", job)
 
     def wait_for(self, job: str, *wanted: str, within: float = 120) -> None:
         def looked() -> bool:
@@ -184,7 +216,10 @@ class Release:
 
     def as_user(self, user: str, command: str, *, stdin: str = "") -> str:
         """By ssh, through the login Service."""
-        self.door = self.door or Door(self)
+        if self.door is None or not self.door.open():
+            self.shut()
+            self.door = until(lambda: Door.to(self), "a way to a login pod", within=120)
+        assert self.door
         done = self.door.try_(user, command, key=self.key(user), stdin=stdin)
         assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}{done.stderr}"
         return done.stdout.strip()

@@ -1,0 +1,45 @@
+"""What happens to Kubernetes' machines, and what the pods and Slurm make of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kubernetes import machine as power
+from tests.kubernetes.lab import Lab
+from tests.kubernetes.world import Release
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture
+def lab(release: Release) -> Lab:
+    if not release.kubernetes.lab:
+        pytest.skip("these machines are not ours to break")
+    return release.kubernetes.lab
+
+
+def containers(release: Release) -> dict[str, tuple[str, int]]:
+    """Pod -> its container's number, and how often it was started again."""
+    found = {}
+    for name, pod in release.pods().items():
+        (status,) = pod["status"]["containerStatuses"]
+        found[name] = status["containerID"], status["restartCount"]
+    return found
+
+
+@pytest.mark.parametrize("daemon", ["kubelet", "containerd"])
+def test_a_machines_daemon_that_is_killed_and_comes_back_costs_nobody_anything(
+    release: Release, lab: Lab, daemon: str
+) -> None:
+    job = release.submit("alice", "-w", f"{release.name}-worker-0", script="sleep 15")
+    release.wait_for(job, "RUNNING")
+    before = containers(release)
+    node = lab.node(release.node_of("worker-0"))
+    power.kill(node, daemon)
+    if daemon == "kubelet":
+        lab.start_kubelet(node)
+    else:
+        lab.start_containerd(node)
+    release.wait_for(job, "COMPLETED")
+    release.wait_ready()
+    assert containers(release) == before and release.restarts(job) == 0
