@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.kubernetes.world import Release
@@ -34,3 +36,44 @@ def test_a_deleted_controller_costs_no_job(release: Release) -> None:
     release.wait_for(runs, "COMPLETED")
     release.wait_for(waits, "COMPLETED")
     assert (release.restarts(runs), release.restarts(waits)) == (0, 0)
+
+
+def test_an_eviction_is_granted_one_at_a_time(release: Release) -> None:
+    def evict(pod: str) -> str:
+        name = f"{release.name}-{pod}"
+        body = {"kind": "Eviction", "metadata": {"name": name, "namespace": release.namespace}}
+        body["apiVersion"] = release.get("poddisruptionbudgets", f"{release.name}-worker")["apiVersion"]
+        path = f"/api/v1/namespaces/{release.namespace}/pods/{name}/eviction"
+        done = release.kubernetes.attempt("create", "--raw", path, "-f", "-", stdin=json.dumps(body))
+        return done.stderr
+
+    old = release.pods()["worker-0"]["metadata"]["uid"]
+    assert evict("worker-0") == ""
+    assert "disruption budget" in evict("worker-1")
+    until(lambda: release.is_new("worker-0", old), "the evicted pod is replaced", within=120, seen=release.why)
+    release.wait_ready()
+
+
+def test_workers_roll_one_by_one_under_an_array_that_loses_nothing(release: Release) -> None:
+    before = {name: pod["metadata"]["uid"] for name, pod in release.pods().items()}
+    array = release.submit("alice", "--array=0-11", script="sleep 4")
+    release.wait_for(f"{array}_0", "RUNNING")
+    release.upgrade(workers={"defaults": {"env": {"MINIVM_USER_ROLLED": "yes"}}})
+
+    def rolled() -> bool:
+        ready = release.ready()
+        assert sum(ready.get(f"worker-{number}", False) for number in (0, 1)) >= 1, "never two at once"
+        return all(release.is_new(f"worker-{number}", before[f"worker-{number}"]) for number in (0, 1))
+
+    until(rolled, "both workers are replaced", within=240, seen=release.why)
+    release.wait_ready()
+    after = {name: pod["metadata"]["uid"] for name, pod in release.pods().items()}
+    assert {name for name in before if before[name] != after[name]} == {"worker-0", "worker-1"}
+    done = ["sacct", "-n", "-X", "-j", array, "-o", "state%20,restarts"]
+    lines = until(
+        lambda: found if len(found := release.slurm(*done).splitlines()) == 12 and "ING" not in str(found) else [],
+        "the array is done",
+        within=120,
+        seen=lambda: release.slurm(*done),
+    )
+    assert {tuple(line.split()) for line in lines} == {("COMPLETED", "0")}

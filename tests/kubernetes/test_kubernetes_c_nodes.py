@@ -27,6 +27,20 @@ def containers(release: Release) -> dict[str, tuple[str, int]]:
     return found
 
 
+def test_a_drained_machine_gives_its_pods_and_jobs_away(release: Release) -> None:
+    job = release.submit("alice", "-w", f"{release.name}-worker-0", script="sleep 600")
+    release.wait_for(job, "RUNNING")
+    node = release.node_of("worker-0")
+    release.shut()
+    release.kubernetes("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=240s")
+    try:
+        release.wait_ready()
+        assert node not in {release.node_of(name) for name in release.pods()}
+        release.wait_requeued(job)
+    finally:
+        release.kubernetes("uncordon", node)
+
+
 @pytest.mark.parametrize("daemon", ["kubelet", "containerd"])
 def test_a_machines_daemon_that_is_killed_and_comes_back_costs_nobody_anything(
     release: Release, lab: Lab, daemon: str
