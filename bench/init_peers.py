@@ -32,11 +32,15 @@ def after(name: str, directory: Path) -> str:
     return str(directory / f"ready-{name}")
 
 
-# Said by the checkout that is measured: a plan's form is its own affair.
+# Said by the checkout that is measured: a plan's form is its own affair. An older one has these modules elsewhere.
 COMPILE = """
 import json, sys
-from init.plan.compile import compile_plan, plan_to_json
-from init.plan.spec import parse_service
+try:
+    from init.plan.compile import compile_plan, plan_to_json
+    from init.plan.spec import parse_service
+except ImportError:
+    from init.plan import compile_plan, plan_to_json
+    from init.spec import parse_service
 services = json.load(sys.stdin)
 print(plan_to_json(compile_plan("bench", [parse_service(name, what, "bench") for name, what in services.items()])))
 """
