@@ -15,6 +15,9 @@ if __package__ in (None, ""):  # run by its path: our package is beside us, foun
     sys.path.append(__file__.rpartition("/init/")[0] or "/")
 
 try:
+    from init.pid1.modules import hurry
+
+    hurry()
     from init.pid1.start import end, main
 except (OSError, MemoryError, ImportError) as error:  # as init.pid1.start would say it, were it there
     import posix  # built in
