@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import ClusterError
-from cluster.rendered.manifests import Pod
+from cluster.rendered.objects import Pod
 
 # What the chart's runtimeClassName says here.
 RUNTIME_CLASS = "cgroup-writable"

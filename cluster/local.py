@@ -16,8 +16,9 @@ from cluster import addresses, cgroups, drop_ins, keys, names, ports, readiness,
 from cluster.errors import ClusterError
 from cluster.pods import Kubelet, Running, fingerprint, published
 from cluster.publish import write_private
-from cluster.rendered import manifests
-from cluster.rendered.manifests import Manifests, Pod
+from cluster.rendered import manifests, objects
+from cluster.rendered.manifests import Manifests
+from cluster.rendered.objects import Pod
 from cluster.rendered.render import render
 from cluster.report import Row
 from cluster.values import NAMESPACE, RELEASE, Options
@@ -172,7 +173,7 @@ class LocalCluster:
             start.result()
 
     def launch(self, pod: Pod, known: Manifests, address: str, spec: str) -> None:
-        names = manifests.aliases(pod, known.services)
+        names = objects.aliases(pod, known.services)
         self.kubelet.start(pod, self.kubelet.create(pod, known, address=address, spec=spec, aliases=names))
         self.say(f"{pod.name}: started at {address}")
 

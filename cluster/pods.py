@@ -14,8 +14,9 @@ from typing import Any
 
 from cluster import cgroups, publish
 from cluster.errors import ClusterError
-from cluster.rendered import manifests
-from cluster.rendered.manifests import Manifests, Mount, Pod, Source
+from cluster.rendered import objects
+from cluster.rendered.manifests import Manifests
+from cluster.rendered.objects import Mount, Pod, Source
 
 LABEL = "minivm.cluster"
 POD_LABEL = "minivm.pod"
@@ -58,7 +59,7 @@ def fingerprint(pod: Pod, image_id: str, published: Mapping[int, int] = MappingP
 
 def published(pod: Pod, known: Manifests) -> dict[int, int]:
     """The pod's ports, and each one's on this machine."""
-    services = [service for service in known.services if service.node_port and manifests.selects(service, pod)]
+    services = [service for service in known.services if service.node_port and objects.selects(service, pod)]
     return {pod.ports[port[1]]: port[0] for service in services if (port := service.node_port)}
 
 
@@ -173,7 +174,7 @@ class Kubelet:
         self.publish_files(pod, known)
         termination = self.termination_log(pod.name)
         termination.write_text("")
-        shm = manifests.shared_memory(pod, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        shm = objects.shared_memory(pod, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
         mounts = [self.docker_mount(pod, mount) for mount in pod.mounts if mount.path != "/dev/shm"]
         mounts.append({"Type": "bind", "Source": str(termination), "Target": "/dev/termination-log"})
         own_cgroups = cgroups.wanted(pod)
@@ -199,7 +200,7 @@ class Kubelet:
             image=pod.image,
             name=container_name(self.cluster, pod.name),
             hostname=pod.name,
-            environment=manifests.resolve_env(pod, address=address, node="this-machine"),
+            environment=objects.resolve_env(pod, address=address, node="this-machine"),
             labels={
                 LABEL: self.cluster,
                 POD_LABEL: pod.name,

@@ -9,7 +9,7 @@ from typing import Any
 
 from cluster.errors import ClusterError
 from cluster.pods import Running
-from cluster.rendered.manifests import Pod
+from cluster.rendered.objects import Pod
 
 TIMEOUT = 2.0
 STATUS = "/status"

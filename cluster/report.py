@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cluster.pods import Running
 from cluster.readiness import Readiness
-from cluster.rendered.manifests import Pod
+from cluster.rendered.objects import Pod
 
 
 @dataclass(frozen=True, slots=True)

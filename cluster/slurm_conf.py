@@ -10,7 +10,8 @@ import uuid
 from collections.abc import Callable, Container, Iterable, Mapping
 
 from cluster.errors import ClusterError
-from cluster.rendered.manifests import Manifests, Source
+from cluster.rendered.manifests import Manifests
+from cluster.rendered.objects import Source
 from cluster.values import RELEASE
 
 CONTROLLER = f"{RELEASE}-controller-0"

@@ -7,13 +7,13 @@ would make the local cluster differ from the one on Kubernetes.
 from __future__ import annotations
 
 import base64
-import enum
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from cluster.errors import ClusterError
+from cluster.rendered.objects import Files, Limits, Mount, Pod, Probe, Service, Source, Volume
 from cluster.rendered.quantities import cpus, quantity
 
 # Objects that shape a Kubernetes cluster and mean nothing on one machine.
@@ -29,95 +29,7 @@ WITHOUT_MEANING_HERE = frozenset(
         "ServiceAccount",
     }
 )
-CLUSTER_DOMAIN = "svc.cluster.local"
 POD_NAME_LABEL = "statefulset.kubernetes.io/pod-name"
-
-
-class Source(enum.Enum):
-    """Where a volume's content comes from."""
-
-    CONFIG = "configMap"
-    SECRET = "secret"
-    CLAIM = "persistentVolumeClaim"
-    EMPTY = "emptyDir"
-    HOST = "hostPath"
-
-
-@dataclass(frozen=True, slots=True)
-class Volume:
-    name: str
-    source: Source
-    of: str = ""
-    mode: int = 0o644
-    memory: bool = False
-    size: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Mount:
-    volume: Volume
-    path: str
-    sub_path: str = ""
-    read_only: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    path: str
-    port: int
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    cpus: float = 0.0
-    memory: int = 0
-    devices: tuple[tuple[str, int], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Pod:
-    """What a kubelet would be told to run."""
-
-    name: str
-    namespace: str
-    role: str
-    pool: str
-    labels: Mapping[str, str]
-    subdomain: str
-    searches: tuple[str, ...]
-    image: str
-    env: tuple[tuple[str, str], ...]
-    fields: tuple[tuple[str, str], ...]
-    mounts: tuple[Mount, ...]
-    capabilities: tuple[str, ...]
-    privileged: bool
-    seccomp: str
-    runtime_class: str
-    host_network: bool
-    grace: int
-    pre_stop: tuple[str, ...]
-    ready: Probe
-    alive: Probe
-    ports: Mapping[str, int]
-    limits: Limits
-
-
-@dataclass(frozen=True, slots=True)
-class Service:
-    name: str
-    headless: bool
-    selector: Mapping[str, str]
-    # Published on the machine: (port on the machine, name of the pod's port).
-    node_port: tuple[int, str] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Files:
-    """A ConfigMap or a Secret."""
-
-    name: str
-    secret: bool
-    data: Mapping[str, bytes] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,20 +166,6 @@ def parse_env(
     return tuple(plain), tuple(fields)
 
 
-def resolve_env(pod: Pod, *, address: str, node: str) -> dict[str, str]:
-    """The pod's environment at a start, with $(NAME) filled from what stands before it, as Kubernetes does."""
-    downward = {
-        "metadata.name": pod.name,
-        "metadata.namespace": pod.namespace,
-        "status.podIP": address,
-        "spec.nodeName": node,
-    }
-    env = {name: downward[path] for name, path in pod.fields}
-    for name, value in pod.env:
-        env[name] = re.sub(r"\$\(([A-Z0-9_]+)\)", lambda found: env.get(found[1], found[0]), value)
-    return env
-
-
 def parse_volume(raw: Mapping[str, Any], *, pod: str) -> Volume:
     name = str(raw["name"])
     (kind,) = set(raw) - {"name"}
@@ -290,15 +188,6 @@ def parse_volume(raw: Mapping[str, Any], *, pod: str) -> Volume:
     raise ClusterError(f"give {pod} its volume {name}", f"a volume of the kind {kind} is not to be had on one machine")
 
 
-def shared_memory(pod: Pod, machine: int) -> int:
-    """The size of /dev/shm. A kubelet gives a volume without one what it has for pods; here they share one machine.
-
-    0: the engine's 64 MiB, where the chart mounts none.
-    """
-    found = next((mount.volume for mount in pod.mounts if mount.path == "/dev/shm"), None)
-    return 0 if found is None else found.size or (pod.limits.memory or machine) // 2
-
-
 def parse_limits(raw: Mapping[str, Any]) -> Limits:
     devices = tuple((name, int(count)) for name, count in sorted(raw.items()) if "/" in name)
     return Limits(cpus=cpus(raw.get("cpu", 0)), memory=quantity(raw.get("memory", 0)), devices=devices)
@@ -313,21 +202,3 @@ def parse_service(document: Mapping[str, Any]) -> Service:
         selector=spec["selector"],
         node_port=(int(published["nodePort"]), str(published["targetPort"])) if published else None,
     )
-
-
-def selects(service: Service, pod: Pod) -> bool:
-    return all(pod.labels.get(key) == value for key, value in service.selector.items())
-
-
-def aliases(pod: Pod, services: Iterable[Service]) -> list[str]:
-    """Every name by which the cluster's DNS would find this pod."""
-    names: list[str] = []
-    for service in services:
-        if not selects(service, pod):
-            continue
-        hosts = [service.name]
-        if service.headless and service.name == pod.subdomain:
-            hosts.append(f"{pod.name}.{service.name}")
-        for host in hosts:
-            names += [host, f"{host}.{pod.namespace}", f"{host}.{pod.namespace}.{CLUSTER_DOMAIN}"]
-    return names

@@ -11,8 +11,9 @@ from cluster import values
 from cluster.errors import ClusterError
 from cluster.keys import Keys
 from cluster.pods import fingerprint
-from cluster.rendered import manifests, quantities
-from cluster.rendered.manifests import Manifests, Source
+from cluster.rendered import manifests, objects, quantities
+from cluster.rendered.manifests import Manifests
+from cluster.rendered.objects import Source
 from cluster.rendered.render import CHART, Document, render
 from cluster.values import NAMESPACE, RELEASE, Options
 
@@ -67,7 +68,7 @@ def test_a_pod_has_what_the_chart_gave_it() -> None:
 
 
 def test_a_pods_environment_is_complete_only_at_its_start() -> None:
-    env = manifests.resolve_env(local().pod("slurm-worker-0"), address="10.0.0.7", node="rack1")
+    env = objects.resolve_env(local().pod("slurm-worker-0"), address="10.0.0.7", node="rack1")
     assert env["MINIVM_POD_NAME"] == "slurm-worker-0"
     assert env["MINIVM_POD_IP"] == "10.0.0.7"
     assert env["MINIVM_NODE_NAME"] == "rack1"
@@ -80,7 +81,7 @@ def test_labels_reach_the_environment_and_the_variables_made_of_it() -> None:
             "pools": {"worker": {"topologyFeatures": [{"label": "minivm.io/pool", "prefix": "in-"}], "replicas": 1}}
         }
     }
-    env = manifests.resolve_env(
+    env = objects.resolve_env(
         local(Options(overrides=overrides)).pod("slurm-worker-0"), address="10.0.0.7", node="rack1"
     )
     assert env["MINIVM_NODE_FEATURES"] == "worker,in-worker"
@@ -88,7 +89,7 @@ def test_labels_reach_the_environment_and_the_variables_made_of_it() -> None:
 
 def test_dns_names_are_those_of_kubernetes_and_no_others() -> None:
     known = local()
-    names = manifests.aliases(known.pod("slurm-worker-0"), known.services)
+    names = objects.aliases(known.pod("slurm-worker-0"), known.services)
     assert "slurm-worker-0.slurm-worker" in names
     assert "slurm-worker-0.slurm-worker.minivm.svc.cluster.local" in names
     # A pod's bare name is found through the pods' search domains alone, as on Kubernetes.
@@ -96,13 +97,13 @@ def test_dns_names_are_those_of_kubernetes_and_no_others() -> None:
     for peer in ("slurm-controller-0", "slurm-login-0", "slurm-worker-1"):
         found = {f"slurm-worker-0.{domain}" for domain in known.pod(peer).searches} & set(names)
         assert found == {"slurm-worker-0.slurm-worker.minivm.svc.cluster.local"}
-    assert "slurm-controller" in manifests.aliases(known.pod("slurm-controller-0"), known.services)
+    assert "slurm-controller" in objects.aliases(known.pod("slurm-controller-0"), known.services)
 
 
 def test_a_service_for_one_pod_selects_that_pod_alone() -> None:
     documents = render(yaml.safe_load((CHART / "examples/static-nodes.yaml").read_text()), release="s", namespace="n")
     known = manifests.parse(without_job(documents), namespace="n")
-    assert [pod.name for pod in known.pods if "s-rack1-1" in manifests.aliases(pod, known.services)] == ["s-rack1-1"]
+    assert [pod.name for pod in known.pods if "s-rack1-1" in objects.aliases(pod, known.services)] == ["s-rack1-1"]
 
 
 def test_ssh_is_published_and_nothing_else() -> None:
@@ -142,7 +143,7 @@ def test_a_large_pool_keeps_its_devices_and_memory_in_sight() -> None:
 
 def test_shared_memory_is_half_of_what_a_worker_has() -> None:
     def size(**worker: object) -> int:
-        return manifests.shared_memory(local(Options(overrides={"workers": {"defaults": worker}})).pod(WORKER), 8 * GIB)
+        return objects.shared_memory(local(Options(overrides={"workers": {"defaults": worker}})).pod(WORKER), 8 * GIB)
 
     def limited(memory: str | int, **worker: object) -> int:
         return size(resources={"limits": {"memory": memory}}, **worker)

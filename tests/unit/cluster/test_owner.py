@@ -14,7 +14,7 @@ from cluster.errors import ClusterError
 from cluster.local import LocalCluster
 from cluster.pods import LABEL, STATE_LABEL, Kubelet, Running
 from cluster.readiness import ask, hopeless
-from cluster.rendered.manifests import Pod
+from cluster.rendered.objects import Pod
 from cluster.values import Options
 
 

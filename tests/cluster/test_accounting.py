@@ -1,0 +1,141 @@
+"""Accounting in a database that is somebody else's, and none at all; and `up` and `down` of a small cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from cluster.local import LocalCluster
+from images.engine.docker import Engine
+from tests.cluster.conftest import IMAGES, NAME
+from tests.cluster.researcher import Researcher, World
+from tests.cluster.small import small_cluster
+from tests.waiting import until
+
+pytestmark = [pytest.mark.docker, pytest.mark.cluster]
+
+CONTROLLER = "slurm-controller-0"
+# With what ends a value in Slurm's files, and what begins a comment.
+PASSWORD = r"o#ne tw\o"
+# Debian's MariaDB, with one user who comes over the network with a password, as at a site.
+DATABASE = """
+mariadb-install-db --no-defaults --user=mysql --datadir=/tmp/db --skip-test-db >/dev/null 2>&1
+install -o mysql -m 400 /run/users.sql /tmp
+exec mariadbd --no-defaults --user=mysql --datadir=/tmp/db --socket=/tmp/db/socket --init-file=/tmp/users.sql
+"""
+USERS = """\
+CREATE DATABASE IF NOT EXISTS slurm_acct_db;
+CREATE USER IF NOT EXISTS slurm IDENTIFIED BY '{}';
+GRANT ALL ON slurm_acct_db.* TO slurm;
+"""
+
+
+@contextmanager
+def database(cluster: LocalCluster, users: Path) -> Iterator[str]:
+    """A MariaDB beside the cluster, on its network but none of its pods; its container."""
+    api = cluster.kubelet.api
+    cluster.kubelet.ensure_network()
+    name = f"{cluster.kubelet.network}-mariadb"
+    endpoint = api.create_networking_config({cluster.kubelet.network: api.create_endpoint_config(aliases=["mariadb"])})
+    secret = api.create_host_config(mounts=[{"Type": "bind", "Source": str(users), "Target": "/run/users.sql"}])
+    made = api.create_container(
+        f"{IMAGES}/controller:latest",
+        name=name,
+        entrypoint=["bash", "-ec", DATABASE],
+        host_config=secret,
+        networking_config=endpoint,
+    )["Id"]
+    try:
+        api.start(made)
+        yield str(made)
+    finally:
+        api.remove_container(made, force=True, v=True)
+
+
+def test_an_external_database_goes_and_comes_back_and_nothing_is_lost(tmp_path: Path) -> None:
+    users = tmp_path / "users.sql"
+    users.touch(0o600)
+    users.write_text(USERS.format(PASSWORD.replace("\\", "\\\\")))
+    values = {"accounting": {"mode": "external", "database": {"host": "mariadb", "password": PASSWORD}}}
+    client, name = Engine().client, f"{NAME}-db"
+    with small_cluster(client, name, tmp_path, values) as cluster, database(cluster, users) as mariadb:
+        cluster.up(timeout=120)
+        small = World(cluster)
+        bob = Researcher(small, "bob")
+
+        def accounted(job: str) -> str:
+            return bob.try_(f"sacct -n -X -P -j {job} -o state,user").stdout
+
+        def wait_accounted(job: str) -> None:
+            until(lambda: accounted(job) == "COMPLETED|bob\n", f"job {job} is accounted", seen=lambda: accounted(job))
+
+        def complaints() -> str:
+            return "; ".join(small.row(CONTROLLER).also)
+
+        before = bob.submit("-o", "/dev/null", script="true")
+        bob.wait_for(before, "COMPLETED")
+        wait_accounted(before)
+        assert "accounting" not in complaints()
+        assert PASSWORD not in small.run(CONTROLLER, "sh", "-c", "cat /proc/[0-9]*/cmdline")
+
+        client.api.stop(mariadb, timeout=20)
+        while_away = bob.submit("-o", "/dev/null", script="true")
+        bob.wait_for(while_away, "COMPLETED")
+        said = bob.try_("timeout 20 sacct -n -X")
+        assert said.returncode == 1 and "Unable to connect to database" in said.stderr
+        until(lambda: "slurmdbd cannot reach its database" in complaints(), "the pod tells of it", seen=complaints)
+        assert small.row(CONTROLLER).ready
+
+        client.api.start(mariadb)
+        for job in (before, while_away):
+            wait_accounted(job)
+        until(lambda: "accounting" not in complaints(), "the pod is content", seen=complaints)
+
+
+@pytest.fixture(scope="module")
+def unaccounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    values = {"accounting": {"mode": "none"}}
+    with small_cluster(Engine().client, f"{NAME}-none", tmp_path_factory.mktemp("none"), values) as cluster:
+        cluster.up(timeout=120)
+        yield cluster
+
+
+def test_without_accounting_jobs_run_and_sacct_says_so(unaccounted: LocalCluster) -> None:
+    bob = Researcher(World(unaccounted), "bob")
+    job = bob.submit("-o", "out", script="hostname")
+    bob.wait_for(job, "COMPLETED")
+    assert bob("cat out") == "slurm-worker-0\n"
+    said = bob.try_("sacct")
+    assert said.returncode == 1 and "accounting storage is disabled" in said.stderr
+    # Nobody complains of what was not asked for.
+    complaints = [text for row in unaccounted.status() for text in row.also]
+    assert not [text for text in complaints if "slurmdbd" in text or "accounting" in text]
+
+
+def test_up_starts_again_what_hangs_and_what_somebody_stopped(unaccounted: LocalCluster) -> None:
+    before = unaccounted.kubelet.running()
+    hung, stopped = before["slurm-demo-0"], before["slurm-worker-0"]
+    first = (unaccounted.kubelet.inspect(hung.container) or {})["State"]["Pid"]
+    os.kill(first, signal.SIGSTOP)
+    unaccounted.kubelet.api.stop(stopped.container, timeout=20)
+    assert "will be started again" in World(unaccounted).row("slurm-worker-0").why
+    unaccounted.up(timeout=60)
+    after = unaccounted.kubelet.running()
+    assert {name: pod.container for name, pod in after.items()} == {name: pod.container for name, pod in before.items()}
+    assert (unaccounted.kubelet.inspect(hung.container) or {})["State"]["Pid"] != first
+    assert all(row.ready for row in unaccounted.status())
+
+
+def test_down_leaves_nothing_behind(unaccounted: LocalCluster) -> None:
+    api, name = unaccounted.kubelet.api, unaccounted.options.name
+    assert unaccounted.kubelet.volumes()
+    unaccounted.down()
+    assert not unaccounted.kubelet.running()
+    assert not unaccounted.kubelet.volumes()
+    assert not api.networks(filters={"label": f"minivm.cluster={name}"})
+    assert not unaccounted.state.exists()

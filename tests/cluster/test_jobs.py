@@ -1,0 +1,257 @@
+"""What a person meets in a job: accounts, shared memory, ranks, a shell on the node; and an end with the login pod."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from cluster.local import LocalCluster
+from images.engine.docker import Engine
+from tests.cluster.conftest import NAME
+from tests.cluster.researcher import Researcher, World
+from tests.cluster.small import small_cluster
+from tests.waiting import until
+
+pytestmark = [pytest.mark.docker, pytest.mark.cluster]
+
+LOGIN, WORKER = "slurm-login-0", "slurm-worker-0"
+MIB = 1 << 20
+# Takes memory, reads and writes, computes, and stays until it was seen.
+WORK = """
+import hashlib, os, time
+held = bytearray(200 << 20)
+with open("scratch", "wb") as file:
+    file.write(held[: 50 << 20])
+with open("scratch", "rb") as file:
+    file.read()
+os.unlink("scratch")
+end = time.process_time() + 2
+while time.process_time() < end:
+    hashlib.sha256(held[: 1 << 20])
+open("there", "w").close()
+while not os.path.exists("seen"):
+    time.sleep(0.2)
+"""
+RANK = """
+import ctypes
+mpi = ctypes.CDLL("libmpi.so.40", mode=ctypes.RTLD_GLOBAL)
+mpi.MPI_Init(None, None)
+world = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.in_dll(mpi, "ompi_mpi_comm_world")))
+rank, size = ctypes.c_int(), ctypes.c_int()
+mpi.MPI_Comm_rank(world, ctypes.byref(rank))
+mpi.MPI_Comm_size(world, ctypes.byref(size))
+print("rank", rank.value, "of", size.value, flush=True)
+mpi.MPI_Finalize()
+"""
+FIGURES = ("MaxRSS", "AveRSS", "MaxVMSize", "MaxDiskRead", "MaxDiskWrite")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """A cluster whose jobs are tracked and not contained, as where pods may not write cgroups."""
+    values = {"slurm": {"proctrack": "linuxproc"}, "login": {"graceSeconds": 25}}
+    with small_cluster(Engine().client, f"{NAME}-plain", tmp_path_factory.mktemp("plain"), values) as cluster:
+        cluster.up(timeout=120)
+        yield World(cluster)
+
+
+@pytest.fixture
+def bob(plain: World) -> Researcher:
+    return Researcher(plain, "bob")
+
+
+def figures(text: str) -> dict[str, float]:
+    """Slurm's 204800K in bytes; what is empty is not there."""
+    units = {"K": 1024.0, "M": 1024.0**2, "G": 1024.0**3}
+    found = dict(zip(FIGURES, text.strip().split("|"), strict=True))
+    return {
+        name: float(value.rstrip("KMG")) * units.get(value[-1], 1.0) for name, value in found.items() if value.strip()
+    }
+
+
+def accounted(person: Researcher) -> None:
+    person("rm -f there seen; cat > work.py", stdin=WORK)
+    # Sampled often, so that a short job has figures while it runs.
+    job = person.submit("--acctg-freq=1", "--mem=600M", "-o", "/dev/null", script="exec python3 work.py")
+    until(lambda: person.try_("test -e there").returncode == 0, "it has worked", seen=lambda: person("squeue --me"))
+
+    def running() -> dict[str, float]:
+        return figures(person(f"sstat -n -P -j {job}.batch -o {','.join(FIGURES)}").splitlines()[-1])
+
+    until(lambda: running().get("MaxRSS", 0) > 190 * MIB, "sstat sees its memory", seen=running)
+    person("touch seen")
+    person.wait_for(job, "COMPLETED")
+
+    def line() -> str:
+        return person(f"sacct -n -P -j {job}.batch -o {','.join(FIGURES)},TotalCPU,State")
+
+    until(lambda: "COMPLETED" in line(), "it is accounted", seen=line)
+    *measured, cpu, _ = line().strip().split("|")
+    found = figures("|".join(measured))
+    assert set(found) == set(FIGURES), line()
+    assert 190 * MIB < found["AveRSS"] <= found["MaxRSS"] < 600 * MIB
+    assert found["MaxVMSize"] > 190 * MIB
+    assert 50 * MIB <= found["MaxDiskRead"] < 500 * MIB
+    assert 50 * MIB <= found["MaxDiskWrite"] < 500 * MIB
+    minutes, _, seconds = cpu.rpartition(":")
+    assert int(minutes.rpartition(":")[2]) * 60 + float(seconds) >= 2, cpu
+    # The same in the words that people know, where they log in and where their jobs run.
+    told = person(f"seff {job}")
+    assert person(f"srun seff {job}") == told
+    said = dict(line.split(": ", 1) for line in told.splitlines())
+    assert (said["Job ID"], said["State"], said["Cores"]) == (job, "COMPLETED (exit code 0)", "1")
+    assert said["User/Group"].startswith(f"{person.user}/") and said["CPU Utilized"] >= "00:00:02"
+    number, unit = said["Memory Utilized"].split()
+    assert 190 < float(number) < 600 and unit == "MB" and said["Memory Efficiency"].endswith("% of 600.00 MB")
+
+
+def test_a_person_s_job_is_accounted_whole(bob: Researcher) -> None:
+    accounted(bob)
+
+
+def test_so_is_one_in_cgroups(alice: Researcher) -> None:
+    accounted(alice)
+
+
+def test_a_job_has_shared_memory_for_its_loaders(bob: Researcher) -> None:
+    share = "from multiprocessing.shared_memory import SharedMemory as S; s = S(create=True, size=300 << 20);"
+    assert bob(f"srun python3 -c '{share} s.buf[:] = bytes(300 << 20); s.close(); s.unlink(); print(1)'") == "1\n"
+
+
+def test_ranks_find_each_other_without_a_word_of_mpi(bob: Researcher) -> None:
+    bob("cat > rank.py", stdin=RANK)
+    assert sorted(bob("srun -n2 --mem-per-cpu=200M python3 rank.py").splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
+
+
+def test_a_command_over_ssh_has_a_locale(bob: Researcher) -> None:
+    """Also one of a person whose own machine sends none: no profile is read for it."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("LANG", "LC_"))}
+    done = subprocess.run(bob.command("echo $LANG; locale charmap"), env=env, capture_output=True, text=True)
+    assert done.stdout == "C.UTF-8\nUTF-8\n"
+
+
+def test_salloc_gives_a_shell_on_the_node(bob: Researcher) -> None:
+    shown = bob.try_("salloc -Q", options=("-tt",), stdin="echo I am on $(hostname)\nexit\n").stdout
+    assert f"I am on {WORKER}" in shown
+
+
+REFUSED = "minivm: --container: this cluster has no container runtime"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "srun --container=/tmp/bundle hostname",
+        "srun --mpi=none --container=/tmp/bundle hostname",
+        "salloc --container=/tmp/bundle hostname",
+        "sbatch --container=/tmp/bundle --wrap hostname",
+        "SBATCH_CONTAINER=/tmp/bundle sbatch --wrap hostname",
+        "printf '#!/bin/sh\n#SBATCH --container=/tmp/bundle\nhostname\n' | sbatch",
+        # A step within a job, from a worker.
+        "srun -n1 --mpi=none srun --overlap --container=/tmp/bundle hostname",
+    ],
+)
+def test_a_container_is_refused_before_there_is_a_job(bob: Researcher, line: str) -> None:
+    """While there is no runtime, in words, also where PMIx would fail on one first."""
+    before = newest_job(bob)
+    refused = bob.try_(line)
+    assert refused.returncode != 0 and REFUSED in refused.stderr, refused
+    assert WORKER not in refused.stdout
+    assert newest_job(bob) == before + 1 + ("--overlap" in line)
+
+
+def newest_job(bob: Researcher) -> int:
+    """The last number that was given, by taking the next one for a moment."""
+    job = int(bob.submit("--hold", "-o", "/dev/null", script="true"))
+    bob("scancel", str(job))
+    return job
+
+
+def test_a_container_that_slips_past_is_refused_at_launch(bob: Researcher) -> None:
+    """A person's own slurm.conf, or REST: no filter is asked there."""
+    own = "sed /CliFilterPlugins/d /run/slurm/conf/slurm.conf > own.conf; export SLURM_CONF=$PWD/own.conf;"
+    for more in ("", "--mpi=none"):
+        refused = bob.try_(f"{own} srun {more} --container=/tmp/bundle hostname")
+        assert refused.returncode != 0 and WORKER not in refused.stdout
+    assert REFUSED in refused.stdout
+    job = bob(f"{own} sbatch --parsable --container=/tmp/bundle -o refused --wrap hostname").strip()
+    bob.wait_for(job, "FAILED")
+    assert REFUSED in bob("cat refused") and WORKER not in bob("grep -v slurmstepd refused")
+    kept = {"idle", "allocated", "mixed", "completing"}
+    until(lambda: set(bob.world.node_states().values()) <= kept, "no node is drained", seen=bob.world.node_states)
+
+
+def test_a_job_s_own_places_are_its_user_s_to_set(bob: Researcher) -> None:
+    line = 'echo "$TMPDIR:${XDG_CACHE_HOME:-none}"'
+    assert bob(f"srun -n1 bash -c '{line}'").endswith(":none\n")
+    own = "export TMPDIR=/tmp/own XDG_CACHE_HOME=/tmp/cache;"
+    assert bob(f"{own} srun -n1 bash -c '{line}'") == "/tmp/own:/tmp/cache\n"
+    job = bob.submit("-n1", "-o", "places", script=f"{own} srun bash -c '{line}'")
+    bob.wait_for(job, "COMPLETED")
+    assert bob("cat places") == "/tmp/own:/tmp/cache\n"
+
+
+def test_a_job_that_brings_no_environment_has_its_user_s(bob: Researcher) -> None:
+    """From a profile that talks, and leaves something running; Slurm's own way would end slurmd in a pod."""
+    words = "echo words=here; (sleep 600 &); export OF_PROFILE='two words' PATH=$PATH:$HOME/bin FOO=profile TMPDIR=/tmp"
+    bob("cat > .profile", stdin=f"{words}\n")
+    script = 'echo "$HOME:$USER:$SHELL:$OF_PROFILE:$FOO:$TMPDIR:${PATH##*:}:$words"; srun --export=ALL hostname'
+    try:
+        for option, foo in (("NONE", "profile"), ("FOO=given", "given")):
+            job = bob.submit("-n1", "--mem=100M", "-o", "environment", f"--export={option}", script=script)
+            bob.wait_for(job, "COMPLETED")
+            line = f"/home/bob:bob:/bin/bash:two words:{foo}:/tmp:/home/bob/bin:"
+            assert bob("cat environment").splitlines() == [line, WORKER]
+        bob("cat > .profile", stdin="setsid sleep 600 & while :; do sleep 1; done\n")
+        script = "echo $HOME:$OF_PROFILE:$USER"
+        job = bob.submit("-n1", "--mem=100M", "-o", "environment", "--export=NONE", script=script)
+        bob.wait_for(job, "COMPLETED")
+        told, line = bob("cat environment").splitlines()
+        assert told.startswith("minivm: your login shell (/bin/bash) gave no environment") and line == "/home/bob::bob"
+    finally:
+        bob("rm .profile")
+
+
+def test_what_a_job_leaves_goes_with_the_pod_s_own_capabilities(bob: Researcher) -> None:
+    """Deaf to TERM, in a session of its own, without the job's environment; shared memory, also System V."""
+    deaf = 'trap "" TERM; while :; do sleep 1; done'
+    script = f"env -i setsid bash -c '{deaf}' stray &\ndate > /dev/shm/left\nipcmk -M 4096\nsleep 1"
+    job = bob.submit("-o", "/dev/null", script=script)
+    bob.wait_for(job, "COMPLETED")
+
+    def left() -> str:
+        look = "ps -u bob -o args= | grep stray; ls /dev/shm; awk '$8 > 1000' /proc/sysvipc/shm | tail -n +2"
+        return bob.world.cluster.exec(WORKER, ["sh", "-c", look])[1].strip()
+
+    until(lambda: left() == "", "nothing of it is left", seen=left)
+
+
+def test_a_login_pod_that_goes_leaves_no_node_taken(plain: World, bob: Researcher) -> None:
+    """`srun --pty` and `salloc` end with the pod that they came from, and say so on their terminals."""
+    cluster: LocalCluster = plain.cluster
+    lines = {"srun": "srun -n1 --mem=100M --pty bash", "salloc": "salloc -n1 --mem=100M"}
+    started = {
+        name: subprocess.Popen(
+            bob.command(line, options=("-tt",)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for name, line in lines.items()
+    }
+    try:
+
+        def running() -> list[str]:
+            return plain.slurm("squeue", "-h", "-t", "RUNNING", "-o", "%i").split()
+
+        until(lambda: len(running()) == len(lines), "they run", seen=lambda: plain.slurm("squeue"))
+        cluster.kubelet.stop(cluster.kubelet.running()[LOGIN])
+        until(lambda: running() == [], "their nodes are free", within=20, seen=running)
+        for name, process in started.items():
+            said, _ = process.communicate(timeout=20)
+            assert "srun and salloc end with it" in said, name
+            assert "forcing job termination" in said or "revoked" in said, said
+    finally:
+        for process in started.values():
+            process.kill()
+        cluster.up(timeout=90)

@@ -1,0 +1,350 @@
+"""Pods come and go, configuration changes, parts fail: what must go on, goes on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster.errors import ClusterError
+from cluster.ports import free_port
+from cluster.report import table
+from cluster.values import merged
+from tests.cluster.researcher import Researcher, World
+from tests.waiting import until
+
+pytestmark = [pytest.mark.docker, pytest.mark.cluster]
+
+
+WORKERS = ("slurm-worker-0", "slurm-worker-1")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def host_key(world: World, pod: str) -> str:
+    return world.run(pod, "ssh-keygen", "-lf", "/etc/ssh/ssh_host_ed25519_key")
+
+
+def change(world: World, overrides: dict[str, Any]) -> None:
+    """New values on top of those that are there: what `helm upgrade` would bring."""
+    world.cluster.options = replace(world.cluster.options, overrides=merged(world.cluster.options.overrides, overrides))
+    world.cluster.up(timeout=120)
+    world.manifests = world.cluster.manifests()
+
+
+def operator(world: World, tmp_path: Path, command: str, *arguments: str) -> str:
+    """A command of build.py on this cluster, with the values that it has; what it said."""
+    values = tmp_path / "values.yaml"
+    image = {"image": {"repository": world.cluster.options.repository}}
+    values.write_text(yaml.safe_dump(merged(image, world.cluster.options.overrides)))
+    line = [sys.executable, "build.py", command, "--name", world.cluster.options.name, "--values", str(values)]
+    done = subprocess.run([*line, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stdout + done.stderr
+    world.reload()
+    return done.stdout
+
+
+def test_a_deleted_login_pod_comes_back_as_itself(healthy: World, alice: Researcher) -> None:
+    before, key = healthy.running("slurm-login-0"), host_key(healthy, "slurm-login-0")
+    alice("echo kept > note")
+    healthy.cluster.delete("slurm-login-0")
+    healthy.wait_ready()
+    after = healthy.running("slurm-login-0")
+    assert after.container != before.container and after.address != before.address
+    assert host_key(healthy, "slurm-login-0") == key
+    # known_hosts is strict: a changed host key would end this.
+    assert alice("hostname; cat note").split() == ["slurm-login-0", "kept"]
+
+
+def test_a_worker_that_dies_loses_its_job_to_the_queue_and_no_other(healthy: World, alice: Researcher) -> None:
+    healthy.wait_idle()
+    jobs = [alice.submit("-N1", "--exclusive", "-o", "/dev/null", script="sleep 30") for _ in range(2)]
+    for job in jobs:
+        alice.wait_for(job, "RUNNING")
+    where = dict(line.split() for line in alice("squeue --me -h -o '%N %i'").splitlines())
+    lost, kept = where["slurm-worker-1"], where["slurm-worker-0"]
+    started = healthy.slurm("squeue", "-h", "-j", kept, "-o", "%S")
+    healthy.cluster.delete("slurm-worker-1", force=True)
+    healthy.wait_ready()
+    # At once: when the new pod is ready, Slurm no longer believes in the old one's job.
+    assert "Restarts=1" in healthy.slurm("scontrol", "-o", "show", "job", lost)
+    assert (alice.state(kept), healthy.slurm("squeue", "-h", "-j", kept, "-o", "%S")) == ("RUNNING", started)
+    # Its requeue waits some time before it may start again (Slurm's own rule): it is not lost.
+    assert alice.state(lost) in ("PENDING", "RUNNING")
+    assert sorted(alice("srun -N1 -w slurm-worker-1 --overcommit hostname").split()) == ["slurm-worker-1"]
+    alice(f"scancel {lost} {kept}")
+    healthy.wait_idle()
+
+
+def test_a_deleted_worker_waits_for_its_job_and_is_the_same_node_again(healthy: World, alice: Researcher) -> None:
+    key, before = host_key(healthy, "slurm-worker-1"), healthy.running("slurm-worker-1")
+    job = alice.submit("-w", "slurm-worker-1", "-o", "done-%j", script="sleep 4; hostname")
+    alice.wait_for(job, "RUNNING")
+    healthy.cluster.delete("slurm-worker-1")
+    assert alice.state(job) == "COMPLETED"
+    assert alice(f"cat done-{job}") == "slurm-worker-1\n"
+    healthy.wait_ready()
+    assert host_key(healthy, "slurm-worker-1") == key
+    assert healthy.running("slurm-worker-1").address != before.address
+    # The cluster agrees: Slurm's address of the node is the new pod's, and a job across both runs.
+    shown = healthy.slurm("scontrol", "-o", "show", "node", "slurm-worker-1")
+    assert f"NodeAddr={healthy.running('slurm-worker-1').address}" in shown
+    assert sorted(alice("srun -N2 hostname").split()) == ["slurm-worker-0", "slurm-worker-1"]
+
+
+def test_the_controller_restarts_under_fifty_queued_and_two_running_jobs(healthy: World, alice: Researcher) -> None:
+    healthy.wait_idle()
+    running = [alice.submit("-N1", "--exclusive", "-o", "/dev/null", script="sleep 300") for _ in range(2)]
+    for job in running:
+        alice.wait_for(job, "RUNNING")
+    array = alice.submit("--array=1-50", "-o", "/dev/null", script="true")
+    starts = healthy.slurm("squeue", "-h", "-t", "R", "-o", "%i %S")
+    begun = time.monotonic()
+    healthy.cluster.delete("slurm-controller-0")
+    # While it is away people still log in, are told, and see why a command fails.
+    assert alice("echo in") == "in\n"
+    until(
+        lambda: alice.try_("sbatch --parsable -o /dev/null --wrap true", timeout=120).returncode == 0,
+        "a submission is taken",
+        within=90,
+        seen=lambda: alice.try_("sinfo").stderr,
+    )
+    outage = time.monotonic() - begun
+    healthy.wait_ready()
+    print(f"no submissions for {outage:.1f} s; the controller's pod was ready after {time.monotonic() - begun:.1f} s")
+    assert healthy.slurm("squeue", "-h", "-t", "R", "-o", "%i %S") == starts
+    queued = healthy.slurm("squeue", "-h", "-r", "-j", array, "-o", "%T").split()
+    assert queued == ["PENDING"] * 50
+    # Ten of them show that the queue moves on.
+    alice(f"scancel {array}_[11-50] {' '.join(running)}")
+    until(
+        lambda: healthy.slurm("squeue", "-h", "-j", array) == "",
+        "the cancelled jobs are gone",
+        within=90,
+        seen=lambda: healthy.slurm("squeue"),
+    )
+
+    def completed() -> str:
+        return alice(f"sacct -n -X -P -j {array} -o state")
+
+    until(lambda: completed().split().count("COMPLETED") == 10, "ten are completed", within=30, seen=completed)
+
+
+def test_workers_roll_to_a_new_image_while_an_array_runs(healthy: World, alice: Researcher, tmp_path: Path) -> None:
+    tag, image = healthy.another_image("worker")
+    before = {pod: healthy.running(pod).container for pod in WORKERS}
+    begun = healthy.slurm("date", "+%FT%T").strip()
+    array = alice.submit("--array=1-24", "-o", "/dev/null", script="sleep 1")
+    alice.wait_for(f"{array}_1", "RUNNING")
+    # What an operator types; on Kubernetes it is `helm upgrade --set image.tags.worker=...`.
+    shown = operator(healthy, tmp_path, "up", "--tag", f"worker={tag}")
+    for pod, container in before.items():
+        after = healthy.running(pod).container
+        assert after != container
+        assert (healthy.cluster.kubelet.inspect(after) or {})["Image"] == image
+    # One by one: the next one goes when the one before it is ready again.
+    steps = [f"slurm-worker-{number}: {step}" for number in (1, 0) for step in ("replaced", "started", "ready")]
+    places = [shown.index(step) for step in steps]
+    assert places == sorted(places), shown
+
+    def states() -> str:
+        return alice(f"sacct -n -X -P -j {array} -o state")
+
+    until(lambda: states().split() == ["COMPLETED"] * 24, "all are completed", within=90, seen=states)
+    # Drained first, by Slurm's own record, and so no task was cut and begun again.
+    events = healthy.slurm("sacctmgr", "-nP", "show", "events", f"start={begun}", "format=nodename,state,reason")
+    drained = {line.split("|")[0] for line in events.splitlines() if "DRAIN" in line and "minivm: pod stops" in line}
+    assert drained == {*WORKERS}, events
+    assert set(alice(f"sacct -n -X -D -P -j {array} -o jobid").split()) == {f"{array}_{n}" for n in range(1, 25)}
+
+
+def test_a_new_partition_is_live_without_restarts(healthy: World, alice: Researcher) -> None:
+    pods = ("slurm-controller-0", "slurm-worker-0", "slurm-login-0")
+    before = {pod: (healthy.running(pod).container, healthy.running(pod).restarts) for pod in pods}
+    change(healthy, {"slurm": {"extraConfig": "PartitionName=short Nodes=pool_worker MaxTime=10 State=UP"}})
+    until(lambda: "short" in healthy.slurm("sinfo", "-h", "-o", "%R"), "it is live")
+    assert alice("srun -p short -N2 -l true") == ""
+    assert {pod: (healthy.running(pod).container, healthy.running(pod).restarts) for pod in pods} == before
+
+
+def test_a_broken_slurm_conf_is_refused_with_a_reason(healthy: World, alice: Researcher) -> None:
+    good = str(healthy.cluster.options.overrides["slurm"]["extraConfig"])
+    with pytest.raises(ClusterError, match="unrecognized key: NoSuchSetting"):
+        change(healthy, {"slurm": {"extraConfig": good + "\nNoSuchSetting=1"}})
+
+    def shown() -> str:
+        return "\n".join(table(healthy.cluster.status(), width=1000))
+
+    until(lambda: "slurm.conf: refused" in shown() and "NoSuchSetting" in shown(), "the refusal is told", seen=shown)
+    # The running one stays: jobs run, also from new clients.
+    assert alice("srun -p short -N2 -l true") == ""
+    # Nor does the next pod of the controller take it.
+    healthy.cluster.delete("slurm-controller-0")
+    healthy.wait_ready()
+    until(lambda: "NoSuchSetting" in shown(), "it is told by the next pod too", seen=shown)
+    assert alice("srun -p short -N2 -l true") == ""
+    change(healthy, {"slurm": {"extraConfig": good}})
+    until(lambda: "NoSuchSetting" not in shown(), "the refusal is taken back", seen=shown)
+
+
+def build(world: World, *words: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "build.py", *words[:2], "--name", world.cluster.options.name, *words[2:]]
+    return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=180, check=False)
+
+
+def test_a_partition_comes_beside_the_others_and_goes_only_without_jobs(
+    healthy: World, alice: Researcher, tmp_path: Path
+) -> None:
+    """The example of docs/how-to/change-slurm-conf.md, and the way back."""
+    stays = alice.submit("-p", "all", "--mem=10", "-o", "/dev/null", script="sleep 600")
+    alice.wait_for(stays, "RUNNING")
+    long = {"pools": ["worker"], "default": True, "options": {"MaxTime": "7-00:00:00"}}
+    before = dict(healthy.cluster.options.overrides)
+    change(healthy, {"slurm": {"partitions": {"long": long}}})
+    until(lambda: "long" in healthy.slurm("sinfo", "-h", "-o", "%R"), "it is live")
+    ends = alice.submit("--mem=10", "-o", "/dev/null", script="sleep 600")
+    alice.wait_for(ends, "RUNNING")
+
+    def running() -> set[str]:
+        """Number and start: one that was requeued and runs again is another line."""
+        return set(healthy.slurm("squeue", "-h", "-t", "R", "-o", "%i %S").splitlines())
+
+    both = until(lambda: found if len(found := running()) == 2 else None, "both run")
+    # Looked at first, from outside.
+    values = tmp_path / "values.yaml"
+    values.write_text(yaml.safe_dump(before))
+    asked = build(healthy, "config", "check", "--values", str(values))
+    assert asked.returncode == 1 and f"ends jobs: partition long goes: job {ends}" in asked.stdout, asked
+    # Done all the same, it is refused, and nobody's job ends.
+    healthy.cluster.options = replace(healthy.cluster.options, overrides=before)
+    with pytest.raises(ClusterError, match=f"it would end jobs: partition long goes: job {ends}"):
+        change(healthy, {})
+    until(lambda: running() == both, "both run on", seen=running)
+    told = build(healthy, "config", "status")
+    assert told.returncode == 1
+    accepted = build(healthy, "config", "accept", told.stdout.partition(":")[0])
+    assert accepted.returncode == 0, accepted
+    until(lambda: "long" not in healthy.slurm("sinfo", "-h", "-o", "%R"), "it is gone")
+    until(lambda: running() == {line for line in both or () if line.startswith(f"{stays} ")}, "the other runs on")
+    alice("scancel -u alice")
+
+
+def test_a_port_that_is_asked_for_is_the_one_that_answers(healthy: World, alice: Researcher, tmp_path: Path) -> None:
+    """Also where the cluster runs already; what was not asked for stays as it is."""
+    wanted = free_port(healthy.cluster.options.port + 50)
+    assert "slurm-login-0: replaced" in operator(healthy, tmp_path, "up", "--port", str(wanted))
+    assert healthy.cluster.options.port == wanted
+    assert alice("hostname") == "slurm-login-0\n"
+    assert "replaced" not in operator(healthy, tmp_path, "up")
+
+
+def test_a_cluster_that_never_was_is_not_said_to_be_gone(healthy: World) -> None:
+    """To take down what is not there is nothing to do, and a name that was misspelt is told which there are."""
+    name = healthy.cluster.options.name
+    line = [sys.executable, "build.py", "down", "--name", f"{name}-x"]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert f"there is no cluster {name}-x" in done.stdout and "is gone" not in done.stdout
+    assert name in done.stdout.partition("hint: ")[2].partition(";")[0].replace(",", "").split()
+
+
+def push(world: World, script: str) -> str:
+    """A commit to the scripts' repository, made in the demo's pod; its hash."""
+    steps = (
+        "set -e; rm -rf /tmp/work; export HOME=/tmp; git clone -q /srv/git/scripts.git /tmp/work; cd /tmp/work;"
+        f" {script};"
+        " git add -A; git -c user.name=ops -c user.email=ops@localhost commit -q -m change; git push -q;"
+        " git rev-parse HEAD"
+    )
+    code, output = world.cluster.exec("slurm-demo-0", ["bash", "-c", steps], user="nobody")
+    assert code == 0, output
+    return output.split()[-1]
+
+
+def test_a_pushed_prolog_runs_on_every_node_and_a_broken_one_on_none(healthy: World, alice: Researcher) -> None:
+    def everywhere() -> list[str]:
+        return [healthy.run(pod, "readlink", "/var/lib/minivm/scripts/current") for pod in WORKERS]
+
+    prolog = "#!/bin/sh\\ntouch /run/minivm/marked-$SLURM_JOB_ID\\n"
+    good = push(healthy, f"printf '{prolog}' > prolog.d/90-mark && chmod 755 prolog.d/90-mark")
+    for pod in WORKERS:
+        healthy.run(pod, "gitsync", "now")
+    until(lambda: all(good in each for each in everywhere()), "the push is on every node", seen=everywhere)
+    assert good in healthy.run(WORKERS[0], "minivm", "gitsync", "status")
+    job = alice.submit("-N2", "-o", "/dev/null", script="true")
+    alice.wait_for(job, "COMPLETED")
+    for pod in WORKERS:
+        healthy.run(pod, "test", "-e", f"/run/minivm/marked-{job}")
+    broken = push(healthy, "echo 'if then' >> prolog.d/90-mark")
+    for pod in WORKERS:
+        healthy.run(pod, "gitsync", "now")
+
+    def told() -> bool:
+        rows = [healthy.row(pod) for pod in WORKERS]
+        return all(any(broken[:7] in text and "90-mark" in text for text in row.also) for row in rows)
+
+    until(told, "both tell the refusal", seen=lambda: [healthy.row(pod) for pod in WORKERS])
+    assert all(good in each for each in everywhere())
+    assert sorted(alice("srun -N2 hostname").split()) == [*WORKERS]
+    mended = push(healthy, "git rm -q prolog.d/90-mark")
+    for pod in WORKERS:
+        healthy.run(pod, "gitsync", "now")
+    until(lambda: all(mended in each for each in everywhere()), "the mended one is on every node", seen=everywhere)
+
+
+def test_without_directory_and_git_server_people_and_jobs_go_on(healthy: World, alice: Researcher) -> None:
+    alice("true")
+    demo = healthy.running("slurm-demo-0")
+    healthy.cluster.kubelet.api.pause(demo.container)
+    try:
+        assert alice("id -un") == "alice\n"
+        assert sorted(alice("srun -N2 hostname").split()) == ["slurm-worker-0", "slurm-worker-1"]
+        row = healthy.row("slurm-demo-0")
+        assert not row.ready and "does not answer" in row.why
+    finally:
+        healthy.cluster.kubelet.api.unpause(demo.container)
+
+
+def test_without_the_database_jobs_run_and_are_accounted_later(healthy: World, alice: Researcher) -> None:
+    healthy.run("slurm-controller-0", "minivm", "stop", "slurmdbd")
+    try:
+        job = alice.submit("-o", "/dev/null", script="true")
+        alice.wait_for(job, "COMPLETED")
+        assert "slurmdbd: stopped on request" in healthy.row("slurm-controller-0").also
+        assert alice.try_("timeout 20 sacct -n -X").returncode != 0
+    finally:
+        healthy.run("slurm-controller-0", "minivm", "start", "slurmdbd")
+
+    def accounted() -> str:
+        return alice(f"sacct -n -X -P -j {job} -o state")
+
+    until(lambda: accounted().strip() == "COMPLETED", "it is accounted after all", seen=accounted)
+
+
+def test_a_container_that_exits_is_started_again_in_the_same_pod(healthy: World) -> None:
+    before = healthy.running("slurm-login-0")
+    # What a kubelet does after a failed liveness probe: PID 1 gets TERM.
+    healthy.cluster.kubelet.exec(before.container, ["kill", "-TERM", "1"])
+    until(
+        lambda: healthy.running("slurm-login-0").restarts == before.restarts + 1,
+        "it is started again",
+        seen=lambda: healthy.running("slurm-login-0"),
+    )
+    healthy.wait_ready()
+    after = healthy.running("slurm-login-0")
+    assert (after.container, after.address) == (before.container, before.address)
+    assert healthy.row("slurm-login-0").restarts == before.restarts + 1
+
+
+def test_nothing_listens_beyond_this_machine(healthy: World) -> None:
+    for running in healthy.cluster.kubelet.running().values():
+        detail = healthy.cluster.kubelet.inspect(running.container)
+        assert detail
+        bindings = detail["HostConfig"]["PortBindings"] or {}
+        assert {item["HostIp"] for items in bindings.values() for item in items} <= {"127.0.0.1"}
+        assert not detail["HostConfig"]["Privileged"]

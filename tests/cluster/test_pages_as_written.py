@@ -1,0 +1,82 @@
+"""The pages' own commands, as written and in order: a page that lies fails."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cluster.values import local_values, merged
+from tests.cluster.conftest import IMAGES, NAME
+from tests.cluster.researcher import World
+from tests.pages import blocks
+from tests.reader import ROOT, checkout, follow_all, programs
+
+pytestmark = [pytest.mark.docker, pytest.mark.cluster]
+
+DOCS = ROOT / "docs"
+HOW_TO = DOCS / "how-to"
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Mapping[str, str]]:
+    """The environment of somebody who follows a page: a cluster of his own name, the images of this run."""
+    values = tmp_path / "values.yaml"
+    values.write_text(yaml.safe_dump({"image": {"repository": IMAGES}}))
+    env = os.environ | {"MINIVM_NAME": f"{NAME}-reader", "MINIVM_VALUES": str(values)}
+    env["PATH"] = f"{programs(tmp_path / 'bin')}:{env['PATH']}"
+    yield env
+    subprocess.run([".venv/bin/python", "build.py", "down"], cwd=ROOT, env=env, check=False, timeout=120)
+
+
+def test_the_tutorial_can_be_followed(reader: Mapping[str, str]) -> None:
+    everything = "\n".join(follow_all(blocks(DOCS / "tutorial.md"), reader, ROOT).values())
+    assert "slurm-worker-1: ready after" in everything
+    assert "COMPLETED" in everything and everything.count("slurm-worker-0\n") >= 2, "srun's answers and the job's file"
+    assert not list((ROOT / "build" / "cluster").glob(f"{NAME}-reader")), "nothing is left"
+
+
+# Page -> what is said in following it.
+SAYS = {
+    "operate-a-pod": ("",),
+    "add-a-user": ("Adding User(s)",),
+    "drain": ("look at fan 3",),
+    "replace-a-gpu-node": ("Reservation created: look", "unknown"),
+    "contain-jobs-and-people": ("cgroup", "ssh needs a job here", "a person has 2000 processes"),
+    "install-on-kubernetes": ("slurmctld",),
+    "change-slurm-conf": ("partition long: comes", "no job ends", "changed files published", "slurm-login-0"),
+    "upgrade": ("stage ready",),
+}
+
+
+@pytest.mark.parametrize("page", SAYS)
+def test_an_operators_page_can_be_followed(
+    healthy: World, reader: Mapping[str, str], tmp_path: Path, page: str
+) -> None:
+    before = healthy.cluster.options
+    directory = checkout(tmp_path / "checkout")
+    env = dict(reader) | {"MINIVM_NAME": before.name}
+    found = blocks(HOW_TO / f"{page}.md")
+    # Whose cluster it is has said more in his values than the page shows.
+    theirs = merged(local_values(before, healthy.cluster.keys()), {"image": {"repository": IMAGES}})
+    for file in (Path(env["MINIVM_VALUES"]), directory / "values.yaml"):
+        file.write_text(yaml.safe_dump(theirs))
+    for block in found:
+        if block.file:
+            (directory / block.file).write_text(yaml.safe_dump(merged(theirs, yaml.safe_load(block.text))))
+    (directory / "sssd.conf").write_text("[sssd]\n")
+    try:
+        said = "\n".join(follow_all(found, env, directory).values())
+        for words in SAYS[page]:
+            assert words in said, said
+        assert "pools.json" not in said, "it is none of Slurm's files"
+    finally:
+        healthy.reload()
+        if healthy.cluster.options != before:
+            healthy.cluster.options = before
+            healthy.cluster.up(timeout=120)
+            healthy.manifests = healthy.cluster.manifests()

@@ -1,0 +1,260 @@
+"""The researcher's session: from a key in the directory to a job's output in the shared home."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from cluster.ports import free_port
+from tests.cluster.researcher import Researcher, World
+from tests.waiting import until
+
+pytestmark = [pytest.mark.docker, pytest.mark.cluster]
+
+
+def test_a_first_login_makes_the_home(alice: Researcher) -> None:
+    identity = alice("id; pwd; stat -c '%U %a' .; ls -A")
+    assert "uid=20001(alice) gid=20000(researchers)" in identity
+    assert "/home/alice\nalice 700" in identity
+    assert ".bashrc" in identity
+
+
+def test_a_job_on_two_nodes_writes_into_the_shared_home_and_is_accounted(alice: Researcher) -> None:
+    job = alice.submit("-N2", "-o", "out-%j.txt", script="srun bash -c 'hostname; id -un'")
+    alice.wait_for(job, "COMPLETED")
+    assert sorted(alice(f"cat out-{job}.txt").split()) == ["alice", "alice", "slurm-worker-0", "slurm-worker-1"]
+
+    def accounted() -> str:
+        return alice(f"sacct -n -X -P -j {job} -o jobid,state,nnodes,user")
+
+    until(lambda: accounted().strip() == f"{job}|COMPLETED|2|alice", "it is accounted", within=20, seen=accounted)
+
+
+def test_slurms_commands_answer_at_once(alice: Researcher) -> None:
+    assert "slurm-worker-[0-1]" in alice("sinfo -h -o %N")
+    assert alice("squeue --me -h") == ""
+    assert sorted(alice("srun -N2 hostname").split()) == ["slurm-worker-0", "slurm-worker-1"]
+    assert alice("salloc -n1 -Q srun -n1 id -un").split() == ["alice"]
+
+
+def test_hosts_are_found_by_the_names_that_slurm_gives(alice: Researcher) -> None:
+    """A job's first host is where its tasks meet, and slurmctld looks for the host of an srun."""
+    names = "slurm-worker-0 slurm-worker-1 slurm-login-0"
+    found = alice(f"srun -N2 getent hosts {names}").splitlines()
+    assert len(found) == 6 and len({line.split()[0] for line in found}) == 3
+    assert alice.world.run("slurm-controller-0", "getent", "hosts", "slurm-login-0")
+
+
+def test_a_shell_on_a_node(alice: Researcher) -> None:
+    session = alice("srun --pty bash -c 'tty; hostname; echo $SLURM_JOB_ID'", options=("-tt",))
+    assert "/dev/pts/" in session
+    assert "slurm-worker-" in session
+
+
+def test_a_person_at_a_terminal_is_told_the_state_and_others_are_not(alice: Researcher) -> None:
+    def message() -> str:
+        return alice.world.run("slurm-login-0", "cat", "/run/motd.d/50-minivm")
+
+    until(lambda: "2/2" in message(), "the message of the day counts both nodes", within=40, seen=message)
+    job = alice.submit("-J", "seen-at-login", script="sleep 120")
+    alice.wait_for(job, "RUNNING")
+    shown = alice(options=("-tt",), stdin="exit\n")
+    assert "A demo cluster on one machine." in shown
+    assert "PARTITION" in shown and "2/2" in shown
+    assert "Your jobs:" in shown and "seen-at-login" in shown
+    # A copy or a command must get its own output and nothing else.
+    assert alice("echo only this") == "only this\n"
+    alice(f"scancel {job}")
+    alice.wait_for(job, "CANCELLED")
+
+
+def test_files_are_copied_by_scp_and_sftp(alice: Researcher, tmp_path: Path) -> None:
+    here, back = tmp_path / "data", tmp_path / "back"
+    here.write_bytes(bytes(range(256)) * 4096)
+    _, *options, target = alice.command()
+    options = [option if option != "-p" else "-P" for option in options]
+    for program in (["scp"], ["scp", "-O"]):
+        subprocess.run([*program, "-q", *options, str(here), f"{target}:data"], check=True, timeout=60)
+        subprocess.run([*program, "-q", *options, f"{target}:data", str(back)], check=True, timeout=60)
+        assert back.read_bytes() == here.read_bytes()
+        back.unlink()
+    subprocess.run(["sftp", "-q", *options, "-b", "-", target], input=f"get data {back}\n", text=True, check=True)
+    assert back.read_bytes() == here.read_bytes()
+
+
+def test_an_agent_is_forwarded_and_rsync_uses_it(alice: Researcher) -> None:
+    """From the login pod to itself by its service name, with a key that only the agent has."""
+    key = str(alice.world.cluster.keys().users["alice"])
+    script = (
+        "mkdir -p from && date > from/file && rm -rf to &&"
+        " rsync -a -e 'ssh -o BatchMode=yes -o StrictHostKeyChecking=yes' from/ slurm-login:to/ &&"
+        " cmp from/file to/file"
+    )
+    line = alice.command(script, options=("-A",))
+    start = ["ssh-agent", "sh", "-c", 'ssh-add -q "$0" && exec "$@"', key, *line]
+    done = subprocess.run(start, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_ssh_to_a_node_needs_a_job_there(alice: Researcher) -> None:
+    node = "slurm-worker-0.slurm-worker"
+    hop = f"ssh -o BatchMode=yes -o StrictHostKeyChecking=yes {node} hostname"
+    key = str(alice.world.cluster.keys().users["alice"])
+
+    def through_the_login_pod() -> subprocess.CompletedProcess[str]:
+        start = ["ssh-agent", "sh", "-c", 'ssh-add -q "$0" && exec "$@"', key, *alice.command(hop, options=("-A",))]
+        return subprocess.run(start, capture_output=True, text=True, timeout=60)
+
+    refused = through_the_login_pod()
+    assert refused.returncode == 255, refused.stdout
+    assert "Access denied" in refused.stderr
+    job = alice.submit("-w", "slurm-worker-0", "-o", "/dev/null", script="sleep 60")
+    alice.wait_for(job, "RUNNING")
+    entered = through_the_login_pod()
+    assert entered.stdout == "slurm-worker-0\n", entered.stderr
+    alice(f"scancel {job}")
+    alice.wait_for(job, "CANCELLED")
+
+
+def test_root_on_a_worker_has_no_key_that_a_login_pod_answers_with(healthy: World) -> None:
+    """Whoever has one is a login pod to everybody. Every private key that lies anywhere in the pod, by what it proves;
+    the worker's own is among them, so the search finds keys."""
+    worker = "slurm-worker-0"
+    answered = healthy.run(worker, "ssh-keyscan", "slurm-login", f"{worker}.slurm-worker")
+    keys: dict[str, set[str]] = {}
+    for line in answered.splitlines():
+        if not line.startswith("#"):
+            host, key = line.split(maxsplit=1)
+            keys.setdefault(host.partition(".")[0], set()).add(key)
+    search = """
+    grep -rlsI --exclude-dir=proc --exclude-dir=sys -e 'BEGIN.*PRIVATE KEY' / | while read -r file; do
+        cat "$file" > /tmp/found && ssh-keygen -y -P '' -f /tmp/found || :
+    done
+    rm -f /tmp/found
+    """
+    found = healthy.run(worker, "sh", "-c", f"umask 077; {search}")
+    held = {" ".join(line.split()[:2]) for line in found.splitlines()}
+    assert keys[worker] and keys[worker] <= held
+    assert keys["slurm-login"] and not keys["slurm-login"] & held
+
+
+def test_a_job_reaches_the_login_pod_without_a_question(healthy: World) -> None:
+    """As for `git clone ssh://`: its key is known, so that what refuses is that nobody has shown one of his own."""
+    ssh = "ssh -o BatchMode=yes -o StrictHostKeyChecking=yes nobody@slurm-login true"
+    code, said = healthy.cluster.exec("slurm-worker-0", ["sh", "-c", ssh])
+    assert code == 255 and "Permission denied" in said, said
+
+
+def test_ports_and_sockets_are_forwarded_as_remote_editors_need(alice: Researcher, tmp_path: Path) -> None:
+    """A server of the user's own on a socket, as an editor starts one, a port of another pod, and a SOCKS proxy."""
+    port, proxy, own = free_port(23400), free_port(23500), tmp_path / "own"
+    serve = (
+        "import socket; s = socket.socket(socket.AF_UNIX); s.bind('own'); s.listen(); s.accept()[0].sendall(b'hello')"
+    )
+    forward = ("-L", f"{own}:/home/alice/own", "-L", f"127.0.0.1:{port}:slurm-controller:8650", "-D", str(proxy))
+    line = alice.command(f'rm -f own; exec python3 -c "{serve}"', options=("-o", "ExitOnForwardFailure=yes", *forward))
+    with subprocess.Popen(line) as tunnel:
+        try:
+
+            def hello() -> bytes:
+                with socket.socket(socket.AF_UNIX) as client:
+                    try:
+                        client.connect(str(own))
+                        return client.recv(10)
+                    except OSError:
+                        return b""
+
+            def answer(*options: str) -> str:
+                # The proxy looks the pod's name up, not this machine.
+                done = subprocess.run(["curl", "-s", "-m", "5", *options], capture_output=True, text=True)
+                return done.stdout
+
+            alive = f"http://127.0.0.1:{port}/livez"
+            until(lambda: answer(alive) == "ok\n", "the controller answers through the tunnel", within=20)
+            through = ("--socks5-hostname", f"127.0.0.1:{proxy}", "http://slurm-controller:8650/livez")
+            assert answer(*through) == "ok\n"
+            until(lambda: hello() == b"hello", "the server answers through the socket", within=20)
+        finally:
+            tunnel.terminate()
+
+
+def test_work_in_tmux_outlives_its_connection(alice: Researcher) -> None:
+    alice("tmux new-session -d -s work 'sleep 300'")
+    assert "work: 1 windows" in alice("tmux list-sessions")
+    alice("tmux kill-server")
+
+
+def test_tab_completes_slurms_commands_as_they_are_typed(alice: Researcher) -> None:
+    typed = "scontrol pin\t\nsba\t--versi\t\nexit\n"
+    shown = alice(options=("-tt",), stdin=typed)
+    assert "Slurmctld(primary)" in shown and "is UP" in shown
+    assert "slurm-wlm 2" in shown
+
+
+def test_a_controller_that_is_away_is_told_at_login(alice: Researcher) -> None:
+    alice.world.run("slurm-controller-0", "minivm", "stop", "slurmctld")
+    try:
+        # What its period would bring within half a minute.
+        alice.world.run("slurm-login-0", "/usr/libexec/minivm/motd")
+        shown = alice(options=("-tt",), stdin="exit\n")
+        assert "controller is away" in shown and "Your jobs" not in shown
+        refused = alice.try_("squeue")
+        assert refused.returncode == 1 and "Unable to contact slurm controller" in refused.stderr
+    finally:
+        alice.world.run("slurm-controller-0", "minivm", "start", "slurmctld")
+
+
+def test_nobody_comes_in_by_password_or_as_root(alice: Researcher, healthy: World) -> None:
+    without_key = alice.try_("true", options=("-o", "PubkeyAuthentication=no"))
+    assert without_key.returncode == 255
+    assert "Permission denied (publickey)" in without_key.stderr
+    as_root = [item.replace("alice@", "root@") for item in alice.command("true")]
+    assert subprocess.run(as_root, capture_output=True, timeout=30).returncode == 255
+    stranger = Researcher(healthy, "bob").command("true")
+    key = str(healthy.cluster.keys().users["alice"])
+    stranger[stranger.index("-i") + 1] = key
+    assert subprocess.run(stranger, capture_output=True, timeout=30).returncode == 255
+
+
+def test_sshd_offers_nothing_weak(healthy: World) -> None:
+    port = healthy.cluster.options.port
+    audit = Path(sys.executable).with_name("ssh-audit")
+    done = subprocess.run(
+        [str(audit), "-j", "--skip-rate-test", "-p", str(port), "127.0.0.1"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    found = json.loads(done.stdout)
+    weak = [
+        f"{kind} {item['algorithm']}: {item['notes']['fail']}"
+        for kind in ("kex", "key", "enc", "mac")
+        for item in found[kind]
+        if item.get("notes", {}).get("fail")
+    ]
+    assert not weak
+
+
+def test_many_log_in_at_once(alice: Researcher) -> None:
+    with ThreadPoolExecutor(200) as crowd:
+        done = list(crowd.map(lambda number: alice.try_(f"echo {number}", timeout=240), range(200)))
+    assert [int(one.stdout or -1) for one in done] == list(range(200)), [one.stderr for one in done if one.returncode]
+
+
+def test_a_burst_of_submissions_loses_none(alice: Researcher) -> None:
+    loop = "for i in $(seq 1000); do sbatch --parsable --hold --wrap true || echo failed; done"
+    jobs = alice(loop, timeout=240).split()
+    assert len(set(jobs)) == 1000 and "failed" not in jobs
+    assert set(alice("squeue --me -h -o %i").split()) == set(jobs)
+    alice("scancel --me")
+
+    def queue() -> str:
+        return alice("squeue --me -h")
+
+    until(lambda: queue() == "", "the queue is empty", within=30, seen=queue)
