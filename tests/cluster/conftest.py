@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,12 +16,27 @@ from images.engine.docker import Engine
 from tests.cluster.researcher import Researcher, World
 from tests.cluster.shared_home import SharedHome
 
+HERE = Path(__file__).resolve().parent
 # Images of another repository than this machine's own: MINIVM_TEST_IMAGES=registry.example.org/minivm
 IMAGES = os.environ.get("MINIVM_TEST_IMAGES", "minivm")
 # Two runs side by side on one machine must not take each other's cluster.
 NAME = os.environ.get("MINIVM_TEST_CLUSTER", "test")
+# The files here, in the order in which they run: a first login wants a home that nobody has made yet, what takes parts
+# of the shared cluster away comes after what wants it whole, and those with clusters of their own come late.
+ORDER = (
+    "test_session", "test_life", "test_home_that_hangs", "test_containment", "test_accounting", "test_drop_ins",
+    "test_own_scripts", "test_jobs", "test_pages_as_written",
+)  # fmt: skip
 # A drain that a check caused ends as soon as the check is content, and nodes need not wait for each other.
 HASTY = {"broker": {"clear_wait_s": {"node": 0}, "guard": {"spread_s": 0}}}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """In place: tests of other folders stay where they were."""
+    places = [place for place, item in enumerate(items) if item.path.parent == HERE]
+    ordered = sorted((items[place] for place in places), key=lambda item: ORDER.index(item.path.stem))
+    for place, item in zip(places, ordered, strict=True):
+        items[place] = item
 
 
 @pytest.fixture(scope="session")

@@ -234,6 +234,45 @@ def test_a_partition_comes_beside_the_others_and_goes_only_without_jobs(
     alice("scancel -u alice")
 
 
+def test_an_allocation_ends_when_the_login_pod_it_came_from_has_died(healthy: World, alice: Researcher) -> None:
+    """Without a word to anybody, as with its machine. With a limit that a test can wait for."""
+
+    def limited() -> bool:
+        return "InactiveLimit           = 45 sec" in healthy.slurm("scontrol", "show", "config")
+
+    def there() -> set[str]:
+        return set(healthy.slurm("squeue", "-h", "-u", "alice", "-t", "R", "-o", "%j").split())
+
+    change(healthy, {"slurm": {"config": {"InactiveLimit": 45}}})
+    until(limited, "the limit is live")
+    # It has no client from the beginning, and is meant to stay.
+    alice("salloc -Q -n1 --mem=10 -J kept --no-shell")
+    lines = {
+        "allocation": "salloc -Q -n1 --mem=10 -J allocation sleep 600",
+        "shell": "srun -n1 --mem=10 -J shell --pty sleep 600",
+    }
+    clients = [client(alice, line) for line in lines.values()]
+    try:
+        until(lambda: there() == {"kept", *lines}, "all run", seen=there)
+        healthy.cluster.delete("slurm-login-0", force=True)
+        healthy.wait_ready()
+        clients.append(client(alice, "salloc -Q -n1 --mem=10 -J alive sleep 600"))
+        until(lambda: not there() & set(lines) and "alive" in there(), "the dead ones end", within=240, seen=there)
+        assert there() == {"kept", "alive"}
+    finally:
+        healthy.slurm("scancel", "-u", "alice")
+        for process in clients:
+            process.kill()
+            process.wait()
+    change(healthy, {"slurm": {"config": {"InactiveLimit": 600}}})
+
+
+def client(who: Researcher, line: str) -> subprocess.Popen[bytes]:
+    """A person's command on a terminal that nobody looks at."""
+    quiet = subprocess.DEVNULL
+    return subprocess.Popen(who.command(line, options=("-tt",)), stdin=quiet, stdout=quiet, stderr=quiet)
+
+
 def test_a_port_that_is_asked_for_is_the_one_that_answers(healthy: World, alice: Researcher, tmp_path: Path) -> None:
     """Also where the cluster runs already; what was not asked for stays as it is."""
     wanted = free_port(healthy.cluster.options.port + 50)
@@ -339,6 +378,25 @@ def test_a_container_that_exits_is_started_again_in_the_same_pod(healthy: World)
     after = healthy.running("slurm-login-0")
     assert (after.container, after.address) == (before.container, before.address)
     assert healthy.row("slurm-login-0").restarts == before.restarts + 1
+
+
+def test_a_pod_that_the_machine_refuses_is_told_and_better_values_mend_it(healthy: World) -> None:
+    """A volume on a file, or a capability that is not to be had: the container is there, and can never run."""
+    before = healthy.cluster.options
+    others = {
+        name: item.container for name, item in healthy.cluster.kubelet.running().items() if name != "slurm-login-0"
+    }
+    try:
+        with pytest.raises(ClusterError, match=r"^cannot start slurm-login-0: .*/etc/passwd"):
+            change(healthy, {"mounts": {"data": {"mountPath": "/etc/passwd", "hostPath": "/srv"}}})
+        assert not healthy.running("slurm-login-0").running
+    finally:
+        healthy.cluster.options = before
+        healthy.cluster.up(timeout=120)
+        healthy.manifests = healthy.cluster.manifests()
+    after = {name: item.container for name, item in healthy.cluster.kubelet.running().items()}
+    assert set(after) == {*others, "slurm-login-0"} and others.items() <= after.items(), "nobody else was touched"
+    healthy.wait_idle()
 
 
 def test_nothing_listens_beyond_this_machine(healthy: World) -> None:

@@ -18,10 +18,10 @@ from tests.reader import ROOT, checkout, follow_all, programs
 
 DOCS = ROOT / "docs"
 PAGES = [DOCS / "tutorial.md", *sorted((DOCS / "how-to").glob("*.md"))]
-# page: how many blocks are what. They run in tests/cluster/test_cluster_g_pages.py, if nothing else is said.
+# page: how many blocks are what. They run in tests/cluster/test_pages_as_written.py, if nothing else is said.
 BLOCKS = {
     "tutorial": {"runs": 8, "shown": 1},
-    "add-a-health-check": {"runs": 4, "file": 5},  # tests/cluster/test_cluster_f_scripts.py
+    "add-a-health-check": {"runs": 4, "file": 5},  # tests/cluster/test_own_scripts.py
     "add-a-user": {"runs": 1, "needs a name": 1},
     "air-gapped-build": {"needs a name": 1},
     "change-slurm-conf": {"runs": 4, "file": 1, "shown": 2, "needs a name": 1},

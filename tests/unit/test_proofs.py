@@ -34,4 +34,5 @@ def test_every_hostile_input_has_writer_reader_defence_and_test() -> None:
     for row in rows:
         cells = [cell.strip() for cell in row.strip("|").split("|")]
         assert len(cells) == 5 and all(cells), f"wanted input | writer | reader | defence | test: {row}"
-        assert row.startswith(heads) or NAMED.search(cells[4]), f"names no test: {row}"
+        if not row.startswith(heads):
+            assert NAMED.search(cells[4]), f"names no test: {row}"

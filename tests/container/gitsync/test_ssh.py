@@ -36,7 +36,8 @@ class Pod:
         done = subprocess.run(
             ["docker", "exec", self.name, "/bin/sh", "-c", command], capture_output=True, text=True, check=False
         )
-        assert not check or done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+        if check:
+            assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout + done.stderr
 
     def put(self, source: Path, target: str, mode: str) -> None:

@@ -191,11 +191,11 @@ def test_every_volume_mounted_is_there_and_every_object_named_is_made_or_existin
                 assert ("ConfigMap", volume["configMap"]["name"]) in made
             if "secret" in volume:
                 secret = volume["secret"]["secretName"]
-                assert ("Secret", secret) in made or secret in existing
+                assert secret in existing | {name for kind, name in made if kind == "Secret"}
                 assert volume["secret"]["defaultMode"] == 0o400
             if "persistentVolumeClaim" in volume:
                 claim = volume["persistentVolumeClaim"]["claimName"]
-                assert ("PersistentVolumeClaim", claim) in made or claim in existing
+                assert claim in existing | {name for kind, name in made if kind == "PersistentVolumeClaim"}
 
 
 def yaml_strings(value: Any) -> list[str]:
@@ -331,8 +331,8 @@ def test_what_a_job_gets_unasked() -> None:
     assert set(unasked) <= set(lines)
     assert [line for line in lines if line.startswith("InactiveLimit")] == ["InactiveLimit=600"]
     page = (ROOT / "docs/limits-and-defaults.md").read_text()
-    for line in (*unasked, "InactiveLimit=0"):
-        assert line.partition("=")[0] in page or line.partition("=")[2] in page, line
+    for word in ("DefMemPerCPU", "JobRequeue", "use_interactive_step", "MpiDefault", "InactiveLimit"):
+        assert word in page
 
 
 def test_conditions_may_touch_only_this_clusters_pods() -> None:

@@ -1,0 +1,24 @@
+"""A cluster of one worker, for a module that needs one made otherwise than the shared one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from cluster.local import LocalCluster
+from cluster.ports import free_port
+from cluster.values import Options
+from tests.cluster.conftest import IMAGES
+
+
+@contextmanager
+def small_cluster(client: Any, name: str, root: Path, values: dict[str, Any]) -> Iterator[LocalCluster]:
+    options = Options(name=name, workers=1, repository=IMAGES, port=free_port(22500), overrides=values)
+    cluster = LocalCluster(client, options, root=root, say=print)
+    cluster.down()
+    try:
+        yield cluster
+    finally:
+        cluster.down()

@@ -1,0 +1,38 @@
+"""The tests live like the code: by package, named for what they show, and each assertion says what it wants."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+from tests.cluster.conftest import ORDER
+
+TESTS = Path(__file__).resolve().parents[1]
+PACKAGES = {"init", "health", "gitsync", "images", "cluster"}
+
+
+def test_tests_of_a_package_lie_in_its_folder() -> None:
+    for kind in ("unit", "process", "container"):
+        folders = {path.parent for path in (TESTS / kind).rglob("test_*.py")} - {TESTS / "unit"}
+        assert {folder.relative_to(TESTS / kind).as_posix() for folder in folders} <= PACKAGES
+
+
+def test_the_clusters_tests_have_their_order() -> None:
+    assert sorted(ORDER) == sorted(path.stem for path in (TESTS / "cluster").glob("test_*.py"))
+    assert not [name for name in ORDER if re.match(r"test_(cluster_)?[a-z]_", name)], "an order hidden in a name"
+
+
+def has_or(test: ast.expr) -> bool:
+    return isinstance(test, ast.BoolOp) and (isinstance(test.op, ast.Or) or any(map(has_or, test.values)))
+
+
+def test_no_assertion_leaves_open_which_of_two_it_means() -> None:
+    """`assert a or b` passes for years by the one that nobody meant."""
+    vague = [
+        f"{path.relative_to(TESTS)}:{node.lineno}"
+        for path in sorted(TESTS.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Assert) and has_or(node.test)
+    ]
+    assert not vague, "\n".join(vague)
