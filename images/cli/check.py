@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import click
 
@@ -19,7 +20,7 @@ from images.errors import ImagesError
 def reproduce(ctx: click.Context, roles: Sequence[str], as_json: bool) -> None:
     """Build twice from nothing and compare every layer's digest and every image's id."""
     from images.cli import report
-    from images.cli.reproduce import reproduce as run
+    from images.cli.reproduce import build_twice
     from images.make.progress import Plain
 
     session = opened(ctx)
@@ -28,7 +29,7 @@ def reproduce(ctx: click.Context, roles: Sequence[str], as_json: bool) -> None:
     todo = session.compose(names).needed(names)
     session.check_archive(todo, names, "fail", Plain())
     told = Plain(to=sys.stderr)
-    compared = run(session, names, told, told.say)
+    compared = build_twice(session, names, told, told.say)
     if as_json:
         report.as_json([{"image": c.image.key, "equal": c.equal, "ids": [c.first.id, c.second.id],
                          "layers": [list(c.first.layers), list(c.second.layers)]} for c in compared])  # fmt: skip
@@ -46,11 +47,12 @@ def reproduce(ctx: click.Context, roles: Sequence[str], as_json: bool) -> None:
 @click.pass_context
 def test(ctx: click.Context, roles: Sequence[str]) -> None:
     """Run the container tests of the roles, or of all."""
-    session = opened(ctx)
-    directory = ctx.obj.repository / "tests/container"
-    files = [directory / "test_images_common.py"]
-    for name in session.roles(roles):
-        own = directory / f"test_images_{name.replace('-', '_')}.py"
-        if own.exists():
-            files.append(own)
+    files = tests_of(ctx.obj.repository, opened(ctx).roles(roles))
     raise SystemExit(subprocess.run([sys.executable, "-m", "pytest", *map(str, files)], check=False).returncode)
+
+
+def tests_of(repository: Path, roles: Iterable[str]) -> list[Path]:
+    """What is so in every image, then what each role has for itself."""
+    directory = repository / "tests/container/images"
+    own = (directory / f"test_{name.replace('-', '_')}.py" for name in roles)
+    return [directory / "test_common.py", *(path for path in own if path.exists())]

@@ -65,7 +65,9 @@ def clear(engine: Engine, composed: Composed) -> None:
             engine.untag(image.reference)
 
 
-def reproduce(session: Session, roles: Sequence[str], reporter: Reporter, say: Callable[[str], None]) -> list[Compared]:
+def build_twice(
+    session: Session, roles: Sequence[str], reporter: Reporter, say: Callable[[str], None]
+) -> list[Compared]:
     """Both builds are removed again. The second never sees the first: an engine would otherwise keep its layers."""
     found: list[Mapping[str, Made]] = []
     images: list[Image] = []

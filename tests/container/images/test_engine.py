@@ -17,7 +17,7 @@ import yaml
 from images.archive.apt import Archive
 from images.archive.lock import Place, open_archive
 from images.archive.locked import Request, Slice, to_json
-from images.cli.reproduce import reproduce
+from images.cli.reproduce import build_twice
 from images.cli.session import Planned, Result, Session
 from images.cli.superseded import candidates
 from images.definition.spec import Choice, SlurmSource
@@ -251,9 +251,9 @@ def test_ctrl_c_stops_the_step_and_leaves_no_name(small: Small, engine: Engine) 
 
 def test_two_cold_builds_are_equal_and_a_clock_in_a_layer_is_found(small: Small) -> None:
     session = small.open()
-    assert all(compared.equal for compared in reproduce(session, ROLES, Plain(), print))
+    assert all(compared.equal for compared in build_twice(session, ROLES, Plain(), print))
     small.layer("two", **{"from": "one"}, run=["date +%s%N > /etc/now"])
-    by_key = {compared.image.key: compared for compared in reproduce(small.open(), ROLES, Plain(), print)}
+    by_key = {compared.image.key: compared for compared in build_twice(small.open(), ROLES, Plain(), print)}
     assert by_key["layer:one"].equal
     assert not by_key["layer:two"].equal
     base = len(by_key["layer:one"].first.layers)
