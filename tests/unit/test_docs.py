@@ -9,6 +9,9 @@ ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)(?:#[^)]*)?\)")
 
 
+OURS = ("images", "init", "health", "gitsync", "cluster", "scripts", "tests", "bench")
+
+
 def pages() -> list[Path]:
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
@@ -33,3 +36,16 @@ def test_every_page_is_reached_from_the_readme() -> None:
         todo += [link for link in links(page) if link.suffix == ".md" and link.exists()]
     lost = [str(page.relative_to(ROOT)) for page in pages() if page not in reached]
     assert not lost, "no link leads to " + ", ".join(lost)
+
+
+def test_every_module_that_a_page_names_is_there() -> None:
+    """`x.py`, with as much of its path as the page gives."""
+    there = [f"/{path.relative_to(ROOT)}" for part in OURS for path in (ROOT / part).rglob("*.py")]
+    named = [(page, name) for page in pages() for name in re.findall(r"`([\w/]+\.py)`", page.read_text())]
+    assert len(named) > 80
+    lost = [f"{page.relative_to(ROOT)}: {name}" for page, name in named if not in_the_tree(name, there)]
+    assert not lost, "\n".join(lost)
+
+
+def in_the_tree(name: str, there: list[str]) -> bool:
+    return (ROOT / name).is_file() or any(path.endswith(f"/{name}") for path in there)

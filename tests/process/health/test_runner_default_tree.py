@@ -78,20 +78,35 @@ def sleeper() -> Iterator[list[subprocess.Popen[bytes]]]:
         process.wait()
 
 
-def sleep(
-    started: list[subprocess.Popen[bytes]], uid: int, name: str = "sleep", program: str = "sleep", **environment: str
-) -> int:
-    """A process of somebody's, under any name."""
-    argv = ["bash", "-c", f"exec -a {name!r} {program} 600"]
+def begin(
+    started: list[subprocess.Popen[bytes]], uid: int, *command: str, **environment: str
+) -> subprocess.Popen[bytes]:
+    """A process of somebody's, in a session of its own."""
     process = subprocess.Popen(
-        argv,
+        command,
         env={"PATH": os.environ["PATH"], **environment},
         user=uid,
         group=uid,
         extra_groups=[],
+        stdout=subprocess.PIPE,
         start_new_session=True,
     )
     started.append(process)
+    return process
+
+
+def once_ready(process: subprocess.Popen[bytes]) -> IO[bytes]:
+    """What it says after the word that it is ready."""
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    return process.stdout
+
+
+def sleep(
+    started: list[subprocess.Popen[bytes]], uid: int, name: str = "sleep", program: str = "sleep", **environment: str
+) -> int:
+    """A process of somebody's, under any name."""
+    process = begin(started, uid, "bash", "-c", f"exec -a {name!r} {program} 600", **environment)
     # `exec -a` has happened when the name is there.
     command_line = Path(f"/proc/{process.pid}/cmdline")
     until(lambda: command_line.read_bytes().startswith(name.encode()), f"it is called {name}")
@@ -100,19 +115,9 @@ def sleep(
 
 def deaf(started: list[subprocess.Popen[bytes]], on_term: str) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
     """A process of job 42 that TERM does not end, and what it says."""
-    process = subprocess.Popen(
-        ["bash", "-c", f"trap '{on_term}' TERM; echo ready; while :; do sleep 600 & wait; done"],
-        env={"PATH": os.environ["PATH"], "SLURM_JOB_ID": "42"},
-        user=USER,
-        group=USER,
-        extra_groups=[],
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
-    started.append(process)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"ready\n"
-    return process, process.stdout
+    script = f"trap '{on_term}' TERM; echo ready; while :; do sleep 600 & wait; done"
+    process = begin(started, USER, "bash", "-c", script, SLURM_JOB_ID="42")
+    return process, once_ready(process)
 
 
 def test_a_job_has_its_own_places_and_only_its_logs_remain(job: Job) -> None:
@@ -312,18 +317,8 @@ while True:
 def hostile(
     started: list[subprocess.Popen[bytes]], script: str, *arguments: str, uid: int = USER
 ) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen(
-        [PYTHON, "-c", script, *arguments],
-        env={"PATH": os.environ["PATH"]},
-        user=uid,
-        group=uid,
-        extra_groups=[],
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
-    started.append(process)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"ready\n"
+    process = begin(started, uid, PYTHON, "-c", script, *arguments)
+    once_ready(process)
     return process
 
 
