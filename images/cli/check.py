@@ -47,11 +47,11 @@ def reproduce(ctx: click.Context, roles: Sequence[str], as_json: bool) -> None:
 @click.pass_context
 def test(ctx: click.Context, roles: Sequence[str]) -> None:
     """Run the container tests of the roles, or of all."""
-    files = tests_of(ctx.obj.repository, opened(ctx).roles(roles))
+    files = container_tests(ctx.obj.repository, opened(ctx).roles(roles))
     raise SystemExit(subprocess.run([sys.executable, "-m", "pytest", *map(str, files)], check=False).returncode)
 
 
-def tests_of(repository: Path, roles: Iterable[str]) -> list[Path]:
+def container_tests(repository: Path, roles: Iterable[str]) -> list[Path]:
     """What is so in every image, then what each role has for itself."""
     directory = repository / "tests/container/images"
     own = (directory / f"test_{name.replace('-', '_')}.py" for name in roles)
