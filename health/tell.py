@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from health.files import publish
 from health.verdict import Class, Result, Verdict
 from init.errors import InitError
-from init.pod.client import SOCKET, Client
+from init.pod.client import Client
 
 SENTENCE = 400
 
@@ -23,10 +22,8 @@ def sentence(verdicts: Mapping[str, Verdict], now: float) -> str:
 
 def tell(text: str, name: str = "health") -> bool:
     """A condition of the pod that does not block it; an empty text takes it back. False where no init listens."""
-    # MINIVM_CONTROL is the old name.
-    path = os.environ.get("MINIVM_SOCKET") or os.environ.get("MINIVM_CONTROL") or SOCKET
     try:
-        with Client(Path(path), within=2.0) as client:
+        with Client(within=2.0) as client:
             client.request("condition", name=name, text=text, blocking=False)
     except (InitError, OSError, ValueError, EOFError):
         return False
