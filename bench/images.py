@@ -23,7 +23,8 @@ from pathlib import Path
 
 from images.cli import report
 from images.cli.session import Session
-from images.engine.docker import Engine, packed
+from images.engine.builder import packed
+from images.engine.docker import Engine
 from images.make.build import Maker
 from images.make.plan import Composed, Image
 from images.make.progress import Plain

@@ -239,7 +239,7 @@ class Session:
             except BaseException:
                 # The pool waits for its threads on the way out: their steps are ended, not sat through.
                 pool.shutdown(wait=False, cancel_futures=True)
-                self.engine.cancel()
+                self.engine.builder.cancel()
                 raise
         self.alias(composed)
         return list(results.values())

@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import subprocess
 import tarfile
 import tempfile
-import threading
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import IO, Any
 
 import docker  # type: ignore[import-untyped]  # it has no types
 import docker.errors  # type: ignore[import-untyped]  # it has no types
 import requests.exceptions
 
+from images.engine.builder import Builder
 from images.engine.store import Store, told_by
 from images.errors import ImagesError
 from images.host import HostError, chosen_engine
-
-Line = Callable[[str], None]
-RUNNING = " ---> Running in "
-MADE = re.compile(r" ---> (?P<id>[0-9a-f]{12})")  # other words follow the arrow too, and change with the engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +31,11 @@ class Present:
     references: tuple[str, ...]
 
 
-class StepFailed(Exception):
-    """A build step ended with an error; the caller knows the image, the step and the log."""
-
-
 class Engine:
     """Every call that the build makes of an engine. Each raises ImagesError when the engine does not answer."""
 
     def __init__(self, builder: str = "classic") -> None:
-        self.builder = builder
-        # What builds at this moment, for `cancel`: other threads wait for it.
-        self.cancelled = threading.Event()
-        self.steps: set[str] = set()
-        self.builders: set[subprocess.Popen[str]] = set()
+        self.builder = Builder(builder, self)
         where, chosen_by = self.chosen()
         try:
             self.client = docker.from_env(timeout=600)
@@ -74,20 +59,6 @@ class Engine:
     @cached_property
     def arch(self) -> str:
         return str(self.api.version().get("Arch", "amd64"))
-
-    @cached_property
-    def buildx(self) -> bool:
-        """Whether BuildKit is used: only where it is asked for (docs/decisions/the-classic-builder-first.md)."""
-        if self.builder != "buildx":
-            return False
-        try:
-            there = subprocess.run(["docker", "buildx", "version"], capture_output=True, check=False).returncode == 0
-        except FileNotFoundError:
-            there = False
-        if not there:
-            raise ImagesError("use BuildKit", "`docker buildx` is not installed", field="builder",
-                              hint="--set builder=classic does without")  # fmt: skip
-        return True
 
     def images(self) -> list[Present]:
         with answering("list the images"):
@@ -179,79 +150,17 @@ class Engine:
                 return str(event["status"])
         raise ImagesError("import the root", f"the engine said: {answer.strip()}")
 
-    def build(self, context: Path, arguments: Mapping[str, str], network: str, line: Line) -> str:
-        """Build a context directory from nothing cached; the id of an image without a name."""
-        if self.buildx:
-            return self.build_with_buildx(context, arguments, network, line)
-        return self.build_classic(context, arguments, network, line)
+    def build(self, context: IO[bytes], arguments: Mapping[str, str], network: str) -> Iterator[Mapping[str, Any]]:
+        """The engine's own builder at work on a packed context, event by event."""
+        with answering("build"):
+            yield from self.api.build(
+                fileobj=context, custom_context=True, decode=True, nocache=True, rm=True, forcerm=True,
+                buildargs=dict(arguments), network_mode=network or None,
+            )  # fmt: skip
 
-    def cancel(self) -> None:
-        """End every build that runs, from another thread: its step is killed, and what waits for it sees it fail."""
-        self.cancelled.set()
-        for process in list(self.builders):
-            process.terminate()
-        for container in list(self.steps):
-            with suppress(docker.errors.APIError):
-                self.api.kill(container)
-
-    def build_classic(self, context: Path, arguments: Mapping[str, str], network: str, line: Line) -> str:
-        made: list[str] = []
-        finished = step = ""
-        try:
-            with packed(context) as stream, answering("build"):
-                for event in self.api.build(fileobj=stream, custom_context=True, decode=True, nocache=True, rm=True,
-                                            forcerm=True, buildargs=dict(arguments),
-                                            network_mode=network or None):  # fmt: skip
-                    if "error" in event:
-                        raise StepFailed(str(event["error"]).strip())
-                    if "aux" in event and "ID" in event["aux"]:
-                        finished = event["aux"]["ID"]
-                    if self.cancelled.is_set():
-                        raise StepFailed("interrupted")
-                    for text in str(event.get("stream", "")).splitlines():
-                        if text.startswith(RUNNING):
-                            self.steps.discard(step)
-                            step = text.removeprefix(RUNNING).strip()
-                            self.steps.add(step)
-                        if image := MADE.fullmatch(text):
-                            made.append(image["id"])
-                        if text.strip():
-                            line(text.rstrip())
-            return finished
-        finally:
-            self.steps.discard(step)
-            # The first "--->" is the parent. What a failed or interrupted build leaves has no name, and goes.
-            if not finished and len(made) > 1:
-                self.discard(made[-1])
-
-    def build_with_buildx(self, context: Path, arguments: Mapping[str, str], network: str, line: Line) -> str:
-        with tempfile.TemporaryDirectory() as directory:
-            told = Path(directory) / "id"
-            command = ["docker", "buildx", "build", "--builder", "default", "--progress", "plain", "--no-cache",
-                       "--provenance=false", "--iidfile", str(told)]  # fmt: skip
-            if network:
-                command += ["--network", network]
-            # By name alone: the values come from the environment, where no process list shows them.
-            for name in arguments:
-                command += ["--build-arg", name]
-            process = subprocess.Popen([*command, str(context)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                       text=True, errors="replace", env=os.environ | dict(arguments))  # fmt: skip
-            last = ""
-            self.builders.add(process)
-            try:
-                assert process.stdout is not None
-                for text in process.stdout:
-                    last = text.rstrip() or last
-                    line(text.rstrip())
-                status = process.wait()
-            finally:
-                self.builders.discard(process)
-                if process.poll() is None:
-                    process.terminate()
-                    process.wait()
-            if status != 0:
-                raise StepFailed(last)
-            return told.read_text().strip()
+    def kill(self, container: str) -> None:
+        with suppress(docker.errors.APIError):
+            self.api.kill(container)
 
     @contextmanager
     def container(self, image: str) -> Iterator[str]:
@@ -274,17 +183,6 @@ class Engine:
             raise ImagesError("read a path of an image", f"{path} does not exist") from error
         spooled.seek(0)
         return tarfile.open(fileobj=spooled)  # the caller reads it
-
-
-@contextmanager
-def packed(context: Path) -> Iterator[IO[bytes]]:
-    """A context directory as the stream that the engine takes."""
-    with tempfile.TemporaryFile(dir=context.parent) as stream:
-        with tarfile.open(fileobj=stream, mode="w") as tar:
-            for path in sorted(context.iterdir()):
-                tar.add(path, arcname=path.name)
-        stream.seek(0)
-        yield stream
 
 
 @contextmanager

@@ -89,7 +89,7 @@ class Maker:
                 line(f"minivm: pull {image.base}")
                 self.engine.pull(image.base)
             self.context(image, context)
-            return self.engine.build(context, self.arguments(), self.place.settings.network, line)
+            return self.engine.builder.build(context, self.arguments(), self.place.settings.network, line)
 
     def context(self, image: Image, directory: Path) -> None:
         """The Dockerfile and its one tar."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from images.engine.docker import StepFailed
+from images.engine.builder import StepFailed
 from images.errors import ImagesError
 from images.make.plan import Image
 from images.make.progress import STEP

@@ -102,7 +102,7 @@ def base_image(engine: Engine, registry: Registryd, ubuntu: Site, key: Key) -> s
         (context / "Dockerfile").write_text(DOCKERFILE.format(root=root_image(engine)))
         (context / "ubuntu.sources").write_text(SOURCES.format(url=ubuntu.url))
         (context / "key.asc").write_text(key.public())
-        built = engine.build(context, {}, "", lambda line: None)
+        built = engine.builder.build(context, {}, "", lambda line: None)
     name = f"{definition.PREFIX}-base:stand-in"
     engine.tag(built, name)
     try:

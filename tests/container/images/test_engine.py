@@ -337,7 +337,7 @@ def test_buildkit_and_the_classic_builder_give_the_same_tag_and_content(small: S
     found = []
     for builder in ("classic", "buildx"):
         session = small.open(builder=builder)
-        assert session.engine.buildx == (builder == "buildx")
+        assert session.engine.builder.buildx == (builder == "buildx")
         results = small.build(session)
         assert all(result.built for result in results.values())
         reference = results["role:small"].image.reference

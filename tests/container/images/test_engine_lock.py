@@ -71,7 +71,7 @@ class Archive:
             (context / "Dockerfile").write_text(DOCKERFILE.format(root=root_image(self.engine)))
             (context / "site.list").write_text(SOURCES.format(url=site.url))
             (context / "site.asc").write_text(self.key.public())
-            self.engine.tag(self.engine.build(context, {}, "", lambda line: None), self.base)
+            self.engine.tag(self.engine.builder.build(context, {}, "", lambda line: None), self.base)
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         settings = [f"prefix={self.prefix}", f"base_image={self.base}", "network=host"]

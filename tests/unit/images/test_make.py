@@ -12,7 +12,7 @@ import pytest
 from images.archive import bootstrap
 from images.archive.locked import Locked, Request, Slice
 from images.definition.spec import EntryKind
-from images.engine.docker import StepFailed
+from images.engine.builder import StepFailed
 from images.errors import ImagesError
 from images.make.artifacts import taken
 from images.make.failures import failures

@@ -1,0 +1,139 @@
+"""A context directory becomes an image, by the engine's own builder or by BuildKit; another thread may end it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tarfile
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from images.errors import ImagesError
+
+Line = Callable[[str], None]
+RUNNING = " ---> Running in "
+MADE = re.compile(r" ---> (?P<id>[0-9a-f]{12})")  # other words follow the arrow too, and change with the engine
+
+
+class StepFailed(Exception):
+    """A build step ended with an error; the caller knows the image, the step and the log."""
+
+
+class Daemon(Protocol):
+    """What the builders need of the engine."""
+
+    def build(self, context: IO[bytes], arguments: Mapping[str, str], network: str) -> Iterator[Mapping[str, Any]]: ...
+    def kill(self, container: str) -> None: ...
+    def discard(self, image_id: str) -> None: ...
+
+
+@dataclass
+class Builder:
+    kind: str
+    daemon: Daemon
+    # What builds at this moment, for `cancel`: other threads wait for it.
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    steps: set[str] = field(default_factory=set)
+    processes: set[subprocess.Popen[str]] = field(default_factory=set)
+
+    @cached_property
+    def buildx(self) -> bool:
+        """Whether BuildKit is used: only where it is asked for (docs/decisions/the-classic-builder-first.md)."""
+        if self.kind != "buildx":
+            return False
+        try:
+            there = subprocess.run(["docker", "buildx", "version"], capture_output=True, check=False).returncode == 0
+        except FileNotFoundError:
+            there = False
+        if not there:
+            raise ImagesError("use BuildKit", "`docker buildx` is not installed", field="builder",
+                              hint="--set builder=classic does without")  # fmt: skip
+        return True
+
+    def build(self, context: Path, arguments: Mapping[str, str], network: str, line: Line) -> str:
+        """Build a context directory from nothing cached; the id of an image without a name."""
+        one = self.with_buildx if self.buildx else self.classic
+        return one(context, arguments, network, line)
+
+    def cancel(self) -> None:
+        """End every build that runs, from another thread: its step is killed, and what waits for it sees it fail."""
+        self.cancelled.set()
+        for process in list(self.processes):
+            process.terminate()
+        for container in list(self.steps):
+            self.daemon.kill(container)
+
+    def classic(self, context: Path, arguments: Mapping[str, str], network: str, line: Line) -> str:
+        made: list[str] = []
+        finished = step = ""
+        try:
+            with packed(context) as stream:
+                for event in self.daemon.build(stream, arguments, network):
+                    if "error" in event:
+                        raise StepFailed(str(event["error"]).strip())
+                    if "aux" in event and "ID" in event["aux"]:
+                        finished = event["aux"]["ID"]
+                    if self.cancelled.is_set():
+                        raise StepFailed("interrupted")
+                    for text in str(event.get("stream", "")).splitlines():
+                        if text.startswith(RUNNING):
+                            self.steps.discard(step)
+                            step = text.removeprefix(RUNNING).strip()
+                            self.steps.add(step)
+                        if image := MADE.fullmatch(text):
+                            made.append(image["id"])
+                        if text.strip():
+                            line(text.rstrip())
+            return finished
+        finally:
+            self.steps.discard(step)
+            # The first "--->" is the parent. What a failed or interrupted build leaves has no name, and goes.
+            if not finished and len(made) > 1:
+                self.daemon.discard(made[-1])
+
+    def with_buildx(self, context: Path, arguments: Mapping[str, str], network: str, line: Line) -> str:
+        with tempfile.TemporaryDirectory() as directory:
+            id_file = Path(directory) / "id"
+            command = ["docker", "buildx", "build", "--builder", "default", "--progress", "plain", "--no-cache",
+                       "--provenance=false", "--iidfile", str(id_file)]  # fmt: skip
+            if network:
+                command += ["--network", network]
+            # By name alone: the values come from the environment, where no process list shows them.
+            for name in arguments:
+                command += ["--build-arg", name]
+            process = subprocess.Popen([*command, str(context)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                       text=True, errors="replace", env=os.environ | dict(arguments))  # fmt: skip
+            last = ""
+            self.processes.add(process)
+            try:
+                assert process.stdout is not None
+                for text in process.stdout:
+                    last = text.rstrip() or last
+                    line(text.rstrip())
+                status = process.wait()
+            finally:
+                self.processes.discard(process)
+                if process.poll() is None:
+                    process.terminate()
+                    process.wait()
+            if status != 0:
+                raise StepFailed(last)
+            return id_file.read_text().strip()
+
+
+@contextmanager
+def packed(context: Path) -> Iterator[IO[bytes]]:
+    """A context directory as the stream that the engine takes."""
+    with tempfile.TemporaryFile(dir=context.parent) as stream:
+        with tarfile.open(fileobj=stream, mode="w") as tar:
+            for path in sorted(context.iterdir()):
+                tar.add(path, arcname=path.name)
+        stream.seek(0)
+        yield stream
