@@ -6,7 +6,10 @@ import ast
 import re
 from pathlib import Path
 
-from tests.cluster.conftest import ORDER
+import pytest
+
+from tests.cluster import conftest as cluster
+from tests.kubernetes import conftest as kubernetes
 
 TESTS = Path(__file__).resolve().parents[1]
 PACKAGES = {"init", "health", "gitsync", "images", "cluster"}
@@ -18,9 +21,10 @@ def test_tests_of_a_package_lie_in_its_folder() -> None:
         assert {folder.relative_to(TESTS / kind).as_posix() for folder in folders} <= PACKAGES
 
 
-def test_the_clusters_tests_have_their_order() -> None:
-    assert sorted(ORDER) == sorted(path.stem for path in (TESTS / "cluster").glob("test_*.py"))
-    assert not [name for name in ORDER if re.match(r"test_(cluster_)?[a-z]_", name)], "an order hidden in a name"
+@pytest.mark.parametrize(("folder", "order"), [("cluster", cluster.ORDER), ("kubernetes", kubernetes.ORDER)])
+def test_tests_that_share_something_have_their_order(folder: str, order: tuple[str, ...]) -> None:
+    assert sorted(order) == sorted(path.stem for path in (TESTS / folder).glob("test_*.py"))
+    assert not [name for name in order if re.match(rf"test_({folder}_)?[a-z0-9]_", name)], "an order hidden in a name"
 
 
 def has_or(test: ast.expr) -> bool:

@@ -1,7 +1,4 @@
-"""The lab itself: what it took of this machine it gives back, however the run that had it ends.
-
-First of all tests here: there is one lab at a time.
-"""
+"""The lab itself: what it took of this machine it gives back, however the run that had it ends."""
 
 from __future__ import annotations
 
