@@ -212,8 +212,8 @@ def build(ctx: click.Context, roles: Sequence[str], when_vanished: str, as_json:
         if todo and not opened.check_archive(todo, names, when_vanished, before):
             composed, planned = opened.plan(names, opened.present())
             todo = [item.image for item in planned if not item.present]
-        with reporter(len(todo), sys.stderr if as_json else sys.stdout) as told:
-            results = opened.build(composed, planned, told)
+        with reporter(len(todo), sys.stderr if as_json else sys.stdout) as progress:
+            results = opened.build(composed, planned, progress)
     sizes = {reference: image.size for reference, image in opened.present().items()}
     if as_json:
         report.as_json(report.result_data(results, sizes))

@@ -109,7 +109,7 @@ def cold(session: Session, composed: Composed, images: list[Image]) -> float:
 
 
 class Quiet(Plain):
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """A bench prints its table."""
 
 

@@ -22,7 +22,7 @@ from images.errors import ImagesError
 Call = TypeVar("Call", bound=Callable[..., Any])
 
 
-def told(call: Call) -> Call:
+def fails_well(call: Call) -> Call:
     """What cannot be done is said in one sentence; anything else is a bug and shows its traceback."""
 
     @functools.wraps(call)
@@ -77,7 +77,7 @@ def connect() -> Any:
     show_default=True,
     help="Seconds until all pods must be ready.",
 )
-@told
+@fails_well
 def up(
     name: str,
     workers: int,
@@ -119,14 +119,14 @@ def up(
         options = replace(options, tag=every, tags={})
     options = replace(options, tags={**options.tags, **single})
 
-    def say(text: str) -> None:
+    def log(text: str) -> None:
         click.echo(f"{time.monotonic() - begun:6.1f} s  {text}")
 
-    cluster = LocalCluster(client, options, say=say)
+    cluster = LocalCluster(client, options, log=log)
     with cluster.changing("bring the cluster up", make=True):
         cluster.up(timeout=timeout, port=port or 0)
     for stage, seconds in cluster.stages.spent.items():
-        say(f"stage {stage}: {seconds:.1f} s")
+        log(f"stage {stage}: {seconds:.1f} s")
     for line in cluster.not_granted():
         click.echo(f"not granted: {line}")
     click.echo("\nlog in:  make ssh" + (f" ARGS='--name {name}'" if name != "local" else ""))
@@ -137,7 +137,7 @@ def up(
 @name_option
 @click.option("--user", default="alice", show_default=True, help="alice or bob.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-@told
+@fails_well
 def ssh(name: str, user: str, command: tuple[str, ...]) -> None:
     """Into the login pod as a demo user. With -A first: on to a worker with the same key, where a job of yours runs."""
     from cluster.local import LocalCluster
@@ -152,7 +152,7 @@ def ssh(name: str, user: str, command: tuple[str, ...]) -> None:
 @click.command()
 @name_option
 @click.option("--json", "as_json", is_flag=True, help="For a machine to read.")
-@told
+@fails_well
 def status(name: str, as_json: bool) -> None:
     """The pods: ready, or why not. Exit code 1 if one is not ready."""
     from cluster.local import LocalCluster
@@ -172,7 +172,7 @@ def status(name: str, as_json: bool) -> None:
 
 @click.command()
 @name_option
-@told
+@fails_well
 def down(name: str) -> None:
     """Stop the cluster and leave nothing behind. Where there is none, there is nothing to do: exit code 0."""
     from cluster import names
@@ -192,12 +192,12 @@ def down(name: str) -> None:
 @name_option
 @click.option("--force", is_flag=True, help="As a machine that dies: no drain, no TERM.")
 @click.argument("pod")
-@told
+@fails_well
 def delete(name: str, pod: str, force: bool) -> None:
     """Delete a pod, as kubectl does: one of the same name takes its place."""
     from cluster.local import LocalCluster
 
-    with LocalCluster.saved(connect(), name, say=click.echo).changing(f"delete {pod}") as cluster:
+    with LocalCluster.saved(connect(), name, log=click.echo).changing(f"delete {pod}") as cluster:
         cluster.delete(pod, force=force)
 
 
@@ -205,7 +205,7 @@ def delete(name: str, pod: str, force: bool) -> None:
 @name_option
 @click.option("--timeout", default=90.0, show_default=True, help="Seconds until every pod has taken or refused them.")
 @click.argument("tree", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@told
+@fails_well
 def scripts(name: str, timeout: float, tree: Path) -> None:
     """Try TREE, a directory of scripts: every pod takes it as its newest commit, or says why not."""
     from cluster.local import LocalCluster

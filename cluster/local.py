@@ -29,7 +29,7 @@ START_ORDER = ("controller", "demo", "worker", "login")
 POLL = 0.1
 HANDS = 8
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @dataclass
@@ -49,21 +49,21 @@ class Stages:
 
 
 class LocalCluster:
-    def __init__(self, client: Any, options: Options, *, root: Path = STATE, say: Say = lambda _: None) -> None:
+    def __init__(self, client: Any, options: Options, *, root: Path = STATE, log: Log = lambda _: None) -> None:
         self.options = options
         self.state = root / options.name
         self.kubelet = Kubelet(client, options.name, self.state)
-        self.say = say
+        self.log = log
         self.stages = Stages()
 
     @classmethod
-    def saved(cls, client: Any, name: str, *, root: Path = STATE, say: Say = lambda _: None) -> LocalCluster:
+    def saved(cls, client: Any, name: str, *, root: Path = STATE, log: Log = lambda _: None) -> LocalCluster:
         """The cluster as it was last brought up."""
         path = root / name / "options.json"
         if not path.exists():
             hint = names.hint(names.saved(root)) or "make up"
             raise ClusterError(f"find the cluster {name}", "it is not up", hint=hint)
-        return cls(client, Options(**json.loads(path.read_text())), root=root, say=say)
+        return cls(client, Options(**json.loads(path.read_text())), root=root, log=log)
 
     @contextlib.contextmanager
     def changing(self, cannot: str, *, make: bool = False) -> Iterator[LocalCluster]:
@@ -100,7 +100,7 @@ class LocalCluster:
         asked, own = port, self.saved_port() if there else 0
         port = ports.choose(asked, default=self.options.port, own=own)
         if asked not in (0, port):
-            self.say(f"port {asked} of 127.0.0.1 is taken: {port} it is")
+            self.log(f"port {asked} of 127.0.0.1 is taken: {port} it is")
         no_cgroups = self.no_cgroups()
         self.options = replace(self.options, port=port, own_cgroups=not no_cgroups)
         if no_cgroups and values.proctrack(self.options) == "cgroup":
@@ -127,12 +127,12 @@ class LocalCluster:
         for pod in known.pods:
             current = there.get(pod.name)
             if current and current.spec == wanted[pod.name] and self.kubelet.publish_files(pod, known):
-                self.say(f"{pod.name}: changed files published")
+                self.log(f"{pod.name}: changed files published")
         for pod in reversed(in_start_order(known.pods)):
             current = there.get(pod.name)
             if current and current.spec != wanted[pod.name]:
                 # One at a time and each ready before the next goes, highest number first, as a StatefulSet rolls.
-                self.say(f"{pod.name}: replaced, its description changed")
+                self.log(f"{pod.name}: replaced, its description changed")
                 self.delete(pod.name, known=known)
                 self.wait_ready(known, timeout=timeout, only=pod.name)
 
@@ -144,13 +144,13 @@ class LocalCluster:
             current = there[pod.name]
             if not current.running and current.spec != wanted[pod.name]:
                 # It may be its old description by which it cannot run: the new one is started as one that is missing.
-                self.say(f"{pod.name}: made anew, it did not run and its description changed")
+                self.log(f"{pod.name}: made anew, it did not run and its description changed")
                 self.kubelet.remove(pod.name, current.container)
             elif not current.running:
-                self.say(f"{pod.name}: started again, it was stopped")
+                self.log(f"{pod.name}: started again, it was stopped")
                 self.kubelet.start(pod, current.container)
             elif readiness.dead(pod, current):
-                self.say(f"{pod.name}: started again, its {pod.alive.path} fails")
+                self.log(f"{pod.name}: started again, its {pod.alive.path} fails")
                 self.kubelet.restart(current)
 
         with ThreadPoolExecutor(HANDS) as hands:
@@ -175,7 +175,7 @@ class LocalCluster:
     def launch(self, pod: Pod, known: Manifests, address: str, spec: str) -> None:
         names = objects.aliases(pod, known.services)
         self.kubelet.start(pod, self.kubelet.create(pod, known, address=address, spec=spec, aliases=names))
-        self.say(f"{pod.name}: started at {address}")
+        self.log(f"{pod.name}: started at {address}")
 
     def new_addresses(self, count: int) -> list[str]:
         """Addresses that no pod has, and that the last pods did not have: peers must not rely on an old one."""
@@ -199,7 +199,7 @@ class LocalCluster:
             for name, pod in list(waiting.items()):
                 answer = readiness.ask(pod, there.get(name))
                 if answer.ready:
-                    self.say(f"{name}: ready after {time.monotonic() - begun:.1f} s")
+                    self.log(f"{name}: ready after {time.monotonic() - begun:.1f} s")
                     del waiting[name]
                 else:
                     readiness.hopeless(pod, there.get(name))
@@ -232,7 +232,7 @@ class LocalCluster:
         self.kubelet.stop(running)
         self.kubelet.remove(running.pod, running.container)
         shutil.rmtree(self.state / "pods" / running.pod, ignore_errors=True)
-        self.say(f"{running.pod}: gone")
+        self.log(f"{running.pod}: gone")
 
     def exec(self, pod: str, command: Iterable[str], *, user: str = "") -> tuple[int, str]:
         there = self.kubelet.running()

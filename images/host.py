@@ -63,7 +63,7 @@ class HostError(Exception):
     """This machine cannot be made ready; the text says why and what to do."""
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     print(f"host: {text}", flush=True)
 
 
@@ -88,7 +88,7 @@ def apt_install(packages: Iterable[str]) -> None:
         raise HostError(
             f"cannot install {', '.join(names)}: not root; run `sudo apt-get install {' '.join(names)}`, then again"
         )
-    say(f"installing {', '.join(names)}")
+    log(f"installing {', '.join(names)}")
     env = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     install = ["apt-get", "install", "-qq", "-y", "--no-install-recommends", *names]
     for command in (["apt-get", "update", "-qq"], install):
@@ -102,7 +102,7 @@ def ensure_venv() -> None:
     if importlib.util.find_spec("ensurepip") is None:
         version = f"python{sys.version_info.major}.{sys.version_info.minor}"
         apt_install([f"{version}-venv"])
-    say(f"python packages of requirements.txt into {VENV}")
+    log(f"python packages of requirements.txt into {VENV}")
     pip = [str(VENV / "bin/python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
     steps = [
         [sys.executable, "-m", "venv", str(VENV)],
@@ -181,20 +181,20 @@ def without_engine(tools: Mapping[str, str]) -> dict[str, str]:
 
 def start_engine(address: str) -> None:
     if alive := running_engine():
-        say(f"waiting for the docker engine, process {alive}, to answer at {address}")
+        log(f"waiting for the docker engine, process {alive}, to answer at {address}")
     elif Path("/run/systemd/system").exists():
-        say("starting the docker engine (systemctl start docker)")
+        log("starting the docker engine (systemctl start docker)")
         subprocess.run(["systemctl", "start", "docker"], check=False)
     else:
-        say(f"starting the docker engine (dockerd, log in {ENGINE_LOG})")
+        log(f"starting the docker engine (dockerd, log in {ENGINE_LOG})")
         # A pid file left by a machine that went down names a foreign process, and dockerd would refuse to start.
         ENGINE_PID.unlink(missing_ok=True)
-        with ENGINE_LOG.open("ab") as log:
+        with ENGINE_LOG.open("ab") as output:
             subprocess.Popen(
                 ["dockerd", "--host", f"unix://{address}"],
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,
             )
     deadline = time.monotonic() + ENGINE_START_DEADLINE

@@ -17,7 +17,7 @@ from init.pod.pod import Pod
 from init.slurm.change import Effect
 from init.slurm.daemon import PROGRAM, Slurmctld
 from init.slurm.files import MAIN, SlurmFiles, of_config_map, read
-from init.slurm.judge import LIVE, PENDING, SAID, Said, SlurmConfigError, impossible, told, weigh
+from init.slurm.judge import LIVE, PENDING, SAID, Said, SlurmConfigError, impossible, load_said, weigh
 from init.slurm.kept import Kept, digest
 
 TRIED = Path("/run/minivm/slurm-asked")  # not where the mounted one is tried at the same time
@@ -102,7 +102,7 @@ def _said(until: float) -> Said:
         files = SlurmFiles(Pod(os.environ)).wanted()
         if files is None:
             raise SlurmConfigError("look at slurm.conf", "none is mounted: the controller made a small one of its own")
-        found = told()
+        found = load_said()
         if found is not None and found.hash == digest(files):
             return found
         if time.monotonic() > until:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from types import FrameType
 
 from gitsync import report
-from gitsync.cycle.run import run_cycle, settle
+from gitsync.cycle.run import begin, run_cycle
 from gitsync.errors import GitsyncError
 from gitsync.schedule import first_delay, next_delay
 from gitsync.settings import Settings, from_environment
@@ -58,7 +58,7 @@ class Loop:
             signal.signal(number, self._poke)
         wake = self._listen()
         self._start_webhook()
-        self._settle()
+        self._begin()
         published = self._tell()
         due = self.clock() + first_delay(self.settings.pod, self.settings.period, published=published)
         while not self.stopping:
@@ -118,9 +118,9 @@ class Loop:
                 wake.recv(64)
                 self.again = True
 
-    def _settle(self) -> None:
+    def _begin(self) -> None:
         """A tree for readers before anything slow: the last good one, or generation zero."""
-        pid = self._fork(lambda: settle(self.settings))
+        pid = self._fork(lambda: begin(self.settings))
         _, status = os.waitpid(pid, 0)
         if status != 0:
             print(f"gitsync: no tree yet: ended with {os.waitstatus_to_exitcode(status)}", file=sys.stderr, flush=True)

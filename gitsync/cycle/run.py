@@ -63,7 +63,7 @@ def run_cycle(
         return cycle.state
 
 
-def settle(settings: Settings) -> None:
+def begin(settings: Settings) -> None:
     """What a start does before anything slow: clean up, and a tree for readers. The server is not asked."""
     layout = settings.layout
     publish.prepare(layout)

@@ -60,7 +60,7 @@ def _opener() -> urllib.request.OpenerDirector:
 
 def pass_on(url: str | None, pod: str, reports: Path, secret: Path | None = None) -> int:
     """Tell the ring what the runner left about broken scripts; what was told is removed. How many."""
-    told = 0
+    sent = 0
     for path in sorted(reports.glob("*.json"))[:100]:
         try:
             record = json.loads(path.read_text())
@@ -70,5 +70,5 @@ def pass_on(url: str | None, pod: str, reports: Path, secret: Path | None = None
             continue
         if url is None or tell(url, pod, commit, ok=False, reason=reason, secret=secret):
             path.unlink(missing_ok=True)
-            told += 1
-    return told
+            sent += 1
+    return sent

@@ -42,10 +42,10 @@ def _serve(listener: socket.socket, broker: Broker) -> None:
             return
 
 
-def _tell(broker: Broker, told: str | None) -> str | None:
+def _report(broker: Broker, reported: str | None) -> str | None:
     """A policy that is left aside drains what the site wanted undrained: the pod says so, and not the log alone."""
     text = f"left aside: {broker.refused}" if broker.refused else ""
-    return text if text == told or tell(text, "policy") else told
+    return text if text == reported or tell(text, "policy") else reported
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
@@ -67,7 +67,8 @@ def main() -> int:
         listener.listen(64)
         notify("READY=1")
         broker.reread()
-        told = _tell(broker, None)  # also that nothing is wrong: the one before may have died with a word outstanding
+        # Also that nothing is wrong: the one before may have died with a word outstanding.
+        reported = _report(broker, None)
         try:
             while True:
                 if select.select([listener], [], [], broker.wait_s())[0]:
@@ -76,7 +77,7 @@ def main() -> int:
                 elif broker.changed():
                     broker.reread()
                     broker.look()
-                    told = _tell(broker, told)
+                    reported = _report(broker, reported)
         finally:
             places.broker.unlink(missing_ok=True)
 

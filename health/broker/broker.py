@@ -18,7 +18,7 @@ from health.broker.calls import Slurm
 from health.broker.decide import reason
 from health.broker.incidents import Enter
 from health.broker.inputs import read_gpus
-from health.broker.memory import Memory, Now, Say, forget, is_restless, resumed, what_of
+from health.broker.memory import Log, Memory, Now, forget, is_restless, resumed, what_of
 from health.broker.step import Action, AskFleet, AskNode, Change, Failed, Inputs, step
 from health.files import publish
 from health.index import read_index
@@ -79,8 +79,8 @@ class Broker:
     def _perform(self, action: Action, inputs: Inputs) -> Inputs:
         """The inputs with what was learnt by that."""
         match action:
-            case Say(text):
-                say(text)
+            case Log(text):
+                log(text)
                 return inputs
             case Enter():
                 return replace(inputs, incidents={**inputs.incidents, action.check: self._enter(action)})
@@ -96,7 +96,7 @@ class Broker:
             ledger = Ledger(self.places.ledger)
             return ledger.enter(one.uuid, one.event, one.since, one.most, serial=one.serial, model=one.model)
         except OSError as error:
-            say(f"cannot keep the ledger: {error}")
+            log(f"cannot keep the ledger: {error}")
             return 0
 
     def answer(self, request: Mapping[str, object]) -> Mapping[str, object]:
@@ -120,16 +120,16 @@ class Broker:
         standing = self.memory.standing(self._clock())
         return self.memory.drained and any(check in standing for check in named)
 
-    def _remember(self, outcome: tuple[Memory, tuple[Say, ...]]) -> None:
+    def _remember(self, outcome: tuple[Memory, tuple[Log, ...]]) -> None:
         self.memory, words = outcome
         for one in words:
-            say(one.text)
+            log(one.text)
 
     def _ask_whether_resumed(self) -> None:
         try:
             node = self.slurm.node()
         except InitError as error:
-            say(str(error))
+            log(str(error))
             return
         if node is not None and not node.drained:
             self._remember(resumed(self.memory, self._clock()))
@@ -178,7 +178,7 @@ class Broker:
             refused.append(str(error))  # the last good one stays
         before, self.refused = self.refused, "; ".join(refused)
         if self.refused not in ("", before):
-            say(self.refused)
+            log(self.refused)
 
 
 def _answer(ask: Callable[[], T]) -> T | Failed:
@@ -188,5 +188,5 @@ def _answer(ask: Callable[[], T]) -> T | Failed:
         return Failed(str(error))
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     print(f"broker: {text}", file=sys.stderr, flush=True)

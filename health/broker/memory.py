@@ -29,7 +29,7 @@ class Memory:
     # When the node was changed, by the steady clock.
     changes: tuple[float, ...] = ()
     # What stood when we last acted: while it stands, nobody is asked anything.
-    settled: frozenset[str] | None = None
+    acted_on: frozenset[str] | None = None
     drained: bool = False
     # The node's reason when we last saw it, where it is ours.
     posted: str = ""
@@ -46,18 +46,18 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
+class Log:
     text: str
 
 
-def resumed(memory: Memory, now: Now) -> tuple[Memory, tuple[Say, ...]]:
+def resumed(memory: Memory, now: Now) -> tuple[Memory, tuple[Log, ...]]:
     """A job starts on a node that we drained, and it is not drained: a person has resumed it, and knows why."""
     said = "a person has resumed the node: what stood against it then drains it no more"
     after = hold(memory, memory.standing(now), now.wall + RESUMED_LASTS_S)
-    return replace(after, drained=False, posted="", said=said), (Say(said),)
+    return replace(after, drained=False, posted="", said=said), (Log(said),)
 
 
-def forget(memory: Memory, named: Iterable[str]) -> tuple[Memory, tuple[Say, ...]]:
+def forget(memory: Memory, named: Iterable[str]) -> tuple[Memory, tuple[Log, ...]]:
     """A person has dealt with it: what these checks have said counts no more. What they say from now on does."""
     checks = frozenset(named)
     return replace(
@@ -65,8 +65,8 @@ def forget(memory: Memory, named: Iterable[str]) -> tuple[Memory, tuple[Say, ...
         seen={check: seen for check, seen in memory.seen.items() if check not in checks},
         held={key: until for key, until in memory.held.items() if key.split("@")[0] not in checks},
         forgotten=memory.forgotten | checks,
-        settled=None,
-    ), tuple(Say(f"{check} is forgotten, a person says") for check in sorted(checks))
+        acted_on=None,
+    ), tuple(Log(f"{check} is forgotten, a person says") for check in sorted(checks))
 
 
 def what_of(memory: Memory, check: str, now: Now) -> str:

@@ -27,7 +27,7 @@ from health.broker.decide import (
 from health.broker.guard import guarded, within_rate
 from health.broker.incidents import Enter, entry, judged
 from health.broker.inputs import Gpu
-from health.broker.memory import Memory, Now, Say, hold, is_over, unexpired
+from health.broker.memory import Log, Memory, Now, hold, is_over, unexpired
 from health.index import Index
 from health.policy import BrokerPolicy
 from health.spread import share
@@ -74,7 +74,7 @@ class Change:
     act: Act
 
 
-Action = Say | Enter | AskNode | AskFleet | Change
+Action = Log | Enter | AskNode | AskFleet | Change
 Outcome = tuple[Memory, tuple[Action, ...]]
 
 
@@ -140,12 +140,12 @@ def _kept(memory: Memory, text: str, inputs: Inputs, now: Now) -> dict[str, str]
 def _differs(memory: Memory, standing: Mapping[str, Seen], inputs: Inputs, now: Now) -> bool:
     """Whether another thing stands than when we last acted, or what is posted says more than what is true."""
     live = reason(standing, left(standing, _kept(memory, memory.posted, inputs, now)))
-    return names_of(standing) != memory.settled or not names(memory.posted) <= names(live)
+    return names_of(standing) != memory.acted_on or not names(memory.posted) <= names(live)
 
 
 def _act(memory: Memory, after: Memory, inputs: Inputs, now: Now) -> Outcome:
     standing = after.standing(now)
-    says: tuple[Say, ...] = ()
+    logs: tuple[Log, ...] = ()
     match inputs.node:
         case None:
             return memory, (AskNode(),)
@@ -164,38 +164,38 @@ def _act(memory: Memory, after: Memory, inputs: Inputs, now: Now) -> Outcome:
             case fleet:
                 pass
         many = guarded(standing, fleet.others, fleet.total, inputs.policy, now.wall)
-        says = tuple(Say(_stands_on_many(check, standing[check])) for check in sorted(many))
+        logs = tuple(Log(_stands_on_many(check, standing[check])) for check in sorted(many))
         after = hold(after, many, now.wall + inputs.policy.guard_lasts_s)
         standing = after.standing(now)
         act = decide(standing, node, _kept(after, node.reason, inputs, now))
     if act.kind == "nothing":
         ours = node.reason if node.drained and node.ours else ""
-        return _settled(replace(after, drained=node.drained, posted=ours), standing, act), says
+        return _acted(replace(after, drained=node.drained, posted=ours), standing, act), logs
     if not within_rate(after.changes, inputs.policy, now.steady):
         said = f"too many changes within {inputs.policy.rate_per_s:g} s: waits ({act.kind}: {act.text})"
-        return replace(after, said=said, due=now.steady + inputs.policy.rate_per_s / inputs.policy.rate_actions), says
+        return replace(after, said=said, due=now.steady + inputs.policy.rate_per_s / inputs.policy.rate_actions), logs
     match inputs.changed:
         case None:
-            return memory, (*says, Say(f"{act.kind} {inputs.name}: {act.text}"), Change(act))
+            return memory, (*logs, Log(f"{act.kind} {inputs.name}: {act.text}"), Change(act))
         case Failed(why):
             return _again(after, why, now)
     recent = (at for at in after.changes if at > now.steady - inputs.policy.rate_per_s)
     after = replace(after, changes=(*recent, now.steady))
     if act.kind == "clear":
-        return _settled(replace(after, drained=False, posted="", recheck=0.0), standing, act), ()
+        return _acted(replace(after, drained=False, posted="", recheck=0.0), standing, act), ()
     recheck = now.steady + inputs.policy.guard_recheck_s
-    return _settled(replace(after, drained=True, posted=act.text, recheck=recheck), standing, act), ()
+    return _acted(replace(after, drained=True, posted=act.text, recheck=recheck), standing, act), ()
 
 
-def _settled(memory: Memory, standing: Mapping[str, Seen], act: Act) -> Memory:
+def _acted(memory: Memory, standing: Mapping[str, Seen], act: Act) -> Memory:
     said = f"{act.kind}: {act.text}"
-    return replace(memory, said=said, settled=names_of(standing), due=0.0, failures=0, forgotten=frozenset())
+    return replace(memory, said=said, acted_on=names_of(standing), due=0.0, failures=0, forgotten=frozenset())
 
 
 def _again(memory: Memory, why: str, now: Now) -> Outcome:
     pause = RETRY_S[min(memory.failures, len(RETRY_S) - 1)]
     later = replace(memory, said=why, due=now.steady + pause, failures=memory.failures + 1)
-    return later, (Say(f"{why}: again in {pause:.0f} s"),)
+    return later, (Log(f"{why}: again in {pause:.0f} s"),)
 
 
 def _recheck(memory: Memory, after: Memory, inputs: Inputs, now: Now) -> Outcome:
@@ -205,7 +205,7 @@ def _recheck(memory: Memory, after: Memory, inputs: Inputs, now: Now) -> Outcome
         case None:
             return memory, (AskFleet(),)
         case Failed(why):
-            return after, (Say(f"{why}: the drain stands"),)
+            return after, (Log(f"{why}: the drain stands"),)
         case fleet:
             pass
     many = guarded(standing, fleet.others, fleet.total, inputs.policy, now.wall)
@@ -213,7 +213,7 @@ def _recheck(memory: Memory, after: Memory, inputs: Inputs, now: Now) -> Outcome
         return after, ()
     after = hold(after, many, now.wall + inputs.policy.guard_lasts_s)
     said = f"{', '.join(sorted(many))} stand on too many nodes: the drain is taken back"
-    return replace(after, due=now.steady), (Say(said),)
+    return replace(after, due=now.steady), (Log(said),)
 
 
 def names_of(standing: Mapping[str, Seen]) -> frozenset[str]:

@@ -77,11 +77,11 @@ def bootstrap(
         raise ImagesError(
             "bootstrap the root", "mmdebstrap is not installed", hint="`make images` installs it"
         ) from error
-    told: list[str] = []
+    output: list[str] = []
     try:
         assert process.stdout is not None
         for text in process.stdout:
-            told.append(text.rstrip())
+            output.append(text.rstrip())
             line(text.rstrip())
         status = process.wait()
     finally:
@@ -89,15 +89,15 @@ def bootstrap(
             process.terminate()
             process.wait()
     if status != 0:
-        raise ImagesError("bootstrap the root", "\n".join(reasons(told)) or f"mmdebstrap ended with status {status}",
+        raise ImagesError("bootstrap the root", "\n".join(reasons(output)) or f"mmdebstrap ended with status {status}",
                           hint="--set mirrors=debian=URI,security=URI names another mirror")  # fmt: skip
     check(target, slice_)
 
 
-def reasons(told: Sequence[str]) -> list[str]:
+def reasons(output: Sequence[str]) -> list[str]:
     """apt's errors and warnings, which the progress around them would push out of sight; else the last lines."""
-    found = [text for text in told if text.startswith(("E:", "W:", "Err:", "  "))]
-    return (found or list(told))[-12:]
+    found = [text for text in output if text.startswith(("E:", "W:", "Err:", "  "))]
+    return (found or list(output))[-12:]
 
 
 def check(root: Path, slice_: Slice) -> None:

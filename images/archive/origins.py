@@ -44,8 +44,8 @@ def default_sources(suite: str, components: tuple[str, ...]) -> tuple[Origin, ..
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
         raise ImagesError("find a mirror", "mmdebstrap is not installed", hint="`make images` installs it") from error
-    told = "\n".join(line for line in done.stderr.splitlines() if not re.match(r"[IWE]: ", line))
-    found = tuple(one_line(told) or deb822(told))
+    listed = "\n".join(line for line in done.stderr.splitlines() if not re.match(r"[IWE]: ", line))
+    found = tuple(one_line(listed) or deb822(listed))
     if not found:
         raise ImagesError("find a mirror", f"mmdebstrap names none for {suite}:\n{done.stderr.strip()}",
                           hint="name one: --set mirrors=debian=URI,security=URI")  # fmt: skip

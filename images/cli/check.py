@@ -28,8 +28,8 @@ def reproduce(ctx: click.Context, roles: Sequence[str], as_json: bool) -> None:
     session.ready_lock(names, "fail", Plain())
     todo = session.compose(names).needed(names)
     session.check_archive(todo, names, "fail", Plain())
-    told = Plain(to=sys.stderr)
-    compared = build_twice(session, names, told, told.say)
+    reporter = Plain(to=sys.stderr)
+    compared = build_twice(session, names, reporter, reporter.log)
     if as_json:
         report.as_json([{"image": c.image.key, "equal": c.equal, "ids": [c.first.id, c.second.id],
                          "layers": [list(c.first.layers), list(c.second.layers)]} for c in compared])  # fmt: skip

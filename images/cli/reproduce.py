@@ -66,13 +66,13 @@ def clear(engine: Engine, composed: Composed) -> None:
 
 
 def build_twice(
-    session: Session, roles: Sequence[str], reporter: Reporter, say: Callable[[str], None]
+    session: Session, roles: Sequence[str], reporter: Reporter, log: Callable[[str], None]
 ) -> list[Compared]:
     """Both builds are removed again. The second never sees the first: an engine would otherwise keep its layers."""
     found: list[Mapping[str, Made]] = []
     images: list[Image] = []
     for number in (1, 2):
-        say(f"cold build {number} of 2")
+        log(f"cold build {number} of 2")
         composed, made = cold(session, roles, f"minivm-reproduce-{number}", reporter)
         clear(session.engine, composed)
         found.append(made)

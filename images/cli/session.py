@@ -184,7 +184,7 @@ class Session:
         if when_vanished != "relock":
             raise ImagesError("build as locked", f"the lock does not fit {', '.join(stale)}", file=self.place.directory,
                               hint="`build.py lock` resolves anew; so does `build --when-vanished relock`")  # fmt: skip
-        reporter.say(f"lock: {', '.join(stale)} changed; resolving every package anew")
+        reporter.log(f"lock: {', '.join(stale)} changed; resolving every package anew")
         self.tell(self.relock(roles), reporter)
 
     def check_archive(
@@ -198,15 +198,15 @@ class Session:
         if when_vanished != "relock":
             raise ImagesError("build as locked", f"the archive moved on:\n{listed}", file=self.place.directory,
                               hint="`build.py lock` resolves anew; so does `build --when-vanished relock`")  # fmt: skip
-        reporter.say(f"lock: the archive moved on; RESOLVING ANEW, so this build differs from the last one:\n{listed}")
+        reporter.log(f"lock: the archive moved on; RESOLVING ANEW, so this build differs from the last one:\n{listed}")
         self.tell(self.relock(roles), reporter)
         return False
 
     def tell(self, moved: Sequence[str], reporter: Reporter) -> None:
         for text in moved[:40]:
-            reporter.say(f"lock: {text}")
+            reporter.log(f"lock: {text}")
         if len(moved) > 40:
-            reporter.say(f"lock: and {len(moved) - 40} more")
+            reporter.log(f"lock: and {len(moved) - 40} more")
 
     def build(self, composed: Composed, todo: Sequence[Planned], reporter: Reporter) -> list[Result]:
         """Make what is missing, parents first; names of roles move only when everything is there."""

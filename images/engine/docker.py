@@ -17,7 +17,7 @@ import docker.errors  # type: ignore[import-untyped]  # it has no types
 import requests.exceptions
 
 from images.engine.builder import Builder
-from images.engine.store import Store, told_by
+from images.engine.store import Store, store_of
 from images.errors import ImagesError
 from images.host import HostError, chosen_engine
 
@@ -73,7 +73,7 @@ class Engine:
     @cached_property
     def store(self) -> Store:
         with answering("ask what it is"):
-            return told_by(self.api.info(), self)
+            return store_of(self.api.info(), self)
 
     def image_id(self, reference: str) -> str:
         """The configuration's digest, whatever the engine itself calls the image."""

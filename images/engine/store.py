@@ -41,14 +41,14 @@ class Store(Protocol):
     def identity(self, reference: str) -> str:
         """The digest of an image's configuration."""
 
-    def adopt(self, built: str, config: Config) -> str:
+    def take_over(self, built: str, config: Config) -> str:
         """Put the layers of a built image under a configuration of ours; what the engine calls the result.
 
         The built image is used up.
         """
 
 
-def told_by(info: Mapping[str, Any], daemon: Daemon) -> Store:
+def store_of(info: Mapping[str, Any], daemon: Daemon) -> Store:
     """The engine's own answer to `docker info` says which it is."""
     status = {str(pair[0]): str(pair[1]) for pair in info.get("DriverStatus") or () if len(pair) == 2}
     if status.get("driver-type", "").startswith("io.containerd."):
@@ -65,7 +65,7 @@ class GraphDriver:
     def identity(self, reference: str) -> str:
         return str(self.daemon.inspect(reference)["Id"])
 
-    def adopt(self, built: str, config: Config) -> str:
+    def take_over(self, built: str, config: Config) -> str:
         # The names of layers that are not in the stream: the engine only counts them.
         layers = [f"{diff_id.removeprefix('sha256:')}/layer.tar" for diff_id in config.diff_ids]
         name = f"{config.id.removeprefix('sha256:')}.json"
@@ -87,7 +87,7 @@ class ContentStore:
             self.known[manifest] = read(self.daemon.save(reference), reference).config
         return self.known[manifest]
 
-    def adopt(self, built: str, config: Config) -> str:
+    def take_over(self, built: str, config: Config) -> str:
         packed = read(self.daemon.save(built), built)
         manifest = json_bytes({
             "schemaVersion": 2,

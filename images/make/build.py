@@ -208,7 +208,7 @@ class Maker:
             arch=self.engine.arch,
             epoch=self.place.definition.versions.epoch,
         )
-        return self.engine.store.adopt(raw, made)
+        return self.engine.store.take_over(raw, made)
 
     def shown(self, name: str) -> str:
         prefix = self.place.settings.prefix

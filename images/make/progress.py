@@ -17,7 +17,7 @@ UNPACKING = re.compile(r"^(?:#\d+ [\d.]+ )?(?:Unpacking|Setting up|Get:\d+) (?:\
 class Reporter(Protocol):
     """What a build tells while it goes on."""
 
-    def say(self, text: str) -> None: ...
+    def log(self, text: str) -> None: ...
     def start(self, key: str, why: str) -> None: ...
     def line(self, key: str, text: str) -> None: ...
     def done(self, key: str, seconds: float) -> None: ...
@@ -31,21 +31,21 @@ class Plain:
         self.lock = threading.Lock()
         self.to = to
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         with self.lock:
             print(text, file=self.to or sys.stdout, flush=True)
 
     def start(self, key: str, why: str) -> None:
-        self.say(f"{key}: building ({why})")
+        self.log(f"{key}: building ({why})")
 
     def line(self, key: str, text: str) -> None:
         found = STEP.match(text)
         if found and self.steps.get(key) != found["step"]:
             self.steps[key] = found["step"]
-            self.say(f"{key}: {found['step']}")
+            self.log(f"{key}: {found['step']}")
 
     def done(self, key: str, seconds: float) -> None:
-        self.say(f"{key}: done in {seconds:.1f} s")
+        self.log(f"{key}: done in {seconds:.1f} s")
 
 
 class Bars:
@@ -66,7 +66,7 @@ class Bars:
         self.tasks: dict[str, object] = {}
         self.steps: dict[str, str] = {}
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         self.progress.console.print(text, highlight=False, markup=False)
 
     def start(self, key: str, why: str) -> None:
@@ -84,7 +84,7 @@ class Bars:
     def done(self, key: str, seconds: float) -> None:
         self.progress.remove_task(self.tasks.pop(key))  # type: ignore[arg-type]  # rich's own TaskID
         self.progress.advance(self.all)
-        self.say(f"{key}: done in {seconds:.1f} s")
+        self.log(f"{key}: done in {seconds:.1f} s")
 
 
 @contextmanager

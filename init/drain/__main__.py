@@ -11,7 +11,7 @@ import sys
 
 from init.drain.deadline import Deadline, allowed_by_pid_1, budget
 from init.errors import InitError
-from init.slurm import client as slurm_client
+from init.slurm import client
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
 
     module = importlib.import_module(roles[arguments[0]])
     deadline = Deadline(budget(os.environ, allowed_by_pid_1))
-    controller = slurm_client.address(os.environ)
+    controller = client.address(os.environ)
     try:
         if arguments[1:]:
             module.resume(controller)

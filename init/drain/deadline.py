@@ -73,7 +73,7 @@ def status_of(directory: Path) -> Mapping[str, str]:
     return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
 
 
-def say(text: str) -> None:
+def report(text: str) -> None:
     """For the log, and for `minivm status` as long as the drain lasts."""
     print(text, flush=True)
     notify(f"STATUS={text}")

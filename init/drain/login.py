@@ -15,7 +15,7 @@ import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from init.drain.deadline import PROC, Deadline, say, status_of
+from init.drain.deadline import PROC, Deadline, report, status_of
 
 NOLOGIN = Path("/run/nologin")
 MESSAGE = "This login pod is about to stop. Batch jobs are not affected. Log in again for a new pod.\n"
@@ -34,24 +34,24 @@ def drain(controller: str, deadline: Deadline) -> None:
     try:
         NOLOGIN.write_text(MESSAGE)
     except OSError as error:  # a disk that somebody has filled: those who are there have their time all the same
-        say(f"new logins are not kept out: {error.strerror}")
+        report(f"new logins are not kept out: {error.strerror}")
     kept = min(KEPT, deadline.left / 4)
     sessions = find_sessions()
     if sessions:
-        told = tell(terminals(sessions), deadline.left)
-        say(f"told {told} terminals of {len(sessions)} sessions")
+        count = tell(terminals(sessions), deadline.left)
+        report(f"told {count} terminals of {len(sessions)} sessions")
         # The end of the budget is the end of the wait; sshd's own stop then hangs up on those who stayed.
         while (sessions := find_sessions()) and deadline.left > kept:
             deadline.pause(min(LOOK_EVERY, deadline.left - kept))
-        say(f"{len(sessions)} sessions are left" if sessions else "all sessions have ended")
+        report(f"{len(sessions)} sessions are left" if sessions else "all sessions have ended")
     else:
-        say("no sessions")
+        report("no sessions")
     end_clients(deadline)
 
 
 def resume(controller: str) -> None:
     NOLOGIN.unlink(missing_ok=True)
-    say("logins are open")
+    report("logins are open")
 
 
 def end_clients(deadline: Deadline) -> None:
@@ -69,7 +69,7 @@ def end_clients(deadline: Deadline) -> None:
         while (clients := find_clients()) and deadline.left > left:
             deadline.pause(0.1)
         number = signal.SIGTERM
-    say(f"{len(clients)} srun and salloc are left" if clients else "every srun and salloc has ended its job")
+    report(f"{len(clients)} srun and salloc are left" if clients else "every srun and salloc has ended its job")
 
 
 def find_clients(proc: Path = PROC) -> list[int]:
@@ -127,14 +127,14 @@ def tell(paths: Iterable[Path], seconds: float) -> int:
     """Like wall, without the need for a utmp that containers do not keep. A stopped terminal must not stop us."""
     what = "Save your work and log out; srun and salloc end with it."
     word = f"\r\n*** minivm: this pod stops in {seconds:.0f} s. {what} ***\r\n".encode()
-    told = 0
+    count = 0
     for path in paths:
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 if stat.S_ISCHR(os.fstat(descriptor).st_mode) and os.isatty(descriptor):
                     os.write(descriptor, word)
-                    told += 1
+                    count += 1
             finally:
                 os.close(descriptor)
-    return told
+    return count

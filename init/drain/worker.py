@@ -11,9 +11,9 @@ import contextlib
 import os
 from pathlib import Path
 
-from init.drain.deadline import PROC, Deadline, say, status_of
+from init.drain.deadline import PROC, Deadline, report, status_of
 from init.places import pod_name
-from init.slurm import client as slurm_client
+from init.slurm import client
 from init.slurm.client import SlurmError
 from init.slurm.node import BACK, STOPPING
 
@@ -35,29 +35,29 @@ def name_of_node() -> str:
 
 def drain(controller: str, deadline: Deadline) -> None:
     name = name_of_node()
-    node = asked(lambda: slurm_client.node(name, controller, within=max(1.0, deadline.left / 2)), deadline)
+    node = asked(lambda: client.node(name, controller, within=max(1.0, deadline.left / 2)), deadline)
     if node is None:
-        say(f"slurmctld knows no node {name}: nothing to drain")
+        report(f"slurmctld knows no node {name}: nothing to drain")
         return
     if not (node.held_by_others or (node.held_by_us and "DRAIN" in node.flags)):
-        asked(lambda: slurm_client.update(name, ["state=drain", f"reason={STOPPING}"], controller), deadline)
+        asked(lambda: client.update(name, ["state=drain", f"reason={STOPPING}"], controller), deadline)
     jobs = wait_for_jobs(name, controller, deadline)
     if jobs:
-        slurm_client.free(jobs, controller, say)
+        client.free(jobs, controller, report)
         wait_until_idle(name, controller, deadline)
     # Somebody may have drained it since: it takes no jobs, and down would put our reason over his.
-    node = slurm_client.node(name, controller)
+    node = client.node(name, controller)
     if node is not None and node.held_by_others:
-        say(f"{name} stays as it is in Slurm: {node.reason}")
+        report(f"{name} stays as it is in Slurm: {node.reason}")
     elif node is not None:
-        slurm_client.update(name, ["state=down", f"reason={STOPPING}"], controller)
-        say(f"{name} is down in Slurm until the pod is back")
+        client.update(name, ["state=down", f"reason={STOPPING}"], controller)
+        report(f"{name} is down in Slurm until the pod is back")
 
 
 def asked(ask: Callable[[], T], deadline: Deadline, missed: Callable[[], None] = lambda: None) -> T:
     """A controller that is away comes back: its pod is replaced, say, together with this one. Jobs that run here
     meanwhile have the time that was promised to them; to give up would end them now."""
-    told = ""
+    last = ""
     while True:
         try:
             return ask()
@@ -65,10 +65,10 @@ def asked(ask: Callable[[], T], deadline: Deadline, missed: Callable[[], None] =
             if deadline.left <= RESERVE or not steps():
                 raise
             text = f"jobs run here, and slurmctld is asked again: {error.why}"
-        if text != told:
-            say(text)
+        if text != last:
+            report(text)
             missed()
-            told = text
+            last = text
         deadline.pause(min(LOOK_EVERY, deadline.left))
 
 
@@ -87,27 +87,27 @@ def _is_step(directory: Path) -> bool:
 
 def wait_for_jobs(name: str, controller: str, deadline: Deadline) -> list[str]:
     """The jobs that are still there when the time for them is over."""
-    told = ""
+    last = ""
 
     def missed() -> None:
-        nonlocal told
-        told = ""
+        nonlocal last
+        last = ""
 
     while True:
-        jobs = asked(lambda: slurm_client.jobs(name, controller), deadline, missed)
+        jobs = asked(lambda: client.jobs(name, controller), deadline, missed)
         if not jobs:
             return []
         text = f"waiting for {len(jobs)} jobs: {' '.join(jobs[:8])}{' ...' if len(jobs) > 8 else ''}"
-        if text != told:
-            say(text)
-            told = text
+        if text != last:
+            report(text)
+            last = text
         if deadline.left <= RESERVE:
             return jobs
         deadline.pause(min(LOOK_EVERY, deadline.left - RESERVE))
 
 
 def wait_until_idle(name: str, controller: str, deadline: Deadline) -> None:
-    while deadline.left > 1.0 and slurm_client.jobs(name, controller):
+    while deadline.left > 1.0 and client.jobs(name, controller):
         deadline.pause(0.2)
 
 
@@ -115,24 +115,24 @@ def register_again(name: str) -> None:
     """slurmd registers a dynamic node when it starts; somebody has deleted the one that was drained."""
     from init.pod.client import Client
 
-    with Client(within=60.0) as client:
-        services = [view.name for view in client.snapshot().services]
+    with Client(within=60.0) as init:
+        services = [view.name for view in init.snapshot().services]
         for service in ("slurmd", "slurmd-static"):
             if service in services:
-                reply = client.request("restart", service=service, wait=True)
-                say(f"{name} is registered again" if reply.get("ready") else f"{service} is {reply.get('state')}")
+                reply = init.request("restart", service=service, wait=True)
+                report(f"{name} is registered again" if reply.get("ready") else f"{service} is {reply.get('state')}")
 
 
 def resume(controller: str) -> None:
     """Takes back a drain of ours, and nobody else's."""
     name = name_of_node()
-    node = slurm_client.node(name, controller)
+    node = client.node(name, controller)
     if node is None:
         register_again(name)
     elif node.held_by_others:
-        say(f"{name} stays drained: {node.reason}")
+        report(f"{name} stays drained: {node.reason}")
     elif node.held_by_us:
-        slurm_client.update(name, ["state=resume", f"reason={BACK}"], controller)
-        say(f"{name} is resumed")
+        client.update(name, ["state=resume", f"reason={BACK}"], controller)
+        report(f"{name} is resumed")
     else:
-        say(f"{name} is not drained")
+        report(f"{name} is not drained")

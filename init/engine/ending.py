@@ -1,6 +1,6 @@
 """How a pod ends: the role's drain, then everything in order, under one deadline. Decides only, as the engine does.
 
-Whoever calls lets the consequences follow (`Engine.settle`).
+Whoever calls lets the consequences follow (`Engine.converge`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Ending:
         return "failed" if state.phase in (Phase.FAILED, Phase.STOPPED) else "draining"
 
     def resuming(self) -> bool:
-        return self.asked == RESUME and (self._held is not None or not self._services.settled(RESUME))
+        return self.asked == RESUME and (self._held is not None or not self._services.stable(RESUME))
 
     def may_wait(self, now: float) -> bool:
         """Whether a drain that cannot be started now may be started later: not once the services need their time."""
@@ -84,7 +84,7 @@ class Ending:
     def _run_held(self, now: float) -> Todo:
         """What was asked for last begins once nothing of the one before runs any more."""
         services = self._services
-        if self._held is None or not (services.settled(DRAIN) and services.settled(RESUME)):
+        if self._held is None or not (services.stable(DRAIN) and services.stable(RESUME)):
             return []
         (name, command, budget), self._held = self._held, None
         services.forget(DRAIN)

@@ -64,10 +64,10 @@ class Engine(Services):
     def begin(self, now: float) -> Todo:
         self.began = now
         self.states = {name: replace(state, since=now) for name, state in self.states.items()}
-        return self.settle(now)
+        return self.converge(now)
 
-    def feed(self, name: str, event: Event, now: float) -> Todo:
-        return [*self._advance(name, event, now), *self.settle(now)]
+    def handle(self, name: str, event: Event, now: float) -> Todo:
+        return [*self._advance(name, event, now), *self.converge(now)]
 
     def tick(self, now: float) -> Todo:
         todo: Todo = []
@@ -81,7 +81,7 @@ class Engine(Services):
         for condition in list(self.conditions.values()):
             if condition.expires is not None and now >= condition.expires:
                 del self.conditions[condition.name]
-        return [*todo, *self.settle(now), *last]
+        return [*todo, *self.converge(now), *last]
 
     def next_wake(self) -> float | None:
         times = [state.deadline for state in self.states.values() if state.deadline is not None]
@@ -100,7 +100,7 @@ class Engine(Services):
 
     def up(self, name: str, now: float) -> Todo:
         self.leaving.pop(name, None)
-        return self.feed(name, Up(), now)
+        return self.handle(name, Up(), now)
 
     def down(self, name: str, now: float) -> Todo:
         return self.leave(name, Then.STOP, now)
@@ -112,16 +112,16 @@ class Engine(Services):
 
     def leave(self, name: str, then: Then, now: float) -> Todo:
         self.leaving[name] = then
-        return self.settle(now)
+        return self.converge(now)
 
     def drain(self, now: float) -> Todo:
-        return [*self.ending.drain(now), *self.settle(now)]
+        return [*self.ending.drain(now), *self.converge(now)]
 
     def resume(self, now: float) -> Todo:
-        return [*self.ending.resume(now), *self.settle(now)]
+        return [*self.ending.resume(now), *self.converge(now)]
 
     def end(self, now: float, code: int = ENDED_WELL, why: Cause | None = None, *, drain: bool = True) -> Todo:
-        return [*self.ending.begin(now, code, why, drain=drain), *self.settle(now)]
+        return [*self.ending.begin(now, code, why, drain=drain), *self.converge(now)]
 
     def set_condition(self, condition: Condition) -> None:
         if condition.text:
@@ -150,7 +150,7 @@ class Engine(Services):
             self.specs[name] = fresh[name]
             self.states.setdefault(name, State(since=now))
         self.plan = plan
-        return replace(change, changed=tuple(restarted)), self.settle(now)
+        return replace(change, changed=tuple(restarted)), self.converge(now)
 
     # What follows.
 
@@ -168,7 +168,7 @@ class Engine(Services):
             todo.append((who, action))
         return todo
 
-    def settle(self, now: float) -> Todo:
+    def converge(self, now: float) -> Todo:
         """Let every consequence of the last event follow, until nothing changes."""
         todo: Todo = []
         moved = True

@@ -14,6 +14,7 @@ from init.engine.states import (  # fmt: skip
     Hurry,
     Impossible,
     Kill,
+    Notified,
     Passed,
     Phase,
     Said,
@@ -22,7 +23,6 @@ from init.engine.states import (  # fmt: skip
     SpawnFailed,
     Then,
     Tick,
-    Told,
     Unwatch,
     Up,
     Watch,
@@ -60,8 +60,8 @@ def advance(service: Service, state: State, event: Event, now: float, jitter: fl
         case Said():
             said = Cause(event.text, event.quoted, detail=event.detail)
             return (replace(state, said=said) if state.phase is Phase.STARTING else state), []
-        case Told():
-            return _told(service, state, event, now)
+        case Notified():
+            return _notified(service, state, event, now)
         case Tick():
             if state.deadline is None or now < state.deadline:
                 return state, []
@@ -174,7 +174,7 @@ def _ended(service: Service, state: State, event: Exited, now: float, jitter: fl
     return failed(service, state, why, event.code if not event.signal else None, now, jitter)
 
 
-def _told(service: Service, state: State, event: Told, now: float) -> Step:
+def _notified(service: Service, state: State, event: Notified, now: float) -> Step:
     if event.status is not None:
         state = replace(state, status=event.status)
     actions: list[Action] = []

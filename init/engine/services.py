@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Todo = list[tuple[str, Action]]
 
-_SETTLED = (Phase.READY, *OVER, Phase.BACKOFF)
+_STABLE = (Phase.READY, *OVER, Phase.BACKOFF)
 
 
 class Services:
@@ -57,12 +57,12 @@ class Services:
         self.leaving = dict.fromkeys(self.states, Then.STOP)
         self.next_specs = {}
 
-    def settled(self, name: str) -> bool:
+    def stable(self, name: str) -> bool:
         """Nothing more will happen to it by itself, for now."""
         state = self.states.get(name)
         if state is None:
             return True
-        return name not in self.leaving and not state.reloading and state.phase in _SETTLED
+        return name not in self.leaving and not state.reloading and state.phase in _STABLE
 
     def spec(self, name: str) -> Service:
         return self.specs.get(name) or self.errands[name]

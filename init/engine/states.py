@@ -56,9 +56,9 @@ class Cause:
     verdict: str = ""  # what was decided: it gave up, say
 
     def __str__(self) -> str:
-        return self.told(f": {self.quoted}" if self.quoted else "")
+        return self.text(f": {self.quoted}" if self.quoted else "")
 
-    def told(self, quote: str) -> str:
+    def text(self, quote: str) -> str:
         detail = f" ({self.detail})" if self.detail else ""
         return f"{self.outcome}{detail}{quote}" + (f"; {self.verdict}" if self.verdict else "")
 
@@ -145,7 +145,7 @@ class Said:
 
 
 @record(frozen=True, slots=True)
-class Told:
+class Notified:
     """A notification from one of the service's own processes."""
 
     ready: bool = False
@@ -213,7 +213,7 @@ class Impossible:
 
 
 if TYPE_CHECKING:
-    Event = Go | Spawned | SpawnFailed | Exited | Passed | Said | Told | Tick | Down | Hurry | Up
+    Event = Go | Spawned | SpawnFailed | Exited | Passed | Said | Notified | Tick | Down | Hurry | Up
     Action = Spawn | Kill | Watch | Unwatch | EndPod | Impossible
     Step = tuple[State, list[Action]]
 

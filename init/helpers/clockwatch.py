@@ -18,7 +18,7 @@ from pathlib import Path
 
 from init.errors import InitError
 from init.pod.client import SOCKET, Client
-from init.pod.helper import condition, say, service
+from init.pod.helper import condition, log, service
 from init.pod.notify import notify
 from init.records import record
 
@@ -48,7 +48,7 @@ class Clock:
         return abs(self.moved - self.proven) >= DOUBT
 
 
-def told(by: float, at: float) -> str:
+def jump_text(by: float, at: float) -> str:
     """A jump in words; nothing for one that is too small to matter."""
     if abs(by) < LEAST:
         return ""
@@ -91,10 +91,10 @@ class Watch:
 
     def look(self) -> None:
         before, self.clock = self.clock, self.clock.after(self.wall.offset())
-        text = told(self.clock.moved - before.moved, time.time())
+        text = jump_text(self.clock.moved - before.moved, time.time())
         if not text:
             return
-        say(f"the clock was {text}")
+        log(f"the clock was {text}")
         back = abs(self.clock.moved) < LEAST
         try:
             condition(self.control, CONDITION, "" if back else text, expires=REMEMBERED)
@@ -102,7 +102,7 @@ class Watch:
                 self.prove_again()
                 self.clock = Clock(self.clock.offset, self.clock.moved, proven=self.clock.moved)
         except InitError as error:
-            say(str(error))
+            log(str(error))
 
     def prove_again(self) -> None:
         """Once: a proof that fails is tried again by PID 1, with growing delays, until it passes."""

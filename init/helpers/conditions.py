@@ -95,7 +95,7 @@ def run(api: Api, control: Path = SOCKET, pause: float = PAUSE, refused_pause: f
     latest = Latest()
     threading.Thread(target=follow, args=(control, latest), daemon=True).start()
     before: dict[str, Any] | None = None
-    told = ""
+    last = ""
     wait = pause
     while (found := latest.take()) is not None:
         while (item := condition(found, before, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))) != before:
@@ -105,14 +105,14 @@ def run(api: Api, control: Path = SOCKET, pause: float = PAUSE, refused_pause: f
                 if error.missing:
                     print(f"{error}; the pod's condition {TYPE} is not kept", flush=True)
                     return 0
-                if str(error) != told:
+                if str(error) != last:
                     print(error, file=sys.stderr, flush=True)
-                told = str(error)
+                last = str(error)
                 time.sleep(refused_pause if error.refused else wait)
                 wait = min(wait * 2, LONGEST_PAUSE)
                 found = latest.newer() or found
                 continue
-            before, told, wait = item, "", pause
+            before, last, wait = item, "", pause
             time.sleep(pause)  # a flapping service must not become a storm at the API server
     return 1
 

@@ -22,12 +22,12 @@ from init.errors import InitError
 from init.places import PLAN
 from init.pod.client import SOCKET, Client
 from init.pod.dirwatch import Watcher
-from init.pod.helper import condition, say
+from init.pod.helper import condition, log
 from init.pod.notify import notify
 from init.pod.pod import Pod
 from init.slurm.daemon import PROGRAM, Answer, Outcome, Slurmctld
 from init.slurm.files import SlurmFiles
-from init.slurm.judge import LIVE, REFUSED, SAID, Said, impossible, tell, told, weigh
+from init.slurm.judge import LIVE, REFUSED, SAID, Said, impossible, load_said, save_said, weigh
 from init.slurm.kept import Kept, digest
 
 DROPINS = [
@@ -63,7 +63,7 @@ class SlurmWatch:
             self.files.put_back()  # what a try left that was cut, or that found the disk full
         except InitError as error:
             self.again = ASK_AGAIN
-            say(str(error))
+            log(str(error))
             return
         files = self.files.wanted()
         if files is None:
@@ -80,7 +80,7 @@ class SlurmWatch:
             self.refused = ""
             self._confirm(files)
             took = time.monotonic() - began
-            say(f"new configuration ({', '.join(sorted(files))}): {answer.text} after {took:.2f} s")
+            log(f"new configuration ({', '.join(sorted(files))}): {answer.text} after {took:.2f} s")
         elif answer.outcome is Outcome.UNKNOWN:
             self.again = ASK_AGAIN
             self._tell(Said(named, REFUSED, f"refused, the last one stays: {answer.text}"))
@@ -102,14 +102,14 @@ class SlurmWatch:
             try:
                 self.kept.keep(files)
             except InitError as error:  # a volume that is full: the cluster runs, and that is what counts
-                say(f"{error}; the next pod starts from what is mounted then")
+                log(f"{error}; the next pod starts from what is mounted then")
         self._tell(Said(digest(files), LIVE))
 
     def apply(self, files: dict[str, bytes], *, accepted: bool = False) -> Answer:
         """Tried, and once more where slurmctld has said nothing: then it has not judged the files."""
         answer, killed = self._try(files, accepted=accepted)
         if answer.outcome is Outcome.SILENT:
-            say(f"{answer.text}{KILLED if killed else ''}; the new configuration is tried once more")
+            log(f"{answer.text}{KILLED if killed else ''}; the new configuration is tried once more")
             answer, killed = self._try(files, accepted=accepted)
         return answer._replace(text=f"{answer.text}{KILLED}") if killed else answer
 
@@ -144,12 +144,12 @@ class SlurmWatch:
             return Answer(Outcome.REFUSED, error.why)
 
     def _tell(self, said: Said) -> None:
-        if told(self.said) == said:
+        if load_said(self.said) == said:
             return
         if said.why:
-            say(f"{self.condition}: {said.why}")
+            log(f"{self.condition}: {said.why}")
         condition(self.control, self.condition, said.why)
-        tell(said, self.said)
+        save_said(said, self.said)
 
 
 class DropInWatch:
@@ -171,18 +171,18 @@ class DropInWatch:
         try:
             change = apply_dropins(self.control)
         except OSError as error:  # no room for a process: nothing is said of the files yet
-            say(f"{self.condition}: not read yet: {error.strerror}")
+            log(f"{self.condition}: not read yet: {error.strerror}")
             self.again = ASK_AGAIN
             return
         except InitError as error:
             self.seen = now
-            say(f"{self.condition}: refused: {error.why}")
+            log(f"{self.condition}: refused: {error.why}")
             condition(self.control, self.condition, f"refused: {error.why}")
             return
         self.seen = now
         condition(self.control, self.condition, "")
         parts = [f"{what} {' '.join(change[what])}" for what in ("added", "removed", "changed") if change.get(what)]
-        say(f"drop-ins applied: {'; '.join(parts) or 'nothing differs'}")
+        log(f"drop-ins applied: {'; '.join(parts) or 'nothing differs'}")
 
 
 def fingerprint(directories: Iterable[Path]) -> tuple[tuple[str, bytes], ...]:
@@ -229,7 +229,7 @@ def main(control: Path = SOCKET) -> int:
         for watch in watches:
             watch.look()
         watcher.wait(min((watch.again for watch in watches if watch.again is not None), default=None))
-        watcher.settle(QUIET)
+        watcher.wait_until_quiet(QUIET)
         for directory in directories:
             watcher.watch(directory)  # one that has appeared, or was replaced
 

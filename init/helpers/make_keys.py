@@ -139,7 +139,7 @@ def run(
     steps = [(wanted.secret, wanted.key, partial(fill, server, namespace, wanted)) for wanted in todo]
     if known is not None:
         steps.append((known.config_map, "known_hosts", partial(know, server, namespace, known)))
-    until, told = time.monotonic() + patience, ""
+    until, last = time.monotonic() + patience, ""
     for where, what, step in steps:
         while True:
             try:
@@ -149,9 +149,9 @@ def run(
                 if time.monotonic() >= until:
                     print(f"{where}: {error}", file=sys.stderr, flush=True)
                     return 1
-                if str(error) != told:
+                if str(error) != last:
                     print(f"{where}: {error}; asked again", flush=True)
-                told = str(error)
+                last = str(error)
                 time.sleep(PAUSE)
             except InitError as error:
                 print(error, file=sys.stderr, flush=True)

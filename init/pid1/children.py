@@ -20,7 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from init.engine.states import Told
+    from init.engine.states import Notified
     from init.pid1.core import Core
     from init.pid1.sockets import Sockets
     from init.plan.service import Service
@@ -51,7 +51,7 @@ class Children:
         """The main process of a service, one of its preparations, or its stop command."""
         core = self._core
         if not core.engine.still_wanted(name, step):
-            core.feed(name, SpawnFailed("no longer wanted"))
+            core.handle(name, SpawnFailed("no longer wanted"))
             return
         spec = core.engine.spec(name)
         try:
@@ -62,7 +62,7 @@ class Children:
         self.owners.add(pid, name)
         if step == MAIN:
             self._sessions[name] = pid
-        core.feed(name, Spawned(pid, step))
+        core.handle(name, Spawned(pid, step))
 
     def _start_again(self, name: str, step: int) -> None:
         state = self._core.engine.states.get(name)
@@ -100,11 +100,11 @@ class Children:
         elif spec.name in self._core.engine.specs:
             # What PID 1 could not get from the machine is no fault of the service's, and uses up none of its restarts.
             failed = replace(failed, scarce=True)
-        self._core.say(f"{spec.name}: {failed.why}" + (f": {failed.quoted}" if failed.quoted else ""))
+        self._core.log(f"{spec.name}: {failed.why}" + (f": {failed.quoted}" if failed.quoted else ""))
         if step == STOPPER:  # then by signal
             self.kill(self._core.engine.states[spec.name].pid, spec.stop.signal)
         else:
-            self._core.feed(spec.name, failed)
+            self._core.handle(spec.name, failed)
 
     def run_helper(self, name: str, command: tuple[str, ...], output: int | None, ended: Callable[[str], None]) -> int:
         """A short command on a service's behalf (a probe, a reload); `ended` hears "exited 0" or how else it went."""
@@ -184,9 +184,9 @@ class Children:
         if notify is None:
             return True
         try:
-            settled = notify.read_all(self.reap)
+            complete = notify.read_all(self.reap)
             self._deaf = notify.keeps
-            return settled
+            return complete
         except ORDINARY as error:
             self._deaf = True
             self._core.troubled(f"notifications: {in_words(error)}")
@@ -215,7 +215,7 @@ class Children:
         main = state is not None and state.pid == pid
         session = self._sessions.get(name, 0)
         heirs = self._heirs(name, session) if main and code == 0 and not killer and session else ()
-        core.feed(name, Exited(pid, code, killer, self._last_line(name), heirs))
+        core.handle(name, Exited(pid, code, killer, self._last_line(name), heirs))
 
     def _last_line(self, name: str) -> str:
         """A death is a death, whether or not the last words can be read."""
@@ -243,13 +243,13 @@ class Children:
             self._sockets = Sockets(self._core, self.owners, self._notified)
         return self._sockets
 
-    def _notified(self, name: str, told: Told) -> None:
+    def _notified(self, name: str, word: Notified) -> None:
         state = self._core.engine.states.get(name)
         if state is None:  # a new plan removed it, and a process of it lives on
             return
-        if told.main_pid and told.main_pid != state.pid:
-            self.follow(name, told.main_pid)
-        self._core.feed(name, told)
+        if word.main_pid and word.main_pid != state.pid:
+            self.follow(name, word.main_pid)
+        self._core.handle(name, word)
 
     # Following.
 
@@ -282,7 +282,7 @@ class Children:
             return
         if pid in self.owners.pids:  # not ours to reap: its parent lives, or did
             name = self._forget(pid)
-            self._core.feed(name, Exited(pid, -1, 0, self._last_line(name)))
+            self._core.handle(name, Exited(pid, -1, 0, self._last_line(name)))
 
     def _forget(self, pid: int) -> str:
         """A process of a service has ended; of which one?"""

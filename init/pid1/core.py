@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from init.plan.compile import Plan
 
 AGAIN = 1.0  # seconds until what the machine refused is asked of it once more
-TOLD = 10.0  # seconds between two lines about one trouble
+REPEAT = 10.0  # seconds between two lines about one trouble
 MOST_TROUBLES = 64  # kept apart
 
 
@@ -56,8 +56,8 @@ class Core:
         self._performing = False
         self._troubles: dict[str, float] = {}  # when each was told last
 
-    def feed(self, name: str, event: Event) -> None:
-        self.perform(self.engine.feed(name, event, self.poller.now()))
+    def handle(self, name: str, event: Event) -> None:
+        self.perform(self.engine.handle(name, event, self.poller.now()))
 
     def perform(self, todo: Todo) -> None:
         """Do what was decided, in order. An action's own event may decide more: that comes after it."""
@@ -74,21 +74,21 @@ class Core:
         if trace.news:
             news, trace.news = trace.news, []
             for text, aloud in news:
-                self.logs.say(text, aloud=aloud)
+                self.logs.log(text, aloud=aloud)
             self.logs.flush()
 
-    def say(self, text: str) -> None:
-        self.logs.say(text)
+    def log(self, text: str) -> None:
+        self.logs.log(text)
         self.logs.flush()
 
     def troubled(self, text: str) -> None:
         """Something that PID 1 could not do and will do again. Each trouble is told once in a while, not each time."""
         now = self.poller.now()
-        if now - self._troubles.get(text, -TOLD) >= TOLD:
+        if now - self._troubles.get(text, -REPEAT) >= REPEAT:
             if len(self._troubles) > MOST_TROUBLES:
                 self._troubles.clear()
             self._troubles[text] = now
-            self.say(f"trouble: {text}; tried again")
+            self.log(f"trouble: {text}; tried again")
 
     def attempt(self, call: Callable[[], object]) -> None:
         try:
@@ -102,13 +102,13 @@ class Core:
             opens()
         except ORDINARY as error:
             if what not in self.engine.conditions:
-                self.say(f"no {what}: {in_words(error)}; tried again every {AGAIN:g} s")
+                self.log(f"no {what}: {in_words(error)}; tried again every {AGAIN:g} s")
             self.condition(what, in_words(error))
             self.poller.after(AGAIN, lambda: self.until_done(what, opens))
             return
         if what in self.engine.conditions:
             self.condition(what, "")
-            self.say(f"{what}: works now")
+            self.log(f"{what}: works now")
 
     def condition(self, name: str, text: str) -> None:
         """One of PID 1's own, which keeps the pod from nothing; without a text it is over."""

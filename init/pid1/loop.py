@@ -66,7 +66,7 @@ class Init:
                 core.attempt(call)
         core.attempt(self._sweep)
         if engine.ending.why:
-            core.say(f"ended: {engine.ending.why}")
+            core.log(f"ended: {engine.ending.why}")
         core.logs.close(LAST_WORDS)
         return engine.ending.exit_code
 
@@ -136,7 +136,7 @@ class Init:
         try:
             Server(core.poller, listen(address, field, outside=outside), pages(core, self._counters))
         except ConfigError as error:
-            core.say(str(error))
+            core.log(str(error))
             core.perform(core.engine.end(core.poller.now(), EX_CONFIG, Cause(str(error)), drain=False))
 
     def _control(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from init.engine.states import Told
+from init.engine.states import Notified
 from init.errors import ORDINARY, in_words
 from init.fields import number
 from init.pid1.spawn.owners import alive, uids
@@ -77,13 +77,13 @@ class Notify:
         poller: Poller,
         owners: Owners,
         specs: Callable[[str], Service | None],
-        told: Callable[[str, Told], None],
-        say: Callable[[str], None],
+        notified: Callable[[str, Notified], None],
+        log: Callable[[str], None],
         closer: Callable[[], Closer],
     ) -> None:
         self.path = path
         self._poller, self._closer = poller, closer
-        self._owners, self._specs, self._told, self._say = owners, specs, told, say
+        self._owners, self._specs, self._notified, self._log = owners, specs, notified, log
         self._root = frozenset((0, os.geteuid()))
         self._users: dict[str, int] = {}  # the uids of those that services run as
         self._period = -PERIOD  # when the first refusal of these was told
@@ -135,10 +135,10 @@ class Notify:
                     break
                 data, pid, uid = found
                 self._take(Poller.now(), pid, uid, data)
-        settled = not self._kept and all(source.settled for source in self._sockets.values())
-        if not settled and again is not None:
+        complete = not self._kept and all(source.complete for source in self._sockets.values())
+        if not complete and again is not None:
             self._again = again
-        return settled
+        return complete
 
     @property
     def keeps(self) -> bool:
@@ -182,17 +182,17 @@ class Notify:
             self._refuse(f"refused MAINPID={main_pid} of {service} (pid {pid}): {why}")
             main_pid = 0
         status = message.status if message.status is not None else ("stopping" if message.stopping else None)
-        self._told(service, Told(message.ready, main_pid, status, message.reloading, message.watchdog))
+        self._notified(service, Notified(message.ready, main_pid, status, message.reloading, message.watchdog))
 
     def _refuse(self, text: str) -> None:
         now = Poller.now()
         if now - self._period >= PERIOD:
             if self._refused > REFUSALS:
-                self._say(f"notify: refused {self._refused - REFUSALS} more before")
+                self._log(f"notify: refused {self._refused - REFUSALS} more before")
             self._period, self._refused = now, 0
         self._refused += 1
         if self._refused <= REFUSALS:
-            self._say(f"notify: {text}")
+            self._log(f"notify: {text}")
 
     def _speaks(self, spec: Service, uid: int) -> bool:
         return uid in self._root or uid == self._users.get(spec.user)

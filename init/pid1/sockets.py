@@ -6,7 +6,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from init.engine.states import Told
+    from init.engine.states import Notified
     from init.pid1.core import Core
     from init.pid1.log.syslog import Syslog
     from init.pid1.notify import Notify
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Sockets:
     """Each is opened, and its module loaded, when it is needed for the first time."""
 
-    def __init__(self, core: Core, owners: Owners, notified: Callable[[str, Told], None]) -> None:
+    def __init__(self, core: Core, owners: Owners, notified: Callable[[str, Notified], None]) -> None:
         self._core, self._owners, self._notified = core, owners, notified
         self.notify: Notify | None = None
         self.syslog: Syslog | None = None
@@ -31,7 +31,7 @@ class Sockets:
             core = self._core
             path = f"{core.settings.run}/notify.sock"
             self.notify = Notify(
-                path, core.poller, self._owners, core.engine.known, self._notified, core.say, self._closes
+                path, core.poller, self._owners, core.engine.known, self._notified, core.log, self._closes
             )
         return self.notify
 
@@ -46,7 +46,7 @@ class Sockets:
         from init.pid1.spawn.closer import Closer
 
         if self._closer is None:
-            self._closer = Closer(self._core.poller, self._core.say)
+            self._closer = Closer(self._core.poller, self._core.log)
             if self.notify is not None:
                 self._closer.when_late = self.notify.readable
         return self._closer

@@ -38,7 +38,7 @@ def main(arguments: list[str], began: float) -> int:
         if settings.refused:
             refuse(init.core, settings.refused)
         code = init.run()
-        init.core.attempt(lambda: say_why(init.core))
+        init.core.attempt(lambda: report_why(init.core))
     except Exception as error:
         from init.pid1.emergency import bug, stop_in_order
 
@@ -52,15 +52,15 @@ def main(arguments: list[str], began: float) -> int:
 
 def refuse(core: Core, text: str) -> None:
     """Drop-ins that are wrong: told until `configwatch` has taken good ones."""
-    core.say(f"drop-ins: refused: {text}")
+    core.log(f"drop-ins: refused: {text}")
     core.condition("drop-ins", f"refused: {text}")
 
 
-def say_why(core: Core) -> None:
+def report_why(core: Core) -> None:
     if core.engine.ending.why is not None:
-        from init.view.quotes import told
+        from init.view.quotes import cause_text
 
-        last_words(f"{told(core.engine.ending.why, quoting=False)}\n")  # more people read it than the log
+        last_words(f"{cause_text(core.engine.ending.why, quoting=False)}\n")  # more people read it than the log
 
 
 def configure(arguments: list[str], env: dict[str, str], began: float) -> tuple[Plan, Settings]:
@@ -77,7 +77,7 @@ def configure(arguments: list[str], env: dict[str, str], began: float) -> tuple[
     for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID"):
         env.pop(name, None)  # ours, if anybody's; not for the services
     procs.close_on_exec()
-    procs.settle_down()
+    procs.reset_inherited()
     if not procs.is_pid_1():
         from init.pid1.spawn.capabilities import become_subreaper
 

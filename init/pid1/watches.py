@@ -42,13 +42,13 @@ class Watches:
             if isinstance(event, Passed):
                 self._probes.pop(name, None)
                 self._scopes.pop(name, None)
-            core.feed(name, event)
+            core.handle(name, event)
 
         try:
             # A preparation may have found out where to look: the controller's address with its port, say.
             target = expand(ready.target, with_files(core.engine.spec(name), core.settings.env))
         except KeyError as missing:
-            core.feed(name, Said(f"${{{missing.args[0]}}} is not set"))
+            core.handle(name, Said(f"${{{missing.args[0]}}} is not set"))
             return
         probe: PathProbe | ExecProbe | TcpProbe
         if ready.probe is Probe.EXEC:
@@ -79,7 +79,7 @@ class Watches:
             core.troubled(f"a probe of {name} that is over: {why}")
             return
         self.end(name)
-        core.feed(name, Said(f"cannot ask whether it is ready: {why}"))
+        core.handle(name, Said(f"cannot ask whether it is ready: {why}"))
         interval = core.engine.spec(name).ready.interval
         self._again[name] = core.poller.after(interval, lambda: self.begin(name))
 

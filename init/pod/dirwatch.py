@@ -44,7 +44,7 @@ class Watcher:
                 pass
         return bool(ready)
 
-    def settle(self, quiet: float) -> None:
+    def wait_until_quiet(self, quiet: float) -> None:
         """Returns when nothing has changed for a while: a copy of several files is one change."""
         while self.wait(quiet):
             pass

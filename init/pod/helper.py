@@ -8,7 +8,7 @@ from init.pod.client import Client
 from init.view.snapshot import ServiceView
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     print(text, flush=True)
 
 
@@ -22,6 +22,6 @@ def service(client: Client, name: str) -> ServiceView | None:
     return next((view for view in client.snapshot().services if view.name == name), None)
 
 
-def log(client: Client, name: str, lines: int = 400) -> list[str]:
+def last_lines(client: Client, name: str, lines: int = 400) -> list[str]:
     """The last lines of a service."""
     return [str(line) for line in client.request("logs", service=name, lines=lines)["lines"]]

@@ -16,7 +16,7 @@ from init.pod.pod import Pod, write
 from init.prepare import cgroups, node_limits
 
 AT_LOGIN = "/run/minivm/user-limits"  # DIRECTORY FILE VALUE: what a person's cgroup is made with
-AT_PROMPT = "/run/minivm/user-limits.told"  # DIRECTORY FILE KEY TEXT: the count that grows, and what to say then
+AT_PROMPT = "/run/minivm/user-limits.prompt"  # DIRECTORY FILE KEY TEXT: the count that grows, and what to say then
 ULIMITS = "/run/minivm/limits.conf"
 OWNER = (0, 0)
 PEOPLE = "users"

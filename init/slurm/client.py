@@ -128,19 +128,19 @@ def delete(name: str, controller: str) -> None:
             raise
 
 
-def free(jobs: Sequence[str], controller: str, say: Callable[[str], object]) -> None:
+def free(jobs: Sequence[str], controller: str, log: Callable[[str], object]) -> None:
     """Each job by itself: one that may not be requeued must not keep the others."""
     for job in jobs:
         try:
             run([SCONTROL, "requeue", job], controller)
-            say(f"requeued job {job}")
+            log(f"requeued job {job}")
         except SlurmError as error:
-            say(f"job {job} is not requeued: {error.why}")
+            log(f"job {job} is not requeued: {error.why}")
             try:
                 run([SCANCEL, job], controller)
-                say(f"cancelled job {job}")
+                log(f"cancelled job {job}")
             except SlurmError as second:
-                say(f"job {job} is not cancelled: {second.why}")
+                log(f"job {job} is not cancelled: {second.why}")
 
 
 def address(env: Mapping[str, str]) -> str:

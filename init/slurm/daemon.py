@@ -69,12 +69,12 @@ class Slurmctld:
     def read_anew(self) -> Answer:
         """Have it run with the installed configuration: reconfigured, or started where a bad file had kept it down."""
         with Client(self.control, within=APPLY_WITHIN) as client:
-            view = _settled(client)
+            view = _steady(client)
             if view is None:
                 return Answer(Outcome.REFUSED, "this pod has no slurmctld")
-            told = helper.log(client, SERVICE)
+            logged = helper.last_lines(client, SERVICE)
             if view.state in DOWN:
-                return self._start(client, view, told)
+                return self._start(client, view, logged)
         try:
             done = _scontrol("reconfigure", within=APPLY_WITHIN)
         except subprocess.TimeoutExpired:
@@ -83,9 +83,9 @@ class Slurmctld:
             return Answer(Outcome.LIVE, "slurmctld runs with it")
         if unanswered(done.stderr):
             return Answer(Outcome.SILENT, "slurmctld gave no answer")
-        return Answer(Outcome.REFUSED, self._complaint(told, done.stderr))
+        return Answer(Outcome.REFUSED, self._complaint(logged, done.stderr))
 
-    def _start(self, client: Client, before: ServiceView, told: list[str]) -> Answer:
+    def _start(self, client: Client, before: ServiceView, logged: list[str]) -> Answer:
         """It says READY before it has read all of its configuration, and may die of the rest: it has to answer."""
         client.request("start", service=SERVICE, wait=True)
         end = time.monotonic() + ALIVE_WITHIN
@@ -96,11 +96,11 @@ class Slurmctld:
             if _pings():
                 return Answer(Outcome.LIVE, "slurmctld is started with it")
             time.sleep(PAUSE)
-        return Answer(Outcome.REFUSED, self._complaint(told, ""))
+        return Answer(Outcome.REFUSED, self._complaint(logged, ""))
 
-    def _complaint(self, told: list[str], stderr: str) -> str:
+    def _complaint(self, logged: list[str], stderr: str) -> str:
         with Client(self.control) as client:
-            return complaint(new_lines(told, helper.log(client, SERVICE)), stderr)
+            return complaint(new_lines(logged, helper.last_lines(client, SERVICE)), stderr)
 
     def does_not_start(self) -> str:
         """Why it does not run with the configuration that it has; nothing while it runs or may still come."""
@@ -108,7 +108,7 @@ class Slurmctld:
             view = helper.service(client, SERVICE)
             if view is None or view.ready or not view.failures or view.state == "stopped":
                 return ""
-            return complaint(helper.log(client, SERVICE), "")
+            return complaint(helper.last_lines(client, SERVICE), "")
 
     def revive(self) -> bool:
         """It answers again: at once, or started, or, where it hung, killed and started. True when it was killed.
@@ -145,7 +145,7 @@ class Slurmctld:
             time.sleep(PAUSE)
 
 
-def _settled(client: Client) -> ServiceView | None:
+def _steady(client: Client) -> ServiceView | None:
     """Once it is neither starting nor stopping: one that has not begun to listen gives no answer to judge by."""
     end = time.monotonic() + BACK_WITHIN
     while True:

@@ -10,7 +10,7 @@ import sys
 
 from init.errors import InitError
 from init.places import pod_name
-from init.slurm import client as slurm_client
+from init.slurm import client
 from init.slurm.node import fresh
 from init.slurm.offer import difference, offered
 from init.slurm.proof import forget_birth
@@ -24,10 +24,10 @@ BORN = "MINIVM_SLURMD_BORN"  # further words of slurmd's --conf
 
 
 def main() -> int:
-    controller = slurm_client.address(os.environ)
+    controller = client.address(os.environ)
     name = pod_name(os.environ)
     try:
-        node = slurm_client.node(name, controller)
+        node = client.node(name, controller)
         if node is None:
             print(f"slurmctld does not know {name} yet")
             return 0
@@ -46,20 +46,20 @@ def renew(node: Node, controller: str) -> list[str]:
     if not todo.born:
         forget_birth()  # of an earlier try, before somebody lifted the drain
     if todo.free:
-        slurm_client.free(slurm_client.jobs(node.name, controller), controller, done.append)
+        client.free(client.jobs(node.name, controller), controller, done.append)
     for changes in todo.updates:
-        slurm_client.update(node.name, changes, controller)
+        client.update(node.name, changes, controller)
         done.append(" ".join(changes))
     if todo.forget:
         publish(todo.born)
-        slurm_client.delete(node.name, controller)
+        client.delete(node.name, controller)
         done.append(f"registers anew, {differs}{': ' if todo.born else ''}{todo.born}")
     return done
 
 
 def changed(node: Node, controller: str) -> str:
     """What this pod offers and the record does not say."""
-    hardware = slurm_client.run([SLURMD, "-C"], controller).partition("\n")[0]
+    hardware = client.run([SLURMD, "-C"], controller).partition("\n")[0]
     return difference(dict(node.shown), offered(os.environ.get("MINIVM_SLURMD_CONF", ""), hardware))
 
 

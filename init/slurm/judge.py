@@ -68,12 +68,12 @@ def _saved(directory: Path) -> bytes:
         return b""
 
 
-def tell(said: Said, path: Path = SAID) -> None:
+def save_said(said: Said, path: Path = SAID) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     write(path, json.dumps(asdict(said)).encode(), mode=0o600)
 
 
-def told(path: Path = SAID) -> Said | None:
+def load_said(path: Path = SAID) -> Said | None:
     try:
         found = json.loads(path.read_text())
         return Said(str(found["hash"]), str(found["state"]), str(found["why"]))

@@ -14,7 +14,7 @@ import time
 
 from init.errors import InitError
 from init.places import pod_name
-from init.slurm import client as slurm_client
+from init.slurm import client
 from init.slurm.node import unproven
 
 TYPE_CHECKING = False
@@ -30,12 +30,12 @@ ONE_START = 5.0  # seconds that the start of one slurmd may take
 
 
 def main() -> int:
-    controller = slurm_client.address(os.environ)
+    controller = client.address(os.environ)
     try:
         if WORKER in os.environ:
             reason = worker(controller)
         else:
-            slurm_client.run([slurm_client.SCONTROL, "--oneliner", "show", "partition"], controller)
+            client.run([client.SCONTROL, "--oneliner", "show", "partition"], controller)
             reason = ""
     except InitError as error:
         reason = error.why
@@ -54,7 +54,7 @@ def worker(controller: str) -> str:
     for step in (0.0, *STEPS):
         time.sleep(step)
         # The controller first: a key that it refuses, or a clock, is also what keeps slurmd from answering.
-        node = slurm_client.node(name, controller)
+        node = client.node(name, controller)
         since = since or local_start(controller)
         reason = unproven(node, name, [own] if own else []) or _old(node, since)
         if not reason:
@@ -86,9 +86,9 @@ def _same_start(registered: str, started: str) -> bool:
 def local_start(controller: str) -> str:
     """When this pod's slurmd started, asked of itself; in the words in which slurmctld tells it too."""
     try:
-        text = slurm_client.run([slurm_client.SCONTROL, "show", "slurmd"], controller)
-    except slurm_client.SlurmError:
-        raise slurm_client.SlurmError("ask slurmd", "slurmd of this pod does not answer") from None
+        text = client.run([client.SCONTROL, "show", "slurmd"], controller)
+    except client.SlurmError:
+        raise client.SlurmError("ask slurmd", "slurmd of this pod does not answer") from None
     found = re.search(r"^Boot time\s*=\s*(\S+)", text, re.MULTILINE)
     return found[1] if found else ""
 

@@ -17,7 +17,7 @@ import sys
 from init.errors import ConfigError, InitError
 from init.fields import number
 from init.records import record
-from init.slurm import client as slurm_client
+from init.slurm import client
 from init.slurm.client import SlurmError
 from init.slurm.node import PREFIX
 
@@ -90,21 +90,21 @@ def look_after(node: Node, pools: Pools | None, controller: str) -> None:
     """One that is still in use, or stands in a reservation, is looked at again and keeps nobody from the others."""
     try:
         if forgotten(node, pools):
-            slurm_client.delete(node.name, controller)
+            client.delete(node.name, controller)
             print(f"{node.name} is deleted from Slurm: the chart makes no such pod")
         elif reason := down_for(node):
-            slurm_client.update(node.name, ["state=down", f"reason={reason}"], controller)
+            client.update(node.name, ["state=down", f"reason={reason}"], controller)
             print(f"{node.name} is away and now down: {reason}")
     except SlurmError as error:
         print(f"{node.name}: {error}")
 
 
 def main() -> int:
-    controller = slurm_client.address(os.environ)
+    controller = client.address(os.environ)
     try:
         pools = read_pools()
-        listed = slurm_client.run([SINFO, "--noheader", "--Node", "--format", "%N|%t"], controller)
-        for node in slurm_client.nodes(candidates(listed, pools), controller):
+        listed = client.run([SINFO, "--noheader", "--Node", "--format", "%N|%t"], controller)
+        for node in client.nodes(candidates(listed, pools), controller):
             look_after(node, pools, controller)
     except SlurmError as error:
         print(error)  # a slurmctld that is away tells of itself

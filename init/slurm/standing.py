@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 from init.places import pod_name
-from init.slurm import client as slurm_client
+from init.slurm import client
 from init.slurm.client import SlurmError
 
 TYPE_CHECKING = False
@@ -26,7 +26,7 @@ def standing(found: Snapshot) -> str:
         return ""
     name = pod_name(os.environ)
     try:
-        node = slurm_client.node(name, slurm_client.address(os.environ), within=WITHIN)
+        node = client.node(name, client.address(os.environ), within=WITHIN)
     except SlurmError as error:
         return f"Slurm was not asked about the node: {error.why}"
     return words(node) if node is not None else f"slurmctld knows no node {name}"

@@ -29,11 +29,11 @@ def is_ours(command: tuple[str, ...]) -> bool:
     return is_builtin(command) or ("-m" in command[:-1] and command[command.index("-m") + 1].startswith(_OURS))
 
 
-def told(cause: Cause | None, *, quoting: bool) -> str:
+def cause_text(cause: Cause | None, *, quoting: bool) -> str:
     """To root with what the service said; to everybody without, unless it is a program of ours."""
     if cause is None:
         return ""
-    return str(cause) if quoting or is_ours(cause.speaker) else cause.told(_system_error(cause.quoted))
+    return str(cause) if quoting or is_ours(cause.speaker) else cause.text(_system_error(cause.quoted))
 
 
 def _system_error(line: str) -> str:

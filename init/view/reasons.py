@@ -10,7 +10,7 @@ from init.engine.ending import DRAIN
 from init.engine.states import Phase, satisfied
 from init.engine.trace import times
 from init.plan.service import Kind, Probe
-from init.view.quotes import is_ours, told
+from init.view.quotes import cause_text, is_ours
 from init.view.snapshot import ConditionView, ServiceView, Snapshot
 
 TYPE_CHECKING = False
@@ -34,7 +34,7 @@ def duration(seconds: float) -> str:
 def own_reason(spec: Service, state: State, now: float, *, quoting: bool = True) -> str:
     """Why this service itself is not ready, leaving aside what it waits for. Empty when it is."""
     spent = duration(now - state.since)
-    why = told(state.why, quoting=quoting)
+    why = cause_text(state.why, quoting=quoting)
     match state.phase:
         case Phase.READY | Phase.DONE:
             return ""
@@ -104,7 +104,7 @@ def pod_reasons(engine: Engine, now: float, *, quoting: bool = True) -> tuple[st
         found.append(f"{before}{leaf}: {reason}")
     drain = drain_text(engine, quoting=quoting)
     if engine.phase.value in ("stopping", "stopped", "draining"):
-        why = told(engine.ending.why, quoting=quoting)
+        why = cause_text(engine.ending.why, quoting=quoting)
         found.append(f"the pod is {engine.phase.value}" + (f": {why}" if why else ""))
     elif drain:
         found.append(f"drain: {drain}")
@@ -119,7 +119,7 @@ def drain_text(engine: Engine, *, quoting: bool = True) -> str:
     if state is None or word not in ("draining", "failed"):
         return word
     if word == "failed":
-        return f"{word}: {told(state.why, quoting=quoting)}"
+        return f"{word}: {cause_text(state.why, quoting=quoting)}"
     return f"{word}: {state.status}" if state.status and (quoting or is_ours(engine.spec(DRAIN).command)) else word
 
 
@@ -129,7 +129,7 @@ def degraded(engine: Engine, now: float, *, quoting: bool = True) -> tuple[str, 
     for name, spec in engine.specs.items():
         state = engine.states[name]
         if spec.kind is Kind.PERIODIC and state.why is not None:
-            found.append(f"{name}: last run {told(state.why, quoting=quoting)}")
+            found.append(f"{name}: last run {cause_text(state.why, quoting=quoting)}")
         elif not spec.required and not satisfied(state) and state.phase is not Phase.STOPPED:
             for reason in service_reasons(engine, name, now, quoting=quoting):
                 found.append(f"{name} {reason}" if reason.startswith("waits for ") else f"{name}: {reason}")

@@ -83,14 +83,14 @@ def first_start(found: Sequence[Span]) -> float:
     return min((span.start for span in found if span.state != "waiting"), default=float("inf"))
 
 
-def settled(found: Sequence[Span]) -> float | None:
+def ready_at(found: Sequence[Span]) -> float | None:
     """When the service was first ready or done."""
     return min((span.start for span in found if span.state in ("ready", "done")), default=None)
 
 
 def blocker(service: str, needs: Mapping[str, Sequence[str]], grouped: Mapping[str, list[Span]]) -> str:
     """The need that was ready last: what the service really waited for."""
-    ends = [(settled(grouped[name]) or float("inf"), name) for name in needs.get(service, ()) if name in grouped]
+    ends = [(ready_at(grouped[name]) or float("inf"), name) for name in needs.get(service, ()) if name in grouped]
     return max(ends)[1] if ends else ""
 
 
@@ -114,7 +114,7 @@ def waterfall(
             for place in range(first, last):
                 if cells[place] in (" ", "·"):
                     cells[place], shades[place] = _GLYPHS.get(span.state, "█"), _PAINTS.get(span.state, "")
-        at = settled(own)
+        at = ready_at(own)
         took = f"{duration(at - first_start(own))}" if at is not None else own[-1].state
         end = f"{duration(at):>7}" if at is not None else "      -"
         waited = blocker(name, needs, grouped)
@@ -172,7 +172,7 @@ def to_svg(found: Sequence[Span], until: float) -> str:
                 f'<rect x="{x:.1f}" y="{y + 3}" width="{width:.1f}" height="{high - 6}" '
                 f'fill="{_FILLS.get(span.state, "#999")}"><title>{title}</title></rect>'
             )
-        at = settled(own)
+        at = ready_at(own)
         if at is not None:
             out.append(f'<text x="{left + wide + 6}" y="{y + 15}" fill="#333">{duration(at)}</text>')
     out.append("</svg>")

@@ -44,7 +44,7 @@ class Links:
     speeds: dict[int, float | None] = field(default_factory=dict)
     errors: dict[str, int] = field(default_factory=dict)
     # Which links told each counter: a line that is missing is not a zero.
-    told: dict[str, set[int]] = field(default_factory=dict)
+    known: dict[str, set[int]] = field(default_factory=dict)
 
 
 def parse(inputs: Inputs) -> list[Links]:
@@ -64,13 +64,13 @@ def parse(inputs: Inputs) -> list[Links]:
             if not match.group(3).isdigit():
                 raise Unreadable(f"nvidia-smi nvlink -e: {line[:80]!r}")
             links.errors[name] = links.errors.get(name, 0) + int(match.group(3))
-            links.told.setdefault(match.group(2), set()).add(int(match.group(1)))
+            links.known.setdefault(match.group(2), set()).add(int(match.group(1)))
     if not found:
         raise Unreadable("nvidia-smi nvlink: no GPU")
     for links in found.values():
         active = {link for link, speed in links.speeds.items() if speed is not None}
-        silent = [name for name, told in links.told.items() if not active <= told]
-        if silent or (active and not links.told):
+        silent = [name for name, known in links.known.items() if not active <= known]
+        if silent or (active and not links.known):
             raise Unreadable(
                 f"nvidia-smi nvlink -e: {links.label}: {(silent or ['the counters'])[0]} not of every link"
             )

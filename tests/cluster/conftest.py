@@ -55,7 +55,7 @@ def world(home: SharedHome) -> Iterator[World]:
     }
     options = Options(name=NAME, workers=2, repository=IMAGES, port=free_port(22300), overrides=overrides)
     # Its state lies where the command line looks, so that a test can be an operator: build.py ... --name test
-    cluster = LocalCluster(Engine().client, options, say=print)
+    cluster = LocalCluster(Engine().client, options, log=print)
     # What an earlier run that was killed has left.
     cluster.down()
     try:

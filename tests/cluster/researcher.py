@@ -25,7 +25,7 @@ class World:
 
     def reload(self) -> None:
         """The cluster as somebody else's command has left it."""
-        self.cluster = LocalCluster.saved(self.cluster.kubelet.client, self.cluster.options.name, say=print)
+        self.cluster = LocalCluster.saved(self.cluster.kubelet.client, self.cluster.options.name, log=print)
         self.manifests = self.cluster.manifests()
 
     def another_image(self, role: str) -> tuple[str, str]:

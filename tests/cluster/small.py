@@ -16,7 +16,7 @@ from tests.cluster.conftest import IMAGES
 @contextmanager
 def small_cluster(client: Any, name: str, root: Path, values: dict[str, Any]) -> Iterator[LocalCluster]:
     options = Options(name=name, workers=1, repository=IMAGES, port=free_port(22500), overrides=values)
-    cluster = LocalCluster(client, options, root=root, say=print)
+    cluster = LocalCluster(client, options, root=root, log=print)
     cluster.down()
     try:
         yield cluster

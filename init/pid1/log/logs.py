@@ -117,7 +117,7 @@ class Logs:
             source.close()
         self.rings.pop(name, None)
 
-    def say(self, text: str, *, aloud: bool = True) -> None:
+    def log(self, text: str, *, aloud: bool = True) -> None:
         """A line of PID 1's own; not aloud: kept for whoever asks, and not in the pod's log."""
         line = text.encode(errors="backslashreplace").rstrip(b"\n") + b"\n"
         self.take(OWN, "stderr", "tagged" if aloud else "off", line)
@@ -192,10 +192,10 @@ class Logs:
         if self.trouble:
             lost, self.lost, self.trouble = self.lost, 0, ""
             self._troubled("")
-            self.say(f"log output works again; {lost} bytes were lost")
+            self.log(f"log output works again; {lost} bytes were lost")
         elif self.lost and self._size < LOW:
             lost, self.lost = self.lost, 0
-            self.say(f"the log's reader was too slow; {lost} bytes of init's own lines were lost")
+            self.log(f"the log's reader was too slow; {lost} bytes of init's own lines were lost")
         whole = 0
         while count and count >= len(self._pending[whole]):
             count -= len(self._pending[whole])

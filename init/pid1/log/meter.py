@@ -49,7 +49,7 @@ class Meter:
         self.refused += 1
         return False
 
-    def told(self) -> list[str]:
+    def summary(self) -> list[str]:
         """What was refused since the last time, the worst first. A few lines, whatever happened."""
         found = sorted(((user.lines, user.bytes, uid) for uid, user in self._users.items() if user.lines), reverse=True)
         texts = [f"dropped {_lines(lines, size)} of uid {uid}" for lines, size, uid in found[:NAMED]]

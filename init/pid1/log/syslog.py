@@ -76,6 +76,6 @@ class Syslog:
 
     def _tell(self) -> None:
         self._telling = False
-        for text in self.meter.told():
+        for text in self.meter.summary():
             self._logs.take(SENDERLESS, "syslog", "tagged", text.encode() + b"\n")
         self._logs.flush()

@@ -49,7 +49,7 @@ class Connection:
 
         self._send(dumps({"ok": False, "error": error, "hint": hint}).encode() + b"\n")
 
-    def settled(self) -> None:
+    def answered(self) -> None:
         """The request that was waited for has been answered; go on with the next."""
         self.waiting = False
         self._requests()

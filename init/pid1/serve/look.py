@@ -111,8 +111,8 @@ class Look:
         states = tuple((name, state.phase, state.said, state.why) for name, state in engine.states.items())
         key = (engine.phase, reasons.drain_text(engine), states, tuple(engine.conditions.values()))
         now = self._core.poller.now()
-        for caller, told in list(self._watchers.items()):
-            if told != key:
+        for caller, before in list(self._watchers.items()):
+            if before != key:
                 self._watchers[caller] = key
                 caller.attempt(self._telling(caller, now))
 

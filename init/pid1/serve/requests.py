@@ -62,7 +62,7 @@ class Requests:
         name, engine = self._running_only(request), self._core.engine
         act = {"start": engine.up, "stop": engine.down, "restart": engine.again}[text(request, "op")]
         self._core.perform(act(name, self._core.poller.now()))
-        self._answer_when_settled(caller, request, name)
+        self._answer_when_stable(caller, request, name)
 
     def _reload(self, caller: Connection, request: Request) -> None:
         name = self._running_only(request)
@@ -73,13 +73,13 @@ class Requests:
             raise RequestError(f"reload {name}", f"it does not run ({state.phase.value})")
         if spec.reload.signal:
             self._children.kill(state.pid, spec.reload.signal)
-            self._answer_when_settled(caller, request, name)
+            self._answer_when_stable(caller, request, name)
             return
         caller.waiting = True
 
         def answer(how: str) -> None:
             if how == "exited 0":
-                self._answer_when_settled(caller, request, name)
+                self._answer_when_stable(caller, request, name)
                 return
             last = self._core.logs.finish(name)
             raise RequestError(f"reload {name}", f"{spec.reload.command[0]} {how}: {last}")
@@ -87,7 +87,7 @@ class Requests:
         def ended(how: str) -> None:
             caller.attempt(lambda: answer(how))
             if not caller.waiting:
-                caller.settled()
+                caller.answered()
 
         self._children.run_helper(name, spec.reload.command, None, ended)
 
@@ -168,7 +168,7 @@ class Requests:
 
     # Answering later.
 
-    def _answer_when_settled(self, caller: Connection, request: Request, name: str) -> None:
+    def _answer_when_stable(self, caller: Connection, request: Request, name: str) -> None:
         def answer() -> None:
             engine = self._core.engine
             state = engine.states.get(name)
@@ -178,7 +178,7 @@ class Requests:
             shown = reasons.view(engine, name, self._core.poller.now())
             caller.reply(state=shown.state, ready=shown.ready, reasons=shown.reasons)
 
-        self._answer_when(caller, request, lambda: self._core.engine.settled(name), answer)
+        self._answer_when(caller, request, lambda: self._core.engine.stable(name), answer)
 
     def _answer_when(
         self, caller: Connection, request: Request, done: Callable[[], bool], answer: Callable[[], None]
@@ -186,7 +186,7 @@ class Requests:
         if request.get("wait", True) is False or done():
             answer()
             if caller.waiting:
-                caller.settled()
+                caller.answered()
             return
         caller.waiting = True
         self._waiters.append((caller, done, answer))
@@ -200,12 +200,12 @@ class Requests:
             self._waiters = [waiter for waiter in self._waiters if waiter not in ready]
             for caller, _, answer in ready:
                 caller.attempt(answer)
-                caller.settled()
+                caller.answered()
         self._look.tell_watchers()
 
     def _running_only(self, request: Request) -> str:
         if self._core.engine.phase not in (PodPhase.BOOT, PodPhase.RUNNING):
             raise RequestError(f"{request['op']}", f"the pod is {self._core.engine.phase.value}")
         name = named(self._core, request)
-        self._core.logs.say(f"{name}: {request['op']} was asked for", aloud=False)
+        self._core.logs.log(f"{name}: {request['op']} was asked for", aloud=False)
         return name

@@ -37,8 +37,8 @@ DONE = b"."
 class Closer:
     """PID 1's side: sockets whose first message is to be taken, one after the other."""
 
-    def __init__(self, poller: Poller, say: Callable[[str], None]) -> None:
-        self._poller, self._say = poller, say
+    def __init__(self, poller: Poller, log: Callable[[str], None]) -> None:
+        self._poller, self._log = poller, log
         self._child: socket.socket | None = None
         self._due: list[tuple[int, Callable[[], None]]] = []
         self.late = False  # somebody's descriptor is not even given away
@@ -62,7 +62,7 @@ class Closer:
         self._timer = None
         if not self.late:
             self.late = True
-            self._say("descriptors that were sent to us cannot be closed: what else is sent there waits")
+            self._log("descriptors that were sent to us cannot be closed: what else is sent there waits")
         self.when_late()
 
     def _ask(self) -> None:

@@ -260,7 +260,7 @@ def close_on_exec() -> None:
                 continue  # the descriptor that listed the directory
 
 
-def settle_down() -> None:
+def reset_inherited() -> None:
     """What plain services inherit: a known umask and directory."""
     os.umask(OUR_UMASK)
     os.chdir("/")

@@ -66,8 +66,8 @@ class Datagrams:
             return None
         try:
             flags = 0 if self._refuses else socket.MSG_PEEK
-            data, ancillary, told, _ = self._socket.recvmsg(longest, _ROOM, flags)
-            if told & socket.MSG_CTRUNC:
+            data, ancillary, came_with, _ = self._socket.recvmsg(longest, _ROOM, flags)
+            if came_with & socket.MSG_CTRUNC:
                 self._hand_over()
             elif flags:
                 self._socket.recv(1)
@@ -85,7 +85,7 @@ class Datagrams:
         self._listen()
 
     @property
-    def settled(self) -> bool:
+    def complete(self) -> bool:
         """Whether all that was sent so far can be received: it is not for ever that anybody waits for it."""
         return not self.waiting or self._closer().late
 

@@ -303,7 +303,7 @@ def test_another_configuration_over_the_same_layers_is_another_image(small: Smal
     diff_ids = inspected["RootFS"]["Layers"]
     made = oci.config(inspected["Config"], 0, diff_ids, oci.Additions(env={"OTHER": "one"}), arch="amd64", epoch=1)
     assert made.id != engine.image_id(image.reference)
-    adopted = engine.store.adopt(image.reference, made)
+    adopted = engine.store.take_over(image.reference, made)
     try:
         assert engine.image_id(adopted) == made.id
         found = engine.inspect(adopted)

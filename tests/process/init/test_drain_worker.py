@@ -11,7 +11,7 @@ import pytest
 
 from init.drain import worker as drain_worker
 from init.drain.deadline import Deadline
-from init.slurm import client as slurm_client
+from init.slurm import client
 
 pytestmark = pytest.mark.root
 
@@ -46,7 +46,7 @@ def away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2\nexit 1\n"
     )
     program.chmod(0o755)
-    monkeypatch.setattr(slurm_client, "SQUEUE", str(program))
+    monkeypatch.setattr(client, "SQUEUE", str(program))
     return asked
 
 
@@ -66,6 +66,6 @@ def test_it_is_not_waited_for_without_a_job_or_without_time(tmp_path: Path, away
         assert (pid in drain_worker.steps()) is (left == drain_worker.RESERVE)
         if left > drain_worker.RESERVE and drain_worker.steps():
             pytest.skip("this machine runs jobs of its own")
-        with pytest.raises(slurm_client.SlurmError):
+        with pytest.raises(client.SlurmError):
             drain_worker.wait_for_jobs("w1", "ctl:6817", Deadline(left))
     assert away.stat().st_size == 2

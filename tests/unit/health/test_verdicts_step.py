@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from health.broker.decide import Act, Fleet, Node, Other, Seen, names
 from health.broker.incidents import Enter
 from health.broker.inputs import Gpu
-from health.broker.memory import Memory, Now, Say, forget, resumed
+from health.broker.memory import Log, Memory, Now, forget, resumed
 from health.broker.step import Action, AskFleet, AskNode, Change, Failed, Inputs, step
 from health.policy import BrokerPolicy
 from health.verdict import Class, Result, Verdict
@@ -43,10 +43,10 @@ def inputs(*verdicts: Verdict, **changes: Any) -> Inputs:
 
 
 # It has asked for its node once, and all was well then.
-FRESH = Memory(settled=frozenset())
+FRESH = Memory(acted_on=frozenset())
 STANDS = Seen(1, 0, 0.0, NOW.wall, NOW.wall, "reboot", "2 errors", "host", COMMIT)
 DRAINED = Memory(
-    seen={"gpu_ecc": STANDS}, settled=frozenset({STANDS.name("gpu_ecc")}), drained=True, posted=REASON, recheck=80.0
+    seen={"gpu_ecc": STANDS}, acted_on=frozenset({STANDS.name("gpu_ecc")}), drained=True, posted=REASON, recheck=80.0
 )
 SICK = inputs(verdict())
 WELL = inputs(verdict(Result.OK, at=NOW.wall + 1))
@@ -75,7 +75,7 @@ WELL = inputs(verdict(Result.OK, at=NOW.wall + 1))
 )  # fmt: skip
 def test_what_it_does_from_where_it_stands(what: str, memory: Memory, given: Inputs, wanted: list[Action]) -> None:
     _, actions = step(memory, given, NOW)
-    assert [action for action in actions if not isinstance(action, Say)] == wanted, what
+    assert [action for action in actions if not isinstance(action, Log)] == wanted, what
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_what_it_does_from_where_it_stands(what: str, memory: Memory, given: Inp
          replace(SICK, fleet=Failed("no")),
          {"held": {}, "due": 0.0, "recheck": 0.0, "drained": True}),
         ("each node has its own part of the spread", FRESH,
-         replace(SICK, policy=replace(POLICY, guard_spread_s=1e6)), {"drained": False, "settled": frozenset()}),
+         replace(SICK, policy=replace(POLICY, guard_spread_s=1e6)), {"drained": False, "acted_on": frozenset()}),
     ],
 )  # fmt: skip
 def test_what_it_remembers(what: str, memory: Memory, given: Inputs, wanted: dict[str, object]) -> None:
@@ -154,7 +154,7 @@ class World:
             now = Now(self.wall, self.steady)
             after, actions = step(self.memory, given, now)
             assert (after, actions) == step(self.memory, given, now), "the same step has the same outcome"
-            asks = [action for action in actions if not isinstance(action, Say)]
+            asks = [action for action in actions if not isinstance(action, Log)]
             if asks:
                 assert after == self.memory, "whoever asks has decided nothing yet"
             self.memory = after
@@ -241,7 +241,7 @@ def test_whatever_happens_a_person_s_drain_stays_and_the_controller_is_spared(ev
     before = world.node
     for _ in range(3):
         world.look()
-    if world.memory.settled is not None and not world.memory.due and not world.memory.recheck:
+    if world.memory.acted_on is not None and not world.memory.due and not world.memory.recheck:
         assert world.node == before, "where nothing changes, nothing is changed"
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from images.engine.oci import Config
-from images.engine.store import ContentStore, GraphDriver, read, told_by
+from images.engine.store import ContentStore, GraphDriver, read, store_of
 from images.errors import ImagesError
 
 RECORDINGS = Path(__file__).resolve().parents[2] / "recordings/docker"
@@ -65,7 +65,7 @@ def ours(engine: Recorded) -> Config:
 @pytest.mark.parametrize("path", sorted(RECORDINGS.glob("info-*.json")), ids=lambda path: path.stem)
 def test_an_engine_tells_how_it_keeps_images(path: Path) -> None:
     expected = ContentStore if path.stem.endswith("-containerd") else GraphDriver
-    store = told_by(json.loads(path.read_text()), Recorded(CONTENT_STORES[0]))
+    store = store_of(json.loads(path.read_text()), Recorded(CONTENT_STORES[0]))
     assert type(store) is expected
 
 
@@ -87,7 +87,7 @@ def test_our_configuration_goes_over_the_very_blobs_that_the_builder_made(name: 
     engine = Recorded(name)
     store = ContentStore(engine)
     config = ours(engine)
-    made = store.adopt("built", config)
+    made = store.take_over("built", config)
     (first, data), discarded, (second, again) = engine.calls[1:]
     # Twice, with the builder's image gone in between: see ContentStore.adopt.
     assert (first, discarded, second) == ("load", ("discard", "built"), "load")
@@ -112,7 +112,7 @@ def test_an_engine_that_takes_an_image_and_does_not_have_it_is_told_of() -> None
     engine.images = set()
     engine.load = lambda data: None  # type: ignore[method-assign]  # an engine that forgets
     with pytest.raises(ImagesError, match="does not have it"):
-        ContentStore(engine).adopt("built", ours(engine))
+        ContentStore(engine).take_over("built", ours(engine))
 
 
 @pytest.mark.parametrize("cut", [0, 700, 5000])

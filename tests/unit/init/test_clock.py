@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from init.helpers.clockwatch import Clock, told
+from init.helpers.clockwatch import Clock, jump_text
 from init.pid1.serve.server import Server, listen
 from init.pid1.wait.poller import Poller
 from init.slurm.client import judge
@@ -30,7 +30,7 @@ REFUSED = "slurm_load_node error: Protocol authentication error"
     ],
 )
 def test_a_jump_is_told_with_its_size(by: float, text: str) -> None:
-    assert told(by, NOON) == text
+    assert jump_text(by, NOON) == text
 
 
 def test_a_clock_that_is_set_back_right_is_where_it_was() -> None:

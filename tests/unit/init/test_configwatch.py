@@ -18,7 +18,7 @@ from init.slurm.files import SlurmFiles, read
 from init.slurm.jobs import Job
 from init.slurm.judge import LIVE as TAKEN
 from init.slurm.judge import REFUSED as NOT_TAKEN
-from init.slurm.judge import Said, told
+from init.slurm.judge import Said, load_said
 from init.slurm.kept import Kept, digest
 from init.slurm.words import complaint, new_lines, objection, unanswered
 
@@ -81,7 +81,7 @@ class Site:
         (self.files.mounted / "slurm.conf").write_bytes(text)
 
     def word(self) -> Said | None:
-        return told(self.said)
+        return load_said(self.said)
 
 
 @pytest.fixture

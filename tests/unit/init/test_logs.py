@@ -53,7 +53,7 @@ def unwritten(logs: Logs) -> int:
 
 def test_syslog_senders_wait_while_the_output_is_stuck(made: World, tmp_path: Path) -> None:
     path = str(tmp_path / "log")
-    Syslog(path, made.poller, Owners(), made.logs, lambda: Closer(made.poller, made.logs.say))
+    Syslog(path, made.poller, Owners(), made.logs, lambda: Closer(made.poller, made.logs.log))
     text = "x" * 20_000
     sent = 0
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
@@ -79,7 +79,7 @@ def test_syslog_senders_wait_while_the_output_is_stuck(made: World, tmp_path: Pa
 def test_own_lines_are_dropped_and_counted_while_the_output_is_stuck(made: World) -> None:
     line = "y" * 10_000
     for number in range(1000):
-        made.logs.say(f"{number} {line}")
+        made.logs.log(f"{number} {line}")
         made.logs.flush()
     assert unwritten(made.logs) < MOST + 2 * len(line)
     told = made.drain().splitlines()

@@ -17,6 +17,7 @@ from init.engine.states import (
     Hurry,
     Impossible,
     Kill,
+    Notified,
     Passed,
     Phase,
     Said,
@@ -26,7 +27,6 @@ from init.engine.states import (
     State,
     Then,
     Tick,
-    Told,
     Unwatch,
     Up,
     Watch,
@@ -52,7 +52,7 @@ def live(spec: Service, *events: tuple[float, Any], state: State | None = None) 
 
 
 NOTIFY = service(ready="notify")
-READY = ((0.0, Go()), (0.0, Spawned(7, MAIN)), (1.0, Told(ready=True)))
+READY = ((0.0, Go()), (0.0, Spawned(7, MAIN)), (1.0, Notified(ready=True)))
 
 
 def test_started_is_not_ready() -> None:
@@ -97,7 +97,7 @@ def test_jitter_spreads_the_delay_both_ways() -> None:
 
 def test_a_long_good_life_earns_an_immediate_restart_again() -> None:
     spec = service(ready="notify", restart={"window": 60})
-    state, _ = live(spec, *READY, (2, Exited(7, 1)), (2, Go()), (2, Spawned(8, MAIN)), (3, Told(ready=True)))
+    state, _ = live(spec, *READY, (2, Exited(7, 1)), (2, Go()), (2, Spawned(8, MAIN)), (3, Notified(ready=True)))
     assert live(spec, (10, Exited(8, 1)), state=state)[0].phase is Phase.BACKOFF
     assert live(spec, (100, Exited(8, 1)), state=state)[0].phase is Phase.WAITING
 
@@ -145,20 +145,20 @@ def test_prepare_steps_run_in_order_and_a_failure_is_a_failed_start() -> None:
 
 
 def test_a_hand_over_keeps_it_ready_and_the_old_exit_is_no_death() -> None:
-    state, _ = live(NOTIFY, *READY, (2, Told(reloading=True)))
+    state, _ = live(NOTIFY, *READY, (2, Notified(reloading=True)))
     assert state.reloading and satisfied(state)
-    state, _ = live(NOTIFY, (3, Told(ready=True, main_pid=8)), (4, Exited(7, 0)), state=state)
+    state, _ = live(NOTIFY, (3, Notified(ready=True, main_pid=8)), (4, Exited(7, 0)), state=state)
     assert (state.pid, state.phase, state.failed, state.reloading) == (8, Phase.READY, 0, False)
 
 
 def test_the_other_order_waits_for_the_successor_to_speak() -> None:
     gone, _ = live(NOTIFY, *READY, (2, Exited(7, 0, heirs=(8,))))
     assert gone.phase is Phase.HANDOVER and satisfied(gone)
-    back, _ = live(NOTIFY, (2.5, Told(ready=True, main_pid=8)), state=gone)
+    back, _ = live(NOTIFY, (2.5, Notified(ready=True, main_pid=8)), state=gone)
     assert (back.pid, back.phase, back.failed) == (8, Phase.READY, 0)
     never, _ = live(NOTIFY, (4, Tick()), state=gone)
     assert never.failed == 1 and "none of the processes it left took over" in str(never.why)
-    stopped, actions = live(NOTIFY, (2.1, Down(Then.STOP, 5)), (2.5, Told(main_pid=8)), state=gone)
+    stopped, actions = live(NOTIFY, (2.1, Down(Then.STOP, 5)), (2.5, Notified(main_pid=8)), state=gone)
     assert stopped.phase is Phase.STOPPING and actions == [Kill(8, "TERM")]
 
 
@@ -200,7 +200,7 @@ def test_a_restart_is_no_failure() -> None:
 
 def test_a_watchdog_bites_when_it_is_not_fed() -> None:
     spec = service(ready="notify", watchdog=5)
-    state, _ = live(spec, *READY, (4, Told(watchdog=True)))
+    state, _ = live(spec, *READY, (4, Notified(watchdog=True)))
     assert live(spec, (8.9, Tick()), state=state)[1] == []
     bitten, actions = live(spec, (9, Tick()), state=state)
     assert actions == [Unwatch(), Kill(7, "ABRT")] and bitten.phase is Phase.STOPPING
@@ -245,7 +245,7 @@ def test_a_gate_has_no_process_and_opens_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "event", [Passed(), Said("x"), Told(ready=True), Told(main_pid=9), Exited(99, 1), Tick(), Go()]
+    "event", [Passed(), Said("x"), Notified(ready=True), Notified(main_pid=9), Exited(99, 1), Tick(), Go()]
 )
 def test_what_comes_too_late_changes_nothing(event: Any) -> None:
     """After the end, an old probe, message or pid must not bring a service back."""
@@ -260,7 +260,7 @@ def test_the_last_exit_is_the_services_own_and_not_that_of_a_preparation_that_su
         (0.0, Spawned(5, 0)),
         (0.1, Exited(5, 0)),
         (0.1, Spawned(7, MAIN)),
-        (1.0, Told(ready=True)),
+        (1.0, Notified(ready=True)),
     )
     killed, _ = live(spec, *prepared, (2.0, Exited(7, 0, 9, last_line="its last words")))
     again, _ = live(spec, (2.0, Go()), (2.0, Spawned(8, 0)), (2.1, Exited(8, 0, last_line="prepared")), state=killed)

@@ -18,9 +18,9 @@ def test_one_user_gets_so_much_and_the_next_one_too() -> None:
     meter = Meter(0.0)
     assert admitted(meter, [1000], 30) <= BURST + 30 * RATE
     assert meter.admits(1001, 1000, 30.0)
-    (text,) = meter.told()
+    (text,) = meter.summary()
     assert text.startswith(f"dropped {meter.refused:,} lines ({meter.refused * 1000:,} bytes) of uid 1000: ")
-    assert meter.told() == [], "told once"
+    assert meter.summary() == [], "told once"
 
 
 def test_many_users_together_get_so_much_and_need_no_more_memory() -> None:
@@ -29,7 +29,7 @@ def test_many_users_together_get_so_much_and_need_no_more_memory() -> None:
     uids = list(range(1000, 1000 + 2 * MOST))
     assert admitted(meter, uids, 1, 10_000) <= BURST_OF_ALL + RATE_OF_ALL
     assert len(meter._users) == MOST
-    told = meter.told()
+    told = meter.summary()
     assert len(told) <= NAMED + 1 and "of other users" in told[-1]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from init.errors import ConfigError
-from init.slurm import client as slurm_client
+from init.slurm import client
 from init.slurm import records as node_records
 from init.slurm.node import BACK, FRESH, STOPPING, Node
 from init.slurm.records import Pools, candidates, down_for, forgotten, pools_from_json, read_pools
@@ -118,7 +118,7 @@ esac
     for name in ("sinfo", "scontrol"):
         (tmp_path / name).chmod(0o755)
     monkeypatch.setattr(node_records, "SINFO", str(tmp_path / "sinfo"))
-    monkeypatch.setattr(slurm_client, "SCONTROL", str(tmp_path / "scontrol"))
+    monkeypatch.setattr(client, "SCONTROL", str(tmp_path / "scontrol"))
     monkeypatch.setattr(node_records, "read_pools", lambda: POOLS)
     assert node_records.main() == 0
     told = capsys.readouterr().out

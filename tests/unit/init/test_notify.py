@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from init.engine.states import Told
+from init.engine.states import Notified
 from init.pid1.notify import MOST, REFUSALS, Notify
 from init.pid1.spawn.closer import Closer
 from init.pid1.spawn.owners import Owners, alive, parent, uids
@@ -22,8 +22,8 @@ from tests.waiting import until
 class World:
     def __init__(self, path: Path) -> None:
         self.poller, self.owners = Poller(), Owners()
-        self.heard: Callable[[Told], None] = self._keep
-        self.told: list[Told] = []
+        self.heard: Callable[[Notified], None] = self._keep
+        self.told: list[Notified] = []
         self.said: list[str] = []
         self.spec: Service | None = parse_service("a", {"command": ["/x"], "ready": "notify"}, "t")
         self.notify = Notify(
@@ -34,7 +34,7 @@ class World:
         self.sender.setblocking(False)
         self.sender.connect(str(path))
 
-    def _keep(self, told: Told) -> None:
+    def _keep(self, told: Notified) -> None:
         self.told.append(told)
 
     def fill(self, number: int) -> int:
@@ -57,9 +57,9 @@ def made(tmp_path: Path) -> Iterator[World]:
 def test_who_sends_for_ever_does_not_keep_pid_1(made: World) -> None:
     """Each message that is followed by another one, as of a flood: a turn ends all the same, and the next one comes."""
     made.owners.add(os.getpid(), "a")
-    heard: list[Told] = []
+    heard: list[Notified] = []
 
-    def again(told: Told) -> None:
+    def again(told: Notified) -> None:
         heard.append(told)
         assert len(heard) <= 2 * MOST, "the flood holds PID 1"
         made.fill(1)

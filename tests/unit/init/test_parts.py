@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from init.engine import order
 from init.engine.engine import Condition, Engine
-from init.engine.states import MAIN, Exited, Kill, PodPhase, Said, Spawn, Spawned, SpawnFailed, Told
+from init.engine.states import MAIN, Exited, Kill, Notified, PodPhase, Said, Spawn, Spawned, SpawnFailed
 from init.engine.trace import Trace
 from init.errors import RequestError
 from init.pid1.log.lines import CONTINUES, KEPT, LONGEST, Ring, cut, tag_json, tag_text
@@ -101,9 +101,9 @@ def test_a_reason_is_followed_to_its_leaf() -> None:
         proof={"kind": "oneshot", "needs": ["slurmd"]},
         munged={"ready": "notify"},
     )
-    made.feed("controller", Said("tcp slurm-controller:6817 refused", "resolves to 10.1.2.3"), 1.0)
-    made.feed("munged", Spawned(7, MAIN), 1.0)
-    made.feed("munged", Told(ready=True), 1.0)
+    made.handle("controller", Said("tcp slurm-controller:6817 refused", "resolves to 10.1.2.3"), 1.0)
+    made.handle("munged", Spawned(7, MAIN), 1.0)
+    made.handle("munged", Notified(ready=True), 1.0)
     told = "controller: tcp slurm-controller:6817 refused for 12 s (resolves to 10.1.2.3)"
     assert reasons.service_reasons(made, "slurmd", 12.0) == (f"waits for {told}",)
     assert reasons.service_reasons(made, "proof", 12.0) == (f"waits for {told}",)
@@ -114,13 +114,13 @@ def test_a_reason_is_followed_to_its_leaf() -> None:
 def test_a_failed_start_tells_how_often_and_when_next() -> None:
     made = engine(a={"ready": "notify", "restart": {"jitter": 0}})
     for pid, now in ((5, 1.0), (6, 1.0), (7, 2.0)):
-        made.feed("a", Spawned(pid, MAIN), now)
-        made.feed("a", Exited(pid, 3, last_line="no key"), now)
+        made.handle("a", Spawned(pid, MAIN), now)
+        made.handle("a", Exited(pid, 3, last_line="no key"), now)
         made.tick(2.0)
     assert "next start in 2 s" in reasons.pod_reasons(made, 2.0)[0]
     made.tick(4.0)
-    made.feed("a", Spawned(8, MAIN), 4.0)
-    made.feed("a", Exited(8, 3, last_line="no key"), 4.0)
+    made.handle("a", Spawned(8, MAIN), 4.0)
+    made.handle("a", Exited(8, 3, last_line="no key"), 4.0)
     assert reasons.pod_reasons(made, 4.0) == ("a: exited 3: no key; failed 4 times, next start in 4 s",)
 
 
@@ -186,12 +186,12 @@ def test_records_behave_as_frozen_dataclasses() -> None:
 def test_a_periodic_service_does_not_run_again_while_the_pod_stops() -> None:
     """Its turn to stop has not come, because another that came after it still stops; its time to run has."""
     made = engine(p={"kind": "periodic", "every": 10}, late={"needs": ["p"]})
-    made.feed("p", Spawned(5, MAIN), 0.0)
-    made.feed("late", Spawned(6, MAIN), 0.0)
-    made.feed("p", Exited(5, 0), 1.0)
+    made.handle("p", Spawned(5, MAIN), 0.0)
+    made.handle("late", Spawned(6, MAIN), 0.0)
+    made.handle("p", Exited(5, 0), 1.0)
     made.end(5.0, drain=False)
     assert made.tick(12.0) == [] and made.phase.value == "stopping"
-    made.feed("late", Exited(6, 0), 13.0)
+    made.handle("late", Exited(6, 0), 13.0)
     assert made.phase is PodPhase.STOPPED
 
 
@@ -200,27 +200,27 @@ def test_the_pod_has_not_stopped_while_a_start_is_on_its_way() -> None:
     made.end(0.0, drain=False)
     assert made.phase.value == "stopping", "the first start was decided and is not reported yet"
     assert not made.still_wanted("a", MAIN)
-    made.feed("a", SpawnFailed("no longer wanted"), 0.0)
+    made.handle("a", SpawnFailed("no longer wanted"), 0.0)
     assert made.phase is PodPhase.STOPPED and made.ending.exit_code == 0
 
 
 def test_an_exhausted_critical_service_stops_the_others_first() -> None:
     made = engine(base={}, bad={"needs": ["base"], "restart": {"limit": 0, "fatal-codes": [3], "exhausted": "end-pod"}})
-    made.feed("base", Spawned(5, MAIN), 0.0)
-    made.feed("bad", Spawned(6, MAIN), 0.0)
-    todo = made.feed("bad", Exited(6, 3, last_line="no licence"), 1.0)
+    made.handle("base", Spawned(5, MAIN), 0.0)
+    made.handle("bad", Spawned(6, MAIN), 0.0)
+    todo = made.handle("bad", Exited(6, 3, last_line="no licence"), 1.0)
     assert ("base", Kill(5, "TERM")) in todo and made.ending.exit_code == 69
     assert str(made.ending.why) == "bad exited 3: no licence; no retry can mend exit code 3"
-    made.feed("base", Exited(5, 0), 2.0)
+    made.handle("base", Exited(5, 0), 2.0)
     assert made.phase is PodPhase.STOPPED
 
 
 def test_a_hurried_stop_ends_the_drain_and_cuts_graces() -> None:
     made = engine(a={"stop": {"grace": 600}})
-    made.feed("a", Spawned(5, MAIN), 0.0)
+    made.handle("a", Spawned(5, MAIN), 0.0)
     (spawn,) = made.end(1.0)
     assert spawn == ("drain", Spawn(MAIN)) and made.phase is PodPhase.DRAINING
-    made.feed("drain", Spawned(6, MAIN), 1.0)
+    made.handle("drain", Spawned(6, MAIN), 1.0)
     todo = made.end(2.0)
     assert ("drain", Kill(6, "TERM")) in todo and ("a", Kill(5, "TERM")) in todo
     assert ("a", Kill(5, "KILL")) in made.tick(3.0)
@@ -228,16 +228,16 @@ def test_a_hurried_stop_ends_the_drain_and_cuts_graces() -> None:
 
 def test_what_the_drain_says_is_shown_until_it_has_ended() -> None:
     made = engine(a={})
-    made.feed("a", Spawned(5, MAIN), 0.0)
+    made.handle("a", Spawned(5, MAIN), 0.0)
     made.drain(1.0)
-    made.feed("drain", Spawned(6, MAIN), 1.0)
+    made.handle("drain", Spawned(6, MAIN), 1.0)
     assert reasons.snapshot(made, "p", 1.0).drain == "draining"
-    made.feed("drain", Told(status="waiting for 2 jobs: 4711 4712"), 2.0)
+    made.handle("drain", Notified(status="waiting for 2 jobs: 4711 4712"), 2.0)
     shown = reasons.snapshot(made, "p", 2.0)
     assert shown.drain == "draining: waiting for 2 jobs: 4711 4712"
     assert shown.reasons == (f"drain: {shown.drain}",)
     assert made.ending.drain_state() == "draining", "what is asked for over the socket stays one word"
-    made.feed("drain", Exited(6, 0), 3.0)
+    made.handle("drain", Exited(6, 0), 3.0)
     assert reasons.snapshot(made, "p", 3.0).drain == "drained"
 
 
@@ -246,15 +246,15 @@ def test_a_drain_that_is_taken_back_while_it_runs_has_not_failed(back: tuple[str
     made = engine(a={})
     assert made.plan.drain is not None
     made.plan = replace(made.plan, drain=replace(made.plan.drain, resume=back))
-    made.feed("a", Spawned(5, MAIN), 0.0)
+    made.handle("a", Spawned(5, MAIN), 0.0)
     made.drain(1.0)
-    made.feed("drain", Spawned(6, MAIN), 1.0)
+    made.handle("drain", Spawned(6, MAIN), 1.0)
     assert ("drain", Kill(6, "TERM")) in made.resume(2.0)
-    todo = made.feed("drain", Exited(6, 0, 15), 3.0)
+    todo = made.handle("drain", Exited(6, 0, 15), 3.0)
     assert todo == ([("resume", Spawn(MAIN))] if back else [])
     if back:
-        made.feed("resume", Spawned(7, MAIN), 3.0)
-        made.feed("resume", Exited(7, 0), 4.0)
+        made.handle("resume", Spawned(7, MAIN), 3.0)
+        made.handle("resume", Exited(7, 0), 4.0)
     assert "drain" not in made.states and made.ending.drain_state() == ""
     assert reasons.pod_reasons(made, 5.0) == ()
 
@@ -262,19 +262,19 @@ def test_a_drain_that_is_taken_back_while_it_runs_has_not_failed(back: tuple[str
 def test_a_removed_service_stops_after_those_that_need_it() -> None:
     made = engine(a={}, b={"needs": ["a"]}, c={})
     for name, pid in (("a", 5), ("b", 6), ("c", 7)):
-        made.feed(name, Spawned(pid, MAIN), 0.0)
+        made.handle(name, Spawned(pid, MAIN), 0.0)
     change, todo = made.apply(compile_plan("worker", [made.specs["c"]]), 1.0)
     assert set(change.removed) == {"a", "b"} and [name for name, action in todo if isinstance(action, Kill)] == ["b"]
-    todo = made.feed("b", Exited(6, 0), 2.0)
+    todo = made.handle("b", Exited(6, 0), 2.0)
     assert ("a", Kill(5, "TERM")) in todo
-    made.feed("a", Exited(5, 0), 3.0)
+    made.handle("a", Exited(5, 0), 3.0)
     assert set(made.specs) == {"c"} and made.states["c"].pid == 7
 
 
 def test_a_bug_in_the_order_of_events_is_counted_and_told_and_harms_nothing() -> None:
     made = engine(a={"ready": "notify"})
-    made.feed("a", Spawned(5, MAIN), 0.0)
-    assert made.feed("a", Spawned(6, MAIN), 1.0) == []
+    made.handle("a", Spawned(5, MAIN), 0.0)
+    assert made.handle("a", Spawned(6, MAIN), 1.0) == []
     assert made.impossible == 1 and made.states["a"].pid == 5
     assert ("a: a bug of init itself: Spawned while starting", True) in made.trace.news
 

@@ -14,6 +14,7 @@ from init.engine.states import (
     STOPPER,
     Exited,
     Kill,
+    Notified,
     Passed,
     Phase,
     PodPhase,
@@ -21,7 +22,6 @@ from init.engine.states import (
     Spawn,
     Spawned,
     SpawnFailed,
-    Told,
     idle,
     satisfied,
 )
@@ -31,7 +31,7 @@ from init.plan.compile import compile_plan, plan_from_json, plan_to_json
 from init.plan.service import Kind, Probe, Service
 from init.plan.spec import parse_drain, parse_service
 from init.view import reasons
-from init.view.quotes import told
+from init.view.quotes import cause_text
 from init.view.snapshot import to_mapping
 
 KINDS = st.sampled_from(["longrun", "longrun", "longrun", "oneshot", "periodic", "gate"])
@@ -96,14 +96,14 @@ class World:
         while queue:
             name, action = queue.pop(0)
             if isinstance(action, Spawn) and not self.engine.still_wanted(name, action.step):
-                queue += self.engine.feed(name, SpawnFailed("no longer wanted"), self.now)
+                queue += self.engine.handle(name, SpawnFailed("no longer wanted"), self.now)
             elif isinstance(action, Spawn):
                 self.check_start(name, action)
                 self.next_pid += 1
                 self.alive[self.next_pid] = name
                 if self.draw.draw(st.integers(0, 4)) == 0:
                     self.deaf.add(self.next_pid)
-                queue += self.engine.feed(name, Spawned(self.next_pid, action.step), self.now)
+                queue += self.engine.handle(name, Spawned(self.next_pid, action.step), self.now)
             elif isinstance(action, Kill):
                 assert action.pid in self.alive, f"{name}: a signal to pid {action.pid}, which is gone"
                 assert self.alive[action.pid] == name
@@ -116,7 +116,7 @@ class World:
     def end(self, pid: int, code: int) -> list[tuple[str, object]]:
         name = self.alive.pop(pid)
         event = Exited(pid, max(code, 0), max(-code, 0), self.words)
-        return list(self.engine.feed(name, event, self.now))
+        return list(self.engine.handle(name, event, self.now))
 
     def check_start(self, name: str, action: Spawn) -> None:
         spec = self.engine.specs.get(name)
@@ -149,17 +149,17 @@ class World:
         pids = sorted(pid for pid, owner in self.alive.items() if owner in self.engine.states)
         choice = self.draw.draw(st.integers(0, 9))
         if choice <= 2 and state.phase is Phase.STARTING and spec.kind in (Kind.LONGRUN, Kind.GATE):
-            event = Told(ready=True) if spec.ready.probe is Probe.NOTIFY else Passed()
-            self.perform(list(self.engine.feed(name, event, self.now)))
+            event = Notified(ready=True) if spec.ready.probe is Probe.NOTIFY else Passed()
+            self.perform(list(self.engine.handle(name, event, self.now)))
         elif choice == 3 and state.phase is Phase.STARTING:
-            self.perform(list(self.engine.feed(name, Said("no", quoted=self.words), self.now)))
+            self.perform(list(self.engine.handle(name, Said("no", quoted=self.words), self.now)))
         elif choice <= 5 and pids:
             pid = self.draw.draw(st.sampled_from(pids))
             self.perform(self.end(pid, self.draw.draw(st.sampled_from([0, 0, 1, -9]))))
         elif choice == 6 and state.pid and state.phase is Phase.READY and spec.kind is Kind.LONGRUN:
             self.next_pid += 1  # a hand-over: the old process may end now or never
             self.alive[self.next_pid] = name
-            self.perform(list(self.engine.feed(name, Told(ready=True, main_pid=self.next_pid), self.now)))
+            self.perform(list(self.engine.handle(name, Notified(ready=True, main_pid=self.next_pid), self.now)))
         elif choice == 7 and self.engine.phase in (PodPhase.BOOT, PodPhase.RUNNING):
             ask = self.draw.draw(st.sampled_from([self.engine.up, self.engine.down, self.engine.again]))
             self.perform(list(ask(name, self.now)))
@@ -218,11 +218,11 @@ def test_nothing_that_a_service_says_is_told_to_everybody(
         if world.engine.phase is PodPhase.STOPPED:
             break
         name = data.draw(st.sampled_from(sorted(world.engine.states)))
-        world.perform(list(world.engine.feed(name, Told(status=world.words), world.now)))
+        world.perform(list(world.engine.handle(name, Notified(status=world.words), world.now)))
         world.something()
         shown = to_mapping(reasons.snapshot(world.engine, "pod", world.now, quoting=False))
         assert SECRET not in str(shown)
-        assert SECRET not in told(world.engine.ending.why, quoting=False)
+        assert SECRET not in cause_text(world.engine.ending.why, quoting=False)
 
 
 @settings(max_examples=60, deadline=None)
@@ -240,8 +240,8 @@ def test_with_services_that_behave_everything_becomes_ready(found: list[Service]
             if state.phase is Phase.PREPARING or (running and spec.kind is Kind.ONESHOT):
                 world.perform(world.end(state.pid, 0))
             elif state.phase is Phase.STARTING:
-                event = Told(ready=True) if spec.ready.probe is Probe.NOTIFY else Passed()
-                world.perform(list(world.engine.feed(name, event, world.now)))
+                event = Notified(ready=True) if spec.ready.probe is Probe.NOTIFY else Passed()
+                world.perform(list(world.engine.handle(name, event, world.now)))
     assert world.engine.all_ready()
     assert not world.engine.impossible, world.engine.trace.happenings()
 

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from init.engine.engine import Engine
-from init.engine.states import MAIN, Cause, Exited, Spawned, SpawnFailed, Told
+from init.engine.states import MAIN, Cause, Exited, Notified, Spawned, SpawnFailed
 from init.engine.trace import Trace
 from init.errors import CannotStart
 from init.pid1.spawn.procs import environment
 from init.plan.compile import compile_plan
 from init.plan.spec import parse_drain, parse_service
 from init.view import reasons
-from init.view.quotes import is_ours, told
+from init.view.quotes import cause_text, is_ours
 
 PROOF = ("builtin:cluster-proof",)
 DAEMON = ("/usr/sbin/munged",)
@@ -45,13 +45,13 @@ GAVE_UP = "gave up after 5 failures within 60 s"
     ],
 )  # fmt: skip
 def test_a_cause_is_told_by_who_reads_it(cause: Cause | None, root: str, everybody: str) -> None:
-    assert (told(cause, quoting=True), told(cause, quoting=False)) == (root, everybody)
+    assert (cause_text(cause, quoting=True), cause_text(cause, quoting=False)) == (root, everybody)
 
 
 @given(st.text(), st.sampled_from(["", GAVE_UP]))
 def test_whatever_the_line_it_is_not_repeated(line: str, verdict: str) -> None:
     """What everybody reads is one of few sentences, whatever was said."""
-    shown = told(Cause("exited 1", line, DAEMON, verdict=verdict), quoting=False)
+    shown = cause_text(Cause("exited 1", line, DAEMON, verdict=verdict), quoting=False)
     names = ["", *(f" ({os.strerror(number)})" for number in errno.errorcode)]
     assert shown in {f"exited 1{name}" + (f"; {verdict}" if verdict else "") for name in names}
 
@@ -67,12 +67,12 @@ def test_the_words_of_inits_own_steps_are_shown_and_of_the_others_not() -> None:
     prepare = [["/bin/rm", "x"], ["builtin:prepare", "munge-key"]]
     steps: dict[str, object] = {"prepare": prepare, "restart": {"when": "never"}}
     made = engine(a=steps, b=steps)
-    made.feed("a", Spawned(5, 0), 0.0)
-    made.feed("a", Exited(5, 1, last_line="hunter2"), 0.0)
-    made.feed("b", Spawned(6, 0), 0.0)
-    made.feed("b", Exited(6, 0), 0.0)
-    made.feed("b", Spawned(7, 1), 0.0)
-    made.feed("b", Exited(7, 1, last_line="no key is mounted"), 0.0)
+    made.handle("a", Spawned(5, 0), 0.0)
+    made.handle("a", Exited(5, 1, last_line="hunter2"), 0.0)
+    made.handle("b", Spawned(6, 0), 0.0)
+    made.handle("b", Exited(6, 0), 0.0)
+    made.handle("b", Spawned(7, 1), 0.0)
+    made.handle("b", Exited(7, 1, last_line="no key is mounted"), 0.0)
     shown = reasons.pod_reasons(made, 1.0, quoting=False)
     assert shown == ("a: /bin/rm (prepare) exited 1", "b: builtin:prepare (prepare) exited 1: no key is mounted")
     assert reasons.pod_reasons(made, 1.0)[0] == "a: /bin/rm (prepare) exited 1: hunter2"
@@ -81,14 +81,14 @@ def test_the_words_of_inits_own_steps_are_shown_and_of_the_others_not() -> None:
 def test_a_drain_is_a_service_like_another() -> None:
     """Its status, and its last line when it failed, were told to everybody as they came."""
     made = engine(a={"ready": "notify"})
-    made.feed("a", Spawned(5, MAIN), 0.0)
-    made.feed("a", Told(ready=True), 0.0)
+    made.handle("a", Spawned(5, MAIN), 0.0)
+    made.handle("a", Notified(ready=True), 0.0)
     made.drain(1.0)
-    made.feed("drain", Spawned(6, MAIN), 1.0)
-    made.feed("drain", Told(status="asks with hunter2"), 1.0)
+    made.handle("drain", Spawned(6, MAIN), 1.0)
+    made.handle("drain", Notified(status="asks with hunter2"), 1.0)
     assert reasons.drain_text(made) == "draining: asks with hunter2"
     assert reasons.pod_reasons(made, 1.0, quoting=False) == ("drain: draining",)
-    made.feed("drain", Exited(6, 1, last_line="hunter2 is wrong"), 2.0)
+    made.handle("drain", Exited(6, 1, last_line="hunter2 is wrong"), 2.0)
     assert reasons.drain_text(made) == "failed: exited 1: hunter2 is wrong"
     assert reasons.snapshot(made, "pod", 2.0, quoting=False).drain == "failed: exited 1"
 
@@ -98,7 +98,7 @@ def test_what_a_service_file_holds_is_not_told_when_it_cannot_be_filled_in() -> 
     with pytest.raises(CannotStart, match="hunter2") as caught:
         environment(spec, {})
     made = engine(a={"restart": {"when": "never"}})
-    made.feed("a", SpawnFailed(caught.value.why, caught.value.quoted), 0.0)
+    made.handle("a", SpawnFailed(caught.value.why, caught.value.quoted), 0.0)
     assert reasons.pod_reasons(made, 0.0, quoting=False) == ("a: ${NOT_SET} is not set",)
     assert "hunter2" in reasons.pod_reasons(made, 0.0)[0]
 

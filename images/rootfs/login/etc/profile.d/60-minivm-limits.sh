@@ -1,6 +1,6 @@
 # Whoever reached his share of this machine is told so at the next prompt: the kernel's own words ("Killed", "Resource
 # temporarily unavailable") do not tell whose limit it was. Only what bash can do itself: it may have no process left.
-if [ -n "${BASH_VERSION-}" ] && [ -n "${PS1-}" ] && [ -s /run/minivm/user-limits.told ]; then
+if [ -n "${BASH_VERSION-}" ] && [ -n "${PS1-}" ] && [ -s /run/minivm/user-limits.prompt ]; then
     minivm_counts=()
     minivm_limits() {
         local status=$? directory file key said name count row=0
@@ -11,7 +11,7 @@ if [ -n "${BASH_VERSION-}" ] && [ -n "${PS1-}" ] && [ -s /run/minivm/user-limits
                 minivm_counts[row]=$count
             done < "$directory/$UID/$file"
             row=$((row + 1))
-        done < /run/minivm/user-limits.told
+        done < /run/minivm/user-limits.prompt
         return "$status"
     }
     PROMPT_COMMAND+=(minivm_limits)
