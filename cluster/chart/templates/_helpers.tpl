@@ -243,6 +243,10 @@ readinessGates:
   - conditionType: minivm.io/Ready
 {{- end }}
 enableServiceLinks: false
+{{- if and .root.Values.priorityClasses.enabled (ne .role "worker") }}
+{{- /* Of no class they would be the first to go, before every worker. */}}
+priorityClassName: {{ .root.Values.priorityClasses.cluster.name }}
+{{- end }}
 terminationGracePeriodSeconds: {{ .grace }}
 {{- with .root.Values.image.pullSecrets }}
 imagePullSecrets: {{ toJson . }}

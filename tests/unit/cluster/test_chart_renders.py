@@ -335,6 +335,19 @@ def test_what_a_job_gets_unasked() -> None:
         assert word in page
 
 
+def test_the_controller_and_the_logins_are_the_last_to_be_pushed_aside() -> None:
+    """A pod of no class goes before every worker, and leaves workers that nobody can use."""
+    objects = rendered("h100-infiniband")
+    classes = {item["metadata"]["name"]: item["value"] for item in objects if item["kind"] == "PriorityClass"}
+    sets = [item for item in objects if item["kind"] == "StatefulSet"]
+    found = {
+        item["metadata"]["labels"]["app.kubernetes.io/component"]: item["spec"]["template"]["spec"]["priorityClassName"]
+        for item in sets
+    }
+    assert found == {"controller": "minivm-cluster", "login": "minivm-cluster", "worker": "minivm-training"}
+    assert classes["minivm-training"] < classes["minivm-inference"] < classes["minivm-cluster"]
+
+
 def test_conditions_may_touch_only_this_clusters_pods() -> None:
     role = one("h100-infiniband", "Role", "hall2-pod-conditions")
     (rule,) = role["rules"]
