@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PRODUCT = ("images", "init", "health", "gitsync", "cluster")
+PRODUCT = ("images", "init", "health", "gitsync", "fleet", "cluster")
 
 # Rooms of a package from the ground up; rooms on one floor do not know each other. "" is the package's own folder.
 FLOORS: dict[str, list[set[str]]] = {
@@ -28,6 +28,7 @@ FLOORS: dict[str, list[set[str]]] = {
     "health": [{""}, {"checks", "runner", "broker"}],
     "gitsync": [{""}, {"repo", "rings"}, {"tree"}, {"cycle", "mirror"}],
     "images": [{""}, {"definition"}, {"archive", "engine"}, {"make", "ship"}, {"cli"}],
+    "fleet": [{""}, {"world"}, {"decide"}],
     "cluster": [{"", "rendered"}],
 }  # fmt: skip
 # What stands in a package's own folder and uses all of it.
@@ -44,6 +45,7 @@ MAY_USE = {
     "health": (
         "init.errors", "init.fields", "init.pod", "init.slurm", "gitsync.errors", "gitsync.layout", "gitsync.lease",
     ),
+    "fleet": ("init.errors", "init.fields", "init.slurm"),
     "images": ("init.plan", "init.errors"),
     "cluster": ("images", "init.plan", "init.errors"),
 }  # fmt: skip
@@ -68,6 +70,7 @@ THIRD_PARTY = {
     },
     "health": {},
     "gitsync": {"click": {"*"}, "git": {"gitsync.repo.reader"}},
+    "fleet": {},
     "cluster": {"click": {"*"}, "yaml": {"*"}, "helm_python": {"cluster.rendered.render"}},
 }
 NOT_ON_THE_BOOT_PATH = {"click", "yaml", "supervisor"}

@@ -1,0 +1,1 @@
+"""Fleet: Kubernetes and Slurm kept in one mind."""

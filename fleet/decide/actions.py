@@ -1,0 +1,82 @@
+"""What may be done, each with what must still be so when it is done: on another world it does nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fleet.world.kubernetes import Condition
+from fleet.world.slurm import Seen
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Drains, or says another reason for a drain of ours. The mark is set by the same call, where it has a place."""
+
+    name: str
+    reason: str
+    comment: str | None  # None: it is somebody else's, and stays
+    was: Seen
+
+
+@dataclass(frozen=True, slots=True)
+class Undrain:
+    """Takes back a drain of ours and its mark, by one call. Never a resume: that would also lift what is not ours."""
+
+    name: str
+    comment: str | None  # "", or None as above
+    was: Seen
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """The mark goes: somebody has lifted the drain, and its cause is gone too."""
+
+    name: str
+    was: Seen
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """By the API server's own eviction, which keeps the pool's PodDisruptionBudget; of this pod and of no successor."""
+
+    pod: str
+    uid: str
+    version: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShowOnPod:
+    pod: str
+    uid: str
+    condition: Condition
+
+
+@dataclass(frozen=True, slots=True)
+class Cordon:
+    """With our annotation, by one call: so it is known whose it is."""
+
+    node: str
+    uid: str
+    version: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Uncordon:
+    node: str
+    uid: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Why something is not done, or what a person should do. `about` names what it is about, once for each kind."""
+
+    about: str
+    kind: str
+    text: str
+
+
+Change = Drain | Undrain | Forget | Evict | ShowOnPod | Cordon | Uncordon
+Action = Change | Tell

@@ -1,0 +1,49 @@
+"""Why a worker should take no new jobs, by kind: what its Node says, and what its pod says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fleet.policy import Policy
+from fleet.world.kubernetes import Node
+from fleet.world.world import Worker
+
+# Our own cordon, by its annotation; the value says why.
+CORDONED = "minivm.io/cordoned"
+# A pod that is to go: the value says why. Taken away again, it is withdrawn.
+LEAVE = "minivm.io/leave"
+# What machines say by themselves; the rest is a person's or a program's word about this one machine.
+BY_MACHINES = frozenset({"condition", "notready"})
+
+
+def causes(worker: Worker, policy: Policy, now: float) -> Mapping[str, str]:
+    found = dict(of_node(worker.node, policy, now)) if worker.node else {}
+    if LEAVE in worker.pod.annotations:
+        found["leave"] = worker.pod.annotations[LEAVE] or "the pod is to go"
+    return found
+
+
+def of_node(node: Node, policy: Policy, now: float) -> Mapping[str, str]:
+    found = {}
+    # A cordon of ours follows Slurm; as a cause it would hold itself up.
+    if node.cordoned and CORDONED not in node.annotations:
+        said = next((node.annotations[key] for key in policy.reasons if node.annotations.get(key)), "")
+        found["cordon"] = said or f"node {node.name} is cordoned"
+    taints = {taint.key: taint.value for taint in node.taints}
+    for kind, keys in (("going", policy.going), ("maintenance", policy.taints)):
+        if key := next((key for key in keys if key in taints), ""):
+            found[kind] = f"{key} {taints[key]}".strip()
+    raised = [node.conditions[type_] for type_ in policy.conditions if type_ in node.conditions]
+    if one := next((condition for condition in raised if condition.status == "True"), None):
+        found["condition"] = f"{one.type}: {one.message or one.reason}"
+    if silent_for(node, now) >= policy.not_ready_s:
+        found["notready"] = f"node {node.name} is not ready"
+    return found
+
+
+def silent_for(node: Node, now: float) -> float:
+    """Seconds since its kubelet was last well; -1 while it is, or where Kubernetes says nothing of it."""
+    ready = node.conditions.get("Ready")
+    if ready is None or ready.status == "True":
+        return -1.0
+    return max(0.0, now - ready.since)

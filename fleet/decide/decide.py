@@ -1,0 +1,106 @@
+"""The whole of it: what both sides say in; what to do, and what to tell, out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from fleet.decide.actions import Action, Change, Evict, Tell
+from fleet.decide.budget import Budget, admitted, away, budget
+from fleet.decide.causes import causes
+from fleet.decide.dead import dead
+from fleet.decide.hold import hold
+from fleet.decide.leave import leave
+from fleet.decide.memory import Memory
+from fleet.decide.show import on_node, on_pod
+from fleet.policy import Policy
+from fleet.words import Mark, free
+from fleet.world.kubernetes import Kubernetes
+from fleet.world.slurm import Slurm
+from fleet.world.world import Unknown, Worker, World
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    changes: tuple[Change, ...]
+    # What stands now, and what of it was not told before.
+    stands: tuple[Tell, ...]
+    news: tuple[Tell, ...]
+    memory: Memory
+
+
+def decide(world: World, memory: Memory, now: float, policy: Policy) -> Decision:
+    kubernetes, slurm = world.kubernetes, world.slurm
+    if isinstance(kubernetes, Unknown) or isinstance(slurm, Unknown):
+        blind = [("Kubernetes", kubernetes), ("Slurm", slurm)]
+        tells = [Tell(side, "unknown", it.why) for side, it in blind if isinstance(it, Unknown)]
+        return _told(memory, tells, (), memory.marks)
+    tells, changes = [], []
+    for action in [*_unread(kubernetes, slurm), *_actions(world, kubernetes, slurm, memory, now, policy)]:
+        if isinstance(action, Tell):
+            tells.append(action)
+        else:
+            changes.append(action)
+    if len(changes) > policy.changes:
+        tells.append(Tell("fleet", "rate", f"more than {policy.changes} changes are due: the rest follow"))
+    return _told(memory, tells, tuple(changes[: policy.changes]), _marks(memory, world, now, policy))
+
+
+def _actions(
+    world: World, kubernetes: Kubernetes, slurm: Slurm, memory: Memory, now: float, policy: Policy
+) -> Iterator[Action]:
+    # Of a worker whose Node is not known it is not known either whether a cause is gone.
+    workers = {one.name: (one, causes(one, policy, now)) for one in world.workers() if one.node is not None}
+    limits = budget(workers, policy)
+    if limits.paused:
+        yield _pause(limits, len(workers))
+    gone = away(world.workers())
+    for name, (worker, found) in workers.items():
+        mark = _mark(worker, memory)
+        yield from filter(None, [hold(worker, admitted(worker, found, limits), mark), on_pod(worker)])
+        others = gone.get(worker.pod.pool, frozenset()) - {name}
+        if (going := leave(worker, slurm, len(others) < policy.away)) is not None:
+            yield going
+            if isinstance(going, Evict):
+                gone[worker.pod.pool] = others | {name}
+    here: dict[str, list[Worker]] = {}
+    for worker, _ in workers.values():
+        here.setdefault(worker.pod.node, []).append(worker)
+    for name, on in here.items():
+        node = kubernetes.nodes[name]
+        yield from filter(None, [on_node(node, on, policy), dead(node, policy, now)])
+
+
+def _pause(limits: Budget, total: int) -> Tell:
+    # Not how many: that would be news at each look.
+    many = f"of {total} workers more than {limits.most} have machines that are unwell"
+    return Tell("fleet", "pause", f"{many}: no other is drained for that until they are fewer")
+
+
+def _unread(kubernetes: Kubernetes, slurm: Slurm) -> Iterator[Tell]:
+    for name, why in {**kubernetes.unread, **{f"Slurm/{name}": why for name, why in slurm.unread.items()}}.items():
+        yield Tell(name, "unread", why)
+
+
+def _mark(worker: Worker, memory: Memory) -> Mark | None:
+    if worker.slurm is None:
+        return None
+    return worker.slurm.mark or (None if free(worker.slurm.comment) else memory.marks.get(worker.name))
+
+
+def _marks(memory: Memory, world: World, now: float, policy: Policy) -> Mapping[str, Mark]:
+    """Those that have no place in Slurm, as they were last seen there; they end with their causes."""
+    found = {}
+    for worker in world.workers():
+        if worker.slurm is not None and not free(worker.slurm.comment):
+            mark = worker.slurm.mark if worker.slurm.ours else memory.marks.get(worker.name)
+            if mark is not None and (worker.node is None or causes(worker, policy, now)):
+                found[worker.name] = mark
+    return found
+
+
+def _told(memory: Memory, tells: Iterable[Tell], changes: tuple[Change, ...], marks: Mapping[str, Mark]) -> Decision:
+    stands = tuple(tells)
+    news = tuple(one for one in stands if memory.told.get((one.about, one.kind)) != one.text)
+    told = {(one.about, one.kind): one.text for one in stands}
+    return Decision(changes, stands, news, Memory(told, marks))

@@ -1,0 +1,55 @@
+"""One worker's drain in Slurm, by its causes in Kubernetes. Never over a drain of others, and never one of theirs away.
+
+Of a drain of ours that somebody lifts while its cause stays it is believed that he did not know: it is set once more,
+and then he has said it twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fleet import words
+from fleet.decide.actions import Drain, Forget, Tell, Undrain
+from fleet.world.slurm import SlurmNode
+from fleet.world.world import Worker
+
+MOST_TIMES = 2
+Held = Drain | Undrain | Forget | Tell | None
+
+
+def hold(worker: Worker, causes: Mapping[str, str], mark: words.Mark | None) -> Held:
+    """`mark`: Slurm's, or what is remembered where the node's comment is somebody else's."""
+    if worker.slurm is None:
+        return None
+    return held_for(worker.slurm, causes, mark) if causes else released(worker.slurm, worker.pod.ready)
+
+
+def held_for(node: SlurmNode, causes: Mapping[str, str], mark: words.Mark | None) -> Held:
+    kinds = frozenset(causes)
+    if node.ours:
+        # Other words for the same causes are not worth another author and time.
+        return None if words.kinds(node.reason) == kinds else drain(node, causes, mark.times if mark else 1, kinds)
+    wanted = words.reason(causes)
+    if node.drained or node.down:
+        state = "drained" if node.drained else "down"
+        return Tell(node.name, "held", f"{state} by others ({node.reason or 'no reason'}) and stays so; also: {wanted}")
+    if mark is None or not kinds <= mark.kinds:
+        return drain(node, causes, 1, kinds)
+    if mark.times >= MOST_TIMES:
+        return Tell(node.name, "lifted", f"resumed by a person {mark.times} times: takes jobs in spite of {wanted}")
+    return drain(node, causes, mark.times + 1, mark.kinds)
+
+
+def drain(node: SlurmNode, causes: Mapping[str, str], times: int, kinds: frozenset[str]) -> Drain:
+    mark, place = words.Mark(times, kinds), words.free(node.comment)
+    return Drain(node.name, words.reason(causes, times), words.comment(mark) if place else None, node.seen)
+
+
+def released(node: SlurmNode, ready: bool) -> Held:
+    if node.ours:
+        # A pod is ready when Slurm has heard its slurmd at its address: what stands there is not of the pod before.
+        if node.down or not node.record.responds or not ready:
+            return Tell(node.name, "waits", f"is undrained once its pod is ready: {node.reason}")
+        return Undrain(node.name, "" if words.free(node.comment) else None, node.seen)
+    # Somebody else has lifted it, or has drained it for reasons of his own: the mark alone is ours.
+    return Forget(node.name, node.seen) if words.marked(node.comment) else None

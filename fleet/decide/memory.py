@@ -1,0 +1,17 @@
+"""What is remembered from one look to the next. All of it may be lost at any moment: what must outlive us stands in
+Slurm and Kubernetes, beside what it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fleet.words import Mark
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    # What was told, by (about, kind): the same is not told twice.
+    told: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    # The marks of nodes whose comment somebody else uses.
+    marks: Mapping[str, Mark] = field(default_factory=dict)

@@ -1,0 +1,9 @@
+"""The one way in which this package fails: cannot X: why."""
+
+from __future__ import annotations
+
+from init.errors import InitError
+
+
+class FleetError(InitError):
+    """Something that another machine or person must mend; the next pass tries again."""

@@ -1,0 +1,85 @@
+"""What a site decides: which signs on a Node count, and how much may happen at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from init.errors import ConfigError
+from init.fields import Reader
+
+# Whatever the cluster's autoscaler, its cloud or its operators set where a machine is about to go.
+GOING = (
+    "ToBeDeletedByClusterAutoscaler",
+    "karpenter.sh/disrupted",
+    "aws-node-termination-handler/spot-itn",
+    "cloud.google.com/impending-node-termination",
+)
+REASONS = ("minivm.io/cordon-reason", "nodeset.slinky.slurm.net/node-cordon-reason")
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    # Keys of taints for maintenance, and of those of a machine that is about to go.
+    taints: tuple[str, ...] = ("minivm.io/maintenance",)
+    going: tuple[str, ...] = GOING
+    # Types of Node conditions that count while they are "True".
+    conditions: tuple[str, ...] = ()
+    # Annotations of a Node that may say why it is cordoned; the first that is there.
+    reasons: tuple[str, ...] = REASONS
+    # A Node that has not been ready for so long takes no new jobs.
+    not_ready_s: float = 60.0
+    # What machines say by themselves (conditions, not ready) may hold this share of the workers, and at least one.
+    share: float = 0.2
+    # So many changes in Slurm a pass; the others wait for the next.
+    changes: int = 30
+    # So many pods of a pool may be away at a time, those that went by themselves among them.
+    away: int = 1
+    # A Node whose pod is drained in Slurm by a person or a verdict is cordoned too.
+    cordon: bool = False
+    # `propose`: what a dead machine would need is said; `off`: not even that.
+    fencing: str = "propose"
+    # How old the proof must be: a Node not ready for so long.
+    dead_s: float = 300.0
+
+
+def policy_from_json(content: str, file: str = "") -> Policy:
+    try:
+        data = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError("read the fleet's policy", f"it is not JSON: {error}", file=file) from None
+    if not isinstance(data, dict):
+        raise ConfigError("read the fleet's policy", "wanted a mapping", file=file)
+    return policy(data, file)
+
+
+def policy(data: Mapping[str, object], file: str = "") -> Policy:
+    reader, usual = Reader(data, "the fleet's policy", file), Policy()
+    reader.only(*KEYS)
+    fencing = reader.text("fencing", usual.fencing)
+    if fencing not in ("off", "propose"):
+        reader.fail("fencing", f"{fencing!r} is not one of off, propose")
+
+    def names(key: str, default: tuple[str, ...]) -> tuple[str, ...]:
+        return reader.texts(key) if key in data else default
+
+    return Policy(
+        taints=names("taints", usual.taints),
+        going=names("going", usual.going),
+        conditions=names("conditions", usual.conditions),
+        reasons=names("cordonReasons", usual.reasons),
+        not_ready_s=reader.seconds("notReady", usual.not_ready_s),
+        share=reader.real("share", usual.share, most=1.0),
+        changes=reader.number("changes", usual.changes, least=1),
+        away=reader.number("away", usual.away),
+        cordon=reader.flag("cordon", usual.cordon),
+        fencing=fencing,
+        dead_s=reader.seconds("dead", usual.dead_s),
+    )
+
+
+KEYS = (
+    "taints", "going", "conditions", "cordonReasons", "notReady", "share", "changes", "away", "cordon", "fencing",
+    "dead",
+)  # fmt: skip

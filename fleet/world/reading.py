@@ -1,0 +1,68 @@
+"""Reads what other programs answer: each value by its type; an object that is not as promised is refused as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from fleet.errors import FleetError
+
+Object = Mapping[str, object]
+
+
+def mapping(value: object, where: str) -> Object:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise FleetError(f"read {where}", f"wanted a mapping, not {type(value).__name__}")
+    return value
+
+
+def items(value: object, where: str) -> list[object]:
+    if value is None:
+        return []
+    if not isinstance(value, list | tuple):
+        raise FleetError(f"read {where}", f"wanted a list, not {type(value).__name__}")
+    return list(value)
+
+
+def text(value: object, where: str, *, needed: bool = False) -> str:
+    if value is None and not needed:
+        return ""
+    if not isinstance(value, str) or (needed and not value):
+        raise FleetError(f"read {where}", f"wanted text, not {type(value).__name__}")
+    return value
+
+
+def texts(value: object, where: str) -> Mapping[str, str]:
+    return {key: text(item, f"{where}.{key}") for key, item in mapping(value, where).items()}
+
+
+def flag(value: object, where: str) -> bool:
+    if value is None:
+        return False
+    if not isinstance(value, bool):
+        raise FleetError(f"read {where}", f"wanted true or false, not {type(value).__name__}")
+    return value
+
+
+def number(value: object, where: str) -> int:
+    """A whole number, or Slurm's {set, infinite, number}."""
+    if isinstance(value, dict):
+        value = value.get("number") if value.get("set") else 0
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise FleetError(f"read {where}", f"wanted a whole number, not {type(value).__name__}")
+    return value
+
+
+def moment(value: object, where: str) -> float:
+    """Kubernetes writes 2026-11-20T10:32:18Z, and with fractions in leases; 0 where there is none."""
+    said = text(value, where)
+    if not said:
+        return 0.0
+    try:
+        return datetime.fromisoformat(said.replace("Z", "+00:00")).timestamp()
+    except (ValueError, OverflowError):
+        raise FleetError(f"read {where}", f"{said[:40]!r} is no time") from None

@@ -1,0 +1,126 @@
+"""Slurm's side, as slurmrestd tells it: nodes, and the jobs that hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from fleet import words
+from fleet.errors import FleetError
+from fleet.world import reading
+from fleet.world.reading import Object
+from init.slurm import node as record
+from init.slurm.conf import expanded
+
+# What squeue calls R, CG, S, CF, SI, SO: a job in one of these has its nodes.
+HOLDING = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "CONFIGURING", "SIGNALING", "STAGE_OUT", "STOPPED"})
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmNode:
+    record: record.Node
+    comment: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.record.name
+
+    @property
+    def reason(self) -> str:
+        return self.record.reason
+
+    @property
+    def drained(self) -> bool:
+        return "DRAIN" in self.record.flags
+
+    @property
+    def down(self) -> bool:
+        return "DOWN" in self.record.flags
+
+    @property
+    def ours(self) -> bool:
+        """Drained by the fleet. Without a kind in its reason it is not: that one is lifted already."""
+        return self.drained and bool(words.kinds(self.reason))
+
+    @property
+    def mark(self) -> words.Mark | None:
+        return words.marked(self.comment) or (words.mark_of(self.reason) if self.ours else None)
+
+    @property
+    def seen(self) -> Seen:
+        return Seen(self.drained, self.down, self.reason, self.comment)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What must still be so when a change is made: a drain that a person sets in between is not to be lost."""
+
+    drained: bool
+    down: bool
+    reason: str
+    comment: str
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    id: str
+    nodes: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Slurm:
+    nodes: Mapping[str, SlurmNode] = field(default_factory=dict)
+    # Those that hold nodes; None: nobody has asked, or nobody answered.
+    jobs: tuple[Job, ...] | None = None
+    unread: Mapping[str, str] = field(default_factory=dict)
+
+    def holding(self, node: str) -> tuple[str, ...] | None:
+        """The jobs that hold the node; None: not known."""
+        if self.jobs is None:
+            return None
+        return tuple(job.id for job in self.jobs if node in job.nodes)
+
+
+def slurm(nodes: Iterable[object], jobs: Iterable[object] | None = None) -> Slurm:
+    found: dict[str, SlurmNode] = {}
+    unread: dict[str, str] = {}
+    for item in nodes:
+        try:
+            one = slurm_node(item)
+            found[one.name] = one
+        except FleetError as error:
+            name = item.get("name", "?") if isinstance(item, dict) else "?"
+            unread[str(name)] = str(error)
+    return Slurm(found, None if jobs is None else _holding(jobs), unread)
+
+
+def slurm_node(item: object) -> SlurmNode:
+    one = reading.mapping(item, "node")
+    states = [reading.text(state, "node.state", needed=True) for state in reading.items(one.get("state"), "node.state")]
+    if not states:
+        raise FleetError("read node", "it has no state")
+    known = record.Node(
+        name=reading.text(one.get("name"), "node.name", needed=True),
+        state="+".join(states),
+        address=reading.text(one.get("address"), "node.address"),
+        reason=reading.text(one.get("reason"), "node.reason"),
+        started=str(reading.number(one.get("slurmd_start_time"), "node.slurmd_start_time") or "None"),
+        allocated=reading.number(one.get("alloc_cpus"), "node.alloc_cpus"),
+        author=reading.text(one.get("reason_set_by_user"), "node.reason_set_by_user"),
+    )
+    return SlurmNode(known, reading.text(one.get("comment"), "node.comment"))
+
+
+def _holding(jobs: Iterable[object]) -> tuple[Job, ...] | None:
+    """One that cannot be read may hold any node: then nothing is known."""
+    found = []
+    try:
+        for item in jobs:
+            one: Object = reading.mapping(item, "job")
+            states = {str(state) for state in reading.items(one.get("job_state"), "job.job_state")}
+            if states & HOLDING or not states:
+                nodes = frozenset(expanded(reading.text(one.get("nodes"), "job.nodes")))
+                found.append(Job(str(reading.number(one.get("job_id"), "job.job_id")), nodes))
+    except FleetError:
+        return None
+    return tuple(found)

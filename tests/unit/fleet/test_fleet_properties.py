@@ -1,0 +1,183 @@
+"""Random histories of both worlds, and a fleet that is cut, blind and late in them.
+
+What must never happen is asserted by the worlds themselves, at each change (`tests/fleet_world.py`); here: how it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet import words
+from fleet.decide.actions import Change
+from fleet.decide.causes import BY_MACHINES
+from fleet.decide.memory import Memory
+from fleet.policy import Policy
+from tests.fleet_world import Worlds
+
+SIZE = 4
+EVENTS: dict[str, Callable[[Worlds, str, str], object]] = {
+    "cordon": lambda w, name, node: w.cordon(node),
+    "uncordon": lambda w, name, node: w.cordon(node, on=False),
+    "taint": lambda w, name, node: w.nodes[node].taints.update({"minivm.io/maintenance": "x"}),
+    "untaint": lambda w, name, node: w.nodes[node].taints.clear(),
+    "sign": lambda w, name, node: w.nodes[node].signs.update({"Sick": "True"}),
+    "unsign": lambda w, name, node: w.nodes[node].signs.clear(),
+    "not ready": lambda w, name, node: w.ready(node, False),
+    "ready": lambda w, name, node: w.ready(node),
+    "drains": lambda w, name, node: w.person_drains(name),
+    "resumes": lambda w, name, node: w.person_resumes(name),
+    "comments": lambda w, name, node: setattr(w.slurm[name], "comment", "Ann's"),
+    "job": lambda w, name, node: None if w.slurm[name].drained_by else w.slurm[name].jobs.add(7),
+    "suspend": lambda w, name, node: w.slurm[name].suspended.update(w.slurm[name].jobs),
+    "end": lambda w, name, node: w.jobs_end(name),
+    "leave": lambda w, name, node: w.annotate(name, "minivm.io/leave", "x"),
+    "stay": lambda w, name, node: w.annotate(name, "minivm.io/leave", None),
+    "pod dies": lambda w, name, node: w.replace(name),
+    "pod is ready": lambda w, name, node: setattr(w.pods[name], "ready", True),
+    "silent": lambda w, name, node: setattr(w.slurm[name], "responds", False),
+    "answers": lambda w, name, node: setattr(w.slurm[name], "responds", True),
+    "down": lambda w, name, node: setattr(w.slurm[name], "down", True),
+    "time": lambda w, name, node: setattr(w, "now", w.now + 70),
+}
+LOOKS = ("look", "cut", "late", "blind to kubernetes", "blind to slurm")
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from([*EVENTS, *LOOKS, "look", "look", "look"]),
+        st.integers(0, SIZE - 1),
+        st.integers(0, 6),
+    ),
+    max_size=40,
+)
+
+
+def run(worlds: Worlds, steps: list[tuple[str, int, int]]) -> None:
+    seen = worlds.world()
+    for what, number, cut in steps:
+        match what:
+            case "look":
+                seen = worlds.world()
+                worlds.look()
+            case "cut":
+                worlds.look(cut=cut)
+            case "late":
+                worlds.look(world=seen)  # decided on a world that is no more
+            case "blind to kubernetes" | "blind to slurm":
+                assert worlds.look(blind=what.rpartition(" ")[2]) == 0
+            case _:
+                EVENTS[what](worlds, f"w{number}", f"n{number}")
+        held = [node for node in worlds.slurm.values() if node.drained_by == "fleet"]
+        by_machines = [node for node in held if words.kinds(node.reason) & BY_MACHINES]
+        assert len(by_machines) <= max(1, int(SIZE * worlds.policy.share)), "above budget"
+
+
+@settings(max_examples=300, deadline=None)
+@given(STEPS, st.booleans(), st.sampled_from([0.2, 0.5]), st.sampled_from([2, 30]))
+def test_whatever_happens_nothing_is_touched_that_is_not_ours_and_it_settles(
+    steps: list[tuple[str, int, int]], cordon: bool, share: float, changes: int
+) -> None:
+    policy = Policy(conditions=("Sick",), cordon=cordon, share=share, changes=changes)
+    worlds = Worlds(SIZE, policy)
+    run(worlds, steps)
+    persons = {name for name, node in worlds.slurm.items() if node.drained_by == "person"}
+    worlds.settle()
+    decision = worlds.decide(worlds.world())
+    told = {(one.about, one.kind) for one in decision.stands}
+    for number, name in enumerate(worlds.names):
+        machine, pod, node = worlds.nodes[f"n{number}"], worlds.pods[name], worlds.slurm[name]
+        cordoned = machine.cordoned and "minivm.io/cordoned" not in machine.annotations
+        by_person = cordoned or bool(machine.taints) or "minivm.io/leave" in pod.annotations
+        by_machine = bool(machine.signs) or not machine.ready
+        if name in persons:
+            assert (node.drained_by, node.reason) == ("person", "look at fan 3")
+        elif by_person or (by_machine and ("fleet", "pause") not in told):
+            refused = (name, "lifted") in told
+            assert (node.drained_by == "fleet") is not refused, "held, unless a person has said no twice"
+        elif not by_machine:
+            assert node.drained_by == "", "no cause, no drain"
+            assert words.marked(node.comment) is None, "and nothing left behind"
+
+
+class Killed(Exception):
+    pass
+
+
+class Cut(Worlds):
+    """Killed once, after so many changes: its memory and what it was about to do are gone."""
+
+    left = -1
+
+    def perform(self, change: Change) -> None:
+        if self.left == 0:
+            self.left = -1
+            raise Killed
+        self.left -= 1
+        super().perform(change)
+
+    def look_on(self) -> None:
+        """Until there is nothing to do; whoever is killed is started anew."""
+        for _ in range(20):
+            try:
+                if not self.look():
+                    return
+            except Killed:
+                self.memory = Memory()
+            for pod in self.pods.values():
+                pod.ready = True
+        raise AssertionError("it never ends")
+
+
+Story = tuple[Callable[[Worlds], object], ...]
+STORIES: dict[str, Story] = {
+    "cordon": (lambda w: w.cordon("n0"), lambda w: w.cordon("n0", on=False)),
+    "all cordoned": (lambda w: w.cordon(*w.nodes), lambda w: w.cordon(*w.nodes, on=False)),
+    "taint": (
+        lambda w: w.nodes["n0"].taints.update({"minivm.io/maintenance": "x"}),
+        lambda w: w.nodes["n0"].taints.clear(),
+    ),
+    "a person's drain": (lambda w: w.person_drains("w0"), lambda w: w.cordon("n0"), lambda w: w.cordon("n0", on=False)),
+    "lifted once": (lambda w: w.cordon("n0"), lambda w: w.person_resumes("w0"), lambda w: w.cordon("n0", on=False)),
+    "lifted twice": (
+        lambda w: w.cordon("n0"),
+        lambda w: w.person_resumes("w0"),
+        lambda w: w.person_resumes("w0"),
+        lambda w: w.cordon("n0", on=False),
+    ),
+    "leave": (
+        lambda w: w.slurm["w0"].jobs.add(7),
+        lambda w: w.annotate("w0", "minivm.io/leave", "x"),
+        lambda w: w.slurm["w0"].jobs.clear(),
+    ),
+    "stay": (
+        lambda w: w.slurm["w0"].jobs.add(7),
+        lambda w: w.annotate("w0", "minivm.io/leave", "x"),
+        lambda w: w.annotate("w0", "minivm.io/leave", None),
+    ),
+    "not ready": (lambda w: w.ready("n0", False), lambda w: setattr(w, "now", w.now + 400), lambda w: w.ready("n0")),
+    "shown": (lambda w: w.person_drains("w0"), lambda w: w.person_resumes("w0")),
+    "all leave": (lambda w: w.all_leave(),),
+}
+
+
+def told(story: Story, cut: int, upto: int) -> tuple[object, int]:
+    worlds = Cut(3, Policy(cordon=True))
+    worlds.left = cut
+    for event in story[:upto]:
+        event(worlds)
+        worlds.look_on()
+    return worlds.end(), len(worlds.done)
+
+
+TURNS = [(name, upto) for name, story in STORIES.items() for upto in range(1, len(story) + 1)]
+
+
+@pytest.mark.parametrize(("name", "upto"), TURNS)
+def test_killed_between_any_two_changes_of_a_story_it_ends_the_same(name: str, upto: int) -> None:
+    """Also at each turn of it: `upto` events of the story have happened."""
+    wanted, changes = told(STORIES[name], -1, upto)
+    assert changes, "a story in which nothing is done shows nothing"
+    for cut in range(changes + 1):
+        assert told(STORIES[name], cut, upto)[0] == wanted, f"cut after {cut} of {changes} changes"

@@ -1,0 +1,137 @@
+"""What the API server and slurmrestd answer is read strictly: an object that is not as promised is refused as a whole,
+and told; the others are read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.errors import FleetError
+from fleet.policy import Policy, policy, policy_from_json
+from fleet.world import kubernetes, slurm
+from init.errors import ConfigError
+
+NODE = {"metadata": {"name": "n0", "uid": "u"}, "spec": {}, "status": {}}
+# As slurmrestd of Slurm 24.11 wrote it, without the keys that nobody reads.
+ANSWER = {
+    "name": "w1",
+    "state": ["IDLE", "DRAIN", "NOT_RESPONDING", "DYNAMIC_NORM"],
+    "reason": "minivm: fleet: cordon: fan 3",
+    "reason_set_by_user": "slurm",
+    "comment": "minivm: fleet: held 1 cordon",
+    "address": "172.19.0.3",
+    "alloc_cpus": 0,
+    "slurmd_start_time": {"set": True, "infinite": False, "number": 1795337384},
+}
+
+
+def test_a_node_of_slurm_is_what_its_clients_know_too() -> None:
+    node = slurm.slurm_node(ANSWER)
+    assert (node.drained, node.down, node.ours) == (True, False, True)
+    assert not node.record.responds
+    assert node.record.dynamic
+    assert node.record.held_by_others, "the init leaves it to the fleet"
+    assert node.mark is not None
+    assert node.mark.times == 1
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"state": []},
+        {"state": "IDLE"},
+        {"state": [None]},
+        {"name": ""},
+        {"name": 7},
+        {"reason": ["x"]},
+        {"comment": {}},
+        {"alloc_cpus": "2"},
+        {"alloc_cpus": True},
+        {"slurmd_start_time": {"set": True, "number": "x"}},
+    ],
+)
+def test_a_broken_node_of_slurm_is_told_and_the_others_are_read(broken: dict[str, object]) -> None:
+    found = slurm.slurm([{**ANSWER, "name": "bad", **broken}, ANSWER])
+    assert list(found.nodes) == ["w1"]
+    assert len(found.unread) == 1
+
+
+def test_jobs_hold_the_nodes_of_their_list() -> None:
+    jobs: list[dict[str, object]] = [
+        {"job_id": 1, "job_state": ["RUNNING"], "nodes": "w[1-2],x"},
+        {"job_id": 2, "job_state": ["PENDING"], "nodes": ""},
+        {"job_id": 3, "job_state": ["COMPLETED"], "nodes": "w1"},
+        {"job_id": 4, "job_state": ["COMPLETED", "COMPLETING"], "nodes": "w1"},
+        {"job_id": 5, "job_state": ["SUSPENDED"], "nodes": "w2"},
+    ]
+    found = slurm.slurm([], jobs)
+    assert (found.holding("w1"), found.holding("w2"), found.holding("x")) == (("1", "4"), ("1", "5"), ("1",))
+    assert slurm.slurm([], [*jobs, {"job_id": "?", "job_state": ["RUNNING"], "nodes": "w9"}]).holding("w1") is None
+    assert slurm.slurm([], None).holding("w1") is None, "not asked is not none"
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"metadata": {"name": "n1"}},
+        {"metadata": {"uid": "u"}},
+        {"metadata": []},
+        {"spec": {"unschedulable": "true"}},
+        {"spec": {"taints": {}}},
+        {"spec": {"taints": [{}]}},
+        {"status": {"conditions": [{"type": "Ready"}]}},
+        {"status": {"conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "yesterday"}]}},
+        {"metadata": {"name": "n1", "uid": "u", "annotations": {"a": 1}}},
+    ],
+)
+def test_a_broken_object_is_told_and_the_others_are_read(broken: dict[str, object]) -> None:
+    found = kubernetes.kubernetes([{**NODE, **broken}, NODE], [])
+    assert list(found.nodes) == ["n0"]
+    assert len(found.unread) == 1
+
+
+JSON: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+SHAPES = st.fixed_dictionaries({}, optional=dict.fromkeys(("metadata", "spec", "status", "state", "name"), JSON))
+
+
+@given(st.lists(SHAPES, max_size=4))
+def test_whatever_is_answered_it_is_read_or_told(answers: list[dict[str, Any]]) -> None:
+    kubernetes.kubernetes(answers, answers)
+    slurm.slurm(answers, answers)
+
+
+def test_a_policy_says_only_what_it_knows() -> None:
+    assert policy({}) == Policy()
+    found = policy_from_json('{"conditions": ["Sick"], "notReady": "2m", "share": 0.5, "going": [], "cordon": true}')
+    assert found == Policy(conditions=("Sick",), not_ready_s=120.0, share=0.5, going=(), cordon=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"condition": []}', "did you mean conditions?"),
+        ('{"fencing": "act"}', "'act' is not one of off, propose"),
+        ('{"share": 2}', "wanted between 0 and 1"),
+        ('{"changes": 0}', "wanted at least 1"),
+        ("[]", "wanted a mapping"),
+        ("{", "it is not JSON"),
+        ("[" * 100_000, "it is not JSON"),
+    ],
+)
+def test_a_wrong_policy_is_refused_with_its_field(text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match="fleet's policy") as told:
+        policy_from_json(text, "policy.json")
+    assert words in str(told.value)
+    assert "policy.json" in str(told.value)
+
+
+def test_what_is_refused_says_where() -> None:
+    with pytest.raises(FleetError, match=r"cannot read spec\.unschedulable: wanted true or false, not str"):
+        kubernetes.node({**NODE, "spec": {"unschedulable": "true"}})
