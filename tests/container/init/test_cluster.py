@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.container.init_pods import Pod, World, slurm_conf, world
+from tests.container.init_pods import PYTHON, Pod, World, slurm_conf, world
 from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
@@ -278,6 +278,46 @@ def test_a_bad_slurm_conf_is_refused_and_the_running_one_stays(cluster: Cluster,
     assert line not in cluster.controller.run("cat", "/etc/slurm/slurm.conf")
     cluster.world.configure({"slurm.conf": good})
     until(lambda: not refusal(cluster), "the reason is gone", within=30)
+
+
+# Holds the cluster's row in the database until somebody waits for it, changes it, and begins again, until it is enough.
+BESIEGE = """
+import os, subprocess, time
+WAITING = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
+mine = subprocess.Popen(["mariadb", "slurm_acct_db"], stdin=subprocess.PIPE, text=True)
+say = lambda words: print(words, file=mine.stdin, flush=True)
+count = lambda: int(subprocess.run(["mariadb", "-Ne", WAITING], capture_output=True, text=True, check=True).stdout)
+while not os.path.exists("/tmp/enough"):
+    say("BEGIN; UPDATE cluster_table SET mod_time = mod_time + 1;")
+    open("/tmp/held", "w").close()
+    while not count() and not os.path.exists("/tmp/enough"):
+        time.sleep(0.05)
+    say("COMMIT;")
+mine.stdin.close()
+mine.wait()
+"""
+
+
+def test_a_refused_slurm_conf_leaves_the_cluster_its_number(cluster: Cluster) -> None:
+    """A slurmctld that goes on after a refusal registers anew, and without an answer it makes itself another number,
+    with which the next one would not start. Here the database is busy with the cluster while it does."""
+    number = cluster.controller.run("cat", "/var/spool/slurmctld/clustername")
+    cluster.controller.run("rm", "-f", "/tmp/enough", "/tmp/held")
+    cluster.controller.container.exec_run([PYTHON, "-c", BESIEGE], detach=True)
+    until(lambda: cluster.controller.code("test", "-e", "/tmp/held")[0] == 0, "the cluster's row is held")
+    cluster.world.configure({"slurm.conf": slurm_conf("PartitionName=broken Nodes=nosuch")})
+    until(lambda: refusal(cluster), "the refusal is told")
+    cluster.wait_answer()
+    cluster.controller.run("touch", "/tmp/enough")
+    assert cluster.controller.run("cat", "/var/spool/slurmctld/clustername") == number
+    cluster.world.configure({"slurm.conf": slurm_conf("PartitionName=fresh Nodes=ALL State=UP")})
+    until(lambda: not refusal(cluster), "the reason is gone")
+    before = cluster.controller.service("slurmctld")
+    cluster.controller.run("kill", "-9", str(before["pid"]))
+    again = _under_a_new_pid(cluster.controller, "slurmctld", int(before["pid"]))
+    cluster.wait_answer()
+    assert again["failures"] == before["failures"] + 1
+    assert cluster.controller.run("cat", "/var/spool/slurmctld/clustername") == number
 
 
 def test_a_changed_drop_in_restarts_only_what_changed(cluster: Cluster) -> None:
