@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+from ground.errors import Problem
 
-class ClusterError(Exception):
+
+class ClusterError(Problem):
     """A cluster that cannot be made, and what to do; the command line prints it and nothing else."""
-
-    def __init__(self, cannot: str, why: str, *, hint: str = "") -> None:
-        super().__init__(f"cannot {cannot}: {why}" + (f"\nhint: {hint}" if hint else ""))
-        self.hint = hint

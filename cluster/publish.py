@@ -13,6 +13,8 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
+from ground.files import write_whole
+
 DATA = "..data"
 
 
@@ -61,10 +63,4 @@ def point(link: Path, target: str) -> None:
 def write_private(path: Path, content: bytes) -> None:
     """A file that others never could read, not even for a moment, and that is whole or absent."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(descriptor)
-    temporary.replace(path)
+    write_whole(path, content, 0o600)

@@ -2,45 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from ground.errors import Problem
 
 
-def printable(text: str) -> str:
-    """What a terminal and a log may be shown: names and messages come from servers, commits and users' processes."""
-    return "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in text)
-
-
-def one_line(text: str) -> str:
-    return printable(text).replace("\n", " ")
-
-
-class GitsyncError(Exception):
+class GitsyncError(Problem):
     """A step that cannot be done now; the next cycle tries again."""
 
-    def __init__(
-        self,
-        what: str,
-        why: str,
-        *,
-        file: str | Path | None = None,
-        field: str | None = None,
-        hint: str | None = None,
-    ) -> None:
-        self.what = what
-        self.why = printable(why)
-        self.file = None if file is None else str(file)
-        self.field = field
-        self.hint = hint
-        super().__init__(str(self))
-
-    def __str__(self) -> str:
-        place = ", ".join(part for part in (self.file, self.field) if part)
-        text = f"cannot {self.what}: {self.why}"
-        if place:
-            text += f" ({place})"
-        if self.hint:
-            text += f"; {self.hint}"
-        return text
+    hinted = "; "
 
 
 class Refused(GitsyncError):

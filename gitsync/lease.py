@@ -121,7 +121,7 @@ def report(commit: str, script: str, reason: str, layout: Layout | None = None) 
     import json
     import time
 
-    from gitsync.files import write_whole
+    from ground.files import write_whole
 
     layout = layout or Layout.from_environment()
     name = "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in f"{commit[:12]}-{script}")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from gitsync.files import write_whole
 from gitsync.layout import ZERO, Layout, is_commit
+from ground.files import write_whole
 
 
 def read_pin(layout: Layout) -> str | None:

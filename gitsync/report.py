@@ -4,16 +4,15 @@ cycle: where there is nobody to tell, nothing is told."""
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import socket
 from pathlib import Path
 
-from gitsync.files import write_whole
 from gitsync.layout import ZERO
 from gitsync.schedule import is_canary
 from gitsync.settings import Settings
 from gitsync.state import State
+from ground.files import write_whole
+from ground.metrics import family
+from ground.sockets import ask
 
 # One failed fetch is weather; three in a row are worth a sentence in the pod's status.
 FAILURES_TO_MENTION = 3
@@ -36,13 +35,8 @@ def metrics(state: State, settings: Settings, now: float) -> str:
     published = state.published
     lines: list[str] = []
 
-    def metric(name: str, help_: str, value: float, kind: str = "gauge", **labels: str) -> None:
-        full = f"minivm_gitsync_{name}"
-        if not any(line.startswith(f"# TYPE {full} ") for line in lines):
-            lines.append(f"# HELP {full} {help_}")
-            lines.append(f"# TYPE {full} {kind}")
-        text = ",".join(f'{key}="{escape(value)}"' for key, value in labels.items())
-        lines.append(f"{full}{{{text}}} {value:.10g}" if text else f"{full} {value:.10g}")
+    def metric(name: str, about: str, value: float, kind: str = "gauge", **labels: str) -> None:
+        lines.extend(family(f"minivm_gitsync_{name}", about, [(labels, f"{value:.10g}")], kind))
 
     if published is not None:
         metric(
@@ -64,15 +58,12 @@ def metrics(state: State, settings: Settings, now: float) -> str:
     )
     metric("refused_total", "Commits refused.", state.refused_total, "counter")
     metric("published_total", "Commits published.", state.published_total, "counter")
-    for step, seconds in sorted(state.durations.items()):
-        metric("step_duration_seconds", "How long a step last took.", seconds, step=step)
+    if state.durations:
+        steps = [({"step": step}, f"{seconds:.10g}") for step, seconds in sorted(state.durations.items())]
+        lines += family("minivm_gitsync_step_duration_seconds", "How long a step last took.", steps)
     if state.last_error and state.failures:
         metric("last_error_info", "What the last cycle failed on.", 1, error=state.last_error[:200])
     return "\n".join(lines) + "\n"
-
-
-def escape(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def write_metrics(state: State, settings: Settings, now: float) -> None:
@@ -83,32 +74,9 @@ def write_metrics(state: State, settings: Settings, now: float) -> None:
 
 def condition(control: Path, text: str) -> bool:
     """Add our sentence to the pod's (empty takes it away). Whether init heard it."""
-    request = json.dumps({"op": "condition", "name": "gitsync", "text": text[:1000], "blocking": False}) + "\n"
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(2)
-            connection.connect(str(control))
-            connection.sendall(request.encode())
-            reply = b""
-            while not reply.endswith(b"\n"):
-                part = connection.recv(65536)
-                if not part:
-                    break
-                reply += part
-        return json.loads(reply).get("ok") is True
-    except (OSError, ValueError, AttributeError):
-        return False
-
-
-def notify(text: str) -> None:
-    """A line to whoever started this service (sd_notify)."""
-    address = os.environ.get("NOTIFY_SOCKET", "")
-    if not address:
-        return
-    if address.startswith("@"):
-        address = "\0" + address[1:]
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as out:
-        out.sendto(text.encode(), address)
+    request = {"op": "condition", "name": "gitsync", "text": text[:1000], "blocking": False}
+    answer = ask(control, request, 2.0)
+    return answer is not None and answer.get("ok") is True
 
 
 def summary(state: State, settings: Settings) -> str:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from gitsync.files import write_whole
+from ground.files import write_whole
 
 HISTORY = 10
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from health.files import read_json, write_json
+from ground.files import read_json, write_json
 
 WITH_JOBS = frozenset({"prolog", "epilog"})
 

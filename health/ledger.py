@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gitsync.errors import GitsyncError
-from health.files import read_json, write_json
+from ground.files import read_json, write_json
 
 LOCK = ".lock"
 EVENTS_KEPT = 100

@@ -216,11 +216,9 @@ def _only(reader: Reader, *known: str) -> None:
     """`Reader.only`, with the words that this file's readers know: in quotes, as everything that minivm health says."""
     for key in reader.data:
         if key not in known:
-            import difflib  # only a mistake pays for it
+            from ground.errors import nearest  # only a mistake pays for it
 
-            near = difflib.get_close_matches(str(key), sorted(known), n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
-            reader.fail(str(key), f"unknown key {key!r}", hint)
+            reader.fail(str(key), f"unknown key {key!r}", nearest(str(key), known) or "")
 
 
 def _deadline(reader: Reader, key: str, default: float) -> float:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-from health.files import publish
+from ground.files import write_whole
+from ground.metrics import family
 from health.verdict import Class, Result, Verdict
 from init.errors import InitError
 from init.pod.client import Client
@@ -34,38 +35,24 @@ def metrics(verdicts: Mapping[str, Verdict], now: float) -> str:
     """Text for a node exporter's textfile collector. A check's verdict is a number: 0 ok, 1 problem, 2 unknown."""
     number = {Result.OK: 0, Result.PROBLEM: 1, Result.UNKNOWN: 2}
     judged = [verdict for _, verdict in sorted(verdicts.items()) if verdict.applies]
-    lines = [
-        "# HELP minivm_health_verdict What a check says: 0 ok, 1 problem, 2 unknown or out of date.",
-        "# TYPE minivm_health_verdict gauge",
+    said = [
+        ({"check": one.check, "class": str(one.class_)}, str(number[one.result] if now < one.expires else 2))
+        for one in judged
     ]
-    for one in judged:
-        value = number[one.result] if now < one.expires else 2
-        lines.append(f'minivm_health_verdict{{check="{_escape(one.check)}",class="{one.class_}"}} {value}')
-    lines += _family(
-        "minivm_health_verdict_at_seconds", "When a check last ran.", ((one.check, one.at) for one in judged)
-    )
+    ran = [({"check": one.check}, f"{one.at:.3f}") for one in judged]
     drains = [one for one in judged if one.result is Result.PROBLEM and one.class_ is not Class.USER]
-    lines += [
-        "# HELP minivm_health_problems Problems of the node, those of users left out.",
-        "# TYPE minivm_health_problems gauge",
-        f"minivm_health_problems {len(drains)}",
+    lines = [
+        *family("minivm_health_verdict", "What a check says: 0 ok, 1 problem, 2 unknown or out of date.", said),
+        *family("minivm_health_verdict_at_seconds", "When a check last ran.", ran),
+        *family("minivm_health_problems", "Problems of the node, those of users left out.", [({}, str(len(drains)))]),
     ]
     return "\n".join(lines) + "\n"
-
-
-def _family(name: str, text: str, samples: Iterable[tuple[str, float]]) -> list[str]:
-    rows = [f'{name}{{check="{_escape(check)}"}} {value:.3f}' for check, value in samples]
-    return [f"# HELP {name} {text}", f"# TYPE {name} gauge", *rows]
-
-
-def _escape(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def write_metrics(path: Path, text: str) -> bool:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        publish(path, text.encode())
+        write_whole(path, text.encode())
     except OSError:
         return False
     return True

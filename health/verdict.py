@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
-from gitsync.errors import GitsyncError, one_line
-from health.files import write_json
+from gitsync.errors import GitsyncError
+from ground.errors import one_line
+from ground.files import write_json
 
 
 class Result(StrEnum):

@@ -1,9 +1,12 @@
-"""What every test shares: how hypothesis searches."""
+"""What every test shares: how hypothesis searches, and an environment that has every package of the project."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
+import pytest
 from hypothesis import settings
 
 # No deadline: these machines are shared, and time is never what a property is about. In CI the search is the same at
@@ -11,3 +14,9 @@ from hypothesis import settings
 settings.register_profile("here", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+
+def pytest_sessionstart() -> None:
+    """What a test starts with -I sees the packages as they were installed: a new one is not among them by itself."""
+    if subprocess.run([sys.executable, "-I", "-c", "import ground"], capture_output=True).returncode:
+        pytest.exit("pyproject.toml has another list of packages than .venv: touch pyproject.toml; make .venv/ready", 4)

@@ -25,6 +25,7 @@ from gitsync.schedule import first_delay, next_delay
 from gitsync.settings import Settings, from_environment
 from gitsync.state import load_state
 from gitsync.tree import publish
+from ground.sockets import notify
 
 # Beyond every deadline inside a cycle: only a hang that none of them covers lasts this long.
 CYCLE_SLACK = 300.0
@@ -134,7 +135,7 @@ class Loop:
         if live and not self.ready:
             self.ready = True
             text = f"READY=1\n{text}"
-        report.notify(text)
+        notify(text)
         return known.published is not None and known.published.oid != ""
 
     def _fork(self, work: Callable[[], None]) -> int:

@@ -37,6 +37,7 @@ from gitsync.schedule import next_delay
 from gitsync.settings import Settings
 from gitsync.state import load_state
 from gitsync.tree import publish
+from ground.sockets import notify
 
 REPOSITORY = "/scripts.git"
 WORKERS = 64
@@ -109,8 +110,8 @@ class Mirror:
         known = load_state(self.settings.layout.state)
         if known.published is not None:
             self.board.see(known.published.commit)
-            report.notify("READY=1")
-        report.notify(f"STATUS={report.summary(known, self.settings)}")
+            notify("READY=1")
+        notify(f"STATUS={report.summary(known, self.settings)}")
         return max(known.failures, 1 if done.returncode else 0)
 
 

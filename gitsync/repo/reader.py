@@ -14,9 +14,10 @@ from pathlib import Path
 import git
 import git.exc
 
-from gitsync.errors import Damaged, GitsyncError, Refused, printable
+from gitsync.errors import Damaged, GitsyncError, Refused
 from gitsync.repo import child
 from gitsync.repo.listing import Entry, Tip
+from ground.errors import printable
 
 
 @contextlib.contextmanager

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gitsync.files import write_whole
 from gitsync.layout import is_commit
+from ground.files import write_whole
 
 # Old commits are forgotten; nobody asks for them.
 MOST_COMMITS = 50

@@ -8,9 +8,9 @@ import urllib.request
 from http.client import HTTPException
 from pathlib import Path
 
-from gitsync.errors import one_line
 from gitsync.rings.signing import read_secret, signature
 from gitsync.schedule import RingView
+from ground.errors import one_line
 
 TIMEOUT = 5.0
 LARGEST = 64 << 10

@@ -14,11 +14,11 @@ import signal
 import socket
 from types import FrameType
 
+from ground.sockets import notify, read_line
 from health.broker.broker import Broker
 from health.broker.calls import Slurm
 from health.places import Places
 from health.tell import tell
-from init.pod.notify import notify
 from init.pod.pod import Pod
 from init.slurm.client import address
 
@@ -26,15 +26,8 @@ from init.slurm.client import address
 def _serve(listener: socket.socket, broker: Broker) -> None:
     client, _ = listener.accept()
     with client:
-        client.settimeout(1.0)
         try:
-            text = b""
-            while not text.endswith(b"\n") and len(text) < 65536:
-                chunk = client.recv(65536)
-                if not chunk:
-                    return
-                text += chunk
-            request = json.loads(text)
+            request = json.loads(read_line(client, 1.0, 65536))
             answer = broker.answer(request) if isinstance(request, dict) else {"error": "wanted a mapping"}
             client.sendall(json.dumps(answer).encode() + b"\n")
         except (OSError, ValueError, RecursionError):

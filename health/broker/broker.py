@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import TypeVar
 
+from ground.files import write_whole
 from health.broker.calls import Slurm
 from health.broker.decide import reason
 from health.broker.incidents import Enter
 from health.broker.inputs import read_gpus
 from health.broker.memory import Log, Memory, Now, forget, is_restless, resumed, what_of
 from health.broker.step import Action, AskFleet, AskNode, Change, Failed, Inputs, step
-from health.files import publish
 from health.index import read_index
 from health.ledger import Ledger
 from health.places import Places, boot_id
@@ -163,7 +163,7 @@ class Broker:
         }
         with contextlib.suppress(OSError):
             # People search it by words: one form, as it always was.
-            publish(self.places.broker_state, json.dumps(data).encode())
+            write_whole(self.places.broker_state, json.dumps(data).encode())
 
     def reread(self) -> None:
         """The operator's policy, else the tree's; of a file with a typo the reason is told, once."""

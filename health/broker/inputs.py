@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from health.files import read_json
+from ground.files import read_json
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,9 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from ground.files import write_whole
 from health.api import Capture, Failure
 from health.checks.processes import kept_waiting, processes, waiting
-from health.files import publish
 
 KMSG_LIMIT = 1024 * 1024
 KMSG_RECORDS = 200_000
@@ -157,7 +157,7 @@ def _ask(paths: list[str]) -> tuple[dict[str, str], float]:
         time.sleep(0.01)
     else:
         with contextlib.suppress(OSError):
-            publish(ABANDONED_MOUNTS, "\n".join([str(child), *(path for path in paths if path not in states)]).encode())
+            write_whole(ABANDONED_MOUNTS, "\n".join([str(child), *(path for path in paths if path not in states)]))
     return states, waited
 
 

@@ -17,10 +17,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ground.files import write_whole
 from health.api import Builtin, Capture, Command, Failure, Files, Source
 from health.checks.builtin import BUILTINS
 from health.checks.processes import kept_waiting
-from health.files import publish
 
 LIMIT = 2 * 1024 * 1024
 AT_ONCE = 8
@@ -212,7 +212,7 @@ def _remember(file: Path | None, stuck: Mapping[str, int]) -> None:
         return
     lines = [f"{program} {pid} {_start(pid)}\n" for program, pid in stuck.items() if _start(pid)]
     with contextlib.suppress(OSError):
-        publish(file, "".join(lines).encode())
+        write_whole(file, "".join(lines).encode())
 
 
 def _start(pid: int) -> str:

@@ -19,6 +19,7 @@ from types import FrameType
 
 from gitsync import lease
 from gitsync.errors import GitsyncError
+from ground.sockets import notify
 from health.api import When
 from health.ask import ask_broker
 from health.checks.select import due
@@ -28,7 +29,6 @@ from health.script import UNFIT, environment, run
 from health.spread import share
 from health.tell import metrics, sentence, tell, write_metrics
 from health.verdict import read_verdict, read_verdicts
-from init.pod.notify import notify
 from init.pod.pod import Pod
 
 # A round finds out by itself which checks are due; this is the finest grain.

@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from health.files import read_json, write_json
+from ground.files import read_json, write_json
 from health.index import read_index
 from health.places import Places
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import FrameType
 
 from gitsync import lease
-from gitsync.errors import one_line
 from gitsync.layout import Layout, is_script
+from ground.errors import one_line
 from health.ask import ask_broker
 from health.places import Places, boot_id
 from health.policy import KINDS, RunnerPolicy, read_runner_policy

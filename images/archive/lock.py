@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ground.files import write_whole
 from images.archive import origins
 from images.archive.apt import Archive, Origin
 from images.archive.locked import Gone, Request, Slice, from_json, to_json, vanished
@@ -105,13 +104,7 @@ def write(place: Place, slices: Iterable[Slice]) -> None:
         text = to_json(slice_)
         if target.exists() and target.read_text() == text:
             continue
-        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{slice_.layer}.")
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).chmod(0o644)
-        Path(name).rename(target)
+        write_whole(target, text)
 
 
 def stale(wants: Sequence[Wanted], slices: Mapping[str, Slice]) -> list[str]:

@@ -15,7 +15,7 @@ from init.plan.service import Service
 from init.plan.spec import parse_drain, parse_service
 
 VENV = "opt/minivm"
-PACKAGES = ("init", "health", "gitsync")
+PACKAGES = ("ground", "init", "health", "gitsync")
 LAUNCHER = """#!/{venv}/bin/python3 -I
 import sys
 
@@ -90,6 +90,6 @@ def verify(repository: Path) -> tuple[str, ...]:
     """The code runs under the image's interpreter; the launchers of those command lines that exist."""
     launchers = {"init": "minivm", "gitsync": "gitsync"}
     return (
-        f"/{VENV}/bin/python3 -I -c 'import init, health, gitsync, json; json.load(open(\"/etc/minivm/plan.json\"))'",
+        f"/{VENV}/bin/python3 -I -c 'import {', '.join(PACKAGES)}, json; json.load(open(\"/etc/minivm/plan.json\"))'",
         *(f"{launchers[name]} --help" for name in launchers if (repository / name / "cli.py").exists()),
     )

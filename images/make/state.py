@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from ground.files import write_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,4 @@ class State:
         self.built[key] = Built(reference, inputs)
         data = {name: {"reference": b.reference, "inputs": b.inputs} for name, b in sorted(self.built.items())}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=self.path.parent)
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(data, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).rename(self.path)
+        write_whole(self.path, json.dumps(data, indent=1), 0o600)

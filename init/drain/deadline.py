@@ -6,9 +6,9 @@ import json
 import time
 from pathlib import Path
 
+from ground.sockets import notify
 from init.engine.order import drain_budget, margin
 from init.errors import InitError
-from init.pod.notify import notify
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

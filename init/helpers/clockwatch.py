@@ -16,10 +16,10 @@ import struct
 import time
 from pathlib import Path
 
+from ground.sockets import notify
 from init.errors import InitError
 from init.pod.client import SOCKET, Client
 from init.pod.helper import condition, log, service
-from init.pod.notify import notify
 from init.records import record
 
 PROOF = "cluster-proof"

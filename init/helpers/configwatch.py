@@ -18,12 +18,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from ground.sockets import notify
 from init.errors import InitError
 from init.places import PLAN
 from init.pod.client import SOCKET, Client
 from init.pod.dirwatch import Watcher
 from init.pod.helper import condition, log
-from init.pod.notify import notify
 from init.pod.pod import Pod
 from init.slurm.daemon import PROGRAM, Answer, Outcome, Slurmctld
 from init.slurm.files import SlurmFiles

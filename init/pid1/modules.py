@@ -29,7 +29,7 @@ class Compiled:
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if path is None or not name.startswith("init."):
+        if path is None or not name.startswith(("init.", "ground.")):
             return None
         place, tail = path[0], name.rpartition(".")[2]
         return _compiled(name, place, tail) or _compiled(name, f"{place}/{tail}", "__init__")

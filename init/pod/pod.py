@@ -82,19 +82,11 @@ def write(path: Path, data: bytes, *, mode: int, owner: tuple[int, int] | None =
     """Publish a file whole, born with its final mode and owner. False when it already was so (nothing is touched)."""
     if _same(path, data, mode, owner):
         return False
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    from ground.files import write_whole
+
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as stream:
-            if owner is not None:
-                os.fchown(descriptor, *owner)
-            os.fchmod(descriptor, mode)
-            stream.write(data)
-            stream.flush()
-            os.fsync(descriptor)
-        temporary.rename(path)
+        write_whole(path, data, mode, owner)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise PrepareError(f"write {path}", error.strerror or str(error)) from error
     return True
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ground.metrics import labels
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -14,14 +16,6 @@ STATES = (
     "done",
 )  # fmt: skip
 PHASES = ("boot", "running", "draining", "stopping", "stopped")
-
-
-def escape(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-def labels(**pairs: str) -> str:
-    return "{" + ",".join(f'{name}="{escape(value)}"' for name, value in pairs.items()) + "}"
 
 
 def render(snapshot: Snapshot, counters: Mapping[str, int], handed: Sequence[str] = ()) -> str:

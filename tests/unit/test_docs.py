@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)(?:#[^)]*)?\)")
 
 
-OURS = ("images", "init", "health", "gitsync", "fleet", "cluster", "scripts", "tests", "bench")
+OURS = ("ground", "images", "init", "health", "gitsync", "fleet", "cluster", "scripts", "tests", "bench")
 
 
 def pages() -> list[Path]:

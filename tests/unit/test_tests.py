@@ -12,7 +12,7 @@ from tests.cluster import conftest as cluster
 from tests.kubernetes import conftest as kubernetes
 
 TESTS = Path(__file__).resolve().parents[1]
-PACKAGES = {"init", "health", "gitsync", "images", "cluster", "fleet"}
+PACKAGES = {"ground", "init", "health", "gitsync", "images", "cluster", "fleet"}
 
 
 def test_tests_of_a_package_lie_in_its_folder() -> None:

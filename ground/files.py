@@ -1,0 +1,50 @@
+"""Small files, published whole: a reader sees one or the one before it, also after the power has failed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+
+def write_whole(path: Path, data: bytes | str, mode: int = 0o644, owner: tuple[int, int] | None = None) -> None:
+    """By unique temporary, fsync and rename, in a directory that is there; seen with its mode and owner alone."""
+    # Its name begins with a dot and does not end as the file's: no reader that takes every *.json or *.prom takes it.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode & 0o600)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            if owner is not None:
+                os.fchown(fd, *owner)
+            os.fchmod(fd, mode)
+            file.write(data.encode() if isinstance(data, str) else data)
+            file.flush()
+            os.fsync(fd)
+        temporary.rename(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def write_json(path: Path, data: object, mode: int = 0o644) -> None:
+    import json
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps(data, separators=(",", ":")), mode)
+
+
+def read_json(path: Path) -> Mapping[str, Any]:
+    """The mapping in it; empty where there is none, or the file is missing or damaged: nothing is known from it."""
+    import json
+
+    try:
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return data if isinstance(data, dict) else {}

@@ -1,0 +1,76 @@
+"""What every package stands on: files that are whole, errors that are safe to print, questions that end in time."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from ground.errors import Problem, nearest
+from ground.files import read_json, write_json, write_whole
+from ground.metrics import family
+from ground.sockets import ask
+
+
+def test_a_file_has_its_mode_whatever_the_umask_and_nothing_lies_beside_it(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        write_whole(tmp_path / "a", "x", 0o644)
+        write_whole(tmp_path / "b", b"y", 0o400)
+    finally:
+        os.umask(before)
+    assert {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {"a": 0o644, "b": 0o400}
+
+
+def test_a_write_that_is_cut_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_json(tmp_path / "a.json", {"a": 1})
+
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_json(tmp_path / "a.json", {"a": 2})
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"] and read_json(tmp_path / "a.json") == {"a": 1}
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", "[" * 100_000, "\0"])
+def test_a_damaged_file_says_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.json").write_text(text)
+    assert read_json(tmp_path / "a.json") == {}
+
+
+def test_an_error_says_where_and_what_to_do_and_obeys_no_terminal() -> None:
+    problem = Problem("read it", "\x1b[2Jgone", file=Path("/a"), field="b", hint="mend it")
+    assert str(problem) == "cannot read it:  [2Jgone (/a, b)\nhint: mend it"
+    assert nearest("workr", ["worker", "login"]) == "did you mean 'worker'?" and nearest("x", []) is None
+
+
+def test_a_label_is_one_line_whatever_it_holds() -> None:
+    assert family("a", "b", [({"c": 'd"\n\\'}, "1")])[-1] == 'a{c="d\\"\\n\\\\"} 1'
+
+
+def test_a_question_ends_in_time_however_slowly_its_answer_drips(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def drip() -> None:
+            caller, _ = listener.accept()
+            with caller:
+                while True:
+                    try:
+                        caller.sendall(b" ")
+                    except OSError:
+                        return
+                    time.sleep(0.02)
+
+        threading.Thread(target=drip, daemon=True).start()
+        assert ask(path, {"ask": "look"}, 0.2) is None
+    assert ask(path, {}, 0.2) is None, "nobody listens"
