@@ -14,14 +14,15 @@ ERRORS = (OSError, ValueError, KeyError)
 
 
 class Api:
-    def __init__(self, keys: str) -> None:
+    def __init__(self, keys: str, server: str = SERVER) -> None:
+        self.server = server
         self.context = ssl.create_default_context(cafile=f"{keys}/ca.crt")
         self.context.load_cert_chain(f"{keys}/admin.crt", f"{keys}/admin.key")
 
     def call(self, path: str, *, method: str = "GET", body: Object | None = None) -> Object:
         data = json.dumps(body).encode() if body is not None else None
         request = urllib.request.Request(
-            f"{SERVER}{path}", data=data, method=method, headers={"Content-Type": "application/json"}
+            f"{self.server}{path}", data=data, method=method, headers={"Content-Type": "application/json"}
         )
         with urllib.request.urlopen(request, context=self.context, timeout=5) as reply:
             found: Object = json.load(reply)

@@ -23,6 +23,7 @@ from tests.kubernetes.programs import KEPT, Programs
 NAMESPACE = "k8s.io"
 # As docker writes it; containerd's way is plan.PAUSE.
 PAUSE = plan.PAUSE.removeprefix("docker.io/")
+UNFINISHED = "images-unfinished"
 
 
 def wanted(names: Iterable[str]) -> dict[str, str]:
@@ -54,7 +55,7 @@ def store(programs: Programs, images: Mapping[str, str]) -> Path:
     made = KEPT / f"images-{digest.hexdigest()[:12]}"
     if made.is_dir():
         return made
-    unfinished = KEPT / "images-unfinished"
+    unfinished = KEPT / UNFINISHED
     shutil.rmtree(unfinished, ignore_errors=True)
     older = [path for path in KEPT.glob("images-*") if path.is_dir()]
     if older:
@@ -65,6 +66,11 @@ def store(programs: Programs, images: Mapping[str, str]) -> Path:
         shutil.rmtree(path)
     unfinished.rename(made)
     return made
+
+
+def stored() -> Path | None:
+    """The store that is there, whatever is in it."""
+    return next((path for path in KEPT.glob("images-*") if path.is_dir() and path.name != UNFINISHED), None)
 
 
 def fill(programs: Programs, root: Path, names: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""The login Service from outside, by a forwarded port, as docs/how-to says."""
+"""The login pods from outside: their Service by a forwarded port, or one of them by its own address."""
 
 from __future__ import annotations
 
@@ -13,39 +13,15 @@ if TYPE_CHECKING:
 
 
 class Door:
-    """A port of this host that leads to one of the login pods."""
+    """Where somebody knocks with a key, and knows whom to expect."""
 
-    @classmethod
-    def to(cls, release: Release) -> Door | None:
-        """None while its kubelet is away."""
-        door = cls(release)
-        if door.port:
-            return door
-        door.close()
-        return None
+    def __init__(self, release: Release, address: str, port: int) -> None:
+        self.address, self.port = address, port
+        self.known = release.keys / f"known-{release.name}-{port}"
+        at = f"[{address}]:{port}" if port != 22 else address
+        self.known.write_text(f"{at} {host_key(release)}\n")
 
-    def __init__(self, release: Release) -> None:
-        self.release = release
-        self.known = release.keys / f"known-{release.name}"
-        words = [f"--kubeconfig={release.kubernetes.kubeconfig}", "-n", release.namespace]
-        forward = ["port-forward", f"service/{release.name}-ssh", ":22"]
-        self.forward = subprocess.Popen(
-            [str(release.kubernetes.kubectl), *words, *forward], stdout=subprocess.PIPE, text=True
-        )
-        assert self.forward.stdout
-        found = re.search(r"127\.0\.0\.1:(\d+) ->", self.forward.stdout.readline())
-        self.port = int(found[1]) if found else 0
-        self.known.write_text(f"[127.0.0.1]:{self.port} {host_key(release)}\n")
-
-    def open(self) -> bool:
-        """It closes when the kubelet that it leads through ends."""
-        return self.forward.poll() is None
-
-    def close(self) -> None:
-        self.forward.kill()
-        self.forward.communicate()
-
-    def try_(self, user: str, command: str, *, key: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    def begin(self, user: str, command: str, *, key: Path) -> subprocess.Popen[str]:
         """With this key and no other; a host key that is not the cluster's is refused."""
         options = [
             "BatchMode=yes",
@@ -54,8 +30,49 @@ class Door:
             f"UserKnownHostsFile={self.known}",
         ]
         line = ["ssh", "-F", "none", *(word for option in options for word in ("-o", option))]
-        where = ["-p", str(self.port), "-i", str(key), f"{user}@127.0.0.1", command]
-        return subprocess.run([*line, *where], input=stdin, capture_output=True, text=True, timeout=120)
+        where = ["-p", str(self.port), "-i", str(key), f"{user}@{self.address}", command]
+        pipe = subprocess.PIPE
+        return subprocess.Popen([*line, *where], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+    def try_(self, user: str, command: str, *, key: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        with self.begin(user, command, key=key) as started:
+            said, complained = started.communicate(stdin, timeout=120)
+        return subprocess.CompletedProcess(command, started.returncode, said, complained)
+
+
+class Forwarded(Door):
+    """A port of this host that leads to one of the login pods, as docs/how-to says."""
+
+    @classmethod
+    def to(cls, release: Release) -> Forwarded | None:
+        """None while its kubelet is away."""
+        words = [f"--kubeconfig={release.kubernetes.kubeconfig}", "-n", release.namespace]
+        forward = subprocess.Popen(
+            [str(release.kubernetes.kubectl), *words, "port-forward", f"service/{release.name}-ssh", ":22"],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert forward.stdout
+        if found := re.search(r"127\.0\.0\.1:(\d+) ->", forward.stdout.readline()):
+            return cls(release, int(found[1]), forward)
+        end(forward)
+        return None
+
+    def __init__(self, release: Release, port: int, forward: subprocess.Popen[str]) -> None:
+        super().__init__(release, "127.0.0.1", port)
+        self.forward = forward
+
+    def open(self) -> bool:
+        """It closes when the kubelet that it leads through ends."""
+        return self.forward.poll() is None
+
+    def close(self) -> None:
+        end(self.forward)
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate()
 
 
 def host_key(release: Release) -> str:

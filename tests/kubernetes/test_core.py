@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kubernetes.world import Release, condition
+from tests.kubernetes.kubectl import condition
+from tests.kubernetes.world import Release
 from tests.waiting import until
 
 # The first of them may have to wait until Kubernetes is built.

@@ -11,22 +11,6 @@ from tests.kubernetes.world import Release
 pytestmark = pytest.mark.timeout(900)
 
 
-@pytest.fixture
-def lab(release: Release) -> Lab:
-    if not release.kubernetes.lab:
-        pytest.skip("these machines are not ours to break")
-    return release.kubernetes.lab
-
-
-def containers(release: Release) -> dict[str, tuple[str, int]]:
-    """Pod -> its container's number, and how often it was started again."""
-    found = {}
-    for name, pod in release.pods().items():
-        (status,) = pod["status"]["containerStatuses"]
-        found[name] = status["containerID"], status["restartCount"]
-    return found
-
-
 def test_a_drained_machine_gives_its_pods_and_jobs_away(release: Release) -> None:
     job = release.submit("alice", "-w", f"{release.name}-worker-0", script="sleep 600")
     release.wait_for(job, "RUNNING")
@@ -47,7 +31,7 @@ def test_a_machines_daemon_that_is_killed_and_comes_back_costs_nobody_anything(
 ) -> None:
     job = release.submit("alice", "-w", f"{release.name}-worker-0", script="sleep 15")
     release.wait_for(job, "RUNNING")
-    before = containers(release)
+    before = release.containers()
     node = lab.node(release.node_of("worker-0"))
     power.kill(node, daemon)
     if daemon == "kubelet":
@@ -56,4 +40,4 @@ def test_a_machines_daemon_that_is_killed_and_comes_back_costs_nobody_anything(
         lab.start_containerd(node)
     release.wait_for(job, "COMPLETED")
     release.wait_ready()
-    assert containers(release) == before and release.restarts(job) == 0
+    assert release.containers() == before and release.restarts(job) == 0

@@ -77,3 +77,39 @@ def test_workers_roll_one_by_one_under_an_array_that_loses_nothing(release: Rele
         seen=lambda: release.slurm(*done),
     )
     assert {tuple(line.split()) for line in lines} == {("COMPLETED", "0")}
+
+
+def test_a_worker_more_takes_jobs_and_one_less_is_forgotten(release: Release) -> None:
+    """By the values, as docs/how-to/drain.md says."""
+    release.upgrade(workers={"pools": {"worker": {"replicas": 3}}})
+    print(f"one worker more, ready: {release.wait_ready():.1f} s")
+    until(lambda: release.states().get(f"{release.name}-worker-2") == "idle", "the third is idle", seen=release.states)
+    third = f"{release.name}-worker-2"
+    job = release.submit("alice", "-w", third, script="sleep 600")
+    release.wait_for(job, "RUNNING")
+    release.upgrade(workers={"pools": {"worker": {"replicas": 2}}})
+    release.wait_ready()
+    release.wait_requeued(job)
+    # Its record goes once the controller has heard of the number.
+    until(lambda: third not in release.states(), "the third is forgotten", within=180, seen=release.states)
+
+
+def test_a_login_pod_that_drains_is_out_of_its_service_and_those_who_are_there_stay(release: Release) -> None:
+    def addresses() -> list[str]:
+        subsets = release.get("endpoints", f"{release.name}-ssh").get("subsets") or []
+        return [item["ip"] for subset in subsets for item in subset.get("addresses") or ()]
+
+    assert addresses() == [release.pods()["login-0"]["status"]["podIP"]]
+    release.as_user("alice", "true")
+    assert release.door
+    there = release.door.begin("alice", "echo in; read word; echo $word", key=release.key("alice"))
+    assert there.stdout and there.stdout.readline() == "in\n"
+    draining = release.begin("login-0", "minivm", "drain")
+    try:
+        until(lambda: not addresses(), "nobody new comes", seen=release.why)
+        said, _ = there.communicate("still", timeout=60)
+        assert said.split() == ["still"]
+        draining.communicate(timeout=120)
+    finally:
+        release.run("login-0", "minivm", "resume")
+    until(addresses, "the resumed pod is back in its Service", seen=release.why)

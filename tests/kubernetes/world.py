@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
 import time
@@ -13,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import helm_python
+import yaml
 
 from cluster.rendered.render import CHART
 from cluster.values import merged
-from tests.kubernetes.lab import Lab
-from tests.kubernetes.ssh import Door
+from tests.helm import rendered_for
+from tests.kubernetes.kubectl import Kubernetes, Object, condition, going
+from tests.kubernetes.ssh import Forwarded
 from tests.waiting import until
 
 # Images of another repository than this machine's own: MINIVM_TEST_IMAGES=registry.example.org/minivm
@@ -27,32 +28,6 @@ SMALL = {"resources": {"requests": {"cpu": "50m", "memory": "64Mi"}}}
 # What kubectl says while a kubelet is away or does not know its pods yet: the command was not run.
 NOT_REACHED = ("error dialing backend", "pod does not exist", "container not found", "unable to upgrade connection")
 FAILED = {"FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT"}
-Object = dict[str, Any]
-
-
-@dataclass
-class Kubernetes:
-    """One that answers; `lab` is there where it is ours, and its machines can be broken."""
-
-    kubectl: Path
-    kubeconfig: Path
-    lab: Lab | None = None
-
-    def attempt(self, *words: str, stdin: str = "", timeout: float = 300) -> subprocess.CompletedProcess[str]:
-        command = [str(self.kubectl), f"--kubeconfig={self.kubeconfig}", *words]
-        return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout)
-
-    def __call__(self, *words: str, stdin: str = "", timeout: float = 300) -> str:
-        done = self.attempt(*words, stdin=stdin, timeout=timeout)
-        assert done.returncode == 0, f"kubectl {' '.join(words)}: {done.returncode}\n{done.stdout}{done.stderr}"
-        return done.stdout
-
-    def get(self, *words: str) -> Object:
-        found: Object = json.loads(self("get", *words, "-o", "json"))
-        return found
-
-    def nodes(self) -> list[str]:
-        return [item["metadata"]["name"] for item in self.get("nodes")["items"]]
 
 
 @dataclass
@@ -64,7 +39,7 @@ class Release:
     name: str = "slurm"
     namespace: str = "hpc"
     over: Object = field(default_factory=dict)
-    door: Door | None = None
+    door: Forwarded | None = None
 
     # Helm
 
@@ -109,6 +84,31 @@ class Release:
         with self.helm() as config:
             config.uninstall(self.name, ignore_not_found=True)
 
+    # Whoever has the cluster in git has no Helm: what it renders is applied
+
+    def rendered(self, values: Object | None = None) -> list[Object]:
+        version = self.kubernetes.get_raw("/version")["gitVersion"]
+        chosen = self.values() if values is None else values
+        texts = rendered_for(version, chosen, release=self.name, namespace=self.namespace)
+        whole = "\n---\n".join(text for name, text in sorted(texts.items()) if name.endswith(".yaml"))
+        return [item for item in yaml.safe_load_all(whole) if item]
+
+    def apply(self) -> None:
+        self.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(self.rendered()))
+
+    def difference(self) -> str:
+        """What another `apply` would change."""
+        return self.kubectl("diff", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(self.rendered()))
+
+    def delete(self) -> None:
+        self.kubectl("delete", "-f", "-", "--wait=false", stdin=yaml.safe_dump_all(self.rendered()))
+
+    def secrets(self) -> dict[str, list[str]]:
+        """The keys that outlive the release, by what they are for."""
+        found = self.get("secrets", "-l", f"app.kubernetes.io/instance={self.name}")["items"]
+        kept = (item for item in found if "helm.sh/resource-policy" in item["metadata"].get("annotations", {}))
+        return {item["metadata"]["name"].removeprefix(f"{self.name}-"): sorted(item["data"].values()) for item in kept}
+
     # Pods
 
     def kubectl(self, *words: str, stdin: str = "") -> str:
@@ -127,6 +127,12 @@ class Release:
         done = until(reached, f"a way into {pod}", within=120)
         assert done and done.returncode == 0, f"{command} in {pod}: {done}"
         return done.stdout
+
+    def begin(self, pod: str, *command: str) -> subprocess.Popen[str]:
+        """As `run`, for what takes its time."""
+        kubectl = [str(self.kubernetes.kubectl), f"--kubeconfig={self.kubernetes.kubeconfig}", "-n", self.namespace]
+        words = [*kubectl, "exec", f"{self.name}-{pod}", "--", *command]
+        return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def pods(self) -> dict[str, Object]:
         """Those that stay: the one that makes the keys ends."""
@@ -161,6 +167,14 @@ class Release:
                 said = self.kubernetes.attempt("-n", self.namespace, "logs", f"{self.name}-{name}", "--tail=15")
                 lines.append(f"{name}:\n{said.stdout}{said.stderr}")
         return "\n".join(lines)
+
+    def lives(self) -> dict[str, tuple[str, int]]:
+        """Pod -> who it is, and how often its container was started again."""
+        return {name: (pod["metadata"]["uid"], first(pod)["restartCount"]) for name, pod in self.pods().items()}
+
+    def containers(self) -> dict[str, tuple[str, int]]:
+        """Pod -> its container's name for the runtime, and how often it was started again."""
+        return {name: (first(pod)["containerID"], first(pod)["restartCount"]) for name, pod in self.pods().items()}
 
     def node_of(self, pod: str) -> str:
         return str(self.pods()[pod]["spec"]["nodeName"])
@@ -218,7 +232,7 @@ class Release:
         """By ssh, through the login Service."""
         if self.door is None or not self.door.open():
             self.shut()
-            self.door = until(lambda: Door.to(self), "a way to a login pod", within=120)
+            self.door = until(lambda: Forwarded.to(self), "a way to a login pod", within=120)
         assert self.door
         done = self.door.try_(user, command, key=self.key(user), stdin=stdin)
         assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}{done.stderr}"
@@ -243,10 +257,6 @@ def apart(release: str) -> Object:
     return {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
 
 
-def condition(pod: Object, kind: str) -> bool:
-    conditions = pod.get("status", {}).get("conditions", [])
-    return any(item["type"] == kind and item["status"] == "True" for item in conditions)
-
-
-def going(pod: Object) -> bool:
-    return "deletionTimestamp" in pod["metadata"]
+def first(pod: Object) -> Object:
+    """What is said of its container, of which there is one; before it is there it has no name."""
+    return next(iter(pod["status"].get("containerStatuses", [])), {"containerID": "", "restartCount": 0})

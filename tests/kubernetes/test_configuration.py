@@ -1,0 +1,50 @@
+"""A slurm.conf that changes under a running cluster: the kubelet's swap of a mounted ConfigMap."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.kubernetes.kubectl import condition_of
+from tests.kubernetes.world import Release
+from tests.waiting import until
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def test_a_changed_slurm_conf_is_live_and_no_pod_and_no_job_knows_of_it(release: Release) -> None:
+    before = release.lives()
+    job = release.submit("alice", script="sleep 600")
+    release.wait_for(job, "RUNNING")
+    begun = time.monotonic()
+    release.upgrade(slurm={"partitions": {"night": {"pools": ["worker"], "options": {"MaxTime": "08:00:00"}}}})
+
+    def live() -> bool:
+        return "MaxTime=08:00:00" in release.slurm("scontrol", "show", "partition")
+
+    until(live, "the partition is there", within=180, seen=lambda: release.run("controller-0", "minivm", "status"))
+    print(f"ConfigMap to live: {time.monotonic() - begun:.1f} s")
+    # Login pods and workers have theirs from slurmctld.
+    until(lambda: "night" in release.as_user("alice", "sinfo -h -o %P"), "the login pod has it")
+    assert release.state(job) == "RUNNING"
+    assert release.lives() == before
+    release.slurm("scancel", job)
+
+
+def test_a_slurm_conf_that_slurm_cannot_read_is_refused_and_told_and_the_cluster_runs_on(release: Release) -> None:
+    before = release.lives()
+    release.upgrade(slurm={"extraConfig": "SelectTipe=linear"})
+
+    def told() -> dict[str, str]:
+        found = condition_of(release.pods()["controller-0"], "minivm.io/Ready")
+        return found if found.get("reason") == "Degraded" else {}
+
+    found = until(told, "the pod's condition tells", within=180, seen=release.why)
+    assert found["status"] == "True"
+    assert "slurm.conf: refused, the last one stays" in found["message"] and "SelectTipe" in found["message"]
+    job = release.submit("alice", script="true")
+    release.wait_for(job, "COMPLETED")
+    release.upgrade(slurm={"extraConfig": ""})
+    until(lambda: not told(), "it is mended", within=180, seen=release.why)
+    assert release.lives() == before
