@@ -93,17 +93,20 @@ class Commands(click.Group):
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--variant", help="debian or nvidia; default debian.")
 @click.option("--slurm", type=click.Choice(SLURM), help="Slurm from the distribution's package or from source.")
+@click.option("--cuda", help="Which CUDA: `package`, or one of versions.yaml's `cuda`.")
 @click.option(
     "--set", "assignments", multiple=True, metavar="NAME=VALUE", help="A setting, see docs/reference/build.md."
 )
 @click.pass_context
-def main(ctx: click.Context, variant: str | None, slurm: str | None, assignments: Sequence[str]) -> None:
+def main(
+    ctx: click.Context, variant: str | None, slurm: str | None, cuda: str | None, assignments: Sequence[str]
+) -> None:
     """Build minivm's images and bring up a cluster of them.
 
     A ROLE is controller, login, worker or another that `list` names; layer:NAME is taken as well. None means all that
     are built by default. All commands and settings: docs/reference/build.md
     """
-    more = [f"{name}={value}" for name, value in (("variant", variant), ("slurm", slurm)) if value]
+    more = [f"{name}={value}" for name, value in (("variant", variant), ("slurm", slurm), ("cuda", cuda)) if value]
     ctx.obj = Invocation(REPOSITORY, (*assignments, *more))
 
 

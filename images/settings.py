@@ -1,6 +1,6 @@
 """What a site decides about a build, beside the definition: mirrors, proxies, networks, registries.
 
-Only the first six reach the content of an image: the lock's checksums hold whatever the mirror. Each setting is an
+Only the first seven reach the content of an image: the lock's checksums hold whatever the mirror. Each setting is an
 environment variable `MINIVM_BUILD_<NAME>` or `--set name=value`.
 """
 
@@ -36,6 +36,7 @@ FORMS = {
 class Settings:
     variant: str = "debian"
     slurm: str = ""  # package or source; empty: what the variant says
+    cuda: str = ""  # package, or one of versions.yaml's `cuda`; empty: what the variant says
     slurm_tarball: str = ""  # path or address of a source tarball, in place of the pin
     slurm_sha256: str = ""
     slurm_version: str = ""

@@ -12,7 +12,7 @@ from images.archive.apt import Archive, Origin
 from images.archive.locked import Gone, Request, Slice, from_json, to_json, vanished
 from images.archive.origins import BaseFiles
 from images.definition.check import active_chain
-from images.definition.spec import Choice, Definition, Layer, Variant
+from images.definition.spec import Choice, Definition, Layer, Variant, cuda_selector
 from images.settings import Settings
 
 
@@ -44,10 +44,12 @@ class Place:
 
     @property
     def directory(self) -> Path:
-        """One lock a variant; another source of Slurm than the variant's own has a lock of its own."""
+        """One lock a variant; another source of Slurm or of CUDA than the variant's own has a lock of its own."""
         name = self.choice.variant
         if self.choice.slurm is not self.variant.slurm:
             name += f"-slurm-{self.choice.slurm.value}"
+        if cuda_selector(self.choice.cuda) != cuda_selector(self.variant.cuda):
+            name += f"-{cuda_selector(self.choice.cuda)}"
         if self.settings.base_image:
             name += "-base"
         return self.repository / "images/lock" / name

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from images.archive import lock, locked
+from images.archive import lock, locked, wheels
 from images.archive.lock import Place
 from images.archive.locked import Slice
 from images.definition import load
+from images.definition.check import known_cuda
 from images.definition.spec import Choice, Definition, SlurmSource
 from images.errors import ImagesError, nearest
 from images.make.compose import Composer
@@ -65,7 +66,9 @@ class Session:
                               hint=nearest(settings.variant, variants))  # fmt: skip
         check_certificates(settings.ca_certificates)
         source = SlurmSource(settings.slurm) if settings.slurm else variants[settings.variant].slurm
-        place = Place(repository, definition, Choice(settings.variant, source), settings)
+        cuda = settings.cuda or variants[settings.variant].cuda
+        known_cuda(definition, cuda, "cuda")
+        place = Place(repository, definition, Choice(settings.variant, source, cuda), settings)
         return cls(repository, settings, definition, place, lock.read(place))
 
     @property
@@ -123,7 +126,8 @@ class Session:
     # The lock.
 
     def stale(self, roles: Iterable[str]) -> list[str]:
-        return lock.stale(lock.wanted(self.place, self.layers(roles)), self.slices)
+        names = self.layers(roles)
+        return lock.stale(lock.wanted(self.place, names), self.slices) + wheels.stale(self.place, names)
 
     def relock(self, roles: Iterable[str]) -> list[str]:
         """Resolve anew and write; what moved, one line a package. Slices of other roles stay as they are."""
@@ -132,7 +136,8 @@ class Session:
         lock.write(self.place, found)
         self.slices = before | {slice_.layer: slice_ for slice_ in found}
         names = {slice_.layer for slice_ in found}
-        return locked.changes((s for s in before.values() if s.layer in names), found)
+        moved = locked.changes((s for s in before.values() if s.layer in names), found)
+        return moved + wheels.relock(self.place, self.layers(roles))
 
     def gone(self, images: Iterable[Image]) -> list[locked.Gone]:
         """What the archive no longer has, of the packages that these images install."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from images.definition.spec import Choice, Definition, Layer, Role, Variant
+from images.definition.spec import PACKAGED, Choice, Definition, Layer, Role, Variant
 from images.errors import ImagesError, nearest
 
 
@@ -17,12 +17,13 @@ def check(definition: Definition) -> None:
     for variant in definition.versions.variants.values():
         for source in variant.sources:
             known_pin(definition, source.key, f"variants.{variant.name}.sources")
+        known_cuda(definition, variant.cuda, f"variants.{variant.name}.cuda")
     for role in definition.roles.values():
         file = f"images/roles/{role.name}.yaml"
         if role.layer not in layers:
             raise ImagesError("use the role", f"no layer {role.layer!r}", file=file, hint=nearest(role.layer, layers))
         for variant in definition.versions.variants.values():
-            capabilities(definition, role, Choice(variant.name, variant.slurm))
+            capabilities(definition, role, Choice(variant.name, variant.slurm, variant.cuda))
 
 
 def check_layer(definition: Definition, layer: Layer) -> None:
@@ -40,11 +41,23 @@ def check_layer(definition: Definition, layer: Layer) -> None:
         if name not in versions.users:
             hint = nearest(name, versions.users)
             raise ImagesError("use the layer", f"no user {name!r}", file=file, field="users", hint=hint)
+    groups = {group for cuda in versions.cuda.values() for group in cuda.wheels}
+    for name in (*layer.wheels.everything(), *layer.wheels_devel.everything()):
+        if name not in groups:
+            raise ImagesError("use the layer", f"no CUDA has wheels {name!r}", file=file, field="wheels",
+                              hint=nearest(name, groups))  # fmt: skip
     known = {source.name for variant in versions.variants.values() for source in variant.sources}
     for name in layer.sources.everything():
         if name not in known:
             hint = nearest(name, known)
             raise ImagesError("use the layer", f"no repository {name!r}", file=file, field="sources", hint=hint)
+
+
+def known_cuda(definition: Definition, name: str, field: str) -> None:
+    names = {PACKAGED, *definition.versions.cuda}
+    if name not in names:
+        raise ImagesError("use the CUDA", f"no CUDA {name!r}", file="images/versions.yaml", field=field,
+                          hint=nearest(name, names))  # fmt: skip
 
 
 def known_pin(definition: Definition, name: str, field: str) -> None:

@@ -9,10 +9,12 @@ from typing import TypeVar
 
 from images.definition.fields import Fields
 from images.definition.spec import (
+    PACKAGED,
     UNFILLED,
     AptSource,
     Artifact,
     Bootstrap,
+    Cuda,
     EntryKind,
     FileEntry,
     Layer,
@@ -32,14 +34,17 @@ LINKED = ("/bin/", "/sbin/", "/lib/", "/lib64/", "/var/run/", "/var/lock/")
 
 
 LAYER_KEYS = {
-    "describe", "from", "bootstrap", "only", "provides", "users", "sources", "packages", "downloads", "artifacts",
-    "files", "component", "run", "verify", "remove", "env",
+    "describe", "from", "bootstrap", "only", "provides", "users", "sources", "packages", "wheels", "wheels_devel",
+    "downloads", "artifacts", "files", "component", "run", "verify", "remove", "env",
 }  # fmt: skip
 ROLE_KEYS = {
     "describe", "layer", "services", "needs", "ports", "capabilities", "drain", "files", "verify", "env",
     "stop_signal", "default", "code",
 }  # fmt: skip
-VERSIONS_KEYS = {"epoch", "source", "users", "pins", "values", "variants"}
+VERSIONS_KEYS = {"epoch", "source", "users", "pins", "values", "cuda", "variants"}
+CUDA_SELECTORS = ("cuda-package", "cuda-wheels")
+# What pip is asked for: a name, and a version or the beginning of one.
+REQUIREMENT = re.compile(r"(?P<name>[a-z0-9]+(-[a-z0-9]+)*)(==[0-9]+(\.[0-9]+)*(\.\*)?)?")
 
 
 def file_entry(file: str) -> Callable[[str, object], FileEntry]:
@@ -78,7 +83,8 @@ def layer(name: str, data: object, file: str, selectors: frozenset[str]) -> Laye
     if "bootstrap" in fields:
         options = Fields(fields.data["bootstrap"], file, {"dpkg_options"}, "bootstrap")
         bootstrap = Bootstrap(options.texts("dpkg_options"))
-        for key in ("files", "run", "component", "artifacts", "downloads", "sources", "users", "verify", "remove"):
+        for key in ("files", "run", "component", "artifacts", "downloads", "sources", "users", "verify", "remove",
+                    "wheels", "wheels_devel"):  # fmt: skip
             if key in fields:
                 raise fields.error(key, "a bootstrapped layer holds packages alone", "put it into the next layer")
     parent = fields.optional("from")
@@ -98,6 +104,8 @@ def layer(name: str, data: object, file: str, selectors: frozenset[str]) -> Laye
         users=texts("users"),
         sources=texts("sources"),
         packages=texts("packages"),
+        wheels=texts("wheels"),
+        wheels_devel=texts("wheels_devel"),
         downloads=texts("downloads"),
         artifacts=fields.selected("artifacts", artifact(file), selectors),
         files=fields.selected("files", file_entry(file), selectors),
@@ -145,6 +153,7 @@ def versions(data: object, file: str) -> Versions:
         users={name: user(name, fields, value) for name, value in fields.mapping("users").items()},
         pins={name: pin(name, fields, value) for name, value in fields.mapping("pins").items()},
         values=fields.text_map("values"),
+        cuda={name: cuda(name, fields, value) for name, value in fields.mapping("cuda").items()},
     )
 
 
@@ -156,7 +165,7 @@ def epoch(fields: Fields) -> int:
         raise fields.error("epoch", f"{text!r} is not a date", 'for instance "2026-01-01"') from None
 
 
-VARIANT_KEYS = {"describe", "python", "slurm", "suite", "components", "base", "sources", "absent"}
+VARIANT_KEYS = {"describe", "python", "slurm", "cuda", "suite", "components", "base", "sources", "absent"}
 
 
 def variant(name: str, fields: Fields) -> Variant:
@@ -173,6 +182,7 @@ def variant(name: str, fields: Fields) -> Variant:
         describe=fields.text("describe"),
         python=fields.text("python"),
         slurm=SlurmSource(slurm),
+        cuda=fields.text("cuda", PACKAGED),
         suite=fields.text("suite", ""),
         components=fields.texts("components") or ("main",),
         base=base,
@@ -214,9 +224,30 @@ def pin(name: str, parent: Fields, value: object) -> Pin:
     return Pin(name, fields.text("version"), fields.text("url"), digest)
 
 
+def cuda(name: object, parent: Fields, value: object) -> Cuda:
+    fields = Fields(value, parent.file, {"driver", "wheels"}, f"cuda.{name}")
+    # It becomes a path of the image: /usr/local/cuda-NAME.
+    if not isinstance(name, str) or not re.fullmatch(r"[0-9]+\.[0-9]+", name):
+        raise fields.error("", f"{name!r} is not a toolkit's version", 'in quotes, for instance "13.0"')
+    listed = fields.mapping("wheels")
+    groups = {group: Fields(listed, parent.file, listed, f"cuda.{name}.wheels").texts(group) for group in listed}
+    asked: set[str] = set()
+    for requirement in (item for group in groups.values() for item in group):
+        found = REQUIREMENT.fullmatch(requirement)
+        if found is None:
+            raise fields.error("wheels", f"{requirement!r} is not NAME, NAME==VERSION or NAME==VERSION.*")
+        if found["name"] in asked:
+            raise fields.error("wheels", f"{found['name']!r} stands twice")
+        asked.add(found["name"])
+    driver = fields.text("driver")
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)*", driver):
+        raise fields.error("driver", f"{driver!r} is not a driver's version", 'for instance "580.65.06"')
+    return Cuda(name, driver, groups)
+
+
 def selectors(names: Mapping[str, Variant]) -> frozenset[str]:
     """Every selector a list may name, given the variants."""
-    return frozenset({"all", *names, *(f"slurm-{source.value}" for source in SlurmSource)})
+    return frozenset({"all", *names, *(f"slurm-{source.value}" for source in SlurmSource), *CUDA_SELECTORS})
 
 
 def only(fields: Fields, known: frozenset[str]) -> Selected[str] | None:

@@ -1,7 +1,8 @@
 """What an image is: the layer, role and versions files as frozen dataclasses. Pure; `load.py` reads them.
 
 Any list of a layer or role may depend on the build: written as a map, its keys are selectors (`all`, a variant's
-name, `slurm-package`, `slurm-source`, or several joined by `+`) and every list whose selectors hold is taken, in order.
+name, `slurm-package`, `slurm-source`, `cuda-package`, `cuda-wheels`, or several joined by `+`) and every list whose
+selectors hold is taken, in order.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 # A checksum that nobody has verified against the publisher yet: the definition loads, a build that needs it refuses.
 UNFILLED = "to-be-filled"
+
+
+# CUDA as the distribution or the variant's repository packages it; any other name is one of versions.yaml's `cuda`.
+PACKAGED = "package"
 
 
 class SlurmSource(Enum):
@@ -29,10 +34,15 @@ class Choice:
 
     variant: str
     slurm: SlurmSource
+    cuda: str = PACKAGED
 
     @property
     def selectors(self) -> frozenset[str]:
-        return frozenset({"all", self.variant, f"slurm-{self.slurm.value}"})
+        return frozenset({"all", self.variant, f"slurm-{self.slurm.value}", cuda_selector(self.cuda)})
+
+
+def cuda_selector(cuda: str) -> str:
+    return "cuda-package" if cuda == PACKAGED else "cuda-wheels"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +106,8 @@ class Layer:
     users: Selected[str] = Selected()
     sources: Selected[str] = Selected()
     packages: Selected[str] = Selected()
+    wheels: Selected[str] = Selected()  # groups of the chosen CUDA: what programs need when they run
+    wheels_devel: Selected[str] = Selected()  # and what compiling needs beside that
     downloads: Selected[str] = Selected()
     artifacts: Selected[Artifact] = Selected()
     files: Selected[FileEntry] = Selected()
@@ -148,6 +160,15 @@ class Pin:
 
 
 @dataclass(frozen=True, slots=True)
+class Cuda:
+    """One CUDA by its vendor's wheels, named by the toolkit's version."""
+
+    name: str
+    driver: str  # the oldest that runs it
+    wheels: Mapping[str, tuple[str, ...]]  # group -> what pip is asked for
+
+
+@dataclass(frozen=True, slots=True)
 class AptSource:
     """A package repository beside the base's own."""
 
@@ -169,6 +190,7 @@ class Variant:
     slurm: SlurmSource
     suite: str = ""
     components: tuple[str, ...] = ("main",)
+    cuda: str = PACKAGED
     base: str = ""  # an image pinned by digest, instead of a bootstrapped root
     sources: tuple[AptSource, ...] = ()
     absent: Mapping[str, str] = field(default_factory=dict)
@@ -184,6 +206,7 @@ class Versions:
     users: Mapping[str, User]
     pins: Mapping[str, Pin]
     values: Mapping[str, str]
+    cuda: Mapping[str, Cuda] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from images.engine import oci
 from images.engine.docker import Engine
 from images.engine.saved import installed
 from images.errors import ImagesError
-from images.make import content, sbom
+from images.make import content, sbom, toolkit
 from images.make.artifacts import taken
 from images.make.content import Entry
 from images.make.failures import failures
@@ -98,7 +98,12 @@ class Maker:
             return
         kept = directory / ".artifacts"
         kept.mkdir()
-        entries = [*image.entries, *fetched(image, self.place), *self.artifacts(image, kept)]
+        entries = [
+            *image.entries,
+            *fetched(image, self.place),
+            *toolkit.entries(image.toolkit, self.place, kept),
+            *self.artifacts(image, kept),
+        ]
         if image.is_role:
             entries.append(content.file("usr/share/minivm/sbom.spdx.json", self.sbom(image)))
         with (directory / "layer.tar").open("wb") as target:
@@ -145,6 +150,7 @@ class Maker:
             self.downloads(image),
             self.base_packages(),
             {source.name for source in self.place.variant.sources},
+            image.wheels,
         )
         files = [sbom.File.of(entry.path, entry.read()) for entry in image.entries if entry.kind is EntryKind.FILE]
         document = sbom.document(
@@ -224,6 +230,7 @@ class Maker:
             f"{LABEL}capabilities": " ".join(image.provides),
             f"{LABEL}absent": json.dumps(dict(image.absent), sort_keys=True) if image.absent else "",
             f"{LABEL}base": self.place.base or self.place.variant.suite,
+            f"{LABEL}wheels": " ".join(wheel.wanted for wheel in image.wheels),
         }
         if below:
             found["org.opencontainers.image.base.name"] = self.shown(image.step.base)

@@ -15,16 +15,18 @@ from images.archive.bootstrap import CLEAN
 from images.archive.fetch import file_name
 from images.archive.lock import Place, layers_in_order
 from images.archive.locked import RELOCK, Slice, find
+from images.archive.wheels import Wheel
 from images.definition.check import active_chain, capabilities
 from images.definition.spec import Artifact, EntryKind, Layer, Role, SlurmSource
 from images.errors import ImagesError, nearest
-from images.make import code, content, render
+from images.make import code, content, render, toolkit
 from images.make.content import Entry
 from images.make.pinned import pins, switched
 from images.make.plan import LAYER, Composed, Image, digest
 
 # Part of every hash: raised when the engine itself starts to make other bytes of the same definition.
 FORMAT = 1
+NO_WHEELS = toolkit.Asked()
 ReadYaml = Callable[[Path, str], object]
 
 
@@ -92,9 +94,11 @@ class Composer:
             text = "".join(f"{option}\n" for option in layer.bootstrap.dpkg_options)
             entries.append(content.file("etc/dpkg/dpkg.cfg.d/minivm", text.encode()))
         extra = self.sources(layer, entries)
+        wheels = toolkit.asked(self.place, layer, [self.place.definition.layers[name] for name in below])
+        extra |= toolkit.inputs(wheels)
         for name in layer.downloads.of(choice):
             extra[f"download {name}"] = digest(self.pins[name].sha256 + self.pins[name].version)
-        commands: list[str] = []
+        commands = ["ldconfig"] if wheels.libraries else []
         for name in layer.component.of(choice):
             commands += render.component(name, self.templates, self.values(), shown)
         commands += layer.run.of(choice)
@@ -102,7 +106,7 @@ class Composer:
             describe=f"{layer.name}: {layer.describe}",
             base=self.images[parent].reference if parent else base or "scratch",
             epoch=self.versions.epoch,
-            files=bool(entries or layer.artifacts.of(choice) or layer.downloads.of(choice)),
+            files=bool(entries or layer.artifacts.of(choice) or layer.downloads.of(choice) or wheels.wheels),
             users=tuple(self.versions.users[name] for name in layer.users.of(choice)),
             packages=f"/{list_path}" if slice_.packages else "",
             commands=tuple(render.strict(command) for command in commands),
@@ -130,6 +134,8 @@ class Composer:
             artifacts=artifacts,
             slices=tuple(self.slice(name) for name in (*below, layer.name)),
             provides=provides,
+            wheels=tuple(sorted({*(self.images[parent].wheels if parent else ()), *wheels.wheels})),
+            toolkit_=wheels,
             extra=extra,
             dpkg_options=layer.bootstrap.dpkg_options if bootstrapped and layer.bootstrap else (),
         )
@@ -202,6 +208,7 @@ class Composer:
             artifacts=(),
             slices=tuple(self.slice(name) for name in layers),
             provides=tuple(sorted(provided)),
+            wheels=self.images[parent].wheels,
             extra={
                 "images/make/sbom.py": digest(sbom),
                 # These are on labels alone, and a label must not outlive what it says.
@@ -216,8 +223,9 @@ class Composer:
     def add(
         self, *, key: str, name: str, repo: str, prefix: str, describe: str, parent: str, base: str,
         step: render.Step, entries: list[Entry], artifacts: tuple[tuple[Artifact, str], ...],
-        slices: tuple[Slice, ...], provides: tuple[str, ...], extra: Mapping[str, str],
+        slices: tuple[Slice, ...], provides: tuple[str, ...], wheels: tuple[Wheel, ...], extra: Mapping[str, str],
         absent: Mapping[str, str] | None = None, dpkg_options: tuple[str, ...] = (), services: tuple[str, ...] = (),
+        toolkit_: toolkit.Asked = NO_WHEELS,
     ) -> None:  # fmt: skip
         """Name the inputs, hash them, and keep the image."""
         below = self.directories.get(parent, {})
@@ -236,7 +244,8 @@ class Composer:
         self.images[key] = Image(
             key=key, name=name, repo=repo, tag=f"{prefix}-{total[:12]}", hash=total, describe=describe,
             parent=parent, base=base, step=step, entries=completed, artifacts=artifacts, slices=slices,
-            provides=provides, absent=absent or {}, inputs=inputs, directories=self.directories[key],
+            provides=provides, wheels=wheels, toolkit=toolkit_, absent=absent or {}, inputs=inputs,
+            directories=self.directories[key],
             dpkg_options=dpkg_options, services=services,
             needs=(*([parent] if parent else []), *(other for _, other in artifacts)),
         )  # fmt: skip

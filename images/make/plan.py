@@ -7,9 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from images.archive.locked import Slice
+from images.archive.wheels import Wheel
 from images.definition.spec import Artifact
 from images.make import render
 from images.make.content import Entry
+from images.make.toolkit import Asked
 
 LAYER = "layer:"
 
@@ -36,6 +38,8 @@ class Image:
     directories: Mapping[str, Entry]  # every directory that this image or one below declared
     dpkg_options: tuple[str, ...] = ()
     services: tuple[str, ...] = ()
+    wheels: tuple[Wheel, ...] = ()  # of every layer up to here
+    toolkit: Asked = field(default_factory=Asked)  # those that this one adds
     needs: tuple[str, ...] = field(default=())  # keys that must exist before this one
 
     @property

@@ -23,11 +23,14 @@ from typing import Any
 from urllib.parse import quote
 
 from images.archive.locked import Slice
+from images.archive.wheels import Wheel
 from images.definition.spec import Pin
 from images.make.licences import NOASSERTION, Licence
 
 TOOL = "Tool: minivm-build"
 ROOT_ID = "SPDXRef-Image"
+# The type that the package URL's specification has for wheels.
+WHEEL = "pypi"
 OURS_ID = "SPDXRef-Package-minivm"
 
 
@@ -59,7 +62,11 @@ class File:
 
 
 def listed(
-    slices: Iterable[Slice], downloads: Iterable[Pin], base: Mapping[str, str], vendors: Collection[str]
+    slices: Iterable[Slice],
+    downloads: Iterable[Pin],
+    base: Mapping[str, str],
+    vendors: Collection[str],
+    wheels: Iterable[Wheel] = (),
 ) -> list[Package]:
     """What an image consists of: its layers' locked packages, the base's own, and the pinned files that went in.
 
@@ -83,6 +90,9 @@ def listed(
         if name not in replaced:
             found.append(Package(name, version, arch))
     found += [Package(pin.name, pin.version, "", pin.sha256, distribution="generic") for pin in downloads]
+    for wheel in wheels:
+        licence = Licence(names=(wheel.licence,) if wheel.licence else ())
+        found.append(Package(wheel.name, wheel.version, wheel.arch, wheel.sha256, licence=licence, distribution=WHEEL))
     return found
 
 
@@ -98,6 +108,9 @@ def purl(package: Package, distribution: str, suite: str) -> str:
     name, version = quote(package.name.lower(), safe=""), quote(package.version, safe="")
     if where == "generic":
         return f"pkg:generic/{name}@{version}" + (f"?checksum=sha256:{package.sha256}" if package.sha256 else "")
+    if where == WHEEL:
+        # Wheels of several machines have one name: the checksum tells which of them it is.
+        return f"pkg:{WHEEL}/{name}@{version}?checksum=sha256:{package.sha256}"
     qualifiers = {"arch": package.arch, "distro": suite if where == distribution else ""}
     text = "&".join(f"{key}={quote(value, safe='')}" for key, value in sorted(qualifiers.items()) if value)
     return f"pkg:deb/{quote(where, safe='')}/{name}@{version}" + (f"?{text}" if text else "")
@@ -182,7 +195,7 @@ def package_entry(package: Package, distribution: str, suite: str) -> dict[str, 
     if package.source:
         entry["sourceInfo"] = f"built from source package {package.source} {package.source_version}".rstrip()
     if package.licence.names and package.licence.expression == NOASSERTION:
-        entry["licenseComments"] = f"the copyright file names: {', '.join(package.licence.names)}"
+        entry["licenseComments"] = f"the package itself names: {', '.join(package.licence.names)}"
     return entry
 
 

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from testinfra.host import Host  # type: ignore[import-untyped]  # ships no types
 
-from tests.container.conftest import with_munge
+from images.archive import wheels
+from images.archive.lock import Place
+from images.archive.origins import arch
+from images.archive.wheels import Wheel
+from images.definition.load import load
+from images.definition.spec import Choice
+from images.settings import Settings
+from tests.container.conftest import docker, image_of, with_munge
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
+ROOT = Path(__file__).resolve().parents[3]
 PLUGINS = "/usr/lib/x86_64-linux-gnu/slurm-wlm"
 LIBRARIES = "/usr/lib/x86_64-linux-gnu"
 
@@ -62,7 +71,7 @@ def test_the_drivers_own_nvml_wins_over_the_packaged_one(worker: Host) -> None:
 
 @pytest.mark.parametrize(
     "library",
-    ["libcudart.so.12", "libnccl.so.2", "libpmix.so.2", "libibverbs.so.1", "libucp.so.0", "libmpi.so.40"],
+    ["libcudart.so.13", "libnccl.so.2", "libpmix.so.2", "libibverbs.so.1", "libucp.so.0", "libmpi.so.40"],
 )
 def test_the_library_loads_with_all_its_symbols(worker: Host, library: str) -> None:
     program = f'import ctypes, os; print(ctypes.CDLL("{library}", mode=os.RTLD_NOW)._name)'
@@ -108,7 +117,60 @@ def test_the_all_reduce_program_says_that_there_is_no_gpu(worker: Host) -> None:
 
 def test_the_all_reduce_program_opens_its_libraries(worker: Host) -> None:
     versions = json.loads(worker.check_output("minivm-allreduce --libraries"))
-    assert versions["cuda_runtime"] >= 12000 and versions["nccl"] >= 22000
+    assert versions["cuda_runtime"] >= 13000 and versions["nccl"] >= 23000
+
+
+def locked_wheels(group: str) -> tuple[Wheel, ...]:
+    """What the lock says of a group of the default CUDA, on this machine."""
+    definition = load(ROOT)
+    variant = definition.versions.variants["debian"]
+    place = Place(ROOT, definition, Choice("debian", variant.slurm, variant.cuda), Settings())
+    cuda = wheels.chosen(place)
+    assert cuda is not None
+    locked = wheels.read(place, cuda)
+    assert locked is not None
+    return locked.of(group, arch())
+
+
+def test_cuda_and_nccl_are_the_locked_versions_by_their_own_word(worker: Host) -> None:
+    """Loaded, and asked: without a GPU and without a driver."""
+    program = """
+import ctypes
+found = ctypes.c_int()
+for library, function in (("libcudart.so.13", "cudaRuntimeGetVersion"), ("libnccl.so.2", "ncclGetVersion")):
+    assert getattr(ctypes.CDLL(library), function)(ctypes.byref(found)) == 0
+    print(found.value)
+"""
+    runtime, nccl = map(int, in_python(worker, program).split())
+    (locked_runtime,), (locked_nccl,) = locked_wheels("runtime"), locked_wheels("nccl")
+    assert f"{runtime // 1000}.{runtime % 1000 // 10}" == ".".join(locked_runtime.version.split(".")[:2])
+    assert f"{nccl // 10000}.{nccl // 100 % 100}.{nccl % 100}" == locked_nccl.version
+
+
+def test_a_worker_has_of_cuda_what_runs_and_nothing_to_compile_with(worker: Host) -> None:
+    listed = worker.check_output("cd /usr/local/cuda && find . -type f").split()
+    assert sorted(listed) == ["./lib64/libcudart.so.13", "./lib64/libnccl.so.2"]
+    assert worker.check_output("readlink -f /usr/local/cuda/lib") == worker.check_output(
+        "readlink -f /usr/local/cuda/lib64"
+    )
+    for name in ("nvidia-cuda-runtime", "nvidia-nccl-cu13"):
+        assert worker.file(f"/usr/share/doc/{name}/License.txt").size > 1000
+
+
+def test_the_image_says_where_its_cuda_is_from() -> None:
+    labels = json.loads(docker("inspect", "--format", "{{json .Config.Labels}}", image_of("worker")))
+    wanted = {wheel.wanted for group in ("runtime", "nccl") for wheel in locked_wheels(group)}
+    assert set(labels["io.minivm.wheels"].split()) == wanted
+
+
+def test_the_sbom_has_the_wheels_by_checksum(worker: Host) -> None:
+    document = json.loads(worker.file("/usr/share/minivm/sbom.spdx.json").content_string)
+    found = {
+        (package["name"], package["versionInfo"], package["checksums"][0]["checksumValue"])
+        for package in document["packages"]
+        if package.get("externalRefs", [{}])[0].get("referenceLocator", "").startswith("pkg:pypi/")
+    }
+    assert found == {(w.name, w.version, w.sha256) for group in ("runtime", "nccl") for w in locked_wheels(group)}
 
 
 def test_ssh_to_a_node_belongs_to_a_job(worker: Host) -> None:

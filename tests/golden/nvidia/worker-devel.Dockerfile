@@ -1,4 +1,4 @@
-# worker-devel: The worker with nvcc and headers, for compiling on the node that has the GPU (about 6 GB more)
+# worker-devel: The worker with nvcc and headers, for compiling on the node that has the GPU
 FROM layer:worker
 ARG MINIVM_SOURCES=""
 ARG MINIVM_CA=""

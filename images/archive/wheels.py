@@ -1,0 +1,244 @@
+"""CUDA by its vendor's wheels: resolved and fetched by pip, which here never installs, imports or runs one of them.
+
+The lock holds every architecture, whichever machine resolved it, and no host: pip's own configuration says where from.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from urllib.parse import unquote
+
+from ground.files import write_whole
+from images.archive.lock import Place, layers_in_order
+from images.archive.locked import RELOCK
+from images.definition.spec import PACKAGED, Cuda
+from images.errors import ImagesError
+from images.settings import Settings
+
+FORMAT = 1
+# What pip calls the machines of which every wheel is locked.
+MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
+# From the C library of the oldest base that a variant has down to the oldest that a wheel may be made for.
+GLIBC = range(39, 16, -1)
+OLDER = {"x86_64": ("manylinux2014", "manylinux_2_12", "manylinux2010"), "aarch64": ("manylinux2014",)}
+TAMPERED = "DO NOT MATCH THE HASHES"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Wheel:
+    """One file of the lock."""
+
+    group: str
+    name: str
+    version: str
+    arch: str
+    file: str
+    sha256: str
+    licence: str = ""
+
+    @property
+    def wanted(self) -> str:
+        return f"{self.name}=={self.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class Locked:
+    """Every wheel of one CUDA, and what was asked for when it was resolved."""
+
+    cuda: str
+    request: Mapping[str, tuple[str, ...]]
+    wheels: tuple[Wheel, ...]
+
+    def of(self, group: str, arch: str) -> tuple[Wheel, ...]:
+        return tuple(wheel for wheel in self.wheels if (wheel.group, wheel.arch) == (group, arch))
+
+
+def chosen(place: Place) -> Cuda | None:
+    """The CUDA of this build, where it comes by wheels."""
+    return None if place.choice.cuda == PACKAGED else place.definition.versions.cuda[place.choice.cuda]
+
+
+def lock_file(place: Place, cuda: Cuda) -> Path:
+    """One for all variants: a vendor's wheel does not depend on the distribution."""
+    return place.repository / "images/lock/wheels" / f"cuda-{cuda.name}.json"
+
+
+def read(place: Place, cuda: Cuda) -> Locked | None:
+    path = lock_file(place, cuda)
+    shown = str(path.relative_to(place.repository))
+    try:
+        data = json.loads(path.read_text())
+        if data["format"] != FORMAT:
+            raise ImagesError("read the lock", f"format {data['format']} is not {FORMAT}", file=shown, hint=RELOCK)
+        request = {group: tuple(asked) for group, asked in data["request"].items()}
+        return Locked(data["cuda"], request, tuple(Wheel(**wheel) for wheel in data["wheels"]))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ImagesError("read the lock", f"damaged: {error}", file=shown, hint=RELOCK) from error
+
+
+def write(place: Place, cuda: Cuda, locked: Locked) -> None:
+    target = lock_file(place, cuda)
+    head = {"format": FORMAT, "cuda": locked.cuda, "request": locked.request}
+    lines = ",\n".join(f"    {json.dumps(asdict(wheel))}" for wheel in sorted(locked.wheels))
+    text = json.dumps(head, indent=2)[:-2] + f',\n  "wheels": [\n{lines}\n  ]\n}}\n'
+    if target.exists() and target.read_text() == text:
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(target, text)
+
+
+def taken(place: Place, layers: Iterable[str]) -> Cuda | None:
+    """The CUDA whose wheels these layers, or those below, take; None where none takes any."""
+    found = [layer for layer, _ in layers_in_order(place, layers)]
+    takes = any(layer.wheels.of(place.choice) or layer.wheels_devel.of(place.choice) for layer in found)
+    return chosen(place) if takes else None
+
+
+def stale(place: Place, layers: Iterable[str]) -> list[str]:
+    """What to call them, where they were never resolved or for another request."""
+    cuda = taken(place, layers)
+    if cuda is None:
+        return []
+    locked = read(place, cuda)
+    return [f"the wheels of CUDA {cuda.name}"] if locked is None or dict(locked.request) != dict(cuda.wheels) else []
+
+
+def relock(place: Place, layers: Iterable[str]) -> list[str]:
+    """Resolve and write; what moved."""
+    cuda = taken(place, layers)
+    if cuda is None:
+        return []
+    before, after = read(place, cuda), resolve(cuda, place.settings)
+    write(place, cuda, after)
+    return changes(before, after)
+
+
+def changes(before: Locked | None, after: Locked) -> list[str]:
+    """What a new lock moved, one line a wheel and architecture."""
+    old = {(wheel.name, wheel.arch): wheel for wheel in (before.wheels if before else ())}
+    new = {(wheel.name, wheel.arch): wheel for wheel in after.wheels}
+    lines = []
+    for key in sorted(old.keys() | new.keys()):
+        was, now = old.get(key), new.get(key)
+        if was and now and was.version == now.version and was.sha256 != now.sha256:
+            lines.append(f"cuda {after.cuda}: {key[0]} {now.version} ({key[1]}) is another file than it was")
+        elif (was.version if was else "") != (now.version if now else ""):
+            text = f"{was.version if was else 'not there'} -> {now.version if now else 'not there'}"
+            lines.append(f"cuda {after.cuda}: {key[0]} {text} ({key[1]})")
+    return lines
+
+
+def resolve(cuda: Cuda, settings: Settings) -> Locked:
+    """Every wheel anew: the newest that the definition allows, the same version on every architecture."""
+    group_of = {requirement: group for group, asked in cuda.wheels.items() for requirement in asked}
+    groups = {requirement.partition("==")[0]: group for requirement, group in group_of.items()}
+    wanted: Sequence[str] = list(group_of)
+    wheels: list[Wheel] = []
+    for arch in MACHINES:
+        found = asked_of_pip(wanted, arch, settings)
+        wheels += [Wheel(groups[w.name], w.name, w.version, w.arch, w.file, w.sha256, w.licence) for w in found]
+        wanted = [wheel.wanted for wheel in found]
+    return Locked(cuda.name, dict(cuda.wheels), tuple(sorted(wheels)))
+
+
+def asked_of_pip(wanted: Sequence[str], arch: str, settings: Settings) -> list[Wheel]:
+    if not wanted:
+        return []
+    with tempfile.TemporaryDirectory() as directory:
+        report = Path(directory) / "report.json"
+        words = ["install", "--dry-run", "--ignore-installed", "--target", f"{directory}/nowhere", "--report",
+                 str(report), *platform(arch), *wanted]  # fmt: skip
+        done = pip(words, settings)
+        if done.returncode != 0:
+            raise unresolved(done.stderr, arch)
+        items = json.loads(report.read_text())["install"]
+    found = []
+    for item in items:
+        about, file = item["metadata"], item["download_info"]
+        licence = str(about.get("license_expression") or about.get("license") or "").partition("\n")[0]
+        name, sha256 = about["name"].lower().replace("_", "-"), file["archive_info"]["hashes"]["sha256"]
+        found.append(Wheel("", name, about["version"], arch, unquote(file["url"]).rpartition("/")[2], sha256, licence))
+    return found
+
+
+def fetch(wheel: Wheel, directory: Path, settings: Settings) -> Path:
+    """The locked file under `directory`, compared by pip; kept by its checksum."""
+    kept = directory / wheel.sha256 / wheel.file
+    if kept.exists():
+        return kept
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=kept.parent) as temporary:
+        asked = Path(temporary) / "requirements.txt"
+        asked.write_text(f"{wheel.wanted} --hash=sha256:{wheel.sha256}\n")
+        done = pip(["download", "--require-hashes", "--dest", temporary, *platform(wheel.arch), "-r", str(asked)],
+                   settings)  # fmt: skip
+        if done.returncode != 0:
+            raise unfetched(done.stderr, wheel)
+        got = Path(temporary) / wheel.file
+        if not got.is_file():
+            raise ImagesError(f"fetch {wheel.wanted}", f"there is another file for {wheel.arch} than {wheel.file}",
+                              hint=RELOCK)  # fmt: skip
+        with got.open("rb") as data:
+            os.fsync(data.fileno())
+        got.chmod(0o644)
+        got.rename(kept)
+    return kept
+
+
+def platform(arch: str) -> list[str]:
+    """Only what runs on this architecture under the images' C library, and depends on no version of Python."""
+    machine = MACHINES[arch]
+    tags = [*(f"manylinux_2_{minor}_{machine}" for minor in GLIBC), *(f"{tag}_{machine}" for tag in OLDER[machine])]
+    words = ["--no-deps", "--only-binary", ":all:", "--implementation", "py", "--python-version", "3", "--abi", "none"]
+    return [*words, *(word for tag in tags for word in ("--platform", tag))]
+
+
+def pip(words: Iterable[str], settings: Settings) -> subprocess.CompletedProcess[str]:
+    """pip as the site configured it; kept here is what it fetches, and not in its own cache as well."""
+    command = [sys.executable, "-I", "-m", "pip", *words, "--quiet", "--no-cache-dir", "--no-input",
+               "--disable-pip-version-check"]  # fmt: skip
+    if settings.ca_certificates:
+        command += ["--cert", settings.ca_certificates]
+    # Proxies by the environment: an address may hold a password, which no process list is to show.
+    environment = os.environ | settings.proxies | {"LC_ALL": "C.UTF-8"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode != 0 and "No module named pip" in done.stderr:
+        raise ImagesError("ask pip", f"{sys.executable} has no pip", hint="`make images` makes an environment with one")
+    return done
+
+
+def unresolved(text: str, arch: str) -> ImagesError:
+    """pip's own word for what is not there at all, and for what is not there for this architecture, is the same."""
+    marker = "No matching distribution found for "
+    names = [line.partition(marker)[2].split(" ")[0] for line in text.splitlines() if marker in line]
+    if names:
+        return ImagesError("resolve the wheels", f"{names[0]} has no wheel for {arch}", file="images/versions.yaml",
+                           field="cuda", hint="does the vendor publish this version for that machine?")  # fmt: skip
+    return ImagesError("resolve the wheels", said(text), file="images/versions.yaml", field="cuda")
+
+
+def unfetched(text: str, wheel: Wheel) -> ImagesError:
+    what = f"fetch {wheel.wanted}"
+    if TAMPERED in text:
+        got = next((line.split()[-1] for line in text.splitlines() if line.split()[:1] == ["Got"]), "another")
+        why = f"its hash changed: {wheel.file} is locked as {wheel.sha256}, found {got}"
+        hint = "ask its publisher why before `build.py lock` takes the new one"
+        return ImagesError(what, why, file="images/lock/wheels", hint=hint)
+    if "No matching distribution found" in text:
+        return ImagesError(what, f"there is no such wheel for {wheel.arch} any more", file="images/lock/wheels",
+                           hint=RELOCK)  # fmt: skip
+    return ImagesError(what, said(text))
+
+
+def said(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.startswith(("ERROR:", " "))]
+    return "\n".join(lines[-8:]) or text.strip() or "pip said nothing"

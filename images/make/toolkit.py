@@ -1,0 +1,149 @@
+"""A vendor's wheels laid out as its toolkit is everywhere else: /usr/local/cuda-13.5, and /usr/local/cuda to it.
+
+What programs need when they run (shared libraries, licences) is one part; headers, static libraries, device code,
+compilers are the other, and only what is for compiling has it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from images.archive import wheels as archive
+from images.archive.lock import Place
+from images.archive.locked import RELOCK
+from images.archive.origins import arch
+from images.archive.unpack import Member, unpack
+from images.archive.wheels import Wheel
+from images.definition.spec import EntryKind, Layer
+from images.errors import ImagesError
+from images.make import content
+from images.make.content import Entry
+
+ROOT = "usr/local"
+# lib/libcudart.so.13, and not lib/stubs/libcuda.so, which stands for the driver's while something is linked.
+SHARED = re.compile(r"lib64/(?P<name>lib[^/]+?)\.so(\.[0-9]+)*")
+PKG_CONFIG = """prefix=/{prefix}
+libdir=${{prefix}}/lib64
+includedir=${{prefix}}/include
+
+Name: {name}
+Description: {wheel}, of CUDA {cuda}
+Version: {version}
+Libs: -L${{libdir}} -l{name}
+Cflags: -I${{includedir}}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What one layer takes: the wheels whose libraries it brings, and those of which it brings the rest."""
+
+    cuda: str = ""
+    libraries: tuple[Wheel, ...] = ()
+    devel: tuple[Wheel, ...] = ()
+
+    @property
+    def wheels(self) -> tuple[Wheel, ...]:
+        return tuple(sorted({*self.libraries, *self.devel}))
+
+    @property
+    def prefix(self) -> str:
+        return f"{ROOT}/cuda-{self.cuda}"
+
+
+def asked(place: Place, layer: Layer, below: Sequence[Layer]) -> Asked:
+    """A layer for compiling brings the libraries as well, where no layer below has them."""
+    cuda = archive.chosen(place)
+    shared, devel = layer.wheels.of(place.choice), layer.wheels_devel.of(place.choice)
+    if cuda is None or not (shared or devel):
+        return Asked()
+    there = {group for lower in below for group in lower.wheels.of(place.choice)}
+    locked = archive.read(place, cuda)
+    file = str(archive.lock_file(place, cuda).relative_to(place.repository))
+    if locked is None:
+        raise ImagesError("read the lock", f"the wheels of CUDA {cuda.name} were never resolved", file=file,
+                          hint=RELOCK)  # fmt: skip
+
+    def of(groups: Sequence[str]) -> tuple[Wheel, ...]:
+        found: list[Wheel] = []
+        for group in groups:
+            if group not in cuda.wheels:
+                raise ImagesError(f"build layer:{layer.name}", f"CUDA {cuda.name} has no wheels {group!r}",
+                                  file="images/versions.yaml", field=f"cuda.{cuda.name}.wheels",
+                                  hint="another one may: --set cuda=NAME")  # fmt: skip
+            if not (wheels := locked.of(group, arch())) and cuda.wheels[group]:
+                raise ImagesError(f"build layer:{layer.name}", f"no wheel of {', '.join(cuda.wheels[group])} is locked"
+                                  f" for {arch()}", file=file, hint=RELOCK)  # fmt: skip
+            found += wheels
+        return tuple(found)
+
+    return Asked(cuda.name, of([group for group in (*shared, *devel) if group not in there]), of(devel))
+
+
+def inputs(wanted: Asked) -> Mapping[str, str]:
+    """What decides the bytes, for the hash: the files, which part of each, and how they are laid out."""
+    if not wanted.wheels:
+        return {}
+    found = {f"wheel {wheel.name}": wheel.sha256 for wheel in wanted.libraries}
+    found |= {f"wheel {wheel.name} for compiling": wheel.sha256 for wheel in wanted.devel}
+    return found | {"layout of wheels": content.file("", Path(__file__)).digest()}
+
+
+def entries(wanted: Asked, place: Place, kept: Path) -> Iterator[Entry]:
+    """The files of the wheels at their places; fetched and checked now, unpacked under `kept`."""
+    prefix = wanted.prefix
+    if wanted.libraries:
+        yield content.link(f"{ROOT}/cuda", f"cuda-{wanted.cuda}")
+        yield content.link(f"{prefix}/lib", "lib64")
+        yield content.file(f"etc/ld.so.conf.d/cuda-{wanted.cuda}.conf", f"/{prefix}/lib64\n".encode())
+    for wheel in wanted.wheels:
+        path = archive.fetch(wheel, place.downloads, place.settings)
+        into = kept / wheel.name
+        into.mkdir()
+
+        def wants(name: str, wheel: Wheel = wheel) -> bool:
+            at = placed(name, wheel)
+            return at is not None and (wheel in wanted.libraries if is_shared(at) else wheel in wanted.devel)
+
+        for member in unpack(path, into, wants):
+            yield from laid_out(member, wheel, wanted)
+
+
+def laid_out(member: Member, wheel: Wheel, wanted: Asked) -> Iterator[Entry]:
+    at = placed(member.name, wheel)
+    if at is None:
+        return
+    to = at if at.startswith("usr/") else f"{wanted.prefix}/{at}"
+    if member.data is not None:
+        yield Entry(to, EntryKind.FILE, 0o755 if member.executable else 0o644, data=member.data)
+    if (library := SHARED.fullmatch(at)) and wheel in wanted.devel:
+        # The name that a linker looks for, and the way to it.
+        name = library["name"]
+        if library[2]:
+            yield content.link(f"{wanted.prefix}/lib64/{name}.so", at.rpartition("/")[2])
+        text = PKG_CONFIG.format(prefix=wanted.prefix, name=name.removeprefix("lib"), wheel=wheel.name,
+                                 cuda=wanted.cuda, version=wheel.version)  # fmt: skip
+        yield content.file(f"{ROOT}/share/pkgconfig/{name.removeprefix('lib')}.pc", text.encode())
+
+
+def placed(name: str, wheel: Wheel) -> str | None:
+    """A wheel's file in the toolkit, or as an absolute place without its slash; None for what only Python wants."""
+    top, _, rest = name.partition("/")
+    if top.endswith(".dist-info"):
+        licence = rest.removeprefix("licenses/")
+        return f"usr/share/doc/{wheel.name}/{licence}" if licence.lower().startswith("license") else None
+    # nvidia/cu13/lib/..., nvidia/nccl/include/...: the second name is the wheel's own.
+    rest = rest.partition("/")[2]
+    if top != "nvidia":
+        raise ImagesError(f"lay out {wheel.wanted}", f"{name} is neither the vendor's nor about the wheel")
+    if not rest or rest.startswith(".") or rest.endswith(".py"):
+        return None
+    return f"lib64/{rest.removeprefix('lib/')}" if rest.startswith("lib/") else rest
+
+
+def is_shared(at: str) -> bool:
+    """Of the part that programs need: a shared library, or a licence, which goes wherever anything of it goes."""
+    return at.startswith("usr/") or SHARED.fullmatch(at) is not None
