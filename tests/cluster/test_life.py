@@ -235,15 +235,16 @@ def test_a_partition_comes_beside_the_others_and_goes_only_without_jobs(
 
 
 def test_an_allocation_ends_when_the_login_pod_it_came_from_has_died(healthy: World, alice: Researcher) -> None:
-    """Without a word to anybody, as with its machine. With a limit that a test can wait for."""
+    """Without a word to anybody, as with its machine. With a limit that a test can wait for: a client is asked at
+    each third of it, and has four thirds and MessageTimeout, 23 s in all; Slurm looks every half minute."""
 
     def limited() -> bool:
-        return "InactiveLimit           = 45 sec" in healthy.slurm("scontrol", "show", "config")
+        return "InactiveLimit           = 9 sec" in healthy.slurm("scontrol", "show", "config")
 
     def there() -> set[str]:
         return set(healthy.slurm("squeue", "-h", "-u", "alice", "-t", "R", "-o", "%j").split())
 
-    change(healthy, {"slurm": {"config": {"InactiveLimit": 45}}})
+    change(healthy, {"slurm": {"config": {"InactiveLimit": 9}}})
     until(limited, "the limit is live")
     # It has no client from the beginning, and is meant to stay.
     alice("salloc -Q -n1 --mem=10 -J kept --no-shell")
