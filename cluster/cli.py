@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import shutil
 import sys
@@ -41,6 +42,16 @@ name_option = click.option(
 )
 
 
+class Seconds(click.FloatRange):
+    """A time to wait: of what is not a number no comparison says that it is over."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value!r} is no time to wait", param, ctx)
+        return found
+
+
 def connect() -> Any:
     from images.engine.docker import Engine
 
@@ -72,7 +83,7 @@ def connect() -> Any:
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(1),
+    type=Seconds(1),
     default=180.0,
     show_default=True,
     help="Seconds until all pods must be ready.",
@@ -203,7 +214,13 @@ def delete(name: str, pod: str, force: bool) -> None:
 
 @click.command()
 @name_option
-@click.option("--timeout", default=90.0, show_default=True, help="Seconds until every pod has taken or refused them.")
+@click.option(
+    "--timeout",
+    type=Seconds(1),
+    default=90.0,
+    show_default=True,
+    help="Seconds until every pod has taken or refused them.",
+)
 @click.argument("tree", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @fails_well
 def scripts(name: str, timeout: float, tree: Path) -> None:

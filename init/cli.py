@@ -161,7 +161,9 @@ def trace(context: click.Context, chrome: Path | None, svg: Path | None, everyth
 @main.command()
 @OPTIONAL_SERVICE
 @click.option("-f", "--follow", is_flag=True, help="Go on with new lines.")
-@click.option("-n", "--lines", default=100, show_default=True, help="How many of the last lines.")
+@click.option(
+    "-n", "--lines", type=click.IntRange(0), default=100, show_default=True, help="How many of the last lines."
+)
 @click.pass_context
 def logs(context: click.Context, service: str | None, follow: bool, lines: int) -> None:
     """The last lines of a SERVICE; without one the init's: what ended, what was asked for, when it was ready."""
@@ -170,7 +172,7 @@ def logs(context: click.Context, service: str | None, follow: bool, lines: int) 
         for reply in client.stream("logs", **keys) if follow else [client.request("logs", **keys)]:
             for line in reply["lines"]:
                 click.echo(line)
-            if not (reply["lines"] or follow):
+            if lines and not (reply["lines"] or follow):
                 click.echo(f"minivm: {service or 'the init'} has written nothing", err=True)
 
 

@@ -50,7 +50,7 @@ class Reader:
         if value is None:
             return Reader({}, self.what, self.file, path)
         if not isinstance(value, dict):
-            self.fail(key, f"wanted a mapping, not {_shown(value)}")
+            self.fail(key, f"wanted a mapping, not {described(value)}")
         return Reader(value, self.what, self.file, path)
 
     def text(self, key: str, default: str = "") -> str:
@@ -58,19 +58,19 @@ class Reader:
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, str | int | float):
-            self.fail(key, f"wanted text, not {_shown(value)}", "quote it" if isinstance(value, bool) else "")
+            self.fail(key, f"wanted text, not {described(value)}", "quote it" if isinstance(value, bool) else "")
         return str(value)
 
     def flag(self, key: str, default: bool) -> bool:
         value = self.data.get(key, default)
         if not isinstance(value, bool):
-            self.fail(key, f"wanted true or false, not {_shown(value)}")
+            self.fail(key, f"wanted true or false, not {described(value)}")
         return value
 
     def number(self, key: str, default: int, *, least: int = 0) -> int:
         value = self.data.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int):
-            self.fail(key, f"wanted a whole number, not {_shown(value)}")
+            self.fail(key, f"wanted a whole number, not {described(value)}")
         if value < least:
             self.fail(key, f"wanted at least {least}, not {value}")
         return value
@@ -78,7 +78,7 @@ class Reader:
     def real(self, key: str, default: float, *, most: float) -> float:
         value = self.data.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            self.fail(key, f"wanted a number, not {_shown(value)}")
+            self.fail(key, f"wanted a number, not {described(value)}")
         if not 0 <= value <= most:
             self.fail(key, f"wanted between 0 and {most:g}, not {value}")
         return float(value)
@@ -94,7 +94,7 @@ class Reader:
             return float(value)
         found = duration(value) if isinstance(value, str) else None
         if found is None or found >= ENDLESS:
-            self.fail(key, f"wanted a duration, not {_shown(value)}", "a number of seconds, or 500ms, 10s, 2m, 1h")
+            self.fail(key, f"wanted a duration, not {described(value)}", "a number of seconds, or 500ms, 10s, 2m, 1h")
         return found
 
     def choice(self, key: str, kind: type[E], default: E) -> E:
@@ -104,7 +104,8 @@ class Reader:
         found = next((item for item in kind if item.value == value), None)
         if found is None:
             names = [str(item.value) for item in kind]
-            self.fail(key, f"{_shown(value)} is not one of {', '.join(names)}", nearest(str(value), names))
+            hint = nearest(value, names) if isinstance(value, str) else ""
+            self.fail(key, f"{described(value)} is not one of {', '.join(names)}", hint)
         return found
 
     def texts(self, key: str) -> tuple[str, ...]:
@@ -112,10 +113,10 @@ class Reader:
         if value is None:
             return ()
         if not isinstance(value, list):
-            self.fail(key, f"wanted a list, not {_shown(value)}")
+            self.fail(key, f"wanted a list, not {described(value)}")
         for item in value:
             if isinstance(item, bool) or not isinstance(item, str | int | float):
-                self.fail(key, f"wanted a list of text, not {_shown(item)} in it", "quote it")
+                self.fail(key, f"wanted a list of text, not {described(item)} in it", "quote it")
         return tuple(str(item) for item in value)
 
     def names(self, key: str) -> tuple[str, ...]:
@@ -221,5 +222,12 @@ def _variable(text: str) -> tuple[Variable, str] | None:
     return (name, default if colon else None), rest
 
 
-def _shown(value: object) -> str:
+def described(value: object) -> str:
+    """A list of lists is cut: YAML can name one part often, and a few lines of it would fill the memory."""
+    if isinstance(value, list | dict):
+        from reprlib import Repr  # only what is wrong is shown
+
+        brief = Repr()
+        brief.maxlevel, brief.maxstring, brief.maxother = 2, 80, 80
+        return f"{type(value).__name__} {brief.repr(value)}"
     return f"{type(value).__name__} {value!r}"

@@ -143,6 +143,11 @@ def role(name: str, data: object, file: str, selectors: frozenset[str]) -> Role:
 
 def versions(data: object, file: str) -> Versions:
     fields = Fields(data, file, VERSIONS_KEYS)
+    users = {name: user(name, fields, value) for name, value in fields.mapping("users").items()}
+    holders: dict[int, str] = {}
+    for name, one in users.items():
+        if (other := holders.setdefault(one.uid, name)) != name:
+            raise fields.error(f"users.{name}.uid", f"{one.uid} is {other}'s already: to the kernel both would be one")
     return Versions(
         epoch=epoch(fields),
         source=fields.text("source", ""),
@@ -150,7 +155,7 @@ def versions(data: object, file: str) -> Versions:
             name: variant(name, Fields(value, file, VARIANT_KEYS, f"variants.{name}"))
             for name, value in fields.mapping("variants").items()
         },
-        users={name: user(name, fields, value) for name, value in fields.mapping("users").items()},
+        users=users,
         pins={name: pin(name, fields, value) for name, value in fields.mapping("pins").items()},
         values=fields.text_map("values"),
         cuda={name: cuda(name, fields, value) for name, value in fields.mapping("cuda").items()},

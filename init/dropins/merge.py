@@ -115,8 +115,10 @@ def find(roots: Iterable[Path] = ROOTS) -> Found:
     for root in roots:
         for path in _files(root / "services.d", ".yaml"):
             name = path.stem
+            # This file stands for it alone, whatever an earlier place says, or says wrongly.
             found.services.pop(name, None)
             found.gone.discard(name)
+            found.wrong = [(other, error) for other, error in found.wrong if other != name]
             try:
                 mapping = load_mapping(path)
                 if mapping == {"disabled": True}:

@@ -68,6 +68,14 @@ def test_nothing_written_is_said_to_be_nothing(pod: World) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "minivm: a has written nothing\n")
 
 
+def test_of_a_service_that_was_asked_for_no_line_nothing_is_said(pod: World) -> None:
+    pod.start({"a": {"command": shell("echo something; exec sleep 1000")}})
+    pod.until(lambda: "something" in pod.output(), "it has written something")
+    done = minivm(pod, "logs", "a", "-n", "0")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert "-1 is not in the range" in minivm(pod, "logs", "a", "-n", "-1").stderr
+
+
 def test_a_stop_is_of_one_service_as_its_help_says(pod: World) -> None:
     services = {"munged": {"command": NOTIFIES, "ready": "notify"}}
     pod.start(services | {"slurmd": {"command": NOTIFIES, "ready": "notify", "needs": ["munged"]}})

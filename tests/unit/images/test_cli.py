@@ -29,6 +29,13 @@ def test_help_imports_nothing_that_costs_time() -> None:
     assert not set(HEAVY) & set(done.stderr.split())
 
 
+@pytest.mark.parametrize("command", [("up",), ("scripts", ".")])
+@pytest.mark.parametrize("seconds", ["nan", "inf", "0"])
+def test_a_time_that_never_ends_is_refused(command: tuple[str, ...], seconds: str) -> None:
+    result = run(*command, "--name", "no cluster has this name", "--timeout", seconds)
+    assert result.exit_code == 2 and "--timeout" in result.output
+
+
 @pytest.mark.parametrize("command", sorted({*build.main.commands, *build.Commands.LATE}))
 def test_every_command_has_help(command: str) -> None:
     result = run(command, "--help")

@@ -147,6 +147,13 @@ def test_a_file_that_is_not_text_is_named(write: Write) -> None:
     assert (error.why, error.file) == ("not UTF-8 text", "images/layers/os.yaml")
 
 
+def test_two_users_of_one_number_are_refused(write: Write) -> None:
+    versions = VERSIONS.replace("users:\n", "users:\n  munge: {uid: 64030}\n")
+    with pytest.raises(ImagesError) as told:
+        load(write(versions=versions))
+    assert "users.slurm.uid" in str(told.value) and "64030 is munge's already" in str(told.value)
+
+
 def test_artifacts_that_lead_in_a_circle_are_a_cycle(write: Write) -> None:
     takes = "describe: x\nfrom: root\nartifacts: [{layer: cuda, from: /a, to: /b}]\n"
     assert "a cycle" in failure(write(layers__os=takes)).why

@@ -228,6 +228,20 @@ def test_a_boot_takes_what_is_right_and_holds_back_what_a_wrong_file_was_to_chan
     assert [service.name for service in again.services] == [service.name for service in plan.services]
 
 
+def test_a_wrong_file_does_not_hold_back_the_right_one_that_takes_its_place(tmp_path: Path) -> None:
+    """The later place wins: what it says was tried, and what an earlier one says wrongly is nobody's service."""
+    image, site = tmp_path / "etc", tmp_path / "mnt"
+    write(image / "services.d", "sssd.yaml", "comand: [/bin/wrong]\n")
+    write(site / "services.d", "sssd.yaml", "command: [/bin/right]\n")
+    write(image / "services.d", "sshd.yaml", "command: [/bin/right]\n")
+    write(site / "services.d", "sshd.yaml", "comand: [/bin/wrong]\n")
+    plan, wrong = dropins.merge_for_boot(plan_of("login"), [image, site], {})
+    sssd, sshd = plan.service("sssd"), plan.service("sshd")
+    assert sssd is not None and sssd.command == ("/bin/right",)
+    assert sshd is not None and sshd.command[0] == "builtin:refused"
+    assert len(wrong) == 1 and str(site / "services.d" / "sshd.yaml") in str(wrong[0])
+
+
 def test_taking_away_what_others_need_holds_it_back_at_boot(tmp_path: Path) -> None:
     write(tmp_path / "services.d", "munged.yaml", "disabled: true\n")
     plan, wrong = dropins.merge_for_boot(plan_of("login"), [tmp_path], {})

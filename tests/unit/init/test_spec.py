@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from init.dropins.merge import load_mapping
 from init.errors import ConfigError
 from init.fields import expand
 from init.plan import graph
@@ -103,6 +106,24 @@ def test_each_mistake_is_told_where_and_how_to_mend_it(mapping: dict[str, Any], 
 @pytest.mark.parametrize("name", ["a", "slurm-config", "x1.y_2"])
 def test_names(name: str) -> None:
     assert parse_service(name, {"command": ["/x"]}, "f").name == name
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{after}: &{after} [{', '.join(['*' + before] * 10)}]\n" for before, after in pairwise("abcdef")
+)
+
+
+@pytest.mark.parametrize(
+    "key", ["umask", "kind", "every", "user", "required", "command", "ready", "limits", "environment"]
+)
+def test_a_few_lines_of_yaml_do_not_fill_the_memory_by_being_wrong(key: str, tmp_path: Path) -> None:
+    """A million words here; three lines more, and an error that quotes them would be some gigabytes of text."""
+    file = tmp_path / "bomb.yaml"
+    file.write_text(f"{BOMB}{key}: *f\n")
+    value = load_mapping(file)[key]
+    with pytest.raises(ConfigError) as error:
+        parse_service("bomb", {"command": ["/bin/x"], key: value}, str(file))
+    assert len(str(error.value)) < 2000
 
 
 def test_reserved_names() -> None:
