@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from gitsync.errors import GitsyncError, Refused
+from gitsync.layout import UNFINISHED
 from gitsync.repo import child
 from gitsync.repo.listing import Tip
 from gitsync.repo.transfer import git
@@ -103,9 +105,16 @@ def _verify(settings: Settings, command: str, oid: str, revoked: Path | None) ->
     ]
     if revoked is not None:
         options.append(f"gpg.ssh.revocationFile={revoked}")
-    done = child.run(
-        git(settings.layout.repository, command, oid, options=tuple(options)), timeout=30, env=child.environment()
-    )
+    try:
+        # git and ssh-keygen write the signature to files of their own: those of a killed one go with the next cycle.
+        with tempfile.TemporaryDirectory(prefix=f"{UNFINISHED}verify-", dir=settings.layout.root) as room:
+            env = child.environment({"TMPDIR": room})
+            done = child.run(git(settings.layout.repository, command, oid, options=tuple(options)), timeout=30, env=env)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise GitsyncError("verify the commit", why, file=settings.layout.root) from error
+    if done.status < 0:  # no word on the commit, which would stay refused for it
+        raise GitsyncError("verify the commit", f"git was killed by signal {-done.status}")
     return judge(done.status, f"{done.err}\n{done.out.decode(errors='replace')}")
 
 

@@ -56,6 +56,30 @@ def test_a_kill_at_any_step_leaves_a_whole_tree_and_the_next_run_heals(world: Wo
         reader.stop()
 
 
+def test_a_git_that_is_killed_while_it_verifies_leaves_nothing(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has written the signature to a file by then, for ssh-keygen, in whose place somebody stands who kills it. And
+    it has said nothing of the commit, which is not refused for that."""
+    commits(world, 1)
+    program, room = tmp_path / "bin" / "ssh-keygen", tmp_path / "tmp"
+    program.parent.mkdir()
+    room.mkdir()
+    program.write_text("#!/bin/sh\nkill -9 $PPID\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(child, "PATH", f"{program.parent}:{child.PATH}")
+    monkeypatch.setenv("TMPDIR", str(room))
+    before = set(Path("/tmp").glob(".git_vtag_tmp*"))
+    with contextlib.suppress(GitsyncError):
+        run_cycle(world.settings)
+    assert "refused" not in capsys.readouterr().out
+    monkeypatch.setattr(child, "PATH", child.PATH.partition(":")[2])
+    run_cycle(world.settings)
+    assert world.layout.tree(world.live()).is_dir() and world.live() != "zero", "the next try takes it"
+    assert set(Path("/tmp").glob(".git_vtag_tmp*")) - before == set()
+    assert not [*room.iterdir()] and not [*world.layout.root.glob(".unfinished-*")]
+
+
 @pytest.mark.parametrize("step", [step for step in fault.STEPS if step not in {"locked", "saved"}])
 def test_a_full_disk_at_any_step_is_an_error_that_passes(
     world: World, step: str, monkeypatch: pytest.MonkeyPatch
