@@ -11,11 +11,11 @@ import ctypes
 import os
 import re
 import select
-import stat
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
 from ground.files import write_whole
@@ -31,6 +31,8 @@ NETWORK_FILE_SYSTEMS = frozenset(
 # What FUSE serves in a pod is on the network nearly always: JuiceFS, GlusterFS, buckets. These two are not.
 LOCAL_FUSE = frozenset({"fuse.lxcfs", "fuse.fuse-overlayfs"})
 MOUNTS = Path("/proc/self/mounts")
+NCCL_LOGS = Path("/var/log/minivm/jobs")
+MOST_LOGS = 1000  # of one job: NCCL writes one a process of this node
 ABANDONED_MOUNTS = Path("/run/minivm/health/abandoned-mounts")
 
 
@@ -237,12 +239,10 @@ def identity() -> Capture:
 
 def nccl_log() -> Capture:
     """The end of the newest log that a job's NCCL wrote here (the default task prolog gives it a place)."""
-    # The directories are the jobs' users': a link there must not lead root anywhere.
-    found = [(path.lstat(), path) for path in Path("/var/log/minivm/jobs").glob("*/nccl*")]
-    logs = [(status.st_mtime, path) for status, path in found if stat.S_ISREG(status.st_mode)]
-    if not logs:
+    logs = (log for directory in NCCL_LOGS.glob("*") for log in _newest_log(directory))
+    path = max(logs, default=(0.0, ""))[1]
+    if not path:
         return Capture("", Failure.MISSING, "no job has left an NCCL log")
-    path = max(logs)[1]
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -250,6 +250,17 @@ def nccl_log() -> Capture:
     with os.fdopen(fd, "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - 65536))
         return Capture(f"==> {path} <==\n{file.read(65536).decode(errors='replace')}")
+
+
+def _newest_log(directory: Path) -> list[tuple[float, str]]:
+    """The directory is a job's user's: a link must not lead root anywhere, nor a million names keep the round."""
+    found = []
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        for entry in islice(entries, MOST_LOGS):
+            with contextlib.suppress(OSError):
+                if entry.name.startswith("nccl") and entry.is_file(follow_symlinks=False):
+                    found.append((entry.stat(follow_symlinks=False).st_mtime, entry.path))
+    return [max(found)] if found else []
 
 
 BUILTINS: dict[str, Callable[[], Capture]] = {

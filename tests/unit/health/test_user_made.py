@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from health.api import Capture, Check, CheckModule, Class, Inputs, Limits, Result, UserMade, problem
+from health.checks import builtin
 from health.checks.cases import Case, judge_case, read_case, selftest
 from health.checks.judge import Setting, judge
 from health.checks.load import load_checks
@@ -151,3 +154,27 @@ def test_memory_that_nobody_holds_is_the_gpu_s_only_where_nobody_is() -> None:
     crowded = Capture(listed.replace("# end: 3 processes", person))
     got = judge_case(CHECKS["gpu_leftovers"], TREE, Case(case.path, {**case.captures, "processes": crowded}))
     assert got.verdict.class_ is Class.USER
+
+
+def test_a_job_with_more_logs_than_anybody_reads_does_not_keep_the_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job's directory is its user's: he may make any number of names there, and links to what is root's."""
+    monkeypatch.setattr(builtin, "NCCL_LOGS", tmp_path)
+    for job in ("1", "2", "3"):
+        (tmp_path / job).mkdir()
+    (tmp_path / "1" / "nccl").write_text("flood")
+    os.utime(tmp_path / "1" / "nccl", (1e9, 1e9))
+    for number in range(20_000):
+        os.link(tmp_path / "1" / "nccl", tmp_path / "1" / f"nccl.{number}")
+    (tmp_path / "2" / "nccl.host.1.log").write_text("the word of an honest job")
+    (tmp_path / "3" / "nccl.log").symlink_to("/etc/passwd")
+    os.mkfifo(tmp_path / "3" / "nccl.fifo")
+    tracemalloc.start()
+    try:
+        text = builtin.nccl_log().text
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert text == f"==> {tmp_path}/2/nccl.host.1.log <==\nthe word of an honest job"
+    assert most < 2**21
