@@ -60,6 +60,25 @@ def test_a_slurmctld_that_is_away_is_asked_again_while_jobs_run(
     assert capsys.readouterr().out == "jobs run here, and slurmctld is asked again: ctl:6817 cannot be reached\n"
 
 
+def test_many_small_jobs_are_let_go_some_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node of hundreds of them has five seconds. Here a client of Slurm ends only once it is not the only one."""
+    scontrol, scancel = tmp_path / "scontrol", tmp_path / "scancel"
+    scontrol.write_text(
+        f"#!/bin/sh\ntouch {tmp_path}/asked-$2\n[ $2 = 3 ] && {{ echo 'Job may not be requeued' >&2; exit 1; }}\n"
+        f"for _ in 1 2 3 4 5 6 7 8 9; do [ $(ls {tmp_path} | grep -c asked-) -gt 1 ] && exit 0; sleep 1; done\nexit 1\n"
+    )
+    scancel.write_text("#!/bin/sh\nexit 0\n")
+    for program in (scontrol, scancel):
+        program.chmod(0o755)
+        monkeypatch.setattr(client, program.name.upper(), str(program))
+    told: list[str] = []
+    client.free([str(job) for job in range(1, 5)], "ctl:6817", told.append)
+    assert told == [
+        "requeued job 1", "requeued job 2", "job 3 is not requeued: Job may not be requeued", "cancelled job 3",
+        "requeued job 4",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("left", [60.0, drain_worker.RESERVE])
 def test_it_is_not_waited_for_without_a_job_or_without_time(tmp_path: Path, away: Path, left: float) -> None:
     with step(tmp_path, NOBODY if left > drain_worker.RESERVE else 0) as pid:
