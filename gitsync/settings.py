@@ -178,31 +178,22 @@ def check(settings: Settings) -> None:
     for address, name in ((settings.mirror, "MIRROR"), (settings.webhook, "WEBHOOK")):
         if address is not None:
             split_address(address, PREFIX + name)
-    for seconds, name in (
-        (settings.period, "PERIOD"), (settings.timeout, "TIMEOUT"), (settings.check_timeout, "CHECK_TIMEOUT"),
+    subdir = settings.subdir
+    for name, wrong, why in (
+        ("PERIOD", settings.period <= 0, "wanted more than 0 seconds"),
+        ("TIMEOUT", settings.timeout <= 0, "wanted more than 0 seconds"),
+        ("CHECK_TIMEOUT", settings.check_timeout <= 0, "wanted more than 0 seconds"),
+        ("SUBDIR", subdir.startswith("/") or ".." in subdir.split("/"),
+         f"{subdir!r} is no directory of the repository"),
+        ("NAME", not TREE_NAME.fullmatch(settings.name), "wanted up to 64 letters, digits, '.', '_' or '-'"),
+        ("NOT_BEFORE", settings.not_before is not None and settings.backward is Backward.ALLOW,
+         "a floor, and BACKWARD=allow, which asks for none"),
+        ("CANARY_PERCENT", not 0 <= settings.canary_percent <= 100, "a percentage is 0 to 100"),
+        ("WEBHOOK_SECRET", settings.webhook and not settings.webhook_secret,
+         "a webhook without a secret lets anyone hurry this node"),
     ):  # fmt: skip
-        if seconds <= 0:
-            raise GitsyncError("read the settings", "wanted more than 0 seconds", field=PREFIX + name)
-    if settings.subdir.startswith("/") or ".." in settings.subdir.split("/"):
-        raise GitsyncError(
-            "read the settings", f"{settings.subdir!r} is no directory of the repository", field=f"{PREFIX}SUBDIR"
-        )
-    if not TREE_NAME.fullmatch(settings.name):
-        raise GitsyncError(
-            "read the settings", "wanted up to 64 letters, digits, '.', '_' or '-'", field=f"{PREFIX}NAME"
-        )
-    if settings.not_before is not None and settings.backward is Backward.ALLOW:
-        raise GitsyncError(
-            "read the settings", "a floor, and BACKWARD=allow, which asks for none", field=f"{PREFIX}NOT_BEFORE"
-        )
-    if not 0 <= settings.canary_percent <= 100:
-        raise GitsyncError("read the settings", "a percentage is 0 to 100", field=f"{PREFIX}CANARY_PERCENT")
-    if settings.webhook and not settings.webhook_secret:
-        raise GitsyncError(
-            "read the settings",
-            "a webhook without a secret lets anyone hurry this node",
-            field=f"{PREFIX}WEBHOOK_SECRET",
-        )
+        if wrong:
+            raise GitsyncError("read the settings", why, field=PREFIX + name)
 
 
 def _flag(text: str) -> bool:

@@ -9,23 +9,11 @@ from typing import Any
 import yaml
 
 from cluster.errors import ClusterError
+from images.definition.load import UniqueLoader
 
 CHART = Path(__file__).resolve().parents[1] / "chart"
 
 Document = dict[str, Any]
-
-
-class UniqueKeys(yaml.SafeLoader):
-    """YAML in which a key given twice is an error: the later would win in silence."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} twice", key_node.start_mark)
-            seen.add(key)
-        return super().construct_mapping(node, deep)
 
 
 def render_texts(values: Mapping[str, Any], *, release: str, namespace: str, chart: Path = CHART) -> dict[str, str]:
@@ -48,7 +36,7 @@ def render(values: Mapping[str, Any], *, release: str, namespace: str, chart: Pa
         if not template.endswith((".yaml", ".yml")):
             continue
         try:
-            documents += [found for found in yaml.load_all(text, Loader=UniqueKeys) if found]
+            documents += [found for found in yaml.load_all(text, Loader=UniqueLoader) if found]
         except yaml.YAMLError as error:
             raise ClusterError(f"read what {template} renders to", str(error)) from error
     return documents

@@ -18,8 +18,7 @@ def prune(cycle: Cycle) -> None:
         publish.present(layout), cycle.live, history, settings.keep, settings.keep_seconds, cycle.clock()
     )
     for commit in gone:
-        outcome = publish.remove_tree(layout, commit)
-        if outcome.removed and layout.repository.is_dir():
+        if publish.remove_tree(layout, commit) and layout.repository.is_dir():
             transfer.set_ref(layout.repository, f"{transfer.KEPT}{commit}", "", cycle.lock)
     published = cycle.state.published
     if layout.repository.is_dir() and published is not None and published.at >= cycle.state.last_attempt:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -39,7 +40,7 @@ def shown(ref: Ref) -> str:
     return PINNED if ref.kind is RefKind.COMMIT else ref.remote
 
 
-def update(settings: Settings) -> State:
+def update(settings: Settings, clock: Callable[[], float] = time.time) -> State:
     """`settings` are the mirror's own (see inside())."""
     if settings.repo is None:
         raise GitsyncError("mirror", "no repository is set", field="MINIVM_GITSYNC_REPO")
@@ -47,20 +48,20 @@ def update(settings: Settings) -> State:
     publish.prepare(layout)
     with held(layout.lock, 30.0) as lock:
         publish.heal(layout)
-        known = load_state(layout.state).attempted(time.time())
+        known = load_state(layout.state).attempted(clock())
         before = known
         try:
-            known = _bring(settings, known, lock)
-            known = known.succeeded(time.time())
+            known = _bring(settings, known, lock, clock())
+            known = known.succeeded(clock())
         except (GitsyncError, OSError) as error:
-            known = known.failed(str(error), time.time())
+            known = known.failed(str(error), clock())
         save_state(layout.state, known)
         if known.published != before.published:
             print(f"gitsync mirror: shows {report.summary(known, settings)}", flush=True)
         return known
 
 
-def _bring(settings: Settings, known: State, lock: Held) -> State:
+def _bring(settings: Settings, known: State, lock: Held, now: float) -> State:
     repository = settings.layout.repository
     transfer.ensure_repository(repository)
     transfer.fetch(settings, settings.ref, lock)
@@ -82,11 +83,11 @@ def _bring(settings: Settings, known: State, lock: Held) -> State:
                 had=lambda: _kinds_before(settings, reader, known),
             )  # fmt: skip
         except Refused as error:
-            quarantine = Quarantine(tip.oid, tip.commit, "verify", str(error), time.time(), settings.policy())
+            quarantine = Quarantine(tip.oid, tip.commit, "verify", str(error), now, settings.policy())
             print(f"gitsync mirror: refused {tip.commit[:12]}: {error}", flush=True)
             return known.refused(quarantine)
     _show(settings, tip, lock)
-    published = as_published(tip, settings.ref, signer, entries, settings.policy(), time.time())
+    published = as_published(tip, settings.ref, signer, entries, settings.policy(), now)
     known = known.with_published(published).released()
     for old in known.history[KEEP:]:
         transfer.set_ref(repository, f"{transfer.KEPT}{old.commit}", "", lock)

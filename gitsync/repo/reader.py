@@ -100,9 +100,6 @@ class Reader:
                 sizes[oid.decode()] = int(size) if size != b"-" else 0
         return sizes
 
-    def refs(self) -> dict[str, str]:
-        return {str(ref.path): ref.object.hexsha for ref in self._repository.references}
-
 
 def require(tip: Tip | None, name: str) -> Tip:
     if tip is None:

@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from gitsync import fault
@@ -107,13 +106,6 @@ def point(layout: Layout, commit: str) -> None:
     fault.at("link-swapped")
 
 
-@dataclass(frozen=True, slots=True)
-class Pruned:
-    commit: str
-    removed: bool
-    reason: str
-
-
 def prunable(
     trees: Iterable[str], current: str | None, history: Sequence[tuple[str, float]], keep: int, keep_seconds: float,
     now: float,
@@ -137,15 +129,15 @@ def prunable(
     return [each for each in spare if now - ended.get(each, 0.0) >= keep_seconds]
 
 
-def remove_tree(layout: Layout, commit: str) -> Pruned:
-    """Remove one tree unless a reader holds it. First its name goes, then its lease, then its files."""
+def remove_tree(layout: Layout, commit: str) -> bool:
+    """Remove a tree unless a reader holds it; whether it went. First goes its name, then its lease, then its files."""
     lease = layout.lease(commit)
     fd = os.open(lease, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return Pruned(commit, False, "a reader holds it")
+            return False
         grave = unfinished(layout.trees, "old")
         layout.tree(commit).rename(grave)
         fault.at("tree-unnamed")
@@ -155,7 +147,7 @@ def remove_tree(layout: Layout, commit: str) -> Pruned:
         os.close(fd)
     disk.remove(grave)
     fault.at("pruned")
-    return Pruned(commit, True, "")
+    return True
 
 
 def present(layout: Layout) -> list[str]:

@@ -217,14 +217,13 @@ class Composer:
                 ),
             },
             absent=absent,
-            services=role.services.of(place.choice),
         )
 
     def add(
         self, *, key: str, name: str, repo: str, prefix: str, describe: str, parent: str, base: str,
         step: render.Step, entries: list[Entry], artifacts: tuple[tuple[Artifact, str], ...],
         slices: tuple[Slice, ...], provides: tuple[str, ...], wheels: tuple[Wheel, ...], extra: Mapping[str, str],
-        absent: Mapping[str, str] | None = None, dpkg_options: tuple[str, ...] = (), services: tuple[str, ...] = (),
+        absent: Mapping[str, str] | None = None, dpkg_options: tuple[str, ...] = (),
         toolkit_: toolkit.Asked = NO_WHEELS,
     ) -> None:  # fmt: skip
         """Name the inputs, hash them, and keep the image."""
@@ -246,7 +245,7 @@ class Composer:
             parent=parent, base=base, step=step, entries=completed, artifacts=artifacts, slices=slices,
             provides=provides, wheels=wheels, toolkit=toolkit_, absent=absent or {}, inputs=inputs,
             directories=self.directories[key],
-            dpkg_options=dpkg_options, services=services,
+            dpkg_options=dpkg_options,
             needs=(*([parent] if parent else []), *(other for _, other in artifacts)),
         )  # fmt: skip
 

@@ -37,7 +37,6 @@ class Image:
     inputs: Mapping[str, str]
     directories: Mapping[str, Entry]  # every directory that this image or one below declared
     dpkg_options: tuple[str, ...] = ()
-    services: tuple[str, ...] = ()
     wheels: tuple[Wheel, ...] = ()  # of every layer up to here
     toolkit: Asked = field(default_factory=Asked)  # those that this one adds
     needs: tuple[str, ...] = field(default=())  # keys that must exist before this one

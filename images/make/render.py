@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -34,7 +34,6 @@ class Step:
     ports: tuple[int, ...] = ()
     stop_signal: str = ""
     entrypoint: tuple[str, ...] = ()
-    values: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def works(self) -> bool:

@@ -14,6 +14,7 @@ import errno
 import os
 import struct
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from ground.sockets import notify
@@ -84,14 +85,15 @@ class WallClock:
 
 
 class Watch:
-    def __init__(self, control: Path) -> None:
+    def __init__(self, control: Path, now: Callable[[], float] = time.time) -> None:
         self.control = control
+        self.now = now
         self.wall = WallClock()
         self.clock = Clock(self.wall.offset())
 
     def look(self) -> None:
         before, self.clock = self.clock, self.clock.after(self.wall.offset())
-        text = jump_text(self.clock.moved - before.moved, time.time())
+        text = jump_text(self.clock.moved - before.moved, self.now())
         if not text:
             return
         log(f"the clock was {text}")

@@ -34,7 +34,7 @@ class Children:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self.owners = Owners()
+        self.owners = Owners(core.poller.now)
         self._sockets: Sockets | None = None
         self.reaped = 0
         self.childless = False

@@ -11,7 +11,7 @@ from init.pid1.spawn.owners import alive, uids
 from init.pid1.wait.datagrams import Datagrams
 from init.pid1.wait.poller import MOMENT, Poller
 from init.plan.service import Probe
-from init.records import record
+from init.records import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,19 +28,7 @@ KEPT = 3.0  # seconds for which a message that cannot be judged is tried again
 REFUSALS, PERIOD = 10, 10.0  # so many lines in so many seconds: anybody can be refused, as often as he likes
 
 
-@record(frozen=True, slots=True)
-class Message:
-    """One notification, its fields as they came."""
-
-    ready: bool = False
-    reloading: bool = False
-    stopping: bool = False
-    watchdog: bool = False
-    status: str | None = None
-    main_pid: int = 0
-
-
-def parse(data: bytes) -> Message:
+def parse(data: bytes) -> Notified:
     """The fields that matter here; unknown ones are the sender's own (systemd's rule: ignore them)."""
     found: dict[str, str] = {}
     for line in data.decode(errors="replace").splitlines():
@@ -48,12 +36,12 @@ def parse(data: bytes) -> Message:
         if equals:
             found[name] = value
     main_pid = found.get("MAINPID", "")
-    return Message(
+    status = "stopping" if found.get("STOPPING") == "1" else None
+    return Notified(
         ready=found.get("READY") == "1",
         reloading=found.get("RELOADING") == "1",
-        stopping=found.get("STOPPING") == "1",
         watchdog=found.get("WATCHDOG") == "1",
-        status=_plain(found["STATUS"]) if "STATUS" in found else None,
+        status=_plain(found["STATUS"]) if "STATUS" in found else status,
         main_pid=(number(main_pid) or 0) if len(main_pid) < 10 else 0,
     )
 
@@ -134,7 +122,7 @@ class Notify:
                 if found is None:
                     break
                 data, pid, uid = found
-                self._take(Poller.now(), pid, uid, data)
+                self._take(self._poller.now(), pid, uid, data)
         complete = not self._kept and all(source.complete for source in self._sockets.values())
         if not complete and again is not None:
             self._again = again
@@ -152,7 +140,7 @@ class Notify:
                 self._judge(pid, uid, data)
                 return
             except ORDINARY as error:
-                if Poller.now() - at > KEPT:
+                if self._poller.now() - at > KEPT:
                     self._refuse(f"lost a message of pid {pid} (uid {uid}): {in_words(error)}")
                     return
                 if self._timer is None:
@@ -176,16 +164,14 @@ class Notify:
         if not self._speaks(spec, uid):
             self._refuse(f"refused {who}: {service} runs as {spec.user or 'root'}")
             return
-        message = parse(data)
-        main_pid = message.main_pid
-        if main_pid and (why := self._refusal(spec, main_pid)):
-            self._refuse(f"refused MAINPID={main_pid} of {service} (pid {pid}): {why}")
-            main_pid = 0
-        status = message.status if message.status is not None else ("stopping" if message.stopping else None)
-        self._notified(service, Notified(message.ready, main_pid, status, message.reloading, message.watchdog))
+        word = parse(data)
+        if word.main_pid and (why := self._refusal(spec, word.main_pid)):
+            self._refuse(f"refused MAINPID={word.main_pid} of {service} (pid {pid}): {why}")
+            word = replace(word, main_pid=0)
+        self._notified(service, word)
 
     def _refuse(self, text: str) -> None:
-        now = Poller.now()
+        now = self._poller.now()
         if now - self._period >= PERIOD:
             if self._refused > REFUSALS:
                 self._log(f"notify: refused {self._refused - REFUSALS} more before")

@@ -73,19 +73,6 @@ def cycle(edges: Edges) -> list[str]:
     return []
 
 
-def dependants(name: str, edges: Edges) -> frozenset[str]:
-    """Everything that waits for a service, directly or not."""
-    found: set[str] = set()
-    todo = [name]
-    while todo:
-        current = todo.pop()
-        for other, waits in edges.items():
-            if current in waits and other not in found:
-                found.add(other)
-                todo.append(other)
-    return frozenset(found)
-
-
 def check(services: Sequence[Service]) -> None:
     """Raise everything that is wrong between the services, at once."""
     errors: list[ConfigError] = []

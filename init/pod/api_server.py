@@ -31,11 +31,6 @@ class ApiError(InitError):
     def refused(self) -> bool:
         return self.status in (401, 403)
 
-    @property
-    def conflict(self) -> bool:
-        """Somebody else changed it meanwhile."""
-        return self.status == 409
-
 
 class ApiServer:
     def __init__(self, what: str, account: Path = ACCOUNT, server: str = "") -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from init.pod.pod import MOUNTS, Pod, user, write
-from init.slurm.files import MOUNT, PRIVATE, TARGET, mounted_files
+from init.pod.pod import MOUNTS, Pod, write
+from init.slurm.files import MOUNT, TARGET, SlurmFiles, mounted_files
 from init.slurm.kept import Kept
 
 TYPE_CHECKING = False
@@ -53,14 +53,7 @@ def run(pod: Pod) -> str:
     mounted = {path.name: path.read_bytes() for path in mounted_files(pod.path(MOUNT))}
     files = start_from(mounted, Kept(pod).good())
     names = files.keys()
-    for name, data in files.items():
-        private = name in PRIVATE
-        write(
-            pod.path(f"{TARGET}/{name}"),
-            data,
-            mode=0o600 if private else 0o644,
-            owner=user("slurm") if private else (0, 0),
-        )
+    SlurmFiles(pod).put(files)
     accounting = pod.choice("MINIVM_ACCOUNTING", "embedded", ["embedded", "external", "none"])
     pod.publish("slurmrestd", {"MINIVM_SLURMRESTD_APIS": "slurmctld" if accounting == "none" else "slurmctld,slurmdbd"})
     if files != mounted:

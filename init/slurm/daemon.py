@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
@@ -88,14 +88,13 @@ class Slurmctld:
     def _start(self, client: Client, before: ServiceView, logged: list[str]) -> Answer:
         """It says READY before it has read all of its configuration, and may die of the rest: it has to answer."""
         client.request("start", service=SERVICE, wait=True)
-        end = time.monotonic() + ALIVE_WITHIN
-        while time.monotonic() < end:
+
+        def outcome() -> bool | None:
             view = helper.service(client, SERVICE)
-            if view is None or view.failures > before.failures:
-                break
-            if _pings():
-                return Answer(Outcome.LIVE, "slurmctld is started with it")
-            time.sleep(PAUSE)
+            return False if view is None or view.failures > before.failures else _pings() or None
+
+        if _once(outcome, ALIVE_WITHIN):
+            return Answer(Outcome.LIVE, "slurmctld is started with it")
         return Answer(Outcome.REFUSED, self._complaint(logged, ""))
 
     def _complaint(self, logged: list[str], stderr: str) -> str:
@@ -128,31 +127,35 @@ class Slurmctld:
         return True
 
     def answers(self) -> bool:
-        end = time.monotonic() + ALIVE_WITHIN
-        while time.monotonic() < end:
-            if _pings():
-                return True
-            time.sleep(PAUSE)  # refused at once: it may be starting
-        return False
+        """Refused at once, it may be starting."""
+        return bool(_once(lambda: _pings() or None, ALIVE_WITHIN))
 
     def _wait_for_another(self, pid: int) -> None:
-        end = time.monotonic() + BACK_WITHIN
-        while time.monotonic() < end:
+        def another() -> bool | None:
             with Client(self.control) as client:
                 view = helper.service(client, SERVICE)
-            if view is None or (view.ready and view.pid != pid):
-                return
-            time.sleep(PAUSE)
+            return view is None or (view.ready and view.pid != pid) or None
+
+        _once(another, BACK_WITHIN)
 
 
 def _steady(client: Client) -> ServiceView | None:
     """Once it is neither starting nor stopping: one that has not begun to listen gives no answer to judge by."""
-    end = time.monotonic() + BACK_WITHIN
-    while True:
+
+    def steady() -> bool | None:
         view = helper.service(client, SERVICE)
-        if view is None or view.ready or view.state in DOWN or time.monotonic() > end:
-            return view
+        return view is None or view.ready or view.state in DOWN or None
+
+    _once(steady, BACK_WITHIN)
+    return helper.service(client, SERVICE)
+
+
+def _once(look: Callable[[], bool | None], within: float) -> bool | None:
+    """What a look says once it says anything; None where it has not in that time."""
+    end = time.monotonic() + within
+    while (found := look()) is None and time.monotonic() < end:
         time.sleep(PAUSE)
+    return found
 
 
 def _pings() -> bool:

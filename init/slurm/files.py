@@ -58,7 +58,7 @@ class SlurmFiles:
         text = json.dumps({"files": kept, "added": sorted(set(files) - set(before))})
         self.before.parent.mkdir(parents=True, exist_ok=True)
         write(self.before, text.encode(), mode=0o600)
-        self._install(files)
+        self.put(files)
 
     def taken(self) -> None:
         self.before.unlink(missing_ok=True)
@@ -69,12 +69,12 @@ class SlurmFiles:
             found = json.loads(self.before.read_text())
         except FileNotFoundError:
             return
-        self._install({name: text.encode("utf-8", "surrogateescape") for name, text in found["files"].items()})
+        self.put({name: text.encode("utf-8", "surrogateescape") for name, text in found["files"].items()})
         for name in found["added"]:
             (self.target / name).unlink(missing_ok=True)
         self.taken()
 
-    def _install(self, files: Mapping[str, bytes]) -> None:
+    def put(self, files: Mapping[str, bytes]) -> None:
         for name, data in files.items():
             private = name in PRIVATE
             owner = user("slurm") if private else (0, 0)

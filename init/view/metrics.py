@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ground.metrics import labels
+from init.engine.states import PodPhase
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ STATES = (
     "waiting", "preparing", "starting", "ready", "reloading", "handover", "stopping", "stopped", "backoff", "failed",
     "done",
 )  # fmt: skip
-PHASES = ("boot", "running", "draining", "stopping", "stopped")
+PHASES = tuple(phase.value for phase in PodPhase)
 
 
 def render(snapshot: Snapshot, counters: Mapping[str, int], handed: Sequence[str] = ()) -> str:

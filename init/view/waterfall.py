@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from init.engine.states import Phase
 from init.records import record
 from init.view.status import DIM, GREEN, RED, YELLOW, duration, paint
 
@@ -12,18 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 # Events that open a stretch of time, and those that only mark a moment within one.
-STATES = (
-    "waiting",
-    "preparing",
-    "starting",
-    "ready",
-    "handover",
-    "stopping",
-    "stopped",
-    "backoff",
-    "failed",
-    "done",
-)
+STATES = tuple(phase.value for phase in Phase)
 _GLYPHS = {"waiting": "·", "preparing": "▒", "starting": "█", "backoff": "x", "stopping": "▒", "handover": "█"}
 _PAINTS = {"waiting": DIM, "preparing": YELLOW, "starting": YELLOW, "backoff": RED, "failed": RED, "ready": GREEN}
 _FILLS = {

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 
 from init.pid1.wait.poller import shut
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 LEFT_BEHIND = 3.0  # seconds for which a session without a known process counts: a hand-over takes at most two
 # What /proc answers of a process that has ended. Any other error is no answer: to take it for one would be to refuse a
@@ -20,7 +23,8 @@ class Owners:
     tells. So a session counts while a process that is known to be the service's lives in it, and a little longer.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self.pids: dict[int, str] = {}
         self._session_of: dict[int, int] = {}  # of each of these
         self._sessions: dict[int, str] = {}
@@ -43,7 +47,7 @@ class Owners:
         self.pids.pop(pid, None)
         session = self._session_of.pop(pid, 0)
         if session in self._sessions and session not in self._session_of.values():
-            self._left[session] = time.monotonic()
+            self._left[session] = self._clock()
         self._forget()
 
     def owner(self, pid: int) -> str:
@@ -69,7 +73,7 @@ class Owners:
     def _forget(self) -> None:
         while self._left:
             session, since = next(iter(self._left.items()))
-            if time.monotonic() - since < LEFT_BEHIND:
+            if self._clock() - since < LEFT_BEHIND:
                 return
             self._end(session)
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.rendered.render import CHART, Document, UniqueKeys
+from cluster.rendered.render import CHART, Document
+from images.definition.load import UniqueLoader
 from tests.helm import rendered_for
 
 EXAMPLES = sorted(path.stem for path in (CHART / "examples").glob("*.yaml"))
@@ -22,7 +23,7 @@ def objects(version: str, values: dict[str, Any] | None = None, example: str = "
         found
         for name, text in sorted(texts.items())
         if name.endswith(".yaml")
-        for found in yaml.load_all(text, Loader=UniqueKeys)
+        for found in yaml.load_all(text, Loader=UniqueLoader)
         if found
     ]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from health.api import Capture, Failure, Result, When
-from health.checks.cases import Case, judge_case, read_case, selftest, write_case
+from health.checks.cases import Case, examine, judge_case, read_case, write_case
 from health.checks.load import load_checks, load_limits
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -99,26 +99,28 @@ def tree(tmp_path: Path) -> Path:
 
 
 def test_the_default_tree_passes_its_own_selftest(tree: Path) -> None:
-    assert selftest(tree) == []
+    assert examine(tree).faults == ()
 
 
 def test_selftest_names_a_check_that_does_not_load(tree: Path) -> None:
     (tree / "health.d/gpu_ecc.py").write_text("def parse(:\n")
-    assert any("gpu_ecc.py: SyntaxError" in fault for fault in selftest(tree))
+    assert any("gpu_ecc.py: SyntaxError" in fault for fault in examine(tree).faults)
 
 
 def test_selftest_names_a_check_that_judges_a_recording_wrongly(tree: Path) -> None:
     path = tree / "lib/thresholds/gpu.json"
     path.write_text(path.read_text().replace('"temperature_max_c": 85', '"temperature_max_c": 850'))
     assert [
-        fault for fault in selftest(tree) if fault.startswith("gpu_temperature on sick-gpu: wanted problem, got ok")
+        fault
+        for fault in examine(tree).faults
+        if fault.startswith("gpu_temperature on sick-gpu: wanted problem, got ok")
     ]
 
 
 def test_selftest_names_a_check_that_crashes_on_a_recording(tree: Path) -> None:
     path = tree / "health.d/load.py"
     path.write_text(path.read_text().replace("return Load(", "return Load(1 / 0 +"))
-    assert any("load on healthy: ZeroDivisionError" in fault for fault in selftest(tree))
+    assert any("load on healthy: ZeroDivisionError" in fault for fault in examine(tree).faults)
 
 
 def test_selftest_refuses_two_meanings_of_one_source(tree: Path) -> None:
@@ -126,19 +128,19 @@ def test_selftest_refuses_two_meanings_of_one_source(tree: Path) -> None:
     path.write_text(
         path.read_text().replace('Files("uptime", ("/proc/uptime",))', 'Files("meminfo", ("/proc/uptime",))')
     )
-    assert any("declare the source 'meminfo' differently" in fault for fault in selftest(tree))
+    assert any("declare the source 'meminfo' differently" in fault for fault in examine(tree).faults)
 
 
 def test_selftest_refuses_a_tree_without_recordings(tree: Path) -> None:
     shutil.rmtree(tree / "health.d/recordings")
-    assert any("holds no case" in fault for fault in selftest(tree))
+    assert any("holds no case" in fault for fault in examine(tree).faults)
 
 
 def test_a_misspelt_key_of_a_threshold_file_is_refused(tree: Path) -> None:
     path = tree / "lib/thresholds/ib.json"
     data = json.loads(path.read_text())
     path.write_text(json.dumps({**data, "modells": {}}))
-    assert any("wanted only about, default, models" in fault for fault in selftest(tree))
+    assert any("wanted only about, default, models" in fault for fault in examine(tree).faults)
 
 
 def test_a_capsule_is_bounded_and_what_was_cut_is_no_longer_ok(tmp_path: Path) -> None:

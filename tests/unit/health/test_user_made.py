@@ -12,7 +12,7 @@ import pytest
 
 from health.api import Capture, Check, CheckModule, Class, Inputs, Limits, Result, UserMade, problem
 from health.checks import builtin
-from health.checks.cases import Case, judge_case, read_case, selftest
+from health.checks.cases import Case, examine, judge_case, read_case
 from health.checks.judge import Setting, judge
 from health.checks.load import load_checks
 from health.verdict import Finding, verdict_from_json
@@ -73,7 +73,7 @@ def test_a_check_that_users_make_and_that_drains_is_refused(tmp_path: Path, file
         path.write_text(path.read_text().replace('thresholds="host",', 'thresholds="host", user_made=UserMade.YES,'))
         path.write_text(path.read_text().replace("import Check,", "import UserMade, Check,"))
     assert any(f"{file}: says that a job's user can bring it about: its class is at most user" in fault
-               for fault in selftest(tree)), selftest(tree)  # fmt: skip
+               for fault in examine(tree).faults), examine(tree).faults  # fmt: skip
 
 
 def test_a_program_says_yes_or_no(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def unwritten(logs: Logs) -> int:
 
 def test_syslog_senders_wait_while_the_output_is_stuck(made: World, tmp_path: Path) -> None:
     path = str(tmp_path / "log")
-    Syslog(path, made.poller, Owners(), made.logs, lambda: Closer(made.poller, made.logs.log))
+    Syslog(path, made.poller, Owners(time.monotonic), made.logs, lambda: Closer(made.poller, made.logs.log))
     text = "x" * 20_000
     sent = 0
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:

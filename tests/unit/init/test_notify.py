@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from tests.waiting import until
 
 class World:
     def __init__(self, path: Path) -> None:
-        self.poller, self.owners = Poller(), Owners()
+        self.poller, self.owners = Poller(), Owners(time.monotonic)
         self.heard: Callable[[Notified], None] = self._keep
         self.told: list[Notified] = []
         self.said: list[str] = []

@@ -24,7 +24,7 @@ def test_a_session_outlives_its_last_known_process_by_a_hand_over_and_no_longer(
     )
     assert leader.stdin is not None and leader.stdout is not None
     try:
-        asked = Owners()
+        asked = Owners(time.monotonic)
         asked.add(leader.pid, "a")
         left = int(leader.stdout.readline())
         assert asked.owner(left) == "a"
@@ -40,7 +40,7 @@ def test_a_session_outlives_its_last_known_process_by_a_hand_over_and_no_longer(
 
 
 def test_a_followed_process_keeps_its_session() -> None:
-    asked = Owners()
+    asked = Owners(time.monotonic)
     me, session = os.getpid(), os.getsid(0)
     asked.add(session, "a")
     asked.follow(me, "a")
@@ -53,7 +53,7 @@ def test_a_followed_process_keeps_its_session() -> None:
 def test_what_has_ended_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    asked = Owners()
+    asked = Owners(time.monotonic)
     for number in range(2000):
         asked.add(1 << 23 | number, "crash-loop")
         asked.remove(1 << 23 | number)

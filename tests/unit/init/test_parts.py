@@ -13,7 +13,7 @@ from init.engine.trace import Trace
 from init.errors import RequestError
 from init.pid1.log.lines import CONTINUES, KEPT, LONGEST, Ring, cut, tag_json, tag_text
 from init.pid1.log.syslog import line
-from init.pid1.notify import Message, parse
+from init.pid1.notify import parse
 from init.plan.compile import compile_plan
 from init.plan.spec import parse_drain, parse_service
 from init.pod.client import Client, control_socket
@@ -57,18 +57,18 @@ def test_the_ring_keeps_the_newest_and_is_bounded() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"READY=1\nSTATUS=all = well\nMAINPID=42", Message(ready=True, status="all = well", main_pid=42)),
-        (b"RELOADING=1\nMONOTONIC_USEC=5", Message(reloading=True)),
-        (b"WATCHDOG=1", Message(watchdog=True)),
-        (b"STOPPING=1\nX_UNKNOWN=1\nnonsense", Message(stopping=True)),
-        (b"READY=0\nMAINPID=-1", Message()),
-        (b"MAINPID=99999999999999999999", Message()),
-        (b"STATUS=\xff", Message(status="\ufffd")),
-        (b"STATUS=\x1b[2Jred\x07\t\xe2\x80\xae \xc2\x9bm", Message(status="[2Jred m")),
-        (b"", Message()),
+        (b"READY=1\nSTATUS=all = well\nMAINPID=42", Notified(ready=True, status="all = well", main_pid=42)),
+        (b"RELOADING=1\nMONOTONIC_USEC=5", Notified(reloading=True)),
+        (b"WATCHDOG=1", Notified(watchdog=True)),
+        (b"STOPPING=1\nX_UNKNOWN=1\nnonsense", Notified(status="stopping")),
+        (b"READY=0\nMAINPID=-1", Notified()),
+        (b"MAINPID=99999999999999999999", Notified()),
+        (b"STATUS=\xff", Notified(status="\ufffd")),
+        (b"STATUS=\x1b[2Jred\x07\t\xe2\x80\xae \xc2\x9bm", Notified(status="[2Jred m")),
+        (b"", Notified()),
     ],
 )
-def test_notifications(data: bytes, message: Message) -> None:
+def test_notifications(data: bytes, message: Notified) -> None:
     assert parse(data) == message
 
 

@@ -26,7 +26,7 @@ from init.prepare import (
     stale,
 )
 from init.prepare.__main__ import EX_CONFIG, main
-from init.slurm import accounting
+from init.slurm import accounting, files
 
 ME = (os.getuid(), os.getgid())
 
@@ -34,7 +34,7 @@ ME = (os.getuid(), os.getgid())
 @pytest.fixture
 def users(monkeypatch: pytest.MonkeyPatch) -> None:
     """The image's users are not on every machine that runs the tests."""
-    for module in (secrets, database, slurm_config):
+    for module in (secrets, database, files):
         monkeypatch.setattr(module, "user", lambda name: ME)
 
 

@@ -179,7 +179,6 @@ def test_start_and_stop_order() -> None:
     )
     assert graph.waves(graph.start_edges(plan.services)) == [("a", "d"), ("b",), ("c",)]
     assert graph.waves(graph.stop_edges(plan.services)) == [("c",), ("b",), ("a",), ("d",)]
-    assert graph.dependants("a", graph.start_edges(plan.services)) == {"b", "c"}
 
 
 def test_needing_what_this_pod_does_not_have_is_needing_nothing() -> None:
