@@ -334,6 +334,7 @@ def test_a_worker_that_is_no_longer_made_is_forgotten_unless_somebody_holds_it(c
         stop(cluster, name)
     assert records(cluster) == "" and known() == {"w1", "w2", *names}, "they come back"
     made(2)
+    records(cluster)  # by itself it is due within half a minute, which the test above waits for
     until(lambda: known() == {"w1", "w2", "s-gpu-1", "s-gpu-2"}, "the name is gone for good", within=90)
     assert cluster.held("s-gpu-2").startswith("fan is loud|slurm|")
     cluster.slurm("scontrol", "delete", "nodename=s-gpu-1,s-gpu-2")
