@@ -9,6 +9,7 @@ merged plan goes to PID 1, which touches only what differs. Nothing polls: the k
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import subprocess
@@ -24,7 +25,7 @@ from init.places import PLAN
 from init.pod.client import SOCKET, Client
 from init.pod.dirwatch import Watcher
 from init.pod.helper import condition, log
-from init.pod.pod import Pod
+from init.pod.pod import Pod, write
 from init.slurm.daemon import PROGRAM, Answer, Outcome, Slurmctld
 from init.slurm.files import SlurmFiles
 from init.slurm.judge import LIVE, REFUSED, SAID, Said, impossible, load_said, save_said, weigh
@@ -33,6 +34,7 @@ from init.slurm.kept import Kept, digest
 DROPINS = [
     Path(root) / name for root in ("/etc/minivm", "/mnt/minivm/config") for name in ("services.d", "supervisor.d")
 ]
+SEEN = Path("/run/minivm/drop-ins-seen")
 ASK_AGAIN = 5.0  # seconds: for a slurmctld that does not answer yet
 # A ConfigMap's swap is one rename; a copy by hand is several writes.
 QUIET = 0.2
@@ -153,15 +155,25 @@ class SlurmWatch:
 
 
 class DropInWatch:
-    """The services' drop-ins."""
+    """The services' drop-ins. What was seen is kept: a change while nobody watched is one to whoever watches next."""
 
     condition = "drop-ins"
 
-    def __init__(self, control: Path, directories: Iterable[Path]) -> None:
+    def __init__(self, control: Path, directories: Iterable[Path], kept: Path = SEEN) -> None:
         self.control = control
         self.again: float | None = None
         self.directories = list(directories)
-        self.seen = fingerprint(self.directories)
+        self.kept = kept
+        try:
+            self.seen = kept.read_text()
+        except (OSError, ValueError):
+            self._remember(fingerprint(self.directories))
+
+    def _remember(self, now: str) -> None:
+        self.seen = now
+        with contextlib.suppress(InitError, OSError):  # a full disk: it counts as long as this process lives
+            self.kept.parent.mkdir(parents=True, exist_ok=True)
+            write(self.kept, now.encode(), mode=0o600)
 
     def look(self) -> None:
         self.again = None
@@ -175,25 +187,26 @@ class DropInWatch:
             self.again = ASK_AGAIN
             return
         except InitError as error:
-            self.seen = now
+            self._remember(now)
             log(f"{self.condition}: refused: {error.why}")
             condition(self.control, self.condition, f"refused: {error.why}")
             return
-        self.seen = now
+        self._remember(now)
         condition(self.control, self.condition, "")
         parts = [f"{what} {' '.join(change[what])}" for what in ("added", "removed", "changed") if change.get(what)]
         log(f"drop-ins applied: {'; '.join(parts) or 'nothing differs'}")
 
 
-def fingerprint(directories: Iterable[Path]) -> tuple[tuple[str, bytes], ...]:
-    """Name and content of every file, such as they can be read: what differs is looked at."""
-    found = []
+def fingerprint(directories: Iterable[Path]) -> str:
+    """Of name and content of every file, such as they can be read: what differs is looked at."""
+    found = hashlib.sha256()
     for directory in directories:
         for path in sorted(directory.glob("[!.]*")) if directory.is_dir() else []:
             with contextlib.suppress(OSError):
                 if path.is_file():
-                    found.append((str(path), path.read_bytes()))
-    return tuple(found)
+                    data = path.read_bytes()
+                    found.update(f"{len(str(path))} {len(data)} {path}".encode(errors="surrogateescape") + data)
+    return found.hexdigest()
 
 
 def apply_dropins(control: Path = SOCKET, plan: str = PLAN) -> dict[str, Any]:

@@ -335,13 +335,38 @@ def test_drop_ins_that_no_process_could_read_are_read_later(tmp_path: Path, monk
 
     monkeypatch.setattr(configwatch, "apply_dropins", apply)
     monkeypatch.setattr(configwatch, "condition", lambda control, name, text: told.append(text))
-    watch = DropInWatch(Path("/nowhere"), [tmp_path])
+    watch = DropInWatch(Path("/nowhere"), [tmp_path], tmp_path / ".seen")
     (tmp_path / "a.yaml").write_text("1")
     watch.look()
     assert watch.again is not None and not told
     watch.look()
     assert watch.again is None and told == [""] and not answers
     watch.look()
+
+
+def test_drop_ins_that_changed_while_nobody_watched_are_applied_by_who_watches_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    applied: list[Path] = []
+
+    def apply(control: Path) -> dict[str, object]:
+        applied.append(control)
+        return {}
+
+    def anew() -> DropInWatch:
+        return DropInWatch(Path("/nowhere"), [tmp_path], tmp_path / ".seen")
+
+    monkeypatch.setattr(configwatch, "apply_dropins", apply)
+    monkeypatch.setattr(configwatch, "condition", lambda control, name, text: None)
+    anew().look()
+    assert not applied, "PID 1 has read what was there when the pod began"
+    (tmp_path / "a.yaml").write_text("1")
+    anew().look()
+    anew().look()
+    assert len(applied) == 1
+    (tmp_path / "a.yaml").unlink()
+    anew().look()
+    assert len(applied) == 2
 
 
 @pytest.mark.parametrize(
