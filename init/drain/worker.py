@@ -45,13 +45,28 @@ def drain(controller: str, deadline: Deadline) -> None:
     if jobs:
         client.free(jobs, controller, report)
         wait_until_idle(name, controller, deadline)
-    # Somebody may have drained it since: it takes no jobs, and down would put our reason over his.
+    insisted(lambda: leave(name, controller), deadline)
+
+
+def leave(name: str, controller: str) -> None:
+    """Somebody may have drained it since: it takes no jobs, and down would put our reason over his."""
     node = client.node(name, controller)
     if node is not None and node.held_by_others:
         report(f"{name} stays as it is in Slurm: {node.reason}")
     elif node is not None:
         client.update(name, ["state=down", f"reason={STOPPING}"], controller)
         report(f"{name} is down in Slurm until the pod is back")
+
+
+def insisted(ask: Callable[[], T], deadline: Deadline) -> T:
+    """For as long as was kept for it: nothing runs here any more, and a pod does not stay for a word to Slurm alone."""
+    mine = Deadline(min(RESERVE, deadline.left))
+    while True:
+        try:
+            return ask()
+        except SlurmError:
+            if not mine.pause(LOOK_EVERY):
+                raise
 
 
 def asked(ask: Callable[[], T], deadline: Deadline, missed: Callable[[], None] = lambda: None) -> T:

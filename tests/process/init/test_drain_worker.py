@@ -60,6 +60,29 @@ def test_a_slurmctld_that_is_away_is_asked_again_while_jobs_run(
     assert capsys.readouterr().out == "jobs run here, and slurmctld is asked again: ctl:6817 cannot be reached\n"
 
 
+def test_a_slurmctld_that_is_away_at_the_end_is_told_when_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not told, it keeps the node for there, and what could not be let go for running, until SlurmdTimeout."""
+    scontrol, squeue, told = tmp_path / "scontrol", tmp_path / "squeue", tmp_path / "told"
+    scontrol.write_text(
+        f"#!/bin/sh\ncd {tmp_path}\n"
+        "if [ -s away ]; then sed -i 1d away; echo 'Unable to contact slurm controller' >&2; exit 1; fi\n"
+        f'case "$*" in *show*) echo \'NodeName=w1 State=IDLE\';; *) echo "$*" >> {told};; esac\n'
+    )
+    squeue.write_text(f"#!/bin/sh\nprintf 'x\\nx\\nx\\n' > {tmp_path}/away\n")
+    for program in (scontrol, squeue):
+        program.chmod(0o755)
+        monkeypatch.setattr(client, program.name.upper(), str(program))
+    monkeypatch.setattr(drain_worker, "name_of_node", lambda: "w1")
+    drain_worker.drain("ctl:6817", Deadline(60.0))
+    assert told.read_text().splitlines()[-1] == "update nodename=w1 state=down reason=minivm: pod stops"
+    assert capsys.readouterr().out.endswith("w1 is down in Slurm until the pod is back\n")
+    squeue.write_text(f"#!/bin/sh\nyes | head -100 > {tmp_path}/away\n")
+    with pytest.raises(client.SlurmError, match="cannot be reached"):
+        drain_worker.drain("ctl:6817", Deadline(60.0))
+
+
 def test_many_small_jobs_are_let_go_some_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node of hundreds of them has five seconds. Here a client of Slurm ends only once it is not the only one."""
     scontrol, scancel = tmp_path / "scontrol", tmp_path / "scancel"
