@@ -17,7 +17,7 @@ images: .venv/ready  ## build every image, whatever is missing on this machine f
 
 test: images         ## every test: unit, process, container, cluster
 	@python3 images/host.py test-tools
-	@$(PY) -m pytest $(ARGS)
+	@$(PY) -m tests $(ARGS)
 
 test-kubernetes: images  ## the chart's whole life on three machines; KUBECONFIG=... takes that Kubernetes instead
 	@python3 images/host.py test-tools

@@ -1,0 +1,61 @@
+"""`python -m tests`: every test, in two runs side by side; with arguments pytest's own, one run.
+
+What computes and what waits for pods: one after the other, half of a machine's processors has nothing to do for most of
+the time. The first run is shown as it goes, the other from its beginning once the first is over.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PYTEST = (sys.executable, "-m", "pytest")
+# They say within seconds that a rule is broken.
+QUICK = ("tests/unit", "tests/process")
+
+
+def side_by_side(first: Sequence[str], second: Sequence[str]) -> int:
+    """Both to their end; the exit code of the first that failed."""
+    with tempfile.TemporaryFile() as kept:
+        other = subprocess.Popen(second, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=kept, stderr=subprocess.STDOUT)
+        try:
+            code = subprocess.run(first, cwd=ROOT, check=False).returncode
+            show_until_over(other, kept.fileno())
+        finally:
+            if other.poll() is None:
+                other.send_signal(signal.SIGINT)  # it takes its pods away
+                other.wait()
+        return code or other.returncode
+
+
+def show_until_over(process: subprocess.Popen[bytes], output: int) -> None:
+    shown = 0
+    while True:
+        over = process.poll() is not None  # before the look, or what it wrote last is lost
+        while data := os.pread(output, 1 << 16, shown):
+            shown += len(data)
+            sys.stdout.buffer.write(data)
+            sys.stdout.flush()
+        if over:
+            return
+        time.sleep(0.2)
+
+
+def main(arguments: Sequence[str]) -> int:
+    if arguments:
+        return subprocess.run([*PYTEST, *arguments], cwd=ROOT, check=False).returncode
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    slow = [path for path in settings["testpaths"] if path not in QUICK]
+    return side_by_side([*PYTEST, *QUICK], [*PYTEST, *slow])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
