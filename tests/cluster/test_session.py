@@ -241,6 +241,13 @@ def test_sshd_offers_nothing_weak(healthy: World) -> None:
     assert not weak
 
 
+def test_the_directorys_keys_are_those_that_sssds_own_program_tells(healthy: World) -> None:
+    """The words between sssd and its program are nobody's promise: a newer sssd that says it otherwise shows here."""
+    ours = ("/usr/libexec/minivm/authorized-keys", "alice", "/home/alice", "ssh-ed25519", "AAAAanother")
+    # Beside the keys, it would say that it had to ask the program.
+    assert healthy.run("slurm-login-0", *ours) == healthy.run("slurm-login-0", "sss_ssh_authorizedkeys", "alice")
+
+
 def test_many_log_in_at_once(alice: Researcher) -> None:
     with ThreadPoolExecutor(200) as crowd:
         done = list(crowd.map(lambda number: alice.try_(f"echo {number}", timeout=240), range(200)))

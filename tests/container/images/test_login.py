@@ -75,7 +75,7 @@ def test_sshd_takes_keys_only_and_asks_the_directory(login: Host) -> None:
     # The directory's keys first, then those of the home, which sshd itself must not touch: it may hang.
     assert settings["authorizedkeyscommand"] == ["/usr/libexec/minivm/authorized-keys %u %h %t %k"]
     assert settings["authorizedkeysfile"] == ["none"]
-    assert "sss_ssh_authorizedkeys" in login.file("/usr/libexec/minivm/authorized-keys").content_string
+    assert b"sss_ssh_authorizedkeys" in login.file("/usr/libexec/minivm/authorized-keys").content
     assert settings["usepam"] == ["yes"] and settings["x11forwarding"] == ["no"]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from init.errors import ConfigError
 from init.pod.pod import Pod
 from init.prepare import cgroups, user_limits
 
-HOOK = Path(__file__).resolve().parents[3] / "images/rootfs/login/usr/libexec/minivm/user-limits"
 GIB = 1 << 30
 
 
@@ -116,32 +114,3 @@ def test_v2_without_leave_to_write_changes_nothing(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(cgroups, "writable", lambda directory: False)
     assert cgroups.run(found) == "cgroup v2, read-only: no containment by cgroups"
     assert found.text("/run/minivm/env/cgroup") == "MINIVM_CGROUP=none\n"
-
-
-def login(tmp_path: Path, running: str) -> tuple[str, Path]:
-    """The hook as PAM calls it, with its table in a scratch directory."""
-    people = tmp_path / "users"
-    (people / "rescue").mkdir(parents=True)
-    name = subprocess.run(["id", "-un", "1"], capture_output=True, text=True, check=True).stdout.strip()
-    (people / "1").mkdir()
-    (people / "1/pids.current").write_text(f"{running}\n")
-    (tmp_path / "table").write_text(f"{people} pids.max 100\n{people} memory.max 7\n")
-    script = HOOK.read_text().replace("/run/minivm/user-limits", str(tmp_path / "table"))
-    env = os.environ | {"PAM_TYPE": "open_session", "PAM_USER": name}
-    done = subprocess.run(["sh", "-c", script], env=env, capture_output=True, text=True, check=True)
-    return done.stdout, people
-
-
-def test_a_login_puts_its_process_into_the_persons_cgroup(tmp_path: Path) -> None:
-    said, people = login(tmp_path, "91")
-    assert said == ""
-    assert (people / "1/pids.max").read_text() == "100\n" and (people / "1/memory.max").read_text() == "7\n"
-    assert int((people / "1/cgroup.procs").read_text()) == os.getpid()
-    assert not list((people / "rescue").iterdir())
-
-
-def test_who_has_no_process_left_is_told_and_gets_in_to_end_some(tmp_path: Path) -> None:
-    said, people = login(tmp_path, "92")
-    assert "You have 92 processes and threads here, of 100" in said and "kill -9 -1" in said
-    assert int((people / "rescue/cgroup.procs").read_text()) == os.getpid()
-    assert not (people / "1/cgroup.procs").exists() and not (people / "rescue/pids.max").exists()

@@ -1,0 +1,161 @@
+"""What a login costs: as the image has it, and beside it a plain sshd of the same image with a file of keys.
+
+The clients are the image's own ssh, in a container of their own on the same two cores. In the end the crowd comes once
+more with this machine's ssh: an older one may spend more on the exchange of keys than the whole login costs here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench.cluster import ssh
+from cluster.local import LocalCluster
+from cluster.ports import free_port
+from cluster.values import Options
+from images.engine.docker import Engine
+
+POD = "slurm-login-0"
+PEOPLE, ROUNDS, SINGLE = 200, 6, 10
+OURS, PLAIN = 22, 2222
+# Debian's defaults, with the same limits for a crowd; PAM has the same modules, but for what is ours.
+PLAIN_SSHD = f"""Port {PLAIN}
+PidFile /run/sshd-plain.pid
+HostKey /etc/ssh/ssh_host_ed25519_key
+UsePAM yes
+PAMServiceName sshd-plain
+PrintMotd no
+AuthorizedKeysFile /etc/ssh/plain_keys/%u
+PerSourcePenalties no
+MaxStartups 300:30:600
+"""
+BEGIN_PLAIN = """set -e
+mkdir -p /etc/ssh/plain_keys
+sss_ssh_authorizedkeys alice > /etc/ssh/plain_keys/alice
+sed '/pam_exec/d' /etc/pam.d/sshd > /etc/pam.d/sshd-plain
+printf '%s' "$0" > /run/sshd-plain.conf
+/usr/sbin/sshd -f /run/sshd-plain.conf
+"""
+USAGE = "cd /sys/fs/cgroup; cat cpuacct/cpuacct.usage 2>/dev/null || awk '/usage_usec/ {print $2 * 1000}' cpu.stat"
+# In the container of clients: for each line "ADDRESS PORT COUNT AT-ONCE" the seconds of each login, how many failed,
+# and the seconds of all.
+CLIENTS = """
+import json, subprocess, sys, time
+from concurrent.futures import ThreadPoolExecutor
+options = ["-F", "none", "-i", "/root/key"]
+for name, value in (("BatchMode", "yes"), ("IdentitiesOnly", "yes"), ("UserKnownHostsFile", "/dev/null"),
+                    ("StrictHostKeyChecking", "no"), ("LogLevel", "ERROR"), ("ConnectTimeout", "60")):
+    options += ["-o", f"{name}={value}"]
+def enter(address, port):
+    begun = time.monotonic()
+    done = subprocess.run(["ssh", *options, "-p", port, f"alice@{address}", "true"], capture_output=True)
+    return time.monotonic() - begun, done.returncode
+for line in sys.stdin:
+    address, port, count, at_once = line.split()
+    begun = time.monotonic()
+    with ThreadPoolExecutor(int(at_once)) as people:
+        done = list(people.map(lambda _: enter(address, port), range(int(count))))
+    whole, failed = time.monotonic() - begun, sum(code != 0 for _, code in done)
+    print(json.dumps([[one for one, _ in done], failed, whole]), flush=True)
+"""
+
+
+def main() -> int:
+    options = Options(name="bench-logins", workers=1, repository=os.environ.get("MINIVM_BUILD_PREFIX", "minivm"))
+    with tempfile.TemporaryDirectory(prefix="minivm-bench-") as root:
+        cluster = LocalCluster(Engine().client, options, root=Path(root))
+        cluster.down()
+        try:
+            cluster.up(port=free_port(22400))
+            with clients(cluster) as people:
+                measure(cluster, people)
+        finally:
+            cluster.down()
+    return 0
+
+
+class People:
+    """The container of clients, asked line by line."""
+
+    def __init__(self, asked: subprocess.Popen[str], address: str) -> None:
+        self.asked, self.address = asked, address
+
+    def enter(self, port: int, count: int, at_once: int = 1) -> tuple[list[float], int, float]:
+        assert self.asked.stdin and self.asked.stdout
+        self.asked.stdin.write(f"{self.address} {port} {count} {at_once}\n")
+        self.asked.stdin.flush()
+        times, failed, whole = json.loads(self.asked.stdout.readline())
+        return times, failed, whole
+
+
+@contextmanager
+def clients(cluster: LocalCluster) -> Iterator[People]:
+    name, image = f"minivm-{cluster.options.name}-clients", f"{cluster.options.repository}/login:latest"
+    docker("run", "--detach", "--rm", "--name", name, "--network", cluster.kubelet.network, "--entrypoint", "sleep",
+           image, "3600")  # fmt: skip
+    try:
+        docker("cp", str(cluster.keys().users["alice"]), f"{name}:/root/key")
+        docker("exec", name, "sh", "-c", "chown 0:0 /root/key && chmod 600 /root/key")
+        command = ["docker", "exec", "--interactive", name, "python3", "-c", CLIENTS]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as asked:
+            yield People(asked, cluster.kubelet.running()[POD].address)
+            assert asked.stdin
+            asked.stdin.close()
+    finally:
+        docker("rm", "--force", name)
+
+
+def measure(cluster: LocalCluster, people: People) -> None:
+    said = cluster.exec(POD, ["sh", "-c", BEGIN_PLAIN, PLAIN_SSHD])
+    assert said[0] == 0, said[1]
+    ports = {"as the image has it": OURS, "plain sshd, a file of keys": PLAIN}
+    for port in ports.values():
+        people.enter(port, 2)
+    times: dict[str, list[float]] = {what: [] for what in ports}
+    spent: dict[str, list[float]] = {what: [] for what in ports}
+    for _ in range(ROUNDS):
+        for what in random.sample(list(ports), len(ports)):
+            before = usage(cluster)
+            times[what] += people.enter(ports[what], SINGLE)[0]
+            spent[what].append((usage(cluster) - before) / SINGLE)
+    for what in ports:
+        more = f"{statistics.median(spent[what]) * 1000:.0f} ms of processor time in the pod"
+        row(f"a login, {what}", statistics.median(times[what]) * 1000, "ms", more)
+    ours, plain = (statistics.median(times[what]) for what in ports)
+    row("  ours against plain", ours / plain, "x", "target 1.3")
+    for what, port in ports.items():
+        _, failed, whole = people.enter(port, PEOPLE, PEOPLE)
+        row(f"{PEOPLE} logins at once, {what}: the last one in", whole, "s", f"{failed} failed")
+    version = subprocess.run(["ssh", "-V"], capture_output=True, text=True, check=True).stderr.split()[0].strip(",")
+    begun = time.monotonic()
+    with ThreadPoolExecutor(PEOPLE) as hands:
+        list(hands.map(lambda _: ssh(cluster, "true"), range(PEOPLE)))
+    row(f"{PEOPLE} logins at once by this machine's {version}: the last one in", time.monotonic() - begun, "s")
+
+
+def usage(cluster: LocalCluster) -> float:
+    """Seconds of processor time that the pod has had."""
+    code, said = cluster.exec(POD, ["sh", "-c", USAGE])
+    assert code == 0, said
+    return int(said) / 1e9
+
+
+def docker(*arguments: str) -> None:
+    subprocess.run(["docker", *arguments], check=True, stdout=subprocess.DEVNULL)
+
+
+def row(what: str, value: float, unit: str, more: str = "") -> None:
+    print(f"{what:<72} {value:8.2f} {unit:<2} {more}".rstrip(), flush=True)
+
+
+if __name__ == "__main__":
+    main()
