@@ -75,3 +75,21 @@ def ssh_key(path: Path, kind: str) -> str:
 
 def public(private: Path) -> str:
     return private.with_name(f"{private.name}.pub").read_text().strip()
+
+
+def known_hosts(keys: Keys, port: int) -> str:
+    """What an ssh on this machine is to believe of the login pod."""
+    return f"[127.0.0.1]:{port} {keys.ssh_host_public}\n"
+
+
+def ssh_command(keys: Keys, user: str, *command: str, port: int, known_hosts: Path) -> list[str]:
+    identity = keys.users.get(user)
+    if identity is None:
+        raise ClusterError(f"log in as {user}", f"the demo's users are {', '.join(keys.users)}")
+    return [
+        "ssh",
+        *("-p", str(port), "-i", str(identity)),
+        *("-o", f"UserKnownHostsFile={known_hosts}", "-o", "IdentitiesOnly=yes"),
+        f"{user}@127.0.0.1",
+        *command,
+    ]

@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from cluster.rendered import manifests, objects
 from cluster.rendered.manifests import Manifests
 from cluster.rendered.objects import Pod
 from cluster.rendered.render import render
-from cluster.report import Row
+from cluster.report import Row, Stages
 from cluster.values import NAMESPACE, RELEASE, Options
 
 STATE = Path(__file__).resolve().parents[1] / "build" / "cluster"
@@ -32,29 +32,13 @@ HANDS = 8
 Log = Callable[[str], None]
 
 
-@dataclass
-class Stages:
-    """What a run spent its time on, in order."""
-
-    clock: Callable[[], float] = time.monotonic
-    spent: dict[str, float] = field(default_factory=dict)
-
-    @contextlib.contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        begun = self.clock()
-        try:
-            yield
-        finally:
-            self.spent[name] = self.spent.get(name, 0.0) + self.clock() - begun
-
-
 class LocalCluster:
     def __init__(self, client: Any, options: Options, *, root: Path = STATE, log: Log = lambda _: None) -> None:
         self.options = options
         self.state = root / options.name
         self.kubelet = Kubelet(client, options.name, self.state)
         self.log = log
-        self.stages = Stages()
+        self.stages = Stages(time.monotonic)
 
     @classmethod
     def saved(cls, client: Any, name: str, *, root: Path = STATE, log: Log = lambda _: None) -> LocalCluster:
@@ -109,7 +93,7 @@ class LocalCluster:
             known = self.manifests()
             drop_ins.check(self.kubelet, known)
         self.save()
-        write_private(self.known_hosts, self.known_hosts_line().encode())
+        write_private(self.known_hosts, keys.known_hosts(self.keys(), self.options.port).encode())
         with self.stages.stage("pods"):
             self.revive(known, there)
             self.reconcile(known, self.kubelet.running(), timeout=timeout)
@@ -275,20 +259,8 @@ class LocalCluster:
     def known_hosts(self) -> Path:
         return self.state / "known_hosts"
 
-    def known_hosts_line(self) -> str:
-        return f"[127.0.0.1]:{self.options.port} {self.keys().ssh_host_public}\n"
-
-    def ssh_command(self, user: str, *rest: str) -> list[str]:
-        identity = self.keys().users.get(user)
-        if identity is None:
-            raise ClusterError(f"log in as {user}", f"the demo's users are {', '.join(values.USERS)}")
-        return [
-            "ssh",
-            *("-p", str(self.options.port), "-i", str(identity)),
-            *("-o", f"UserKnownHostsFile={self.known_hosts}", "-o", "IdentitiesOnly=yes"),
-            f"{user}@127.0.0.1",
-            *rest,
-        ]
+    def ssh_command(self, user: str, *command: str) -> list[str]:
+        return keys.ssh_command(self.keys(), user, *command, port=self.options.port, known_hosts=self.known_hosts)
 
     def down(self) -> bool:
         """Everything of this cluster, by its label: containers, volumes, network, and the state on disk. Whether there

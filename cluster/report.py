@@ -1,9 +1,10 @@
-"""What a person is told of a cluster: one row a pod, and what this machine could not give. Pure."""
+"""What a person learns of a cluster: one row a pod, what this machine could not give, and what took the time. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from cluster.pods import Running
 from cluster.readiness import Readiness
@@ -88,3 +89,19 @@ def not_granted(pods: Iterable[Pod], *, cgroups: str, security: Sequence[str]) -
         if pod.host_network:
             missing.append(f"{pod.name}: the host's network")
     return missing
+
+
+@dataclass
+class Stages:
+    """What a run spent its time on, in order."""
+
+    clock: Callable[[], float]
+    spent: dict[str, float] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        begun = self.clock()
+        try:
+            yield
+        finally:
+            self.spent[name] = self.spent.get(name, 0.0) + self.clock() - begun

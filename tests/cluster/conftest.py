@@ -13,6 +13,7 @@ from cluster.local import LocalCluster
 from cluster.ports import free_port
 from cluster.values import Options
 from images.engine.docker import Engine
+from tests import collected
 from tests.cluster.researcher import Researcher, World
 from tests.cluster.shared_home import SharedHome
 
@@ -32,11 +33,7 @@ HASTY = {"broker": {"clear_wait_s": {"node": 0}, "guard": {"spread_s": 0}}}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """In place: tests of other folders stay where they were."""
-    places = [place for place, item in enumerate(items) if item.path.parent == HERE]
-    ordered = sorted((items[place] for place in places), key=lambda item: ORDER.index(item.path.stem))
-    for place, item in zip(places, ordered, strict=True):
-        items[place] = item
+    collected.sort(items, HERE, ORDER)
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import collected
 from tests.kubernetes import machine, programs
 from tests.kubernetes.kubectl import Kubernetes
 from tests.kubernetes.lab import UP, Lab
@@ -42,11 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """In place: tests of other folders stay where they were."""
-    places = [place for place, item in enumerate(items) if item.path.parent == HERE]
-    ordered = sorted((items[place] for place in places), key=lambda item: ORDER.index(item.path.stem))
-    for place, item in zip(places, ordered, strict=True):
-        items[place] = item
+    collected.sort(items, HERE, ORDER)
 
 
 @pytest.fixture(scope="session")

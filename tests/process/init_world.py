@@ -144,6 +144,14 @@ class World:
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
 
+    def wakeups(self) -> int:
+        """How often PID 1 has given up the processor of its own accord: an idle one does not."""
+        text = Path(f"/proc/{self.pid}/status").read_text()
+        return int(next(line.split()[1] for line in text.splitlines() if line.startswith("voluntary_ctxt")))
+
+    def descriptors(self) -> int:
+        return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
+
     def output(self) -> str:
         return self.out.read_text(errors="replace")
 

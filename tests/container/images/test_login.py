@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from shlex import quote
 
 import pytest
 from testinfra.host import Host  # type: ignore[import-untyped]  # ships no types
@@ -49,13 +50,9 @@ def test_what_only_a_login_machine_has_runs(login: Host, program: str) -> None:
     login.check_output(program)
 
 
-def shell(text: str) -> str:
-    return "'" + text.replace("'", "'\\''") + "'"
-
-
 def test_completion_knows_slurms_commands(login: Host) -> None:
     script = ". /usr/share/bash-completion/bash_completion; _comp_load sbatch; complete -p sbatch"
-    assert "sbatch" in login.check_output(f"bash -c {shell(script)}")
+    assert "sbatch" in login.check_output(f"bash -c {quote(script)}")
 
 
 @pytest.mark.parametrize("program", ["minivm", "gitsync"])
@@ -65,7 +62,7 @@ def test_completion_knows_our_own_commands(login: Host, program: str) -> None:
         f" COMP_WORDS=({program} ''); COMP_CWORD=1; _{program}_completion {program};"
         " printf '%s\\n' \"${COMPREPLY[@]}\""
     )
-    assert "status" in login.check_output(f"bash -c {shell(script)}").split()
+    assert "status" in login.check_output(f"bash -c {quote(script)}").split()
 
 
 def test_sshd_takes_keys_only_and_asks_the_directory(login: Host) -> None:
@@ -167,7 +164,7 @@ def test_an_interactive_shell_shows_whole_job_names(login: Host) -> None:
     """Where somebody types and a terminal shows. A pipe, a file, a script and a job have what Slurm writes anywhere."""
     login.check_output(
         "mkdir -p /tmp/told && cd /tmp/told && umask 022"
-        f" && printf %s {shell(TYPED)} > typed && printf %s {shell(TOLD)} | tee squeue > sacct && chmod +x *"
+        f" && printf %s {quote(TYPED)} > typed && printf %s {quote(TOLD)} | tee squeue > sacct && chmod +x *"
     )
     shown = login.check_output("script -qec \"bash -lic '. /tmp/told/typed'\" /dev/null").splitlines()
     wide, status, sacct, *programs, mine, exported = [line.strip() for line in shown]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from shlex import quote
 
 import pytest
 from testinfra.host import Host  # type: ignore[import-untyped]  # ships no types
@@ -47,10 +48,6 @@ def machine(request: pytest.FixtureRequest, idle: Callable[[str], Host]) -> Host
     return idle(request.param)
 
 
-def shell(text: str) -> str:
-    return "'" + text.replace("'", "'\\''") + "'"
-
-
 def test_a_virtual_environment_has_pip(machine: Host) -> None:
     machine.check_output("rm -rf /tmp/venv && python3 -m venv /tmp/venv")
     assert machine.check_output("/tmp/venv/bin/pip --version").startswith("pip ")
@@ -67,7 +64,7 @@ def test_a_virtual_environment_has_pip(machine: Host) -> None:
 )
 def test_compilers_compile(machine: Host, compiler: str, suffix: str, source: str) -> None:
     """Also with what was taken out beside them to save space: link-time optimisation and OpenMP are still whole."""
-    machine.check_output(f"printf '%s' {shell(source)} > /tmp/p.{suffix}")
+    machine.check_output(f"printf '%s' {quote(source)} > /tmp/p.{suffix}")
     machine.check_output(f"{compiler} -O2 -o /tmp/p /tmp/p.{suffix}")
     assert machine.check_output("/tmp/p") == "works"
 
@@ -78,20 +75,20 @@ def test_a_python_extension_compiles(machine: Host) -> None:
 
 
 def test_a_kernel_launcher_compiles_and_loads_where_the_job_runs(machine: Host) -> None:
-    machine.check_output(f"printf '%s' {shell(LAUNCHER)} > /tmp/launcher.c")
+    machine.check_output(f"printf '%s' {quote(LAUNCHER)} > /tmp/launcher.c")
     machine.check_output("cc -O3 -shared -fPIC $(python3-config --includes) -o /tmp/launcher.so /tmp/launcher.c")
     said = machine.check_output("cd /tmp && python -c 'import launcher; print(launcher.launch())'")
     assert said == "42"
 
 
 def test_an_mpi_program_compiles_and_passes_messages(machine: Host) -> None:
-    machine.check_output(f"printf '%s' {shell(MPI)} > /tmp/m.c && mpicc -O2 -o /tmp/m /tmp/m.c")
+    machine.check_output(f"printf '%s' {quote(MPI)} > /tmp/m.c && mpicc -O2 -o /tmp/m /tmp/m.c")
     said = machine.check_output("mpirun --allow-run-as-root --oversubscribe -np 2 /tmp/m")
     assert "2 ranks, sum 1" in said
 
 
 def test_an_mpi_program_in_fortran_compiles(machine: Host) -> None:
-    machine.check_output(f"printf '%s' {shell(FORTRAN)} > /tmp/m.f90 && mpifort -O2 -o /tmp/mf /tmp/m.f90")
+    machine.check_output(f"printf '%s' {quote(FORTRAN)} > /tmp/m.f90 && mpifort -O2 -o /tmp/mf /tmp/m.f90")
     assert "size 1" in machine.check_output("mpirun --allow-run-as-root -np 1 /tmp/mf")
 
 

@@ -31,11 +31,6 @@ from tests.waiting import until
 ROOT = Path(__file__).resolve().parents[3]
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World.make(tmp_path)
-
-
 @pytest.mark.parametrize("step", fault.STEPS)
 def test_a_kill_at_any_step_leaves_a_whole_tree_and_the_next_run_heals(world: World, step: str, tmp_path: Path) -> None:
     world.settings = replace(world.settings, keep=1)

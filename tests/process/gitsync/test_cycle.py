@@ -18,11 +18,6 @@ from gitsync.tree.marker import MARKER
 from tests.process.gitsync_world import GOOD_TREE, Signer, World
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World.make(tmp_path)
-
-
 def good(world: World) -> str:
     """A published first commit."""
     commit = world.upstream.commit(dict(GOOD_TREE), signer=world.alice)

@@ -19,16 +19,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
-
 from gitsync.state import load_state
 from tests.process.gitsync_world import GOOD_TREE, World
 from tests.waiting import until
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World.make(tmp_path)
 
 
 @dataclass

@@ -18,8 +18,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import pytest
-
 from gitsync import schedule
 from gitsync.cycle.run import run_cycle
 from gitsync.rings import client
@@ -27,11 +25,6 @@ from tests.process.gitsync_world import GOOD_TREE, World
 from tests.waiting import until
 
 SECRET = "hook-secret"
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World.make(tmp_path)
 
 
 @dataclass

@@ -17,11 +17,6 @@ from tests.process.gitsync_world import GOOD_TREE, World, run
 TOKEN = "tok-3f9a1c77d2"
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World.make(tmp_path)
-
-
 def watch_arguments(stop: threading.Event, secret: str, found: list[str], looked: list[int]) -> None:
     """Every process's arguments, again and again: where a secret would be read by anybody on the node."""
     while not stop.is_set():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -18,11 +17,6 @@ from gitsync.tree.marker import MARKER
 from tests.process.gitsync_world import GOOD_TREE, World
 
 DAY = 86400
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World.make(tmp_path)
 
 
 def says(name: str = "minivm-scripts", **more: object) -> str:

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,26 +29,17 @@ os.posix_spawn("/bin/true", ["true"], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0,
 """
 
 
-@pytest.fixture
-def user() -> Iterator[list[subprocess.Popen[bytes]]]:
-    started: list[subprocess.Popen[bytes]] = []
-    yield started
-    for process in started:
-        process.kill()
-        process.wait()
-
-
 def row(listed: Capture, pid: int) -> list[str]:
     return next((line.split() for line in listed.text.splitlines() if line.startswith(f"{pid} ")), [])
 
 
-def test_a_vfork_is_its_user_s_and_a_kill_ends_it(tmp_path: Path, user: list[subprocess.Popen[bytes]]) -> None:
+def test_a_vfork_is_its_user_s_and_a_kill_ends_it(tmp_path: Path, started: list[subprocess.Popen[bytes]]) -> None:
     pipe = Path("/tmp") / f"minivm-{os.getpid()}-pipe"
     os.mkfifo(pipe)
     try:
         os.chown(pipe, NOBODY, NOBODY)
         spawner = subprocess.Popen([sys.executable, "-I", "-c", VFORK, str(pipe)], start_new_session=True)
-        user.append(spawner)
+        started.append(spawner)
         until(lambda: row(waiting(), spawner.pid), "it waits in the kernel")
         pid, start, uid, switches, killed, *_ = row(waiting(), spawner.pid)
         assert (uid, killed) == (str(NOBODY), "no")
@@ -65,8 +55,8 @@ def test_a_vfork_is_its_user_s_and_a_kill_ends_it(tmp_path: Path, user: list[sub
         pipe.unlink()
 
 
-def test_a_process_called_like_a_step_is_no_job(user: list[subprocess.Popen[bytes]]) -> None:
-    user.append(subprocess.Popen(["slurmstepd: [999.0]", "600"], executable="/bin/sleep", user=NOBODY))
+def test_a_process_called_like_a_step_is_no_job(started: list[subprocess.Popen[bytes]]) -> None:
+    started.append(subprocess.Popen(["slurmstepd: [999.0]", "600"], executable="/bin/sleep", user=NOBODY))
     until(lambda: "slurmstepd: [999.0]" in processes().text, "it is listed")
     load_checks(TREE, ["gpu_leftovers"])
     from parsers import processes as parser  # type: ignore[import-not-found]  # of the tree, put on the path just above
@@ -76,15 +66,15 @@ def test_a_process_called_like_a_step_is_no_job(user: list[subprocess.Popen[byte
     assert parser.jobs(parser.parse(step)) == {"42"}
 
 
-def test_a_program_with_root_s_rights_is_still_its_user_s(user: list[subprocess.Popen[bytes]]) -> None:
+def test_a_program_with_root_s_rights_is_still_its_user_s(started: list[subprocess.Popen[bytes]]) -> None:
     program = Path("/tmp") / f"minivm-{os.getpid()}-sleep"
     shutil.copy("/bin/sleep", program)
     try:
         program.chmod(0o4755)
-        user.append(subprocess.Popen([str(program), "600"], user=NOBODY))
+        started.append(subprocess.Popen([str(program), "600"], user=NOBODY))
         until(lambda: str(program) in processes().text, "it is listed")
-        if Path(f"/proc/{user[0].pid}").stat().st_uid != 0:
+        if Path(f"/proc/{started[0].pid}").stat().st_uid != 0:
             pytest.skip("no program has root's rights here")
-        assert row(processes(), user[0].pid)[5] == str(NOBODY)
+        assert row(processes(), started[0].pid)[5] == str(NOBODY)
     finally:
         program.unlink()

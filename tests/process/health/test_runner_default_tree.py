@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -67,15 +66,6 @@ class Job:
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
     return Job(make(tmp_path))
-
-
-@pytest.fixture
-def sleeper() -> Iterator[list[subprocess.Popen[bytes]]]:
-    started: list[subprocess.Popen[bytes]] = []
-    yield started
-    for process in started:
-        process.kill()
-        process.wait()
 
 
 def begin(
@@ -226,10 +216,10 @@ def test_nccl_is_set_for_the_fabric_and_the_user_s_choice_wins(job: Job) -> None
     assert "export NCCL_IB_GID_INDEX=3\n" in job.run("task_prolog")
 
 
-def test_what_a_job_leaves_is_ended_and_removed(job: Job, sleeper: list[subprocess.Popen[bytes]]) -> None:
-    left = sleep(sleeper, USER)
-    stubborn, _ = deaf(sleeper, "")
-    other = sleep(sleeper, USER + 1)
+def test_what_a_job_leaves_is_ended_and_removed(job: Job, started: list[subprocess.Popen[bytes]]) -> None:
+    left = sleep(started, USER)
+    stubborn, _ = deaf(started, "")
+    other = sleep(started, USER + 1)
     (job.shm / "psm_shm.1").touch()
     os.chown(job.shm / "psm_shm.1", USER, USER)
     (job.shm / "somebody.else").touch()
@@ -241,11 +231,11 @@ def test_what_a_job_leaves_is_ended_and_removed(job: Job, sleeper: list[subproce
 
 
 def test_beside_another_job_only_what_carries_the_job_s_id_goes(
-    job: Job, sleeper: list[subprocess.Popen[bytes]]
+    job: Job, started: list[subprocess.Popen[bytes]]
 ) -> None:
-    job.step(sleeper, "99")
-    ours = sleep(sleeper, USER, SLURM_JOB_ID="42")
-    theirs = sleep(sleeper, USER, SLURM_JOB_ID="99")
+    job.step(started, "99")
+    ours = sleep(started, USER, SLURM_JOB_ID="42")
+    theirs = sleep(started, USER, SLURM_JOB_ID="99")
     (job.shm / "shared").touch()
     os.chown(job.shm / "shared", USER, USER)
     job.run("epilog")
@@ -255,14 +245,14 @@ def test_beside_another_job_only_what_carries_the_job_s_id_goes(
 
 
 def test_a_job_that_starts_while_the_last_one_is_cleaned_up_is_left_alone(
-    job: Job, sleeper: list[subprocess.Popen[bytes]]
+    job: Job, started: list[subprocess.Popen[bytes]]
 ) -> None:
     """The next job is of the same user, and begins between the TERM and the KILL."""
-    stubborn, said = deaf(sleeper, "echo told")
+    stubborn, said = deaf(started, "echo told")
     epilog = job.world.start("epilog", **job.environment)
     assert said.readline() == b"told\n"
-    job.step(sleeper, "99")
-    theirs = sleep(sleeper, USER, SLURM_JOB_ID="99")
+    job.step(started, "99")
+    theirs = sleep(started, USER, SLURM_JOB_ID="99")
     (job.shm / "theirs").touch()
     os.chown(job.shm / "theirs", USER, USER)
     _, err = epilog.communicate(timeout=60)
@@ -334,16 +324,16 @@ def open_to_all(path: Path) -> None:
 
 
 def test_a_process_that_calls_itself_slurmstepd_keeps_nothing_from_being_cleaned_up(
-    job: Job, sleeper: list[subprocess.Popen[bytes]]
+    job: Job, started: list[subprocess.Popen[bytes]]
 ) -> None:
     """Any program that runs as root by its file's mode can be called by any name, and waits for a password, say."""
     program = job.world.root / "as-root"
     shutil.copy(str(shutil.which("sleep")), program)
     program.chmod(0o4755)
     open_to_all(program)
-    forger = sleep(sleeper, USER, "slurmstepd: [999.0]", program=str(program))
+    forger = sleep(started, USER, "slurmstepd: [999.0]", program=str(program))
     assert Path(f"/proc/{forger}").stat().st_uid == 0
-    stray = sleep(sleeper, USER)
+    stray = sleep(started, USER)
     (job.shm / "left").touch()
     owned(job.shm / "left")
     job.run("epilog")
@@ -352,8 +342,8 @@ def test_a_process_that_calls_itself_slurmstepd_keeps_nothing_from_being_cleaned
     assert not (job.shm / "left").exists()
 
 
-def test_who_forks_faster_than_one_can_look_is_ended(job: Job, sleeper: list[subprocess.Popen[bytes]]) -> None:
-    said = hostile(sleeper, HYDRA).stdout
+def test_who_forks_faster_than_one_can_look_is_ended(job: Job, started: list[subprocess.Popen[bytes]]) -> None:
+    said = hostile(started, HYDRA).stdout
     assert said is not None
 
     def silent() -> bool:
@@ -369,7 +359,7 @@ def test_who_forks_faster_than_one_can_look_is_ended(job: Job, sleeper: list[sub
 
 
 def test_a_link_that_is_exchanged_for_a_directory_leads_root_nowhere(
-    job: Job, sleeper: list[subprocess.Popen[bytes]]
+    job: Job, started: list[subprocess.Popen[bytes]]
 ) -> None:
     """By somebody else than the job's user, who is ended first: he may exchange what lies in a directory for all."""
     names = [f"file{number}" for number in range(3000)]
@@ -384,7 +374,7 @@ def test_a_link_that_is_exchanged_for_a_directory_leads_root_nowhere(
     owned(outer).chmod(0o777)
     (outer / "link").symlink_to(victim)
     open_to_all(job.shm)
-    racer = hostile(sleeper, RACER, str(outer / "inner"), str(outer / "link"), uid=USER + 1)
+    racer = hostile(started, RACER, str(outer / "inner"), str(outer / "link"), uid=USER + 1)
     job.run("epilog")
     assert sorted(path.name for path in victim.iterdir()) == sorted(names)
     racer.kill()
@@ -432,11 +422,11 @@ def test_message_queues_go_too(job: Job) -> None:
     assert [path.name for path in queues.iterdir()] == ["theirs"]
 
 
-def test_another_user_s_job_keeps_nothing(job: Job, sleeper: list[subprocess.Popen[bytes]]) -> None:
+def test_another_user_s_job_keeps_nothing(job: Job, started: list[subprocess.Popen[bytes]]) -> None:
     job.run("prolog")
     job.run("prolog", SLURM_JOB_ID="43", SLURM_JOB_UID=str(USER + 1), SLURM_JOB_GID=str(USER + 1))
-    job.step(sleeper, "43")
-    stray, theirs = sleep(sleeper, USER), sleep(sleeper, USER + 1, SLURM_JOB_ID="43")
+    job.step(started, "43")
+    stray, theirs = sleep(started, USER), sleep(started, USER + 1, SLURM_JOB_ID="43")
     for name, uid in (("ours", USER), ("theirs", USER + 1)):
         (job.shm / name).touch()
         owned(job.shm / name, uid)
@@ -446,10 +436,10 @@ def test_another_user_s_job_keeps_nothing(job: Job, sleeper: list[subprocess.Pop
     assert [path.name for path in job.shm.iterdir()] == ["theirs"]
 
 
-def test_of_two_jobs_that_end_together_one_cleans_up(job: Job, sleeper: list[subprocess.Popen[bytes]]) -> None:
+def test_of_two_jobs_that_end_together_one_cleans_up(job: Job, started: list[subprocess.Popen[bytes]]) -> None:
     for number in ("42", "43"):
         job.run("prolog", SLURM_JOB_ID=number)
-    stray = sleep(sleeper, USER)
+    stray = sleep(started, USER)
     both = [job.world.start("epilog", **job.environment, SLURM_JOB_ID=number) for number in ("42", "43")]
     for epilog in both:
         _, err = epilog.communicate(timeout=60)
@@ -458,11 +448,11 @@ def test_of_two_jobs_that_end_together_one_cleans_up(job: Job, sleeper: list[sub
     assert [path.name for path in job.work.iterdir() if path.name.isdigit()] == []
 
 
-def test_a_job_without_steps_keeps_its_user_s_processes(job: Job, sleeper: list[subprocess.Popen[bytes]]) -> None:
+def test_a_job_without_steps_keeps_its_user_s_processes(job: Job, started: list[subprocess.Popen[bytes]]) -> None:
     """An allocation that somebody entered by ssh."""
     for number in ("42", "43"):
         job.run("prolog", SLURM_JOB_ID=number)
-    theirs = sleep(sleeper, USER)
+    theirs = sleep(started, USER)
     job.run("epilog")
     assert alive(theirs)
     job.run("epilog", SLURM_JOB_ID="43")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.process.init_world import NOTIFIES, World, shell, world
+from tests.process.init_world import NOTIFIES, World, shell
 
 pytestmark = pytest.mark.root
 
@@ -38,12 +37,6 @@ def main():
     print("said on stdout")
     return 0
 """
-
-
-@pytest.fixture
-def pod(tmp_path: Path) -> Iterator[World]:
-    with world(tmp_path) as made:
-        yield made
 
 
 def start(pod: World, code: str, services: dict[str, dict[str, Any]], **env: Any) -> World:

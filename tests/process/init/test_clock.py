@@ -5,19 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.process.init_world import World, shell, world
+from tests.process.init_world import World, shell
 
 pytestmark = pytest.mark.root
-
-
-@pytest.fixture
-def pod(tmp_path: Path) -> Iterator[World]:
-    with world(tmp_path) as made:
-        yield made
 
 
 @pytest.fixture

@@ -7,27 +7,14 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from tests.process.init_world import NOTIFIES, World, python, shell, world
+from tests.process.init_world import NOTIFIES, World, python, shell
 
 pytestmark = pytest.mark.root
-
-
-@pytest.fixture
-def pod(tmp_path: Path) -> Iterator[World]:
-    with world(tmp_path) as made:
-        yield made
-
-
-def wakeups(pod: World) -> int:
-    """How often PID 1 has given up the processor of its own accord: an idle one does not."""
-    text = Path(f"/proc/{pod.pid}/status").read_text()
-    return int(next(line.split()[1] for line in text.splitlines() if line.startswith("voluntary_ctxt")))
 
 
 # Processes.
@@ -601,7 +588,7 @@ def test_nothing_happens_when_nothing_happens(pod: World) -> None:
 
     def quiet() -> bool:
         nonlocal seen
-        before, seen = seen, wakeups(pod)
+        before, seen = seen, pod.wakeups()
         if before != seen:
             time.sleep(1)
         return before == seen
@@ -720,13 +707,10 @@ def test_no_descriptor_leaks(pod: World) -> None:
         with pod.client() as client:
             next(client.stream("watch"))
 
-    def held() -> int:
-        return len(list(Path(f"/proc/{pod.pid}/fd").iterdir()))
-
     everything()
     pod.until_ready()
-    before = held()
+    before = pod.descriptors()
     for _ in range(10):
         everything()
     pod.until_ready()
-    pod.until(lambda: held() <= before, "every descriptor is closed again")
+    pod.until(lambda: pod.descriptors() <= before, "every descriptor is closed again")

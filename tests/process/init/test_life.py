@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from threading import Thread
@@ -13,15 +12,9 @@ from threading import Thread
 import pytest
 
 from init.errors import InitError
-from tests.process.init_world import NOTIFIES, PATIENCE, World, python, shell, world
+from tests.process.init_world import NOTIFIES, PATIENCE, World, python, shell
 
 pytestmark = pytest.mark.root
-
-
-@pytest.fixture
-def pod(tmp_path: Path) -> Iterator[World]:
-    with world(tmp_path) as made:
-        yield made
 
 
 def test_a_chain_starts_in_order_and_stops_in_reverse(pod: World) -> None:

@@ -5,22 +5,15 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from init.errors import RequestError
-from tests.process.init_world import NOTIFIES, World, python, world
+from tests.process.init_world import NOTIFIES, World, python
 
 pytestmark = pytest.mark.root
 WELL = {"command": NOTIFIES, "ready": "notify"}
-
-
-@pytest.fixture
-def pod(tmp_path: Path) -> Iterator[World]:
-    with world(tmp_path) as made:
-        yield made
 
 
 def lives(pod: World) -> None:
@@ -212,19 +205,14 @@ def test_an_accept_without_descriptors_is_no_busy_loop(pod: World) -> None:
         return "trouble: Server._accept: Too many open files" in pod.output()
 
     pod.until(told, "it is told")
-    turns, began = wakeups(pod), time.monotonic()
+    turns, began = pod.wakeups(), time.monotonic()
     pod.until(lambda: time.monotonic() - began > 1, "a second has passed")
-    assert wakeups(pod) - turns < 60 * (time.monotonic() - began)
+    assert pod.wakeups() - turns < 60 * (time.monotonic() - began)
     resource.prlimit(pod.pid, resource.RLIMIT_NOFILE, before)
     for caller in callers:
         assert b"200 OK" in caller.recv(4096)
         caller.close()
     lives(pod)
-
-
-def wakeups(pod: World) -> int:
-    text = Path(f"/proc/{pod.pid}/status").read_text()
-    return int(next(line.split()[1] for line in text.splitlines() if line.startswith("voluntary_ctxt")))
 
 
 def test_a_machine_that_has_nothing_to_give_is_told_at_once(pod: World) -> None:

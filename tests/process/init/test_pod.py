@@ -18,12 +18,6 @@ from tests.waiting import until
 pytestmark = pytest.mark.root
 
 
-@pytest.fixture
-def pod(tmp_path: Path) -> Iterator[World]:
-    with world(tmp_path) as made:
-        yield made
-
-
 # Drop-ins over the image's plan. Their place is fixed, so PID 1 gets a mount namespace with the test's directory there.
 
 MOUNTED = "/mnt/minivm/config"

@@ -7,20 +7,13 @@ import socket
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.process.init_world import NOTIFIES, PYTHON, World, python, world
+from tests.process.init_world import NOTIFIES, PYTHON, World, python
 
 pytestmark = pytest.mark.root
-
-
-@pytest.fixture
-def pod(tmp_path: Path) -> Iterator[World]:
-    with world(tmp_path) as made:
-        yield made
 
 
 SAYS = """
@@ -331,7 +324,7 @@ def test_ten_thousand_hostile_things_change_nothing(pod: World, entry: list[str]
     pod.until_state("a", "ready")
     there = cable(pod)
     pod.until(lambda: ask(there, 8651) == 200, "the node's question is answered")
-    held, resident, began = descriptors(pod), memory(pod), time.monotonic()
+    held, resident, began = pod.descriptors(), memory(pod), time.monotonic()
     (pod.run / "cable").touch()
     kills = 0
     while f"hostile | thrown {THOUSANDS}000\n" not in pod.output():
@@ -347,14 +340,10 @@ def test_ten_thousand_hostile_things_change_nothing(pod: World, entry: list[str]
     assert memory(pod) - resident < 16 << 10, "KiB, what the flood may hold of PID 1 at a time"
     pod.ask("stop", service="hostile")
     pod.until(
-        lambda: descriptors(pod) <= held + 4, "every descriptor is given back, but the pipes of the service itself"
+        lambda: pod.descriptors() <= held + 4, "every descriptor is given back, but the pipes of the service itself"
     )
     pod.until(lambda: len(pod_children(pod)) <= 3, "and every process ends")
     assert pod.service("a").ready and pod.service("hostile").starts == 1
-
-
-def descriptors(pod: World) -> int:
-    return len(list(Path(f"/proc/{pod.pid}/fd").iterdir()))
 
 
 def memory(pod: World) -> int:

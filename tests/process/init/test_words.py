@@ -7,21 +7,14 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.process.init_world import NOTIFIES, World, shell, world
+from tests.process.init_world import NOTIFIES, World, shell
 
 ROOT = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.root
-
-
-@pytest.fixture
-def pod(tmp_path: Path) -> Iterator[World]:
-    with world(tmp_path) as made:
-        yield made
 
 
 def minivm(pod: World, *arguments: str) -> subprocess.CompletedProcess[str]:
