@@ -19,11 +19,10 @@ from pathlib import Path
 
 from ground.sockets import notify
 from init.errors import InitError
-from init.pod.client import SOCKET, Client
-from init.pod.helper import condition, log, service
+from init.pod.client import SOCKET
+from init.pod.helper import condition, log, prove_again
 from init.records import record
 
-PROOF = "cluster-proof"
 CONDITION = "clock"
 LEAST = 1.0  # seconds; smaller corrections matter to nobody here
 DOUBT = 60.0  # a fifth of what munge allows: then the proof is made again, and the pod is not ready meanwhile
@@ -101,16 +100,10 @@ class Watch:
         try:
             condition(self.control, CONDITION, "" if back else text, expires=REMEMBERED)
             if self.clock.doubtful:
-                self.prove_again()
+                prove_again(self.control)
                 self.clock = Clock(self.clock.offset, self.clock.moved, proven=self.clock.moved)
         except InitError as error:
             log(str(error))
-
-    def prove_again(self) -> None:
-        """Once: a proof that fails is tried again by PID 1, with growing delays, until it passes."""
-        with Client(self.control) as client:
-            if service(client, PROOF) is not None:
-                client.request("restart", service=PROOF, wait=False)
 
 
 def main(control: Path = SOCKET) -> int:

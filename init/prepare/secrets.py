@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from init.errors import InitError
 from init.pod.pod import MOUNTS, Pod, PrepareError, user, write
 
 SECRETS = f"{MOUNTS}/secrets"
@@ -13,16 +14,29 @@ def munge(pod: Pod) -> str:
     mount = f"{SECRETS}/munge/munge.key"
     target = "/etc/munge/munge.key"
     data = _read(pod, mount)
+    before = _read(pod, target)
     if data is None:
-        if not pod.has(target):
+        if before is None:
             raise PrepareError("install the munge key", f"{mount} is missing", hint="mount the cluster's munge key")
-        data = pod.path(target).read_bytes()  # mounted in place
+        data = before  # mounted in place
     if len(data) not in MUNGE_KEY_BYTES:
         raise PrepareError(
             "install the munge key", f"{mount} has {len(data)} bytes, a key has {MUNGE_KEY_BYTES[0]} to 1024"
         )
     write(pod.path(target), data, mode=0o400, owner=user("munge"))
-    return "munge key installed"
+    return "munge key installed" if before in (None, data) else f"another munge key installed; {_doubted()}"
+
+
+def _doubted() -> str:
+    """What was proven was the last key."""
+    from init.pod.client import control_socket  # a boot installs its first key
+    from init.pod.helper import prove_again
+
+    try:
+        prove_again(control_socket())
+    except (InitError, EOFError) as error:
+        return f"whether the cluster takes it is not asked: {error}"
+    return "the cluster is asked whether it takes it"
 
 
 def jwt(pod: Pod) -> str:

@@ -109,6 +109,13 @@ def test_a_wrong_munge_key_on_a_login_pod(site: World, mounts: Path) -> None:
     key_file(mounts).write_bytes(os.urandom(128))
     pod = site.pod("login", "wronglogin", mounts=mounts)
     pod.wait_reason("munge key rejected by slurm-controller:6817")
+    key_file(mounts).write_bytes(site.key)
+    pod.run("minivm", "restart", "munged")
+    pod.wait_ready()
+    # And the other way round: what was proven was the key before.
+    key_file(mounts).write_bytes(os.urandom(128))
+    pod.run("minivm", "restart", "munged")
+    pod.wait_reason("munge key rejected by slurm-controller:6817")
 
 
 def test_a_controller_that_refuses_is_told_with_its_address(site: World) -> None:
