@@ -1,7 +1,10 @@
 # Each target is a thin call; what it does is in build.py, images/host.py, tests/ and bench/.
 PY := .venv/bin/python
+# SLURM=26.05: that release's packages, in place of the default's.
+OTHER_SLURM := 26.05
+BUILD := $(PY) build.py $(if $(SLURM),--slurm $(SLURM))
 
-.PHONY: help images test up ssh status down lint map bench reproduce push clean \
+.PHONY: help images other-slurm test up ssh status down lint map bench reproduce push clean \
 	test-kubernetes kube-up kube-status kube-down
 
 help:                ## this list
@@ -13,11 +16,17 @@ help:                ## this list
 
 images: .venv/ready  ## build every image, whatever is missing on this machine first
 	@python3 images/host.py engine
-	@$(PY) build.py build --when-vanished relock $(ROLES)
+	@$(BUILD) build --when-vanished relock $(ROLES)
 
 test: images         ## every test: unit, process, container, cluster
 	@python3 images/host.py test-tools
+	@$(MAKE) -s other-slurm
 	@$(PY) -m tests $(ARGS)
+
+# What stands beside the default, for the test that goes from one to the other; `latest` stays the default's.
+other-slurm: images
+	@$(PY) build.py --slurm $(OTHER_SLURM) build --when-vanished relock
+	@$(BUILD) build
 
 test-kubernetes: images  ## the chart's whole life on three machines; KUBECONFIG=... takes that Kubernetes instead
 	@python3 images/host.py test-tools
@@ -42,7 +51,7 @@ map: .venv/ready     ## docs/architecture.md: its list of modules, by what they 
 	@$(PY) -m tests.unit.test_map
 
 up: images           ## a whole cluster on this machine
-	@$(PY) build.py up $(ARGS)
+	@$(PY) build.py up $(if $(SLURM),--slurm-version $(SLURM)) $(ARGS)
 
 ssh:                 ## ssh into the login pod as the demo user
 	@$(PY) build.py ssh $(ARGS)
@@ -58,10 +67,10 @@ bench: images        ## the figures of docs/performance.md
 
 reproduce: .venv/ready  ## build twice from nothing and compare every digest
 	@python3 images/host.py engine
-	@$(PY) build.py reproduce
+	@$(BUILD) reproduce
 
 push: images         ## push every image: make push REGISTRY=host:port/path
-	@$(PY) build.py push --registry $(REGISTRY)
+	@$(BUILD) push --registry $(REGISTRY)
 
 clean:               ## remove the virtual environment and build/
 	@rm -rf .venv build

@@ -22,7 +22,6 @@ from images.cli.publish import opened as session
 from images.errors import ImagesError, nearest
 
 REPOSITORY = Path(__file__).resolve().parent
-SLURM = ("package", "source")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +91,7 @@ class Commands(click.Group):
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--variant", help="debian or nvidia; default debian.")
-@click.option("--slurm", type=click.Choice(SLURM), help="Slurm from the distribution's package or from source.")
+@click.option("--slurm", help="A packaged release of Slurm as 26.05, or `source`: from its tarball.")
 @click.option("--cuda", help="Which CUDA: `package`, or one of versions.yaml's `cuda`.")
 @click.option(
     "--set", "assignments", multiple=True, metavar="NAME=VALUE", help="A setting, see docs/reference/build.md."

@@ -16,10 +16,11 @@ from images.errors import ImagesError, nearest
 
 PREFIX = "MINIVM_BUILD_"
 
-CHOICES = {"slurm": ("package", "source"), "builder": ("classic", "buildx")}
+CHOICES = {"builder": ("classic", "buildx")}
 PROXY = (r"\w+://\S+", "an address such as http://proxy.site:3128")
 # What a value must look like, and how that is told.
 FORMS = {
+    "slurm": (r"package|source|[0-9]{2}\.[0-9]{2}", "package, source, or a release such as 26.05"),
     "slurm_version": (r"[\w.-]+", "a version such as 24.11.5"),
     "slurm_sha256": (r"[0-9a-f]{64}", "64 hexadecimal digits, as `sha256sum` prints them"),
     "http_proxy": PROXY,
@@ -35,7 +36,7 @@ FORMS = {
 @dataclass(frozen=True, slots=True)
 class Settings:
     variant: str = "debian"
-    slurm: str = ""  # package or source; empty: what the variant says
+    slurm: str = ""  # package, source, or a release that the variant has packages of; empty: what the variant says
     cuda: str = ""  # package, or one of versions.yaml's `cuda`; empty: what the variant says
     slurm_tarball: str = ""  # path or address of a source tarball, in place of the pin
     slurm_sha256: str = ""

@@ -27,9 +27,11 @@ class Origin:
     suites: tuple[str, ...]
     components: tuple[str, ...]
     keyring: Path
+    dated: bool = True  # False: an index past its date is taken, too
 
     def lines(self, signed_by: str = "") -> str:
-        option = f"[signed-by={signed_by or self.keyring}] "
+        date = "" if self.dated else " check-valid-until=no"
+        option = f"[signed-by={signed_by or self.keyring}{date}] "
         return "".join(f"deb {option}{self.uri} {' '.join((suite, *self.components))}\n" for suite in self.suites)
 
 

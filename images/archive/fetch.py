@@ -13,6 +13,9 @@ from images.definition.spec import UNFILLED, Pin
 from images.errors import ImagesError
 from images.settings import Settings
 
+# What may be given in place of a file that cannot be fetched.
+BY_HAND = {"slurm": "have it from elsewhere: --set slurm_tarball=PATH, with slurm_version and slurm_sha256"}
+
 
 def file_name(pin: Pin) -> str:
     return PurePosixPath(urlsplit(pin.url).path).name or pin.name
@@ -47,7 +50,7 @@ def fetch(pin: Pin, directory: Path, settings: Settings) -> Path:
     except connection_errors() as error:
         why = getattr(error, "reason", None) or error
         raise ImagesError("fetch a pinned file", f"{pin.url}: {why}", file="images/versions.yaml",
-                          field=f"pins.{pin.name}") from error  # fmt: skip
+                          field=f"pins.{pin.name}", hint=BY_HAND.get(pin.name)) from error  # fmt: skip
     finally:
         temporary.unlink(missing_ok=True)
     return kept

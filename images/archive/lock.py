@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ground.files import write_whole
@@ -13,6 +13,7 @@ from images.archive.locked import Gone, Request, Slice, from_json, to_json, vani
 from images.archive.origins import BaseFiles
 from images.definition.check import active_chain
 from images.definition.spec import Choice, Definition, Layer, Variant, cuda_selector
+from images.errors import ImagesError
 from images.settings import Settings
 
 
@@ -44,15 +45,24 @@ class Place:
 
     @property
     def directory(self) -> Path:
-        """One lock a variant; another source of Slurm or of CUDA than the variant's own has a lock of its own."""
+        """One lock a variant; another Slurm or CUDA than the variant's own has one of its own, of what differs."""
         name = self.choice.variant
         if self.choice.slurm is not self.variant.slurm:
             name += f"-slurm-{self.choice.slurm.value}"
+        elif self.choice.release not in self.variant.releases[:1]:
+            name += f"-slurm-{self.choice.release}" if self.choice.release else ""
         if cuda_selector(self.choice.cuda) != cuda_selector(self.variant.cuda):
             name += f"-{cuda_selector(self.choice.cuda)}"
         if self.settings.base_image:
             name += "-base"
         return self.repository / "images/lock" / name
+
+    @property
+    def shared(self) -> Place | None:
+        """The variant's own Slurm and CUDA on the same base: what stands below them is the same, package by package."""
+        variant, releases = self.variant, self.variant.releases
+        own = replace(self, choice=Choice(variant.name, variant.slurm, variant.cuda, releases[0] if releases else ""))
+        return None if own.directory == self.directory else own
 
     @property
     def downloads(self) -> Path:
@@ -92,7 +102,8 @@ def wanted(place: Place, names: Iterable[str]) -> list[Wanted]:
 
 
 def read(place: Place) -> dict[str, Slice]:
-    found = {}
+    """The slices of this lock, and under them those of the lock that it shares layers with."""
+    found = read(place.shared) if place.shared else {}
     for path in sorted(place.directory.glob("*.json")):
         slice_ = from_json(path.read_text(), str(path.relative_to(place.repository)))
         found[slice_.layer] = slice_
@@ -101,8 +112,12 @@ def read(place: Place) -> dict[str, Slice]:
 
 def write(place: Place, slices: Iterable[Slice]) -> None:
     place.directory.mkdir(parents=True, exist_ok=True)
+    below = read(place.shared) if place.shared else {}
     for slice_ in slices:
         target = place.directory / f"{slice_.layer}.json"
+        if below.get(slice_.layer) == slice_:
+            target.unlink(missing_ok=True)  # one place for what two locks share: they cannot come apart
+            continue
         text = to_json(slice_)
         if target.exists() and target.read_text() == text:
             continue
@@ -118,8 +133,11 @@ def archive_origins(place: Place, base: BaseFiles | None, names: Iterable[str]) 
     own = base.origins if base else origins.bootstrap_origins(place.variant, place.settings)
     vendor = origins.vendor_sources(place.definition, place.variant)
     listed = [vendor[name] for name in dict.fromkeys(names)]
-    fetched = [origins.vendor_origin(s, place.definition, place.settings, place.downloads) for s in listed]
-    return [*own, *fetched]
+    return [*own, *(
+        origins.vendor_origin(s, place.definition, place.settings, place.downloads) if s.uri
+        else origins.suite_of(s, own)
+        for s in listed
+    )]  # fmt: skip
 
 
 def open_archive(place: Place, base: BaseFiles | None, names: Iterable[str]) -> Archive:
@@ -145,9 +163,19 @@ def resolve(place: Place, base: BaseFiles | None, names: Iterable[str]) -> list[
     wants = wanted(place, names)
     switched = [name for w in wants for name in w.layer.sources.of(place.choice)]
     archive = open_archive(place, base, switched)
+    theirs = read(place.shared) if place.shared else {}
     stanzas: dict[str, list[str]] = {}
-    slices = []
+    slices: list[Slice] = []
     for want in wants:
+        same = theirs.get(want.layer.name)
+        if (
+            same
+            and same.request == want.request
+            and all(theirs.get(s.layer) == s for s in slices if s.layer in want.below)
+        ):
+            stanzas[want.layer.name] = shared_stanzas(archive, same, place)
+            slices.append(same)
+            continue
         installed = [base.status] if base else []
         for below in want.below:
             installed += stanzas[below]
@@ -160,6 +188,15 @@ def resolve(place: Place, base: BaseFiles | None, names: Iterable[str]) -> list[
         stanzas[want.layer.name] = archive.stanzas(packages)
         slices.append(Slice(want.layer.name, want.request, packages))
     return slices
+
+
+def shared_stanzas(archive: Archive, slice_: Slice, place: Place) -> list[str]:
+    try:
+        return archive.stanzas(slice_.packages)
+    except ImagesError as error:
+        lock = place.shared.directory if place.shared else place.directory
+        raise ImagesError(f"share the layer {slice_.layer}", error.why, file=lock.relative_to(place.repository),
+                          hint="`build.py lock` without --slurm first: the archive moved on") from error  # fmt: skip
 
 
 def gone(place: Place, base: BaseFiles | None, slices: Sequence[Slice]) -> list[Gone]:

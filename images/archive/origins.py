@@ -13,11 +13,12 @@ from pathlib import Path
 from images.archive.apt import Origin
 from images.archive.fetch import copy, fetch
 from images.archive.sources import deb822, one_line
-from images.definition.spec import AptSource, Definition, Variant
+from images.definition.spec import AptSource, Definition, Pin, Variant
 from images.errors import ImagesError, nearest
 from images.settings import Settings
 
 ARCHES = {"x86_64": "amd64", "aarch64": "arm64"}
+IN_ARCHIVE = "archive:"
 DEBIAN_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 
 
@@ -90,11 +91,26 @@ def by_name(listed: Sequence[Origin], keyring: Path) -> tuple[Origin, ...]:
     return tuple(found.values())
 
 
+def in_archive(pin: Pin, definition: Definition, settings: Settings) -> Pin:
+    """A pin that is in Debian's own archive, `archive:pool/...`, at the address that packages are fetched from."""
+    if not pin.url.startswith(IN_ARCHIVE):
+        return pin
+    variant = next(one for one in definition.versions.variants.values() if one.suite)
+    base = next(origin for origin in bootstrap_origins(variant, settings) if origin.name == "debian")
+    return replace(pin, url=f"{base.uri.rstrip('/')}/{pin.url.removeprefix(IN_ARCHIVE)}")
+
+
+def suite_of(source: AptSource, own: Sequence[Origin]) -> Origin:
+    """Another suite of the base's own archive, which is the first of `own` that is not its security."""
+    base = next(origin for origin in own if origin.name == "debian")
+    return replace(base, suites=source.suites, components=source.components, dated=source.dated)
+
+
 def vendor_origin(source: AptSource, definition: Definition, settings: Settings, downloads: Path) -> Origin:
     """A variant's repository with its verified key on this machine."""
     key = keyring(source, definition, settings, downloads)
     uri = settings.mirror_map.get(source.name, source.uri)
-    return Origin(source.name, uri, source.suites, source.components, key)
+    return Origin(source.name, uri, source.suites, source.components, key, source.dated)
 
 
 def keyring(source: AptSource, definition: Definition, settings: Settings, downloads: Path) -> Path:
@@ -115,20 +131,41 @@ def image_keyring(source: AptSource, definition: Definition) -> str:
 
 def image_sources(source: AptSource, definition: Definition) -> str:
     """The .sources file that arrives in the image: the vendor's address, whatever mirror the build used."""
+    return deb822_text(source, source.uri, image_keyring(source, definition))
+
+
+def image_suite(source: AptSource, variant: Variant) -> str:
+    """The same of another suite of the base's archive: at the address that the image's own sources name."""
+    base = suite_of(source, default_origins(variant))
+    return deb822_text(source, base.uri, f"/usr/share/keyrings/{base.keyring.name}")
+
+
+def deb822_text(source: AptSource, uri: str, key: str) -> str:
     fields = {
         "Types": "deb",
-        "URIs": source.uri,
+        "URIs": uri,
         "Suites": " ".join(source.suites),
         **({"Components": " ".join(source.components)} if source.components else {}),
-        "Signed-By": image_keyring(source, definition),
+        "Signed-By": key,
+        **({} if source.dated else {"Check-Valid-Until": "no"}),
     }
     return "".join(f"{name}: {value}\n" for name, value in fields.items())
 
 
 def preferences(source: AptSource) -> str:
-    """apt's priority for everything of one repository, by the host that serves it."""
+    """apt's priority for what one repository has: by the host that serves it, or by its suite where that is the base's.
+
+    With `packages` nothing else is taken from it, not even what another repository lacks.
+    """
     host = source.uri.split("//", 1)[-1].split("/", 1)[0].split(":")[0]
-    return f'Package: *\nPin: origin "{host}"\nPin-Priority: {source.pin}\n'
+    where = [f'origin "{host}"'] if source.uri else [f"release n={suite}" for suite in source.suites]
+    if not source.packages:
+        return "\n".join(f"Package: *\nPin: {one}\nPin-Priority: {source.pin}\n" for one in where)
+    named = " ".join(source.packages)
+    return "\n".join(
+        f"Package: *\nPin: {one}\nPin-Priority: -1\n\nPackage: {named}\nPin: {one}\nPin-Priority: {source.pin}\n"
+        for one in where
+    )
 
 
 def vendor_sources(definition: Definition, variant: Variant) -> Mapping[str, AptSource]:
@@ -136,6 +173,6 @@ def vendor_sources(definition: Definition, variant: Variant) -> Mapping[str, Apt
 
 
 def known_mirror(name: str, variant: Variant) -> None:
-    known = {"debian", "security", *(source.name for source in variant.sources)}
+    known = {"debian", "security", *(source.name for source in variant.sources if source.uri)}
     if name not in known:
         raise ImagesError("use the setting", f"no repository {name!r}", field="mirrors", hint=nearest(name, known))

@@ -15,7 +15,8 @@ from images.archive.lock import Place
 from images.archive.locked import Slice
 from images.definition import load
 from images.definition.check import known_cuda
-from images.definition.spec import Choice, Definition, SlurmSource
+from images.definition.choose import choice
+from images.definition.spec import Definition
 from images.errors import ImagesError, nearest
 from images.make.compose import Composer
 from images.make.plan import LAYER, Composed, Image, changed, key_of
@@ -65,10 +66,10 @@ class Session:
             raise ImagesError("use the variant", f"no variant {settings.variant!r}",
                               hint=nearest(settings.variant, variants))  # fmt: skip
         check_certificates(settings.ca_certificates)
-        source = SlurmSource(settings.slurm) if settings.slurm else variants[settings.variant].slurm
         cuda = settings.cuda or variants[settings.variant].cuda
         known_cuda(definition, cuda, "cuda")
-        place = Place(repository, definition, Choice(settings.variant, source, cuda), settings)
+        chosen = choice(definition, settings.variant, settings.slurm, settings.slurm_version)
+        place = Place(repository, definition, replace(chosen, cuda=cuda), settings)
         return cls(repository, settings, definition, place, lock.read(place))
 
     @property
@@ -122,6 +123,13 @@ class Session:
         from images.make.base import read_base
 
         return read_base(self.engine, self.place.base, self.repository / "build/base")
+
+    def beside(self) -> list[Session]:
+        """This one, and the same with each other release of Slurm that the variant has packages of."""
+        releases = [choice(self.definition, self.place.choice.variant, one) for one in self.place.variant.releases]
+        places = [replace(self.place, choice=one) for one in releases if one != self.place.choice]
+        others = [replace(self, place=place, slices=lock.read(place)) for place in places]
+        return [self, *others]
 
     # The lock.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from images.make.plan import Image
@@ -18,12 +18,14 @@ def superseded(images: Iterable[Image], names: Iterable[str], variant: str) -> l
     Only tags of our own making count (`latest` and what people tagged themselves do not), and only of images that the
     definition still has: what was renamed or belongs to another variant is nobody's to judge here.
     """
-    current: Mapping[str, str] = {image.repo: image.tag for image in images}
+    current: dict[str, set[str]] = {}
+    for image in images:
+        current.setdefault(image.repo, set()).add(image.tag)
     ours = re.compile(rf"(?:.+-)?{re.escape(variant)}-[0-9a-f]{{12}}")
     found = []
     for name in names:
         repository, _, tag = name.rpartition(":")
-        if repository in current and tag != current[repository] and ours.fullmatch(tag):
+        if repository in current and tag not in current[repository] and ours.fullmatch(tag):
             found.append(name)
     # Roles before the layers under them: an image goes when nothing stands on it any more.
     return sorted(found, key=lambda name: ("/layer-" in name, name))
@@ -31,4 +33,7 @@ def superseded(images: Iterable[Image], names: Iterable[str], variant: str) -> l
 
 def candidates(session: Session, targets: Iterable[str]) -> list[str]:
     names = [name for image in session.engine.images() for name in image.references]
-    return superseded(session.compose(targets).needed(targets), names, session.place.choice.variant)
+    # Releases of Slurm stand side by side: what one build made is not the other's to judge.
+    locked = [one for one in session.beside() if one is session or not one.stale(targets)]
+    images = [image for one in locked for image in one.compose(targets).needed(targets)]
+    return superseded(images, names, session.place.choice.variant)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from images.definition.spec import PACKAGED, Choice, Definition, Layer, Role, Variant
+from images.definition.spec import PACKAGED, Choice, Definition, Layer, Role, SlurmSource, Variant
 from images.errors import ImagesError, nearest
 
 
@@ -16,14 +16,18 @@ def check(definition: Definition) -> None:
         check_layer(definition, layer)
     for variant in definition.versions.variants.values():
         for source in variant.sources:
-            known_pin(definition, source.key, f"variants.{variant.name}.sources")
+            if source.key:
+                known_pin(definition, source.key, f"variants.{variant.name}.sources")
+        for release in variant.releases:
+            known_release(definition, release, f"variants.{variant.name}.releases")
         known_cuda(definition, variant.cuda, f"variants.{variant.name}.cuda")
     for role in definition.roles.values():
         file = f"images/roles/{role.name}.yaml"
         if role.layer not in layers:
             raise ImagesError("use the role", f"no layer {role.layer!r}", file=file, hint=nearest(role.layer, layers))
         for variant in definition.versions.variants.values():
-            capabilities(definition, role, Choice(variant.name, variant.slurm, variant.cuda))
+            for release in variant.releases or ("",):
+                capabilities(definition, role, Choice(variant.name, variant.slurm, variant.cuda, release))
 
 
 def check_layer(definition: Definition, layer: Layer) -> None:
@@ -66,6 +70,12 @@ def known_pin(definition: Definition, name: str, field: str) -> None:
         raise ImagesError(
             "use the pin", f"no pin {name!r}", file="images/versions.yaml", field=field, hint=nearest(name, pins)
         )
+
+
+def known_release(definition: Definition, name: str, field: str) -> None:
+    if name not in definition.slurm:
+        raise ImagesError("use the release of Slurm", f"no facts of {name!r}", file="images/slurm.yaml", field=field,
+                          hint=f"known: {', '.join(definition.slurm)}")  # fmt: skip
 
 
 def chain(layers: Mapping[str, Layer], name: str) -> tuple[Layer, ...]:
@@ -111,13 +121,16 @@ def capabilities(definition: Definition, role: Role, choice: Choice) -> tuple[fr
     variant = definition.versions.variants[choice.variant]
     stacked = active_chain(definition, role.layer, choice)
     provided = frozenset(name for layer in stacked for name in layer.provides.of(choice))
+    declared = {**variant.absent}
+    if choice.slurm is SlurmSource.PACKAGE and choice.release:
+        declared |= definition.slurm[choice.release].absent
     absent: dict[str, str] = {}
     for name in role.needs:
         if name in provided:
             continue
-        if name not in variant.absent:
+        if name not in declared:
             raise unprovided(definition, role, name, variant, choice)
-        absent[name] = variant.absent[name]
+        absent[name] = declared[name]
     return provided, absent
 
 

@@ -58,7 +58,10 @@ def load(root: Path) -> Definition:
 
     versions_file = images / "versions.yaml"
     versions = parse.versions(read_yaml(versions_file, shown(versions_file)), shown(versions_file))
-    selectors = parse.selectors(versions.variants)
+    # A definition that names no release of Slurm needs no facts of any.
+    slurm_file = images / "slurm.yaml"
+    slurm = parse.releases(read_yaml(slurm_file, shown(slurm_file)), shown(slurm_file)) if slurm_file.exists() else {}
+    selectors = parse.selectors(versions.variants, slurm)
     layers = {
         path.stem: parse.layer(path.stem, read_yaml(path, shown(path)), shown(path), selectors)
         for path in sorted((images / "layers").glob("*.yaml"))
@@ -67,6 +70,6 @@ def load(root: Path) -> Definition:
         path.stem: parse.role(path.stem, read_yaml(path, shown(path)), shown(path), selectors)
         for path in sorted((images / "roles").glob("*.yaml"))
     }
-    definition = Definition(layers, roles, versions)
+    definition = Definition(layers, roles, versions, slurm)
     check(definition)
     return definition

@@ -19,6 +19,7 @@ from images.definition.spec import (
     FileEntry,
     Layer,
     Pin,
+    Release,
     Role,
     Selected,
     SlurmSource,
@@ -170,7 +171,7 @@ def epoch(fields: Fields) -> int:
         raise fields.error("epoch", f"{text!r} is not a date", 'for instance "2026-01-01"') from None
 
 
-VARIANT_KEYS = {"describe", "python", "slurm", "cuda", "suite", "components", "base", "sources", "absent"}
+VARIANT_KEYS = {"describe", "python", "slurm", "releases", "cuda", "suite", "components", "base", "sources", "absent"}
 
 
 def variant(name: str, fields: Fields) -> Variant:
@@ -191,6 +192,7 @@ def variant(name: str, fields: Fields) -> Variant:
         suite=fields.text("suite", ""),
         components=fields.texts("components") or ("main",),
         base=base,
+        releases=fields.texts("releases"),
         sources=tuple(
             apt_source(Fields(item, fields.file, SOURCE_KEYS, f"{fields.where}.sources[{index}]"))
             for index, item in enumerate(fields.items("sources"))
@@ -199,17 +201,28 @@ def variant(name: str, fields: Fields) -> Variant:
     )
 
 
-SOURCE_KEYS = {"name", "uri", "suites", "components", "key", "pin"}
+SOURCE_KEYS = {"name", "uri", "suites", "components", "key", "pin", "packages", "dated"}
 
 
 def apt_source(fields: Fields) -> AptSource:
+    for key, other in (("uri", "key"), ("key", "uri")):
+        if key in fields and other not in fields:
+            raise fields.error(other, f"{other!r} is missing", "with neither it is a suite of the base's own archive")
+    packages = fields.texts("packages")
+    if packages and "pin" not in fields:
+        raise fields.error("pin", "'pin' is missing", "the priority of `packages`, above the 500 of every other one")
+    if "uri" not in fields and not packages:
+        raise fields.error("packages", "another suite of the base's archive names its packages",
+                           "it would otherwise replace everything that it has newer")  # fmt: skip
     return AptSource(
         name=fields.text("name"),
-        uri=fields.text("uri"),
+        uri=fields.text("uri", ""),
         suites=fields.texts("suites"),
         components=fields.texts("components"),
-        key=fields.text("key"),
+        key=fields.text("key", ""),
         pin=fields.number("pin") if "pin" in fields else None,
+        packages=packages,
+        dated=fields.flag("dated", True),
     )
 
 
@@ -250,9 +263,37 @@ def cuda(name: object, parent: Fields, value: object) -> Cuda:
     return Cuda(name, driver, groups)
 
 
-def selectors(names: Mapping[str, Variant]) -> frozenset[str]:
-    """Every selector a list may name, given the variants."""
-    return frozenset({"all", *names, *(f"slurm-{source.value}" for source in SlurmSource), *CUDA_SELECTORS})
+RELEASE_KEYS = {"protocol", "reads", "mpi", "gpu", "configure", "topology", "absent"}
+
+
+def releases(data: object, file: str) -> dict[str, Release]:
+    """The facts of every release of Slurm that the project knows."""
+    whole, found = Fields(data, file, {"default", "releases"}), dict[str, Release]()
+    for name, value in whole.mapping("releases").items():
+        fields = Fields(value, file, RELEASE_KEYS, f"releases.{name}")
+        if not isinstance(name, str) or not re.fullmatch(r"[0-9]{2}\.[0-9]{2}", name):
+            raise fields.error("", f"{name!r} is no release", 'for instance "26.05", in quotes')
+        if not fields.texts("mpi"):
+            raise fields.error("mpi", "'mpi' is missing", "mpi: [none] where it has no plug-in for any")
+        found[name] = Release(
+            name=name,
+            protocol=fields.number("protocol"),
+            reads=fields.number("reads"),
+            mpi=fields.texts("mpi"),
+            gpu=fields.text("gpu"),
+            configure=fields.texts("configure"),
+            topology=fields.text("topology"),
+            absent=fields.text_map("absent"),
+        )
+    if (default := whole.text("default")) not in found:
+        raise whole.error("default", f"no facts of {default!r}", f"known: {', '.join(found)}")
+    return found
+
+
+def selectors(names: Mapping[str, Variant], slurm: Mapping[str, Release]) -> frozenset[str]:
+    """Every selector a list may name, given the variants and the releases of Slurm."""
+    sources = (f"slurm-{source.value}" for source in SlurmSource)
+    return frozenset({"all", *names, *sources, *(f"slurm-{release}" for release in slurm), *CUDA_SELECTORS})
 
 
 def only(fields: Fields, known: frozenset[str]) -> Selected[str] | None:

@@ -1,8 +1,8 @@
 """What an image is: the layer, role and versions files as frozen dataclasses. Pure; `load.py` reads them.
 
 Any list of a layer or role may depend on the build: written as a map, its keys are selectors (`all`, a variant's
-name, `slurm-package`, `slurm-source`, `cuda-package`, `cuda-wheels`, or several joined by `+`) and every list whose
-selectors hold is taken, in order.
+name, `slurm-package`, `slurm-source`, a release as `slurm-26.05`, `cuda-package`, `cuda-wheels`, or several joined by
+`+`) and every list whose selectors hold is taken, in order.
 """
 
 from __future__ import annotations
@@ -35,10 +35,12 @@ class Choice:
     variant: str
     slurm: SlurmSource
     cuda: str = PACKAGED
+    release: str = ""  # of Slurm, as "24.11"; empty where the definition has no facts of any
 
     @property
     def selectors(self) -> frozenset[str]:
-        return frozenset({"all", self.variant, f"slurm-{self.slurm.value}", cuda_selector(self.cuda)})
+        found = {"all", self.variant, f"slurm-{self.slurm.value}", cuda_selector(self.cuda)}
+        return frozenset(found | {f"slurm-{self.release}"} if self.release else found)
 
 
 def cuda_selector(cuda: str) -> str:
@@ -173,11 +175,13 @@ class AptSource:
     """A package repository beside the base's own."""
 
     name: str
-    uri: str
+    uri: str  # empty: another suite of the base's own archive, at its address and with its key
     suites: tuple[str, ...]
     components: tuple[str, ...]
     key: str  # a Pin's name
-    pin: int | None = None  # apt's priority for everything of this repository
+    pin: int | None = None  # apt's priority for everything of this repository, or for `packages`
+    packages: tuple[str, ...] = ()  # names or patterns; with them nothing else is taken from it
+    dated: bool = True  # False: an index past its date is taken, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +196,7 @@ class Variant:
     components: tuple[str, ...] = ("main",)
     cuda: str = PACKAGED
     base: str = ""  # an image pinned by digest, instead of a bootstrapped root
+    releases: tuple[str, ...] = ()  # of Slurm that it has packages of; the first unless another one is asked for
     sources: tuple[AptSource, ...] = ()
     absent: Mapping[str, str] = field(default_factory=dict)
 
@@ -210,9 +215,24 @@ class Versions:
 
 
 @dataclass(frozen=True, slots=True)
+class Release:
+    """What one release of Slurm is and can: images/slurm.yaml, which says what each of these means."""
+
+    name: str
+    protocol: int
+    reads: int
+    mpi: tuple[str, ...]
+    gpu: str
+    configure: tuple[str, ...]
+    topology: str
+    absent: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Definition:
     """Everything under images/ that is data, checked as a whole."""
 
     layers: Mapping[str, Layer]
     roles: Mapping[str, Role]
     versions: Versions
+    slurm: Mapping[str, Release] = field(default_factory=dict)

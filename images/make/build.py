@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 from images.archive import bootstrap, origins
 from images.archive.lock import Place
-from images.definition.spec import EntryKind, Pin
+from images.definition.spec import AptSource, EntryKind, Pin
 from images.engine import oci
 from images.engine.docker import Engine
 from images.engine.saved import installed
@@ -27,7 +27,7 @@ from images.make import content, sbom, toolkit
 from images.make.artifacts import taken
 from images.make.content import Entry
 from images.make.failures import failures
-from images.make.pinned import fetched, pins
+from images.make.pinned import fetched, pins, switched
 from images.make.plan import Composed, Image
 from images.make.progress import Reporter
 from images.make.render import dockerfile
@@ -89,7 +89,7 @@ class Maker:
                 line(f"minivm: pull {image.base}")
                 self.engine.pull(image.base)
             self.context(image, context)
-            return self.engine.builder.build(context, self.arguments(), self.place.settings.network, line)
+            return self.engine.builder.build(context, self.arguments(image), self.place.settings.network, line)
 
     def context(self, image: Image, directory: Path) -> None:
         """The Dockerfile and its one tar."""
@@ -123,16 +123,16 @@ class Maker:
             with tar:
                 yield from taken(tar, artifact.to.strip("/"), artifact.source.endswith("/"), kept)
 
-    def arguments(self) -> dict[str, str]:
+    def arguments(self, image: Image) -> dict[str, str]:
         """The site's settings for the build step; none of them stays in the image."""
         settings, found = self.place.settings, dict(self.place.settings.proxies)
         if settings.mirrors:
-            found["MINIVM_SOURCES"] = self.sources().replace("\n", "\\n")
+            found["MINIVM_SOURCES"] = self.sources(image).replace("\n", "\\n")
         if settings.ca_certificates:
             found["MINIVM_CA"] = Path(settings.ca_certificates).read_text().replace("\n", "\\n")
         return found
 
-    def sources(self) -> str:
+    def sources(self, image: Image) -> str:
         """Debian's repositories at the site's mirrors, with the keys where the image has them."""
         if self.place.base:
             raise ImagesError("use the mirrors", "a base image names its own repositories", field="mirrors",
@@ -142,7 +142,13 @@ class Maker:
             replace(origin, uri=mirrors.get(origin.name, origin.uri), keyring=keyrings / origin.keyring.name)
             for origin in origins.default_origins(self.place.variant)
         ]
+        own += [origins.suite_of(source, own) for source in self.suites(image)]
         return "".join(origin.lines() for origin in own)
+
+    def suites(self, image: Image) -> list[AptSource]:
+        """Further suites of the base's archive that this image's layers have switched on."""
+        layers = (self.place.definition.layers[slice_.layer] for slice_ in image.slices)
+        return [source for layer in layers for source in switched(layer, self.place) if not source.uri]
 
     def sbom(self, image: Image) -> bytes:
         packages = sbom.listed(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -54,6 +55,17 @@ def plan_json(
         raise ImagesError("compile the plan", str(error), file=f"images/roles/{role.name}.yaml") from error
 
 
+def slurm_json(definition: Definition, choice: Choice, version: str) -> str:
+    """What init knows of the Slurm beside it. Of a release without facts of its own, nothing but its name."""
+    release = ".".join(version.split(".")[:2])
+    found: dict[str, object] = {"release": release}
+    if release in definition.slurm and release == choice.release:
+        facts = definition.slurm[release]
+        names = {str(one.protocol): one.name for one in definition.slurm.values()}
+        found |= {"protocol": facts.protocol, "reads": facts.reads, "names": names}
+    return json.dumps(found, sort_keys=True) + "\n"
+
+
 def entrypoint(python: str) -> tuple[str, ...]:
     """PID 1 by its path and without the site module: 10 ms sooner at its first service than `python3 -I -m init`."""
     return (f"/{VENV}/bin/python3", "-I", "-S", f"/{site_packages(python)}/init/__main__.py")
@@ -63,7 +75,7 @@ def site_packages(python: str) -> str:
     return f"{VENV}/lib/python{python}/site-packages"
 
 
-def entries(role: Role, plan: str, python: str, repository: Path) -> list[Entry]:
+def entries(role: Role, plan: str, slurm: str, python: str, repository: Path) -> list[Entry]:
     """Everything of the last layer but the SBOM, which describes the rest."""
     site = site_packages(python)
     found = [
@@ -71,6 +83,7 @@ def entries(role: Role, plan: str, python: str, repository: Path) -> list[Entry]
         content.link(f"{VENV}/bin/python3", f"/usr/bin/python{python}"),
         content.link(f"{VENV}/bin/python", "python3"),
         content.file("etc/minivm/plan.json", plan.encode()),
+        content.file("usr/share/minivm/slurm.json", slurm.encode()),
         content.file("usr/bin/minivm", LAUNCHER.format(venv=VENV, package="init").encode(), 0o755),
         content.file("usr/bin/gitsync", LAUNCHER.format(venv=VENV, package="gitsync").encode(), 0o755),
         Entry("usr/share/minivm/scripts", EntryKind.DIRECTORY, 0o755),

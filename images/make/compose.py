@@ -141,19 +141,24 @@ class Composer:
         )
 
     def sources(self, layer: Layer, entries: list[Entry]) -> dict[str, str]:
-        """The repositories that this layer switches on. The key itself is fetched only when this is built."""
+        """The repositories that this layer switches on. A key is fetched only when this is built, and only then is the
+        address of the base's own archive asked for."""
         definition, extra = self.place.definition, dict[str, str]()
         for source in switched(layer, self.place):
-            text = origins.image_sources(source, definition)
-            entries.append(content.file(f"etc/apt/sources.list.d/{source.name}.sources", text.encode()))
+            if source.uri:
+                text = origins.image_sources(source, definition)
+                entries.append(content.file(f"etc/apt/sources.list.d/{source.name}.sources", text.encode()))
+                extra[f"key of {source.name}"] = digest(self.pins[source.key].sha256)
+            else:
+                extra[f"suite of {source.name}"] = digest(repr(source))
             if source.pin is not None:
                 text = origins.preferences(source)
                 entries.append(content.file(f"etc/apt/preferences.d/{source.name}.pref", text.encode()))
-            extra[f"key of {source.name}"] = digest(self.pins[source.key].sha256)
         return extra
 
     def values(self) -> dict[str, object]:
         """What a component's template may name."""
+        facts = self.place.definition.slurm.get(self.place.choice.release)
         pinned = {
             name: {"version": p.version, "url": p.url, "sha256": p.sha256, "file": f"/usr/src/minivm/{file_name(p)}"}
             for name, p in self.pins.items()
@@ -163,6 +168,7 @@ class Composer:
             "values": self.versions.values,
             "variant": self.place.choice.variant,
             "slurm": self.place.choice.slurm.value,
+            "configure": " ".join(facts.configure) if facts else "",
             "python": self.place.variant.python,
             "epoch": self.versions.epoch,
             "jobs": "$(nproc)",
@@ -178,7 +184,8 @@ class Composer:
         verify, commands = list(role.verify.of(place.choice)), list[str]()
         if role.code:
             plan = code.plan_json(role, place.definition, place.choice, place.repository, self.read)
-            entries += code.entries(role, plan, place.variant.python, place.repository)
+            slurm = code.slurm_json(place.definition, place.choice, self.slurm)
+            entries += code.entries(role, plan, slurm, place.variant.python, place.repository)
             commands += code.commands()
             verify = [*code.verify(place.repository), *verify]
         parent = f"layer:{layers[-1]}"

@@ -38,9 +38,13 @@ def fetched(image: Image, place: Place) -> list[Entry]:
     available = pins(place)
     for name in layer.downloads.of(place.choice):
         pin = available[name]
-        path = fetch(pin, place.downloads, place.settings)
+        path = fetch(origins.in_archive(pin, place.definition, place.settings), place.downloads, place.settings)
         found.append(content.file(f"usr/src/minivm/{file_name(pin)}", path))
     for source in switched(layer, place):
+        if not source.uri:
+            text = origins.image_suite(source, place.variant)
+            found.append(content.file(f"etc/apt/sources.list.d/{source.name}.sources", text.encode()))
+            continue
         key = origins.keyring(source, place.definition, place.settings, place.downloads)
         found.append(content.file(origins.image_keyring(source, place.definition), key))
     return found

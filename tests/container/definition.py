@@ -27,7 +27,7 @@ def copy(target: Path, layer: str, needs: tuple[str, ...] = ()) -> Path:
     images = target / "images"
     for name in ("layers", "templates", "rootfs", "src"):
         shutil.copytree(ROOT / "images" / name, images / name, symlinks=True)
-    for name in ("versions.yaml", "make/sbom.py"):
+    for name in ("versions.yaml", "slurm.yaml", "make/sbom.py"):
         (images / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / "images" / name, images / name)
     (images / "roles").mkdir()

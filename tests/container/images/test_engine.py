@@ -319,7 +319,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Debian's docker command line with its BuildKit plugin, unpacked where only this test finds it."""
     whole = Session.open(definition.ROOT, Settings())
     archive: Archive = open_archive(
-        Place(tmp_path, whole.definition, Choice("debian", SlurmSource.PACKAGE), Settings()), None, ()
+        Place(tmp_path, whole.definition, Choice("debian", SlurmSource.PACKAGE, release="24.11"), Settings()), None, ()
     )
     for package in archive.resolve(["docker-buildx", "docker-cli"], "this test"):
         if package.name in ("docker-buildx", "docker-cli"):

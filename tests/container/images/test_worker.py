@@ -124,7 +124,7 @@ def locked_wheels(group: str) -> tuple[Wheel, ...]:
     """What the lock says of a group of the default CUDA, on this machine."""
     definition = load(ROOT)
     variant = definition.versions.variants["debian"]
-    place = Place(ROOT, definition, Choice("debian", variant.slurm, variant.cuda), Settings())
+    place = Place(ROOT, definition, Choice("debian", variant.slurm, variant.cuda, variant.releases[0]), Settings())
     cuda = wheels.chosen(place)
     assert cuda is not None
     locked = wheels.read(place, cuda)

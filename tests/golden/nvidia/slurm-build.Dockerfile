@@ -10,8 +10,8 @@ RUN set -eu; umask 022; export SOURCE_DATE_EPOCH=1793491200 DEBIAN_FRONTEND=noni
     if [ -n "$MINIVM_CA" ]; then printf '%b' "$MINIVM_CA" > "$begin.pem"; chmod 644 "$begin.pem"; \
         options="$options -o Acquire::https::CaInfo=$begin.pem"; export SSL_CERT_FILE="$begin.pem"; fi; \
     mkdir -p /usr/src/minivm/slurm /usr/src/minivm/out/all; \
-    tar -x -f /usr/src/minivm/slurm-25.05.4.tar.bz2 -C /usr/src/minivm/slurm --strip-components=1 --no-same-owner; \
-    { cd /usr/src/minivm/slurm && ./configure --quiet --prefix=/usr --sysconfdir=/etc/slurm --libdir=/usr/lib/x86_64-linux-gnu --localstatedir=/var --runstatedir=/run --disable-static --disable-developer --with-munge --with-jwt --with-yaml --with-json --with-http-parser --with-hwloc --with-nvml=/usr/local/cuda --with-pmix=/usr/lib/x86_64-linux-gnu/pmix2 --with-pam_dir=/usr/lib/x86_64-linux-gnu/security --without-rsmi --without-oneapi --without-ucx --without-hdf5 --without-rdkafka --with-lua --with-bpf --disable-x11 > /usr/src/minivm/configure.log 2>&1 || { tail -n 40 /usr/src/minivm/configure.log; exit 1; }; } || exit 1; \
+    tar -x -f /usr/src/minivm/slurm-wlm_26.05.5.orig.tar.gz -C /usr/src/minivm/slurm --strip-components=1 --no-same-owner; \
+    { cd /usr/src/minivm/slurm && ./configure --quiet --prefix=/usr --sysconfdir=/etc/slurm --libdir=/usr/lib/x86_64-linux-gnu --localstatedir=/var --runstatedir=/run --disable-static --disable-developer --with-munge --with-jwt --with-yaml --with-json --with-libhttp_parser --with-hwloc --with-nvml=/usr/local/cuda --with-pmix=/usr/lib/x86_64-linux-gnu/pmix2 --with-pam_dir=/usr/lib/x86_64-linux-gnu/security --without-rsmi --without-oneapi --without-ucx --without-hdf5 --without-rdkafka --with-lua --with-bpf --disable-x11 > /usr/src/minivm/configure.log 2>&1 || { tail -n 40 /usr/src/minivm/configure.log; exit 1; }; } || exit 1; \
     make --silent -C /usr/src/minivm/slurm -j $(nproc); \
     make --silent -C /usr/src/minivm/slurm/contribs/pam_slurm_adopt -j $(nproc); \
     make --silent -C /usr/src/minivm/slurm install DESTDIR=/usr/src/minivm/out/all; \

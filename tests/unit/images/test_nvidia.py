@@ -27,7 +27,7 @@ from images.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[3]
 GOLDEN = ROOT / "tests/golden/nvidia"
-NVIDIA = Choice("nvidia", SlurmSource.SOURCE)
+NVIDIA = Choice("nvidia", SlurmSource.SOURCE, release="26.05")
 LAYERS = ("root", "slurm-build", "cuda", "nccl", "fabric", "dcgm", "pyxis-build", "containers", "worker-devel")
 
 
@@ -92,12 +92,14 @@ def test_every_capability_is_provided_or_declared_absent_with_a_reason(place: Pl
     for role in definition.roles.values():
         provided, absent = capabilities(definition, role, NVIDIA)
         assert set(role.needs) <= provided | absent.keys()
-        _, debian_absent = capabilities(definition, role, Choice("debian", SlurmSource.PACKAGE))
+        _, debian_absent = capabilities(definition, role, Choice("debian", SlurmSource.PACKAGE, release="24.11"))
         assert all(reason.strip() for reason in (*absent.values(), *debian_absent.values()))
     provided, absent = capabilities(definition, definition.roles["worker"], NVIDIA)
     assert {"cuda", "nccl", "rdma", "mpi", "dcgm", "containers"} <= provided
     assert not absent
-    _, debian_absent = capabilities(definition, definition.roles["worker"], Choice("debian", SlurmSource.PACKAGE))
+    _, debian_absent = capabilities(
+        definition, definition.roles["worker"], Choice("debian", SlurmSource.PACKAGE, release="24.11")
+    )
     assert set(debian_absent) == {"dcgm", "containers"}
 
 
@@ -106,11 +108,11 @@ def test_a_capability_that_a_variant_neither_has_nor_declares_absent_is_refused(
     variants["debian"] = replace(variants["debian"], absent={"containers": "none"})
     definition = replace(place.definition, versions=replace(place.definition.versions, variants=variants))
     with pytest.raises(ImagesError, match="neither provides 'dcgm' in the layers of 'worker' nor declares it absent"):
-        capabilities(definition, definition.roles["worker"], Choice("debian", SlurmSource.PACKAGE))
+        capabilities(definition, definition.roles["worker"], Choice("debian", SlurmSource.PACKAGE, release="24.11"))
 
 
 def test_the_debian_variant_takes_nothing_of_the_vendors(place: Place) -> None:
-    debian = Choice("debian", SlurmSource.PACKAGE)
+    debian = Choice("debian", SlurmSource.PACKAGE, release="24.11")
     for role in place.definition.roles.values():
         for layer in active_chain(place.definition, role.layer, debian):
             assert not layer.sources.of(debian), f"{layer.name} switches on a vendor's repository"

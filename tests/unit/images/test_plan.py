@@ -172,7 +172,7 @@ def test_which_input_changed(before: Mapping[str, str] | None, after: Mapping[st
 def test_the_projects_own_roles_compile(repository: Path) -> None:
     """Every role's services exist and fit together, as the image will carry them."""
     definition = load(ROOT)
-    place = Place(ROOT, definition, Choice("debian", SlurmSource.PACKAGE), Settings())
+    place = Place(ROOT, definition, Choice("debian", SlurmSource.PACKAGE, release="24.11"), Settings())
     slices = {name: Slice(name, Request((), "", ()), ()) for name in definition.layers}
     composed = Composer(place, slices, read_yaml).compose(definition.roles)
     for name in definition.roles:

@@ -19,7 +19,11 @@ class Named:
 
 NOW = cast(
     "list[Image]",
-    [Named("minivm/layer-os", "debian-000000000001"), Named("minivm/login", "24.11.5-debian-000000000002")],
+    [
+        Named("minivm/layer-os", "debian-000000000001"),
+        Named("minivm/login", "24.11.5-debian-000000000002"),
+        Named("minivm/login", "26.05.5-debian-000000000003"),
+    ],
 )
 
 
@@ -30,6 +34,8 @@ NOW = cast(
         ("minivm/login:24.05.1-debian-0123456789ab", True),
         ("minivm/layer-os:debian-0123456789ab", True),
         ("minivm/login:24.11.5-debian-000000000002", False),
+        ("minivm/login:26.05.5-debian-000000000003", False),
+        ("minivm/login:26.05.5-debian-000000000002", True),
         ("minivm/login:latest", False),
         ("minivm/login:keep-this", False),
         ("minivm/login:24.11.5-nvidia-0123456789ab", False),

@@ -158,7 +158,7 @@ def test_the_lock_names_no_host_and_reads_back(index: Path, tmp_path: Path) -> N
     for tag in TAGS.values():
         made(index, tag=tag)
     definition = load(ROOT)
-    place = Place(tmp_path, definition, Choice("debian", SlurmSource.PACKAGE, "13.5"), Settings())
+    place = Place(tmp_path, definition, Choice("debian", SlurmSource.PACKAGE, "13.5", "24.11"), Settings())
     found = wheels.resolve(CUDA, Settings())
     wheels.write(place, CUDA, found)
     text = wheels.lock_file(place, CUDA).read_text()
@@ -174,7 +174,7 @@ def test_the_lock_names_no_host_and_reads_back(index: Path, tmp_path: Path) -> N
     "text", ["{", "[]", '{"format": 1}', '{"format": 1, "cuda": "13.5", "request": [], "wheels": [{}]}']
 )
 def test_a_damaged_lock_is_told_with_its_file(tmp_path: Path, text: str) -> None:
-    place = Place(tmp_path, load(ROOT), Choice("debian", SlurmSource.PACKAGE, "13.5"), Settings())
+    place = Place(tmp_path, load(ROOT), Choice("debian", SlurmSource.PACKAGE, "13.5", "24.11"), Settings())
     wheels.lock_file(place, CUDA).parent.mkdir(parents=True)
     wheels.lock_file(place, CUDA).write_text(text)
     with pytest.raises(ImagesError, match=r"damaged: .*images/lock/wheels/cuda-13\.5\.json"):
@@ -257,7 +257,7 @@ def test_a_flipped_byte_is_seen(tmp_path: Path) -> None:
 
 def laid(tmp_path: Path, index: Path, *, libraries: bool, devel: bool) -> dict[str, Entry]:
     wheel = locked_wheel(made(index))
-    place = Place(tmp_path, load(ROOT), Choice("debian", SlurmSource.PACKAGE, "13.5"), Settings())
+    place = Place(tmp_path, load(ROOT), Choice("debian", SlurmSource.PACKAGE, "13.5", "24.11"), Settings())
     wanted = toolkit.Asked("13.5", (wheel,) if libraries else (), (wheel,) if devel else ())
     kept = tmp_path / "kept"
     kept.mkdir()
@@ -294,14 +294,14 @@ def test_what_compiling_needs_is_the_rest(index: Path, tmp_path: Path) -> None:
 def test_a_file_outside_the_vendors_tree_is_refused(index: Path, tmp_path: Path) -> None:
     made(index, files={**FILES, "sitecustomize.py": b"import os"})
     wheel = locked_wheel(index / f"nvidia_cuda_runtime-13.5.1-py3-none-{TAGS['amd64']}.whl")
-    place = Place(tmp_path, load(ROOT), Choice("debian", SlurmSource.PACKAGE, "13.5"), Settings())
+    place = Place(tmp_path, load(ROOT), Choice("debian", SlurmSource.PACKAGE, "13.5", "24.11"), Settings())
     with pytest.raises(ImagesError, match=r"sitecustomize\.py is neither the vendor's nor about the wheel"):
         list(toolkit.entries(toolkit.Asked("13.5", (wheel,)), place, tmp_path))
 
 
 def asked(layer: str, cuda: str, below: tuple[str, ...] = ()) -> toolkit.Asked:
     definition = load(ROOT)
-    place = Place(ROOT, definition, Choice("debian", SlurmSource.PACKAGE, cuda), Settings())
+    place = Place(ROOT, definition, Choice("debian", SlurmSource.PACKAGE, cuda, "24.11"), Settings())
     return toolkit.asked(place, definition.layers[layer], [definition.layers[name] for name in below])
 
 
@@ -333,7 +333,7 @@ def test_the_locks_are_of_what_the_definition_asks() -> None:
     """Every CUDA of versions.yaml, every architecture, at versions that the requirements allow."""
     definition = load(ROOT)
     for cuda in definition.versions.cuda.values():
-        place = Place(ROOT, definition, Choice("debian", SlurmSource.PACKAGE, cuda.name), Settings())
+        place = Place(ROOT, definition, Choice("debian", SlurmSource.PACKAGE, cuda.name, "24.11"), Settings())
         locked = wheels.read(place, cuda)
         assert isinstance(locked, Locked) and dict(locked.request) == dict(cuda.wheels), cuda.name
         asked_for = {item.partition("==")[0] for group in cuda.wheels.values() for item in group}

@@ -30,7 +30,7 @@ def definition() -> Definition:
 @cache
 def plan_of(role: str) -> Plan:
     """What the image build bakes."""
-    choice = Choice("debian", SlurmSource.PACKAGE)
+    choice = Choice("debian", SlurmSource.PACKAGE, release="24.11")
     return plan_from_json(plan_json(definition().roles[role], definition(), choice, ROOT, read_yaml), role)
 
 

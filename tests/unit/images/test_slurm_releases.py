@@ -1,0 +1,179 @@
+"""Which Slurm a build is of: releases side by side, each with its facts, its packages and a lock of what differs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import yaml
+
+from images.archive import lock, origins
+from images.archive.apt import Origin
+from images.archive.lock import Place
+from images.archive.locked import Locked, Request, Slice
+from images.definition import parse
+from images.definition.check import capabilities
+from images.definition.choose import choice
+from images.definition.fields import Fields
+from images.definition.load import load
+from images.definition.spec import AptSource, Choice, SlurmSource
+from images.errors import ImagesError
+from images.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[3]
+DEFINITION = load(ROOT)
+NEWER = AptSource("newer", "", ("next",), ("main",), "", 990, ("slurm*", "libllhttp*"), dated=False)
+KEY = Path("/usr/share/keyrings/archive.gpg")
+OWN = (Origin("debian", "http://d.invalid/debian", ("now", "now-updates"), ("main", "contrib"), KEY),
+       Origin("security", "http://s.invalid/debian", ("now-security",), ("main",), KEY))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("variant", "wish", "tarball", "source", "release"),
+    [
+        ("debian", "", "", SlurmSource.PACKAGE, "24.11"),
+        ("debian", "package", "", SlurmSource.PACKAGE, "24.11"),
+        ("debian", "26.05", "", SlurmSource.PACKAGE, "26.05"),
+        ("debian", "source", "25.11.2", SlurmSource.SOURCE, "25.11"),
+        # Newer than everything that is known: what is known of the newest before it.
+        ("debian", "source", "26.11.0", SlurmSource.SOURCE, "26.05"),
+        ("nvidia", "", "24.11.5", SlurmSource.SOURCE, "24.11"),
+    ],
+)
+def test_what_is_wished_becomes_a_release(
+    variant: str, wish: str, tarball: str, source: SlurmSource, release: str
+) -> None:
+    found = choice(DEFINITION, variant, wish, tarball)
+    assert found == Choice(variant, source, DEFINITION.versions.variants[variant].cuda, release)
+    assert {f"slurm-{source.value}", f"slurm-{release}"} <= found.selectors
+
+
+@pytest.mark.parametrize(
+    ("variant", "wish", "tarball", "why", "hint"),
+    [
+        ("debian", "25.05", "", "no packages of Slurm 25.05", "24.11, 26.05; or source"),
+        ("nvidia", "26.05", "", "no packages of Slurm 26.05", "none; or source"),
+        ("debian", "source", "23.02.7", "Slurm 23.02.7 is older than all that is known", "from 24.11 on"),
+    ],
+)
+def test_a_release_that_is_not_there_is_a_sentence(variant: str, wish: str, tarball: str, why: str, hint: str) -> None:
+    with pytest.raises(ImagesError) as caught:
+        choice(DEFINITION, variant, wish, tarball)
+    assert why in caught.value.why and hint in str(caught.value.hint)
+
+
+def test_what_a_release_lacks_is_absent_with_its_reason() -> None:
+    """In its packages; the tarball's build makes it."""
+    for wish, there in (("24.11", True), ("26.05", False), ("source", True)):
+        chosen = choice(DEFINITION, "debian", wish, "26.05.5" if wish == "source" else "")
+        for role in ("controller", "login", "worker"):
+            provided, absent = capabilities(DEFINITION, DEFINITION.roles[role], chosen)
+            assert ("pmix" in provided, "pmix" not in absent) == (there, there), (wish, role)
+    assert "mpirun" in absent.get("pmix", DEFINITION.slurm["26.05"].absent["pmix"])
+
+
+def test_the_default_is_one_word_for_builds_and_chart() -> None:
+    default = yaml.safe_load((ROOT / "images/slurm.yaml").read_text())["default"]
+    assert DEFINITION.versions.variants["debian"].releases[0] == default
+
+
+def test_every_release_reads_the_state_of_those_before_it() -> None:
+    facts = [DEFINITION.slurm[name] for name in sorted(DEFINITION.slurm)]
+    assert [release.protocol for release in facts] == sorted({release.protocol for release in facts})
+    for older, newer in pairwise(facts):
+        assert newer.reads <= older.protocol < newer.protocol, (older.name, newer.name)
+
+
+def test_nothing_but_the_named_packages_comes_from_the_other_suite() -> None:
+    never, named = origins.preferences(NEWER).split("\n\n")
+    assert never == "Package: *\nPin: release n=next\nPin-Priority: -1"
+    assert named == "Package: slurm* libllhttp*\nPin: release n=next\nPin-Priority: 990\n"
+
+
+def test_the_other_suite_is_at_the_archives_own_address_under_its_own_key() -> None:
+    found = origins.suite_of(NEWER, OWN)
+    assert found.lines() == f"deb [signed-by={KEY} check-valid-until=no] http://d.invalid/debian next main\n"
+    assert "check-valid-until" not in OWN[0].lines(), "for this suite alone"
+
+
+def test_the_image_has_it_where_its_other_sources_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(origins, "default_origins", lambda variant: OWN)
+    text = origins.image_suite(NEWER, DEFINITION.versions.variants["debian"])
+    assert text == (
+        "Types: deb\nURIs: http://d.invalid/debian\nSuites: next\nComponents: main\n"
+        f"Signed-By: {KEY}\nCheck-Valid-Until: no\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        ({"name": "x", "suites": ["next"], "components": ["main"]}, "names its packages"),
+        ({"name": "x", "suites": ["next"], "components": ["main"], "packages": ["slurm*"]}, "'pin' is missing"),
+        ({"name": "x", "uri": "http://v.invalid", "suites": ["/"], "components": []}, "'key' is missing"),
+        ({"name": "x", "key": "k", "suites": ["/"], "components": []}, "'uri' is missing"),
+        ({"name": "x", "suites": ["next"], "dated": "no"}, "names its packages"),
+    ],
+)
+def test_a_suite_that_would_take_over_the_base_is_refused(data: object, why: str) -> None:
+    with pytest.raises(ImagesError) as caught:
+        parse.apt_source(Fields(data, "versions.yaml", parse.SOURCE_KEYS))
+    assert why in caught.value.why
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ({"releases": {"24.11": {"protocol": 42}}}, "'mpi' is missing"),
+        ({"releases": {24.11: {"protocol": 42, "mpi": ["pmix"]}}}, "24.11 is no release"),
+        ({"releases": {"24.11": {"protocl": 42}}}, "unknown key 'protocl'"),
+        ({"default": "26.05", "releases": {}}, "no facts of '26.05'"),
+    ],
+)
+def test_wrong_facts_are_an_error(text: object, why: str) -> None:
+    with pytest.raises(ImagesError) as caught:
+        parse.releases(text, "images/slurm.yaml")
+    assert why in caught.value.why
+
+
+def place(repository: Path, wish: str) -> Place:
+    return Place(repository, DEFINITION, choice(DEFINITION, "debian", wish), Settings())
+
+
+def slice_of(layer: str, version: str) -> Slice:
+    package = Locked(layer, version, "amd64", 1, "a" * 64, "debian", "pool/x.deb")
+    return Slice(layer, Request((layer,), "", ("now main",)), (package,))
+
+
+def test_two_releases_share_what_is_below_slurm(tmp_path: Path) -> None:
+    """In one file, so that it cannot come apart: the layers are the same images."""
+    own, other = place(tmp_path, ""), place(tmp_path, "26.05")
+    lock.write(own, [slice_of("os", "1"), slice_of("slurm-common", "24.11.5")])
+    lock.write(other, [slice_of("os", "1"), slice_of("slurm-common", "26.05.5")])
+    assert [path.name for path in other.directory.iterdir()] == ["slurm-common.json"]
+    assert lock.read(other) == {"os": slice_of("os", "1"), "slurm-common": slice_of("slurm-common", "26.05.5")}
+    assert lock.read(own)["slurm-common"] == slice_of("slurm-common", "24.11.5")
+    # What the other lock resolved anew, the shared one now says too: the copy is not kept.
+    lock.write(own, [slice_of("os", "2")])
+    assert lock.read(other)["os"] == slice_of("os", "2")
+
+
+def test_the_projects_own_locks_are_whole_and_share_the_base() -> None:
+    for wish in DEFINITION.versions.variants["debian"].releases:
+        here = place(ROOT, wish)
+        layers = [role.layer for role in DEFINITION.roles.values()]
+        slices = lock.read(here)
+        assert lock.stale(lock.wanted(here, layers), slices) == []
+        client = next(p for p in slices["slurm-common"].packages if p.name == "slurm-client")
+        assert client.version.startswith(f"{wish}.")
+        assert {"root", "os"}.isdisjoint(p.stem for p in here.directory.iterdir()) == (wish != "24.11")
+
+
+def test_a_base_of_the_sites_own_shares_with_the_same_base_alone(tmp_path: Path) -> None:
+    here = place(tmp_path, "26.05")
+    based = replace(here, settings=Settings(base_image="site/base@sha256:" + "1" * 64))
+    assert based.shared is not None and here.shared is not None
+    assert (based.directory.name, based.shared.directory.name) == ("debian-slurm-26.05-base", "debian-base")
+    assert here.shared.directory.name == "debian"
