@@ -66,7 +66,7 @@ def connect() -> Any:
     type=click.IntRange(1, 65535),
     help="Of 127.0.0.1, for ssh; the next free one if taken.  [default: the one that it has; a new cluster: 2222]",
 )
-@click.option("--slurm-version", "slurm", default="", help="Images of this Slurm version, as in 24.11.5.")
+@click.option("--slurm-version", "slurm", default="", help="Images of this Slurm, as in 26.05 or 24.11.5.")
 @click.option("--variant", default="", help="Images of this variant: debian, nvidia.")
 @click.option("--tag", "given_tags", multiple=True, help="Images of this tag: TAG, or ROLE=TAG, several times.")
 @click.option(
@@ -108,7 +108,7 @@ def up(
                            hint="up --variant NAME --slurm-version VERSION")  # fmt: skip
     from cluster.local import LocalCluster
     from cluster.rendered.overrides import read_overrides
-    from cluster.rendered.tags import chosen, newest, repository_of, tagged
+    from cluster.rendered.tags import chosen, newest_here, repository_of
     from images import settings
 
     overrides = read_overrides(values_file) if values_file else {}
@@ -117,14 +117,7 @@ def up(
                       repository=settings.read(assignments=root.obj.assignments).prefix)  # fmt: skip
     if slurm or variant:
         repository = repository_of(overrides, options.repository)
-        # Every image is created at the same moment, the lock's: what tells them apart is when they got their names.
-        listed = [
-            (reference, tagged(reference, item["RepoTags"], client.api.inspect_image(reference)["Metadata"]))
-            for item in client.api.images(name=f"{repository}/*")
-            for reference in item["RepoTags"] or []
-        ]
-        tags = newest(listed, repository=repository, slurm=slurm, variant=variant)
-        options = replace(options, tags=tags)
+        options = replace(options, tags=newest_here(client, repository, slurm=slurm, variant=variant))
     every, single = chosen(given_tags)
     if every:
         options = replace(options, tag=every, tags={})

@@ -64,7 +64,8 @@ class LocalCluster:
         return keys.load_or_make(self.state / "keys", users=values.USERS)
 
     def manifests(self) -> Manifests:
-        chosen = values.local_values(self.options, self.keys())
+        labels = self.kubelet.labels(self.options.image("controller"))
+        chosen = values.local_values(self.options, self.keys(), values.slurm_of(labels))
         return manifests.parse(render(chosen, release=RELEASE, namespace=NAMESPACE), namespace=NAMESPACE)
 
     def saved_port(self) -> int:

@@ -126,12 +126,21 @@ class Kubelet:
         return detail
 
     def image_id(self, image: str) -> str:
+        if found := self._image(image):
+            return str(found["Id"])
+        raise ClusterError(f"start from {image}", "this machine does not have it", hint="make images")
+
+    def labels(self, image: str) -> dict[str, str]:
+        found = self._image(image)
+        return (found["Config"]["Labels"] or {}) if found else {}
+
+    def _image(self, image: str) -> dict[str, Any] | None:
         try:
-            return str(self.api.inspect_image(image)["Id"])
+            return dict(self.api.inspect_image(image))
         except OSError as error:
             if status(error) != 404:
                 raise
-            raise ClusterError(f"start from {image}", "this machine does not have it", hint="make images") from error
+            return None
 
     # Volumes
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from cluster import cgroups
@@ -33,6 +34,9 @@ class Options:
     own_cgroups: bool = False
     overrides: Mapping[str, Any] = field(default_factory=dict)
 
+    def image(self, role: str) -> str:
+        return f"{self.repository}/{role}:{self.tags.get(role) or self.tag}"
+
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z][a-z0-9-]{0,20}", self.name):
             raise ClusterError(f"name a cluster {self.name!r}", "lower-case letters, digits and '-' only, 21 at most")
@@ -46,12 +50,20 @@ def proctrack(options: Options) -> str:
     return str(asked or ("cgroup" if options.own_cgroups else "linuxproc"))
 
 
-def local_values(options: Options, keys: Keys) -> dict[str, Any]:
+def slurm_of(labels: Mapping[str, str]) -> dict[str, str]:
+    """What the chart is to know of the Slurm in the controller's image, whose tag may be `latest` and not say it."""
+    version = re.match(r"[0-9]{2}[.][0-9]{2}", labels.get("org.opencontainers.image.version", ""))
+    found = {"version": version[0]} if version else {}
+    # One from a tarball has what its release's packages may lack.
+    return found | ({"mpiDefault": "pmix"} if "pmix" in labels.get("io.minivm.capabilities", "").split() else {})
+
+
+def local_values(options: Options, keys: Keys, slurm: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
     """What one machine needs said; everything else is the chart's default."""
     runtime_class = cgroups.RUNTIME_CLASS if options.own_cgroups else ""
     values: dict[str, Any] = {
         "clusterName": "minivm",
-        "slurm": {"proctrack": proctrack(options)},
+        "slurm": {"proctrack": proctrack(options), **slurm},
         "image": {"repository": options.repository, "tag": options.tag, "tags": dict(options.tags)},
         "controller": {"graceSeconds": 30},
         "login": {

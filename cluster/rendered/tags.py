@@ -52,7 +52,9 @@ def newest(images: Iterable[tuple[str, str]], *, repository: str, slurm: str, va
         parts = TAG.fullmatch(tag)
         if name == role or role not in ROLES or not parts:
             continue
-        if slurm not in ("", parts["slurm"]) or variant not in ("", parts["variant"]):
+        if slurm and slurm != parts["slurm"] and not parts["slurm"].startswith(f"{slurm}."):
+            continue
+        if variant not in ("", parts["variant"]):
             continue
         best[role] = max(best.get(role, ("", "")), (tagged, tag))
     missing = [role for role in ROLES if role not in best]
@@ -60,3 +62,14 @@ def newest(images: Iterable[tuple[str, str]], *, repository: str, slurm: str, va
         wish = " ".join(filter(None, [f"Slurm {slurm}" if slurm else "", f"variant {variant}" if variant else ""]))
         raise ClusterError(f"start images of {wish}", f"none here for {', '.join(missing)}", hint="build.py build")
     return {role: tag for role, (_, tag) in best.items()}
+
+
+def newest_here(client: Any, repository: str, *, slurm: str = "", variant: str = "") -> dict[str, str]:
+    """Role -> tag. Every image is created at the same moment, the lock's: what tells them apart is when they got their
+    names."""
+    listed = [
+        (reference, tagged(reference, item["RepoTags"], client.api.inspect_image(reference)["Metadata"]))
+        for item in client.api.images(name=f"{repository}/*")
+        for reference in item["RepoTags"] or []
+    ]
+    return newest(listed, repository=repository, slurm=slurm, variant=variant)

@@ -9,6 +9,7 @@
   {{- range $pool.gres }}{{ $gresTypes = append $gresTypes (index (splitList ":" .) 0) }}{{ end -}}
 {{- end -}}
 {{- $cgroup := eq .Values.slurm.proctrack "cgroup" -}}
+{{- $facts := include "minivm.slurm.facts" . | fromJson -}}
 {{- $lines := dict
   "AuthType" "auth/munge"
   "CredType" "cred/munge"
@@ -36,7 +37,7 @@
   "GetEnvTimeout" "0"
   "DefMemPerCPU" "1024"
   "LaunchParameters" "use_interactive_step"
-  "MpiDefault" .Values.slurm.mpiDefault
+  "MpiDefault" (default (first $facts.mpi) .Values.slurm.mpiDefault)
   "PropagateResourceLimitsExcept" "CORE,DATA,MEMLOCK,NPROC"
   "ProctrackType" (ternary "proctrack/cgroup" "proctrack/linuxproc" $cgroup)
   "TaskPlugin" (ternary "task/cgroup,task/affinity" "task/affinity" $cgroup)
@@ -48,7 +49,7 @@
   {{- $_ := set $lines "TreeWidth" "65533" -}}
 {{- end -}}
 {{- if $gresTypes }}{{ $_ := set $lines "GresTypes" (join "," (uniq $gresTypes)) }}{{ end -}}
-{{- if .Values.slurm.topologyConfig }}{{ $_ := set $lines "TopologyPlugin" "topology/tree" }}{{ end -}}
+{{- if and .Values.slurm.topologyConfig (eq (include "minivm.topologyFile" .) "topology.conf") }}{{ $_ := set $lines "TopologyPlugin" "topology/tree" }}{{ end -}}
 {{- if .Values.slurm.scripts.enabled -}}
   {{- $_ := set $lines "Prolog" "/usr/libexec/minivm/prolog" -}}
   {{- $_ := set $lines "Epilog" "/usr/libexec/minivm/epilog" -}}
@@ -89,6 +90,26 @@ NodeSet=pool_{{ $name }} Feature={{ $name }}
 PartitionName={{ $name }} Nodes={{ range $i, $pool := $partition.pools }}{{ if $i }},{{ end }}pool_{{ $pool }}{{ end }} Default={{ ternary "YES" "NO" (default false $partition.default) }} State=UP{{ range $key, $value := $partition.options }} {{ $key }}={{ $value }}{{ end }}
 {{- end }}
 {{ .Values.slurm.extraConfig }}
+{{- end -}}
+
+{{/* What the release of Slurm in the controller's image is and can, as JSON: files/slurm.yaml. By slurm.version, or the
+image's tag, or the default; of a release that is not there, what is known of the newest before it. */}}
+{{- define "minivm.slurm.facts" -}}
+{{- $known := .Files.Get "files/slurm.yaml" | fromYaml -}}
+{{- $tag := index .Values.image.tags "controller" | default .Values.image.tag -}}
+{{- $wish := default (regexFind "^[0-9]{2}[.][0-9]{2}" $tag) (regexFind "^[0-9]{2}[.][0-9]{2}" .Values.slurm.version) | default $known.default -}}
+{{- $found := "" -}}
+{{- range $release := keys $known.releases | sortAlpha }}{{ if le $release $wish }}{{ $found = $release }}{{ end }}{{ end -}}
+{{- if not $found }}{{ fail (printf "Slurm %s is older than all that the chart knows: %s" $wish (keys $known.releases | sortAlpha | join ", ")) }}{{ end -}}
+{{- index $known.releases $found | toJson -}}
+{{- end -}}
+
+{{/* A list is topology.yaml, which says its plugins itself. */}}
+{{- define "minivm.topologyFile" -}}
+{{- $yaml := regexMatch "^(---)?\\s*- " .Values.slurm.topologyConfig -}}
+{{- $facts := include "minivm.slurm.facts" . | fromJson -}}
+{{- if and $yaml (ne $facts.topology "topology.yaml") }}{{ fail (printf "slurm.topologyConfig is a topology.yaml, and this release of Slurm reads %s alone" $facts.topology) }}{{ end -}}
+{{- ternary "topology.yaml" "topology.conf" $yaml -}}
 {{- end -}}
 
 {{/* Without oci.conf, where the site has no filter of its own. */}}
@@ -178,10 +199,11 @@ NodeName={{ $sts }}-{{ $i }} NodeAddr={{ $sts }}-{{ $i }}{{ if not $.pool.perPod
 {{- if .Values.slurm.gresConfig -}}
 {{ .Values.slurm.gresConfig }}
 {{- else -}}
+{{- $facts := include "minivm.slurm.facts" . | fromJson -}}
 {{- $detect := "off" -}}
 {{- range $name, $_ := include "minivm.pools" . | fromJson -}}
   {{- $pool := include "minivm.pool" (dict "root" $root "name" $name) | fromJson -}}
-  {{- if gt (int $pool.gpu.count) 0 }}{{ $detect = $pool.gpu.autodetect }}{{ end -}}
+  {{- if gt (int $pool.gpu.count) 0 }}{{ $detect = default $facts.gpu $pool.gpu.autodetect }}{{ end -}}
 {{- end -}}
 # GPUs are found on each node; what a node should have is in its own configuration.
 AutoDetect={{ $detect }}

@@ -346,6 +346,64 @@ def test_the_controller_and_the_logins_are_the_last_to_be_pushed_aside() -> None
     }
     assert found == {"controller": "minivm-cluster", "login": "minivm-cluster", "worker": "minivm-training"}
     assert classes["minivm-training"] < classes["minivm-inference"] < classes["minivm-cluster"]
+def config(**slurm: object) -> dict[str, str]:
+    values = {"slurm": slurm, "workers": {"pools": {"gpu": {"gpu": {"count": 8}}}}}
+    (found,) = [
+        document
+        for document in render(values, release="slurm", namespace="hpc")
+        if (document["kind"], document["metadata"]["name"]) == ("ConfigMap", "slurm-config")
+    ]
+    data: dict[str, str] = found["data"]
+    return data
+
+
+@pytest.mark.parametrize(
+    ("tag", "version", "mpi", "gpu"),
+    [
+        ("latest", "", "pmix", "nvml"),
+        ("24.11.5-debian-0123456789ab", "", "pmix", "nvml"),
+        ("26.05.5-debian-0123456789ab", "", "pmi2", "nvidia"),
+        ("latest", "26.05", "pmi2", "nvidia"),
+        ("latest", "26.05.5", "pmi2", "nvidia"),
+        # Newer than all that is known.
+        ("26.11.0-debian-0123456789ab", "", "pmi2", "nvidia"),
+    ],
+)
+def test_what_the_controllers_slurm_has_decides_the_defaults(tag: str, version: str, mpi: str, gpu: str) -> None:
+    values = {
+        "image": {"tag": "latest", "tags": {"controller": tag}},
+        "slurm": {"version": version},
+        "workers": {"pools": {"gpu": {"gpu": {"count": 8}}}},
+    }
+    documents = render(values, release="slurm", namespace="hpc")
+    data = next(d["data"] for d in documents if d["kind"] == "ConfigMap" and d["metadata"]["name"] == "slurm-config")
+    assert f"MpiDefault={mpi}" in data["slurm.conf"].splitlines()
+    assert f"AutoDetect={gpu}" in data["gres.conf"].splitlines()
+
+
+def test_a_word_of_the_operators_goes_over_what_the_release_has() -> None:
+    data = config(version="26.05", mpiDefault="pmix")
+    assert "MpiDefault=pmix" in data["slurm.conf"].splitlines()
+
+
+def test_a_release_that_is_older_than_all_is_refused() -> None:
+    with pytest.raises(ClusterError, match=r"Slurm 23.02 is older than all that the chart knows"):
+        config(version="23.02")
+
+
+TREE = "SwitchName=s1 Nodes=x-[1-2]\n"
+BLOCKS = "- topology: b\n  cluster_default: true\n  block: {block_sizes: [2], blocks: [{block: b1}]}\n"
+
+
+def test_a_topology_goes_into_the_file_that_the_release_reads() -> None:
+    for version in ("24.11", "26.05"):
+        data = config(version=version, topologyConfig=TREE)
+        assert data["topology.conf"] == TREE and "TopologyPlugin=topology/tree" in data["slurm.conf"], version
+    data = config(version="26.05", topologyConfig=BLOCKS)
+    assert data["topology.yaml"] == BLOCKS and "topology.conf" not in data
+    assert "TopologyPlugin" not in data["slurm.conf"], "the file says it"
+    with pytest.raises(ClusterError, match=r"is a topology.yaml, and this release of Slurm reads topology.conf"):
+        config(version="24.11", topologyConfig=BLOCKS)
 
 
 def test_conditions_may_touch_only_this_clusters_pods() -> None:

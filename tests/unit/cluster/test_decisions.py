@@ -131,8 +131,11 @@ IMAGES = [
 
 
 def test_the_newest_image_of_each_role_is_chosen() -> None:
-    found = tags.newest(IMAGES, repository="minivm", slurm="24.11.5", variant="")
-    assert found == dict.fromkeys(tags.ROLES, "24.11.5-debian-000000000002")
+    for slurm in ("24.11.5", "24.11"):
+        found = tags.newest(IMAGES, repository="minivm", slurm=slurm, variant="")
+        assert found == dict.fromkeys(tags.ROLES, "24.11.5-debian-000000000002"), slurm
+    with pytest.raises(ClusterError, match=r"Slurm 24\.1"):
+        tags.newest(IMAGES, repository="minivm", slurm="24.1", variant="")
 
 
 def test_latest_is_the_newest_build_whoever_named_an_older_one_since() -> None:
