@@ -18,6 +18,7 @@ MODULES = {
 }
 # Steps of `prepare`, and the module and function of `init.prepare` that do each.
 STEPS = {
+    "accounting-state": ("slurm_state", "accounting"),
     "cgroups": ("cgroups", "run"),
     "directories": ("directories", "run"),
     "hostkeys": ("hostkeys", "run"),
@@ -29,6 +30,7 @@ STEPS = {
     "pam-adopt": ("pam", "run"),
     "profile": ("profile", "run"),
     "slurm-config": ("slurm_config", "run"),
+    "slurm-state": ("slurm_state", "run"),
     "slurmdbd-config": ("database", "slurmdbd"),
     "sssd": ("secrets", "sssd"),
     "stale": ("stale", "run"),

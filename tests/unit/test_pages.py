@@ -32,7 +32,7 @@ BLOCKS = {
     "operate-a-pod": {"runs": 2},
     "push-images": {"needs a name": 2},  # tests/container/images/test_push.py pushes
     "replace-a-gpu-node": {"runs": 2},
-    "upgrade": {"runs": 2, "needs a name": 1},
+    "upgrade": {"runs": 2, "shown": 1, "needs a name": 1},
 }
 
 

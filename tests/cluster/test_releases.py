@@ -1,0 +1,151 @@
+"""From one release of Slurm to the next under jobs, and that there is no way back; then a cluster of the newer one."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from cluster.errors import ClusterError
+from cluster.local import LocalCluster
+from cluster.rendered.tags import newest_here
+from images.engine.docker import Engine
+from tests.cluster.conftest import IMAGES, NAME
+from tests.cluster.researcher import Researcher, World
+from tests.cluster.small import small_cluster
+from tests.waiting import until
+
+pytestmark = [pytest.mark.docker, pytest.mark.cluster]
+
+OLD, NEW = "24.11", "26.05"
+CONTROLLER, LOGIN, WORKERS = "slurm-controller-0", "slurm-login-0", ("slurm-worker-0", "slurm-worker-1")
+QUEUED = 50
+
+
+@pytest.fixture(scope="module")
+def tags() -> dict[str, dict[str, str]]:
+    """Release -> role -> tag."""
+    client = Engine().client
+    return {slurm: newest_here(client, IMAGES, slurm=slurm, variant="debian") for slurm in (OLD, NEW)}
+
+
+@pytest.fixture(scope="module")
+def world(tags: dict[str, dict[str, str]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    values = {
+        "workers": {"defaults": {"graceSeconds": 40, "drainSeconds": 20}, "pools": {"worker": {"replicas": 2}}},
+        "slurm": {"proctrack": "linuxproc"},
+    }
+    with small_cluster(Engine().client, f"{NAME}-release", tmp_path_factory.mktemp("release"), values) as cluster:
+        cluster.options = replace(cluster.options, tags=tags[OLD])
+        cluster.up(timeout=150)
+        yield World(cluster)
+
+
+@pytest.fixture
+def bob(world: World) -> Researcher:
+    return Researcher(world, "bob")
+
+
+def roll(world: World, tags: dict[str, str], *roles: str) -> None:
+    """These roles to these tags, as an operator puts them into his values."""
+    cluster: LocalCluster = world.cluster
+    now = {**cluster.options.tags, **{role: tags[role] for role in roles}}
+    cluster.options = replace(cluster.options, tags=now)
+    cluster.up(timeout=180)
+    world.manifests = cluster.manifests()
+
+
+def queue(world: World) -> dict[str, str]:
+    return dict(line.split() for line in world.slurm("squeue", "-h", "-r", "-o", "%i %T").splitlines())
+
+
+def version(world: World, pod: str, daemon: str) -> str:
+    return world.run(pod, daemon, "-V").split()[-1]
+
+
+def test_jobs_that_run_and_jobs_that_wait_outlive_the_upgrade(
+    world: World, bob: Researcher, tags: dict[str, dict[str, str]]
+) -> None:
+    """The controller's pod alone is replaced, as docs/how-to/upgrade.md says: the workers' old slurmd are served."""
+    before = bob.submit("-o", "/dev/null", script="true")
+    bob.wait_for(before, "COMPLETED")
+    hold = "touch started-$SLURM_JOB_ID; while [ ! -e enough ]; do sleep 0.2; done; echo done > out-$SLURM_JOB_ID"
+    running = [bob.submit("--exclusive", "-o", "/dev/null", script=hold) for _ in WORKERS]
+    for job in running:
+        bob.wait_for(job, "RUNNING")
+    waiting = [bob.submit("-o", "/dev/null", script="true") for _ in range(3)]
+    array = bob.submit(f"--array=1-{QUEUED - 3}", "-o", "/dev/null", script="true")
+    waiting += [f"{array}_{number}" for number in range(1, QUEUED - 2)]
+    until(lambda: len(queue(world)) == QUEUED + 2, "all are queued", seen=lambda: queue(world))
+    was, starts = queue(world), world.slurm("squeue", "-h", "-t", "R", "-o", "%i %S")
+    assert {job: was[job] for job in running} == dict.fromkeys(running, "RUNNING")
+    assert version(world, CONTROLLER, "slurmctld").startswith(OLD)
+
+    begun = time.monotonic()
+    roll(world, tags[NEW], "controller")
+    print(f"the controller's pod was replaced in {time.monotonic() - begun:.1f} s")
+    assert version(world, CONTROLLER, "slurmctld").startswith(NEW)
+    assert version(world, WORKERS[0], "slurmd").startswith(OLD)
+    assert queue(world) == was, "none is lost, and none began again"
+    assert world.slurm("squeue", "-h", "-t", "R", "-o", "%i %S") == starts
+
+    bob("touch enough")
+    for job in running:
+        bob.wait_for(job, "COMPLETED")
+        assert bob(f"cat out-{job}") == "done\n"
+    until(lambda: queue(world) == {}, "all have run, on slurmds of before", within=180, seen=lambda: queue(world))
+
+    def accounted() -> list[str]:
+        listed = bob("sacct", "-n", "-X", "-P", "-o", "jobid,state").split()
+        return sorted(line.partition("|")[0] for line in listed if line.endswith("|COMPLETED"))
+
+    wanted = sorted([before, *running, *waiting])
+    until(lambda: accounted() == wanted, "all are accounted, also who ran before", within=60, seen=accounted)
+
+
+def test_the_way_back_is_refused_and_nothing_is_touched(world: World, tags: dict[str, dict[str, str]]) -> None:
+    look = "cd /var/spool/slurmctld && sha256sum job_state node_state part_state"
+    cluster: LocalCluster = world.cluster
+    roll(world, tags[NEW], "controller")
+    with pytest.raises(ClusterError) as caught:
+        roll(world, tags[OLD], "controller")
+    said = str(caught.value)
+    assert f"slurmctld's state is of Slurm {NEW}, this image has {OLD}, and there is no way back" in said
+    before = world.run(CONTROLLER, "sh", "-c", look)
+    code, _ = cluster.exec(CONTROLLER, ["pgrep", "slurmctld"])
+    assert code == 1, "the older one was not started"
+    code, _ = cluster.exec(CONTROLLER, ["pgrep", "slurmdbd"])
+    assert code == 1
+    assert world.run(CONTROLLER, "sh", "-c", look) == before
+    roll(world, tags[NEW], "controller")
+    assert version(world, CONTROLLER, "slurmctld").startswith(NEW)
+
+
+def test_a_whole_cluster_of_the_newer_one_works(world: World, bob: Researcher, tags: dict[str, dict[str, str]]) -> None:
+    roll(world, tags[NEW], "controller", "login", "worker")
+    world.wait_idle()
+    for pod, daemon in ((CONTROLLER, "slurmctld"), (WORKERS[0], "slurmd"), (LOGIN, "sinfo")):
+        assert version(world, pod, daemon).startswith(NEW), pod
+    assert sorted(bob("srun -N2 hostname").split()) == sorted(WORKERS)
+    job = bob.submit("-N2", "-o", "both", script="srun hostname")
+    bob.wait_for(job, "COMPLETED")
+    assert sorted(bob("cat both").split()) == sorted(WORKERS)
+    until(lambda: "COMPLETED" in bob(f"sacct -n -X -P -j {job} -o state"), "it is accounted")
+
+    def ran() -> set[tuple[str, str]]:
+        lines = world.run(WORKERS[0], "cat", "/var/log/minivm/runs.jsonl").splitlines()
+        return {(record["kind"], str(record.get("job"))) for record in map(json.loads, lines)}
+
+    until(lambda: {("prolog", job), ("epilog", job)} <= ran(), "the scripts ran", seen=ran)
+    world.slurm("scontrol", "update", f"nodename={WORKERS[1]}", "state=drain", "reason=fan is loud")
+    until(lambda: world.node_states()[WORKERS[1]] == "drained", "it is drained", seen=world.node_states)
+    assert "fan is loud" in world.slurm("sinfo", "-h", "-n", WORKERS[1], "-o", "%E")
+    world.slurm("scontrol", "update", f"nodename={WORKERS[1]}", "state=resume")
+    world.wait_idle()
+    refused = bob.try_("srun --container=/tmp/bundle hostname")
+    assert refused.returncode != 0 and "this cluster has no container runtime" in refused.stderr
+    asked = bob.try_("srun --mpi=list")
+    assert "pmi2" in asked.stdout + asked.stderr and "pmix" not in asked.stdout + asked.stderr
