@@ -10,9 +10,10 @@ import pytest
 
 from cluster.local import LocalCluster
 from images.engine.docker import Engine
-from tests.cluster.conftest import NAME
+from tests.cluster.conftest import IMAGES, NAME
 from tests.cluster.researcher import Researcher, World
 from tests.cluster.small import small_cluster
+from tests.slurm import has_pmix
 from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
@@ -122,8 +123,11 @@ def test_a_job_has_shared_memory_for_its_loaders(bob: Researcher) -> None:
 
 
 def test_ranks_find_each_other_without_a_word_of_mpi(bob: Researcher) -> None:
+    """By srun where this Slurm speaks PMIx, and by mpirun in a job where it does not."""
     bob("cat > rank.py", stdin=RANK)
-    assert sorted(bob("srun -n2 --mem-per-cpu=200M python3 rank.py").splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
+    pmix = has_pmix(f"{IMAGES}/worker:latest")
+    line = "srun -n2 --mem-per-cpu=200M" if pmix else "salloc -Q -n2 --mem-per-cpu=200M mpirun"
+    assert sorted(bob(f"{line} python3 rank.py").splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
 
 
 def test_a_command_over_ssh_has_a_locale(bob: Researcher) -> None:

@@ -49,12 +49,12 @@ def bob(world: World) -> Researcher:
     return Researcher(world, "bob")
 
 
-def roll(world: World, tags: dict[str, str], *roles: str) -> None:
+def roll(world: World, tags: dict[str, str], *roles: str, within: float = 180) -> None:
     """These roles to these tags, as an operator puts them into his values."""
     cluster: LocalCluster = world.cluster
     now = {**cluster.options.tags, **{role: tags[role] for role in roles}}
     cluster.options = replace(cluster.options, tags=now)
-    cluster.up(timeout=180)
+    cluster.up(timeout=within)
     world.manifests = cluster.manifests()
 
 
@@ -111,7 +111,7 @@ def test_the_way_back_is_refused_and_nothing_is_touched(world: World, tags: dict
     cluster: LocalCluster = world.cluster
     roll(world, tags[NEW], "controller")
     with pytest.raises(ClusterError) as caught:
-        roll(world, tags[OLD], "controller")
+        roll(world, tags[OLD], "controller", within=45)
     said = str(caught.value)
     assert f"slurmctld's state is of Slurm {NEW}, this image has {OLD}, and there is no way back" in said
     before = world.run(CONTROLLER, "sh", "-c", look)

@@ -9,6 +9,7 @@ from testinfra.host import Host  # type: ignore[import-untyped]  # ships no type
 
 from tests.container.conftest import docker, with_munge
 from tests.container.init_pods import IMAGES
+from tests.slurm import release_of
 from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
@@ -51,10 +52,10 @@ def test_it_makes_a_clusters_keys_as_the_charts_job_runs_it(how: str) -> None:
     assert int(said) >= int(how.partition(":")[2] or 300)
 
 
-@pytest.mark.parametrize(
-    "plugin", ["accounting_storage_mysql", "auth_jwt", "auth_munge", "select_cons_tres", "mpi_pmix"]
-)
+@pytest.mark.parametrize("plugin", ["accounting_storage_mysql", "auth_jwt", "auth_munge", "select_cons_tres", "mpi_*"])
 def test_slurm_has_the_plugin(controller: Host, plugin: str) -> None:
+    if plugin == "mpi_*":
+        plugin = f"mpi_{release_of(f'{IMAGES}/controller:latest').mpi[0]}"
     found = controller.check_output(f"find /usr/lib -name '{plugin}*.so'").split()
     assert found
     for path in found:

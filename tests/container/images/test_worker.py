@@ -17,6 +17,7 @@ from images.definition.load import load
 from images.definition.spec import Choice
 from images.settings import Settings
 from tests.container.conftest import docker, image_of, with_munge
+from tests.slurm import has_pmix, labels, release_of
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
@@ -35,28 +36,41 @@ def in_python(host: Host, program: str) -> str:
     return str(host.check_output(f"python3 -I -c '{quoted}'"))
 
 
-def test_the_nvml_plugin_loads_as_slurm_loads_it(worker: Host) -> None:
-    """Every symbol resolved: Slurm's own from libslurmfull, the GPU's from NVML."""
+@pytest.fixture
+def gpu() -> str:
+    """The plug-in for GPUs that this release's packages have."""
+    return release_of(image_of("worker")).gpu
+
+
+def test_the_plugin_for_gpus_loads_as_slurm_loads_it(worker: Host, gpu: str) -> None:
+    """Every symbol resolved: Slurm's own from libslurmfull, the GPU's from NVML where it asks that."""
     program = f"""
 import ctypes
 for name in ("{PLUGINS}/libslurmfull.so", "libnvidia-ml.so.1"):
     ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
 import os
-plugin = ctypes.CDLL("{PLUGINS}/gpu_nvml.so", mode=os.RTLD_NOW)
+plugin = ctypes.CDLL("{PLUGINS}/gpu_{gpu}.so", mode=os.RTLD_NOW)
 print(ctypes.c_char_p.in_dll(plugin, "plugin_type") and ctypes.string_at(ctypes.addressof(
     ctypes.c_char.in_dll(plugin, "plugin_type"))).decode())
 """
-    assert in_python(worker, program) == "gpu/nvml"
+    assert in_python(worker, program) == f"gpu/{gpu}"
 
 
-def test_slurmd_asks_nvml_and_says_that_it_finds_no_gpu(worker: Host) -> None:
-    """AutoDetect=nvml reaches the plugin: a Slurm built without it says that it has no NVML, or nothing."""
+# What each says once it is loaded, and of no GPU.
+SAID = {
+    "nvml": ("GPU NVML plugin loaded", "0 GPU system device(s) detected"),
+    "nvidia": ("loaded GPU Nvidia plugin",),
+}
+
+
+def test_slurmd_asks_it_and_says_that_it_finds_no_gpu(worker: Host, gpu: str) -> None:
+    """AutoDetect reaches the plugin: a Slurm built without it says that it has none, or nothing."""
     configuration = with_munge(worker, "GresTypes=gpu")
-    worker.check_output("printf 'AutoDetect=nvml\\n' > /tmp/conf/gres.conf")
+    worker.check_output(f"printf 'AutoDetect={gpu}\\n' > /tmp/conf/gres.conf")
     said = worker.run(f"SLURM_CONF={configuration} slurmd -G -vv")
     text = said.stdout + said.stderr
-    assert "GPU NVML plugin loaded" in text, text
-    assert "0 GPU system device(s) detected" in text, text
+    for words in SAID[gpu]:
+        assert words in text, text
 
 
 def test_the_drivers_own_nvml_wins_over_the_packaged_one(worker: Host) -> None:
@@ -78,9 +92,11 @@ def test_the_library_loads_with_all_its_symbols(worker: Host, library: str) -> N
     assert in_python(worker, program) == library
 
 
-def test_slurm_starts_mpi_through_pmix(worker: Host) -> None:
+def test_slurm_starts_mpi_through_pmix_or_the_image_says_that_it_does_not(worker: Host) -> None:
     listed = worker.run(f"SLURM_CONF={with_munge(worker)} srun --mpi=list")
-    assert "pmix" in listed.stdout + listed.stderr
+    image = image_of("worker")
+    assert ("pmix" in listed.stdout + listed.stderr) == has_pmix(image)
+    assert ("pmix" in json.loads(labels(image)["io.minivm.absent"])) != has_pmix(image)
 
 
 def test_mpi_passes_messages(worker: Host) -> None:

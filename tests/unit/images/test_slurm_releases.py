@@ -11,6 +11,7 @@ import yaml
 
 from images.archive import lock, origins
 from images.archive.apt import Origin
+from images.archive.fetch import fetch
 from images.archive.lock import Place
 from images.archive.locked import Locked, Request, Slice
 from images.definition import parse
@@ -177,3 +178,21 @@ def test_a_base_of_the_sites_own_shares_with_the_same_base_alone(tmp_path: Path)
     assert based.shared is not None and here.shared is not None
     assert (based.directory.name, based.shared.directory.name) == ("debian-slurm-26.05-base", "debian-base")
     assert here.shared.directory.name == "debian"
+
+
+def test_a_pin_in_the_archive_is_fetched_from_the_sites_mirror(tmp_path: Path) -> None:
+    """And where that does not serve it, a person is told what else does."""
+    pin = DEFINITION.versions.pins["slurm"]
+    (tmp_path / "served").mkdir()
+    settings = Settings(mirrors=f"debian=file://{tmp_path}/served")
+    found = origins.in_archive(pin, DEFINITION, settings)
+    assert found.url == f"file://{tmp_path}/served/{pin.url.removeprefix('archive:')}"
+    with pytest.raises(ImagesError, match="No such file or directory") as caught:
+        fetch(found, tmp_path / "kept", settings)
+    assert "--set slurm_tarball=PATH" in str(caught.value.hint)
+    file = tmp_path / "served" / pin.url.removeprefix("archive:")
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"another one")
+    with pytest.raises(ImagesError, match=f"checksum mismatch .*pinned {pin.sha256}"):
+        fetch(found, tmp_path / "kept", settings)
+    assert not [path for path in (tmp_path / "kept").rglob("*") if path.is_file()]
