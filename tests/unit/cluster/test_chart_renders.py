@@ -346,6 +346,8 @@ def test_the_controller_and_the_logins_are_the_last_to_be_pushed_aside() -> None
     }
     assert found == {"controller": "minivm-cluster", "login": "minivm-cluster", "worker": "minivm-training"}
     assert classes["minivm-training"] < classes["minivm-inference"] < classes["minivm-cluster"]
+
+
 def config(**slurm: object) -> dict[str, str]:
     values = {"slurm": slurm, "workers": {"pools": {"gpu": {"gpu": {"count": 8}}}}}
     (found,) = [
