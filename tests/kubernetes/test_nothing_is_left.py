@@ -60,18 +60,30 @@ def test_a_run_that_is_killed_leaves_nothing(moment: str) -> None:
         until(nothing_left, "the holder has taken the lab down", within=240, seen=lambda: left.look(STATE))
 
 
-def test_what_is_left_when_the_holder_itself_was_killed_goes_before_the_next_lab() -> None:
+@contextmanager
+def a_lab_without_a_holder() -> Iterator[set[str]]:
+    """What the kill -9 of everybody who could have taken it down leaves: its processes."""
     with a_run() as (run, holder):
         heard(run, "ready /")
         old = set(left.look(STATE).processes)
         os.kill(holder, signal.SIGKILL)
         run.wait()
-        assert old and old & set(left.look(STATE).processes)
-    with a_run() as (run, _):
+        assert old & set(left.look(STATE).processes)
+        yield old
+
+
+def test_what_is_left_when_the_holder_itself_was_killed_goes_before_the_next_lab() -> None:
+    with a_lab_without_a_holder() as old, a_run() as (run, _):
         heard(run, "ready /")
         assert not old & set(left.look(STATE).processes)
         run.kill()
         until(nothing_left, "the second lab is taken down", within=240, seen=lambda: left.look(STATE))
+
+
+def test_what_is_left_when_the_holder_itself_was_killed_goes_by_kube_down() -> None:
+    with a_lab_without_a_holder():
+        done = subprocess.run([sys.executable, "-m", "tests.kubernetes", "down"], capture_output=True, text=True)
+        assert (done.returncode, nothing_left()) == (0, True), done.stdout + done.stderr
 
 
 def test_a_build_beside_the_tests_ends_with_them(tmp_path: Path) -> None:

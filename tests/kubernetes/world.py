@@ -179,6 +179,11 @@ class Release:
     def node_of(self, pod: str) -> str:
         return str(self.pods()[pod]["spec"]["nodeName"])
 
+    def away(self) -> str:
+        """A worker on another machine than the controller, which forgets what it did in the seconds before it dies."""
+        at = self.node_of("controller-0")
+        return next(name for name in ("worker-0", "worker-1") if self.node_of(name) != at)
+
     def is_new(self, pod: str, old: str) -> bool:
         """Whether a pod of this name is there that is not the one with this identity."""
         found = self.pods().get(pod)
@@ -221,6 +226,13 @@ class Release:
             return state in wanted
 
         until(looked, f"job {job} is {' or '.join(wanted)}", within=within, seen=lambda: self.about(job))
+
+    def wait_saved(self, job: str) -> None:
+        """On slurmctld's volume: it writes each few seconds, and one that is killed forgets what it has not written."""
+        look = ("stat", "-c", "%.9Y", "/var/spool/slurmctld/job_state")
+        before = self.slurm(*look)
+        self.slurm("scontrol", "update", f"jobid={job}", "comment=saved")
+        until(lambda: self.slurm(*look) != before, f"job {job} is saved")
 
     def about(self, job: str) -> str:
         return self.slurm("scontrol", "show", "job", job) + "\n" + self.slurm("sinfo", "-N", "-l")
