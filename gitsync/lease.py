@@ -58,12 +58,12 @@ class Lease:
         self.release()
 
 
-def hold(layout: Layout | None = None, *, commit: str | None = None) -> Lease:
-    """The current commit (or the one named), resolved now and held until released."""
+def hold(layout: Layout | None = None) -> Lease:
+    """The current commit, resolved now and held until released."""
     layout = layout or Layout.from_environment()
     name = ZERO
     for _ in range(ATTEMPTS):
-        name = commit or _current(layout)
+        name = _current(layout)
         if name == ZERO:
             return _zero(layout)
         fd, raced = _lock(layout.lease(name))
@@ -72,8 +72,6 @@ def hold(layout: Layout | None = None, *, commit: str | None = None) -> Lease:
             return Lease(name, layout.tree(name), fd)
         if fd is not None:
             os.close(fd)
-        if commit is not None:
-            raise GitsyncError("use the scripts", f"commit {commit} is not on this node", file=layout.tree(commit))
     # Lock files that somebody removed must not stop jobs; the current tree is never pruned.
     return Lease(name, layout.tree(name), None) if layout.tree(name).is_dir() else _zero(layout)
 

@@ -28,10 +28,10 @@ def render_texts(values: Mapping[str, Any], *, release: str, namespace: str, cha
         raise ClusterError(f"render {chart.name}", str(error).strip()) from error
 
 
-def render(values: Mapping[str, Any], *, release: str, namespace: str, chart: Path = CHART) -> list[Document]:
+def render(values: Mapping[str, Any], *, release: str, namespace: str) -> list[Document]:
     """The chart's objects, in the order of the templates."""
     documents: list[Document] = []
-    texts = render_texts(values, release=release, namespace=namespace, chart=chart)
+    texts = render_texts(values, release=release, namespace=namespace)
     for template, text in sorted(texts.items()):
         if not template.endswith((".yaml", ".yml")):
             continue

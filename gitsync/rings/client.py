@@ -58,7 +58,7 @@ def _opener() -> urllib.request.OpenerDirector:
     return urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def pass_on(url: str | None, pod: str, reports: Path, secret: Path | None = None) -> int:
+def pass_on(url: str | None, pod: str, reports: Path, secret: Path | None) -> int:
     """Tell the ring what the runner left about broken scripts; what was told is removed. How many."""
     sent = 0
     for path in sorted(reports.glob("*.json"))[:100]:

@@ -115,7 +115,7 @@ def judge_case(module: CheckModule, tree: Path, case: Case, clock: Callable[[], 
     )
 
 
-def replay(tree: Path, case: Case, names: Iterable[str] | None = None) -> list[Judged]:
+def replay(tree: Path, case: Case, names: Iterable[str] | None) -> list[Judged]:
     """Every check that the case has something for."""
     loaded = load_checks(tree, names)
     return [

@@ -13,6 +13,7 @@ from typing import Any
 from images.engine.saved import Contents, Entry, Kind, Layer
 
 UNITS = ("B", "kB", "MB", "GB")
+WIDTH = 90
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +192,6 @@ def signed(size: int) -> str:
     return f"+{human(size)}" if size >= 0 else f"-{human(-size)}"
 
 
-def short(command: str, width: int = 90) -> str:
+def short(command: str) -> str:
     text = " ".join(command.removeprefix("/bin/sh -c ").removeprefix("#(nop) ").split())
-    return text if len(text) <= width else f"{text[: width - 1]}…"
+    return text if len(text) <= WIDTH else f"{text[: WIDTH - 1]}…"

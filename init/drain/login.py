@@ -72,9 +72,9 @@ def end_clients(deadline: Deadline) -> None:
     report(f"{len(clients)} srun and salloc are left" if clients else "every srun and salloc has ended its job")
 
 
-def find_clients(proc: Path = PROC) -> list[int]:
+def find_clients() -> list[int]:
     """By name, which is enough: whoever lends it to another process of his lends it to one that ends with the pod."""
-    return [int(directory.name) for directory in proc.glob("[0-9]*") if _is_client(directory)]
+    return [int(directory.name) for directory in PROC.glob("[0-9]*") if _is_client(directory)]
 
 
 def _is_client(directory: Path) -> bool:
@@ -86,24 +86,24 @@ def _is_client(directory: Path) -> bool:
     return False
 
 
-def hang_up(pid: int, number: int, proc: Path = PROC) -> None:
+def hang_up(pid: int, number: int) -> None:
     """By a descriptor of the process: its number may be another's by now, and that one root's."""
     with contextlib.suppress(OSError):
         descriptor = os.pidfd_open(pid)
         try:
-            if _is_client(proc / str(pid)):
+            if _is_client(PROC / str(pid)):
                 signal.pidfd_send_signal(descriptor, number)
         finally:
             os.close(descriptor)
 
 
-def find_sessions(proc: Path = PROC) -> dict[int, str]:
+def find_sessions() -> dict[int, str]:
     """The sshd processes that serve one user each, and what their titles say of terminals."""
     found = {}
-    for directory in proc.glob("[0-9]*"):
+    for directory in PROC.glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, KeyError):
             title = _TITLE.fullmatch((directory / "cmdline").read_bytes().partition(b"\0")[0].rstrip())
-            if title and (_is_sshd(directory) or _is_sshd(proc / status_of(directory)["PPid"])):
+            if title and (_is_sshd(directory) or _is_sshd(PROC / status_of(directory)["PPid"])):
                 found[int(directory.name)] = title[1].decode(errors="replace")
     return found
 
@@ -119,8 +119,8 @@ def _is_sshd(directory: Path) -> bool:
         return True  # one that has been another user for a moment hides its program, from root without SYS_PTRACE too
 
 
-def terminals(sessions: Mapping[int, str], dev: Path = DEV) -> list[Path]:
-    return [dev / name for names in sessions.values() for name in names.split(",") if _TERMINAL.fullmatch(name)]
+def terminals(sessions: Mapping[int, str]) -> list[Path]:
+    return [DEV / name for names in sessions.values() for name in names.split(",") if _TERMINAL.fullmatch(name)]
 
 
 def tell(paths: Iterable[Path], seconds: float) -> int:

@@ -88,11 +88,11 @@ def load_service(path: Path) -> Service:
     return parse_service(path.stem, load_mapping(path), str(path))
 
 
-def load_directory(directory: Path = SERVICES) -> dict[str, Service]:
-    """Every service of a directory; all that is wrong is told at once."""
+def load_directory() -> dict[str, Service]:
+    """Every service of the image; all that is wrong is told at once."""
     services: dict[str, Service] = {}
     errors: list[ConfigError] = []
-    for path in _files(directory, ".yaml"):
+    for path in _files(SERVICES, ".yaml"):
         try:
             services[path.stem] = load_service(path)
         except ConfigError as error:
@@ -110,7 +110,7 @@ class Found:
     wrong: list[tuple[str, ConfigError]] = field(default_factory=list)  # no name: a file of several programs
 
 
-def find(roots: Iterable[Path] = ROOTS) -> Found:
+def find(roots: Iterable[Path]) -> Found:
     found = Found()
     for root in roots:
         for path in _files(root / "services.d", ".yaml"):
@@ -138,7 +138,7 @@ def find(roots: Iterable[Path] = ROOTS) -> Found:
     return found
 
 
-def dropins(roots: Iterable[Path] = ROOTS) -> tuple[list[Service], list[str]]:
+def dropins(roots: Iterable[Path]) -> tuple[list[Service], list[str]]:
     """The operator's services, and the names of those that a drop-in takes away."""
     found = find(roots)
     _raise([error for _, error in found.wrong])

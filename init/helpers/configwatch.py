@@ -209,10 +209,10 @@ def fingerprint(directories: Iterable[Path]) -> str:
     return found.hexdigest()
 
 
-def apply_dropins(control: Path = SOCKET, plan: str = PLAN) -> dict[str, Any]:
+def apply_dropins(control: Path) -> dict[str, Any]:
     """Merge the drop-ins over the image's plan in a child (yaml is heavy, and wanted rarely) and hand it to PID 1."""
     done = subprocess.run(
-        [sys.executable, "-I", "-m", "init.dropins.merge", "merge", plan],
+        [sys.executable, "-I", "-m", "init.dropins.merge", "merge", PLAN],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

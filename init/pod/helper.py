@@ -35,6 +35,5 @@ def prove_again(control: Path) -> None:
             client.request("restart", service=PROOF, wait=False)
 
 
-def last_lines(client: Client, name: str, lines: int = 400) -> list[str]:
-    """The last lines of a service."""
-    return [str(line) for line in client.request("logs", service=name, lines=lines)["lines"]]
+def last_lines(client: Client, name: str) -> list[str]:
+    return [str(line) for line in client.request("logs", service=name, lines=400)["lines"]]

@@ -68,7 +68,7 @@ def _saved(directory: Path) -> bytes:
         return b""
 
 
-def save_said(said: Said, path: Path = SAID) -> None:
+def save_said(said: Said, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     write(path, json.dumps(asdict(said)).encode(), mode=0o600)
 

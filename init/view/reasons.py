@@ -31,7 +31,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3600:.0f} h"
 
 
-def own_reason(spec: Service, state: State, now: float, *, quoting: bool = True) -> str:
+def own_reason(spec: Service, state: State, now: float, *, quoting: bool) -> str:
     """Why this service itself is not ready, leaving aside what it waits for. Empty when it is."""
     spent = duration(now - state.since)
     why = cause_text(state.why, quoting=quoting)

@@ -85,7 +85,7 @@ def blocker(service: str, needs: Mapping[str, Sequence[str]], grouped: Mapping[s
 
 
 def waterfall(
-    found: Sequence[Span], until: float, needs: Mapping[str, Sequence[str]], *, colour: bool, width: int = 100
+    found: Sequence[Span], until: float, needs: Mapping[str, Sequence[str]], *, colour: bool, width: int
 ) -> str:
     grouped = by_service(found)
     if not grouped or until <= 0:
