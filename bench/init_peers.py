@@ -63,7 +63,7 @@ class Ours(Peer):
         told = [sys.executable, "-c", COMPILE]
         done = subprocess.run(told, cwd=self.root, input=json.dumps(specs), capture_output=True, text=True, check=True)
         plan.write_text(done.stdout)
-        return [PYTHON, "-I", "-S", str(self.root / "init/__main__.py"), "--plan", str(plan)]
+        return [PYTHON, "-I", "-S", "-Xutf8", str(self.root / "init/__main__.py"), "--plan", str(plan)]
 
 
 class Floor(Peer):
