@@ -1,4 +1,4 @@
-"""`python -m bench [images|init|faults|gitsync|scripts|cluster|logins ...]`: the documentation's figures, by area."""
+"""`python -m bench [AREA ...]`: the documentation's figures, by area."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import importlib
 import sys
 
-AREAS = ("images", "init", "faults", "gitsync", "scripts", "cluster", "logins")
+AREAS = ("images", "init", "faults", "gitsync", "scripts", "cluster", "logins", "waits")
 
 
 def main(arguments: list[str]) -> int:

@@ -1,4 +1,4 @@
-{{/* slurm.conf: the chart's lines, over them slurm.config, then nodes, partitions and slurm.extraConfig. */}}
+{{/* slurm.conf: the chart's lines, over them the profile's and slurm.config, then nodes, partitions and slurm.extraConfig. */}}
 {{- define "minivm.slurm.conf" -}}
 {{- $root := . -}}
 {{- $full := include "minivm.fullname" . -}}
@@ -26,7 +26,6 @@
   "SlurmctldParameters" "enable_configless"
   "SelectType" "select/cons_tres"
   "SelectTypeParameters" "CR_Core_Memory"
-  "SchedulerParameters" "batch_sched_delay=0"
   "ReturnToService" "2"
   "SlurmctldTimeout" "60"
   "SlurmdTimeout" "120"
@@ -70,6 +69,7 @@
   {{- if $gresTypes }}{{ $_ := set $lines "AccountingStorageTRES" (printf "gres/%s" (join ",gres/" (uniq $gresTypes))) }}{{ end -}}
 {{- end -}}
 {{- if include "minivm.refusesContainers" . }}{{ $_ := set $lines "CliFilterPlugins" "cli_filter/lua" }}{{ end -}}
+{{- $_ := mustMergeOverwrite $lines (index (.Files.Get "files/profiles.yaml" | fromYaml) .Values.slurm.profile) -}}
 {{- range $key, $value := .Values.slurm.config -}}
   {{- if kindIs "invalid" $value }}{{ $_ := unset $lines $key }}{{ else }}{{ $_ := set $lines $key (toString $value) }}{{ end -}}
 {{- end -}}

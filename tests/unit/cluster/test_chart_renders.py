@@ -716,6 +716,35 @@ def test_slurmd_is_kept_from_what_a_pod_must_not() -> None:
     assert "GetEnvTimeout=0" in config["data"]["slurm.conf"].splitlines()
 
 
+PROFILES: dict[str, dict[str, str]] = yaml.safe_load((CHART / "files/profiles.yaml").read_text())
+
+
+def with_slurm(slurm: dict[str, Any]) -> list[str]:
+    documents = render({"slurm": slurm}, release="slurm", namespace="hpc")
+    (config,) = [item for item in documents if item["metadata"]["name"] == "slurm-config"]
+    return config["data"]["slurm.conf"].splitlines()  # type: ignore[no-any-return]  # YAML has no types
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_profile_is_lines_of_slurm_conf_and_the_sites_own_are_over_them(name: str) -> None:
+    lines = with_slurm({"profile": name})
+    every = {key for profile in PROFILES.values() for key in profile}
+    assert {line for line in lines if line.partition("=")[0] in every} == {
+        f"{key}={value}" for key, value in PROFILES[name].items()
+    }
+    own = with_slurm({"profile": name, "config": {"SchedulerParameters": "defer", "CompleteWait": None}})
+    assert "SchedulerParameters=defer" in own and not [line for line in own if line.startswith("CompleteWait=")]
+
+
+def test_a_bit_of_everything_is_what_nobody_chose_and_a_profile_that_is_not_there_is_refused() -> None:
+    assert with_slurm({}) == with_slurm({"profile": "mixed"})
+    with pytest.raises(ClusterError, match="profile"):
+        with_slurm({"profile": "fast"})
+    # The schema's names are the file's.
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    assert schema["properties"]["slurm"]["properties"]["profile"]["enum"] == list(PROFILES)
+
+
 def test_slurm_config_changes_adds_and_removes_lines() -> None:
     values = {"slurm": {"config": {"SlurmdTimeout": 300, "JobRequeue": None, "Licenses": "matlab:4"}}}
     (config,) = [
