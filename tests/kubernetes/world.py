@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import time
@@ -96,9 +97,17 @@ class Release:
     def apply(self) -> None:
         self.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(self.rendered()))
 
-    def difference(self) -> str:
-        """What another `apply` would change."""
-        return self.kubectl("diff", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(self.rendered()))
+    def differences(self) -> list[str]:
+        """The objects that another `apply` would change."""
+        text = yaml.safe_dump_all(self.rendered())
+        there = json.loads(self.kubectl("get", "-f", "-", "-o", "json", stdin=text))["items"]
+        dry = ("apply", "--server-side", "--dry-run=server", "-f", "-", "-o", "json")
+        would = json.loads(self.kubectl(*dry, stdin=text))["items"]
+        return [
+            f"{one['kind']} {one['metadata']['name']}"
+            for one, other in zip(there, would, strict=True)
+            if lasting(one) != lasting(other)
+        ]
 
     def delete(self) -> None:
         self.kubectl("delete", "-f", "-", "--wait=false", stdin=yaml.safe_dump_all(self.rendered()))
@@ -272,3 +281,9 @@ def apart(release: str) -> Object:
 def first(pod: Object) -> Object:
     """What is said of its container, of which there is one; before it is there it has no name."""
     return next(iter(pod["status"].get("containerStatuses", [])), {"containerID": "", "restartCount": 0})
+
+
+def lasting(item: Object) -> Object:
+    """What of an object changes by somebody's will alone; `kubectl diff` of 1.20 shows the time of each apply too."""
+    meta = {key: value for key, value in item["metadata"].items() if key not in ("managedFields", "resourceVersion")}
+    return {key: value for key, value in item.items() if key != "status"} | {"metadata": meta}
