@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from init.errors import InitError
+from ground.errors import Problem
 
 
-class FleetError(InitError):
+class FleetError(Problem):
     """Something that another machine or person must mend; the next pass tries again."""

@@ -115,7 +115,7 @@ class Worlds:
         if pod.condition:
             status, reason, message = pod.condition
             own = {"type": "minivm.io/SlurmState", "status": status, "reason": reason, "message": message}
-            conditions.append(own)
+            conditions.append({**own, "lastTransitionTime": stamp(BEGIN)})
         return {
             "metadata": {
                 "name": name,
@@ -171,6 +171,13 @@ class Worlds:
                     node.comment,
                 ):
                     return
+                if isinstance(change, Undrain):
+                    at, machine = change.at, self.nodes[change.at.node]
+                    if (str(self.pods[at.pod].version), str(machine.version)) != (at.pod_version, at.node_version):
+                        return
+                    cordoned = machine.cordoned and "minivm.io/cordoned" not in machine.annotations
+                    assert not cordoned, "jobs come to a Node that is cordoned"
+                    assert not machine.taints, "or tainted"
                 self._change_slurm(change, node)
             case Evict():
                 pod, node = self.pods[change.pod], self.slurm[change.pod]
@@ -204,7 +211,7 @@ class Worlds:
                 assert node.drained_by != "person", "a person's drain is written over"
                 assert (node.down, node.drained_by) != (True, ""), "a node that is down for others is written over"
                 node.drained_by, node.reason = "fleet", reason
-            case Undrain(_, comment, _):
+            case Undrain(_, comment):
                 assert node.drained_by == "fleet", "a drain is lifted that is not the fleet's"
                 node.drained_by, node.reason = "", "minivm: fleet: lifted"
             case Forget():
@@ -234,6 +241,10 @@ class Worlds:
         for node in map(self.nodes.__getitem__, names):
             if node.cordoned != on:
                 node.cordoned, node.version = on, node.version + 1
+
+    def taint(self, name: str, key: str | None, value: str = "x") -> None:
+        node = self.nodes[name]
+        node.taints, node.version = {key: value} if key else {}, node.version + 1
 
     def ready(self, name: str, on: bool = True) -> None:
         node = self.nodes[name]

@@ -9,6 +9,16 @@ from fleet.world.slurm import Seen
 
 
 @dataclass(frozen=True, slots=True)
+class Versions:
+    """Of a worker's pod and Node, as they were seen."""
+
+    pod: str
+    node: str
+    pod_version: str
+    node_version: str
+
+
+@dataclass(frozen=True, slots=True)
 class Drain:
     """Drains, or says another reason for a drain of ours. The mark is set by the same call, where it has a place."""
 
@@ -25,6 +35,8 @@ class Undrain:
     name: str
     comment: str | None  # "", or None as above
     was: Seen
+    # Jobs come at once: that there is no cause any more is asked anew. What follows late from a cause does no harm.
+    at: Versions
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fleet import words
-from fleet.decide.actions import Drain, Forget, Tell, Undrain
+from fleet.decide.actions import Drain, Forget, Tell, Undrain, Versions
 from fleet.world.slurm import SlurmNode
 from fleet.world.world import Worker
 
@@ -21,7 +21,7 @@ def hold(worker: Worker, causes: Mapping[str, str], mark: words.Mark | None) -> 
     """`mark`: Slurm's, or what is remembered where the node's comment is somebody else's."""
     if worker.slurm is None:
         return None
-    return held_for(worker.slurm, causes, mark) if causes else released(worker.slurm, worker.pod.ready)
+    return held_for(worker.slurm, causes, mark) if causes else released(worker, worker.slurm)
 
 
 def held_for(node: SlurmNode, causes: Mapping[str, str], mark: words.Mark | None) -> Held:
@@ -45,11 +45,13 @@ def drain(node: SlurmNode, causes: Mapping[str, str], times: int, kinds: frozens
     return Drain(node.name, words.reason(causes, times), words.comment(mark) if place else None, node.seen)
 
 
-def released(node: SlurmNode, ready: bool) -> Held:
-    if node.ours:
+def released(worker: Worker, node: SlurmNode) -> Held:
+    pod, machine = worker.pod, worker.node
+    if node.ours and machine is not None:
         # A pod is ready when Slurm has heard its slurmd at its address: what stands there is not of the pod before.
-        if node.down or not node.record.responds or not ready:
+        if node.down or not node.record.responds or not pod.ready:
             return Tell(node.name, "waits", f"is undrained once its pod is ready: {node.reason}")
-        return Undrain(node.name, "" if words.free(node.comment) else None, node.seen)
+        at = Versions(pod.name, machine.name, pod.version, machine.version)
+        return Undrain(node.name, "" if words.free(node.comment) else None, node.seen, at)
     # Somebody else has lifted it, or has drained it for reasons of his own: the mark alone is ours.
     return Forget(node.name, node.seen) if words.marked(node.comment) else None

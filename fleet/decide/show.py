@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fleet.decide.actions import Action, Cordon, ShowOnPod, Uncordon
 from fleet.decide.causes import CORDONED
@@ -34,7 +35,9 @@ def on_pod(worker: Worker) -> Action | None:
     wanted, found = condition(worker.slurm), worker.pod.conditions.get(TYPE)
     if found and (found.status, found.reason, found.message) == (wanted.status, wanted.reason, wanted.message):
         return None
-    return ShowOnPod(worker.pod.name, worker.pod.uid, wanted)
+    # The time of the last transition changes with the status alone; 0: now.
+    since = found.since if found and found.status == wanted.status else 0.0
+    return ShowOnPod(worker.pod.name, worker.pod.uid, replace(wanted, since=since))
 
 
 def on_node(node: Node, workers: Sequence[Worker], policy: Policy) -> Action | None:

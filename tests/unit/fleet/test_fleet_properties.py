@@ -22,8 +22,8 @@ SIZE = 4
 EVENTS: dict[str, Callable[[Worlds, str, str], object]] = {
     "cordon": lambda w, name, node: w.cordon(node),
     "uncordon": lambda w, name, node: w.cordon(node, on=False),
-    "taint": lambda w, name, node: w.nodes[node].taints.update({"minivm.io/maintenance": "x"}),
-    "untaint": lambda w, name, node: w.nodes[node].taints.clear(),
+    "taint": lambda w, name, node: w.taint(node, "minivm.io/maintenance"),
+    "untaint": lambda w, name, node: w.taint(node, None),
     "sign": lambda w, name, node: w.nodes[node].signs.update({"Sick": "True"}),
     "unsign": lambda w, name, node: w.nodes[node].signs.clear(),
     "not ready": lambda w, name, node: w.ready(node, False),
@@ -43,7 +43,7 @@ EVENTS: dict[str, Callable[[Worlds, str, str], object]] = {
     "down": lambda w, name, node: setattr(w.slurm[name], "down", True),
     "time": lambda w, name, node: setattr(w, "now", w.now + 70),
 }
-LOOKS = ("look", "cut", "late", "blind to kubernetes", "blind to slurm")
+LOOKS = ("look", "cut", "sees", "late", "blind to kubernetes", "blind to slurm")
 STEPS = st.lists(
     st.tuples(
         st.sampled_from([*EVENTS, *LOOKS, "look", "look", "look"]),
@@ -61,6 +61,8 @@ def run(worlds: Worlds, steps: list[tuple[str, int, int]]) -> None:
             case "look":
                 seen = worlds.world()
                 worlds.look()
+            case "sees":
+                seen = worlds.world()
             case "cut":
                 worlds.look(cut=cut)
             case "late":
@@ -135,8 +137,8 @@ STORIES: dict[str, Story] = {
     "cordon": (lambda w: w.cordon("n0"), lambda w: w.cordon("n0", on=False)),
     "all cordoned": (lambda w: w.cordon(*w.nodes), lambda w: w.cordon(*w.nodes, on=False)),
     "taint": (
-        lambda w: w.nodes["n0"].taints.update({"minivm.io/maintenance": "x"}),
-        lambda w: w.nodes["n0"].taints.clear(),
+        lambda w: w.taint("n0", "minivm.io/maintenance"),
+        lambda w: w.taint("n0", None),
     ),
     "a person's drain": (lambda w: w.person_drains("w0"), lambda w: w.cordon("n0"), lambda w: w.cordon("n0", on=False)),
     "lifted once": (lambda w: w.cordon("n0"), lambda w: w.person_resumes("w0"), lambda w: w.cordon("n0", on=False)),

@@ -10,7 +10,7 @@ from fleet.decide.decide import Decision
 from fleet.policy import Policy
 from health.broker import decide as broker
 from init.slurm import node as init_node
-from tests.fleet_world import Worlds
+from tests.fleet_world import BEGIN, Worlds
 
 REASON = "minivm: fleet: cordon: node n0 is cordoned"
 
@@ -187,6 +187,16 @@ def test_what_slurm_or_an_init_adds_to_a_reason_makes_it_nobody_elses(worlds: Wo
     assert isinstance(in_slurm(worlds)[0], Undrain)
 
 
+def test_an_undrain_that_was_decided_before_the_next_cordon_does_nothing(worlds: Worlds) -> None:
+    worlds.cordon("n0")
+    worlds.look()
+    worlds.cordon("n0", on=False)
+    seen = worlds.world()
+    worlds.cordon("n0")
+    worlds.look(world=seen)
+    assert worlds.slurm["w0"].drained_by == "fleet"
+
+
 # A Node condition, a Node that is not ready.
 
 
@@ -328,6 +338,19 @@ def test_a_drain_in_slurm_is_a_condition_of_the_pod_and_so_is_its_end(worlds: Wo
     worlds.person_resumes("w0")
     worlds.look()
     assert worlds.pods["w0"].condition == ("True", "TakesJobs", "")
+
+
+def test_a_condition_keeps_the_time_of_its_last_transition(worlds: Worlds) -> None:
+    worlds.slurm["w0"].jobs.add(7)
+    worlds.person_drains("w0")
+    (first,) = changed(worlds.decide(worlds.world()), ShowOnPod)
+    assert isinstance(first, ShowOnPod)
+    assert first.condition.since == 0, "now"
+    worlds.look()
+    worlds.slurm["w0"].jobs.clear()
+    (second,) = changed(worlds.decide(worlds.world()), ShowOnPod)
+    assert isinstance(second, ShowOnPod)
+    assert (second.condition.reason, second.condition.since) == ("Drained", BEGIN)
 
 
 def test_by_policy_a_persons_drain_cordons_and_its_end_uncordons() -> None:

@@ -1,0 +1,110 @@
+"""Kubernetes' side, followed: a list, then what changes. How old it may be is known, and what is older is not known."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fleet.act.kubernetes import WATCH_S, Api, ApiError
+from fleet.errors import FleetError
+from fleet.world import kubernetes
+from fleet.world.kubernetes import Kubernetes
+from fleet.world.reading import Object
+from fleet.world.world import Unknown
+
+PARSE: Mapping[str, Callable[[Object], Any]] = {"Node": kubernetes.node, "Pod": kubernetes.pod}
+# A watch that the server has ended is begun anew within this; after it nothing is known.
+STALE_S = 2.0 * WATCH_S
+PAUSES = (0.5, 1.0, 2.0, 5.0, 10.0)
+
+
+class Objects:
+    """Those of one kind, read: or why one cannot be."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.found: dict[str, Any] = {}
+        self.unread: dict[str, str] = {}
+
+    def take(self, item: Object) -> None:
+        name = kubernetes.name_of(item)
+        self.drop(name)
+        try:
+            self.found[name] = PARSE[self.kind](item)
+        except FleetError as error:
+            self.unread[f"{self.kind}/{name}"] = str(error)
+
+    def drop(self, name: str) -> None:
+        self.found.pop(name, None)
+        self.unread.pop(f"{self.kind}/{name}", None)
+
+
+class Followed:
+    """All objects of one kind, as they change."""
+
+    def __init__(self, api: Api, kind: str, changed: Callable[[], object]) -> None:
+        self.api, self.kind, self.changed = api, kind, changed
+        self.now = Objects(kind)
+        self.heard = 0.0  # monotonic; 0: never
+        self.why = "not asked yet"
+
+    async def follow(self) -> None:
+        failures = 0
+        while True:
+            try:
+                await self._from_the_beginning()
+            except ApiError as error:
+                self.why = str(error)
+                # A version that the server has forgotten is no failure: everything is listed anew.
+                failures = 0 if error.status == 410 or self._heard_lately() else failures + 1
+                await asyncio.sleep(PAUSES[min(failures, len(PAUSES) - 1)])
+
+    async def list(self) -> str:
+        """Whole or not at all: until it is complete, what was there before stays."""
+        listed, version = Objects(self.kind), ""
+        async for items, version in self.api.list(self.kind):  # noqa: B007 - the last one is used
+            for item in items:
+                listed.take(item)
+        self.now = listed
+        self._hear()
+        return version
+
+    async def _from_the_beginning(self) -> None:
+        version = await self.list()
+        while True:
+            async for what, item in self.api.watch(self.kind, version):
+                version = str(item.get("metadata", {}).get("resourceVersion", version))
+                if what == "DELETED":
+                    self.now.drop(kubernetes.name_of(item))
+                elif what != "BOOKMARK":
+                    self.now.take(item)
+                self._hear()
+            self._hear()
+
+    def _hear(self) -> None:
+        self.heard = time.monotonic()
+        self.changed()
+
+    def _heard_lately(self) -> bool:
+        return time.monotonic() - self.heard < WATCH_S
+
+    def unknown(self) -> str:
+        """Why nothing is known of this kind, or nothing."""
+        if not self.heard:
+            return self.why
+        silent = time.monotonic() - self.heard
+        return f"nothing was heard of {self.kind}s for over {STALE_S:g} s: {self.why}" if silent > STALE_S else ""
+
+
+class Cache:
+    def __init__(self, api: Api, changed: Callable[[], object] = lambda: None) -> None:
+        self.nodes = Followed(api, "Node", changed)
+        self.pods = Followed(api, "Pod", changed)
+
+    def world(self) -> Kubernetes | Unknown:
+        if why := self.nodes.unknown() or self.pods.unknown():
+            return Unknown(why)
+        nodes, pods = self.nodes.now, self.pods.now
+        return Kubernetes(dict(nodes.found), dict(pods.found), {**nodes.unread, **pods.unread})

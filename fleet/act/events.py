@@ -1,0 +1,51 @@
+"""What was done and what is told, as Events of the pod or Node that it is about: `kubectl describe` shows them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from fleet.act.kubernetes import Object
+from fleet.act.words import in_words
+from fleet.decide.actions import Change, Cordon, Drain, Evict, Forget, ShowOnPod, Tell, Uncordon, Undrain
+from fleet.world.kubernetes import Kubernetes
+
+# The API server's own bound.
+MOST = 1024
+REASONS = {Drain: "Drained", Undrain: "Undrained", Evict: "Evicted", Cordon: "Cordoned", Uncordon: "Uncordoned"}
+
+
+def events(actions: Iterable[Change | Tell], world: Kubernetes, namespace: str, most: int) -> list[Object]:
+    """`most` at a time; the log has them all."""
+    found = (event(action, world, namespace) for action in actions)
+    return [one for one in found if one is not None][:most]
+
+
+def event(action: Change | Tell, world: Kubernetes, namespace: str) -> Object | None:
+    """None: of nothing that is there, or no news: a condition of the pod says by itself what it says."""
+    match action:
+        case ShowOnPod() | Forget():
+            return None
+        case Tell(about, kind):
+            name, reason, type_, text = about, kind.capitalize(), "Warning", in_words(action)
+        case Drain(name) | Undrain(name) | Evict(name) | Cordon(name) | Uncordon(name):
+            reason, type_, text = REASONS[type(action)], "Normal", in_words(action)
+    if pod := world.pods.get(name):
+        of: Object = {"kind": "Pod", "name": name, "uid": pod.uid, "namespace": namespace}
+    elif node := world.nodes.get(name):
+        # Its Events stand where those of other Nodes do; a Node has no namespace.
+        of, namespace = {"kind": "Node", "name": name, "uid": node.uid}, "default"
+    else:
+        return None
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return {
+        "metadata": {"generateName": "fleet-", "namespace": namespace},
+        "involvedObject": {"apiVersion": "v1", **of},
+        "reason": reason,
+        "message": text[:MOST],
+        "type": type_,
+        "source": {"component": "fleet"},
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "count": 1,
+    }

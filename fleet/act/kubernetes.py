@@ -1,0 +1,229 @@
+"""The API server, asked and told. The only importer of kubernetes_asyncio.
+
+Its models are not used: they cost five times the processor time, and we read the answers ourselves. Every read has a
+deadline: a connection that is dead and does not say so must not pass for a world in which nothing happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import aiohttp
+from kubernetes_asyncio import client, config
+from kubernetes_asyncio.config import ConfigException
+
+from fleet.decide.actions import Cordon, Evict, ShowOnPod, Uncordon, Versions
+from fleet.decide.causes import CORDONED
+from fleet.errors import FleetError
+
+Object = dict[str, Any]
+PAGE = 500
+# The API server ends a watch after so long, and it is begun anew where it was.
+WATCH_S = 30
+WITHIN_S = 15.0
+MERGE, STRATEGIC = "application/merge-patch+json", "application/strategic-merge-patch+json"
+# The newer first; servers before 1.22 know the other alone.
+EVICTIONS = ("policy/v1", "policy/v1beta1")
+# Its own words for: not this object, not any more, not as it was seen.
+CHANGED_MEANWHILE = (404, 409, 410, 412, 422)
+BUDGET = 429
+
+
+class ApiError(FleetError):
+    def __init__(self, what: str, why: str, status: int = 0) -> None:
+        super().__init__(what, why)
+        self.status = status
+
+
+class Api:
+    """One API server, as far as the fleet needs it: Nodes, and the worker pods of one release."""
+
+    def __init__(self, connection: client.ApiClient, namespace: str, release: str) -> None:
+        self._core = client.CoreV1Api(connection)
+        self._connection = connection
+        self.namespace = namespace
+        names = {"name": "minivm", "instance": release, "component": "worker"}
+        self._labels = ",".join(f"app.kubernetes.io/{key}={value}" for key, value in names.items())
+
+    @classmethod
+    async def open(cls, namespace: str, release: str) -> Api:
+        """The pod's own account, or a person's kubeconfig."""
+        try:
+            try:
+                config.load_incluster_config()  # type: ignore[no-untyped-call]  # a part of it carries no types
+            except ConfigException:
+                await config.load_kube_config()
+        except (ConfigException, OSError) as error:
+            raise FleetError("find the API server", str(error)) from error
+        return cls(client.ApiClient(), namespace, release)
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+    async def list(self, kind: str) -> AsyncIterator[tuple[list[Object], str]]:
+        """Everything of a kind ("Node", "Pod"), page by page, each with the version at which a watch goes on.
+
+        Ten thousand objects as they come are 700 MB; nobody holds more than a page of them.
+        """
+        more = ""
+        while True:
+            further = {"_continue": more} if more else {}
+            page = await self._ask(f"list {kind}s", self._lister(kind), limit=PAGE, **further)
+            metadata = page.get("metadata") or {}
+            if not isinstance(page.get("items"), list) or not metadata.get("resourceVersion"):
+                raise ApiError(f"list {kind}s", "the answer is no list")
+            yield page["items"], metadata["resourceVersion"]
+            more = metadata.get("continue", "")
+            if not more:
+                return
+
+    async def watch(self, kind: str, version: str) -> AsyncIterator[tuple[str, Object]]:
+        """ADDED, MODIFIED, DELETED and BOOKMARK, until the server ends it."""
+        ask, words = self._lister(kind)
+        what = f"watch {kind}s"
+        further = {"watch": True, "resource_version": version, "timeout_seconds": WATCH_S}
+        reply = await self._reply(what, (ask, words), allow_watch_bookmarks=True, **further)
+        kept = b""
+        try:
+            while chunk := await asyncio.wait_for(reply.content.readany(), WATCH_S + WITHIN_S):
+                *lines, kept = (kept + chunk).split(b"\n")
+                for line in lines:
+                    event = _read(what, line)
+                    if event.get("type") == "ERROR":
+                        status = event.get("object", {})
+                        raise ApiError(what, str(status.get("message")), int(status.get("code") or 0))
+                    yield str(event.get("type")), event["object"]
+        except (aiohttp.ClientError, OSError, TimeoutError, KeyError) as error:
+            raise ApiError(what, _words(error)) from error
+        finally:
+            reply.close()
+
+    def _lister(self, kind: str) -> tuple[Any, Mapping[str, object]]:
+        if kind == "Node":
+            return self._core.list_node, {}
+        return self._core.list_namespaced_pod, {"namespace": self.namespace, "label_selector": self._labels}
+
+    async def change(self, act: Evict | ShowOnPod | Cordon | Uncordon) -> bool:
+        """False: it is no longer the object that was seen, and nothing is done."""
+        try:
+            match act:
+                case ShowOnPod():
+                    await self._show(act)
+                case Evict():
+                    await self._evict(act)
+                case Cordon(node, uid, version, why):
+                    await self._patch_node(node, uid, version, {"unschedulable": True}, why)
+                case Uncordon(node, uid, version):
+                    await self._patch_node(node, uid, version, {"unschedulable": None}, None)
+        except ApiError as error:
+            if error.status in CHANGED_MEANWHILE:
+                return False
+            raise
+        return True
+
+    async def tell(self, event: Object) -> None:
+        words = {"namespace": event["metadata"]["namespace"], "body": event}
+        await self._ask("write an Event", (self._core.create_namespaced_event, words))
+
+    async def still(self, at: Versions) -> bool:
+        """Whether a worker's pod and Node are as they were seen."""
+        calls = (
+            (self._core.read_namespaced_pod, {"name": at.pod, "namespace": self.namespace}, at.pod_version),
+            (self._core.read_node, {"name": at.node}, at.node_version),
+        )
+        try:
+            for ask, words, version in calls:
+                found = await self._ask(f"read {words['name']}", (ask, words))
+                if found.get("metadata", {}).get("resourceVersion") != version:
+                    return False
+        except ApiError as error:
+            if error.status == 404:
+                return False
+            raise
+        return True
+
+    async def _show(self, act: ShowOnPod) -> None:
+        """Conditions are merged by their type; another pod of the name has another uid, and refuses."""
+        seen = act.condition
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seen.since or time.time()))
+        item = {"type": seen.type, "status": seen.status, "reason": seen.reason, "message": seen.message}
+        body = {"metadata": {"uid": act.uid}, "status": {"conditions": [{**item, "lastTransitionTime": stamp}]}}
+        words = {"name": act.pod, "namespace": self.namespace, "body": body, "_content_type": STRATEGIC}
+        await self._ask(f"show Slurm's state on {act.pod}", (self._core.patch_namespaced_pod_status, words))
+
+    async def _evict(self, act: Evict) -> None:
+        conditions = {"uid": act.uid, "resourceVersion": act.version}
+        about = {"name": act.pod, "namespace": self.namespace}
+        for version in EVICTIONS:
+            body = {
+                "apiVersion": version,
+                "kind": "Eviction",
+                "metadata": about,
+                "deleteOptions": {"preconditions": conditions},
+            }
+            try:
+                await self._ask(
+                    f"evict {act.pod}", (self._core.create_namespaced_pod_eviction, {**about, "body": body})
+                )
+                return
+            except ApiError as error:
+                if error.status == BUDGET:
+                    raise ApiError(error.what, f"its PodDisruptionBudget says not yet: {error.why}", BUDGET) from error
+                if error.status != 400 or version == EVICTIONS[-1]:
+                    raise
+
+    async def _patch_node(self, name: str, uid: str, version: str, spec: Object, why: str | None) -> None:
+        metadata = {"uid": uid, "resourceVersion": version, "annotations": {CORDONED: why}}
+        words = {"name": name, "body": {"metadata": metadata, "spec": spec}, "_content_type": MERGE}
+        await self._ask(f"cordon or uncordon {name}", (self._core.patch_node, words))
+
+    async def _ask(self, what: str, call: tuple[Any, Mapping[str, object]], **further: object) -> Object:
+        reply = await self._reply(what, call, **further)
+        try:
+            return _read(what, await asyncio.wait_for(reply.read(), WITHIN_S))
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise ApiError(what, _words(error)) from error
+        finally:
+            reply.release()
+
+    async def _reply(self, what: str, call: tuple[Any, Mapping[str, object]], **further: object) -> Any:
+        ask, words = call
+        try:
+            reply = await asyncio.wait_for(ask(**words, **further, _preload_content=False), WITHIN_S)
+        except client.ApiException as error:
+            raise ApiError(what, _said(error), int(error.status or 0)) from error
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise ApiError(what, _words(error)) from error
+        if reply.status >= 300:
+            text = (await reply.read()).decode(errors="replace")
+            raise ApiError(what, f"{reply.status} {_message(text)}", int(reply.status))
+        return reply
+
+
+def _read(what: str, text: bytes) -> Object:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ApiError(what, "the answer is no JSON object")
+    return found
+
+
+def _said(error: client.ApiException) -> str:
+    return f"{error.status} {_message(str(error.body or error.reason))}"
+
+
+def _message(text: str) -> str:
+    try:
+        return str(json.loads(text).get("message", text))[:200]
+    except (ValueError, AttributeError, RecursionError):
+        return text[:200]
+
+
+def _words(error: BaseException) -> str:
+    return str(error) or type(error).__name__

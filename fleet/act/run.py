@@ -1,0 +1,151 @@
+"""The fleet at work: it looks at both sides, asks what to do, does it, and says so."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from fleet.act.cache import Cache
+from fleet.act.events import events
+from fleet.act.kubernetes import Api
+from fleet.act.slurm import SlurmRest
+from fleet.act.words import in_words
+from fleet.decide.actions import Change, Drain, Forget, Tell, Undrain
+from fleet.decide.causes import LEAVE
+from fleet.decide.decide import Decision, decide
+from fleet.decide.memory import Memory
+from fleet.errors import FleetError
+from fleet.policy import Policy, policy_from_json
+from fleet.settings import Settings
+from fleet.world.kubernetes import Kubernetes
+from fleet.world.slurm import Slurm
+from fleet.world.world import Unknown, World
+from init.errors import InitError
+
+# Slurm is asked so often, and where an answer takes long not more often than a quarter of the time.
+EVERY_S = 1.0
+# Time alone changes something too: a Node has not been ready for long enough.
+AT_LEAST_S = 5.0
+SOON_S = 0.2
+Say = Callable[[str], object]
+
+
+class Fleet:
+    def __init__(self, settings: Settings, api: Api, say: Say) -> None:
+        self.settings, self.api, self.say = settings, api, say
+        self.slurm = SlurmRest(settings.slurm, settings.key)
+        self.memory = Memory()
+        self.policy = Policy()
+        self._news = asyncio.Event()
+        self.cache = Cache(api, self._news.set)
+        self._made = 0
+        self._refused = ""
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for kind in (self.cache.nodes, self.cache.pods):
+                group.create_task(kind.follow())
+            group.create_task(self._decide())
+
+    async def _decide(self) -> None:
+        last, decided = None, 0.0
+        while True:
+            changed = 0
+            woken = self._news.is_set()
+            self._news.clear()
+            begun = time.monotonic()
+            slurm = await self._look(self.cache.world())
+            took = time.monotonic() - begun
+            # What came from Kubernetes while Slurm was asked counts too.
+            kubernetes, fresh = self.cache.world(), woken or self._news.is_set()
+            if fresh or slurm is not last or begun - decided >= AT_LEAST_S:
+                last, decided = slurm, begun
+                changed = await self.act(World(kubernetes, slurm))
+            # What we have changed ourselves comes back as news.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), SOON_S if changed else max(EVERY_S, 3 * took))
+
+    async def act(self, world: World) -> int:
+        """Whatever is to be done now; how much was."""
+        self._reread()
+        decision = decide(world, self.memory, time.time(), self.policy)
+        self.memory = decision.memory
+        done: list[Change | Tell] = []
+        for one in decision.news:
+            self.say(in_words(one))
+        for change in decision.changes:
+            try:
+                if await self._perform(change):
+                    done.append(change)
+            except FleetError as error:
+                self.say(f"{in_words(change)}: {error}")
+        await self._tell(world, [*done, *decision.news])
+        return len(done)
+
+    async def _tell(self, world: World, actions: list[Change | Tell]) -> None:
+        """Events are for people: one that cannot be written keeps nobody from anything."""
+        if isinstance(world.kubernetes, Unknown):
+            return
+        for event in events(actions, world.kubernetes, self.settings.namespace, self.policy.changes):
+            try:
+                await self.api.tell(event)
+            except FleetError as error:
+                self.say(str(error))
+                return
+
+    def _reread(self) -> None:
+        """A policy with a mistake is told, and the last good one stays."""
+        said = ""
+        try:
+            self.policy = read_policy(self.settings.policy)
+        except (FleetError, InitError) as error:
+            said = str(error)
+        if said not in ("", self._refused):
+            self.say(said)
+        self._refused = said
+
+    async def _perform(self, change: Change) -> bool:
+        self._made += 1
+        if self._made == self.settings.cut:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if isinstance(change, Drain | Undrain | Forget):
+            still = not isinstance(change, Undrain) or await self.api.still(change.at)
+            done = still and await asyncio.to_thread(self.slurm.change, change)
+        else:
+            done = await self.api.change(change)
+        self.say(in_words(change) if done else f"{in_words(change)}: not as it was seen, looked at again")
+        return done
+
+    async def look(self) -> World:
+        """Once, without following: for `plan` and its like."""
+        await self.cache.nodes.list()
+        await self.cache.pods.list()
+        kubernetes = self.cache.world()
+        return World(kubernetes, await self._look(kubernetes))
+
+    async def plan(self) -> Decision:
+        return decide(await self.look(), Memory(), time.time(), read_policy(self.settings.policy))
+
+    async def _look(self, kubernetes: Kubernetes | Unknown) -> Slurm | Unknown:
+        leaving = not isinstance(kubernetes, Unknown) and any(
+            LEAVE in pod.annotations for pod in kubernetes.pods.values()
+        )
+        try:
+            return await asyncio.to_thread(self.slurm.look, jobs=leaving)
+        except FleetError as error:
+            return Unknown(str(error))
+
+
+def read_policy(path: Path) -> Policy:
+    """Without a file: the defaults. It is read at each look: a ConfigMap changes under us."""
+    try:
+        return policy_from_json(path.read_text(), str(path))
+    except FileNotFoundError:
+        return Policy()
+    except (OSError, UnicodeDecodeError) as error:
+        raise FleetError("read the fleet's policy", str(error), file=str(path)) from error

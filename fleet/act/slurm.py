@@ -1,0 +1,121 @@
+"""slurmrestd, asked and told: every call with a deadline, every change of a node only if it is still as it was seen."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+from fleet.act.token import USER, token
+from fleet.decide.actions import Drain, Forget, Undrain
+from fleet.errors import FleetError
+from fleet.words import LIFTED
+from fleet.world import slurm
+from fleet.world.reading import items, mapping, number
+from fleet.world.slurm import Slurm
+
+# The newest that both sides know; each Slurm serves three or four of them. Of the keys that are read none differs.
+VERSIONS = ("v0.0.44", "v0.0.43", "v0.0.42", "v0.0.41", "v0.0.40")
+PORT = 6820
+WITHIN_S = 20.0
+# Ten thousand nodes are 25 MB of JSON; what is larger by far is no answer to our questions.
+MOST_BYTES = 256 << 20
+UNCHANGED = 304
+
+
+class SlurmRest:
+    """One slurmrestd. What it said last is kept, for it tells only whether something has changed since."""
+
+    def __init__(self, address: str, key: Path) -> None:
+        try:
+            parts = urlsplit(f"//{address}")
+            self.host, self.port = parts.hostname or "", parts.port or PORT
+        except ValueError as error:
+            raise FleetError("find slurmrestd", f"{address!r}: {error}") from error
+        self.key = key
+        self._version = ""
+        self._nodes: list[object] = []
+        self._last = Slurm()  # the same one as long as nothing changes
+        self._asked = 0  # Slurm's clock at its last answer
+
+    def look(self, *, jobs: bool) -> Slurm:
+        """`jobs`: also which jobs hold nodes; they are asked for only where somebody needs to know."""
+        query = f"?update_time=uts{self._asked}" if self._asked else ""
+        answer = self._call("GET", f"nodes/{query}")
+        if answer is not None:
+            self._nodes = items(answer.get("nodes"), "nodes")
+            self._asked = number(answer.get("last_update"), "last_update")
+            self._last = slurm.slurm(self._nodes)
+        if not jobs:
+            return self._last
+        asked = self._call("GET", "jobs/") or {}
+        return slurm.slurm(self._nodes, items(asked.get("jobs"), "jobs"))
+
+    def change(self, act: Drain | Undrain | Forget) -> bool:
+        """False: the node is no longer as it was when this was decided, and nothing is done."""
+        path = f"node/{quote(act.name, safe='')}"
+        answer = self._call("GET", path) or {}
+        found = slurm.slurm(items(answer.get("nodes"), "nodes")).nodes.get(act.name)
+        if found is None or found.seen != act.was:
+            return False
+        self._call("POST", path, body(act))
+        return True
+
+    def _call(self, method: str, path: str, data: dict[str, object] | None = None) -> dict[str, object] | None:
+        """None: nothing has changed since the last answer."""
+        for version in [self._version] if self._version else VERSIONS:
+            status, text = self._ask(method, f"/slurm/{version}/{path}", data)
+            if status != 404:
+                break
+            self._version = ""  # an upgrade of Slurm drops the oldest
+        if status == UNCHANGED:
+            return None
+        found = _read(text)
+        errors = items(found.get("errors"), "errors")
+        if status >= 300 or errors:
+            said = mapping(errors[0], "errors") if errors else {}
+            why = str(said.get("error") or said.get("description") or f"HTTP {status}")
+            raise FleetError("ask slurmrestd", f"{why}, says {self.host}:{self.port}")
+        self._version = version
+        return found
+
+    def _ask(self, method: str, path: str, data: dict[str, object] | None) -> tuple[int, bytes]:
+        headers = {"X-SLURM-USER-NAME": USER, "X-SLURM-USER-TOKEN": token(self.key, time.time())}
+        if data is not None:
+            headers["Content-Type"] = "application/json"
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=WITHIN_S)
+        try:
+            connection.request(method, path, None if data is None else json.dumps(data), headers)
+            reply = connection.getresponse()
+            text = reply.read(MOST_BYTES + 1)
+        except (OSError, http.client.HTTPException) as error:
+            raise FleetError("ask slurmrestd", f"{self.host}:{self.port}: {error or type(error).__name__}") from error
+        finally:
+            connection.close()
+        if len(text) > MOST_BYTES:
+            raise FleetError("ask slurmrestd", f"an answer of more than {MOST_BYTES >> 20} MiB")
+        return reply.status, text
+
+
+def body(act: Drain | Undrain | Forget) -> dict[str, object]:
+    """State, reason and mark in one update: it happens as a whole or not at all."""
+    match act:
+        case Drain(_, reason, comment, _):
+            said: dict[str, object] = {"state": ["DRAIN"], "reason": reason}
+        case Undrain(_, comment):
+            said = {"state": ["UNDRAIN"], "reason": LIFTED}
+        case Forget():
+            said, comment = {}, ""
+    return said if comment is None else {**said, "comment": comment}
+
+
+def _read(text: bytes) -> dict[str, object]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise FleetError("ask slurmrestd", "the answer is no JSON object")
+    return found

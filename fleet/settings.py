@@ -1,0 +1,49 @@
+"""The settings of one fleet, from MINIVM_FLEET_* and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from init.errors import ConfigError, nearest
+
+PREFIX = "MINIVM_FLEET_"
+KNOWN = ("RELEASE", "SLURM", "KEY", "POLICY", "CUT")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    namespace: str
+    # The chart's release: of its worker pods and of nothing else is anything said.
+    release: str
+    # slurmrestd, host:port.
+    slurm: str
+    key: Path
+    policy: Path
+    # For tests alone: SIGKILL to oneself before that change, counted from 1. 0: never.
+    cut: int = 0
+
+
+def from_environment(env: Mapping[str, str]) -> Settings:
+    for name in env:
+        if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in KNOWN:
+            hint = nearest(name, [PREFIX + known for known in KNOWN])
+            raise ConfigError("read the fleet's settings", "no such setting", field=name, hint=hint)
+
+    def needed(name: str) -> str:
+        if not env.get(name):
+            raise ConfigError("read the fleet's settings", "it is not set", field=name)
+        return env[name]
+
+    cut = env.get(f"{PREFIX}CUT") or "0"
+    if not cut.isdecimal():
+        raise ConfigError("read the fleet's settings", f"wanted a number, not {cut!r}", field=f"{PREFIX}CUT")
+    return Settings(
+        namespace=needed("MINIVM_POD_NAMESPACE"),
+        release=needed(f"{PREFIX}RELEASE"),
+        slurm=needed(f"{PREFIX}SLURM"),
+        key=Path(env.get(f"{PREFIX}KEY") or "/mnt/minivm/secrets/slurm/jwt_hs256.key"),
+        policy=Path(env.get(f"{PREFIX}POLICY") or "/mnt/minivm/config/fleet/policy.json"),
+        cut=int(cut),
+    )

@@ -1,0 +1,270 @@
+"""Kubernetes' side over a real connection: a watch that goes silent, a list that breaks off, an object that changed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from kubernetes_asyncio import client
+
+from fleet.act import cache as cache_module
+from fleet.act import kubernetes as adapter
+from fleet.act.cache import Cache
+from fleet.act.kubernetes import Api
+from fleet.decide.actions import Cordon, Evict, ShowOnPod, Versions
+from fleet.errors import FleetError
+from fleet.world.kubernetes import Condition, Kubernetes
+from fleet.world.world import Unknown
+
+Query = dict[str, str]
+Write = Callable[[object], None]
+
+
+def node(name: str, version: int = 1, cordoned: bool = False) -> dict[str, Any]:
+    metadata = {"name": name, "uid": f"uid-{name}", "resourceVersion": str(version)}
+    return {"metadata": metadata, "spec": {"unschedulable": cordoned}}
+
+
+def page(*items: object, more: str = "") -> dict[str, Any]:
+    return {"items": items, "metadata": {"resourceVersion": "1", "continue": more}}
+
+
+class Server:
+    """Lists and watches of Nodes as a test says; pods that stay."""
+
+    def __init__(self) -> None:
+        self.lists: Callable[[Query], dict[str, Any] | int] = lambda query: page(node("n0"))
+        self.watches: Callable[[Query, Write], None] = lambda query, write: None
+        self.changes: Callable[[str, str, Any], int] = lambda method, path, body: 200
+        self.pods: list[object] = []
+        self.versions: dict[str, str] = {}
+        self.asked: list[tuple[str, str, Any]] = []
+        self.ended = threading.Event()
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                where = urlsplit(self.path)
+                query = {key: value[0] for key, value in parse_qs(where.query).items()}
+                pods = where.path.endswith("/pods")
+                if "watch" in query:
+                    self.send_response(200)
+                    self.end_headers()
+                    (server.hold if pods else server.watches)(query, self.write)
+                    return
+                if not where.path.endswith(("/pods", "/nodes")):
+                    version = server.versions.get(where.path.rpartition("/")[2])
+                    self.answer(200 if version else 404, {"metadata": {"resourceVersion": version}})
+                    return
+                answer = page(*server.pods) if pods else server.lists(query)
+                self.answer(answer if isinstance(answer, int) else 200, answer)
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                server.asked.append((self.command, self.path, body))
+                status = server.changes(self.command, self.path, body)
+                self.answer(status, {"message": "no"} if status >= 300 else {})
+
+            do_PATCH = do_POST
+
+            def answer(self, status: int, body: object) -> None:
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.end_headers()
+                self.write(body)
+
+            def write(self, body: object) -> None:
+                self.wfile.write(json.dumps(body).encode() + b"\n")
+                self.wfile.flush()
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+
+    def hold(self, query: Query, write: Write) -> None:
+        self.ended.wait(60)
+
+    @asynccontextmanager
+    async def api(self) -> AsyncIterator[Api]:
+        where = client.Configuration(host=f"http://127.0.0.1:{self.http.server_port}")
+        api = Api(client.ApiClient(where), "default", "slurm")
+        try:
+            yield api
+        finally:
+            await api.close()
+
+    @asynccontextmanager
+    async def followed(self) -> AsyncIterator[Cache]:
+        async with self.api() as api:
+            cache = Cache(api)
+            tasks = [asyncio.create_task(one.follow()) for one in (cache.nodes, cache.pods)]
+            try:
+                yield cache
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.ended.set()
+    made.http.shutdown()
+    made.http.server_close()
+
+
+async def until(look: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not look():
+            await asyncio.sleep(0.01)
+
+
+def known(cache: Cache) -> dict[str, bool]:
+    """Cordoned or not, by name; nothing while nothing is known."""
+    world = cache.world()
+    return {name: one.cordoned for name, one in world.nodes.items()} if isinstance(world, Kubernetes) else {}
+
+
+def test_what_changes_arrives_and_what_goes_goes(server: Server) -> None:
+    def watches(query: Query, write: Write) -> None:
+        if query["resourceVersion"] == "1":
+            write({"type": "ADDED", "object": node("n1", 2)})
+            write({"type": "MODIFIED", "object": node("n0", 3, cordoned=True)})
+            write({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "4"}}})
+            return  # the server ends a watch after its time; it goes on from where it was
+        assert query["resourceVersion"] == "4"
+        write({"type": "DELETED", "object": node("n1", 5)})
+        write({"type": "MODIFIED", "object": {"metadata": {"name": "n0"}}})
+        server.hold(query, write)
+
+    server.watches = watches
+
+    async def whole() -> None:
+        async with server.followed() as cache:
+            await until(lambda: "Node/n0" in cache.nodes.now.unread)
+            assert known(cache) == {}, "what cannot be read is not there as it was"
+
+    asyncio.run(whole())
+
+
+def test_a_connection_that_goes_silent_is_not_a_world_in_which_nothing_happens(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapter, "WATCH_S", 0)
+    monkeypatch.setattr(adapter, "WITHIN_S", 0.3)
+    monkeypatch.setattr(cache_module, "STALE_S", 1.0)
+    server.watches = server.hold
+    answers = True
+
+    def lists(query: Query) -> dict[str, Any] | int:
+        if not answers:
+            server.ended.wait(60)
+        return page(node("n0"))
+
+    server.lists = lists
+
+    async def whole() -> None:
+        nonlocal answers
+        async with server.followed() as cache:
+            await until(lambda: known(cache) == {"n0": False})
+            answers = False
+            await until(lambda: isinstance(cache.world(), Unknown))
+            world = cache.world()
+            assert isinstance(world, Unknown)
+            assert "nothing was heard of Nodes" in world.why
+
+    asyncio.run(whole())
+
+
+def test_a_list_that_breaks_off_changes_nothing(server: Server) -> None:
+    broken = threading.Event()
+
+    def lists(query: Query) -> dict[str, Any] | int:
+        if not broken.is_set():
+            return page(node("n0"))
+        return 500 if "continue" in query else page(more="x")
+
+    def watches(query: Query, write: Write) -> None:
+        broken.set()
+        write({"type": "ERROR", "object": {"code": 410, "message": "too old"}})
+
+    server.lists, server.watches = lists, watches
+
+    async def whole() -> None:
+        async with server.followed() as cache:
+            await until(lambda: "list Nodes" in cache.nodes.why)
+            assert known(cache) == {"n0": False}
+
+    asyncio.run(whole())
+
+
+@pytest.mark.parametrize("status", [404, 409])
+def test_an_object_that_is_no_longer_as_it_was_seen_is_not_changed(server: Server, status: int) -> None:
+    server.changes = lambda method, path, body: status
+
+    async def whole() -> None:
+        async with server.api() as api:
+            assert not await api.change(Cordon("n0", "u", "7", "why"))
+            assert not await api.change(Evict("w0", "u", "7", "why"))
+            assert not await api.change(ShowOnPod("w0", "u", Condition("t", "True")))
+
+    asyncio.run(whole())
+    bodies = [body for _, _, body in server.asked]
+    assert bodies[0]["metadata"]["uid"] == bodies[2]["metadata"]["uid"] == "u"
+    assert bodies[0]["metadata"]["resourceVersion"] == "7"
+    assert bodies[1]["deleteOptions"] == {"preconditions": {"uid": "u", "resourceVersion": "7"}}
+
+
+@pytest.mark.parametrize(
+    ("versions", "still"),
+    [
+        ({"w0": "7", "n0": "8"}, True),
+        ({"w0": "9", "n0": "8"}, False),
+        ({"w0": "7", "n0": "9"}, False),
+        ({"w0": "7"}, False),
+        ({"n0": "8"}, False),
+    ],
+)
+def test_before_jobs_may_come_again_pod_and_node_are_asked_anew(
+    server: Server, versions: dict[str, str], still: bool
+) -> None:
+    server.versions = versions
+
+    async def whole() -> None:
+        async with server.api() as api:
+            assert await api.still(Versions("w0", "n0", "7", "8")) is still
+
+    asyncio.run(whole())
+
+
+def test_a_budget_that_says_not_yet_is_told(server: Server) -> None:
+    server.changes = lambda method, path, body: 429
+
+    async def whole() -> None:
+        async with server.api() as api:
+            with pytest.raises(FleetError, match="its PodDisruptionBudget says not yet"):
+                await api.change(Evict("w0", "u", "7", "why"))
+
+    asyncio.run(whole())
+
+
+def test_an_older_server_is_asked_in_its_own_version(server: Server) -> None:
+    server.changes = lambda method, path, body: 400 if body["apiVersion"] == "policy/v1" else 201
+
+    async def whole() -> None:
+        async with server.api() as api:
+            assert await api.change(Evict("w0", "u", "7", "why"))
+
+    asyncio.run(whole())
+    assert [body["apiVersion"] for _, _, body in server.asked] == ["policy/v1", "policy/v1beta1"]

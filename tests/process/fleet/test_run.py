@@ -1,0 +1,77 @@
+"""The loop between two servers: what it hears it decides on at once, and not when time has passed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.act import run as loop
+from fleet.act.run import Fleet
+from fleet.settings import Settings
+from tests.process.fleet.test_cache import Query, Server, Write, node, page, until
+from tests.process.fleet.test_slurm_rest import Rest, nodes
+
+SLURM = {"name": "w0", "state": ["IDLE"], "reason": "", "comment": "", "alloc_cpus": 0}
+POD: dict[str, Any] = {
+    "metadata": {"name": "w0", "uid": "u", "resourceVersion": "1"},
+    "spec": {"nodeName": "n0"},
+    "status": {"conditions": [{"type": "minivm.io/SlurmState", "status": "True", "reason": "TakesJobs"}]},
+}
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    made.pods = [POD]
+    yield made
+    made.ended.set()
+    made.http.shutdown()
+    made.http.server_close()
+
+
+def test_a_cordon_is_acted_on_when_it_is_heard_and_not_when_time_has_passed(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "AT_LEAST_S", 1e9)
+    rest = Rest(tmp_path / "key")
+    quiet = 0
+
+    def answers(method: str, path: str) -> tuple[int, bytes]:
+        nonlocal quiet
+        if "update_time" in path:
+            quiet += 1
+            return 304, b""
+        return nodes(SLURM)
+
+    def watches(query: Query, write: Write) -> None:
+        # Once it has decided, and has looked at Slurm in vain since.
+        asyncio.run(until(lambda: quiet >= 2))
+        write({"type": "MODIFIED", "object": node("n0", 2, cordoned=True)})
+        server.hold(query, write)
+
+    rest.answers, server.watches = answers, watches
+    server.lists = lambda query: page(node("n0"))
+    said: list[str] = []
+    address = f"127.0.0.1:{rest.server.server_port}"
+    settings = Settings("default", "slurm", address, rest.client.key, tmp_path / "policy.json")
+
+    async def whole() -> None:
+        async with server.api() as api:
+            task = asyncio.create_task(Fleet(settings, api, said.append).run())
+            try:
+                await until(lambda: any(method == "POST" for method, _, _ in rest.asked))
+                await until(lambda: bool(server.asked))
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(whole())
+    assert "drain w0 in Slurm: minivm: fleet: cordon: node n0 is cordoned" in said
+    (event,) = (body for _, path, body in server.asked if path.startswith("/api/v1/namespaces/default/events"))
+    assert (event["involvedObject"]["name"], event["reason"]) == ("w0", "Drained")
+    rest.server.shutdown()
+    rest.server.server_close()

@@ -1,0 +1,186 @@
+"""slurmrestd as it may answer: another version of it, nothing new, nonsense, nothing at all; and what it is told."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.act import slurm as adapter
+from fleet.act.slurm import SlurmRest
+from fleet.act.token import token
+from fleet.decide.actions import Drain, Forget, Undrain, Versions
+from fleet.errors import FleetError
+from fleet.world.slurm import Seen
+
+SECRET = b"s" * 32
+NODE = {"name": "w1", "state": ["IDLE"], "reason": "", "comment": "", "alloc_cpus": 0}
+SEEN = Seen(drained=False, down=False, reason="", comment="")
+AT = Versions("w1", "n1", "7", "8")
+Answer = tuple[int, bytes]
+
+
+class Rest:
+    """Answers by (method, path without its query); keeps what was asked."""
+
+    def __init__(self, key: Path) -> None:
+        self.asked: list[tuple[str, str, Any]] = []
+        self.answers: Callable[[str, str], Answer] = lambda method, path: nodes(NODE)
+        rest = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                length = int(self.headers.get("Content-Length", 0))
+                body = json.loads(self.rfile.read(length)) if length else None
+                rest.asked.append((self.command, self.path, body))
+                status, text = rest.answers(self.command, self.path)
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(text)
+
+            do_POST = do_GET
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        key.write_bytes(SECRET)
+        self.client = SlurmRest(f"127.0.0.1:{self.server.server_port}", key)
+
+
+def nodes(*found: object, **more: object) -> Answer:
+    return 200, json.dumps({"nodes": found, "last_update": {"set": True, "number": 7}, "errors": [], **more}).encode()
+
+
+@pytest.fixture
+def rest(tmp_path: Path) -> Iterator[Rest]:
+    made = Rest(tmp_path / "key")
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+
+
+def test_it_speaks_the_newest_version_that_both_know_and_follows_an_upgrade(rest: Rest) -> None:
+    known = {"v0.0.41"}
+    rest.answers = lambda method, path: nodes(NODE) if path.split("/")[2] in known else (404, b"{}")
+    assert list(rest.client.look(jobs=False).nodes) == ["w1"]
+    asked = len(rest.asked)
+    rest.client.look(jobs=False)
+    assert len(rest.asked) == asked + 1, "found once"
+    known.clear()
+    known.add("v0.0.44")
+    with pytest.raises(FleetError):
+        rest.client.look(jobs=False)
+    assert list(rest.client.look(jobs=False).nodes) == ["w1"]
+
+
+def test_it_asks_for_what_is_new_and_nothing_new_is_the_same_world(rest: Rest) -> None:
+    first = rest.client.look(jobs=False)
+    rest.answers = lambda method, path: (304, b"")
+    assert rest.client.look(jobs=False) is first
+    assert rest.asked[-1][1].endswith("/nodes/?update_time=uts7"), "a bare number is refused by slurmrestd 24.11"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (200, b""),
+        (200, b"[]"),
+        (200, b"[" * 100_000),
+        (200, b'{"nodes": {}}'),
+        (500, json.dumps({"errors": [{"error": "Protocol authentication error"}]}).encode()),
+        (511, b"{}"),
+        (200, json.dumps({"nodes": [], "errors": [{"description": "x"}]}).encode()),
+        (200, json.dumps({"nodes": [], "errors": ["x"]}).encode()),
+    ],
+)
+def test_an_answer_that_is_none_is_an_error_and_not_a_slurm_without_nodes(rest: Rest, answer: Answer) -> None:
+    rest.answers = lambda method, path: answer
+    with pytest.raises(FleetError):
+        rest.client.look(jobs=False)
+
+
+def test_a_server_that_is_away_or_silent_or_endless_is_an_error(rest: Rest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter, "MOST_BYTES", 100)
+    rest.answers = lambda method, path: (200, b" " * 101)
+    with pytest.raises(FleetError, match="an answer of more than"):
+        rest.client.look(jobs=False)
+    monkeypatch.setattr(adapter, "WITHIN_S", 0.2)
+    hold = threading.Event()
+    rest.answers = lambda method, path: (200, b" " * hold.wait(30))
+    with pytest.raises(FleetError, match="timed out"):
+        rest.client.look(jobs=False)
+    hold.set()
+    rest.server.shutdown()
+    rest.server.server_close()
+    with pytest.raises(FleetError, match="refused"):
+        rest.client.look(jobs=False)
+
+
+@pytest.mark.parametrize(
+    ("act", "body"),
+    [
+        (Drain("w1", "r", "c", SEEN), {"state": ["DRAIN"], "reason": "r", "comment": "c"}),
+        (Drain("w1", "r", None, SEEN), {"state": ["DRAIN"], "reason": "r"}),
+        (Undrain("w1", "", SEEN, AT), {"state": ["UNDRAIN"], "reason": "minivm: fleet: lifted", "comment": ""}),
+        (Undrain("w1", None, SEEN, AT), {"state": ["UNDRAIN"], "reason": "minivm: fleet: lifted"}),
+        (Forget("w1", SEEN), {"comment": ""}),
+    ],
+)
+def test_a_change_is_one_call(rest: Rest, act: Drain | Undrain | Forget, body: dict[str, object]) -> None:
+    assert rest.client.change(act)
+    posted = [(path.rpartition("/")[2], said) for method, path, said in rest.asked if method == "POST"]
+    assert posted == [("w1", body)]
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        {**NODE, "state": ["IDLE", "DRAIN"], "reason": "look at fan 3"},
+        {**NODE, "state": ["DOWN"]},
+        {**NODE, "comment": "Ann's"},
+        {**NODE, "reason": "x"},
+        {**NODE, "name": "w2"},
+        {**NODE, "state": 7},
+    ],
+)
+def test_a_node_that_is_not_as_it_was_seen_is_not_changed(rest: Rest, now: dict[str, object]) -> None:
+    rest.answers = lambda method, path: nodes(now)
+    assert not rest.client.change(Drain("w1", "r", "c", SEEN))
+    assert [method for method, _, _ in rest.asked] == ["GET"]
+
+
+def test_a_name_cannot_become_another_path(rest: Rest) -> None:
+    rest.client.change(Drain("../../jobs?x", "r", "c", SEEN))
+    assert rest.asked[0][1].endswith("/node/..%2F..%2Fjobs%3Fx")
+
+
+def test_a_token_is_slurms_users_and_soon_over(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(SECRET)
+    head, claims, signature = token(tmp_path / "key", 1000.0).split(".")
+    wanted = hmac.digest(SECRET, f"{head}.{claims}".encode(), hashlib.sha256)
+    assert base64.urlsafe_b64decode(f"{signature}=") == wanted
+    assert json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4))) == {
+        "iat": 1000,
+        "exp": 1300,
+        "sun": "slurm",
+    }
+
+
+def test_without_a_key_nobody_is_asked(rest: Rest) -> None:
+    rest.client.key.write_bytes(b"short")
+    with pytest.raises(FleetError, match="it holds 5 bytes"):
+        rest.client.look(jobs=False)
+    rest.client.key.unlink()
+    with pytest.raises(FleetError, match="No such file"):
+        rest.client.look(jobs=False)
+    assert not rest.asked

@@ -1,0 +1,34 @@
+"""Which Events are written: of what they are about, and no more than a few at a time."""
+
+from __future__ import annotations
+
+from fleet.act.events import event, events
+from fleet.decide.actions import Cordon, ShowOnPod, Tell
+from fleet.world.kubernetes import Condition, Kubernetes, Node, Pod
+
+WORLD = Kubernetes({"n0": Node("n0", "uid-n0")}, {"w0": Pod("w0", "uid-w0")})
+
+
+def test_an_event_is_of_the_pod_or_of_the_node() -> None:
+    of_pod = event(Tell("w0", "held", "drained by others"), WORLD, "slurm")
+    assert of_pod is not None
+    assert of_pod["involvedObject"] == {
+        "apiVersion": "v1", "kind": "Pod", "name": "w0", "uid": "uid-w0", "namespace": "slurm",
+    }  # fmt: skip
+    assert (of_pod["type"], of_pod["reason"], of_pod["message"]) == ("Warning", "Held", "w0: drained by others")
+    of_node = event(Cordon("n0", "uid-n0", "1", "fan 3"), WORLD, "slurm")
+    assert of_node is not None
+    assert of_node["metadata"]["namespace"] == "default"
+    assert (of_node["type"], of_node["reason"], of_node["message"]) == ("Normal", "Cordoned", "cordon n0: fan 3")
+
+
+def test_what_is_about_nothing_that_is_there_or_shown_anyway_is_no_event() -> None:
+    assert event(Tell("fleet", "pause", "x"), WORLD, "slurm") is None
+    assert event(ShowOnPod("w0", "uid-w0", Condition("t", "True")), WORLD, "slurm") is None
+
+
+def test_a_thousand_things_to_tell_are_not_a_thousand_events() -> None:
+    tells = [Tell("w0", f"kind{number}", "y" * 5000) for number in range(1000)]
+    found = events(tells, WORLD, "slurm", 30)
+    assert len(found) == 30
+    assert max(len(one["message"]) for one in found) == 1024
