@@ -7,8 +7,10 @@ the user's own rights, and the kernel keeps it from what is not his.
 # Pathlib costs an epilog more than all it does here.
 # ruff: noqa: PTH103, PTH104, PTH115, PTH119, PTH123, PTH208
 import contextlib
+import fcntl
+import marshal
 import os
-import re
+import stat
 import time
 from collections.abc import Callable, Iterable
 
@@ -17,23 +19,53 @@ UID = int(os.environ["SLURM_JOB_UID"])
 GID = int(os.environ.get("SLURM_JOB_GID", UID))
 # Made by the prolog, one directory a job, in one of root's: who may be here, and nobody can forge it.
 WORK = os.environ.get("MINIVM_JOB_WORK", "/var/tmp/minivm/jobs")
+LOGS = os.environ.get("MINIVM_JOB_LOGS", "/var/log/minivm/jobs")
+DCGM = os.environ.get("MINIVM_DCGM_JOBS", "/run/minivm/dcgm-jobs")
 ENDED = ".ended"
+# Root's alone; where there is none, each looks for himself.
+SHARED = os.environ.get("MINIVM_RUNNER", "/run/minivm/runner")
+PATIENCE_TURN = 1.0
 # Debian adds a suffix to Slurm's programs.
 STEP_PROGRAMS = ("slurmstepd", "slurmstepd-wlm")
-STEP = re.compile(rb"slurmstepd: \[(\d+)\.")
 # Below are the system's own users; a job of root's is not cleaned up after at all.
 FIRST_UID = int(os.environ.get("MINIVM_FIRST_UID", "1000"))
 # Nobody's user ids (see as_user). Two that signal everybody may end each other and ask again, but none of the rest.
-SPARES = range(64950, 65000)
-SPARES_TO_SIGNAL = range(64900, 64950)
+SPARES = range(64900, 65000)
+SPARES_TO_SIGNAL = range(64500, 64900)
+
+
+# Pid -> user ids, group ids.
+Processes = dict[int, tuple[list[int], list[int]]]
+
+
+def is_our_own(place: str) -> bool:
+    """A directory of root's, and no link to one: nobody has made it before us."""
+    try:
+        found = os.lstat(place)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 
 def read(path: str) -> bytes:
+    # Of hundreds of processes, each time: Python's own files take twice as long.
     try:
-        with open(path, "rb") as file:
-            return file.read()
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return b""
+    try:
+        return read_all(fd)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+
+
+def read_all(fd: int) -> bytes:
+    parts = []
+    while part := os.read(fd, 65536):
+        parts.append(part)
+    return b"".join(parts)
 
 
 def numbers(status: bytes, name: bytes) -> list[int]:
@@ -41,8 +73,50 @@ def numbers(status: bytes, name: bytes) -> list[int]:
     return [int(word) for word in status.partition(b"\n" + name + b":")[2].partition(b"\n")[0].split()]
 
 
-def processes() -> dict[int, tuple[list[int], list[int]]]:
-    """Pid -> user ids, group ids. The owner of /proc/PID would be the effective one: root's own of a setuid program."""
+def processes() -> Processes:
+    """As they are now, or a moment later.
+
+    Of many that ask at once, as when jobs end together, one looks for all: who waits takes what began after he came.
+    """
+    came = time.monotonic()
+    fd = turn(came + PATIENCE_TURN)
+    if fd is None:
+        return look()
+    try:
+        text = read_all(fd)
+        with contextlib.suppress(ValueError, TypeError, EOFError):
+            began, found = marshal.loads(text)
+            if came <= began <= time.monotonic():
+                return dict(found)
+        began, found = time.monotonic(), look()
+        os.pwrite(fd, marshal.dumps((began, found)), 0)
+        return found
+    except OSError:
+        return look()
+    finally:
+        os.close(fd)
+
+
+def turn(until: float) -> int | None:
+    """The file, locked, in a directory of root's alone; None where there is none, or somebody keeps it too long."""
+    try:
+        if not is_our_own(SHARED) or os.lstat(SHARED).st_mode & 0o077:
+            return None
+        fd = os.open(f"{SHARED}/processes", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError:
+        return None
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return fd
+        if time.monotonic() >= until:
+            os.close(fd)
+            return None
+        time.sleep(0.001)
+
+
+def look() -> Processes:
+    """The owner of /proc/PID would be the effective one: root's own of a setuid program."""
     found = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         status = read(f"/proc/{name}/status")
@@ -54,23 +128,32 @@ def processes() -> dict[int, tuple[list[int], list[int]]]:
 def is_step(pid: int) -> bool:
     """Of a process whose real user is root, as no user's can be, whatever he calls himself. A slurmstepd that has once
     acted as a user may hide what it runs from a root without CAP_SYS_PTRACE; then its name has to do."""
-    if len(numbers(read(f"/proc/{pid}/status"), b"NSpid")) > 1:
-        # In a container within this one: another node's.
-        return False
     try:
-        return os.path.basename(os.readlink(f"/proc/{pid}/exe")).removesuffix(" (deleted)") in STEP_PROGRAMS
+        found = os.path.basename(os.readlink(f"/proc/{pid}/exe")).removesuffix(" (deleted)") in STEP_PROGRAMS
     except PermissionError:
-        return read(f"/proc/{pid}/comm") == b"slurmstepd\n"
+        found = read(f"/proc/{pid}/comm") == b"slurmstepd\n"
     except OSError:
         return False
+    # In a container within this one: another node's.
+    return found and len(numbers(read(f"/proc/{pid}/status"), b"NSpid")) <= 1
 
 
-def other_jobs() -> dict[str, int | None]:
-    """Job -> its user, None where that is not known. Asked again before each step: the next job may start any time."""
+def step_of(pid: int) -> str:
+    """The job whose step this slurmstepd runs: "slurmstepd: [JOB.STEP]"."""
+    begin, _, rest = read(f"/proc/{pid}/cmdline").partition(b"slurmstepd: [")
+    job, dot, _ = rest.partition(b".")
+    return job.decode() if dot and job.isdigit() and not begin else ""
+
+
+def other_jobs(seen: Processes | None = None) -> dict[str, int | None]:
+    """Job -> its user, None where that is not known. Asked again before each step: the next job may start any time.
+
+    `seen`: the processes, where somebody has just looked. Places are looked at anew: they are there before processes.
+    """
     found: dict[str, int | None] = {}
-    for pid, (uids, _) in processes().items():
-        if uids[0] == 0 and is_step(pid) and (step := STEP.match(read(f"/proc/{pid}/cmdline"))):
-            found[step.group(1).decode()] = None
+    for pid, (uids, _) in (processes() if seen is None else seen).items():
+        if uids[0] == 0 and is_step(pid) and (job := step_of(pid)):
+            found[job] = None
     with contextlib.suppress(OSError):
         if os.lstat(WORK).st_uid == os.getuid():
             for entry in os.scandir(WORK):
@@ -81,9 +164,9 @@ def other_jobs() -> dict[str, int | None]:
     return found
 
 
-def users_last() -> bool:
+def users_last(seen: Processes | None = None) -> bool:
     """Nothing of the user's on this node can belong to another job."""
-    return all(uid not in (None, UID) for uid in other_jobs().values())
+    return all(uid not in (None, UID) for uid in other_jobs(seen).values())
 
 
 def sign_off() -> None:
@@ -95,7 +178,13 @@ def sign_off() -> None:
             os.rename(f"{WORK}/{JOB}", f"{WORK}/{ENDED}/{JOB}.{time.time_ns()}")
 
 
-def as_user(uid: int, gid: int, work: Callable[[], Iterable[object]], spares: range = SPARES) -> list[str]:
+def as_user(
+    uid: int,
+    gid: int,
+    work: Callable[[], Iterable[object]],
+    spares: range = SPARES,
+    seen: Processes | None = None,
+) -> list[str]:
     """What `work` gave, done with the user's rights and no others, in a child that he cannot reach.
 
     The kernel asks the sender's effective id when he signals, and the target's real one when he is signalled: a real
@@ -103,7 +192,7 @@ def as_user(uid: int, gid: int, work: Callable[[], Iterable[object]], spares: ra
     """
     if min(uid, gid) < 1 or uid < FIRST_UID:
         return []
-    taken = {number for uids, _ in processes().values() for number in uids}
+    taken = {number for uids, _ in (processes() if seen is None else seen).values() for number in uids}
     order = (spares[(os.getpid() + step) % len(spares)] for step in range(len(spares)))
     spare = next(number for number in order if number not in taken and number != uid)
     source, sink = os.pipe()
