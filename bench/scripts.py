@@ -1,4 +1,5 @@
-"""What a prolog costs on a healthy node with 20 checks: fresh verdicts against the same checks run inline.
+"""What a job's scripts cost on a healthy node with 20 checks: fresh verdicts against the same checks run inline, and
+the resident runner against a Python for each run.
 
 `python -m bench scripts`, or `python -m bench.scripts`. Wall time from start to exit, as slurmd would see it, and the
 CPU time of the whole tree of processes, which says more on a busy machine. The checks are the default tree's host
@@ -11,14 +12,16 @@ import json
 import os
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from tests.process.runner_world import LAUNCH, World, make
+from tests.process.runner_world import LAUNCH, World, compile_clients, make, resident
 
 ROOT = Path(__file__).resolve().parents[1]
 CHECKS = (
@@ -50,11 +53,16 @@ class Cost:
         return Cost(self.wall_ms + other.wall_ms, self.cpu_ms + other.cpu_ms)
 
 
-def timed(argv: list[str], env: dict[str, str]) -> Cost:
+def timed(argv: list[str], env: dict[str, str], user: int = 0) -> Cost:
     start = time.perf_counter()
     # To a place that is thrown away: the figures are of the runner, not of a terminal.
     null = [(os.POSIX_SPAWN_OPEN, fd, "/dev/null", os.O_RDWR, 0) for fd in (1, 2)]
+    # posix_spawn takes no user; for one we are him for a moment, and root again.
+    if user:
+        os.setresuid(user, user, 0)
     pid = os.posix_spawn(argv[0], argv, env, file_actions=null)
+    if user:
+        os.setresuid(0, 0, 0)
     # Waited-for children of the process are in its usage.
     _, status, usage = os.wait4(pid, 0)
     seconds = time.perf_counter() - start
@@ -68,6 +76,45 @@ def figures(count: int, once: Callable[[], Cost]) -> tuple[float, float, float]:
     times = sorted(cost.wall_ms for cost in costs)
     p99 = times[min(len(times) - 1, int(len(times) * 0.99))]
     return statistics.median(times), p99, statistics.median(cost.cpu_ms for cost in costs)
+
+
+def used_ms(pid: int) -> float:
+    """Processor time of a process and of the children that it has waited for."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) * 1000 / os.sysconf("SC_CLK_TCK")
+
+
+def both(world: World, job: dict[str, str]) -> list[tuple[str, float, float, float]]:
+    """Each kind by itself and by the resident runner, in turn; of the runner's own processor time each has its part."""
+    rows = []
+    compile_clients(world)
+    assert world.clients is not None
+    for place in [*world.root.parents][:-1]:
+        place.chmod(place.stat().st_mode | 0o011)
+    with resident(world) as runner:
+        for kind in ("prolog", "epilog", "task_prolog"):
+            user = 61999 if kind == "task_prolog" else 0
+            alone = [sys.executable, "-I", "-c", LAUNCH.format(kind=kind)]
+            rows.append((f"{kind}, by a Python of its own", *figures(30, partial(timed, alone, job))))
+            before = used_ms(runner.pid)
+            median, p99, cpu = figures(200, partial(timed, [str(world.clients / kind)], job, user))
+            rows.append((f"{kind}, by the resident runner", median, p99, cpu + (used_ms(runner.pid) - before) / 200))
+        rows.append(
+            ("64 epilogs at once, by the resident runner, to the last", *figures(5, partial(at_once, world, job)))
+        )
+    return rows
+
+
+def at_once(world: World, job: dict[str, str]) -> Cost:
+    """Each of another job, as slurmd starts them when so many end in a moment."""
+    began = time.perf_counter()
+    runs = [
+        subprocess.Popen([f"{world.clients}/epilog"], env={**job, "SLURM_JOB_ID": str(1000 + number)})
+        for number in range(64)
+    ]
+    if sum(run.wait() for run in runs):
+        raise RuntimeError("an epilog failed")
+    return Cost((time.perf_counter() - began) * 1000, 0.0)
 
 
 def main() -> int:
@@ -114,6 +161,11 @@ def main() -> int:
             )
         )
         base = rows[1][3]
+        # A node runs its checks in the background, and a job of a user's has all of the default tree.
+        for kind in ("epilog", "task_prolog"):
+            shutil.copytree(ROOT / f"scripts/{kind}.d", world.tree / f"{kind}.d")
+        job |= {"SLURM_JOB_UID": "61999", "MINIVM_SHM": str(folder / "shm"), "MINIVM_MQUEUE": str(folder / "mqueue")}
+        rows += both(world, job)
         print("| what | median, ms | p99, ms | CPU, ms | CPU against the fresh prolog |\n|---|---|---|---|---|")
         for what, median, p99, cpu in rows:
             print(f"| {what} | {median:.0f} | {p99:.0f} | {cpu:.0f} | {cpu / base:.1f}x |")

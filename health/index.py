@@ -17,6 +17,8 @@ class Listed:
     period_s: float
     # Whether this node has the hardware that it is about.
     applies: bool
+    # The kind of hardware that it is about; "any": the host.
+    hardware: str = "any"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,12 @@ def read_index(path: Path) -> Index | None:
     data = read_json(path)
     try:
         listed = {
-            str(name): Listed(frozenset(map(str, facts["when"])), float(facts["period_s"]), facts["applies"] is True)
+            str(name): Listed(
+                frozenset(map(str, facts["when"])),
+                float(facts["period_s"]),
+                facts["applies"] is True,
+                str(facts.get("hardware", "any")),
+            )
             for name, facts in data["checks"].items()
         }
         expect = {str(key): str(value) for key, value in data.get("expect", {}).items()}
@@ -67,7 +74,12 @@ def read_index(path: Path) -> Index | None:
 
 def write_index(path: Path, index: Index) -> None:
     listed = {
-        name: {"when": sorted(one.when), "period_s": one.period_s, "applies": one.applies}
+        name: {
+            "when": sorted(one.when),
+            "period_s": one.period_s,
+            "applies": one.applies,
+            "hardware": one.hardware,
+        }
         for name, one in sorted(index.listed.items())
     }
     data = {

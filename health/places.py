@@ -25,6 +25,10 @@ class Places:
     # What the broker knows, for people: it is never read back.
     broker_state: Path = Path("/run/minivm/broker.json")
     metrics: Path = Path("/run/minivm/metrics.d/health.prom")
+    # Where the resident runner listens: root's alone.
+    runner: Path = Path("/run/minivm/runner")
+    # And what it leaves for task prologs, which are users'.
+    plan: Path = Path("/run/minivm/task_prolog.plan")
     # gitsync's root.
     scripts: Path = Path(DEFAULT_ROOT)
     policy: Path = OPERATORS_POLICY
@@ -44,6 +48,8 @@ class Places:
             get("MINIVM_BROKER", default.broker),
             get("MINIVM_BROKER_STATE", default.broker_state),
             get("MINIVM_HEALTH_METRICS", default.metrics),
+            get("MINIVM_RUNNER", default.runner),
+            get("MINIVM_RUNNER_PLAN", default.plan),
             get("MINIVM_GITSYNC_ROOT", get("MINIVM_SCRIPTS", default.scripts)),
         )
 

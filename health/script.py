@@ -103,7 +103,7 @@ def run(argv: list[str], env: Mapping[str, str], deadline_s: float, unfit: int) 
         os.close(err_r)
     seconds = time.monotonic() - start
     broken = "" if ended else f"did not end within {deadline_s:g} s"
-    return Outcome(code if ended else None, seconds, out, err, broken or _why_broken(code, unfit))
+    return Outcome(code if ended else None, seconds, out, err, broken or why_broken(code, unfit))
 
 
 def _read(pid: int, out: int, err: int, deadline: float) -> tuple[str, str, bool]:
@@ -176,7 +176,7 @@ def _not_started(path: str, error: OSError) -> str:
     return error.strerror or str(error)
 
 
-def _why_broken(code: int, unfit: int) -> str:
+def why_broken(code: int, unfit: int) -> str:
     if code in {0, unfit}:
         return ""
     if code < 0:

@@ -70,7 +70,12 @@ def run(
 
 def _index(tree: Path, loaded: Loaded, has: Mapping[Hardware, bool], setting: Setting) -> Index:
     listed = {
-        name: Listed(frozenset(module.CHECK.when), module.CHECK.period_s, has[module.CHECK.hardware])
+        name: Listed(
+            frozenset(module.CHECK.when),
+            module.CHECK.period_s,
+            has[module.CHECK.hardware],
+            module.CHECK.hardware.value,
+        )
         for name, module in loaded.checks.items()
     }
     broken = frozenset(loaded.broken)

@@ -10,12 +10,17 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from health.index import Index, read_index
 from health.places import Places, boot_id
+from health.runner.kept import Kept
 from health.script import UNFIT, run
 from health.verdict import Class, Result, Verdict, read_verdict
+
+# Of the host itself: what a job's user can do to it is judged as his, and keeps nobody off.
+ANY = "any"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,25 +33,61 @@ class Checked:
     fault: str = ""
 
 
-def check(kind: str, tree: Path, commit: str, env: Mapping[str, str], budget_s: float, places: Places) -> Checked:
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What lies there: verdicts that may be believed, and which checks have to be run for the others."""
+
+    believed: Mapping[str, Verdict]
+    stale: tuple[str, ...]
+    # Nothing is known of the checks: all of this kind have to be run.
+    unlisted: bool
+
+    @property
+    def complete(self) -> bool:
+        return not self.stale and not self.unlisted
+
+
+def look(
+    kind: str, tree: Path, commit: str, places: Places, kept: Kept | None = None, *, after_a_job: bool = False
+) -> Found:
+    """`after_a_job`: one has ended since the node was last looked at, and what it left has not been judged."""
     if not (tree / "health.d").is_dir():
-        return Checked((), 0, 0)
+        return Found({}, (), False)
+    kept = kept or Kept()
     boot = boot_id()
-    index = read_index(places.index)
+    index = kept.get("index", [places.index], lambda: read_index(places.index))
     if index is not None and (index.commit, index.boot_id, index.tree) != (commit, boot, str(tree)):
         index = None
     wanted = asked_of(index, kind)
-    known = {name: read_verdict(places.verdict(name)) for name in wanted}
+    files = {name: places.verdict(name) for name in wanted}
+    known = {name: kept.get(path, [path], partial(read_verdict, path)) for name, path in files.items()}
     believed = still_true(known, kind, time.time(), boot)
-    stale = sorted(wanted - believed.keys())
+    if after_a_job and index is not None:
+        doubted = {name for name, one in index.listed.items() if "epilog" in one.when and one.hardware != ANY}
+        believed = {name: verdict for name, verdict in believed.items() if name not in doubted}
+    return Found(believed, tuple(sorted(wanted - believed.keys())), index is None or not index.listed)
+
+
+def check(
+    kind: str,
+    tree: Path,
+    commit: str,
+    env: Mapping[str, str],
+    budget_s: float,
+    places: Places,
+    kept: Kept | None = None,
+    *,
+    after_a_job: bool = False,
+) -> Checked:
+    found = look(kind, tree, commit, places, kept, after_a_job=after_a_job)
     fault = ""
     ran: list[str] = []
-    if stale or index is None or not index.listed:
-        ran, fault = _run(kind, tree, commit, stale or None, env, budget_s)
+    if not found.complete:
+        ran, fault = _run(kind, tree, commit, list(found.stale) or None, env, budget_s)
     again = {name: read_verdict(places.verdict(name)) for name in ran}
-    found = {**believed, **{name: verdict for name, verdict in again.items() if verdict is not None}}
-    problems = tuple(verdict for verdict in found.values() if verdict.result is Result.PROBLEM)
-    return Checked(problems, len(found) - len(ran), len(ran), fault)
+    verdicts = {**found.believed, **{name: verdict for name, verdict in again.items() if verdict is not None}}
+    problems = tuple(verdict for verdict in verdicts.values() if verdict.result is Result.PROBLEM)
+    return Checked(problems, len(verdicts) - len(ran), len(ran), fault)
 
 
 def asked_of(index: Index | None, kind: str) -> frozenset[str]:

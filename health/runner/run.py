@@ -17,12 +17,14 @@ from pathlib import Path
 from types import FrameType
 
 from gitsync import lease
-from gitsync.layout import Layout, is_script
+from gitsync.layout import Layout
 from ground.errors import one_line
 from health.ask import ask_broker
 from health.places import Places, boot_id
-from health.policy import KINDS, RunnerPolicy, read_runner_policy
-from health.runner import gate, record
+from health.policy import KINDS
+from health.runner import gate, missed, ours, record
+from health.runner.plan import scripts
+from health.runner.warm import Warm, policy_of
 from health.script import UNFIT, Outcome, environment, run
 from health.verdict import Class, Result, Verdict, read_verdict, write_verdict
 
@@ -34,16 +36,22 @@ TASK_LINES = ("export ", "unset ", "print ")
 REFUSE = "refuse "
 
 
-def main(kind: str) -> int:
-    """The exit code is Slurm's: 0, or 1 where the node must not run this job."""
+def main(kind: str, why: str = "") -> int:
+    """The exit code is Slurm's: 0, or 1 where the node must not run this job. `why`: the resident runner has not."""
     if kind not in KINDS:
         print(f"cannot run {kind}: not one of {', '.join(KINDS)}", file=sys.stderr)
         return 2
-    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGTERM, stop)
+    os.chdir("/")
+    if why and kind != "task_prolog":
+        missed.tell(Places.from_environment().runner, why)
+    return perform(kind, os.environ, Warm())
+
+
+def perform(kind: str, given: Mapping[str, str], warm: Warm) -> int:
     try:
-        os.chdir("/")
         with lease.hold() as held:
-            return Run(kind, held.path, held.commit, os.environ).go()
+            return Run(kind, held.path, held.commit, given, warm).go()
     # Whatever is wrong with us, it is not the node: a bug here must not drain it. It is told, and the job starts.
     except Exception:
         import traceback
@@ -53,7 +61,7 @@ def main(kind: str) -> int:
         return 0
 
 
-def _stop(number: int, frame: FrameType | None) -> None:
+def stop(number: int, frame: FrameType | None) -> None:
     # Unwinds through the script that runs, which is killed with its session.
     raise SystemExit(0)
 
@@ -61,13 +69,14 @@ def _stop(number: int, frame: FrameType | None) -> None:
 class Run:
     """One run of one kind: the scripts, the checks, the record."""
 
-    def __init__(self, kind: str, tree: Path, commit: str, given: Mapping[str, str]) -> None:
+    def __init__(self, kind: str, tree: Path, commit: str, given: Mapping[str, str], warm: Warm | None = None) -> None:
+        self.warm = warm or Warm()
         self.kind = kind
         self.tree = tree
         self.commit = commit
         self.job = given.get("SLURM_JOB_ID", "")
-        self.policy: RunnerPolicy = read_runner_policy(tree)
         self.places = Places.from_environment()
+        self.policy = policy_of(tree, self.places, self.warm.kept)
         self.env = environment(kind, given, commit, str(tree), UNFIT)
         self.start = time.monotonic()
         self.scripts: list[dict[str, object]] = []
@@ -88,25 +97,19 @@ class Run:
                 self._gate()
             if not self.fails:
                 self._run_scripts()
-            if self.kind == "epilog":
+            if self.kind == "epilog" and not self.warm.looked_at_later:
                 self._gate()
         self._conclude()
         return 1 if self.fails else 0
 
     def _run_scripts(self) -> None:
-        folder = self.tree / f"{self.kind}.d"
-        names = (
-            sorted(entry.name for entry in os.scandir(folder) if entry.is_file() and is_script(entry.name))
-            if folder.is_dir()
-            else []
-        )
-        for name in names:
+        for name in scripts(self.tree, self.kind):
             left = self.left_s()
             if left <= 0.1:
                 self._broke(name, Outcome(None, 0.0, broken="not started: the scripts before it used up the time"))
                 continue
             limit = min(self.policy.deadline_s(self.kind, f"{self.kind}.d/{name}"), left)
-            done = run([str(folder / name)], self.env, limit, UNFIT)
+            done = self._start(f"{self.kind}.d/{name}", limit)
             if done.broken:
                 self._broke(name, done)
                 continue
@@ -119,6 +122,12 @@ class Run:
                 self.fails = True
                 break
         self._judge([verdict for verdict in self.unfit if self.kind == "prolog"])
+
+    def _start(self, script: str, limit_s: float) -> Outcome:
+        step = self.warm.ours.step(self.tree, script) if self.warm.ours else None
+        if step is not None:
+            return ours.run(step, self.env, limit_s, UNFIT)
+        return run([str(self.tree / script)], self.env, limit_s, UNFIT)
 
     def _broke(self, name: str, done: Outcome) -> None:
         text = f"{done.out}{done.err}"
@@ -161,7 +170,16 @@ class Run:
         self.unfit.append(verdict)
 
     def _gate(self) -> None:
-        found = gate.check(self.kind, self.tree, self.commit, self.env, max(1.0, self.left_s() / 2), self.places)
+        found = gate.check(
+            self.kind,
+            self.tree,
+            self.commit,
+            self.env,
+            max(1.0, self.left_s() / 2),
+            self.places,
+            self.warm.kept,
+            after_a_job=self.warm.after_a_job,
+        )
         self.checks = {"fresh": found.fresh, "ran": found.ran}
         if found.fault:
             self.checks["fault"] = found.fault
@@ -265,3 +283,7 @@ def _pass_on(text: str) -> str:
             print(f"print minivm: {reason}", flush=True)
             return reason
     return ""
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(*sys.argv[1:3]))

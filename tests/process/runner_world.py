@@ -6,18 +6,27 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.waiting import until
+
 LAUNCH = "from health.runner.run import main; raise SystemExit(main({kind!r}))"
 
 
-@dataclass(frozen=True, slots=True)
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ROOT / "images/src/runner"
+
+
+@dataclass(slots=True)
 class World:
     root: Path
     environment_extra: dict[str, str] = field(default_factory=dict)
+    # The programs that slurm.conf names, made for these places; without them a run is a Python of its own.
+    clients: Path | None = None
 
     @property
     def tree(self) -> Path:
@@ -41,6 +50,8 @@ class World:
             "MINIVM_LEDGER": str(self.root / "ledger"),
             "MINIVM_HEALTH_METRICS": str(self.root / "health.prom"),
             "MINIVM_CONTROL": str(self.root / "control.sock"),
+            "MINIVM_RUNNER": str(self.root / "runner"),
+            "MINIVM_RUNNER_PLAN": str(self.root / "task_prolog.plan"),
             **self.environment_extra,
         }
 
@@ -55,8 +66,9 @@ class World:
         self.script("lib/policy.json", json.dumps(data), 0o644)
 
     def start(self, kind: str, **extra: str) -> subprocess.Popen[str]:
+        alone = [sys.executable, "-I", "-c", LAUNCH.format(kind=kind)]
         return subprocess.Popen(
-            [sys.executable, "-I", "-c", LAUNCH.format(kind=kind)],
+            [str(self.clients / kind)] if self.clients else alone,
             env={**self.environment, **extra},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -74,6 +86,38 @@ class World:
 
     def verdict(self, name: str) -> Mapping[str, Any]:
         return dict(json.loads((self.root / f"verdicts/{name}.json").read_text()))
+
+
+def compile_clients(world: World) -> None:
+    """As the image's layer does, but for the places."""
+    world.clients = world.root / "clients"
+    world.clients.mkdir()
+    places = {"FOLDER": world.root / "runner", "PLAN": world.root / "task_prolog.plan", "PYTHON": sys.executable}
+    gcc = ["gcc", "-std=c17", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIE", "-pie"]
+    gcc += [f'-D{name}="{value}"' for name, value in places.items()]
+    for kind in ("prolog", "epilog", "health"):
+        made = [f'-DKIND="{kind}"', "-o", str(world.clients / kind), str(SOURCES / "client.c")]
+        subprocess.run([*gcc, *made], check=True)
+    made = [f"-DOWNER={os.getuid()}", "-o", str(world.clients / "task_prolog"), str(SOURCES / "task_prolog.c")]
+    subprocess.run([*gcc, *made], check=True)
+
+
+@contextmanager
+def resident(world: World) -> Iterator[subprocess.Popen[bytes]]:
+    """The runner as a service, once it listens; what it says is in root/said."""
+    with (world.root / "said").open("ab") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-m", "health.runner"], env=world.environment, stderr=said, cwd="/"
+        )
+    metrics = world.root / "runner.prom"
+    metrics.unlink(missing_ok=True)
+    try:
+        until(metrics.exists, "the runner listens")
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        (world.root / "runner/socket").unlink(missing_ok=True)
 
 
 def alive(pid: int) -> bool:

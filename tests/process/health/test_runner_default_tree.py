@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 import pytest
 
-from tests.process.runner_world import World, alive, make
+from tests.process.runner_world import World, alive, compile_clients, make, resident
 from tests.waiting import until
 
 pytestmark = pytest.mark.root
@@ -63,9 +65,17 @@ class Job:
         return out
 
 
-@pytest.fixture
-def job(tmp_path: Path) -> Job:
-    return Job(make(tmp_path))
+@pytest.fixture(params=["alone", "resident"])
+def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Job]:
+    """By a Python of its own for each script, and by forks of the resident runner."""
+    found = Job(make(tmp_path))
+    if request.param == "alone":
+        yield found
+        return
+    compile_clients(found.world)
+    with resident(found.world):
+        yield found
+        assert not (found.world.root / "runner/missed").exists(), "each run was the resident runner's"
 
 
 def begin(
@@ -135,6 +145,62 @@ def test_root_makes_nothing_below_a_directory_that_is_somebody_s(job: Job, kind:
     assert code == 0, "a broken script stops no job"
     assert any("is not root's own directory" in str(entry) for entry in job.world.records()[-1]["scripts"])
     assert not (job.work / "42").exists()
+
+
+def test_root_removes_nothing_below_a_directory_that_is_somebody_s(job: Job) -> None:
+    """Whoever has made it before the first job could let root remove whatever a link leads to."""
+    victim = job.world.root / "of-root"
+    (victim / "precious").mkdir(parents=True)
+    (victim / "precious/file").touch()
+    job.work.mkdir()
+    (job.work / ".ended").symlink_to(victim)
+    os.chown(job.work, USER, USER)
+    job.run("epilog")
+    assert (victim / "precious/file").exists()
+
+
+def test_a_large_place_of_a_job_s_holds_up_nobody_and_goes(job: Job) -> None:
+    job.run("prolog")
+    for number in range(300):
+        (job.work / f"42/{number}").mkdir()
+    job.run("epilog")
+    ended = job.work / ".ended"
+    until(lambda: not [path for path in ended.iterdir() if path.is_dir()], "another process removes it")
+
+
+COUNTED = """
+import os, sys, time
+sys.path.insert(0, sys.argv[1])
+import jobs
+look = jobs.look
+def counted():
+    os.write(1, b"looked\\n")
+    return look()
+jobs.look = counted
+os.write(1, b"asks\\n")
+assert os.getpid() in jobs.processes()
+"""
+
+
+def test_of_many_that_look_at_once_one_or_two_do_so_for_all(job: Job) -> None:
+    """Each is in what it gets: it is of after he has asked."""
+    shared = job.world.root / "shared"
+    shared.mkdir(0o700)
+    environment = {**job.world.environment, **job.environment, "MINIVM_RUNNER": str(shared)}
+    command = [PYTHON, "-IS", "-c", COUNTED, str(job.world.tree / "lib")]
+    with (shared / "processes").open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        asking = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) for _ in range(12)]
+        for one in asking:
+            assert one.stdout is not None and one.stdout.readline() == b"asks\n"
+        # The patience of the first begins about now, and is for a second.
+    said = b"".join(one.communicate(timeout=60)[0] for one in asking)
+    assert [one.returncode for one in asking] == [0] * 12
+    assert 1 <= said.count(b"looked") < 12
+    # What somebody else could have written is not believed.
+    shared.chmod(0o755)
+    alone = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
+    assert alone.stdout == b"asks\nlooked\n"
 
 
 def test_tasks_are_told_their_places(job: Job) -> None:

@@ -18,13 +18,25 @@ import pytest
 from gitsync import lease
 from gitsync.layout import Layout
 from health.runner import run as runner
-from tests.process.runner_world import World, alive, make
+from tests.process.runner_world import World, alive, compile_clients, make, resident
 from tests.waiting import until
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
+def alone(tmp_path: Path) -> World:
     return make(tmp_path)
+
+
+@pytest.fixture(params=["alone", "resident"])
+def world(request: pytest.FixtureRequest, alone: World) -> Iterator[World]:
+    """A run by a Python of its own, and by the resident runner's fork: the same."""
+    if request.param == "alone":
+        yield alone
+        return
+    compile_clients(alone)
+    with resident(alone):
+        yield alone
+        assert not (alone.root / "runner/missed").exists(), "each run was the resident runner's"
 
 
 @contextmanager
@@ -262,11 +274,11 @@ def test_a_task_prolog_works_for_a_user_who_may_write_nowhere(world: World) -> N
         assert (os.waitstatus_to_exitcode(status), file.read()) == (0, "export ME=61234\n")
 
 
-def test_no_tree_at_all_is_told_and_stops_no_job(world: World) -> None:
-    code, _, err = world.run("prolog", MINIVM_GITSYNC_ZERO="/nonexistent")
+def test_no_tree_at_all_is_told_and_stops_no_job(alone: World) -> None:
+    code, _, err = alone.run("prolog", MINIVM_GITSYNC_ZERO="/nonexistent")
     assert code == 0
     assert "nothing is published" in err
-    assert world.records()[0]["result"] == "broken"
+    assert alone.records()[0]["result"] == "broken"
 
 
 def test_a_run_finishes_on_its_own_commit_across_a_publish_and_a_prune(world: World) -> None:
@@ -310,6 +322,9 @@ def test_a_runner_that_is_stopped_takes_its_script_along(world: World) -> None:
     until(lambda: pid.exists() and pid.read_text(), "the script runs")
     process.terminate()
     process.communicate(timeout=30)
+    if world.clients:
+        # Another process ends it, once it sees that the one before it has gone.
+        until(lambda: not alive(int(pid.read_text())), "the script is ended")
     assert not alive(int(pid.read_text()))
 
 

@@ -1,0 +1,80 @@
+"""What a task prolog does, written down: the commit's scripts with their deadlines, and the files on which that rests.
+
+The task prolog runs as the job's user and asks nobody (images/src/runner/task_prolog.c). It follows this while each of
+those files is as it was, and else finds out by itself, as always.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from gitsync.layout import Layout, commit_of_link, is_script
+from ground.files import write_whole
+from health.places import Places
+from health.policy import IN_A_TREE, RunnerPolicy
+
+KIND = "task_prolog"
+
+
+def link_of(layout: Layout) -> str:
+    """Where the link leads; empty where there is none, which is generation zero."""
+    try:
+        return os.readlink(layout.current)  # noqa: PTH115  # its words, not a path's
+    except OSError:
+        return ""
+
+
+def rests_on(places: Places, tree: Path) -> tuple[Path, ...]:
+    return places.policy, tree / IN_A_TREE, tree / f"{KIND}.d"
+
+
+def scripts(tree: Path, kind: str) -> list[str]:
+    folder = tree / f"{kind}.d"
+    if not folder.is_dir():
+        return []
+    return sorted(entry.name for entry in os.scandir(folder) if entry.is_file() and is_script(entry.name))
+
+
+def render(
+    layout: Layout, link: str, stamps: Iterable[tuple[Path, str]], commit: str, policy: RunnerPolicy, names: list[str]
+) -> str | None:
+    """None where a name or a path has what separates them: then there is no plan."""
+    tree = layout.tree(commit)
+    rows = [["link", str(layout.current), link]]
+    rows += [["same", str(path), stamp] for path, stamp in stamps]
+    rows += [["commit", commit], ["tree", str(tree)], ["budget", f"{policy.kind(KIND).budget_s * 1000:.0f}"]]
+    steps = [
+        [name, f"{policy.deadline_s(KIND, script) * 1000:.0f}", policy.broken(KIND, script)]
+        for name, script in ((name, f"{KIND}.d/{name}") for name in names)
+    ]
+    if any(mark in word for row in (*rows, *steps) for word in row for mark in "\t\n\0"):
+        return None
+    lines = ["minivm task_prolog 1", *map("\t".join, rows), "scripts", *map("\t".join, steps), "end"]
+    return "\n".join(lines) + "\n"
+
+
+def stamp(path: Path) -> str:
+    """As the program writes it: what it compares is words."""
+    try:
+        found = path.stat()
+    except OSError:
+        return "-"
+    seconds, rest = divmod(found.st_mtime_ns, 10**9)
+    return f"{seconds}.{rest:09d}.{found.st_size}.{found.st_ino}"
+
+
+def write(places: Places, layout: Layout, commit: str, policy: RunnerPolicy) -> None:
+    """Stamped before it is read: a file that changes meanwhile makes a plan that does not hold, and none that lies."""
+    link = link_of(layout)
+    stamps = [(path, stamp(path)) for path in rests_on(places, layout.tree(commit))]
+    said = commit_of_link(link, layout.zero)
+    text = None
+    # A link to something else means generation zero too, but only after all; that is not for a plan.
+    if commit == said or (not link and layout.tree(commit) == layout.zero):
+        text = render(layout, link, stamps, commit, policy, scripts(layout.tree(commit), KIND))
+    if text is None:
+        places.plan.unlink(missing_ok=True)
+    else:
+        write_whole(places.plan, text)

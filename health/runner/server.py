@@ -1,0 +1,204 @@
+"""Takes runs from their clients and forks a child for each; what it knows, its children find read.
+
+One thread, one wait. It waits for nobody: a client has its time to say what it wants, and its child does the rest. What
+it reads itself are small files of root's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gitsync import lease
+from gitsync.errors import GitsyncError
+from gitsync.layout import Layout
+from health.places import Places
+from health.runner import fork, gate, missed, plan
+from health.runner.after import After
+from health.runner.kept import Kept
+from health.runner.ours import Ours
+from health.runner.request import Request, accepted, ended, parse
+from health.runner.run import Run
+from health.runner.warm import Warm, policy_of
+
+# How long a client may take to say what it wants, and how many may be at that.
+HEAR_S = 5.0
+MOST_CALLS = 256
+# Runs at once. More than a node has jobs that begin and end in a moment; a client beyond them does it by itself.
+MOST_RUNS = 512
+# How often it looks by itself: what task prologs follow must not be of yesterday.
+LOOK_S = 30.0
+
+
+@dataclass(slots=True)
+class Call:
+    connection: socket.socket
+    until: float
+    text: bytearray = field(default_factory=bytearray)
+
+
+class Server:
+    def __init__(self, listener: socket.socket, places: Places, layout: Layout, tell: Callable[[str], None]) -> None:
+        self.places = places
+        self.layout = layout
+        self.kept = Kept()
+        self.ours = Ours(layout.zero, self.kept)
+        self.after = After(places)
+        self.missed = 0
+        self.stopping = False
+        self._tell = tell
+        self._listener = listener
+        self._calls: dict[int, Call] = {}
+        self._runs: set[int] = set()
+        self._planned: object = None
+        self._look_at = 0.0
+        self._poll = select.poll()
+        self._poll.register(listener, select.POLLIN)
+        self._wake, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.signal(signal.SIGTERM, self._stop)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        self._poll.register(self._wake, select.POLLIN)
+
+    def _stop(self, number: int, frame: object) -> None:
+        # What runs goes on without us: its children answer their clients themselves.
+        self.stopping = True
+
+    def turn(self) -> None:
+        now = time.monotonic()
+        times = [self._look_at, *(call.until for call in self._calls.values()), *self.after.times()]
+        for fd, _ in self._poll.poll(max(0.0, min(times) - now) * 1000):
+            if fd == self._listener.fileno():
+                self._accept()
+            elif fd == self._wake:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake, 4096)
+            elif (call := self._calls.get(fd)) is not None:
+                self._hear(fd, call)
+        self._reap()
+        now = time.monotonic()
+        for fd in [fd for fd, call in self._calls.items() if call.until <= now]:
+            self._forget(fd)
+        if now >= self._look_at:
+            self.look()
+        if self.after.is_due(now):
+            self._fork(self.after.work, lambda pid: self.after.began(pid, now))
+
+    def look(self) -> None:
+        """Reads what has changed, so that no run has to; whatever is wrong with it, each run finds out by itself."""
+        self._look_at = time.monotonic() + LOOK_S
+        try:
+            with lease.hold(self.layout) as held:
+                tree, commit = held.path, held.commit
+                policy = policy_of(tree, self.places, self.kept)
+                gate.look("prolog", tree, commit, self.places, self.kept)
+                for kind in ("prolog", "epilog"):
+                    for name in plan.scripts(tree, kind):
+                        self.ours.step(tree, f"{kind}.d/{name}")
+                rests = commit, plan.link_of(self.layout), *map(plan.stamp, plan.rests_on(self.places, tree))
+                if rests != self._planned:
+                    plan.write(self.places, self.layout, commit, policy)
+                    self._planned = rests
+        except (OSError, GitsyncError, ValueError) as error:
+            self._tell(f"cannot look ahead: {error}")
+        if count := missed.forget(self.places.runner):
+            self.missed += count
+            self.measure()
+            self._tell(f"runs are taken again; {count} were not")
+            with contextlib.suppress(OSError):
+                self._fork(missed.recovered, lambda pid: None)
+
+    def measure(self) -> None:
+        missed.write_metrics(self.places.metrics.with_name("runner.prom"), self.missed)
+
+    def _accept(self) -> None:
+        for _ in range(64):
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            connection.setblocking(False)
+            _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            if uid not in (0, os.geteuid()) or len(self._calls) >= MOST_CALLS:
+                connection.close()
+                continue
+            self._calls[connection.fileno()] = Call(connection, time.monotonic() + HEAR_S)
+            self._poll.register(connection, select.POLLIN)
+
+    def _forget(self, fd: int) -> None:
+        self._poll.unregister(fd)
+        self._calls.pop(fd).connection.close()
+
+    def _hear(self, fd: int, call: Call) -> None:
+        try:
+            # By recv: descriptors that came along are the kernel's to close.
+            text = call.connection.recv(1 << 18)
+            call.text += text
+            request = parse(call.text)
+            if request is not None:
+                self._begin(call, request)
+            elif text:
+                return
+        except BlockingIOError:
+            return
+        except (OSError, ValueError, GitsyncError) as error:
+            self._tell(f"a call was not taken: {error}")
+        self._forget(fd)
+
+    def _begin(self, call: Call, request: Request) -> None:
+        with contextlib.suppress(BlockingIOError):
+            # Nothing more is to come before we answer: it is gone, and has helped itself.
+            call.connection.recv(1)
+            return
+        self.look()
+        if len(self._runs) >= MOST_RUNS:
+            raise ValueError(f"{MOST_RUNS} runs are under way")
+        now = time.monotonic()
+        warm = Warm(self.kept, self.ours, after_a_job=self.after.is_owed, looked_at_later=True)
+        if request.kind == "epilog":
+            self.after.owe(now)
+        if self._at_once(call, request, warm):
+            return
+        budget_s = self._budget_s(request.kind)
+        client = call.connection.fileno()
+        self._fork(lambda: fork.serve(client, request, warm, budget_s), self._runs.add)
+
+    def _budget_s(self, kind: str) -> float:
+        with lease.hold(self.layout) as held:
+            return policy_of(held.path, self.places, self.kept).kind(kind).budget_s
+
+    def _at_once(self, call: Call, request: Request, warm: Warm) -> bool:
+        """A prolog with fresh verdicts, no problem among them, and no script to start: read, judged and recorded."""
+        if request.kind != "prolog":
+            return False
+        with lease.hold(self.layout) as held:
+            found = gate.look("prolog", held.path, held.commit, self.places, self.kept, after_a_job=warm.after_a_job)
+            fit = found.complete and not any(map(gate.stops_a_job, found.believed.values()))
+            if not fit or plan.scripts(held.path, "prolog"):
+                return False
+            code = Run("prolog", held.path, held.commit, request.environment, warm).go()
+            call.connection.send(accepted(1.0) + ended(code, b""))
+            return True
+
+    def _fork(self, work: Callable[[], None], began: Callable[[int], object]) -> None:
+        sys.stderr.flush()
+        began(fork.fork(work))
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            self._runs.discard(pid)
+            self.after.ended(pid)

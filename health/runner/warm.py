@@ -1,0 +1,26 @@
+"""What a run finds ready: a fork of the resident runner has it from there, one that starts by itself has nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from health.places import Places
+from health.policy import IN_A_TREE, RunnerPolicy, read_runner_policy
+from health.runner.kept import Kept
+from health.runner.ours import Ours
+
+
+@dataclass(frozen=True, slots=True)
+class Warm:
+    kept: Kept | None = None
+    ours: Ours | None = None
+    # A job has ended, and the node was not looked at since.
+    after_a_job: bool = False
+    # Somebody looks at the node after this epilog, for all jobs that have ended: it holds nobody up.
+    looked_at_later: bool = False
+
+
+def policy_of(tree: Path, places: Places, kept: Kept | None) -> RunnerPolicy:
+    files = [places.policy, tree / IN_A_TREE]
+    return (kept or Kept()).get(("policy", tree), files, lambda: read_runner_policy(tree, places.policy))

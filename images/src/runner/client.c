@@ -1,0 +1,155 @@
+/*
+ * What slurm.conf names as Prolog, Epilog and HealthCheckProgram: hands the run to the resident runner and waits for its
+ * answer. Where that is absent, does not answer in time, or ends in the middle, the same run is done here, by a Python of
+ * its own: slower, and otherwise the same.
+ *
+ * The runner's child takes the run when it has our word, and not before: whoever was given up on has run nothing.
+ * Nothing of the environment is believed; all of it is handed on. (See health/runner/request.py for the other end.)
+ *
+ * Compiled once for each KIND. Exit codes: the run's own, 0 or 1.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifndef KIND
+#error "compile with -DKIND='\"prolog\"'"
+#endif
+#ifndef FOLDER
+#define FOLDER "/run/minivm/runner"
+#endif
+#ifndef PYTHON
+#define PYTHON "/opt/minivm/bin/python3"
+#endif
+
+#define MOST (4u << 20)   /* bytes of environment: the kernel itself takes 2 MiB, with arguments */
+#define PATIENCE_MS 3000  /* until a child of the runner takes the run, also on a busy node */
+#define IMPATIENCE_MS 200 /* the same, where the last one met nobody */
+#define BEYOND_MS 8000    /* its own deadlines end a run before this: it is then given up, and stops no job */
+
+extern char **environ;
+
+static int64_t now_ms(void) {
+    struct timespec at;
+    clock_gettime(CLOCK_MONOTONIC, &at);
+    return (int64_t)at.tv_sec * 1000 + at.tv_nsec / 1000000;
+}
+
+/* Whether the socket is ready in time. */
+static int ready(int fd, short what, int64_t until) {
+    for (;;) {
+        int64_t left = until - now_ms();
+        struct pollfd one = {fd, what, 0};
+        int found = poll(&one, 1, left < 0 ? 0 : (int)left);
+        if (found > 0) return 1;
+        if (found == 0 || errno != EINTR) return 0;
+    }
+}
+
+static int send_all(int fd, const char *data, size_t size, int64_t until) {
+    while (size) {
+        ssize_t sent = send(fd, data, size, MSG_NOSIGNAL);
+        if (sent > 0) {
+            data += sent;
+            size -= (size_t)sent;
+        } else if (errno == EINTR) {
+            continue;
+        } else if (errno != EAGAIN || !ready(fd, POLLOUT, until)) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/* How many of the bytes came before the end, or before the time was over; -1 for the latter. */
+static int receive(int fd, unsigned char *data, int size, int64_t until) {
+    int got = 0;
+    while (got < size) {
+        ssize_t taken = recv(fd, data + got, (size_t)(size - got), 0);
+        if (taken > 0) {
+            got += (int)taken;
+        } else if (taken == 0) {
+            return got;
+        } else if (errno == EAGAIN) {
+            if (!ready(fd, POLLIN, until)) return -1;
+        } else if (errno != EINTR) {
+            return got;
+        }
+    }
+    return got;
+}
+
+/* What it has to say. Our own descriptors are nobody else's: slurmd waits for their end. */
+static void pass_on(int fd, int size, int64_t until) {
+    static unsigned char text[1 << 16];
+    int got = receive(fd, text, size, until);
+    for (int at = 0; at < got;) {
+        ssize_t written = write(2, text + at, (size_t)(got - at));
+        if (written <= 0 && errno != EINTR) return;
+        if (written > 0) at += (int)written;
+    }
+}
+
+/* The exit code; or -1, and why the runner has given none. */
+static int ask(const char **why) {
+    struct sockaddr_un place = {.sun_family = AF_UNIX, .sun_path = FOLDER "/socket"};
+    int64_t until = now_ms() + (access(FOLDER "/missed", F_OK) ? PATIENCE_MS : IMPATIENCE_MS);
+    size_t size = 0;
+    for (char **entry = environ; *entry; entry++) {
+        size += strlen(*entry) + 1;
+        if (size > MOST) return *why = "the environment is too large for it", -1;
+    }
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0) return *why = strerror(errno), -1;
+    if (connect(fd, (struct sockaddr *)&place, sizeof place)) {
+        /* EAGAIN: nobody has taken a call for so long that no more fit into its queue. */
+        return *why = errno == EAGAIN ? "it takes no calls" : "it does not run", -1;
+    }
+    char head[64];
+    int length = snprintf(head, sizeof head, "minivm 1 %s %zu\n", KIND, size);
+    int sent = send_all(fd, head, (size_t)length, until);
+    for (char **entry = environ; *entry && sent; entry++) sent = send_all(fd, *entry, strlen(*entry) + 1, until);
+    if (!sent) return *why = "it takes no request", -1;
+    unsigned char taken[5], ended[3];
+    int got = receive(fd, taken, sizeof taken, until);
+    if (got != sizeof taken || taken[0] != 'A') return *why = got < 0 ? "it does not answer" : "it refuses", -1;
+    uint32_t budget_ms = taken[1] | (uint32_t)taken[2] << 8 | (uint32_t)taken[3] << 16 | (uint32_t)taken[4] << 24;
+    /* What needs no run is answered before our word: that it cannot be sent says nothing. */
+    send_all(fd, "G", 1, now_ms() + PATIENCE_MS);
+    until = now_ms() + budget_ms + BEYOND_MS;
+    got = receive(fd, ended, sizeof ended, until);
+    if (got < 0) {
+        fprintf(stderr, "minivm: the %s did not end in its time: the job goes on without it\n", KIND);
+        return 0;
+    }
+    if (got < (int)sizeof ended || ended[0] > 1) return *why = "it ended in the middle of a run", -1;
+    pass_on(fd, ended[1] | ended[2] << 8, until);
+    return ended[0];
+}
+
+int main(void) {
+    const char *why = "";
+    /* The first three are there, whoever started us: no socket of ours is taken for one. */
+    for (int fd = open("/dev/null", O_RDWR); fd >= 0; fd = dup(fd)) {
+        if (fd > 2) {
+            close(fd);
+            break;
+        }
+    }
+    int code = ask(&why);
+    if (code >= 0) return code;
+    /* By its whole path: a virtual environment is found by that. */
+    char *argv[] = {PYTHON, "-I", "-m", "health.runner.run", KIND, (char *)why, NULL};
+    execv(PYTHON, argv);
+    /* Without an interpreter nothing of this image works; it is not for this job to find out. */
+    fprintf(stderr, "minivm: cannot run the %s: %s: %s\n", KIND, PYTHON, strerror(errno));
+    return 0;
+}

@@ -1,0 +1,116 @@
+"""What the resident runner decides by words and files: a request, a plan, what is kept, what a prolog believes."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from gitsync.layout import Layout
+from health.index import Index, Listed, write_index
+from health.places import Places, boot_id
+from health.policy import RunnerPolicy, ScriptPolicy
+from health.runner import gate, plan
+from health.runner.after import APART_S, WAIT_S, After
+from health.runner.kept import Kept
+from health.runner.request import MOST, ended, parse
+from health.verdict import Class, Result, Verdict, write_verdict
+
+
+def test_a_request_is_a_line_and_variables() -> None:
+    text = b"minivm 1 prolog 28\nSLURM_JOB_ID=42\0A=b=c\0X\0=y\0\0"
+    assert parse(text[:30]) is None, "more is to come"
+    found = parse(text)
+    assert found is not None
+    assert (found.kind, dict(found.environment)) == ("prolog", {"SLURM_JOB_ID": "42", "A": "b=c"})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"x" * 64,
+        b"minivm 2 prolog 0\n",
+        b"minivm 1 task_prolog 0\n",
+        b"minivm 1 prolog -1\n",
+        b"minivm 1 prolog 0\nmore",
+        b"minivm 1 prolog 3\nA=1",
+        b"minivm 1 prolog %d\n" % (MOST + 1),
+        b"minivm 1 pr\xc3\xb6log 0\n",
+    ],
+)
+def test_what_is_no_request_is_refused(text: bytes) -> None:
+    with pytest.raises(ValueError):
+        parse(text)
+
+
+def test_an_answer_has_the_end_of_what_was_said() -> None:
+    assert ended(1, b"why\n") == b"\x01\x04\x00why\n"
+    assert len(ended(0, b"x" * 100_000)) < 2**16
+
+
+def test_a_plan_says_what_it_rests_on_and_each_script_s_limits(tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "sync", tmp_path / "zero")
+    policy = RunnerPolicy(scripts={"task_prolog.d/20-b": ScriptPolicy(1.5, "fail")})
+    text = plan.render(layout, "", [(Path("/policy"), "-")], "zero", policy, ["10-a", "20-b"])
+    assert text == (
+        "minivm task_prolog 1\n"
+        f"link\t{tmp_path}/sync/current\t\nsame\t/policy\t-\n"
+        f"commit\tzero\ntree\t{tmp_path}/zero\nbudget\t8000\n"
+        "scripts\n10-a\t3000\tcontinue\n20-b\t1500\tfail\nend\n"
+    )
+    for name in ("10-a\t", "10\nend"):
+        assert plan.render(layout, "", [], "zero", policy, [name]) is None
+
+
+def test_what_was_read_is_read_again_when_the_file_is_another(tmp_path: Path) -> None:
+    kept, file = Kept(), tmp_path / "file"
+
+    def look() -> str | None:
+        return kept.get("file", [file], lambda: file.read_text() if file.exists() else None)
+
+    assert look() is None
+    file.write_text("one")
+    assert look() == "one"
+    (tmp_path / "next").write_text("two")
+    (tmp_path / "next").rename(file)
+    assert look() == "two"
+    file.unlink()
+    assert look() is None
+
+
+def test_after_a_job_a_prolog_looks_at_gpus_itself_and_believes_the_host_s_verdicts(tmp_path: Path) -> None:
+    places = Places(tmp_path / "verdicts", tmp_path / "state")
+    (tmp_path / "health.d").mkdir()
+    both = frozenset({"prolog", "epilog", "background"})
+    listed = {
+        "disk": Listed(both, 60, True, "any"),
+        "gpu": Listed(both, 60, True, "gpu"),
+        "clocks": Listed(both - {"epilog"}, 60, True, "gpu"),
+    }
+    write_index(places.index, Index("zero", boot_id(), listed, str(tmp_path)))
+    now = time.time()
+    for name in listed:
+        verdict = Verdict(name, Result.OK, Class.NODE, "fine", boot_id=boot_id(), at=now, expires=now + 60)
+        write_verdict(places.verdicts, verdict)
+    assert gate.look("prolog", tmp_path, "zero", places).complete
+    found = gate.look("prolog", tmp_path, "zero", places, after_a_job=True)
+    assert (found.stale, sorted(found.believed)) == (("gpu",), ["clocks", "disk"])
+
+
+def test_looks_after_jobs_are_apart_and_owed_until_one_is_over() -> None:
+    after = After(Places())
+    assert not after.is_owed
+    after.owe(100.0)
+    after.owe(100.5)
+    assert after.is_owed and not after.is_due(100.9) and after.is_due(100.0 + WAIT_S)
+    after.began(7, 101.0)
+    assert after.is_owed and not after.is_due(102.0), "it is under way"
+    after.owe(102.0)
+    after.ended(8)
+    after.ended(7)
+    assert after.is_owed and not after.is_due(103.0)
+    assert after.times() == [101.0 + APART_S]
+    after.began(9, 111.0)
+    after.ended(9)
+    assert not after.is_owed
