@@ -23,7 +23,9 @@
 #define PROGRAM "/usr/bin/sss_ssh_authorizedkeys"
 #endif
 #ifndef DIRECTORY_PATIENCE
-#define DIRECTORY_PATIENCE 60 /* seconds, all in all: with its directory away sssd has answered after 6 */
+/* Seconds, all in all: a login that waits longer for it is ended by LoginGraceTime anyway. With its directory away sssd has
+ * answered after 6; a crowd waits for its turn. */
+#define DIRECTORY_PATIENCE 100
 #endif
 #define LARGEST (1u << 20) /* of an answer */
 #define VERSION 0x01

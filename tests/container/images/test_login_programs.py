@@ -234,6 +234,12 @@ def hung(tmp_path: Path) -> Iterator[tuple[Host, SharedHome]]:
         home.close()
 
 
+# What the one who asks holds, as long as the home hangs.
+HELD = f"""PAM_USER=nina {WHERE}/home-answers > /dev/null &
+until question=$(pgrep -P $!) && [ "$(readlink /proc/$question/fd/1)" = "" ]; do :; done
+ls /proc/$question/fd; wait"""
+
+
 def test_a_home_that_hangs_is_told_and_waited_for_no_longer_than_that(hung: tuple[Host, SharedHome]) -> None:
     host, home = hung
     assert answers(host) == (0, "")
@@ -242,6 +248,8 @@ def test_a_home_that_hangs_is_told_and_waited_for_no_longer_than_that(hung: tupl
         code, said = answers(host)
         assert code == 1 and f"Your home {HOME} does not answer" in said
         assert time.monotonic() - begun >= PATIENCE["PATIENCE"]
+        # Who asks may stay in the kernel for long: it must hold nothing that somebody waits for the end of.
+        assert host.check_output(f"sh -c {shlex.quote(HELD)}") == "0"
     assert answers(host) == (0, "")
 
 
