@@ -49,8 +49,8 @@ def chain(peer: Peer) -> float | None:
         services = {}
         for number in range(5):
             name = f"s{number}"
-            told = "echo >&3" if peer.name == "s6" else f": > {after(name, pod.directory)}"
-            services[name] = ["/bin/sh", "-c", f"sleep 0.05; {told}; echo up > {pod.mark}; exec sleep 1000"]
+            ready = "echo >&3" if peer.name == "s6" else f": > {after(name, pod.directory)}"
+            services[name] = ["/bin/sh", "-c", f"sleep 0.05; {ready}; echo up > {pod.mark}; exec sleep 1000"]
         if peer.name == "nobody":  # no supervisor at all: one shell, one after the other
             script = "".join(f"sleep 0.05; (echo up > {pod.mark}; exec sleep 1000) & " for _ in services)
             argv: list[str] | None = ["/bin/sh", "-c", f"{script} exec sleep 1000"]
@@ -129,11 +129,11 @@ def stop(peer: Peer) -> float | None:
 
 
 def memory(peer: Peer) -> float | None:
-    return settled(peer, lambda pod: pod.status("VmRSS") / 1024)
+    return steady(peer, lambda pod: pod.status("VmRSS") / 1024)
 
 
 def proportional(peer: Peer) -> float | None:
-    return settled(peer, lambda pod: pod.pss() / 1024)
+    return steady(peer, lambda pod: pod.pss() / 1024)
 
 
 def idle(peer: Peer) -> float | None:
@@ -142,10 +142,10 @@ def idle(peer: Peer) -> float | None:
         time.sleep(IDLE_SECONDS)
         return pod.status("voluntary_ctxt_switches") - before
 
-    return settled(peer, count)
+    return steady(peer, count)
 
 
-def settled(peer: Peer, look: Callable[[Pod], float]) -> float | None:
+def steady(peer: Peer, look: Callable[[Pod], float]) -> float | None:
     with Pod() as pod:
         argv = peer.argv(pod.directory, five(pod))
         if argv is None:

@@ -60,8 +60,8 @@ class Ours(Peer):
             specs[name] = mapping
             before = name
         plan = directory / "plan.json"
-        told = [sys.executable, "-c", COMPILE]
-        done = subprocess.run(told, cwd=self.root, input=json.dumps(specs), capture_output=True, text=True, check=True)
+        made = [sys.executable, "-c", COMPILE]
+        done = subprocess.run(made, cwd=self.root, input=json.dumps(specs), capture_output=True, text=True, check=True)
         plan.write_text(done.stdout)
         return [PYTHON, "-I", "-S", "-Xutf8", str(self.root / "init/__main__.py"), "--plan", str(plan)]
 
