@@ -19,7 +19,7 @@ from health.places import Places
 from health.runner.server import Server
 
 # To PID 1, which ends and starts anew a runner that says nothing for a minute.
-ALIVE_S = 20.0
+ALIVE_S = 10.0
 
 
 def say(text: str) -> None:

@@ -35,7 +35,7 @@ MOST_CALLS = 256
 # Runs at once. More than a node has jobs that begin and end in a moment; a client beyond them does it by itself.
 MOST_RUNS = 512
 # How often it looks by itself: what task prologs follow must not be of yesterday.
-LOOK_S = 30.0
+LOOK_S = 15.0
 
 
 @dataclass(slots=True)
