@@ -20,6 +20,7 @@ MODULES = {
 STEPS = {
     "accounting-state": ("slurm_state", "accounting"),
     "cgroups": ("cgroups", "run"),
+    "cluster-number": ("database", "number"),
     "directories": ("directories", "run"),
     "hostkeys": ("hostkeys", "run"),
     "identity": ("identity", "run"),

@@ -1,4 +1,4 @@
-"""slurmdbd.conf, and for the embedded database its first files and the one user that may use it."""
+"""slurmdbd.conf, and for the embedded database its first files, the one user that may use it, and whose state it is."""
 
 from __future__ import annotations
 
@@ -7,14 +7,28 @@ import re
 import shutil
 import subprocess
 
+from init.errors import InitError
 from init.pod.pod import MOUNTS, Pod, PrepareError, user, write
 from init.prepare.directories import ensure
+from init.records import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
 
 TEMPLATE = "/usr/share/minivm/mysql"
 DATA = "/var/lib/mysql"
 INIT_FILE = "/run/minivm/mariadb.sql"
+SOCKET = "/run/mysqld/mysqld.sock"
 NAME = "slurm_acct_db"
 PASSWORD = f"{MOUNTS}/secrets/slurmdbd/password"
+CONF = "/etc/slurm/slurm.conf"
+STATE = "/var/spool/slurmctld"
+STAMP = ".minivm-database"
+BESIDE = f"{DATA}/.minivm-complete"  # says that the database is whole, and with a stamp whose state is its own
+CLIENT = "/usr/bin/mariadb"
+QUESTION = "SELECT name, id FROM cluster_table WHERE deleted = 0 AND id IS NOT NULL"
+WITHIN = 5.0
 
 # The socket tells MariaDB who asks: the embedded database has no password that could leak.
 SQL = f"""\
@@ -126,3 +140,113 @@ def _install(data: os.PathLike[str]) -> None:
     )
     if done.returncode:
         raise PrepareError("make the database", (done.stderr or done.stdout).strip()[-400:])
+
+
+@record(frozen=True, slots=True)
+class Numbers:
+    """The cluster's number, in slurmctld's state and in the embedded database; 0: none yet. Where the two differ,
+    slurmctld does not start.
+
+    slurmdbd gives a new cluster its number when slurmctld registers. An answer that is lost on the way (the database
+    died just then) slurmctld takes for a yes: it makes itself a number and saves that. With its next start the two
+    meet, and it ends, lest two clusters write into one state. Here it is known whether they may meet: a stamp, made
+    when both were new or agreed, lies in the state and beside the database. Where the stamps are one, the database's
+    number is written into the state; where they are not, the state may be another cluster's, and all stays as it is.
+    """
+
+    cluster: str
+    saved: int
+    has_jobs: bool
+    known: int
+    stamps: tuple[str, str]  # in the state, beside the database
+
+    @property
+    def paired(self) -> bool:
+        return self.stamps[0] == self.stamps[1] != ""
+
+    @property
+    def may_pair(self) -> bool:
+        """New, so that it is nobody else's, or it agrees."""
+        new = not self.saved and not self.has_jobs and not self.stamps[0]
+        return not self.paired and (new or self.saved == self.known != 0)
+
+    @property
+    def differs(self) -> bool:
+        return 0 not in (self.saved, self.known) and self.saved != self.known
+
+
+def number(pod: Pod) -> str:
+    """Never a reason not to start: what cannot be mended here slurmctld says itself."""
+    accounting = pod.choice("MINIVM_ACCOUNTING", "embedded", ["embedded", "external", "none"])
+    if accounting != "embedded" or pod.has(f"{MOUNTS}/config/slurm/slurmdbd.conf"):
+        return "the cluster's number is between slurmctld and a database of the site's"
+    try:
+        return _compared(pod)
+    except (InitError, OSError, ValueError, subprocess.SubprocessError) as error:
+        return f"the cluster's number is not compared with the database's: {error}"
+
+
+def _compared(pod: Pod) -> str:
+    from init.slurm.conf import MAIN, read  # the other steps do without
+
+    conf = read({MAIN: pod.path(CONF).read_bytes()})
+    name = conf.value("clustername").lower()
+    state = pod.path(conf.value("statesavelocation") or STATE)
+    if not name or not state.is_dir():
+        return "there is no state yet"
+    saved_of, _, saved = _short(state / "clustername").partition("|")
+    if saved_of and saved_of.lower() != name:
+        return f"the state is of the cluster {saved_of}"
+    mine = int(saved) if saved.isascii() and saved.isdecimal() else 0
+    stamps = _short(state / STAMP), _short(pod.path(BESIDE))
+    seen = Numbers(name, mine, (state / "job_state").exists(), _known(name), stamps)
+    if seen.may_pair:
+        stamp = stamps[1] or os.urandom(16).hex()
+        write(pod.path(BESIDE), stamp.encode(), mode=0o600, owner=user("mysql"))
+        write(state / STAMP, stamp.encode(), mode=0o600, owner=user("slurm"))
+    if not seen.differs:
+        return f"the cluster's number is {seen.saved or seen.known or 'not given yet'}"
+    said = f"the cluster's number is {seen.saved} in the state and {seen.known} in the database"
+    if not seen.paired:
+        return f"{said}; whether the two belong together is not known, and both stay as they are"
+    write(state / "clustername", f"{name}|{seen.known}".encode(), mode=0o600, owner=user("slurm"))
+    return f"{said}; the state is this database's, and has {seen.known} now"
+
+
+def _known(cluster: str) -> int:
+    """The database's number for it; 0 where it has none, or does not answer."""
+    uid, gid = user("slurm")
+    done = subprocess.run(
+        [
+            CLIENT,
+            "--no-defaults",
+            f"--socket={SOCKET}",
+            "--batch",
+            "--skip-column-names",
+            f"--execute={QUESTION}",
+            NAME,
+        ],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=WITHIN,
+        user=uid,
+        group=gid,
+        extra_groups=[],
+        check=False,
+    )
+    found = re.search(rf"^{re.escape(cluster)}\t([0-9]{{1,5}})$", done.stdout, re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+def _short(path: Path) -> str:
+    """slurm owns the directory: a link there leads root nowhere, and a pipe holds nobody up."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        return os.read(descriptor, 512).decode(errors="replace").strip()
+    finally:
+        os.close(descriptor)
