@@ -130,6 +130,9 @@ def test_a_whole_cluster_of_the_newer_one_works(world: World, bob: Researcher, t
     for pod, daemon in ((CONTROLLER, "slurmctld"), (WORKERS[0], "slurmd"), (LOGIN, "sinfo")):
         assert version(world, pod, daemon).startswith(NEW), pod
     assert sorted(bob("srun -N2 hostname").split()) == sorted(WORKERS)
+    ask = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=5).status)"
+    for at in ("127.0.0.1:6817/livez", "127.0.0.1:6817/readyz", f"{WORKERS[0]}.slurm-worker:6818/readyz"):
+        assert int(world.run(CONTROLLER, "python3", "-c", ask, f"http://{at}")) in (200, 204), at
     job = bob.submit("-N2", "-o", "both", script="srun hostname")
     bob.wait_for(job, "COMPLETED")
     assert sorted(bob("cat both").split()) == sorted(WORKERS)
