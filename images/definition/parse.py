@@ -263,7 +263,7 @@ def cuda(name: object, parent: Fields, value: object) -> Cuda:
     return Cuda(name, driver, groups)
 
 
-RELEASE_KEYS = {"protocol", "reads", "mpi", "gpu", "configure", "topology", "absent"}
+RELEASE_KEYS = {"protocol", "reads", "mpi", "gpu", "configure", "user-env", "topology", "absent"}
 
 
 def releases(data: object, file: str) -> dict[str, Release]:
@@ -282,6 +282,7 @@ def releases(data: object, file: str) -> dict[str, Release]:
             mpi=fields.texts("mpi"),
             gpu=fields.text("gpu"),
             configure=fields.texts("configure"),
+            user_env=fields.text("user-env"),
             topology=fields.text("topology"),
             absent=fields.text_map("absent"),
         )

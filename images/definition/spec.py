@@ -224,6 +224,7 @@ class Release:
     mpi: tuple[str, ...]
     gpu: str
     configure: tuple[str, ...]
+    user_env: str
     topology: str
     absent: Mapping[str, str] = field(default_factory=dict)
 

@@ -143,6 +143,10 @@ def test_a_whole_cluster_of_the_newer_one_works(world: World, bob: Researcher, t
         return {(record["kind"], str(record.get("job"))) for record in map(json.loads, lines)}
 
     until(lambda: {("prolog", job), ("epilog", job)} <= ran(), "the scripts ran", seen=ran)
+    # slurmd would end on this one.
+    job = bob.submit("--export=NONE", "-o", "alone", script='echo "$HOME:$USER"')
+    bob.wait_for(job, "COMPLETED")
+    assert bob("cat alone") == "/home/bob:bob\n"
     world.slurm("scontrol", "update", f"nodename={WORKERS[1]}", "state=drain", "reason=fan is loud")
     until(lambda: world.node_states()[WORKERS[1]] == "drained", "it is drained", seen=world.node_states)
     assert "fan is loud" in world.slurm("sinfo", "-h", "-n", WORKERS[1], "-o", "%E")

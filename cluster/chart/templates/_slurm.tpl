@@ -69,6 +69,8 @@
   {{- if $gresTypes }}{{ $_ := set $lines "AccountingStorageTRES" (printf "gres/%s" (join ",gres/" (uniq $gresTypes))) }}{{ end -}}
 {{- end -}}
 {{- if include "minivm.refusesContainers" . }}{{ $_ := set $lines "CliFilterPlugins" "cli_filter/lua" }}{{ end -}}
+{{- if eq (index $facts "user-env") "job_submit" }}{{ $_ := unset $lines "GetEnvTimeout" }}{{ end -}}
+{{- if include "minivm.hidesUserEnv" . }}{{ $_ := set $lines "JobSubmitPlugins" "lua" }}{{ end -}}
 {{- $_ := mustMergeOverwrite $lines (index (.Files.Get "files/profiles.yaml" | fromYaml) .Values.slurm.profile) -}}
 {{- range $key, $value := .Values.slurm.config -}}
   {{- if kindIs "invalid" $value }}{{ $_ := unset $lines $key }}{{ else }}{{ $_ := set $lines $key (toString $value) }}{{ end -}}
@@ -102,6 +104,13 @@ image's tag, or the default; of a release that is not there, what is known of th
 {{- range $release := keys $known.releases | sortAlpha }}{{ if le $release $wish }}{{ $found = $release }}{{ end }}{{ end -}}
 {{- if not $found }}{{ fail (printf "Slurm %s is older than all that the chart knows: %s" $wish (keys $known.releases | sortAlpha | join ", ")) }}{{ end -}}
 {{- index $known.releases $found | toJson -}}
+{{- end -}}
+
+{{/* Where no setting keeps slurmd from asking for a user's environment, and the site has no filter of its own. */}}
+{{- define "minivm.hidesUserEnv" -}}
+{{- $facts := include "minivm.slurm.facts" . | fromJson -}}
+{{- $site := or (hasKey .Values.slurm.files "job_submit.lua") (hasKey .Values.slurm.config "JobSubmitPlugins") -}}
+{{- if and (eq (index $facts "user-env") "job_submit") (not $site) }}yes{{ end -}}
 {{- end -}}
 
 {{/* A list is topology.yaml, which says its plugins itself. */}}

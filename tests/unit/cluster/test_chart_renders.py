@@ -745,6 +745,18 @@ def test_a_bit_of_everything_is_what_nobody_chose_and_a_profile_that_is_not_ther
     assert schema["properties"]["slurm"]["properties"]["profile"]["enum"] == list(PROFILES)
 
 
+def test_so_it_is_where_no_setting_does() -> None:
+    """By a filter, unless the site has its own."""
+    data = config(version="26.05")
+    lines = data["slurm.conf"].splitlines()
+    assert not [line for line in lines if line.startswith("GetEnvTimeout")], "every daemon would complain of it"
+    assert "JobSubmitPlugins=lua" in lines and "SLURM_GET_USER_ENV" in data["job_submit.lua"]
+    assert "job_submit.lua" not in config(version="24.11")
+    own = config(version="26.05", files={"job_submit.lua": "-- ours\n"})
+    assert own["job_submit.lua"] == "-- ours\n" and "JobSubmitPlugins" not in own["slurm.conf"]
+    assert "job_submit.lua" not in config(version="26.05", config={"JobSubmitPlugins": "all_partitions"})
+
+
 def test_slurm_config_changes_adds_and_removes_lines() -> None:
     values = {"slurm": {"config": {"SlurmdTimeout": 300, "JobRequeue": None, "Licenses": "matlab:4"}}}
     (config,) = [
