@@ -49,7 +49,7 @@ class Small:
         for name in ("layers", "roles", "rootfs/one/etc"):
             (images / name).mkdir(parents=True)
         shutil.copytree(definition.ROOT / "images/templates", images / "templates")
-        for name in ("versions.yaml", "make/sbom.py"):
+        for name in ("versions.yaml", "slurm.yaml", "make/sbom.py"):
             (images / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(definition.ROOT / "images" / name, images / name)
         (images / "rootfs/one/etc/one.conf").write_text("1\n")

@@ -45,7 +45,7 @@ class Archive:
         for name in ("layers", "roles", "rootfs/one/etc"):
             (images / name).mkdir(parents=True)
         shutil.copytree(definition.ROOT / "images/templates", images / "templates")
-        for name in ("versions.yaml", "make/sbom.py"):
+        for name in ("versions.yaml", "slurm.yaml", "make/sbom.py"):
             (images / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(definition.ROOT / "images" / name, images / name)
         shutil.copyfile(definition.ROOT / "build.py", self.root / "build.py")
