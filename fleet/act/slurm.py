@@ -42,8 +42,7 @@ class SlurmRest:
 
     def look(self, *, jobs: bool) -> Slurm:
         """`jobs`: also which jobs hold nodes; they are asked for only where somebody needs to know."""
-        query = f"?update_time=uts{self._asked}" if self._asked else ""
-        answer = self._call("GET", f"nodes/{query}")
+        answer = self._changes()
         if answer is not None:
             self._nodes = items(answer.get("nodes"), "nodes")
             self._asked = number(answer.get("last_update"), "last_update")
@@ -52,6 +51,15 @@ class SlurmRest:
             return self._last
         asked = self._call("GET", "jobs/") or {}
         return slurm.slurm(self._nodes, items(asked.get("jobs"), "jobs"))
+
+    def _changes(self) -> dict[str, object] | None:
+        if self._asked:
+            try:
+                return self._call("GET", f"nodes/?update_time=uts{self._asked}")
+            except FleetError:
+                # It asks for partitions with the same time: where nodes alone have changed, that is an error to it.
+                self._asked = 0
+        return self._call("GET", "nodes/")
 
     def change(self, act: Drain | Undrain | Forget) -> bool:
         """False: the node is no longer as it was when this was decided, and nothing is done."""
