@@ -273,6 +273,7 @@ def run_module(module: str, arguments: tuple[str, ...]) -> None:
 
 
 passed_on("config", "init.config_cli", (), "The cluster's slurm.conf: status, diff, check, accept (see config --help).")
+passed_on("drift", "init.helpers.drift", (), "Whether the machine is what this image was made for. Exit 0 when it is.")
 HEALTH = "health.cli"
 passed_on(
     "gitsync", "gitsync", (), "The scripts' repository: once, status, why, now, rollback, pin (see gitsync --help)."

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
+from images.definition import vendor
 from images.definition.fields import Fields
 from images.definition.spec import (
     PACKAGED,
@@ -14,7 +15,6 @@ from images.definition.spec import (
     AptSource,
     Artifact,
     Bootstrap,
-    Cuda,
     EntryKind,
     FileEntry,
     Layer,
@@ -44,8 +44,6 @@ ROLE_KEYS = {
 }  # fmt: skip
 VERSIONS_KEYS = {"epoch", "source", "users", "pins", "values", "cuda", "variants"}
 CUDA_SELECTORS = ("cuda-package", "cuda-wheels")
-# What pip is asked for: a name, and a version or the beginning of one.
-REQUIREMENT = re.compile(r"(?P<name>[a-z0-9]+(-[a-z0-9]+)*)(==[0-9]+(\.[0-9]+)*(\.\*)?)?")
 
 
 def file_entry(file: str) -> Callable[[str, object], FileEntry]:
@@ -159,7 +157,7 @@ def versions(data: object, file: str) -> Versions:
         users=users,
         pins={name: pin(name, fields, value) for name, value in fields.mapping("pins").items()},
         values=fields.text_map("values"),
-        cuda={name: cuda(name, fields, value) for name, value in fields.mapping("cuda").items()},
+        cuda={name: vendor.cuda(name, fields, value) for name, value in fields.mapping("cuda").items()},
     )
 
 
@@ -171,7 +169,9 @@ def epoch(fields: Fields) -> int:
         raise fields.error("epoch", f"{text!r} is not a date", 'for instance "2026-01-01"') from None
 
 
-VARIANT_KEYS = {"describe", "python", "slurm", "releases", "cuda", "suite", "components", "base", "sources", "absent"}
+VARIANT_KEYS = {
+    "describe", "python", "slurm", "releases", "cuda", "suite", "components", "base", "sources", "absent", "expects",
+}  # fmt: skip
 
 
 def variant(name: str, fields: Fields) -> Variant:
@@ -198,6 +198,7 @@ def variant(name: str, fields: Fields) -> Variant:
             for index, item in enumerate(fields.items("sources"))
         ),
         absent=fields.text_map("absent"),
+        expects=vendor.expects(fields),
     )
 
 
@@ -240,27 +241,6 @@ def pin(name: str, parent: Fields, value: object) -> Pin:
     if digest != UNFILLED and not re.fullmatch(r"[0-9a-f]{64}", digest):
         raise fields.error("sha256", f"{digest!r} is not a SHA-256 checksum")
     return Pin(name, fields.text("version"), fields.text("url"), digest)
-
-
-def cuda(name: object, parent: Fields, value: object) -> Cuda:
-    fields = Fields(value, parent.file, {"driver", "wheels"}, f"cuda.{name}")
-    # It becomes a path of the image: /usr/local/cuda-NAME.
-    if not isinstance(name, str) or not re.fullmatch(r"[0-9]+\.[0-9]+", name):
-        raise fields.error("", f"{name!r} is not a toolkit's version", 'in quotes, for instance "13.0"')
-    listed = fields.mapping("wheels")
-    groups = {group: Fields(listed, parent.file, listed, f"cuda.{name}.wheels").texts(group) for group in listed}
-    asked: set[str] = set()
-    for requirement in (item for group in groups.values() for item in group):
-        found = REQUIREMENT.fullmatch(requirement)
-        if found is None:
-            raise fields.error("wheels", f"{requirement!r} is not NAME, NAME==VERSION or NAME==VERSION.*")
-        if found["name"] in asked:
-            raise fields.error("wheels", f"{found['name']!r} stands twice")
-        asked.add(found["name"])
-    driver = fields.text("driver")
-    if not re.fullmatch(r"[0-9]+(\.[0-9]+)*", driver):
-        raise fields.error("driver", f"{driver!r} is not a driver's version", 'for instance "580.65.06"')
-    return Cuda(name, driver, groups)
 
 
 RELEASE_KEYS = {"protocol", "reads", "mpi", "gpu", "configure", "user-env", "topology", "absent"}

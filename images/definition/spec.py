@@ -199,6 +199,7 @@ class Variant:
     releases: tuple[str, ...] = ()  # of Slurm that it has packages of; the first unless another one is asked for
     sources: tuple[AptSource, ...] = ()
     absent: Mapping[str, str] = field(default_factory=dict)
+    expects: Mapping[str, str] = field(default_factory=dict)  # of the machine: kernel, ofed
 
 
 @dataclass(frozen=True, slots=True)

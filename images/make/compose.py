@@ -19,7 +19,7 @@ from images.archive.wheels import Wheel
 from images.definition.check import active_chain, capabilities
 from images.definition.spec import Artifact, EntryKind, Layer, Role, SlurmSource
 from images.errors import ImagesError, nearest
-from images.make import code, content, render, toolkit
+from images.make import code, content, expects, render, toolkit
 from images.make.content import Entry
 from images.make.pinned import pins, switched
 from images.make.plan import LAYER, Composed, Image, digest
@@ -186,6 +186,8 @@ class Composer:
             plan = code.plan_json(role, place.definition, place.choice, place.repository, self.read)
             slurm = code.slurm_json(place.definition, place.choice, self.slurm)
             entries += code.entries(role, plan, slurm, place.variant.python, place.repository)
+            found = expects.expects(self.versions, place.choice, tuple(sorted(provided)))
+            entries.append(content.file(expects.PATH, found))
             commands += code.commands()
             verify = [*code.verify(place.repository), *verify]
         parent = f"layer:{layers[-1]}"

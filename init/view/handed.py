@@ -1,4 +1,4 @@
-"""What health and gitsync hand over for /metrics: the files they write for Prometheus, read again when they change.
+"""What health, gitsync and drift hand over for /metrics: the files they write for Prometheus, read when they change.
 
 HTTP quotes no service (docs/decisions/http-quotes-no-service.md), so names and numbers pass and nothing else: families
 under the service's own prefix, labels of a fixed list whose values are names, numbers as they stand. The file must be
@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SERVICES = ("gitsync", "health")
+SERVICES = ("drift", "gitsync", "health")
 # Not the signer, who is a person, nor an error's words.
 LABELS = frozenset({"check", "class", "commit", "ref", "ring", "step"})
 LARGEST = 64 * 1024
@@ -35,7 +35,7 @@ class Sample:
 
 
 class Handed:
-    """Both files, kept as lines until they change."""
+    """Each file, kept as lines until they change."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory

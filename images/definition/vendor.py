@@ -1,0 +1,42 @@
+"""What is said of a vendor's CUDA, and of the machine that an image expects, parsed. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from images.definition.fields import Fields
+from images.definition.spec import Cuda
+
+# What pip is asked for: a name, and a version or the beginning of one.
+REQUIREMENT = re.compile(r"(?P<name>[a-z0-9]+(-[a-z0-9]+)*)(==[0-9]+(\.[0-9]+)*(\.\*)?)?")
+
+
+def cuda(name: object, parent: Fields, value: object) -> Cuda:
+    fields = Fields(value, parent.file, {"driver", "wheels"}, f"cuda.{name}")
+    # It becomes a path of the image: /usr/local/cuda-NAME.
+    if not isinstance(name, str) or not re.fullmatch(r"[0-9]+\.[0-9]+", name):
+        raise fields.error("", f"{name!r} is not a toolkit's version", 'in quotes, for instance "13.0"')
+    listed = fields.mapping("wheels")
+    groups = {group: Fields(listed, parent.file, listed, f"cuda.{name}.wheels").texts(group) for group in listed}
+    asked: set[str] = set()
+    for requirement in (item for group in groups.values() for item in group):
+        found = REQUIREMENT.fullmatch(requirement)
+        if found is None:
+            raise fields.error("wheels", f"{requirement!r} is not NAME, NAME==VERSION or NAME==VERSION.*")
+        if found["name"] in asked:
+            raise fields.error("wheels", f"{found['name']!r} stands twice")
+        asked.add(found["name"])
+    driver = fields.text("driver")
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)*", driver):
+        raise fields.error("driver", f"{driver!r} is not a driver's version", 'for instance "580.65.06"')
+    return Cuda(name, driver, groups)
+
+
+def expects(fields: Fields) -> dict[str, str]:
+    """Of the machine: the oldest kernel, and the release of a vendor's fabric that the user space is of."""
+    inner = Fields(fields.mapping("expects"), fields.file, {"kernel", "ofed"}, f"{fields.where}.expects")
+    found = inner.data and fields.text_map("expects")
+    for key, value in (found or {}).items():
+        if not re.fullmatch(r"[0-9]+(\.[0-9]+)*", value):
+            raise inner.error(key, f"{value!r} is not a version", 'for instance "6.1"')
+    return found or {}

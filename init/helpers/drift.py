@@ -1,0 +1,210 @@
+"""Whether the machine is what this image was made for: its driver, its kernel, its fabric, what its runtime hands in.
+
+    python3 -I -m init.helpers.drift [--json]
+
+What the image expects stands on it as data (docs/reference/image-files.md). Nothing here needs a GPU: a machine without
+a driver is one that nothing is expected of. Exit code 1, and what differs as the last line: it becomes the reason for
+which the pod is degraded, or not ready, as the site decides (MINIVM_DRIFT).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+from ground.files import write_whole
+from init.choices import Choice
+from init.errors import ConfigError, InitError
+from init.pod.pod import Pod
+from init.records import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+EXPECTS = "/usr/share/minivm/expects.json"
+METRICS = "/run/minivm/metrics.d/drift.prom"
+LARGEST = 64 * 1024
+POLICIES = ("tell", "refuse", "ignore")
+# Where runtimes put the driver's part for programs: beside the image's own libraries, or below a mount of theirs.
+DRIVERS_OWN = ("usr/lib/*-linux-gnu/libcuda.so.1", "usr/lib64/libcuda.so.1", "usr/local/nvidia/lib64/libcuda.so.1")
+VERSION = re.compile(r"[0-9]+(?:\.[0-9]+)+")
+
+
+class State(Choice):
+    FITS = "fits"
+    DIFFERS = "differs"
+    NOT_HERE = "not here"
+
+
+@record(frozen=True, slots=True)
+class Expected:
+    """What the image says; an empty text expects nothing."""
+
+    cuda: str = ""
+    driver: str = ""
+    others: tuple[tuple[str, str], ...] = ()  # CUDA -> its oldest driver: images that could be taken instead
+    kernel: str = ""
+    ofed: str = ""
+
+
+@record(frozen=True, slots=True)
+class Machine:
+    """What is here; an empty text is not here, or does not say."""
+
+    driver: str = ""
+    gpus: int = 0
+    drivers_own: bool = False  # the driver's library for programs
+    kernel: str = ""
+    ofed: str = ""
+
+
+@record(frozen=True, slots=True)
+class Finding:
+    what: str
+    state: State
+    text: str
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """580.65.06 and 6.12.0-amd64 as numbers to compare; what follows them is the distribution's."""
+    found = re.match(r"[0-9]{1,9}(?:\.[0-9]{1,9})*", version)
+    return tuple(int(part) for part in found[0].split(".")) if found else ()
+
+
+def older(found: str, least: str) -> bool:
+    return bool(numbers(found)) and numbers(found) < numbers(least)
+
+
+def compare(image: Expected, machine: Machine) -> list[Finding]:
+    return [finding for finding in (driver(image, machine), runtime(image, machine), kernel(image, machine),
+                                    fabric(image, machine)) if finding is not None]  # fmt: skip
+
+
+def driver(image: Expected, machine: Machine) -> Finding | None:
+    if not image.driver:
+        return None
+    wanted = f"CUDA {image.cuda} needs {image.driver}"
+    if not machine.driver:
+        return Finding("driver", State.NOT_HERE, f"no NVIDIA driver; {wanted}")
+    if not older(machine.driver, image.driver):
+        return Finding("driver", State.FITS, f"{machine.driver}; {wanted}")
+    fitting = [name for name, least in image.others if not older(machine.driver, least)]
+    instead = f"take an image of CUDA {max(fitting, key=numbers)}, or " if fitting else ""
+    why = f"driver {machine.driver} is older than CUDA {image.cuda} needs ({image.driver}): {instead}upgrade the driver"
+    return Finding("driver", State.DIFFERS, why)
+
+
+def runtime(image: Expected, machine: Machine) -> Finding | None:
+    """A pod with GPUs and without the driver's library was not made by NVIDIA's hook: no program finds a GPU."""
+    if not image.cuda or not machine.gpus:
+        return None
+    gpus = f"{machine.gpus} GPU{'s' if machine.gpus > 1 else ''}"
+    if machine.drivers_own:
+        return Finding("runtime", State.FITS, f"{gpus}, and the driver's libcuda.so.1")
+    why = f"{gpus} and no libcuda.so.1: the container runtime does not hand in the driver; install NVIDIA's for it"
+    return Finding("runtime", State.DIFFERS, why)
+
+
+def kernel(image: Expected, machine: Machine) -> Finding | None:
+    if not image.kernel or not machine.kernel:
+        return None
+    if older(machine.kernel, image.kernel):
+        why = f"kernel {machine.kernel} is older than this image needs ({image.kernel}): upgrade the machine's kernel"
+        return Finding("kernel", State.DIFFERS, why)
+    return Finding("kernel", State.FITS, f"{machine.kernel}; this image needs {image.kernel}")
+
+
+def fabric(image: Expected, machine: Machine) -> Finding | None:
+    """A vendor's user space and its kernel modules are released together. Debian's goes with any of them."""
+    if not image.ofed:
+        return None
+    if not machine.ofed:
+        return Finding("fabric", State.NOT_HERE, f"no OFED of its vendor in the kernel; the image has {image.ofed}")
+    if numbers(machine.ofed)[:2] == numbers(image.ofed)[:2]:
+        return Finding("fabric", State.FITS, f"OFED {machine.ofed} here, {image.ofed} in the image")
+    why = f"the host's OFED is {machine.ofed} and the image's user space {image.ofed}: bring both to one release"
+    return Finding("fabric", State.DIFFERS, why)
+
+
+def expected(pod: Pod) -> Expected:
+    """What stands on the image; an image of before says nothing, and nothing is expected of a machine then."""
+    try:
+        with pod.path(EXPECTS).open("rb") as file:
+            data = json.loads(file.read(LARGEST))
+        cuda = data.get("cuda") or {}
+        others = tuple(sorted((str(name), str(least)) for name, least in (cuda.get("others") or {}).items()))
+        texts = [str(value or "") for value in (cuda.get("name"), cuda.get("driver"), data.get("kernel"),
+                                                data.get("ofed"))]  # fmt: skip
+        return Expected(texts[0], texts[1], others, texts[2], texts[3])
+    except FileNotFoundError:
+        return Expected()
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        raise ConfigError("read what the image expects", f"damaged: {error}", file=EXPECTS) from error
+
+
+def machine(pod: Pod) -> Machine:
+    """Read where the kernel shows it in every container, with a GPU handed in or without."""
+    return Machine(
+        driver=version(pod, "/sys/module/nvidia/version") or version(pod, "/proc/driver/nvidia/version"),
+        gpus=sum(1 for path in pod.path("/dev").glob("nvidia[0-9]*")),
+        drivers_own=any(True for pattern in DRIVERS_OWN for _ in pod.root.glob(pattern)),
+        kernel=version(pod, "/proc/sys/kernel/osrelease"),
+        ofed=version(pod, "/sys/module/mlx5_core/version"),
+    )
+
+
+def version(pod: Pod, path: str) -> str:
+    """The first version in a file of a line: `NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  ...`."""
+    found = VERSION.search((pod.text(path) or "").partition("\n")[0][:1024])
+    return found[0] if found else ""
+
+
+def metrics(findings: Sequence[Finding]) -> str:
+    name = "minivm_drift_differs"
+    lines = [f'{name}{{check="{item.what}"}} {int(item.state is State.DIFFERS)}\n' for item in findings]
+    return f"# TYPE {name} gauge\n{''.join(lines)}"
+
+
+def policy(env: Mapping[str, str]) -> str:
+    return Pod(env).choice("MINIVM_DRIFT", POLICIES[0], POLICIES)
+
+
+def main(arguments: Sequence[str], pod: Pod | None = None) -> int:
+    pod = pod or Pod(os.environ)
+    try:
+        policy(pod.env)
+        findings = compare(expected(pod), machine(pod))
+    except InitError as error:
+        print(error)
+        return 78
+    differing = [item for item in findings if item.state is State.DIFFERS]
+    if "--json" in arguments:
+        print(json.dumps([{"what": f.what, "state": f.state.value, "text": f.text} for f in findings], indent=2))
+        return 1 if differing else 0
+    for item in findings:
+        if item.state is not State.DIFFERS:
+            print(f"{item.what:8}  {item.state.value:8}  {item.text}")
+    if "--tell" in arguments:
+        tell(pod.path(METRICS), findings)
+    if differing:
+        print("; ".join(item.text for item in differing))
+        return 1
+    print("the machine is what this image was made for" if findings else "this image expects nothing of its machine")
+    return 0
+
+
+def tell(path: Path, findings: Sequence[Finding]) -> None:
+    """The numbers for /metrics; a pod that cannot keep them is no less drifted."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, metrics(findings))
+    except OSError as error:
+        print(f"cannot write {path}: {error.strerror}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
