@@ -38,6 +38,7 @@ class Commands(click.Group):
     # name -> the module that has it and what it is for, so that --help imports none of them.
     LATE: ClassVar = {
         "push": ("images.cli.publish", "Push the roles' images to a registry."),
+        "verify": ("images.cli.publish", "Whether an image in a registry is from who may build it."),
         "sbom": ("images.cli.publish", "The SPDX document of a role."),
         "diff": ("images.cli.publish", "What differs between two images."),
         "prune": ("images.cli.prune", "Remove images that later builds superseded."),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from images.cli.session import Session
     from images.engine.docker import Engine
     from images.make.plan import Image
+    from images.ship.registry import Registry
 
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="For machines.")
 
@@ -43,18 +45,19 @@ def built(session: Session, roles: Sequence[str]) -> list[Image]:
 @click.option("--user", default="", help="Log in as; with --password-stdin.")
 @click.option("--password-stdin", is_flag=True, help="Read the password from standard input.")
 @click.option("--retries", type=int, default=None, help="How often the engine may try a failed upload again.")
+@click.option("--sign", "key", type=click.Path(path_type=Path), help="Attach where it is from, signed by this ssh key.")
 @AS_JSON
 @click.pass_context
 def push(
     ctx: click.Context, roles: Sequence[str], registry: str, user: str, password_stdin: bool, retries: int | None,
-    as_json: bool,
+    key: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Push the roles' images, then read every byte back by digest."""
     from images.cli import report
     from images.ship import credentials
     from images.ship.push import ENGINES_OWN_RETRIES
     from images.ship.push import push as push_image
-    from images.ship.registry import Blob, Place
+    from images.ship.registry import Blob, Place, Registry
 
     place = Place.parse(registry)
     password = sys.stdin.readline().rstrip("\n") if password_stdin else ""
@@ -68,12 +71,61 @@ def push(
             push_image(session.engine, image.reference, place, image.name, image.tag, login, seen=seen,
                        retries=ENGINES_OWN_RETRIES if retries is None else retries)
         )  # fmt: skip
+        if key:
+            attach_provenance(session, image, Registry(place, image.name, login), pushed[-1].digest, key)
     if as_json:
         report.as_json([{"image": p.reference, "tag": p.tag, "digest": p.digest, "sent": p.sent, "present": p.present,
                          "size": p.size} for p in pushed])  # fmt: skip
         return
     rows = [(p.reference, p.tag, report.megabytes(p.size), f"{p.sent} sent, {p.present} there") for p in pushed]
     report.table(("by digest", "tag", "compressed", "layers"), rows)
+
+
+def attach_provenance(session: Session, image: Image, registry: Registry, digest: str, key: Path) -> None:
+    from images.make.build import git_revision
+    from images.ship import provenance, referrers
+
+    choice = session.place.choice
+    slurm = f"{choice.slurm.value} {choice.release}".rstrip()
+    parameters = {"role": image.name, "variant": choice.variant, "slurm": slurm, "cuda": choice.cuda}
+    went_in = dict(image.inputs) | {p.wanted: p.sha256 for slice_ in image.slices for p in slice_.packages}
+    went_in |= {wheel.wanted: wheel.sha256 for wheel in image.wheels}
+    build = provenance.Build(parameters, image.hash, image.tag, went_in, git_revision(session.repository))
+    said = provenance.statement(build, f"{registry.place.host}/{registry.repository}", digest)
+    referrers.attach(registry, referrers.subject(registry, digest), provenance.TYPE, provenance.signed(said, key))
+
+
+@click.command()
+@click.argument("reference", metavar="HOST/PATH/NAME[:TAG|@DIGEST]")
+@click.option("--signers", type=click.Path(path_type=Path), required=True, help="Who may: ssh's allowed signers.")
+@click.option("--user", default="", help="Log in as; with --password-stdin.")
+@click.option("--password-stdin", is_flag=True, help="Read the password from standard input.")
+@AS_JSON
+def verify(reference: str, signers: Path, user: str, password_stdin: bool, as_json: bool) -> None:
+    """Whether an image in a registry is from somebody who may build it: its provenance, its signature."""
+    from images.cli import report
+    from images.ship import credentials, provenance, referrers
+    from images.ship.registry import Place, Registry
+
+    path, at, digest = reference.partition("@")
+    tag = digest
+    if not at:
+        head, _, last = path.rpartition("/")
+        last, _, tag = last.partition(":")
+        path, tag = f"{head}/{last}", tag or "latest"
+    place = Place.parse(path.rpartition("/")[0])
+    password = sys.stdin.readline().rstrip("\n") if password_stdin else ""
+    login = credentials.find(place.host, os.environ, user=user, password=password)
+    registry = Registry(place, path.rpartition("/")[2], login)
+    image = referrers.subject(registry, tag)
+    envelopes = referrers.attached(registry, image, provenance.TYPE)
+    found = provenance.verified(envelopes, image["digest"], signers, reference)
+    built = found.statement["predicate"]["buildDefinition"]
+    if as_json:
+        report.as_json({"image": f"{path}@{image['digest']}", "signer": found.signer, "statement": found.statement})
+        return
+    parameters = ", ".join(f"{name} {value}" for name, value in sorted(built["externalParameters"].items()))
+    report.table(("image", "signed by", "built as"), [(f"{path}@{image['digest']}", found.signer, parameters)])
 
 
 @click.command()

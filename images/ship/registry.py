@@ -105,17 +105,17 @@ class Registry:
 
     def manifest(self, reference: str) -> Manifest:
         """The manifest under a digest or tag; its digest is computed here, from the bytes that came."""
-        with self._answer("GET", f"/manifests/{reference}", {"Accept": ", ".join(MANIFEST_TYPES)}) as answer:
-            data = self._whole(answer)
+        with self.answer("GET", f"/manifests/{reference}", {"Accept": ", ".join(MANIFEST_TYPES)}) as answer:
+            data = self.whole(answer)
         try:
             return parse_manifest(data)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             why = f"{reference} is not an image manifest of schema 2"
-            raise RegistryError(self._what("read back"), why) from error
+            raise RegistryError(self.what("read back"), why) from error
 
     def config(self, blob: Blob) -> Mapping[str, Any]:
-        with self._answer("GET", f"/blobs/{blob.digest}") as answer:
-            data = self._whole(answer)
+        with self.answer("GET", f"/blobs/{blob.digest}") as answer:
+            data = self.whole(answer)
         self.same(blob.digest, f"sha256:{hashlib.sha256(data).hexdigest()}")
         value: Mapping[str, Any] = json.loads(data)
         return value
@@ -126,7 +126,7 @@ class Registry:
         inflate = None
         size = 0
         try:
-            with self._answer("GET", f"/blobs/{blob.digest}") as answer:
+            with self.answer("GET", f"/blobs/{blob.digest}") as answer:
                 while chunk := answer.read(CHUNK):
                     if size == 0:
                         inflate = zlib.decompressobj(wbits=31) if chunk[:2] == b"\x1f\x8b" else None
@@ -136,7 +136,7 @@ class Registry:
                         unpacked.update(piece)
                 complete(answer)
         except zlib.error as error:
-            raise RegistryError(self._what("trust"), f"its {blob.digest} cannot be unpacked: {error}") from error
+            raise RegistryError(self.what("trust"), f"its {blob.digest} cannot be unpacked: {error}") from error
         if inflate:
             unpacked.update(inflate.flush())
         self.same(blob.digest, f"sha256:{packed.hexdigest()}")
@@ -144,7 +144,7 @@ class Registry:
 
     def has(self, blob: Blob) -> bool:
         try:
-            with self._answer("HEAD", f"/blobs/{blob.digest}") as answer:
+            with self.answer("HEAD", f"/blobs/{blob.digest}") as answer:
                 return int(answer.headers.get("Content-Length", blob.size)) == blob.size
         except RegistryError as error:
             if error.status == 404:
@@ -153,42 +153,44 @@ class Registry:
 
     def check_upload(self) -> None:
         """Begin an upload and take it back: raises with the registry's own reason where it would not accept one."""
-        with self._answer("POST", "/blobs/uploads/") as answer:
+        with self.answer("POST", "/blobs/uploads/") as answer:
             location = urllib.parse.urljoin(f"{self.base}/", answer.headers.get("Location", ""))
         # One elsewhere, or without TLS, must not see the login; the registry forgets an upload by itself as well.
         if location.startswith(f"{self.base}/"):
             # Not everybody who may push may delete.
-            with contextlib.suppress(RegistryError), self._answer("DELETE", location):
+            with contextlib.suppress(RegistryError), self.answer("DELETE", location):
                 pass
 
     def same(self, expected: str, found: str) -> None:
         if expected != found:
-            raise RegistryError(self._what("trust"), f"it holds {found} where {expected} was pushed")
+            raise RegistryError(self.what("trust"), f"it holds {found} where {expected} was pushed")
 
-    def _what(self, verb: str) -> str:
+    def what(self, verb: str) -> str:
         return f"{verb} {self.place.host}/{self.repository}"
 
     @contextmanager
-    def _answer(self, method: str, path: str, headers: Mapping[str, str] | None = None) -> Iterator[HTTPResponse]:
+    def answer(
+        self, method: str, path: str, headers: Mapping[str, str] | None = None, data: bytes | None = None
+    ) -> Iterator[HTTPResponse]:
         """Also a connection that breaks while it is being read is the registry's silence."""
         try:
-            with self._open(method, path, headers) as answer:
+            with self._open(method, path, headers, data) as answer:
                 yield answer
         except (OSError, HTTPException) as error:
             raise self._silence(error) from error
 
-    def _whole(self, answer: HTTPResponse) -> bytes:
+    def whole(self, answer: HTTPResponse) -> bytes:
         data = answer.read(LARGEST + 1)
         if len(data) > LARGEST:
-            raise RegistryError(self._what("read back"), f"it sends more than {LARGEST >> 20} MiB of description")
+            raise RegistryError(self.what("read back"), f"it sends more than {LARGEST >> 20} MiB of description")
         complete(answer)
         return data
 
     def _open(
-        self, method: str, path: str, headers: Mapping[str, str] | None = None, again: bool = True
+        self, method: str, path: str, headers: Mapping[str, str] | None, data: bytes | None, again: bool = True
     ) -> HTTPResponse:
         url = path if "://" in path else f"{self.base}/v2/{self.repository}{path}"
-        request = urllib.request.Request(url, method=method, headers=dict(headers or {}))
+        request = urllib.request.Request(url, data, dict(headers or {}), method=method)
         if self.token or self.login:
             # Not carried over a redirect: blobs often live on another host, which must not see the password.
             authorization = f"Bearer {self.token}" if self.token else self.login.basic() if self.login else ""
@@ -200,7 +202,7 @@ class Registry:
             challenge = error.headers.get("WWW-Authenticate", "")
             if error.code == 401 and again and challenge.lower().startswith("bearer "):
                 self.token = self._fetch_token(challenge)
-                return self._open(method, path, headers, again=False)
+                return self._open(method, path, headers, data, again=False)
             raise self._refusal(error) from error
         except (OSError, HTTPException) as error:
             raise self._silence(error) from error
@@ -210,14 +212,14 @@ class Registry:
         fields = dict(re.findall(r'(\w+)="([^"]*)"', challenge))
         realm = fields.pop("realm", "")
         if not realm.startswith("https://") and not self.place.loopback:
-            raise RegistryError(self._what("log in to"), f"it sends the password to {realm!r}, which is not HTTPS")
+            raise RegistryError(self.what("log in to"), f"it sends the password to {realm!r}, which is not HTTPS")
         fields["scope"] = f"repository:{self.repository}:pull,push"
         request = urllib.request.Request(f"{realm}?{urllib.parse.urlencode(fields)}")
         if self.login:
             request.add_unredirected_header("Authorization", self.login.basic())
         try:
             with self.opener.open(request, timeout=TIMEOUT) as answer:
-                value = json.loads(self._whole(answer))
+                value = json.loads(self.whole(answer))
                 return str(value.get("token") or value.get("access_token") or "")
         except urllib.error.HTTPError as error:
             raise self._refusal(error) from error
@@ -225,10 +227,10 @@ class Registry:
             raise self._silence(error) from error
         except (ValueError, AttributeError, RecursionError) as error:
             # The answer may hold a token: it is not repeated.
-            raise RegistryError(self._what("log in to"), f"{realm} gives no token that can be read") from error
+            raise RegistryError(self.what("log in to"), f"{realm} gives no token that can be read") from error
 
     def _refusal(self, error: urllib.error.HTTPError) -> RegistryError:
-        what = self._what("use")
+        what = self.what("use")
         if error.code == 401:
             if self.login is None:
                 return RegistryError(
@@ -245,7 +247,7 @@ class Registry:
         hint = None
         if isinstance(cause, ssl.SSLError):
             hint = f"put its CA's certificate into {CERTS / self.place.host}/ca.crt"
-        return RegistryError(self._what("reach"), str(cause), hint=hint)
+        return RegistryError(self.what("reach"), str(cause), hint=hint)
 
 
 def parse_manifest(data: bytes) -> Manifest:

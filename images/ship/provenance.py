@@ -1,0 +1,156 @@
+"""Where an image is from, in the words of whoever built it, signed with a key of theirs: an in-toto statement.
+
+The signature is ssh's, by `ssh-keygen -Y`: keys that people have, agents and hardware tokens with them. What is signed
+is DSSE's encoding of the statement, so that no other reading of the same bytes can be meant.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from images.errors import ImagesError
+
+TYPE = "application/vnd.in-toto+json"
+STATEMENT = "https://in-toto.io/Statement/v1"
+PREDICATE = "https://slsa.dev/provenance/v1"
+# No host answers there, as none does for the SBOM's namespace: these are names.
+BUILDER = "https://minivm.invalid/build.py"
+NAMESPACE = "minivm-provenance"  # what these signatures are for: one made for git or a file is none
+DIGEST = re.compile(r"[0-9a-f]{64}")
+TIMEOUT = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """What a build was, as far as it decides what comes out."""
+
+    parameters: Mapping[str, str]
+    inputs: str  # the whole hash
+    tag: str
+    went_in: Mapping[str, str]  # by name and SHA-256: files, packages, wheels, the image below
+    revision: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A statement that is signed by somebody who may, about this very image."""
+
+    signer: str
+    statement: Mapping[str, Any]
+
+
+def statement(build: Build, name: str, digest: str) -> bytes:
+    """What went in, by whom, and what came out. Nothing of the moment: the same build says the same."""
+    went_in = sorted((name, sha256) for name, sha256 in build.went_in.items() if DIGEST.fullmatch(sha256))
+    data = {
+        "_type": STATEMENT,
+        "subject": [{"name": name, "digest": {"sha256": digest.removeprefix("sha256:")}}],
+        "predicateType": PREDICATE,
+        "predicate": {
+            "buildDefinition": {
+                "buildType": f"{BUILDER}#role",
+                "externalParameters": dict(build.parameters),
+                "internalParameters": {"inputs": build.inputs, "tag": build.tag},
+                "resolvedDependencies": [{"name": name, "digest": {"sha256": sha256}} for name, sha256 in went_in],
+            },
+            "runDetails": {"builder": {"id": BUILDER, "version": {"revision": build.revision or "unknown"}}},
+        },
+    }
+    return json.dumps(data, sort_keys=True, separators=(",", ":")).encode()
+
+
+def encoded(payload: bytes) -> bytes:
+    """DSSE's pre-authentication encoding: type and length before the bytes."""
+    return b"DSSEv1 %d %s %d %s" % (len(TYPE), TYPE.encode(), len(payload), payload)
+
+
+def signed(payload: bytes, key: Path) -> bytes:
+    """The envelope; ssh-keygen asks for a passphrase where the key has one and no agent holds it."""
+    what = "sign the provenance"
+    if not key.is_file():
+        raise ImagesError(what, "no such key", file=key, hint="an ssh key: `ssh-keygen -t ed25519 -f KEY`")
+    done = keygen(what, ["-Y", "sign", "-q", "-n", NAMESPACE, "-f", str(key)], encoded(payload))
+    if done.returncode != 0 or b"BEGIN SSH SIGNATURE" not in done.stdout:
+        raise ImagesError(what, done.stderr.decode(errors="replace").strip() or "ssh-keygen gave none", file=key)
+    signature = {"keyid": "", "sig": base64.b64encode(done.stdout).decode()}
+    whole = {"payloadType": TYPE, "payload": base64.b64encode(payload).decode(), "signatures": [signature]}
+    return json.dumps(whole, sort_keys=True).encode()
+
+
+def verified(envelopes: Iterable[bytes], digest: str, signers: Path, reference: str) -> Verified:
+    """The first statement about this image by somebody in `signers`; why there is none, in the words of the nearest."""
+    what = f"verify {reference}"
+    if not signers.is_file():
+        raise ImagesError(what, "no such file of signers", file=signers,
+                          hint="lines of `NAME KEYTYPE KEY`, as ssh-keygen's ALLOWED SIGNERS has them")  # fmt: skip
+    why = "nobody has attached its provenance"
+    for data in envelopes:
+        found = opened(data)
+        if found is None:
+            why = "what is attached is no signed statement"
+            continue
+        payload, signatures = found
+        signer = next((name for sig in signatures if (name := signed_by(payload, sig, signers, what))), "")
+        if not signer:
+            why = "its provenance is signed by nobody who may"
+        elif (said := about(payload, digest)) is None:
+            why = f"its provenance, signed by {signer}, speaks of another image"
+        else:
+            return Verified(signer, said)
+    raise ImagesError(what, why, file=signers)
+
+
+def opened(data: bytes) -> tuple[bytes, list[bytes]] | None:
+    try:
+        whole = json.loads(data)
+        if whole["payloadType"] != TYPE:
+            return None
+        signatures = [base64.b64decode(item["sig"], validate=True) for item in whole["signatures"][:16]]
+        return base64.b64decode(whole["payload"], validate=True), signatures
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def about(payload: bytes, digest: str) -> Mapping[str, Any] | None:
+    """The statement, where this image is its subject. Read after its signature alone."""
+    try:
+        said = json.loads(payload)
+        subjects = [item["digest"].get("sha256") for item in said["subject"]]
+        kind = (said["_type"], said["predicateType"])
+        said["predicate"]["buildDefinition"]["externalParameters"]["role"]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    if kind != (STATEMENT, PREDICATE) or digest.removeprefix("sha256:") not in subjects:
+        return None
+    return dict(said)
+
+
+def signed_by(payload: bytes, signature: bytes, signers: Path, what: str) -> str:
+    """Who of `signers` has signed; empty if none has."""
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "signature"
+        file.write_bytes(signature)
+        common = ["-s", str(file), "-f", str(signers)]
+        named = keygen(what, ["-Y", "find-principals", *common], b"")
+        for name in named.stdout.decode(errors="replace").splitlines() if named.returncode == 0 else []:
+            done = keygen(what, ["-Y", "verify", "-q", "-n", NAMESPACE, "-I", name, *common], encoded(payload))
+            if done.returncode == 0:
+                return name
+    return ""
+
+
+def keygen(what: str, words: Sequence[str], data: bytes) -> subprocess.CompletedProcess[bytes]:
+    try:
+        return subprocess.run(["ssh-keygen", *words], input=data, capture_output=True, timeout=TIMEOUT, check=False)
+    except FileNotFoundError as error:
+        raise ImagesError(what, "ssh-keygen is not installed", hint="Debian has it in openssh-client") from error
+    except subprocess.TimeoutExpired as error:
+        raise ImagesError(what, f"ssh-keygen gave no answer within {TIMEOUT} s") from error

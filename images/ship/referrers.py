@@ -1,0 +1,134 @@
+"""What is said of an image beside it in the registry: OCI artifacts whose subject the image is.
+
+A registry of before the referrers' interface keeps them all the same; the list of them is then a tag of the image's
+digest, as the distribution specification has it for such registries.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import urllib.parse
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from images.ship.registry import LARGEST, MANIFEST_TYPES, Registry, RegistryError
+
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+INDEX = "application/vnd.oci.image.index.v1+json"
+EMPTY = "application/vnd.oci.empty.v1+json"
+NOTHING = b"{}"
+# Whoever may push may attach: of more than this, nobody looks at the rest.
+MOST = 64
+
+Descriptor = Mapping[str, Any]
+
+
+def descriptor(media_type: str, data: bytes) -> dict[str, Any]:
+    return {"mediaType": media_type, "digest": f"sha256:{hashlib.sha256(data).hexdigest()}", "size": len(data)}
+
+
+def subject(registry: Registry, reference: str) -> dict[str, Any]:
+    """The image under a tag or digest, as others name it: computed from the bytes that came."""
+    with registry.answer("GET", f"/manifests/{reference}", {"Accept": ", ".join(MANIFEST_TYPES)}) as answer:
+        media_type = answer.headers.get("Content-Type", MANIFEST).partition(";")[0]
+        found = descriptor(media_type, registry.whole(answer))
+    if reference.startswith("sha256:"):
+        registry.same(reference, found["digest"])
+    return found
+
+
+def attach(registry: Registry, image: Descriptor, artifact_type: str, payload: bytes) -> str:
+    """Put a document beside an image; its digest. Attached again, the same document is one."""
+    layer = put_blob(registry, artifact_type, payload)
+    data = json.dumps(
+        {
+            "schemaVersion": 2,
+            "mediaType": MANIFEST,
+            "artifactType": artifact_type,
+            "config": put_blob(registry, EMPTY, NOTHING),
+            "layers": [layer],
+            "subject": dict(image),
+        },
+        sort_keys=True,
+    ).encode()
+    made = descriptor(MANIFEST, data)
+    headers = put_manifest(registry, made["digest"], MANIFEST, data)
+    if "OCI-Subject" not in headers:
+        listed = index(registry, fallback(image["digest"]))
+        others = [item for item in listed if item.get("digest") != made["digest"]]
+        whole = {
+            "schemaVersion": 2,
+            "mediaType": INDEX,
+            "manifests": [*others, {**made, "artifactType": artifact_type}],
+        }
+        put_manifest(registry, fallback(image["digest"]), INDEX, json.dumps(whole, sort_keys=True).encode())
+    return str(made["digest"])
+
+
+def attached(registry: Registry, image: Descriptor, artifact_type: str) -> Iterator[bytes]:
+    """The documents of a type beside an image. The registry's word for what they are is checked, and no more."""
+    try:
+        with registry.answer("GET", f"/referrers/{image['digest']}", {"Accept": INDEX}) as answer:
+            listed = manifests(registry, registry.whole(answer))
+    except RegistryError as error:
+        if error.status != 404:
+            raise
+        listed = index(registry, fallback(image["digest"]))
+    for item in [item for item in listed if item.get("artifactType") == artifact_type][-MOST:]:
+        digest = str(item.get("digest", ""))
+        with registry.answer("GET", f"/manifests/{digest}", {"Accept": MANIFEST}) as answer:
+            data = registry.whole(answer)
+        registry.same(digest, f"sha256:{hashlib.sha256(data).hexdigest()}")
+        try:
+            (layer,) = json.loads(data)["layers"]
+            wanted = str(layer["digest"])
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise RegistryError(registry.what("read"), f"{digest} is not one document") from error
+        with registry.answer("GET", f"/blobs/{wanted}") as answer:
+            payload = registry.whole(answer)
+        registry.same(wanted, f"sha256:{hashlib.sha256(payload).hexdigest()}")
+        yield payload
+
+
+def fallback(digest: str) -> str:
+    return digest.replace(":", "-")
+
+
+def index(registry: Registry, tag: str) -> list[dict[str, Any]]:
+    try:
+        with registry.answer("GET", f"/manifests/{tag}", {"Accept": INDEX}) as answer:
+            return manifests(registry, registry.whole(answer))
+    except RegistryError as error:
+        if error.status == 404:
+            return []
+        raise
+
+
+def manifests(registry: Registry, data: bytes) -> list[dict[str, Any]]:
+    try:
+        found = json.loads(data)["manifests"]
+        if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+            raise ValueError("not a list of descriptors")
+        return found
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise RegistryError(registry.what("read"), "its list of referrers is none") from error
+
+
+def put_blob(registry: Registry, media_type: str, data: bytes) -> dict[str, Any]:
+    made = descriptor(media_type, data)
+    if len(data) > LARGEST:
+        raise RegistryError(registry.what("attach to"), f"a document of more than {LARGEST >> 20} MiB")
+    with registry.answer("POST", "/blobs/uploads/") as answer:
+        location = urllib.parse.urljoin(f"{registry.base}/", answer.headers.get("Location", ""))
+    if not location.startswith(f"{registry.base}/"):
+        # The login is the registry's, and nobody else's.
+        raise RegistryError(registry.what("attach to"), f"it takes uploads elsewhere: {location}")
+    joined = f"{location}{'&' if '?' in location else '?'}digest={urllib.parse.quote(made['digest'])}"
+    with registry.answer("PUT", joined, {"Content-Type": "application/octet-stream"}, data):
+        return made
+
+
+def put_manifest(registry: Registry, reference: str, media_type: str, data: bytes) -> Mapping[str, str]:
+    with registry.answer("PUT", f"/manifests/{reference}", {"Content-Type": media_type}, data) as answer:
+        return dict(answer.headers.items())
