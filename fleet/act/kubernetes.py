@@ -89,7 +89,11 @@ class Api:
         reply = await self._reply(what, (ask, words), allow_watch_bookmarks=True, **further)
         kept = b""
         try:
-            while chunk := await asyncio.wait_for(reply.content.readany(), WATCH_S + WITHIN_S):
+            while True:
+                async with asyncio.timeout(WATCH_S + WITHIN_S):
+                    chunk = await reply.content.readany()
+                if not chunk:
+                    return
                 *lines, kept = (kept + chunk).split(b"\n")
                 for line in lines:
                     event = _read(what, line)
@@ -184,7 +188,8 @@ class Api:
     async def _ask(self, what: str, call: tuple[Any, Mapping[str, object]], **further: object) -> Object:
         reply = await self._reply(what, call, **further)
         try:
-            return _read(what, await asyncio.wait_for(reply.read(), WITHIN_S))
+            async with asyncio.timeout(WITHIN_S):
+                return _read(what, await reply.read())
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise ApiError(what, _words(error)) from error
         finally:
@@ -193,7 +198,8 @@ class Api:
     async def _reply(self, what: str, call: tuple[Any, Mapping[str, object]], **further: object) -> Any:
         ask, words = call
         try:
-            reply = await asyncio.wait_for(ask(**words, **further, _preload_content=False), WITHIN_S)
+            async with asyncio.timeout(WITHIN_S):
+                reply = await ask(**words, **further, _preload_content=False)
         except client.ApiException as error:
             raise ApiError(what, _said(error), int(error.status or 0)) from error
         except (aiohttp.ClientError, OSError, TimeoutError) as error:

@@ -67,8 +67,10 @@ class Fleet:
                 last, decided = slurm, begun
                 changed = await self.act(World(kubernetes, slurm))
             # What we have changed ourselves comes back as news.
+            # No `wait_for`: until Python 3.12 it forgets who cancels it in the turn in which the news come.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), SOON_S if changed else max(EVERY_S, 3 * took))
+                async with asyncio.timeout(SOON_S if changed else max(EVERY_S, 3 * took)):
+                    await self._news.wait()
 
     async def act(self, world: World) -> int:
         """Whatever is to be done now; how much was."""

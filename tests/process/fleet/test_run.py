@@ -12,6 +12,7 @@ import pytest
 from fleet.act import run as loop
 from fleet.act.run import Fleet
 from fleet.settings import Settings
+from fleet.world.world import Unknown
 from tests.process.fleet.test_cache import Query, Server, Write, node, page, until
 from tests.process.fleet.test_slurm_rest import Rest, nodes
 
@@ -73,5 +74,36 @@ def test_a_cordon_is_acted_on_when_it_is_heard_and_not_when_time_has_passed(
     assert "drain w0 in Slurm: minivm: fleet: cordon: node n0 is cordoned" in said
     (event,) = (body for _, path, body in server.asked if path.startswith("/api/v1/namespaces/default/events"))
     assert (event["involvedObject"]["name"], event["reason"]) == ("w0", "Drained")
+    rest.server.shutdown()
+    rest.server.server_close()
+
+
+@pytest.mark.parametrize("turns", range(5))
+def test_it_ends_when_it_is_to_end_also_in_the_turn_in_which_news_come(
+    server: Server, tmp_path: Path, turns: int
+) -> None:
+    rest = Rest(tmp_path / "key")
+    rest.answers = lambda method, path: nodes(SLURM)
+    server.lists, server.watches = (lambda query: page(node("n0"))), server.hold
+    address = f"127.0.0.1:{rest.server.server_port}"
+    settings = Settings("default", "slurm", address, rest.client.key, tmp_path / "policy.json")
+
+    async def whole() -> bool:
+        async with server.api() as api:
+            fleet = Fleet(settings, api, lambda words: None)
+            task = asyncio.create_task(fleet.run())
+            await until(lambda: not isinstance(fleet.cache.world(), Unknown) and bool(fleet._news._waiters))
+            fleet._news.set()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait({task}, timeout=5)
+            ended = task.done()
+            while not task.done():
+                task.cancel()
+                await asyncio.sleep(0.01)
+            return ended
+
+    assert asyncio.run(whole())
     rest.server.shutdown()
     rest.server.server_close()
