@@ -1,0 +1,324 @@
+"""The fleet between a real API server and a real Slurm with its slurmrestd and workers.
+
+A cordon reaches Slurm, a person's drain stays, and killed between any two changes it ends the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.container.init_pods import World, slurm_conf, world
+from tests.kubernetes import programs
+from tests.kubernetes.apiserver import ApiServer, api_server
+from tests.waiting import until
+
+pytestmark = [pytest.mark.docker, pytest.mark.cluster]
+
+ROOT = Path(__file__).resolve().parents[2]
+JWT = ("AuthAltTypes=auth/jwt", "AuthAltParameters=jwt_key=/etc/slurm/jwt_hs256.key")
+PODS = "/api/v1/namespaces/default/pods"
+
+
+class Both:
+    """Two workers in Slurm, the objects of their pods and Nodes in Kubernetes, and a fleet between them."""
+
+    def __init__(self, api: ApiServer, slurm: World, directory: Path) -> None:
+        self.api, self.directory = api, directory
+        self.policy = directory / "policy.json"
+        (slurm.mounts / "secrets" / "slurm").mkdir()
+        self.key = slurm.mounts / "secrets" / "slurm" / "jwt_hs256.key"
+        self.key.write_bytes(os.urandom(32))
+        slurm.configure({"slurm.conf": slurm_conf(*JWT, accounting=False)})
+        env = {"MINIVM_ACCOUNTING": "none", "MINIVM_SLURMRESTD": "0.0.0.0:6820"}
+        self.controller = slurm.pod("controller", "slurm-controller", env=env)
+        self.workers = {name: slurm.pod("worker", name, env={"MINIVM_ACCOUNTING": "none"}) for name in ("w1", "w2")}
+        for pod in (self.controller, *self.workers.values()):
+            pod.add_user()
+            pod.wait_ready(90)
+        self.controller.container.reload()
+        networks = self.controller.container.attrs["NetworkSettings"]["Networks"]
+        self.rest = f"{networks[slurm.network.name]['IPAddress']}:6820"
+        self.api.ask("POST", "/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": "default"}})
+        for name in self.workers:
+            self.api.ask(
+                "POST", "/api/v1/nodes", {"metadata": {"name": f"n-{name}"}, "status": {"conditions": [READY]}}
+            )
+            self.new_pod(name)
+
+    def new_pod(self, name: str) -> None:
+        labels = {"name": "minivm", "instance": "slurm", "component": "worker"}
+        spec = {"nodeName": f"n-{name}", "containers": [{"name": "worker", "image": "x"}]}
+        metadata = {"name": name, "labels": {f"app.kubernetes.io/{key}": value for key, value in labels.items()}}
+        self.api.ask("POST", PODS, {"metadata": metadata, "spec": spec})
+        self.api.merge(f"{PODS}/{name}/status", {"status": {"conditions": [READY]}})
+
+    # What people do.
+
+    def cordon(self, name: str, reason: str | None, *, on: bool = True) -> None:
+        said = {"minivm.io/cordon-reason": reason}
+        self.api.merge(f"/api/v1/nodes/n-{name}", {"metadata": {"annotations": said}, "spec": {"unschedulable": on}})
+
+    def scontrol(self, *words: str) -> str:
+        return self.controller.run("scontrol", *words)
+
+    # What there is.
+
+    def node(self, name: str) -> Mapping[str, str]:
+        """State, reason and comment of the node, as scontrol tells them to a person."""
+        text = self.scontrol("show", "node", name)
+        assert "State=" in text, text
+        lines = [line.strip() for line in text.splitlines()]
+        state = next(line for line in lines if line.startswith("State=")).split()[0].partition("=")[2]
+        found = {
+            key: line.partition("=")[2] for line in lines for key in ("Reason", "Comment") if line.startswith(f"{key}=")
+        }
+        return {"state": state.replace("+DYNAMIC_NORM", "").rstrip("*"), **found}
+
+    def reason(self, name: str) -> str:
+        found = self.node(name)
+        return found.get("Reason", "").partition(" [")[0] if "DRAIN" in found["state"] else ""
+
+    def shown(self, name: str) -> str:
+        """The condition of the pod."""
+        conditions = self.api.ask("GET", f"{PODS}/{name}")["status"]["conditions"]
+        found = [one for one in conditions if one["type"] == "minivm.io/SlurmState"]
+        return f"{found[0]['reason']} {found[0].get('message', '')}".strip() if found else ""
+
+    def events(self) -> set[tuple[str, str]]:
+        found = self.api.ask("GET", "/api/v1/namespaces/default/events")["items"]
+        return {(one["involvedObject"]["name"], one["reason"]) for one in found}
+
+    # The fleet.
+
+    def env(self, **more: str) -> dict[str, str]:
+        return {
+            **{key: value for key, value in os.environ.items() if key in ("PATH", "HOME")},
+            "KUBECONFIG": str(self.api.kubeconfig),
+            "MINIVM_POD_NAMESPACE": "default",
+            "MINIVM_FLEET_RELEASE": "slurm",
+            "MINIVM_FLEET_SLURM": self.rest,
+            "MINIVM_FLEET_KEY": str(self.key),
+            "MINIVM_FLEET_POLICY": str(self.policy),
+            **more,
+        }
+
+    def ask(self, *words: str, **more: str) -> str:
+        command = [sys.executable, "-m", "fleet", *words]
+        done = subprocess.run(command, env=self.env(**more), cwd=ROOT, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    @contextlib.contextmanager
+    def running(self, *, cut: int = 0) -> Iterator[Running]:
+        fleet = Running(self, cut)
+        try:
+            yield fleet
+            assert fleet.there(), "it runs to the end"
+        finally:
+            fleet.process.kill()
+            fleet.process.wait()
+
+    def log(self) -> str:
+        return (self.directory / "fleet.log").read_text()
+
+    def quiet(self) -> None:
+        until(lambda: self.ask("plan") == "nothing to do\n", "there is nothing to do", seen=self.log)
+
+
+class Running:
+    """One fleet, started anew when it is killed, as Kubernetes does it."""
+
+    def __init__(self, both: Both, cut: int) -> None:
+        self.both, self.killed = both, 0
+        self.process = self._start(cut)
+
+    def _start(self, cut: int) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-u", "-m", "fleet", "run"]
+        with (self.both.directory / "fleet.log").open("ab") as log:
+            env = self.both.env(MINIVM_FLEET_CUT=str(cut))
+            return subprocess.Popen(command, env=env, cwd=ROOT, stdout=log, stderr=log)
+
+    def there(self) -> bool:
+        if self.process.poll() is not None:
+            assert self.process.returncode == -signal.SIGKILL, self.both.log()[-4000:]
+            self.killed += 1
+            self.process = self._start(0)
+        return True
+
+
+READY: dict[str, Any] = {
+    "type": "Ready",
+    "status": "True",
+    "lastTransitionTime": "2026-11-20T00:00:00Z",
+    "lastHeartbeatTime": "2026-11-20T00:00:00Z",
+}
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
+    # Its programs alone: no machine is needed.
+    if not programs.built() and (why := programs.refusal()):
+        pytest.skip(f"no Kubernetes: {why}")
+    directory = tmp_path_factory.mktemp("fleet")
+    (directory / "slurm").mkdir()
+    with (
+        api_server(programs.build(), directory) as api,
+        world(directory / "slurm", "fleet") as slurm,
+    ):
+        yield Both(api, slurm, directory)
+
+
+@pytest.fixture(autouse=True)
+def as_it_was(both: Both) -> Iterator[None]:
+    yield
+    both.policy.unlink(missing_ok=True)
+    for name in both.workers:
+        both.cordon(name, None, on=False)
+        both.scontrol("update", f"nodename={name}", "state=undrain", "comment=")
+        both.api.merge(f"{PODS}/{name}", {"metadata": {"annotations": None}})
+        # An undrain makes slurmctld ask the node anew.
+        until(partial(idle, both, name), f"{name} is as it was", seen=partial(both.node, name))
+
+
+def idle(both: Both, name: str) -> bool:
+    return both.node(name)["state"] == "IDLE"
+
+
+def test_a_cordon_is_a_drain_with_its_reason_and_its_end_takes_it_back(both: Both) -> None:
+    assert "would show on w1" in both.ask("plan"), "a plan touches nothing"
+    assert both.shown("w1") == ""
+    with both.running():
+        until(lambda: both.shown("w1") == "TakesJobs", "Slurm's state is shown on the pod", seen=both.log)
+        both.cordon("w1", "fan 3; gpu_count[rma]@9f2c001")
+        wanted = "minivm: fleet: cordon: fan 3 gpu_count rma 9f2c001"
+        until(lambda: both.reason("w1") == wanted, "the cordon is a drain", seen=both.log)
+        assert both.node("w1")["Comment"] == "minivm: fleet: held 1 cordon"
+        until(lambda: both.shown("w1") == f"Drained {wanted}", "and shown on the pod", seen=both.log)
+        assert both.reason("w2") == ""
+        until(lambda: ("w1", "Drained") in both.events(), "and an Event of it", seen=both.log)
+        said = both.ask("why", "w1")
+        assert "n-w1 cordoned" in said
+        assert wanted in said
+        both.cordon("w1", None, on=False)
+        until(lambda: both.reason("w1") == "", "the uncordon undrains", seen=both.log)
+        until(lambda: both.shown("w1") == "TakesJobs", "and shows it", seen=both.log)
+        assert "Comment" not in both.node("w1")
+    assert both.controller.run("srun", "-w", "w1", "--chdir=/tmp", "hostname", user="demo").strip() == "w1"
+
+
+def test_a_persons_drain_is_told_shown_and_never_touched(both: Both) -> None:
+    both.scontrol("update", "nodename=w1", "state=drain", "reason=look at fan 3")
+    before = both.node("w1")
+    with both.running():
+        both.cordon("w1", "rack 4")
+        until(lambda: "w1: drained by others (look at fan 3)" in both.log(), "it is told", seen=both.log)
+        until(lambda: both.shown("w1") == "Drained look at fan 3", "and shown", seen=both.log)
+        both.cordon("w2", "rack 4")
+        until(lambda: both.reason("w2"), "the other one is drained", seen=both.log)
+        both.cordon("w1", None, on=False)
+        both.cordon("w2", None, on=False)
+        until(lambda: both.reason("w2") == "", "and undrained", seen=both.log)
+    assert both.node("w1") == before, "reason, author and time"
+
+
+def test_a_drain_that_a_person_lifts_comes_back_once(both: Both) -> None:
+    with both.running():
+        both.cordon("w1", "rack 4")
+        until(lambda: both.reason("w1") == "minivm: fleet: cordon: rack 4", "drained", seen=both.log)
+        both.scontrol("update", "nodename=w1", "state=resume")
+        until(lambda: both.reason("w1") == "minivm: fleet: cordon: rack 4 (again)", "and again", seen=both.log)
+        both.scontrol("update", "nodename=w1", "state=resume")
+        until(lambda: "w1: resumed by a person 2 times" in both.log(), "then it is told", seen=both.log)
+        assert both.reason("w1") == ""
+
+
+def test_a_pod_that_is_to_go_is_evicted_when_its_job_is_over_and_no_sooner(both: Both) -> None:
+    job = both.controller.run(
+        "sbatch", "--parsable", "-w", "w2", "--chdir=/tmp", "--wrap", "sleep 7777", user="demo"
+    ).strip()
+    until(lambda: both.controller.run("squeue", "-h", "-o", "%t").split() == ["R"], "the job runs")
+    first = both.api.ask("GET", f"{PODS}/w2")["metadata"]["uid"]
+    with both.running():
+        both.api.merge(f"{PODS}/w2", {"metadata": {"annotations": {"minivm.io/leave": "new template"}}})
+        until(lambda: f"w2: is to go, and waits for jobs {job}" in both.log(), "it waits", seen=both.log)
+        assert both.reason("w2") == "minivm: fleet: leave: new template"
+        both.scontrol("suspend", job)
+        until(lambda: "ALLOC" not in both.node("w2")["state"], "the node looks idle", seen=lambda: both.node("w2"))
+        both.scontrol("resume", job)
+        assert both.api.ask("GET", f"{PODS}/w2")["metadata"]["uid"] == first
+        assert "deletionTimestamp" not in both.api.ask("GET", f"{PODS}/w2")["metadata"]
+        both.controller.run("scancel", job)
+        until(lambda: gone(both, first), "its pod is evicted", seen=both.log)
+        both.api.ask("DELETE", f"{PODS}/w2?gracePeriodSeconds=0") if there(both) else None
+        both.new_pod("w2")
+        until(lambda: both.reason("w2") == "", "the next pod takes jobs", seen=both.log)
+
+
+def there(both: Both) -> bool:
+    return any(pod["metadata"]["name"] == "w2" for pod in both.api.ask("GET", PODS)["items"])
+
+
+def gone(both: Both, uid: str) -> bool:
+    pods = [pod["metadata"] for pod in both.api.ask("GET", PODS)["items"]]
+    return not [pod for pod in pods if pod["uid"] == uid and "deletionTimestamp" not in pod]
+
+
+def all_show(both: Both, fleet: Running, state: str) -> bool:
+    return fleet.there() and {both.shown(name) for name in both.workers} == {state}
+
+
+@pytest.mark.parametrize("cut", range(1, 9))
+def test_killed_before_any_change_of_a_cordon_and_its_end_it_ends_the_same(both: Both, cut: int) -> None:
+    """Two workers, each drained, shown, undrained, shown: eight changes, each of which is the one that is not made."""
+    with both.running():
+        until(lambda: {both.shown(name) for name in both.workers} == {"TakesJobs"}, "all is shown", seen=both.log)
+    names = list(both.workers)
+    with both.running(cut=cut) as fleet:
+        for on, state in ((True, "Drained minivm: fleet: cordon: rack 4"), (False, "TakesJobs")):
+            for name in names:
+                both.cordon(name, "rack 4" if on else None, on=on)
+            until(partial(all_show, both, fleet, state), f"both are {state}", seen=both.log)
+        assert fleet.killed == 1
+        both.quiet()
+    assert [both.reason(name) for name in names] == ["", ""]
+    assert [both.node(name).get("Comment") for name in names] == [None, None]
+
+
+def test_a_slurm_that_does_not_answer_is_not_a_slurm_without_nodes(both: Both) -> None:
+    both.cordon("w1", "rack 4")
+    with both.running():
+        until(lambda: both.reason("w1"), "drained", seen=both.log)
+    both.cordon("w1", None, on=False)
+    said = both.ask("plan", MINIVM_FLEET_SLURM="127.0.0.1:9")
+    assert "Slurm: cannot ask slurmrestd: 127.0.0.1:9" in said
+    assert "would" not in said
+    wrong = both.directory / "wrong.key"
+    wrong.write_bytes(b"k" * 32)
+    assert "would" not in both.ask("plan", MINIVM_FLEET_KEY=str(wrong))
+    assert both.reason("w1"), "nothing is done"
+
+
+def test_a_policy_with_a_mistake_is_told_and_the_last_good_one_stays(both: Both) -> None:
+    both.policy.write_text('{"cordon": true}')
+    with both.running():
+        both.scontrol("update", "nodename=w1", "state=drain", "reason=look at fan 3")
+        until(lambda: unschedulable(both), "a person's drain cordons", seen=both.log)
+        both.policy.write_text('{"cordons": false}')
+        until(lambda: "did you mean" in both.log(), "it is told", seen=both.log)
+        assert unschedulable(both)
+        both.policy.write_text("{}")
+        until(lambda: not unschedulable(both), "and taken back", seen=both.log)
+
+
+def unschedulable(both: Both) -> bool:
+    return bool(both.api.ask("GET", "/api/v1/nodes/n-w1")["spec"].get("unschedulable"))
