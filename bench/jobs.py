@@ -51,8 +51,8 @@ def measure(cluster: LocalCluster) -> None:
 def scripts(cluster: LocalCluster, *, enabled: bool) -> None:
     """In the controller's own file, read anew; the nodes have it from there."""
     names = "Prolog|Epilog|TaskProlog"
-    edit = f"s/^#\\?({names})=/\\1=/" if enabled else f"s/^({names})=/#\\1=/"
-    for command in (["sed", "-E", "-i", edit, "/run/slurm/conf/slurm.conf"], ["scontrol", "reconfigure"]):
+    edit = f"s/^#?({names})=/\\1=/" if enabled else f"s/^({names})=/#\\1=/"
+    for command in (["sed", "-E", "-i", edit, "/etc/slurm/slurm.conf"], ["scontrol", "reconfigure"]):
         code, output = cluster.exec("slurm-controller-0", command)
         if code:
             raise RuntimeError(f"{command}: {output}")
