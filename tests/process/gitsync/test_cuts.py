@@ -276,10 +276,11 @@ def test_a_reader_who_is_not_root_gets_the_path_and_no_lock() -> None:
         )
         env = {"MINIVM_GITSYNC_ROOT": str(world.settings.root), "PYTHONPATH": str(ROOT)}
         # A copy that the user can read: this checkout may lie where others may not look.
-        package = Path(folder) / "gitsync"
-        package.mkdir(mode=0o755)
-        for name in ("__init__", "errors", "files", "layout", "lease"):
-            (package / f"{name}.py").write_bytes((ROOT / f"gitsync/{name}.py").read_bytes())
+        modules = {"ground": ("__init__", "errors", "files"), "gitsync": ("__init__", "errors", "layout", "lease")}
+        for package, names in modules.items():
+            (Path(folder) / package).mkdir(mode=0o755)
+            for name in names:
+                (Path(folder) / package / f"{name}.py").write_bytes((ROOT / package / f"{name}.py").read_bytes())
         env["PYTHONPATH"] = folder
         done = subprocess.run(
             ["/usr/bin/python3", "-c", code], env=env, capture_output=True, text=True, user=65534, group=65534, cwd="/"

@@ -167,7 +167,8 @@ def test_no_request_costs_the_mirror_a_thread(world: World) -> None:
             assert running.post("/ring", b"[" * 200_000) == 400
             assert running.post("/webhook", gzip.compress(b"x" * 100)[:-20] + b"!" * 20, Content_Encoding="gzip") == 413
         assert running.count("errors") == 0
-        assert running.count("open") == 1
+        # Who is answered is still open for a moment: it is what asks now that stays.
+        until(lambda: running.count("open") == 1, "none but who asks is open")
 
 
 def test_who_sends_a_byte_now_and_then_holds_no_thread(world: World) -> None:
