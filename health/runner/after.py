@@ -56,6 +56,9 @@ class After:
             found = gate.check("epilog", held.path, held.commit, env, BUDGET_S, self._places)
             if any(map(gate.stops_a_job, found.problems)):
                 ask_broker({"ask": "look"}, 0.5)
+            checks: dict[str, object] = {"fresh": found.fresh, "ran": found.ran}
+            if found.problems:
+                checks["problems"] = {verdict.check: verdict.reason for verdict in found.problems}
             entry: dict[str, object] = {
                 "at": round(time.time(), 3),
                 "kind": "after",
@@ -64,11 +67,8 @@ class After:
                 "result": "broken" if found.fault else "ok",
                 "seconds": round(time.monotonic() - began, 4),
                 "scripts": [],
-                "checks": {"fresh": found.fresh, "ran": found.ran},
+                "checks": checks,
             }
             if found.fault:
                 entry["broken"] = [f"health.d: {found.fault}"]
-            if found.problems:
-                problems = {verdict.check: verdict.reason for verdict in found.problems}
-                entry["checks"] = {"fresh": found.fresh, "ran": found.ran, "problems": problems}
             record.append(entry)

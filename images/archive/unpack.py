@@ -11,6 +11,7 @@ import hashlib
 import stat
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,15 +84,10 @@ def record(archive: zipfile.ZipFile, infos: list[zipfile.ZipInfo], what: str) ->
 def copied(archive: zipfile.ZipFile, info: zipfile.ZipInfo, target: Path | None) -> tuple[str, int]:
     """One member, read once; zipfile gives no more bytes than the member's head says."""
     digest, size = hashlib.sha256(), 0
-    with archive.open(info) as source:
-        if target is None:
-            while piece := source.read(CHUNK):
-                digest.update(piece)
-                size += len(piece)
-            return digest.hexdigest(), size
-        with target.open("xb") as copy:
-            while piece := source.read(CHUNK):
-                digest.update(piece)
-                size += len(piece)
+    with archive.open(info) as source, target.open("xb") if target else nullcontext() as copy:
+        while piece := source.read(CHUNK):
+            digest.update(piece)
+            size += len(piece)
+            if copy:
                 copy.write(piece)
     return digest.hexdigest(), size

@@ -77,18 +77,13 @@ def attached(registry: Registry, image: Descriptor, artifact_type: str) -> Itera
         listed = index(registry, fallback(image["digest"]))
     for item in [item for item in listed if item.get("artifactType") == artifact_type][-MOST:]:
         digest = str(item.get("digest", ""))
-        with registry.answer("GET", f"/manifests/{digest}", {"Accept": MANIFEST}) as answer:
-            data = registry.whole(answer)
-        registry.same(digest, f"sha256:{hashlib.sha256(data).hexdigest()}")
+        data = registry.named(f"/manifests/{digest}", digest, {"Accept": MANIFEST})
         try:
             (layer,) = json.loads(data)["layers"]
             wanted = str(layer["digest"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise RegistryError(registry.what("read"), f"{digest} is not one document") from error
-        with registry.answer("GET", f"/blobs/{wanted}") as answer:
-            payload = registry.whole(answer)
-        registry.same(wanted, f"sha256:{hashlib.sha256(payload).hexdigest()}")
-        yield payload
+        yield registry.named(f"/blobs/{wanted}", wanted)
 
 
 def fallback(digest: str) -> str:

@@ -114,10 +114,7 @@ class Registry:
             raise RegistryError(self.what("read back"), why) from error
 
     def config(self, blob: Blob) -> Mapping[str, Any]:
-        with self.answer("GET", f"/blobs/{blob.digest}") as answer:
-            data = self.whole(answer)
-        self.same(blob.digest, f"sha256:{hashlib.sha256(data).hexdigest()}")
-        value: Mapping[str, Any] = json.loads(data)
+        value: Mapping[str, Any] = json.loads(self.named(f"/blobs/{blob.digest}", blob.digest))
         return value
 
     def check_layer(self, blob: Blob, diff_id: str) -> None:
@@ -184,6 +181,13 @@ class Registry:
         if len(data) > LARGEST:
             raise RegistryError(self.what("read back"), f"it sends more than {LARGEST >> 20} MiB of description")
         complete(answer)
+        return data
+
+    def named(self, path: str, digest: str, headers: Mapping[str, str] | None = None) -> bytes:
+        """What lies there whole, and is what its digest says."""
+        with self.answer("GET", path, headers) as answer:
+            data = self.whole(answer)
+        self.same(digest, f"sha256:{hashlib.sha256(data).hexdigest()}")
         return data
 
     def _open(

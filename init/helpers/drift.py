@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 from ground.files import write_whole
+from ground.metrics import family
 from init.choices import Choice
 from init.errors import ConfigError, InitError
 from init.pod.pod import Pod
@@ -164,9 +165,9 @@ def version(pod: Pod, path: str) -> str:
 
 
 def metrics(findings: Sequence[Finding]) -> str:
-    name = "minivm_drift_differs"
-    lines = [f'{name}{{check="{item.what}"}} {int(item.state is State.DIFFERS)}\n' for item in findings]
-    return f"# TYPE {name} gauge\n{''.join(lines)}"
+    about = "1 where the machine is not what the image was made for."
+    rows = [({"check": item.what}, str(int(item.state is State.DIFFERS))) for item in findings]
+    return "\n".join(family("minivm_drift_differs", about, rows)) + "\n"
 
 
 def policy(env: Mapping[str, str]) -> str:
