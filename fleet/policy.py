@@ -19,6 +19,10 @@ GOING = (
 REASONS = ("minivm.io/cordon-reason", "nodeset.slinky.slurm.net/node-cordon-reason")
 
 
+# The type of the conditions in which Slurm's word is shown.
+STATE = "minivm.io/SlurmState"
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     # Keys of taints for maintenance, and of those of a machine that is about to go.
@@ -38,6 +42,8 @@ class Policy:
     away: int = 1
     # A Node whose pod is drained in Slurm by a person or a verdict is cordoned too.
     cordon: bool = False
+    # The type of the Nodes' condition; "": none. Two clusters that share Nodes need two.
+    shows: str = STATE
     # `propose`: what a dead machine would need is said; `off`: not even that.
     fencing: str = "propose"
     # How old the proof must be: a Node not ready for so long.
@@ -74,12 +80,13 @@ def policy(data: Mapping[str, object], file: str = "") -> Policy:
         changes=reader.number("changes", usual.changes, least=1),
         away=reader.number("away", usual.away),
         cordon=reader.flag("cordon", usual.cordon),
+        shows=reader.text("nodeCondition", usual.shows),
         fencing=fencing,
         dead_s=reader.seconds("dead", usual.dead_s),
     )
 
 
 KEYS = (
-    "taints", "going", "conditions", "cordonReasons", "notReady", "share", "changes", "away", "cordon", "fencing",
-    "dead",
+    "taints", "going", "conditions", "cordonReasons", "notReady", "share", "changes", "away", "cordon", "nodeCondition",
+    "fencing", "dead",
 )  # fmt: skip

@@ -7,12 +7,25 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleet.decide.actions import Change, Cordon, Drain, Evict, Forget, ShowOnPod, Uncordon, Undrain
+from fleet.decide.actions import (
+    Change,
+    Cordon,
+    Drain,
+    Evict,
+    Forget,
+    Free,
+    HideOnNode,
+    Protect,
+    ShowOnNode,
+    ShowOnPod,
+    Uncordon,
+    Undrain,
+)
 from fleet.decide.decide import Decision, decide
 from fleet.decide.memory import Memory
 from fleet.policy import Policy
 from fleet.world.kubernetes import kubernetes
-from fleet.world.slurm import slurm
+from fleet.world.slurm import Seen, slurm
 from fleet.world.world import Unknown, World
 
 BEGIN = 1_790_000_000.0
@@ -20,6 +33,14 @@ BEGIN = 1_790_000_000.0
 
 def stamp(at: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
+
+
+def _shown(condition: tuple[str, str, str] | None) -> list[dict[str, str]]:
+    if condition is None:
+        return []
+    status, reason, message = condition
+    own = {"type": "minivm.io/SlurmState", "status": status, "reason": reason, "message": message}
+    return [{**own, "lastTransitionTime": stamp(BEGIN)}]
 
 
 @dataclass
@@ -32,6 +53,7 @@ class Node:
     taints: dict[str, str] = field(default_factory=dict)
     signs: dict[str, str] = field(default_factory=dict)  # further conditions, type -> status
     annotations: dict[str, str] = field(default_factory=dict)
+    condition: tuple[str, str, str] | None = None
 
 
 @dataclass
@@ -42,6 +64,7 @@ class Pod:
     ready: bool = True
     annotations: dict[str, str] = field(default_factory=dict)
     condition: tuple[str, str, str] | None = None
+    free: bool = False
 
 
 @dataclass
@@ -105,23 +128,24 @@ class Worlds:
                 "taints": [{"key": key, "value": value, "effect": "NoSchedule"} for key, value in node.taints.items()],
             },
             "status": {
-                "conditions": [ready, *({"type": type_, "status": said} for type_, said in node.signs.items())],
+                "conditions": [
+                    ready,
+                    *({"type": type_, "status": said} for type_, said in node.signs.items()),
+                    *_shown(node.condition),
+                ],
             },
         }
 
     def _pod(self, name: str) -> dict[str, Any]:
         pod = self.pods[name]
-        conditions = [{"type": "Ready", "status": str(pod.ready), "lastTransitionTime": stamp(BEGIN)}]
-        if pod.condition:
-            status, reason, message = pod.condition
-            own = {"type": "minivm.io/SlurmState", "status": status, "reason": reason, "message": message}
-            conditions.append({**own, "lastTransitionTime": stamp(BEGIN)})
+        ready = {"type": "Ready", "status": str(pod.ready), "lastTransitionTime": stamp(BEGIN)}
+        conditions = [ready, *_shown(pod.condition)]
         return {
             "metadata": {
                 "name": name,
                 "uid": pod.uid,
                 "resourceVersion": str(pod.version),
-                "labels": {"minivm.io/pool": "p"},
+                "labels": {"minivm.io/pool": "p", **({"minivm.io/free": "true"} if pod.free else {})},
                 "annotations": dict(pod.annotations),
             },
             "spec": {"nodeName": pod.node},
@@ -163,13 +187,7 @@ class Worlds:
         match change:
             case Drain() | Undrain() | Forget():
                 node = self.slurm[change.name]
-                was = change.was
-                if (was.drained, was.down, was.reason, was.comment) != (
-                    bool(node.drained_by),
-                    node.down,
-                    node.reason,
-                    node.comment,
-                ):
+                if not self.still(change.name, change.was):
                     return
                 if isinstance(change, Undrain):
                     at, machine = change.at, self.nodes[change.at.node]
@@ -178,21 +196,37 @@ class Worlds:
                     cordoned = machine.cordoned and "minivm.io/cordoned" not in machine.annotations
                     assert not cordoned, "jobs come to a Node that is cordoned"
                     assert not machine.taints, "or tainted"
+                    assert not self.pods[change.at.pod].free, "or others may evict its pod"
                 self._change_slurm(change, node)
             case Evict():
                 pod, node = self.pods[change.pod], self.slurm[change.pod]
-                if (pod.uid, str(pod.version)) != (change.uid, change.version):
+                if not (self.still(change.pod, change.was) and self._pod_still(change)):
                     return
+                assert pod.free, "its PodDisruptionBudget refuses"
                 assert not node.jobs, "a pod is deleted while its node runs a job"
                 assert node.drained_by, "and never one that may get a job in this moment"
                 others = [one for name, one in self.pods.items() if not one.ready and name != change.pod]
                 assert len(others) < self.policy.away, "more pods away than may be"
                 self.replace(change.pod)
+            case Free() | Protect():
+                pod, node = self.pods[change.pod], self.slurm[change.pod]
+                if not self._pod_still(change) or (isinstance(change, Free) and not self.still(change.pod, change.was)):
+                    return
+                if isinstance(change, Free):
+                    assert node.drained_by, "others may evict a pod that may get a job in this moment"
+                    assert not node.jobs, "or has one"
+                pod.free, pod.version = isinstance(change, Free), pod.version + 1
             case ShowOnPod():
                 pod = self.pods[change.pod]
                 if pod.uid == change.uid:
                     pod.condition = (change.condition.status, change.condition.reason, change.condition.message)
                     pod.version += 1
+            case ShowOnNode() | HideOnNode():
+                seen = self.nodes[change.node]
+                if seen.uid == change.uid:
+                    shown = change.condition if isinstance(change, ShowOnNode) else None
+                    seen.condition = (shown.status, shown.reason, shown.message) if shown else None
+                    seen.version += 1
             case Cordon() | Uncordon():
                 seen = self.nodes[change.node]
                 if (seen.uid, str(seen.version)) != (change.uid, change.version):
@@ -204,6 +238,15 @@ class Worlds:
                     assert "minivm.io/cordoned" in seen.annotations, "a person's cordon is lifted"
                     del seen.annotations["minivm.io/cordoned"]
         self.done.append(change)
+
+    def still(self, name: str, was: Seen) -> bool:
+        node = self.slurm[name]
+        now = (bool(node.drained_by), node.down, node.reason, node.comment)
+        return (was.drained, was.down, was.reason, was.comment) == now
+
+    def _pod_still(self, change: Free | Protect | Evict) -> bool:
+        pod = self.pods[change.pod]
+        return (pod.uid, str(pod.version)) == (change.uid, change.version)
 
     def _change_slurm(self, change: Drain | Undrain | Forget, node: SlurmNode) -> None:
         match change:
@@ -279,11 +322,18 @@ class Worlds:
                 return
         raise AssertionError(f"it never settles: {self.done[-8:]}")
 
+    def settle_in(self, most: int = 10) -> None:
+        """As everything is now."""
+        for _ in range(most):
+            if not self.look():
+                return
+        raise AssertionError(f"it never settles: {self.done[-8:]}")
+
     def end(self) -> object:
         """What must be the same however it came about: no times, no counters."""
         return (
-            {name: (node.cordoned, sorted(node.annotations)) for name, node in self.nodes.items()},
-            {name: (pod.uid.rpartition("-")[2] != "0", pod.condition) for name, pod in self.pods.items()},
+            {name: (node.cordoned, sorted(node.annotations), node.condition) for name, node in self.nodes.items()},
+            {name: (pod.uid.rpartition("-")[2] != "0", pod.condition, pod.free) for name, pod in self.pods.items()},
             {
                 name: (node.drained_by, node.reason if node.drained_by else "", node.comment)
                 for name, node in self.slurm.items()

@@ -7,7 +7,21 @@ from collections.abc import Iterable
 
 from fleet.act.kubernetes import Object
 from fleet.act.words import in_words
-from fleet.decide.actions import Change, Cordon, Drain, Evict, Forget, ShowOnPod, Tell, Uncordon, Undrain
+from fleet.decide.actions import (
+    Change,
+    Cordon,
+    Drain,
+    Evict,
+    Forget,
+    Free,
+    HideOnNode,
+    Protect,
+    ShowOnNode,
+    ShowOnPod,
+    Tell,
+    Uncordon,
+    Undrain,
+)
 from fleet.world.kubernetes import Kubernetes
 
 # The API server's own bound.
@@ -24,7 +38,7 @@ def events(actions: Iterable[Change | Tell], world: Kubernetes, namespace: str, 
 def event(action: Change | Tell, world: Kubernetes, namespace: str) -> Object | None:
     """None: of nothing that is there, or no news: a condition of the pod says by itself what it says."""
     match action:
-        case ShowOnPod() | Forget():
+        case ShowOnPod() | ShowOnNode() | HideOnNode() | Free() | Protect() | Forget():
             return None
         case Tell(about, kind):
             name, reason, type_, text = about, kind.capitalize(), "Warning", in_words(action)

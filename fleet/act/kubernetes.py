@@ -16,11 +16,23 @@ import aiohttp
 from kubernetes_asyncio import client, config
 from kubernetes_asyncio.config import ConfigException
 
-from fleet.decide.actions import Cordon, Evict, ShowOnPod, Uncordon, Versions
+from fleet.decide.actions import (
+    Cordon,
+    Evict,
+    Free,
+    HideOnNode,
+    Protect,
+    ShowOnNode,
+    ShowOnPod,
+    Uncordon,
+    Versions,
+)
 from fleet.decide.causes import CORDONED
 from fleet.errors import FleetError
+from fleet.world.kubernetes import FREE, Condition
 
 Object = dict[str, Any]
+ToKubernetes = Free | Protect | Evict | ShowOnPod | ShowOnNode | HideOnNode | Cordon | Uncordon
 PAGE = 500
 # The API server ends a watch after so long, and it is begun anew where it was.
 WATCH_S = 30
@@ -111,12 +123,22 @@ class Api:
             return self._core.list_node, {}
         return self._core.list_namespaced_pod, {"namespace": self.namespace, "label_selector": self._labels}
 
-    async def change(self, act: Evict | ShowOnPod | Cordon | Uncordon) -> bool:
+    async def change(self, act: ToKubernetes) -> bool:
         """False: it is no longer the object that was seen, and nothing is done."""
         try:
             match act:
-                case ShowOnPod():
-                    await self._show(act)
+                case ShowOnPod(pod, uid, seen):
+                    words = {"name": pod, "namespace": self.namespace}
+                    await self._show(pod, uid, self._core.patch_namespaced_pod_status, words, _condition(seen))
+                case ShowOnNode(node, uid, seen):
+                    await self._show(node, uid, self._core.patch_node_status, {"name": node}, _condition(seen))
+                case HideOnNode(node, uid, type_):
+                    gone = {"type": type_, "$patch": "delete"}
+                    await self._show(node, uid, self._core.patch_node_status, {"name": node}, gone)
+                case Free(pod, uid, version):
+                    await self._label(pod, uid, version, "true")
+                case Protect(pod, uid, version):
+                    await self._label(pod, uid, version, None)
                 case Evict():
                     await self._evict(act)
                 case Cordon(node, uid, version, why):
@@ -150,14 +172,15 @@ class Api:
             raise
         return True
 
-    async def _show(self, act: ShowOnPod) -> None:
-        """Conditions are merged by their type; another pod of the name has another uid, and refuses."""
-        seen = act.condition
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seen.since or time.time()))
-        item = {"type": seen.type, "status": seen.status, "reason": seen.reason, "message": seen.message}
-        body = {"metadata": {"uid": act.uid}, "status": {"conditions": [{**item, "lastTransitionTime": stamp}]}}
-        words = {"name": act.pod, "namespace": self.namespace, "body": body, "_content_type": STRATEGIC}
-        await self._ask(f"show Slurm's state on {act.pod}", (self._core.patch_namespaced_pod_status, words))
+    async def _show(self, name: str, uid: str, patch: Any, words: Object, item: Object) -> None:
+        """Conditions are merged by their type; another object of the name has another uid, and refuses."""
+        body = {"metadata": {"uid": uid}, "status": {"conditions": [item]}}
+        await self._ask(f"show Slurm's state on {name}", (patch, {**words, "body": body, "_content_type": STRATEGIC}))
+
+    async def _label(self, pod: str, uid: str, version: str, value: str | None) -> None:
+        body = {"metadata": {"uid": uid, "resourceVersion": version, "labels": {FREE: value}}}
+        words = {"name": pod, "namespace": self.namespace, "body": body, "_content_type": MERGE}
+        await self._ask(f"label {pod}", (self._core.patch_namespaced_pod, words))
 
     async def _evict(self, act: Evict) -> None:
         conditions = {"uid": act.uid, "resourceVersion": act.version}
@@ -208,6 +231,12 @@ class Api:
             text = (await reply.read()).decode(errors="replace")
             raise ApiError(what, f"{reply.status} {_message(text)}", int(reply.status))
         return reply
+
+
+def _condition(seen: Condition) -> Object:
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seen.since or time.time()))
+    said = {"status": seen.status, "reason": seen.reason, "message": seen.message}
+    return {"type": seen.type, **said, "lastTransitionTime": stamp}
 
 
 def _read(what: str, text: bytes) -> Object:

@@ -15,10 +15,10 @@ from fleet.act.events import events
 from fleet.act.kubernetes import Api
 from fleet.act.slurm import SlurmRest
 from fleet.act.words import in_words
-from fleet.decide.actions import Change, Drain, Forget, Tell, Undrain
-from fleet.decide.causes import LEAVE
+from fleet.decide.actions import Change, Drain, Evict, Forget, Free, Tell, Undrain
 from fleet.decide.decide import Decision, decide
 from fleet.decide.memory import Memory
+from fleet.decide.needs import asks_for_jobs
 from fleet.errors import FleetError
 from fleet.policy import Policy, policy_from_json
 from fleet.settings import Settings
@@ -45,6 +45,8 @@ class Fleet:
         self.cache = Cache(api, self._news.set)
         self._made = 0
         self._refused = ""
+        # What could not be done at the last look, each told once.
+        self._failed: set[str] = set()
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -78,6 +80,7 @@ class Fleet:
         decision = decide(world, self.memory, time.time(), self.policy)
         self.memory = decision.memory
         done: list[Change | Tell] = []
+        failed: set[str] = set()
         for one in decision.news:
             self.say(in_words(one))
         for change in decision.changes:
@@ -85,7 +88,10 @@ class Fleet:
                 if await self._perform(change):
                     done.append(change)
             except FleetError as error:
-                self.say(f"{in_words(change)}: {error}")
+                failed.add(f"{in_words(change)}: {error}")
+        for text in sorted(failed - self._failed):
+            self.say(text)
+        self._failed = failed
         await self._tell(world, [*done, *decision.news])
         return len(done)
 
@@ -118,6 +124,8 @@ class Fleet:
         if isinstance(change, Drain | Undrain | Forget):
             still = not isinstance(change, Undrain) or await self.api.still(change.at)
             done = still and await asyncio.to_thread(self.slurm.change, change)
+        elif isinstance(change, Free | Evict) and not await asyncio.to_thread(self.slurm.still, change.pod, change.was):
+            done = False  # somebody has resumed it: it may get a job in this moment
         else:
             done = await self.api.change(change)
         self.say(in_words(change) if done else f"{in_words(change)}: not as it was seen, looked at again")
@@ -134,11 +142,11 @@ class Fleet:
         return decide(await self.look(), Memory(), time.time(), read_policy(self.settings.policy))
 
     async def _look(self, kubernetes: Kubernetes | Unknown) -> Slurm | Unknown:
-        leaving = not isinstance(kubernetes, Unknown) and any(
-            LEAVE in pod.annotations for pod in kubernetes.pods.values()
-        )
         try:
-            return await asyncio.to_thread(self.slurm.look, jobs=leaving)
+            found = await asyncio.to_thread(self.slurm.look, jobs=False)
+            if asks_for_jobs(World(kubernetes, found)):
+                found = await asyncio.to_thread(self.slurm.look, jobs=True)
+            return found
         except FleetError as error:
             return Unknown(str(error))
 

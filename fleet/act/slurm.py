@@ -14,7 +14,7 @@ from fleet.errors import FleetError
 from fleet.words import LIFTED
 from fleet.world import slurm
 from fleet.world.reading import items, mapping, number
-from fleet.world.slurm import Slurm
+from fleet.world.slurm import Seen, Slurm
 
 # The newest that both sides know; each Slurm serves three or four of them. Of the keys that are read none differs.
 VERSIONS = ("v0.0.44", "v0.0.43", "v0.0.42", "v0.0.41", "v0.0.40")
@@ -63,13 +63,15 @@ class SlurmRest:
 
     def change(self, act: Drain | Undrain | Forget) -> bool:
         """False: the node is no longer as it was when this was decided, and nothing is done."""
-        path = f"node/{quote(act.name, safe='')}"
-        answer = self._call("GET", path) or {}
-        found = slurm.slurm(items(answer.get("nodes"), "nodes")).nodes.get(act.name)
-        if found is None or found.seen != act.was:
+        if not self.still(act.name, act.was):
             return False
-        self._call("POST", path, body(act))
+        self._call("POST", _path(act.name), body(act))
         return True
+
+    def still(self, name: str, was: Seen) -> bool:
+        answer = self._call("GET", _path(name)) or {}
+        found = slurm.slurm(items(answer.get("nodes"), "nodes")).nodes.get(name)
+        return found is not None and found.seen == was
 
     def _call(self, method: str, path: str, data: dict[str, object] | None = None) -> dict[str, object] | None:
         """None: nothing has changed since the last answer."""
@@ -105,6 +107,10 @@ class SlurmRest:
         if len(text) > MOST_BYTES:
             raise FleetError("ask slurmrestd", f"an answer of more than {MOST_BYTES >> 20} MiB")
         return reply.status, text
+
+
+def _path(name: str) -> str:
+    return f"node/{quote(name, safe='')}"
 
 
 def body(act: Drain | Undrain | Forget) -> dict[str, object]:

@@ -48,6 +48,25 @@ class Forget:
 
 
 @dataclass(frozen=True, slots=True)
+class Free:
+    """Labels the pod: others may evict it too. Only while Slurm says of its node what it said when this was decided."""
+
+    pod: str
+    uid: str
+    version: str
+    was: Seen
+
+
+@dataclass(frozen=True, slots=True)
+class Protect:
+    """Takes that label away: it may get a job. Always before its node is undrained."""
+
+    pod: str
+    uid: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
 class Evict:
     """By the API server's own eviction, which keeps the pool's PodDisruptionBudget; of this pod and of no successor."""
 
@@ -55,6 +74,7 @@ class Evict:
     uid: str
     version: str
     why: str
+    was: Seen  # as of `Free`: a person may have resumed the node since
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +82,22 @@ class ShowOnPod:
     pod: str
     uid: str
     condition: Condition
+
+
+@dataclass(frozen=True, slots=True)
+class ShowOnNode:
+    node: str
+    uid: str
+    condition: Condition
+
+
+@dataclass(frozen=True, slots=True)
+class HideOnNode:
+    """No worker is on it any more: the condition goes."""
+
+    node: str
+    uid: str
+    type: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,5 +126,5 @@ class Tell:
     text: str
 
 
-Change = Drain | Undrain | Forget | Evict | ShowOnPod | Cordon | Uncordon
+Change = Drain | Undrain | Forget | Free | Protect | Evict | ShowOnPod | ShowOnNode | HideOnNode | Cordon | Uncordon
 Action = Change | Tell

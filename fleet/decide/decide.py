@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from fleet.decide.actions import Action, Change, Evict, Tell
+from fleet.decide.actions import Action, Change, Evict, HideOnNode, ShowOnNode, ShowOnPod, Tell
 from fleet.decide.budget import Budget, admitted, away, budget
 from fleet.decide.causes import causes
 from fleet.decide.dead import dead
 from fleet.decide.hold import hold
 from fleet.decide.leave import leave
 from fleet.decide.memory import Memory
-from fleet.decide.show import on_node, on_pod
+from fleet.decide.protect import protect
+from fleet.decide.show import beside, no_longer, on_node, on_pod
 from fleet.policy import Policy
 from fleet.words import Mark, free
 from fleet.world.kubernetes import Kubernetes
@@ -41,6 +42,8 @@ def decide(world: World, memory: Memory, now: float, policy: Policy) -> Decision
             tells.append(action)
         else:
             changes.append(action)
+    # What is only shown comes last: where nobody may write it, it must not keep a drain from its turn.
+    changes.sort(key=lambda change: isinstance(change, ShowOnPod | ShowOnNode | HideOnNode))
     if len(changes) > policy.changes:
         tells.append(Tell("fleet", "rate", f"more than {policy.changes} changes are due: the rest follow"))
     return _told(memory, tells, tuple(changes[: policy.changes]), _marks(memory, world, now, policy))
@@ -57,7 +60,8 @@ def _actions(
     gone = away(world.workers())
     for name, (worker, found) in workers.items():
         mark = _mark(worker, memory)
-        yield from filter(None, [hold(worker, admitted(worker, found, limits), mark), on_pod(worker)])
+        causes_ = admitted(worker, found, limits)
+        yield from filter(None, [hold(worker, causes_, mark), protect(worker, slurm, causes_), on_pod(worker)])
         others = gone.get(worker.pod.pool, frozenset()) - {name}
         if (going := leave(worker, slurm, len(others) < policy.away)) is not None:
             yield going
@@ -68,7 +72,12 @@ def _actions(
         here.setdefault(worker.pod.node, []).append(worker)
     for name, on in here.items():
         node = kubernetes.nodes[name]
-        yield from filter(None, [on_node(node, on, policy), dead(node, policy, now)])
+        yield from filter(None, [on_node(node, on, policy), beside(node, on, policy), dead(node, policy, now)])
+    if not any(name.startswith("Pod/") for name in kubernetes.unread):
+        taken = {pod.node for pod in kubernetes.pods.values()}
+        yield from filter(
+            None, (no_longer(node, policy) for node in kubernetes.nodes.values() if node.name not in taken)
+        )
 
 
 def _pause(limits: Budget, total: int) -> Tell:

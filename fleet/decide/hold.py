@@ -51,6 +51,8 @@ def released(worker: Worker, node: SlurmNode) -> Held:
         # A pod is ready when Slurm has heard its slurmd at its address: what stands there is not of the pod before.
         if node.down or not node.record.responds or not pod.ready:
             return Tell(node.name, "waits", f"is undrained once its pod is ready: {node.reason}")
+        if pod.free:
+            return None  # others may evict it: that it is protected again comes first
         at = Versions(pod.name, machine.name, pod.version, machine.version)
         return Undrain(node.name, "" if words.free(node.comment) else None, node.seen, at)
     # Somebody else has lifted it, or has drained it for reasons of his own: the mark alone is ours.

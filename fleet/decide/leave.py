@@ -28,7 +28,9 @@ def leave(worker: Worker, slurm: Slurm, room: bool) -> Action | None:
         return Tell(name, "leave", f"is to go, and waits for jobs {' '.join(jobs[:8])}")
     if node.record.busy:
         return Tell(name, "leave", "is to go, and waits until it is idle")
+    if not worker.pod.free:
+        return None  # its label comes first
     if not room:
         return Tell(name, "leave", "is to go, and waits for the other pods of its pool that are away")
     why = worker.pod.annotations[LEAVE]
-    return Evict(worker.pod.name, worker.pod.uid, worker.pod.version, why or "drained and idle")
+    return Evict(worker.pod.name, worker.pod.uid, worker.pod.version, why or "drained and idle", node.seen)

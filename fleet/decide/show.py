@@ -1,19 +1,20 @@
-"""What Slurm says of a node, shown in Kubernetes: a condition of its pod; by policy its Node is cordoned, and back."""
+"""What Slurm says of a node, shown in Kubernetes: on its pod, and on its Node, which by policy is cordoned too."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fleet.decide.actions import Action, Cordon, ShowOnPod, Uncordon
+from fleet.decide.actions import Action, Cordon, HideOnNode, ShowOnNode, ShowOnPod, Uncordon
 from fleet.decide.causes import CORDONED
-from fleet.policy import Policy
+from fleet.policy import STATE, Policy
 from fleet.world.kubernetes import Condition, Node
 from fleet.world.slurm import SlurmNode
 from fleet.world.world import Worker
 
-TYPE = "minivm.io/SlurmState"
 MOST = 1024
+# Reasons of the condition: of a Node with several workers the last of these is its own.
+WORST = ("TakesJobs", "NotResponding", "Draining", "Drained", "Down")
 
 
 def condition(node: SlurmNode) -> Condition:
@@ -25,19 +26,50 @@ def condition(node: SlurmNode) -> Condition:
     elif not node.record.responds:
         status, reason = "Unknown", "NotResponding"
     else:
-        return Condition(TYPE, "True", "TakesJobs", "")
-    return Condition(TYPE, status, reason, node.reason[:MOST])
+        return Condition(STATE, "True", "TakesJobs", "")
+    return Condition(STATE, status, reason, node.reason[:MOST])
 
 
 def on_pod(worker: Worker) -> Action | None:
     if worker.slurm is None or worker.pod.deleting:
         return None
-    wanted, found = condition(worker.slurm), worker.pod.conditions.get(TYPE)
-    if found and (found.status, found.reason, found.message) == (wanted.status, wanted.reason, wanted.message):
+    wanted, found = condition(worker.slurm), worker.pod.conditions.get(STATE)
+    return None if same(wanted, found) else ShowOnPod(worker.pod.name, worker.pod.uid, since(wanted, found))
+
+
+def summary(type_: str, workers: Sequence[Worker]) -> Condition | None:
+    """Of all workers of a Node; None: what Slurm says of one of them is not known."""
+    found = [(worker.name, condition(worker.slurm)) for worker in workers if worker.slurm is not None]
+    if len(found) < len(workers):
         return None
-    # The time of the last transition changes with the status alone; 0: now.
-    since = found.since if found and found.status == wanted.status else 0.0
-    return ShowOnPod(worker.pod.name, worker.pod.uid, replace(wanted, since=since))
+    worst = max((one for _, one in found), key=lambda one: WORST.index(one.reason))
+    said = "; ".join(f"{name}: {one.reason} {one.message}".rstrip() for name, one in found if one.status != "True")
+    return Condition(type_, worst.status, worst.reason, said[:MOST])
+
+
+def beside(node: Node, workers: Sequence[Worker], policy: Policy) -> Action | None:
+    """The same on the Node, for those who look there: a repair that waits until its machine is drained."""
+    if not policy.shows or not workers:
+        return None
+    wanted, found = summary(policy.shows, workers), node.conditions.get(policy.shows)
+    if wanted is None or same(wanted, found):
+        return None
+    return ShowOnNode(node.name, node.uid, since(wanted, found))
+
+
+def no_longer(node: Node, policy: Policy) -> Action | None:
+    """No worker of ours is on it."""
+    return HideOnNode(node.name, node.uid, policy.shows) if policy.shows in node.conditions else None
+
+
+def same(wanted: Condition, found: Condition | None) -> bool:
+    said = (wanted.status, wanted.reason, wanted.message)
+    return found is not None and (found.status, found.reason, found.message) == said
+
+
+def since(wanted: Condition, found: Condition | None) -> Condition:
+    """The time of the last transition changes with the status alone; 0: now."""
+    return replace(wanted, since=found.since if found and found.status == wanted.status else 0.0)
 
 
 def on_node(node: Node, workers: Sequence[Worker], policy: Policy) -> Action | None:

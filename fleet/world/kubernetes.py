@@ -9,6 +9,9 @@ from fleet.errors import FleetError
 from fleet.world import reading
 from fleet.world.reading import Object
 
+# A pod that nothing runs on and that gets nothing: of all others each pool's PodDisruptionBudget allows no eviction.
+FREE = "minivm.io/free"
+
 
 @dataclass(frozen=True, slots=True)
 class Condition:
@@ -46,6 +49,7 @@ class Pod:
     pool: str = ""
     ready: bool = False
     deleting: bool = False
+    free: bool = False  # labelled so by the fleet: it may be evicted
     conditions: Mapping[str, Condition] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
 
@@ -111,6 +115,7 @@ def pod(item: Object) -> Pod:
         pool=labels.get("minivm.io/pool", ""),
         ready="Ready" in found and found["Ready"].status == "True",
         deleting=metadata.get("deletionTimestamp") is not None,
+        free=labels.get(FREE) == "true",
         conditions=found,
         annotations=reading.texts(metadata.get("annotations"), "metadata.annotations"),
     )

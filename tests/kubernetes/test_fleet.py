@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.error
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -93,6 +94,23 @@ class Both:
         conditions = self.api.ask("GET", f"{PODS}/{name}")["status"]["conditions"]
         found = [one for one in conditions if one["type"] == "minivm.io/SlurmState"]
         return f"{found[0]['reason']} {found[0].get('message', '')}".strip() if found else ""
+
+    def shown_on_node(self, name: str) -> str:
+        conditions = self.api.ask("GET", f"/api/v1/nodes/n-{name}")["status"]["conditions"]
+        found = [one for one in conditions if one["type"] == "minivm.io/SlurmState"]
+        return f"{found[0]['reason']} {found[0].get('message', '')}".strip() if found else ""
+
+    def free(self, name: str) -> bool:
+        return "minivm.io/free" in self.api.ask("GET", f"{PODS}/{name}")["metadata"]["labels"]
+
+    def eviction(self, name: str) -> int:
+        """Anybody's: what the API server answers."""
+        body = {"apiVersion": "policy/v1beta1", "kind": "Eviction", "metadata": {"name": name, "namespace": "default"}}
+        try:
+            self.api.ask("POST", f"{PODS}/{name}/eviction", body)
+        except urllib.error.HTTPError as error:
+            return error.code
+        return 200
 
     def events(self) -> set[tuple[str, str]]:
         found = self.api.ask("GET", "/api/v1/namespaces/default/events")["items"]
@@ -185,7 +203,7 @@ def as_it_was(both: Both) -> Iterator[None]:
     for name in both.workers:
         both.cordon(name, None, on=False)
         both.scontrol("update", f"nodename={name}", "state=undrain", "comment=")
-        both.api.merge(f"{PODS}/{name}", {"metadata": {"annotations": None}})
+        both.api.merge(f"{PODS}/{name}", {"metadata": {"annotations": None, "labels": {"minivm.io/free": None}}})
         # An undrain makes slurmctld ask the node anew.
         until(partial(idle, both, name), f"{name} is as it was", seen=partial(both.node, name))
 
@@ -223,6 +241,8 @@ def test_a_persons_drain_is_told_shown_and_never_touched(both: Both) -> None:
         both.cordon("w1", "rack 4")
         until(lambda: "w1: drained by others (look at fan 3)" in both.log(), "it is told", seen=both.log)
         until(lambda: both.shown("w1") == "Drained look at fan 3", "and shown", seen=both.log)
+        shown = "Drained w1: Drained look at fan 3"
+        until(lambda: both.shown_on_node("w1") == shown, "on its Node, too", seen=both.log)
         both.cordon("w2", "rack 4")
         until(lambda: both.reason("w2"), "the other one is drained", seen=both.log)
         both.cordon("w1", None, on=False)
@@ -264,6 +284,38 @@ def test_a_pod_that_is_to_go_is_evicted_when_its_job_is_over_and_no_sooner(both:
         until(lambda: both.reason("w2") == "", "the next pod takes jobs", seen=both.log)
 
 
+def test_a_busy_pod_is_protected_from_everybody_and_freed_after(both: Both) -> None:
+    selector = {"matchExpressions": [{"key": "minivm.io/free", "operator": "DoesNotExist"}]}
+    budget = {"metadata": {"name": "b"}, "spec": {"maxUnavailable": 0, "selector": selector}}
+    budgets = "/apis/policy/v1beta1/namespaces/default/poddisruptionbudgets"
+    both.api.ask("POST", budgets, budget)
+    first = both.api.ask("GET", f"{PODS}/w2")["metadata"]["uid"]
+    assert both.eviction("w2") == 429, "from its first moment"
+    job = both.controller.run(
+        "sbatch", "--parsable", "-w", "w2", "--chdir=/tmp", "--wrap", "sleep 7777", user="demo"
+    ).strip()
+    until(lambda: both.controller.run("squeue", "-h", "-o", "%t").split() == ["R"], "the job runs")
+    with both.running():
+        both.cordon("w2", "rack 4")
+        until(lambda: both.reason("w2"), "drained", seen=both.log)
+        until(lambda: both.shown("w2").startswith("Draining"), "and shown", seen=both.log)
+        assert (both.eviction("w2"), both.free("w2")) == (429, False)
+        both.controller.run("scancel", job)
+        until(lambda: both.free("w2"), "freed when its job is over", seen=both.log)
+        both.cordon("w2", None, on=False)
+        until(lambda: both.reason("w2") == "", "undrained", seen=both.log)
+        assert (both.eviction("w2"), both.free("w2")) == (429, False), "and protected again"
+        both.cordon("w2", "rack 4")
+        until(lambda: both.free("w2"), "freed again", seen=both.log)
+        until(lambda: both.eviction("w2") == 200, "anybody may evict it now")
+        both.api.ask("DELETE", f"{PODS}/w2?gracePeriodSeconds=0") if there(both) else None
+        both.new_pod("w2")
+        both.cordon("w2", None, on=False)
+        until(lambda: both.reason("w2") == "", "the next pod takes jobs", seen=both.log)
+    assert both.api.ask("GET", f"{PODS}/w2")["metadata"]["uid"] != first
+    both.api.ask("DELETE", f"{budgets}/b")
+
+
 def there(both: Both) -> bool:
     return any(pod["metadata"]["name"] == "w2" for pod in both.api.ask("GET", PODS)["items"])
 
@@ -273,13 +325,16 @@ def gone(both: Both, uid: str) -> bool:
     return not [pod for pod in pods if pod["uid"] == uid and "deletionTimestamp" not in pod]
 
 
-def all_show(both: Both, fleet: Running, state: str) -> bool:
-    return fleet.there() and {both.shown(name) for name in both.workers} == {state}
+def all_show(both: Both, fleet: Running, state: str, free: bool) -> bool:
+    names = list(both.workers)
+    shown = {both.shown(name) for name in names} == {state} and {both.free(name) for name in names} == {free}
+    return fleet.there() and shown
 
 
-@pytest.mark.parametrize("cut", range(1, 9))
+@pytest.mark.parametrize("cut", range(1, 17))
 def test_killed_before_any_change_of_a_cordon_and_its_end_it_ends_the_same(both: Both, cut: int) -> None:
-    """Two workers, each drained, shown, undrained, shown: eight changes, each of which is the one that is not made."""
+    """Two workers, each drained, shown on two objects, freed, protected, undrained, shown again: sixteen changes, each
+    of which is the one that is not made."""
     with both.running():
         until(lambda: {both.shown(name) for name in both.workers} == {"TakesJobs"}, "all is shown", seen=both.log)
     names = list(both.workers)
@@ -287,7 +342,7 @@ def test_killed_before_any_change_of_a_cordon_and_its_end_it_ends_the_same(both:
         for on, state in ((True, "Drained minivm: fleet: cordon: rack 4"), (False, "TakesJobs")):
             for name in names:
                 both.cordon(name, "rack 4" if on else None, on=on)
-            until(partial(all_show, both, fleet, state), f"both are {state}", seen=both.log)
+            until(partial(all_show, both, fleet, state, on), f"both are {state}", seen=both.log)
         assert fleet.killed == 1
         both.quiet()
     assert [both.reason(name) for name in names] == ["", ""]

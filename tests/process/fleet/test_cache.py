@@ -18,12 +18,14 @@ from fleet.act import cache as cache_module
 from fleet.act import kubernetes as adapter
 from fleet.act.cache import Cache
 from fleet.act.kubernetes import Api
-from fleet.decide.actions import Cordon, Evict, ShowOnPod, Versions
+from fleet.decide.actions import Cordon, Evict, Free, HideOnNode, Protect, ShowOnPod, Versions
 from fleet.errors import FleetError
 from fleet.world.kubernetes import Condition, Kubernetes
+from fleet.world.slurm import Seen
 from fleet.world.world import Unknown
 
 Query = dict[str, str]
+SEEN = Seen(drained=True, down=False, reason="", comment="")
 Write = Callable[[object], None]
 
 
@@ -216,7 +218,7 @@ def test_an_object_that_is_no_longer_as_it_was_seen_is_not_changed(server: Serve
     async def whole() -> None:
         async with server.api() as api:
             assert not await api.change(Cordon("n0", "u", "7", "why"))
-            assert not await api.change(Evict("w0", "u", "7", "why"))
+            assert not await api.change(Evict("w0", "u", "7", "why", SEEN))
             assert not await api.change(ShowOnPod("w0", "u", Condition("t", "True")))
 
     asyncio.run(whole())
@@ -224,6 +226,20 @@ def test_an_object_that_is_no_longer_as_it_was_seen_is_not_changed(server: Serve
     assert bodies[0]["metadata"]["uid"] == bodies[2]["metadata"]["uid"] == "u"
     assert bodies[0]["metadata"]["resourceVersion"] == "7"
     assert bodies[1]["deleteOptions"] == {"preconditions": {"uid": "u", "resourceVersion": "7"}}
+
+
+def test_what_is_shown_or_labelled_is_of_this_object_and_of_no_successor(server: Server) -> None:
+    async def whole() -> None:
+        async with server.api() as api:
+            for act in (Free("w0", "u", "7", SEEN), Protect("w0", "u", "8"), HideOnNode("n0", "u", "t")):
+                assert await api.change(act)
+
+    asyncio.run(whole())
+    free, protect, hide = (body for _, _, body in server.asked)
+    assert free["metadata"] == {"uid": "u", "resourceVersion": "7", "labels": {"minivm.io/free": "true"}}
+    assert protect["metadata"] == {"uid": "u", "resourceVersion": "8", "labels": {"minivm.io/free": None}}
+    assert hide == {"metadata": {"uid": "u"}, "status": {"conditions": [{"type": "t", "$patch": "delete"}]}}
+    assert [path.rpartition("/")[2] for _, path, _ in server.asked] == ["w0", "w0", "status"]
 
 
 @pytest.mark.parametrize(
@@ -254,7 +270,7 @@ def test_a_budget_that_says_not_yet_is_told(server: Server) -> None:
     async def whole() -> None:
         async with server.api() as api:
             with pytest.raises(FleetError, match="its PodDisruptionBudget says not yet"):
-                await api.change(Evict("w0", "u", "7", "why"))
+                await api.change(Evict("w0", "u", "7", "why", SEEN))
 
     asyncio.run(whole())
 
@@ -264,7 +280,7 @@ def test_an_older_server_is_asked_in_its_own_version(server: Server) -> None:
 
     async def whole() -> None:
         async with server.api() as api:
-            assert await api.change(Evict("w0", "u", "7", "why"))
+            assert await api.change(Evict("w0", "u", "7", "why", SEEN))
 
     asyncio.run(whole())
     assert [body["apiVersion"] for _, _, body in server.asked] == ["policy/v1", "policy/v1beta1"]

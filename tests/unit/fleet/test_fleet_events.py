@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from fleet.act.events import event, events
-from fleet.decide.actions import Cordon, ShowOnPod, Tell
+from fleet.decide.actions import Cordon, Free, ShowOnNode, ShowOnPod, Tell
 from fleet.world.kubernetes import Condition, Kubernetes, Node, Pod
+from fleet.world.slurm import Seen
 
 WORLD = Kubernetes({"n0": Node("n0", "uid-n0")}, {"w0": Pod("w0", "uid-w0")})
 
@@ -25,6 +26,8 @@ def test_an_event_is_of_the_pod_or_of_the_node() -> None:
 def test_what_is_about_nothing_that_is_there_or_shown_anyway_is_no_event() -> None:
     assert event(Tell("fleet", "pause", "x"), WORLD, "slurm") is None
     assert event(ShowOnPod("w0", "uid-w0", Condition("t", "True")), WORLD, "slurm") is None
+    assert event(ShowOnNode("n0", "uid-n0", Condition("t", "True")), WORLD, "slurm") is None
+    assert event(Free("w0", "uid-w0", "1", Seen(True, False, "", "")), WORLD, "slurm") is None
 
 
 def test_a_thousand_things_to_tell_are_not_a_thousand_events() -> None:

@@ -93,6 +93,7 @@ def test_whatever_happens_nothing_is_touched_that_is_not_ours_and_it_settles(
         cordoned = machine.cordoned and "minivm.io/cordoned" not in machine.annotations
         by_person = cordoned or bool(machine.taints) or "minivm.io/leave" in pod.annotations
         by_machine = bool(machine.signs) or not machine.ready
+        assert pod.free is bool(node.drained_by), "what may be evicted is what is drained and idle"
         if name in persons:
             assert (node.drained_by, node.reason) == ("person", "look at fan 3")
         elif by_person or (by_machine and ("fleet", "pause") not in told):
@@ -159,6 +160,14 @@ STORIES: dict[str, Story] = {
         lambda w: w.annotate("w0", "minivm.io/leave", None),
     ),
     "not ready": (lambda w: w.ready("n0", False), lambda w: setattr(w, "now", w.now + 400), lambda w: w.ready("n0")),
+    "free and back": (
+        lambda w: w.person_drains("w0"),
+        lambda w: w.person_resumes("w0"),
+        lambda w: w.cordon("n0"),
+        lambda w: w.slurm["w0"].jobs.add(7),
+        lambda w: w.slurm["w0"].jobs.clear(),
+        lambda w: w.cordon("n0", on=False),
+    ),
     "shown": (lambda w: w.person_drains("w0"), lambda w: w.person_resumes("w0")),
     "all leave": (lambda w: w.all_leave(),),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fleet import words
-from fleet.decide.actions import Cordon, Drain, Evict, Forget, ShowOnPod, Uncordon, Undrain
+from fleet.decide.actions import Cordon, Drain, Evict, Forget, Free, Protect, ShowOnNode, ShowOnPod, Uncordon, Undrain
 from fleet.decide.decide import Decision
 from fleet.policy import Policy
 from health.broker import decide as broker
@@ -228,7 +228,7 @@ def test_a_dead_machine_is_proposed_and_not_fenced(worlds: Worlds) -> None:
     worlds.now += worlds.policy.dead_s
     assert "kubectl taint nodes n0 node.kubernetes.io/out-of-service=" in told(worlds)["n0", "dead"]
     worlds.look()
-    assert {type(change) for change in worlds.done} == {ShowOnPod, Drain}
+    assert {type(change) for change in worlds.done} == {ShowOnPod, ShowOnNode, Drain}
     worlds.ready("n0")
     assert ("n0", "dead") not in told(worlds)
     worlds.ready("n0", False)
@@ -256,7 +256,7 @@ def test_machines_that_fail_together_are_a_pause_and_a_told_reason_not_a_thousan
     assert words.kinds(worlds.slurm["w9"].reason) == {"cordon"}
     for number in range(20):
         worlds.ready(f"n{number}")
-    worlds.look()
+    worlds.settle_in()
     assert [name for name, node in worlds.slurm.items() if node.drained_by] == ["w9"]
 
 
@@ -315,6 +315,7 @@ def test_no_more_pods_of_a_pool_are_away_than_may_be(worlds: Worlds) -> None:
     for name in worlds.names:
         worlds.annotate(name, "minivm.io/leave", "x")
     worlds.look()
+    worlds.look()
     assert len(changed(worlds.decide(worlds.world()), Evict)) == 1
     worlds.pods["w2"].ready = False
     (evict,) = changed(worlds.decide(worlds.world()), Evict)
@@ -351,6 +352,93 @@ def test_a_condition_keeps_the_time_of_its_last_transition(worlds: Worlds) -> No
     (second,) = changed(worlds.decide(worlds.world()), ShowOnPod)
     assert isinstance(second, ShowOnPod)
     assert (second.condition.reason, second.condition.since) == ("Drained", BEGIN)
+
+
+def test_slurms_word_is_shown_on_the_node_too_and_goes_with_its_last_worker(worlds: Worlds) -> None:
+    assert worlds.nodes["n0"].condition == ("True", "TakesJobs", "")
+    worlds.person_drains("w0")
+    worlds.look()
+    assert worlds.nodes["n0"].condition == ("False", "Drained", "w0: Drained look at fan 3")
+    worlds.pods["w1"].node = "n0"
+    worlds.settle()
+    assert worlds.nodes["n0"].condition == ("False", "Drained", "w0: Drained look at fan 3"), "of two, the worse"
+    assert worlds.nodes["n1"].condition is None
+    worlds.person_resumes("w0")
+    worlds.settle()
+    assert worlds.nodes["n0"].condition == ("True", "TakesJobs", "")
+
+
+def test_of_a_node_one_of_whose_workers_is_not_known_nothing_is_shown(worlds: Worlds) -> None:
+    worlds.pods["w1"].node = "n0"
+    worlds.person_drains("w0")
+    del worlds.slurm["w1"]
+    assert not [one for one in changed(worlds.decide(worlds.world()), ShowOnNode) if one.node == "n0"]  # type: ignore[attr-defined]
+
+
+def test_the_nodes_condition_is_named_or_left_out_by_policy() -> None:
+    worlds = Worlds(policy=Policy(shows=""))
+    worlds.settle()
+    assert worlds.nodes["n0"].condition is None
+
+
+# Which pods others may evict.
+
+
+def test_a_pod_may_be_evicted_by_others_while_it_is_drained_and_idle_and_at_no_other_time(worlds: Worlds) -> None:
+    assert not worlds.pods["w0"].free, "idle, and a job may come at any moment"
+    worlds.slurm["w0"].jobs.add(7)
+    worlds.cordon("n0")
+    worlds.settle_in()
+    assert not worlds.pods["w0"].free, "drained, and its job runs"
+    worlds.slurm["w0"].suspended.add(7)
+    worlds.settle_in()
+    assert not worlds.pods["w0"].free, "its record looks idle, and a job holds it"
+    worlds.jobs_end("w0")
+    worlds.settle_in()
+    assert worlds.pods["w0"].free
+    worlds.cordon("n0", on=False)
+    (protect,) = changed(worlds.decide(worlds.world()), Protect, Undrain)
+    assert isinstance(protect, Protect), "before it is undrained"
+    worlds.settle_in()
+    assert (worlds.pods["w0"].free, worlds.slurm["w0"].drained_by) == (False, "")
+
+
+def test_a_pod_whose_node_a_person_resumes_is_protected_again(worlds: Worlds) -> None:
+    worlds.person_drains("w0")
+    worlds.settle_in()
+    assert worlds.pods["w0"].free
+    worlds.person_resumes("w0")
+    worlds.look()
+    assert not worlds.pods["w0"].free
+
+
+@pytest.mark.parametrize("what", [Free, Evict])
+def test_what_lets_a_pod_go_does_nothing_where_a_person_has_resumed_its_node_since(worlds: Worlds, what: type) -> None:
+    worlds.annotate("w0", "minivm.io/leave", "x")
+    worlds.look()
+    if what is Evict:
+        worlds.look()
+    seen = worlds.world()
+    assert changed(worlds.decide(seen), what)
+    worlds.person_resumes("w0")
+    worlds.slurm["w0"].jobs.add(7)
+    before = worlds.pods["w0"]
+    worlds.look(world=seen)
+    assert (worlds.pods["w0"], worlds.pods["w0"].free) == (before, what is Evict)
+
+
+def test_a_pod_that_slurm_does_not_know_is_not_free(worlds: Worlds) -> None:
+    worlds.person_drains("w0")
+    worlds.settle_in()
+    del worlds.slurm["w0"]
+    (protect,) = changed(worlds.decide(worlds.world()), Protect)
+    assert isinstance(protect, Protect)
+
+
+def test_what_nobody_may_show_keeps_no_drain_from_its_turn() -> None:
+    worlds = Worlds(size=5, policy=Policy(changes=2))
+    worlds.cordon("n4")
+    assert [type(change) for change in worlds.decide(worlds.world()).changes] == [Drain, ShowOnPod]
 
 
 def test_by_policy_a_persons_drain_cordons_and_its_end_uncordons() -> None:
