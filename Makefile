@@ -2,7 +2,8 @@
 PY := .venv/bin/python
 # SLURM=26.05: that release's packages, in place of the default's.
 OTHER_SLURM := 26.05
-BUILD := $(PY) build.py $(if $(SLURM),--slurm $(SLURM))
+# ARCH=arm64, amd64 or both: for that architecture, in place of this machine's own.
+BUILD := $(PY) build.py $(if $(SLURM),--slurm $(SLURM)) $(if $(ARCH),--arch $(ARCH))
 
 .PHONY: help images other-slurm test up ssh status down lint map bench reproduce push clean \
 	test-kubernetes kube-up kube-status kube-down
@@ -16,6 +17,7 @@ help:                ## this list
 
 images: .venv/ready  ## build every image, whatever is missing on this machine first
 	@python3 images/host.py engine
+	@$(if $(ARCH),python3 images/host.py emulation $(ARCH))
 	@$(BUILD) build --when-vanished relock $(ROLES)
 
 test: images         ## every test: unit, process, container, cluster
@@ -67,6 +69,7 @@ bench: images        ## the figures of docs/performance.md
 
 reproduce: .venv/ready  ## build twice from nothing and compare every digest
 	@python3 images/host.py engine
+	@$(if $(ARCH),python3 images/host.py emulation $(ARCH))
 	@$(BUILD) reproduce
 
 push: images         ## push every image: make push REGISTRY=host:port/path

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 # `python build.py` is to work whichever Python is first; whoever is in an environment of his own has chosen it.
 if __name__ == "__main__" and sys.prefix == sys.base_prefix:
@@ -17,9 +17,13 @@ if __name__ == "__main__" and sys.prefix == sys.base_prefix:
 
 import click
 
-from images.cli.publish import AS_JSON
+from images.cli.publish import AS_JSON, each
 from images.cli.publish import opened as session
 from images.errors import ImagesError, nearest
+
+if TYPE_CHECKING:
+    from images.cli.planned import Result
+    from images.cli.session import Session
 
 REPOSITORY = Path(__file__).resolve().parent
 
@@ -94,19 +98,26 @@ class Commands(click.Group):
 @click.option("--variant", help="debian or nvidia; default debian.")
 @click.option("--slurm", help="A packaged release of Slurm as 26.05, or `source`: from its tarball.")
 @click.option("--cuda", help="Which CUDA: `package`, or one of versions.yaml's `cuda`.")
+@click.option("--arch", help="amd64, arm64 or both; default this machine's.")
 @click.option(
     "--set", "assignments", multiple=True, metavar="NAME=VALUE", help="A setting, see docs/reference/build.md."
 )
 @click.pass_context
 def main(
-    ctx: click.Context, variant: str | None, slurm: str | None, cuda: str | None, assignments: Sequence[str]
+    ctx: click.Context,
+    variant: str | None,
+    slurm: str | None,
+    cuda: str | None,
+    arch: str | None,
+    assignments: Sequence[str],
 ) -> None:
     """Build minivm's images and bring up a cluster of them.
 
     A ROLE is controller, login, worker or another that `list` names; layer:NAME is taken as well. None means all that
     are built by default. All commands and settings: docs/reference/build.md
     """
-    more = [f"{name}={value}" for name, value in (("variant", variant), ("slurm", slurm), ("cuda", cuda)) if value]
+    said = {"variant": variant, "slurm": slurm, "cuda": cuda, "arch": arch}
+    more = [f"{name}={value}" for name, value in said.items() if value]
     ctx.obj = Invocation(REPOSITORY, (*assignments, *more))
 
 
@@ -152,11 +163,13 @@ def plan(ctx: click.Context, roles: Sequence[str], as_json: bool) -> None:
     """What a build would make, and which input of each image changed."""
     from images.cli import report
 
-    opened = session(ctx)
-    names = opened.roles(roles)
-    if stale := opened.stale(names):
-        raise ImagesError("plan", f"the lock does not fit {', '.join(stale)}", hint="`build.py lock` resolves it anew")
-    planned = opened.plan(names, opened.present())[1]
+    planned = []
+    for opened in each(ctx):
+        names = opened.roles(roles)
+        if stale := opened.stale(names):
+            raise ImagesError("plan", f"the lock does not fit {', '.join(stale)}", file=opened.place.directory,
+                              hint="`build.py lock` resolves it anew")  # fmt: skip
+        planned += opened.plan(names, opened.present())[1]
     if as_json:
         report.as_json(report.plan_data(planned))
         return
@@ -179,19 +192,20 @@ def render(ctx: click.Context, role: str) -> None:
 @click.pass_context
 def lock(ctx: click.Context, roles: Sequence[str], check: bool) -> None:
     """Resolve every package to a version and a checksum."""
-    opened = session(ctx)
-    names = opened.every_role(roles)
-    if not check:
-        moved = opened.relock(names)
-        click.echo("\n".join(moved) if moved else "nothing moved")
-        return
-    if stale := opened.stale(names):
-        raise ImagesError("build as locked", f"the lock does not fit {', '.join(stale)}", hint="`build.py lock`")
-    composed = opened.compose(names)
-    if gone := opened.gone(composed.needed(names)):
-        listed = "\n".join(f"  {item}" for item in gone)
-        raise ImagesError("build as locked", f"the archive moved on:\n{listed}", hint="`build.py lock` resolves anew")
-    click.echo("the archive has every locked package")
+    for opened in each(ctx):
+        names = opened.every_role(roles)
+        if not check:
+            moved = opened.relock(names)
+            click.echo("\n".join(moved) if moved else f"{opened.place.choice.arch}: nothing moved")
+            continue
+        if stale := opened.stale(names):
+            raise ImagesError("build as locked", f"the lock does not fit {', '.join(stale)}",
+                              file=opened.place.directory, hint="`build.py lock`")  # fmt: skip
+        if gone := opened.gone(opened.compose(names).needed(names)):
+            listed = "\n".join(f"  {item}" for item in gone)
+            raise ImagesError("build as locked", f"the archive moved on:\n{listed}", file=opened.place.directory,
+                              hint="`build.py lock` resolves anew")  # fmt: skip
+        click.echo(f"{opened.place.choice.arch}: the archive has every locked package")
 
 
 @main.command()
@@ -203,25 +217,34 @@ def lock(ctx: click.Context, roles: Sequence[str], check: bool) -> None:
 def build(ctx: click.Context, roles: Sequence[str], when_vanished: str, as_json: bool) -> None:
     """Build what is missing: the roles named, or all."""
     from images.cli import report
+
+    results: list[Result] = []
+    sizes: dict[str, int] = {}
+    for opened in each(ctx):
+        results += build_one(opened, opened.roles(roles), when_vanished, as_json)
+        sizes |= {reference: image.size for reference, image in opened.present().items()}
+    if as_json:
+        report.as_json(report.result_data(results, sizes))
+        return
+    report.table(("image", "size", "what changed", "seconds"), report.result_rows(results, sizes))
+
+
+def build_one(opened: Session, names: Sequence[str], when_vanished: str, as_json: bool) -> list[Result]:
+    """Of one architecture."""
     from images.make.progress import Plain, reporter
 
-    opened = session(ctx)
-    names = opened.roles(roles)
     before = Plain(to=sys.stderr) if as_json else Plain()
     with opened.caching():
         opened.ready_lock(names, when_vanished, before)
         composed, planned = opened.plan(names, opened.present())
         todo = [item.image for item in planned if not item.present]
+        if todo:
+            opened.check_architecture(todo)
         if todo and not opened.check_archive(todo, names, when_vanished, before):
             composed, planned = opened.plan(names, opened.present())
             todo = [item.image for item in planned if not item.present]
         with reporter(len(todo), sys.stderr if as_json else sys.stdout) as progress:
-            results = opened.build(composed, planned, progress)
-    sizes = {reference: image.size for reference, image in opened.present().items()}
-    if as_json:
-        report.as_json(report.result_data(results, sizes))
-        return
-    report.table(("image", "size", "what changed", "seconds"), report.result_rows(results, sizes))
+            return opened.build(composed, planned, progress)
 
 
 if __name__ == "__main__":

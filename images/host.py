@@ -53,6 +53,8 @@ TEST_TOOLS: Mapping[str, str] = {
     "ip": "iproute2",
     "strace": "strace",
 }
+# To build for another architecture; qemu's package depends on which.
+EMULATION_TOOLS: Mapping[str, str] = {"arch-test": "arch-test"}
 OWN_ENGINE = "unix:///var/run/docker.sock"
 ENGINE_PID = Path("/var/run/docker.pid")
 ENGINE_LOG = Path("/var/log/minivm-dockerd.log")
@@ -222,6 +224,47 @@ def running_engine() -> int:
         return 0
 
 
+def ensure_emulation(asked: str) -> None:
+    """This kernel runs programs of these architectures, by what is registered already or by Debian's qemu."""
+    sys.path.insert(0, str(ROOT))
+    from ground.errors import Problem
+    from images import architectures, emulation
+
+    try:
+        arches = architectures.listed(asked)
+    except Problem as error:
+        raise HostError(str(error)) from error
+    for arch in arches:
+        if arch == architectures.own():
+            continue
+        if emulation.entry(arch) is None:
+            register(arch)
+        if why := emulation.refusal(arch):
+            raise HostError(f"cannot build for {arch}: {why}")
+        apt_install(missing_packages(EMULATION_TOOLS))
+
+
+def register(arch: str) -> None:
+    from images import emulation
+
+    apt_install(missing_packages({emulation.interpreter(arch): "qemu-user-static"}))
+    if emulation.entry(arch):  # its package did, as it does where systemd runs
+        return
+    try:
+        if not (emulation.REGISTRY / "register").exists():
+            log(f"mounting {emulation.REGISTRY}")
+            subprocess.run(["mount", "-t", "binfmt_misc", "binfmt_misc", str(emulation.REGISTRY)], check=True)
+        log(
+            f"programs of {arch} are run by {emulation.interpreter(arch)} until this machine's next start (binfmt_misc)"
+        )
+        (emulation.REGISTRY / "register").write_bytes(emulation.line(arch))
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise HostError(
+            f"cannot run programs of {arch} here: {emulation.interpreter(arch)} could not be registered: {error}; on a"
+            f" container or a small kernel, register it on the machine around it, or build on one of {arch}"
+        ) from error
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="images/host.py", description=__doc__)
     steps: dict[str, Callable[[], None]] = {
@@ -229,9 +272,11 @@ def main() -> int:
         "engine": ensure_engine,
         "test-tools": lambda: apt_install(missing_packages(TEST_TOOLS)),
     }
-    parser.add_argument("step", choices=steps, help="what to make sure of")
+    parser.add_argument("step", choices=(*steps, "emulation"), help="what to make sure of")
+    parser.add_argument("arch", nargs="?", default="", help="for emulation: arm64, amd64, or both")
+    said = parser.parse_args()
     try:
-        steps[parser.parse_args().step]()
+        steps.get(said.step, lambda: ensure_emulation(said.arch))()
     except HostError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

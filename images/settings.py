@@ -1,6 +1,6 @@
 """What a site decides about a build, beside the definition: mirrors, proxies, networks, registries.
 
-Only the first seven reach the content of an image: the lock's checksums hold whatever the mirror. Each setting is an
+Only the first eight reach the content of an image: the lock's checksums hold whatever the mirror. Each setting is an
 environment variable `MINIVM_BUILD_<NAME>` or `--set name=value`.
 """
 
@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from images.errors import ImagesError, nearest
@@ -37,6 +38,7 @@ FORMS = {
 class Settings:
     variant: str = "debian"
     slurm: str = ""  # package, source, or a release that the variant has packages of; empty: what the variant says
+    arch: str = ""  # amd64, arm64, both, or several with commas; empty: this machine's
     cuda: str = ""  # package, or one of versions.yaml's `cuda`; empty: what the variant says
     slurm_tarball: str = ""  # path or address of a source tarball, in place of the pin
     slurm_sha256: str = ""
@@ -103,3 +105,17 @@ def checked(name: str, known: set[str], where: str) -> str:
     if name not in known:
         raise ImagesError("use the setting", f"no setting {name!r}", field=where, hint=nearest(name, known))
     return name
+
+
+def check_certificates(file: str) -> None:
+    """Told before a build has begun, and not by the first download."""
+    if not file:
+        return
+    try:
+        text = Path(file).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not a PEM file"
+        raise ImagesError("use the certificates", str(why), file=file, field="ca_certificates") from error
+    if "-----BEGIN CERTIFICATE-----" not in text:
+        raise ImagesError("use the certificates", "no certificate in it", file=file, field="ca_certificates",
+                          hint="a PEM file, with a line -----BEGIN CERTIFICATE-----")  # fmt: skip

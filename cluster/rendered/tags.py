@@ -1,4 +1,5 @@
-"""Which image a role runs, for a wished Slurm version and variant: tags are <slurm version>-<variant>-<hash12>."""
+"""Which image a role runs, for a wished Slurm version and variant: tags are <slurm version>-<variant>-<hash12>,
+and <slurm version>-<variant>-<architecture>-<hash12> where that is not amd64."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any
 from cluster.errors import ClusterError
 
 ROLES = ("controller", "login", "worker", "demo")
-TAG = re.compile(r"(?P<slurm>[0-9.]+)-(?P<variant>[a-z0-9]+)-(?P<hash>[0-9a-f]{12})")
+TAG = re.compile(r"(?P<slurm>[0-9.]+)-(?P<variant>[a-z0-9]+)(-(?P<arch>arm64))?-(?P<hash>[0-9a-f]{12})")
 
 
 def chosen(given: Iterable[str]) -> tuple[str, dict[str, str]]:
@@ -43,14 +44,18 @@ def tagged(reference: str, beside: Iterable[str], metadata: Mapping[str, Any]) -
     return "~" if latest in beside else str(metadata["LastTagTime"])
 
 
-def newest(images: Iterable[tuple[str, str]], *, repository: str, slurm: str, variant: str) -> dict[str, str]:
-    """Role -> tag, from the engine's (reference, when it was tagged) pairs."""
+def newest(
+    images: Iterable[tuple[str, str]], *, repository: str, slurm: str, variant: str, arch: str = "amd64"
+) -> dict[str, str]:
+    """Role -> tag, from the engine's (reference, when it was tagged) pairs: of what its machine runs itself."""
     best: dict[str, tuple[str, str]] = {}
     for reference, tagged in images:
         name, _, tag = reference.rpartition(":")
         role = name.removeprefix(f"{repository}/")
         parts = TAG.fullmatch(tag)
         if name == role or role not in ROLES or not parts:
+            continue
+        if arch != (parts["arch"] or "amd64"):
             continue
         if slurm and slurm != parts["slurm"] and not parts["slurm"].startswith(f"{slurm}."):
             continue
@@ -72,4 +77,4 @@ def newest_here(client: Any, repository: str, *, slurm: str = "", variant: str =
         for item in client.api.images(name=f"{repository}/*")
         for reference in item["RepoTags"] or []
     ]
-    return newest(listed, repository=repository, slurm=slurm, variant=variant)
+    return newest(listed, repository=repository, slurm=slurm, variant=variant, arch=client.api.version()["Arch"])

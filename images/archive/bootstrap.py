@@ -9,6 +9,7 @@ import tarfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from images import architectures
 from images.archive import origins
 from images.archive.lock import Place
 from images.archive.locked import Slice
@@ -39,6 +40,8 @@ def command(place: Place, slice_: Slice, dpkg_options: Sequence[str], target: Pa
     # As root: apt's own user can read neither a site's CA under /root nor a work directory that is ours alone. Its
     # settings are removed from the image again.
     words = ["mmdebstrap", "--variant=apt", "--format=tar", '--aptopt=APT::Sandbox::User "root"']
+    if place.choice.arch != architectures.own():
+        words.append(f"--architectures={place.choice.arch}")
     if slice_.request.packages:
         words.append(f"--include={','.join(slice_.request.packages)}")
     words += [f"--dpkgopt={option}" for option in dpkg_options]

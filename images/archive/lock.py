@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ground.files import write_whole
+from images import architectures
 from images.archive import origins
 from images.archive.apt import Archive, Origin
 from images.archive.locked import Gone, Request, Slice, from_json, to_json, vanished
@@ -45,7 +46,8 @@ class Place:
 
     @property
     def directory(self) -> Path:
-        """One lock a variant; another Slurm or CUDA than the variant's own has one of its own, of what differs."""
+        """One lock a variant and architecture; another Slurm or CUDA than the variant's own has one of its own, of
+        what differs."""
         name = self.choice.variant
         if self.choice.slurm is not self.variant.slurm:
             name += f"-slurm-{self.choice.slurm.value}"
@@ -55,13 +57,14 @@ class Place:
             name += f"-{cuda_selector(self.choice.cuda)}"
         if self.settings.base_image:
             name += "-base"
-        return self.repository / "images/lock" / name
+        return self.repository / "images/lock" / architectures.suffixed(name, self.choice.arch)
 
     @property
     def shared(self) -> Place | None:
         """The variant's own Slurm and CUDA on the same base: what stands below them is the same, package by package."""
         variant, releases = self.variant, self.variant.releases
-        own = replace(self, choice=Choice(variant.name, variant.slurm, variant.cuda, releases[0] if releases else ""))
+        first = releases[0] if releases else ""
+        own = replace(self, choice=Choice(variant.name, variant.slurm, variant.cuda, first, self.choice.arch))
         return None if own.directory == self.directory else own
 
     @property
@@ -149,7 +152,7 @@ def open_archive(place: Place, base: BaseFiles | None, names: Iterable[str]) -> 
     if place.settings.ca_certificates:
         options["Acquire::https::CaInfo"] = place.settings.ca_certificates
     key = place.directory.name
-    archive = Archive(place.repository / "build/apt" / key, origins.arch(), options)
+    archive = Archive(place.repository / "build/apt" / key, place.choice.arch, options)
     names = list(names)
     vendor = origins.vendor_sources(place.definition, place.variant)
     pins = {name: origins.preferences(vendor[name]) for name in names if vendor[name].pin is not None}

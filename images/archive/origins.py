@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -17,14 +16,8 @@ from images.definition.spec import AptSource, Definition, Pin, Variant
 from images.errors import ImagesError, nearest
 from images.settings import Settings
 
-ARCHES = {"x86_64": "amd64", "aarch64": "arm64"}
 IN_ARCHIVE = "archive:"
 DEBIAN_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-
-
-def arch() -> str:
-    machine = platform.machine()
-    return ARCHES.get(machine, machine)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from ground.files import write_whole
+from images import architectures
 from images.archive.lock import Place, layers_in_order
 from images.archive.locked import RELOCK
 from images.definition.spec import PACKAGED, Cuda
@@ -24,7 +25,7 @@ from images.settings import Settings
 
 FORMAT = 1
 # What pip calls the machines of which every wheel is locked.
-MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
+MACHINES = {one.name: one.machine for one in architectures.KNOWN.values()}
 # From the C library of the oldest base that a variant has down to the oldest that a wheel may be made for.
 GLIBC = range(39, 16, -1)
 OLDER = {"x86_64": ("manylinux2014", "manylinux_2_12", "manylinux2010"), "aarch64": ("manylinux2014",)}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from images.cli.publish import AS_JSON, opened
+from images.cli.publish import AS_JSON, each, opened
 from images.errors import ImagesError
 
 
@@ -23,13 +23,15 @@ def reproduce(ctx: click.Context, roles: Sequence[str], as_json: bool) -> None:
     from images.cli.reproduce import build_twice
     from images.make.progress import Plain
 
-    session = opened(ctx)
-    names = session.roles(roles)
-    session.ready_lock(names, "fail", Plain())
-    todo = session.compose(names).needed(names)
-    session.check_archive(todo, names, "fail", Plain())
-    reporter = Plain(to=sys.stderr)
-    compared = build_twice(session, names, reporter, reporter.log)
+    compared = []
+    for session in each(ctx):
+        names = session.roles(roles)
+        session.ready_lock(names, "fail", Plain())
+        todo = session.compose(names).needed(names)
+        session.check_architecture(todo)
+        session.check_archive(todo, names, "fail", Plain())
+        reporter = Plain(to=sys.stderr)
+        compared += build_twice(session, names, reporter, reporter.log)
     if as_json:
         report.as_json([{"image": c.image.key, "equal": c.equal, "ids": [c.first.id, c.second.id],
                          "layers": [list(c.first.layers), list(c.second.layers)]} for c in compared])  # fmt: skip

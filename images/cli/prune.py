@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from images.cli.publish import opened
+from images.cli.publish import each
 
 
 @click.command()
@@ -14,12 +14,13 @@ def prune(ctx: click.Context, dry_run: bool) -> None:
     """Remove images that later builds of the same name superseded."""
     from images.cli.superseded import candidates
 
-    session = opened(ctx)
-    old = candidates(session, session.every_role(()))
-    kept = 0
-    for name in old:
-        reason = "" if dry_run else session.engine.release(name)
-        kept += bool(reason)
-        click.echo(f"{name}: {reason}" if reason else name)
+    kept, old = 0, list[str]()
+    for session in each(ctx):
+        found = candidates(session, session.every_role(()))
+        old += found
+        for name in found:
+            reason = "" if dry_run else session.engine.release(name)
+            kept += bool(reason)
+            click.echo(f"{name}: {reason}" if reason else name)
     done = "would go" if dry_run else "removed"
     click.echo(f"{len(old) - kept} {done}" + (f", {kept} in use" if kept else ""))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from images.cli.session import Session
     from images.engine.docker import Engine
     from images.make.plan import Image
+    from images.ship.push import Pushed
     from images.ship.registry import Registry
 
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="For machines.")
@@ -26,6 +27,14 @@ def opened(ctx: click.Context) -> Session:
     from images.cli.session import Session
 
     return Session.open(ctx.obj.repository, settings.read(assignments=ctx.obj.assignments))
+
+
+def each(ctx: click.Context) -> list[Session]:
+    """One of each architecture that was asked for."""
+    from images import settings
+    from images.cli.session import Session
+
+    return Session.each(ctx.obj.repository, settings.read(assignments=ctx.obj.assignments))
 
 
 def built(session: Session, roles: Sequence[str]) -> list[Image]:
@@ -62,10 +71,13 @@ def push(
     place = Place.parse(registry)
     password = sys.stdin.readline().rstrip("\n") if password_stdin else ""
     login = credentials.find(place.host, os.environ, user=user, password=password)
-    session = opened(ctx)
     seen: set[Blob] = set()
     pushed = []
-    for image in built(session, roles):
+    there: dict[str, dict[str, Pushed]] = {}
+    made: dict[str, dict[str, tuple[str, str]]] = {}
+    # All that can be missing is told before anything is sent.
+    todo = [(session, image) for session in each(ctx) for image in built(session, roles)]
+    for session, image in todo:
         click.echo(f"pushing {image.reference}", err=True)
         pushed.append(
             push_image(session.engine, image.reference, place, image.name, image.tag, login, seen=seen,
@@ -73,6 +85,11 @@ def push(
         )  # fmt: skip
         if key:
             attach_provenance(session, image, Registry(place, image.name, login), pushed[-1].digest, key)
+        there.setdefault(image.name, {})[session.place.choice.arch] = pushed[-1]
+        made.setdefault(image.name, {})[session.place.choice.arch] = (image.tag, image.hash)
+    for name, images in there.items():
+        if len(images) > 1:
+            pushed.append(push_index(Registry(place, name, login), made[name], images))
     if as_json:
         report.as_json([{"image": p.reference, "tag": p.tag, "digest": p.digest, "sent": p.sent, "present": p.present,
                          "size": p.size} for p in pushed])  # fmt: skip
@@ -81,13 +98,30 @@ def push(
     report.table(("by digest", "tag", "compressed", "layers"), rows)
 
 
+def push_index(registry: Registry, made: Mapping[str, tuple[str, str]], images: Mapping[str, Pushed]) -> Pushed:
+    """The one name of a role's images of several architectures."""
+    from images.ship import index, referrers
+    from images.ship.push import Pushed
+
+    tag = index.tag(made)
+    digest = index.put(registry, tag, {arch: referrers.subject(registry, p.digest) for arch, p in images.items()})
+    where = f"{registry.place.host}/{registry.repository}"
+    return Pushed(f"{where}@{digest}", f"{where}:{tag}", digest, 0, len(images), sum(p.size for p in images.values()))
+
+
 def attach_provenance(session: Session, image: Image, registry: Registry, digest: str, key: Path) -> None:
     from images.make.build import git_revision
     from images.ship import provenance, referrers
 
     choice = session.place.choice
     slurm = f"{choice.slurm.value} {choice.release}".rstrip()
-    parameters = {"role": image.name, "variant": choice.variant, "slurm": slurm, "cuda": choice.cuda}
+    parameters = {
+        "role": image.name,
+        "variant": choice.variant,
+        "slurm": slurm,
+        "cuda": choice.cuda,
+        "arch": choice.arch,
+    }
     went_in = dict(image.inputs) | {p.wanted: p.sha256 for slice_ in image.slices for p in slice_.packages}
     went_in |= {wheel.wanted: wheel.sha256 for wheel in image.wheels}
     build = provenance.Build(parameters, image.hash, image.tag, went_in, git_revision(session.repository))
@@ -104,7 +138,7 @@ def attach_provenance(session: Session, image: Image, registry: Registry, digest
 def verify(reference: str, signers: Path, user: str, password_stdin: bool, as_json: bool) -> None:
     """Whether an image in a registry is from somebody who may build it: its provenance, its signature."""
     from images.cli import report
-    from images.ship import credentials, provenance, referrers
+    from images.ship import credentials, index, provenance, referrers
     from images.ship.registry import Place, Registry
 
     path, at, digest = reference.partition("@")
@@ -117,15 +151,23 @@ def verify(reference: str, signers: Path, user: str, password_stdin: bool, as_js
     password = sys.stdin.readline().rstrip("\n") if password_stdin else ""
     login = credentials.find(place.host, os.environ, user=user, password=password)
     registry = Registry(place, path.rpartition("/")[2], login)
-    image = referrers.subject(registry, tag)
-    envelopes = referrers.attached(registry, image, provenance.TYPE)
-    found = provenance.verified(envelopes, image["digest"], signers, reference)
-    built = found.statement["predicate"]["buildDefinition"]
+    whole = referrers.subject(registry, tag)
+    rows, data = [], []
+    for arch, image in index.images(registry, whole).items():
+        envelopes = referrers.attached(registry, image, provenance.TYPE)
+        found = provenance.verified(envelopes, image["digest"], signers, f"{reference} {arch}".rstrip())
+        parameters = found.statement["predicate"]["buildDefinition"]["externalParameters"]
+        if arch and parameters.get("arch", arch) != arch:
+            raise ImagesError(f"verify {reference}", f"what is named for {arch} was built for {parameters['arch']}")
+        shown = ", ".join(f"{name} {value}" for name, value in sorted(parameters.items()))
+        rows.append((f"{path}@{image['digest']}", found.signer, shown))
+        data.append({"image": rows[-1][0], "signer": found.signer, "statement": found.statement})
     if as_json:
-        report.as_json({"image": f"{path}@{image['digest']}", "signer": found.signer, "statement": found.statement})
+        report.as_json(
+            data[0] if whole["mediaType"] != referrers.INDEX else {"image": f"{path}@{whole['digest']}", "images": data}
+        )
         return
-    parameters = ", ".join(f"{name} {value}" for name, value in sorted(built["externalParameters"].items()))
-    report.table(("image", "signed by", "built as"), [(f"{path}@{image['digest']}", found.signer, parameters)])
+    report.table(("image", "signed by", "built as"), rows)
 
 
 @click.command()
@@ -155,7 +197,8 @@ def diff(ctx: click.Context, a: str, b: str, everything: bool, as_json: bool) ->
     from images.ship import diff as difference
 
     session = opened(ctx)
-    names = [f"{session.settings.prefix}/{n}:latest" if n in session.definition.roles else n for n in (a, b)]
+    prefix, roles = session.settings.prefix, session.definition.roles
+    names = [session.newest(f"{prefix}/{name}") if name in roles else name for name in (a, b)]
     compared = difference.compare(*(contents(session.engine, name) for name in names))
     if as_json:
         report.as_json(difference.as_data(compared))

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from images.cli.session import Planned, Result
+from images.cli.planned import Planned, Result
 
 
 def megabytes(size: int) -> str:

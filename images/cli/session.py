@@ -10,43 +10,27 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from images import architectures, emulation
 from images.archive import lock, locked, wheels
 from images.archive.lock import Place
 from images.archive.locked import Slice
+from images.cli.planned import Planned, Result, needed_only
 from images.definition import load
 from images.definition.check import known_cuda
 from images.definition.choose import choice
 from images.definition.spec import Definition
 from images.errors import ImagesError, nearest
+from images.host import OWN_ENGINE
 from images.make.compose import Composer
-from images.make.plan import LAYER, Composed, Image, changed, key_of
+from images.make.plan import LAYER, Composed, Image, changed
 from images.make.render import dockerfile
 from images.make.state import State
-from images.settings import Settings
+from images.settings import Settings, check_certificates
 
 if TYPE_CHECKING:
     from images.archive.origins import BaseFiles
     from images.engine.docker import Engine, Present
     from images.make.progress import Reporter
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """What would happen to one image."""
-
-    image: Image
-    present: bool
-    why: tuple[str, ...]
-
-
-@dataclass(slots=True)
-class Result:
-    """What happened to one image."""
-
-    image: Image
-    why: tuple[str, ...]
-    seconds: float = 0.0
-    built: bool = False
 
 
 @dataclass(slots=True)
@@ -60,16 +44,34 @@ class Session:
 
     @classmethod
     def open(cls, repository: Path, settings: Settings) -> Session:
+        """Of one architecture."""
+        found = cls.each(repository, settings)
+        if len(found) > 1:
+            raise ImagesError("use the setting", f"{settings.arch!r} is more than one, and this takes one",
+                              field="arch", hint="--arch arm64")  # fmt: skip
+        return found[0]
+
+    @classmethod
+    def each(cls, repository: Path, settings: Settings) -> list[Session]:
+        """One of each architecture that was asked for."""
         definition = load.load(repository)
+        return [cls.of(repository, settings, definition, arch) for arch in architectures.listed(settings.arch)]
+
+    @classmethod
+    def of(cls, repository: Path, settings: Settings, definition: Definition, arch: str) -> Session:
         variants = definition.versions.variants
         if settings.variant not in variants:
             raise ImagesError("use the variant", f"no variant {settings.variant!r}",
                               hint=nearest(settings.variant, variants))  # fmt: skip
+        if arch not in variants[settings.variant].arches:
+            raise ImagesError("use the variant", f"{settings.variant} is not made for {arch}",
+                              file="images/versions.yaml", field=f"variants.{settings.variant}.arches",
+                              hint=f"it is for {', '.join(variants[settings.variant].arches)}")  # fmt: skip
         check_certificates(settings.ca_certificates)
         cuda = settings.cuda or variants[settings.variant].cuda
         known_cuda(definition, cuda, "cuda")
         chosen = choice(definition, settings.variant, settings.slurm, settings.slurm_version)
-        place = Place(repository, definition, replace(chosen, cuda=cuda), settings)
+        place = Place(repository, definition, replace(chosen, cuda=cuda, arch=arch), settings)
         return cls(repository, settings, definition, place, lock.read(place))
 
     @property
@@ -126,8 +128,10 @@ class Session:
 
     def beside(self) -> list[Session]:
         """This one, and the same with each other release of Slurm that the variant has packages of."""
-        releases = [choice(self.definition, self.place.choice.variant, one) for one in self.place.variant.releases]
-        places = [replace(self.place, choice=one) for one in releases if one != self.place.choice]
+        mine = self.place.choice
+        releases = [choice(self.definition, mine.variant, one) for one in self.place.variant.releases]
+        places = [replace(self.place, choice=replace(one, arch=mine.arch)) for one in releases]
+        places = [place for place in places if place.choice != mine]
         others = [replace(self, place=place, slices=lock.read(place)) for place in places]
         return [self, *others]
 
@@ -188,6 +192,20 @@ class Session:
         return {reference: image for image in self.engine.images() for reference in image.references}
 
     # The build.
+
+    def check_architecture(self, todo: Iterable[Image]) -> None:
+        """Whether what builds can run what is built, told before a step fails of it."""
+        arch, own = self.place.choice.arch, architectures.own()
+        where, _ = self.engine.chosen()
+        if self.engine.arch != arch and not self.settings.arch:
+            raise ImagesError(f"build for {arch}", f"the engine at {where} is of {self.engine.arch}",
+                              hint=f"--arch {self.engine.arch} builds for it; --arch {arch} says that it can run both"
+                              )  # fmt: skip
+        # What another machine's engine can run, its own step will say.
+        here = arch != own and (where == OWN_ENGINE or any(image.bootstrapped for image in todo))
+        if here and (why := emulation.refusal(arch)):
+            raise ImagesError(f"build for {arch}", why, hint=f"as root: `python3 images/host.py emulation {arch}`;"
+                              f" `make images ARCH={arch}` does it, too")  # fmt: skip
 
     def ready_lock(self, roles: Sequence[str], when_vanished: str, reporter: Reporter) -> None:
         """A lock for every layer. A stale one is resolved anew where that was asked for, and is an error elsewhere."""
@@ -263,44 +281,15 @@ class Session:
         return max(1, int(self.settings.jobs) if self.settings.jobs else (os.cpu_count() or 1) // 2)
 
     def alias(self, composed: Composed) -> None:
-        """ROLE:latest is the newest build."""
+        """ROLE:latest is the newest build of what this engine's own machine runs, ROLE:latest-ARCH of another."""
         present = self.present()
         for image in composed.images.values():
             if not image.is_role or image.reference not in present:
                 continue
-            latest = f"{image.repo}:latest"
+            latest = self.newest(image.repo)
             if latest not in present or present[latest].id != present[image.reference].id:
                 self.engine.tag(image.reference, latest)
 
-
-def needed_only(composed: Composed, planned: Sequence[Planned], roles: Iterable[str]) -> list[Planned]:
-    """Without the builders whose only consumers are present already: nobody would look at what they make."""
-    by_key = {item.image.key: item for item in planned}
-    wanted: set[str] = set()
-
-    def visit(key: str) -> None:
-        if key in wanted:
-            return
-        wanted.add(key)
-        item = by_key[key]
-        for other in item.image.needs:
-            if not item.present or other == item.image.parent:
-                visit(other)
-
-    for target in roles:
-        visit(key_of(target))
-    return [item for item in planned if item.image.key in wanted]
-
-
-def check_certificates(file: str) -> None:
-    """Told before a build has begun, and not by the first download."""
-    if not file:
-        return
-    try:
-        text = Path(file).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "not a PEM file"
-        raise ImagesError("use the certificates", str(why), file=file, field="ca_certificates") from error
-    if "-----BEGIN CERTIFICATE-----" not in text:
-        raise ImagesError("use the certificates", "no certificate in it", file=file, field="ca_certificates",
-                          hint="a PEM file, with a line -----BEGIN CERTIFICATE-----")  # fmt: skip
+    def newest(self, repo: str) -> str:
+        arch = self.place.choice.arch
+        return f"{repo}:latest" if arch == self.engine.arch else f"{repo}:latest-{arch}"

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from images.cli.session import Session
 
 
-def superseded(images: Iterable[Image], names: Iterable[str], variant: str) -> list[str]:
-    """The names among `names` that a build of this variant made and would not make today.
+def superseded(images: Iterable[Image], names: Iterable[str], flavour: str) -> list[str]:
+    """The names among `names` that a build of this variant and architecture made and would not make today.
 
     Only tags of our own making count (`latest` and what people tagged themselves do not), and only of images that the
     definition still has: what was renamed or belongs to another variant is nobody's to judge here.
@@ -21,7 +21,7 @@ def superseded(images: Iterable[Image], names: Iterable[str], variant: str) -> l
     current: dict[str, set[str]] = {}
     for image in images:
         current.setdefault(image.repo, set()).add(image.tag)
-    ours = re.compile(rf"(?:.+-)?{re.escape(variant)}-[0-9a-f]{{12}}")
+    ours = re.compile(rf"(?:.+-)?{re.escape(flavour)}-[0-9a-f]{{12}}")
     found = []
     for name in names:
         repository, _, tag = name.rpartition(":")
@@ -36,4 +36,4 @@ def candidates(session: Session, targets: Iterable[str]) -> list[str]:
     # Releases of Slurm stand side by side: what one build made is not the other's to judge.
     locked = [one for one in session.beside() if one is session or not one.stale(targets)]
     images = [image for one in locked for image in one.compose(targets).needed(targets)]
-    return superseded(images, names, session.place.choice.variant)
+    return superseded(images, names, session.place.choice.flavour)

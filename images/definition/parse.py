@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
+from images import architectures
 from images.definition import vendor
 from images.definition.fields import Fields
 from images.definition.spec import (
@@ -171,6 +172,7 @@ def epoch(fields: Fields) -> int:
 
 VARIANT_KEYS = {
     "describe", "python", "slurm", "releases", "cuda", "suite", "components", "base", "sources", "absent", "expects",
+    "arches",
 }  # fmt: skip
 
 
@@ -199,6 +201,7 @@ def variant(name: str, fields: Fields) -> Variant:
         ),
         absent=fields.text_map("absent"),
         expects=vendor.expects(fields),
+        arches=vendor.arches(fields),
     )
 
 
@@ -274,7 +277,8 @@ def releases(data: object, file: str) -> dict[str, Release]:
 def selectors(names: Mapping[str, Variant], slurm: Mapping[str, Release]) -> frozenset[str]:
     """Every selector a list may name, given the variants and the releases of Slurm."""
     sources = (f"slurm-{source.value}" for source in SlurmSource)
-    return frozenset({"all", *names, *sources, *(f"slurm-{release}" for release in slurm), *CUDA_SELECTORS})
+    releases = (f"slurm-{release}" for release in slurm)
+    return frozenset({"all", *names, *architectures.KNOWN, *sources, *releases, *CUDA_SELECTORS})
 
 
 def only(fields: Fields, known: frozenset[str]) -> Selected[str] | None:

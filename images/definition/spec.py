@@ -1,8 +1,8 @@
 """What an image is: the layer, role and versions files as frozen dataclasses. Pure; `load.py` reads them.
 
 Any list of a layer or role may depend on the build: written as a map, its keys are selectors (`all`, a variant's
-name, `slurm-package`, `slurm-source`, a release as `slurm-26.05`, `cuda-package`, `cuda-wheels`, or several joined by
-`+`) and every list whose selectors hold is taken, in order.
+name, an architecture, `slurm-package`, `slurm-source`, a release as `slurm-26.05`, `cuda-package`, `cuda-wheels`, or
+several joined by `+`) and every list whose selectors hold is taken, in order.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, TypeVar
+
+from images import architectures
 
 T = TypeVar("T")
 # A checksum that nobody has verified against the publisher yet: the definition loads, a build that needs it refuses.
@@ -36,11 +38,17 @@ class Choice:
     slurm: SlurmSource
     cuda: str = PACKAGED
     release: str = ""  # of Slurm, as "24.11"; empty where the definition has no facts of any
+    arch: str = field(default_factory=architectures.own)
 
     @property
     def selectors(self) -> frozenset[str]:
-        found = {"all", self.variant, f"slurm-{self.slurm.value}", cuda_selector(self.cuda)}
+        found = {"all", self.variant, f"slurm-{self.slurm.value}", cuda_selector(self.cuda), self.arch}
         return frozenset(found | {f"slurm-{self.release}"} if self.release else found)
+
+    @property
+    def flavour(self) -> str:
+        """The variant as tags and logs have it."""
+        return architectures.suffixed(self.variant, self.arch)
 
 
 def cuda_selector(cuda: str) -> str:
@@ -200,6 +208,7 @@ class Variant:
     sources: tuple[AptSource, ...] = ()
     absent: Mapping[str, str] = field(default_factory=dict)
     expects: Mapping[str, str] = field(default_factory=dict)  # of the machine: kernel, ofed
+    arches: tuple[str, ...] = tuple(architectures.KNOWN)
 
 
 @dataclass(frozen=True, slots=True)

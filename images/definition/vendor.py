@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 
+from images import architectures
 from images.definition.fields import Fields
 from images.definition.spec import Cuda
+from images.errors import nearest
 
 # What pip is asked for: a name, and a version or the beginning of one.
 REQUIREMENT = re.compile(r"(?P<name>[a-z0-9]+(-[a-z0-9]+)*)(==[0-9]+(\.[0-9]+)*(\.\*)?)?")
@@ -30,6 +32,15 @@ def cuda(name: object, parent: Fields, value: object) -> Cuda:
     if not re.fullmatch(r"[0-9]+(\.[0-9]+)*", driver):
         raise fields.error("driver", f"{driver!r} is not a driver's version", 'for instance "580.65.06"')
     return Cuda(name, driver, groups)
+
+
+def arches(fields: Fields) -> tuple[str, ...]:
+    """Those that its repositories and pins are for; every one unless it says."""
+    named = fields.texts("arches")
+    for name in named:
+        if name not in architectures.KNOWN:
+            raise fields.error("arches", f"no images are made for {name!r}", nearest(name, architectures.KNOWN))
+    return named or tuple(architectures.KNOWN)
 
 
 def expects(fields: Fields) -> dict[str, str]:

@@ -53,7 +53,7 @@ class Maker:
     def make(self, image: Image) -> float:
         """Build, normalise, name. The seconds it took."""
         began = time.monotonic()
-        log_path = self.work / "logs" / self.place.choice.variant / f"{image.key.replace(':', '-')}.log"
+        log_path = self.work / "logs" / self.place.choice.flavour / f"{image.key.replace(':', '-')}.log"
         log_path.parent.mkdir(parents=True, exist_ok=True)
         with log_path.open("w") as log, failures(image, log_path):
             raw = self.raw(image, log)
@@ -217,7 +217,7 @@ class Maker:
                 labels=self.labels(image, below),
                 created_by=f"minivm {image.key} {image.hash[:12]}",
             ),
-            arch=self.engine.arch,
+            arch=self.place.choice.arch,
             epoch=self.place.definition.versions.epoch,
         )
         return self.engine.store.take_over(raw, made)

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from images import architectures
 from images.archive import origins
 from images.archive.bootstrap import CLEAN
 from images.archive.fetch import file_name
@@ -17,7 +18,7 @@ from images.archive.lock import Place, layers_in_order
 from images.archive.locked import RELOCK, Slice, find
 from images.archive.wheels import Wheel
 from images.definition.check import active_chain, capabilities
-from images.definition.spec import Artifact, EntryKind, Layer, Role, SlurmSource
+from images.definition.spec import Artifact, EntryKind, Layer, Role, Selected, SlurmSource
 from images.errors import ImagesError, nearest
 from images.make import code, content, expects, render, toolkit
 from images.make.content import Entry
@@ -55,6 +56,7 @@ class Composer:
         self.versions = place.definition.versions
         self.pins = pins(place)
         self.slurm = slurm_version(place, slices)
+        self.names = {"multiarch": architectures.KNOWN[place.choice.arch].multiarch}
 
     def compose(self, roles: Iterable[str]) -> Composed:
         targets = list(roles)
@@ -101,7 +103,7 @@ class Composer:
         commands = ["ldconfig"] if wheels.libraries else []
         for name in layer.component.of(choice):
             commands += render.component(name, self.templates, self.values(), shown)
-        commands += layer.run.of(choice)
+        commands += self.filled(layer.run, shown)
         step = render.Step(
             describe=f"{layer.name}: {layer.describe}",
             base=self.images[parent].reference if parent else base or "scratch",
@@ -110,8 +112,8 @@ class Composer:
             users=tuple(self.versions.users[name] for name in layer.users.of(choice)),
             packages=f"/{list_path}" if slice_.packages else "",
             commands=tuple(render.strict(command) for command in commands),
-            remove=layer.remove.of(choice),
-            verify=tuple(render.verified(command) for command in layer.verify.of(choice)),
+            remove=self.filled(layer.remove, shown),
+            verify=tuple(render.verified(command) for command in self.filled(layer.verify, shown)),
             env=tuple(sorted(layer.env.items())),
         )
         artifacts = tuple((artifact, f"layer:{artifact.layer}") for artifact in layer.artifacts.of(choice))
@@ -125,7 +127,7 @@ class Composer:
             key=f"layer:{layer.name}",
             name=layer.name,
             repo=f"{self.place.settings.prefix}/layer-{layer.name}",
-            prefix=choice.variant,
+            prefix=choice.flavour,
             describe=layer.describe,
             parent=parent,
             base=base,
@@ -156,6 +158,9 @@ class Composer:
                 entries.append(content.file(f"etc/apt/preferences.d/{source.name}.pref", text.encode()))
         return extra
 
+    def filled(self, texts: Selected[str], shown: str) -> tuple[str, ...]:
+        return tuple(render.filled(text, self.names, shown) for text in texts.of(self.place.choice))
+
     def values(self) -> dict[str, object]:
         """What a component's template may name."""
         facts = self.place.definition.slurm.get(self.place.choice.release)
@@ -164,6 +169,7 @@ class Composer:
             for name, p in self.pins.items()
         }
         return {
+            **self.names,
             "pins": pinned,
             "values": self.versions.values,
             "variant": self.place.choice.variant,
@@ -181,7 +187,7 @@ class Composer:
         entries = content.tree(place.repository / "images/rootfs" / f"role-{role.name}")
         for entry in role.files.of(place.choice):
             entries += content.resolve(entry, place.repository, self.versions.users, shown)
-        verify, commands = list(role.verify.of(place.choice)), list[str]()
+        verify, commands = list(self.filled(role.verify, shown)), list[str]()
         if role.code:
             plan = code.plan_json(role, place.definition, place.choice, place.repository, self.read)
             slurm = code.slurm_json(place.definition, place.choice, self.slurm)
@@ -208,7 +214,7 @@ class Composer:
             key=f"role:{role.name}",
             name=role.name,
             repo=f"{place.settings.prefix}/{role.name}",
-            prefix=f"{self.slurm}-{place.choice.variant}",
+            prefix=f"{self.slurm}-{place.choice.flavour}",
             describe=role.describe,
             parent=parent,
             base="",

@@ -47,6 +47,8 @@ def advice(lines: Sequence[str]) -> str:
     text = "\n".join(lines[-60:]).lower()
     if "no space left on device" in text:
         return "the engine's disk is full, see `docker system df`; "
+    if "exec format error" in text:
+        return "the engine's machine cannot run programs of this architecture (docs/how-to/build-for-arm64.md); "
     if "checksum mismatch" in text:
         return "the archive has other files than the lock: `build.py lock` resolves anew; "
     if "temporary failure resolving" in text or "could not connect" in text or "unable to connect" in text:

@@ -12,8 +12,10 @@ from pathlib import Path
 import jinja2
 
 from images.definition.spec import User
-from images.errors import ImagesError
+from images.errors import ImagesError, nearest
 
+# In a layer's commands and paths; a template has all of jinja.
+NAMED = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 COMPOUND = re.compile(r"&&|\|\||;|(?<!&)&(?!&)")
 
 
@@ -53,6 +55,18 @@ def environment(templates: Path) -> jinja2.Environment:
 
 def dockerfile(step: Step, templates: Path) -> str:
     return environment(templates).get_template("Dockerfile.j2").render(step=step)
+
+
+def filled(text: str, names: Mapping[str, str], asked_by: str) -> str:
+    """`/usr/lib/{{ multiarch }}` by this build's names."""
+
+    def one(found: re.Match[str]) -> str:
+        if found[1] not in names:
+            raise ImagesError("render the layer", f"no name {found[1]!r} in {text!r}", file=asked_by,
+                              hint=nearest(found[1], names))  # fmt: skip
+        return names[found[1]]
+
+    return NAMED.sub(one, text)
 
 
 def strict(command: str) -> str:

@@ -14,7 +14,6 @@ from pathlib import Path
 from images.archive import wheels as archive
 from images.archive.lock import Place
 from images.archive.locked import RELOCK
-from images.archive.origins import arch
 from images.archive.unpack import Member, unpack
 from images.archive.wheels import Wheel
 from images.definition.spec import EntryKind, Layer
@@ -74,9 +73,9 @@ def asked(place: Place, layer: Layer, below: Sequence[Layer]) -> Asked:
                 raise ImagesError(f"build layer:{layer.name}", f"CUDA {cuda.name} has no wheels {group!r}",
                                   file="images/versions.yaml", field=f"cuda.{cuda.name}.wheels",
                                   hint="another one may: --set cuda=NAME")  # fmt: skip
-            if not (wheels := locked.of(group, arch())) and cuda.wheels[group]:
+            if not (wheels := locked.of(group, place.choice.arch)) and cuda.wheels[group]:
                 raise ImagesError(f"build layer:{layer.name}", f"no wheel of {', '.join(cuda.wheels[group])} is locked"
-                                  f" for {arch()}", file=file, hint=RELOCK)  # fmt: skip
+                                  f" for {place.choice.arch}", file=file, hint=RELOCK)  # fmt: skip
             found += wheels
         return tuple(found)
 

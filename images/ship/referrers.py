@@ -30,7 +30,7 @@ def descriptor(media_type: str, data: bytes) -> dict[str, Any]:
 
 def subject(registry: Registry, reference: str) -> dict[str, Any]:
     """The image under a tag or digest, as others name it: computed from the bytes that came."""
-    with registry.answer("GET", f"/manifests/{reference}", {"Accept": ", ".join(MANIFEST_TYPES)}) as answer:
+    with registry.answer("GET", f"/manifests/{reference}", {"Accept": ", ".join((*MANIFEST_TYPES, INDEX))}) as answer:
         media_type = answer.headers.get("Content-Type", MANIFEST).partition(";")[0]
         found = descriptor(media_type, registry.whole(answer))
     if reference.startswith("sha256:"):

@@ -17,8 +17,9 @@ import yaml
 from images.archive.apt import Archive
 from images.archive.lock import Place, open_archive
 from images.archive.locked import Request, Slice, to_json
+from images.cli.planned import Planned, Result
 from images.cli.reproduce import build_twice
-from images.cli.session import Planned, Result, Session
+from images.cli.session import Session
 from images.cli.superseded import candidates
 from images.definition.spec import Choice, SlurmSource
 from images.engine import oci

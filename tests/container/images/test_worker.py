@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from testinfra.host import Host  # type: ignore[import-untyped]  # ships no types
 
+from images.architectures import own as arch
 from images.archive import wheels
 from images.archive.lock import Place
-from images.archive.origins import arch
 from images.archive.wheels import Wheel
 from images.definition.load import load
 from images.definition.spec import Choice

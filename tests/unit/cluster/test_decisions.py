@@ -127,6 +127,7 @@ IMAGES = [
     ("minivm/worker:latest", "2026-11-20T20"),
     ("minivm/layer-os:24.11.5-debian-000000000003", "2026-11-20T21"),
     ("other/worker:24.11.5-debian-000000000009", "2026-11-20T22"),
+    *[(f"minivm/{role}:24.11.5-debian-arm64-000000000004", "2026-11-20T23") for role in tags.ROLES],
 ]
 
 
@@ -136,6 +137,12 @@ def test_the_newest_image_of_each_role_is_chosen() -> None:
         assert found == dict.fromkeys(tags.ROLES, "24.11.5-debian-000000000002"), slurm
     with pytest.raises(ClusterError, match=r"Slurm 24\.1"):
         tags.newest(IMAGES, repository="minivm", slurm="24.1", variant="")
+
+
+def test_only_what_the_engines_machine_runs_itself_is_chosen() -> None:
+    for arch, tag in (("amd64", "24.11.5-debian-000000000002"), ("arm64", "24.11.5-debian-arm64-000000000004")):
+        found = tags.newest(IMAGES, repository="minivm", slurm="24.11", variant="debian", arch=arch)
+        assert found == dict.fromkeys(tags.ROLES, tag)
 
 
 def test_latest_is_the_newest_build_whoever_named_an_older_one_since() -> None:

@@ -38,6 +38,7 @@ NOW = cast(
         ("minivm/login:26.05.5-debian-000000000002", True),
         ("minivm/login:latest", False),
         ("minivm/login:keep-this", False),
+        ("minivm/login:24.11.5-debian-arm64-0123456789ab", False),
         ("minivm/login:24.11.5-nvidia-0123456789ab", False),
         ("minivm/retired:24.11.5-debian-0123456789ab", False),
         ("registry.example/minivm/login:24.11.5-debian-0123456789ab", False),

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from images.cli.session import check_certificates
 from images.errors import ImagesError
-from images.settings import read
+from images.settings import check_certificates, read
 
 
 def test_the_command_line_goes_over_the_environment_and_that_over_the_default() -> None:

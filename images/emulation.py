@@ -1,0 +1,75 @@
+"""Programs of another architecture on this machine: whether the kernel runs them, and how it is told to.
+
+Linux hands a program that it cannot run itself to an interpreter that is registered for it (binfmt_misc). The flag F
+matters: the kernel then opens the interpreter once, so that it is there in every container and every new root.
+Standard library only: it runs before anything is installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+REGISTRY = Path("/proc/sys/fs/binfmt_misc")
+# Of an ELF file: 64 bits, little end first, a program or a shared one; what differs is the machine, two bytes at 18.
+MAGIC = "7f454c460201010000000000000000000200{machine}"
+MASK = "ffffffffffffff00fffffffffffffffffeffffff"
+MACHINES: Mapping[str, tuple[str, str]] = {"amd64": ("3e00", "x86_64"), "arm64": ("b700", "aarch64")}
+AT = slice(36, 40)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the kernel's list."""
+
+    name: str
+    interpreter: str
+    flags: str
+
+
+def entry(arch: str, registry: Path = REGISTRY) -> Entry | None:
+    """Who runs this architecture's programs here, whoever registered it."""
+    machine = MACHINES[arch][0]
+    try:
+        found = sorted(registry.iterdir())
+    except OSError:
+        return None
+    for path in found:
+        try:
+            lines = path.read_text().splitlines()
+        except OSError:  # `register` cannot be read, and an entry may go while it is looked for
+            continue
+        fields = {key: value for key, _, value in (line.partition(" ") for line in lines)}
+        magic = fields.get("magic", "")
+        if lines[:1] == ["enabled"] and magic.startswith("7f454c46") and magic[AT] == machine:
+            return Entry(path.name, fields.get("interpreter", ""), fields.get("flags:", ""))
+    return None
+
+
+def refusal(arch: str, registry: Path = REGISTRY) -> str | None:
+    """Why this machine cannot build for it; None where it can."""
+    found = entry(arch, registry)
+    if found is None:
+        return f"this machine cannot run programs of {arch}: nothing is registered for them (binfmt_misc)"
+    if "F" not in found.flags:
+        return (f"what is registered for programs of {arch}, {found.interpreter}, cannot be reached from a container:"
+                f" {registry / found.name} lacks the flag F")  # fmt: skip
+    return None
+
+
+def interpreter(arch: str) -> str:
+    """Debian's qemu that needs no library."""
+    return f"/usr/bin/qemu-{MACHINES[arch][1]}-static"
+
+
+def line(arch: str) -> bytes:
+    """What the kernel is told. F: opened now. P: a program is told its own name. O and C: one that is set-uid gets its
+    rights, as it would by itself."""
+    machine, name = MACHINES[arch]
+    magic, mask = (escaped(text) for text in (MAGIC.format(machine=machine), MASK))
+    return f":qemu-{name}:M::{magic}:{mask}:{interpreter(arch)}:POCF".encode()
+
+
+def escaped(text: str) -> str:
+    return "".join(f"\\x{text[at : at + 2]}" for at in range(0, len(text), 2))

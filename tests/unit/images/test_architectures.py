@@ -1,0 +1,219 @@
+"""Two architectures from one definition: what differs, what must not, and how each mistake is told."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from images import architectures, emulation
+from images.archive import bootstrap, lock, origins
+from images.archive.lock import Place
+from images.archive.locked import Request, Slice
+from images.cli.session import Session
+from images.definition.load import load, read_yaml
+from images.definition.spec import Choice, SlurmSource
+from images.engine.docker import Engine
+from images.errors import ImagesError
+from images.host import OWN_ENGINE
+from images.make.compose import Composer
+from images.make.failures import advice
+from images.make.plan import Composed, Image
+from images.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[3]
+DEFINITION = load(ROOT)
+OWN = architectures.own()
+OTHER = "amd64" if OWN == "arm64" else "arm64"
+
+
+def place(arch: str, release: str = "24.11") -> Place:
+    return Place(ROOT, DEFINITION, Choice("debian", SlurmSource.PACKAGE, "13.5", release, arch), Settings())
+
+
+def composed(arch: str) -> Composed:
+    slices = {name: Slice(name, Request((), "", ()), ()) for name in DEFINITION.layers}
+    return Composer(place(arch), slices, read_yaml).compose(DEFINITION.roles)
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [("", (OWN,)), ("arm64", ("arm64",)), ("both", (OWN, OTHER)), (f"{OTHER},{OWN},{OTHER}", (OWN, OTHER))],
+)
+def test_what_was_asked_for_each_once_and_the_machines_own_first(asked: str, expected: tuple[str, ...]) -> None:
+    assert architectures.listed(asked) == expected
+
+
+@pytest.mark.parametrize("asked", ["arm46", "amd64,riscv64", "amd64,", "both,arm64"])
+def test_an_architecture_that_is_none_is_told(asked: str) -> None:
+    with pytest.raises(ImagesError, match="cannot build for the architecture: no images are made for"):
+        Session.each(ROOT, Settings(arch=asked))
+
+
+def test_a_variant_says_what_it_is_for() -> None:
+    with pytest.raises(ImagesError) as caught:
+        Session.open(ROOT, Settings(variant="nvidia", arch="arm64"))
+    assert "nvidia is not made for arm64" in str(caught.value) and "it is for amd64" in str(caught.value)
+
+
+def test_what_takes_one_architecture_refuses_two() -> None:
+    with pytest.raises(ImagesError, match="'both' is more than one"):
+        Session.open(ROOT, Settings(arch="both"))
+
+
+def test_each_architecture_has_names_and_locks_of_its_own_and_amd64_those_of_before() -> None:
+    assert place("amd64").directory == ROOT / "images/lock/debian"
+    assert place("arm64").directory == ROOT / "images/lock/debian-arm64"
+    assert place("amd64", "26.05").directory == ROOT / "images/lock/debian-slurm-26.05"
+    assert place("arm64", "26.05").directory == ROOT / "images/lock/debian-slurm-26.05-arm64"
+    below = place("arm64", "26.05").shared
+    assert below and below.directory == ROOT / "images/lock/debian-arm64"
+    assert composed("amd64").role("controller").tag.startswith("none-debian-")
+    assert composed("arm64").role("controller").tag.startswith("none-debian-arm64-")
+
+
+def test_no_name_of_one_machine_stands_in_the_instructions_for_the_other() -> None:
+    for image in composed("arm64").images.values():
+        assert "x86_64" not in repr(image.step), image.key
+    assert "x86_64-linux-gnu" in repr(composed("amd64").images["layer:tools"].step)
+    assert "aarch64-linux-gnu" in repr(composed("arm64").images["layer:tools"].step)
+
+
+def test_a_layer_may_say_what_is_for_one_architecture(tmp_path: Path) -> None:
+    layers = tmp_path / "images/layers"
+    layers.mkdir(parents=True)
+    (tmp_path / "images/templates").symlink_to(ROOT / "images/templates")
+    (tmp_path / "images/versions.yaml").write_text(
+        'epoch: "2026-01-01"\nvariants:\n  debian: {describe: x, python: "3.13", suite: trixie}\n'
+    )
+    (layers / "root.yaml").write_text("describe: r\nbootstrap: {}\n")
+    (layers / "top.yaml").write_text(
+        "describe: t\nfrom: root\nrun: {all: ['echo {{ multiarch }}'], arm64: [only-there]}\n"
+        "verify: ['test {{nowhere}}']\n"
+    )
+    found = load(tmp_path)
+    arm = Choice("debian", SlurmSource.PACKAGE, arch="arm64")
+    assert found.layers["top"].run.of(arm) == ("echo {{ multiarch }}", "only-there")
+    assert found.layers["top"].run.of(replace(arm, arch="amd64")) == ("echo {{ multiarch }}",)
+    slices = {name: Slice(name, Request((), "", ()), ()) for name in found.layers}
+    with pytest.raises(ImagesError) as caught:
+        Composer(Place(tmp_path, found, arm, Settings()), slices, read_yaml).compose(["layer:top"])
+    assert caught.value.file == "images/layers/top.yaml" and "no name 'nowhere'" in caught.value.why
+    assert "known: multiarch" in str(caught.value.hint)
+
+
+def test_another_architecture_is_bootstrapped_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(origins, "bootstrap_origins", lambda variant, settings: ())
+    slice_ = Slice("root", Request((), "", ()), ())
+
+    def words(arch: str) -> list[str]:
+        return bootstrap.command(place(arch), slice_, (), tmp_path / "root.tar", tmp_path / "sources.list")
+
+    assert f"--architectures={OTHER}" in words(OTHER)
+    assert not [word for word in words(OWN) if word.startswith("--architectures")]
+
+
+def test_every_layer_of_each_architecture_is_locked() -> None:
+    """As the definition asks for it now; Slurm is the same on both."""
+    versions = {}
+    for arch in architectures.KNOWN:
+        here = place(arch)
+        slices = lock.read(here)
+        assert not lock.stale(lock.wanted(here, list(DEFINITION.layers)), slices), arch
+        found = {package.arch for slice_ in slices.values() for package in slice_.packages}
+        assert found == {"all", arch}
+        versions[arch] = Composer(here, slices, read_yaml).slurm
+    assert len(set(versions.values())) == 1
+
+
+# The kernel's list of interpreters.
+
+QEMU = """enabled
+interpreter {interpreter}
+flags: {flags}
+offset 0
+magic 7f454c460201010000000000000000000200{machine}
+mask ffffffffffffff00fffffffffffffffffeffffff
+"""
+
+
+def registry(directory: Path, **entries: str) -> Path:
+    (directory / "status").write_text("enabled\n")
+    for name, text in entries.items():
+        (directory / name).write_text(text)
+    return directory
+
+
+def test_who_runs_an_architectures_programs_is_told_by_what_it_is_registered_for(tmp_path: Path) -> None:
+    """Whatever its name: an engine or a distribution may have registered another interpreter."""
+    other = QEMU.format(interpreter="/usr/bin/rosetta", flags="POCF", machine="b700")
+    mine = QEMU.format(interpreter="/usr/bin/qemu-riscv64-static", flags="F", machine="f300")
+    found = emulation.entry(
+        "arm64", registry(tmp_path, riscv=mine, somebodys=other, python3="enabled\nextension .py\n")
+    )
+    assert found == emulation.Entry("somebodys", "/usr/bin/rosetta", "POCF")
+    assert emulation.refusal("arm64", tmp_path) is None
+
+
+def test_where_nobody_runs_them_or_not_in_containers_it_says_so(tmp_path: Path) -> None:
+    assert "nothing is registered" in str(emulation.refusal("arm64", tmp_path / "not-mounted"))
+    text = QEMU.format(interpreter="/usr/bin/qemu-aarch64", flags="OC", machine="b700")
+    registry(tmp_path, aarch=text)
+    assert "lacks the flag F" in str(emulation.refusal("arm64", tmp_path))
+    registry(tmp_path, aarch=text.replace("enabled", "disabled"))
+    assert "nothing is registered" in str(emulation.refusal("arm64", tmp_path))
+
+
+def test_what_the_kernel_is_told_is_an_elf_file_of_that_machine() -> None:
+    _, name, kind, offset, magic, mask, interpreter, flags = emulation.line("arm64").decode().split(":")
+    assert (name, kind, offset, interpreter) == ("qemu-aarch64", "M", "", "/usr/bin/qemu-aarch64-static")
+    assert "F" in flags
+    # /bin/true of that machine: its head under the mask is the magic.
+    head = bytes.fromhex("7f454c460201010000000000000000000300b700")
+    plain = [bytes.fromhex(text.replace("\\x", "")) for text in (magic, mask)]
+    assert bytes(a & b for a, b in zip(head, plain[1], strict=True)) == bytes(
+        a & b for a, b in zip(plain[0], plain[1], strict=True)
+    )
+
+
+def told(engine: str, settings: Settings, arch: str, bootstrapped: bool, where: str = OWN_ENGINE) -> str:
+    session = Session(ROOT, settings, DEFINITION, place(arch))
+    session._engine = cast("Engine", SimpleNamespace(arch=engine, chosen=lambda: (where, "DOCKER_HOST")))
+    try:
+        session.check_architecture([cast("Image", SimpleNamespace(bootstrapped=bootstrapped))])
+    except ImagesError as error:
+        return str(error)
+    return ""
+
+
+def test_a_build_that_cannot_run_is_refused_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(emulation, "refusal", lambda arch: f"no {arch} here")
+    far = "tcp://builder.site:2376"
+    asked = Settings(arch=OTHER)
+    assert told(OWN, Settings(), OWN, True) == ""
+    # An engine of another machine, which nobody has spoken of.
+    assert f"the engine at {far} is of {OTHER}" in told(OTHER, Settings(), OWN, True, far)
+    assert f"--arch {OTHER} builds for it" in told(OTHER, Settings(), OWN, True, far)
+    # Nothing runs the other one's programs: here for the root, at the engine for the rest.
+    assert f"cannot build for {OTHER}: no {OTHER} here" in told(OWN, asked, OTHER, False)
+    assert "images/host.py emulation" in told(OWN, asked, OTHER, False)
+    assert f"no {OTHER} here" in told(OTHER, asked, OTHER, True, far)
+    assert told(OTHER, asked, OTHER, False, far) == ""
+
+
+def test_what_an_engine_could_not_run_is_told_by_its_own_words() -> None:
+    assert "cannot run programs of this architecture" in advice(["exec /bin/sh: exec format error"])
+
+
+def test_the_host_script_says_which_architectures_there_are() -> None:
+    done = subprocess.run([sys.executable, "images/host.py", "emulation", "armhf"], cwd=ROOT, capture_output=True,
+                          text=True, check=False)  # fmt: skip
+    assert done.returncode == 1
+    assert "no images are made for 'armhf'" in done.stderr and "Traceback" not in done.stderr
+    # This machine's own needs nobody's help.
+    subprocess.run([sys.executable, "images/host.py", "emulation", OWN], cwd=ROOT, check=True)
