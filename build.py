@@ -17,6 +17,7 @@ if __name__ == "__main__" and sys.prefix == sys.base_prefix:
 
 import click
 
+from ground.errors import Problem
 from images.cli.publish import AS_JSON, each
 from images.cli.publish import opened as session
 from images.errors import ImagesError, nearest
@@ -85,7 +86,7 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except ImagesError as error:
+        except Problem as error:
             click.echo(f"error: {error}", err=True)
             ctx.exit(1)
         except KeyboardInterrupt:

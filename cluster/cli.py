@@ -2,40 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from cluster.errors import ClusterError
 from cluster.values import Options
-from images.errors import ImagesError
-
-Call = TypeVar("Call", bound=Callable[..., Any])
-
-
-def fails_well(call: Call) -> Call:
-    """What cannot be done is said in one sentence; anything else is a bug and shows its traceback."""
-
-    @functools.wraps(call)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return call(*args, **kwargs)
-        except (ClusterError, ImagesError) as error:
-            click.echo(f"error: {error}", err=True)
-            sys.exit(1)
-
-    return wrapped  # type: ignore[return-value]  # the same parameters and result as `call`, which wraps() cannot say
-
 
 name_option = click.option(
     "--name", default="local", envvar="MINIVM_NAME", show_default=True, help="Of the cluster; several can be up."
@@ -88,7 +68,6 @@ def connect() -> Any:
     show_default=True,
     help="Seconds until all pods must be ready.",
 )
-@fails_well
 def up(
     name: str,
     workers: int,
@@ -141,7 +120,6 @@ def up(
 @name_option
 @click.option("--user", default="alice", show_default=True, help="alice or bob.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-@fails_well
 def ssh(name: str, user: str, command: tuple[str, ...]) -> None:
     """Into the login pod as a demo user. With -A first: on to a worker with the same key, where a job of yours runs."""
     from cluster.local import LocalCluster
@@ -156,7 +134,6 @@ def ssh(name: str, user: str, command: tuple[str, ...]) -> None:
 @click.command()
 @name_option
 @click.option("--json", "as_json", is_flag=True, help="For a machine to read.")
-@fails_well
 def status(name: str, as_json: bool) -> None:
     """The pods: ready, or why not. Exit code 1 if one is not ready."""
     from cluster.local import LocalCluster
@@ -176,7 +153,6 @@ def status(name: str, as_json: bool) -> None:
 
 @click.command()
 @name_option
-@fails_well
 def down(name: str) -> None:
     """Stop the cluster and leave nothing behind. Where there is none, there is nothing to do: exit code 0."""
     from cluster import names
@@ -196,7 +172,6 @@ def down(name: str) -> None:
 @name_option
 @click.option("--force", is_flag=True, help="As a machine that dies: no drain, no TERM.")
 @click.argument("pod")
-@fails_well
 def delete(name: str, pod: str, force: bool) -> None:
     """Delete a pod, as kubectl does: one of the same name takes its place."""
     from cluster.local import LocalCluster
@@ -215,7 +190,6 @@ def delete(name: str, pod: str, force: bool) -> None:
     help="Seconds until every pod has taken or refused them.",
 )
 @click.argument("tree", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@fails_well
 def scripts(name: str, timeout: float, tree: Path) -> None:
     """Try TREE, a directory of scripts: every pod takes it as its newest commit, or says why not."""
     from cluster.local import LocalCluster

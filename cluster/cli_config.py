@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from cluster.cli import connect, fails_well, name_option
+from cluster.cli import connect, name_option
 from cluster.errors import ClusterError
 
 values_option = click.option(
@@ -27,7 +27,6 @@ def config() -> None:
 @config.command()
 @name_option
 @values_option
-@fails_well
 def diff(name: str, values_file: Path | None) -> None:
     """What the values would change: lines, jobs, and who has to start anew."""
     ask("diff", name, values_file)
@@ -36,7 +35,6 @@ def diff(name: str, values_file: Path | None) -> None:
 @config.command()
 @name_option
 @values_option
-@fails_well
 def check(name: str, values_file: Path | None) -> None:
     """As diff, and exit code 1 where the controller would refuse it."""
     ask("check", name, values_file)
@@ -44,7 +42,6 @@ def check(name: str, values_file: Path | None) -> None:
 
 @config.command()
 @name_option
-@fails_well
 def status(name: str) -> None:
     """Whether the slurm.conf that is there is the one that runs, or why not."""
     run(name, "status")
@@ -53,7 +50,6 @@ def status(name: str) -> None:
 @config.command()
 @name_option
 @click.argument("hash")
-@fails_well
 def accept(name: str, hash: str) -> None:
     """Take the slurm.conf of this HASH, which was refused, whatever jobs it ends."""
     run(name, "accept", hash)

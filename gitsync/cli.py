@@ -7,10 +7,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict
-from functools import wraps
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,8 +17,6 @@ from gitsync.errors import GitsyncError
 if TYPE_CHECKING:
     from gitsync.settings import Settings
     from gitsync.state import State
-
-P = ParamSpec("P")
 
 
 class Group(click.Group):
@@ -32,24 +28,18 @@ class Group(click.Group):
             raise click.UsageError(f"no command {args[0]!r} ({hint})", ctx)
         return super().resolve_command(ctx, args)
 
-
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
-def main() -> None:
-    """Verified, atomic checkouts of the node's scripts. Settings come from MINIVM_GITSYNC_*."""
-
-
-def fails_well(command: Callable[P, None]) -> Callable[P, None]:
-    """The one place where a GitsyncError is caught: a sentence and status 1. Anything else is a bug's traceback."""
-
-    @wraps(command)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+    def invoke(self, ctx: click.Context) -> Any:
+        """The one place where a GitsyncError is caught: a sentence and status 1. Anything else is a bug's traceback."""
         try:
-            command(*args, **kwargs)
+            return super().invoke(ctx)
         except GitsyncError as error:
             click.echo(f"error: {error}", err=True)
             sys.exit(1)
 
-    return wrapped
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Verified, atomic checkouts of the node's scripts. Settings come from MINIVM_GITSYNC_*."""
 
 
 def _settings() -> Settings:
@@ -59,7 +49,6 @@ def _settings() -> Settings:
 
 
 @main.command()
-@fails_well
 def once() -> None:
     """One cycle: fetch, verify, check, publish, prune. Ends with 1 where it failed or the newest commit is refused."""
     from gitsync import report
@@ -81,7 +70,6 @@ def loop() -> None:
 
 @main.command()
 @click.option("--json", "as_json", is_flag=True, help="The whole state, for programs.")
-@fails_well
 def status(as_json: bool) -> None:
     """What is published, since when, and what is wrong. Ends with 1 where something is."""
     from gitsync import report
@@ -141,7 +129,6 @@ def _lines(settings: Settings, known: State, live: str | None) -> list[tuple[str
 
 
 @main.command()
-@fails_well
 def why() -> None:
     """Why this commit is published and not another: one sentence a line, the deciding one last."""
     from gitsync import explain
@@ -155,7 +142,6 @@ def why() -> None:
 
 @main.command()
 @click.argument("commit")
-@fails_well
 def rollback(commit: str) -> None:
     """Publish COMMIT now, and leave the present one alone until the ref moves. `zero` is the image's own tree."""
     from gitsync import explain
@@ -172,7 +158,6 @@ def rollback(commit: str) -> None:
 
 @main.command()
 @click.argument("commit")
-@fails_well
 def pin(commit: str) -> None:
     """Stay on COMMIT, whatever the ref does, until `gitsync unpin`."""
     from gitsync import explain
@@ -189,7 +174,6 @@ def pin(commit: str) -> None:
 
 
 @main.command()
-@fails_well
 def unpin() -> None:
     """Follow the ref again."""
     from gitsync.cycle.wake import poke
@@ -203,7 +187,6 @@ def unpin() -> None:
 
 
 @main.command()
-@fails_well
 def now() -> None:
     """Hurry the running loop."""
     from gitsync.cycle.wake import poke
@@ -213,7 +196,6 @@ def now() -> None:
 
 
 @main.command()
-@fails_well
 def mirror() -> None:
     """Serve the repository to the fleet, read-only over http, asking the git server alone."""
     from gitsync.mirror.server import serve
