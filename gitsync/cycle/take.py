@@ -9,7 +9,7 @@ from gitsync import fault
 from gitsync.cycle.context import Cycle
 from gitsync.cycle.quarantine import refuse
 from gitsync.cycle.ring import tell_ring
-from gitsync.errors import Damaged, Refused, Stalled
+from gitsync.errors import Refused, Stalled
 from gitsync.layout import ZERO
 from gitsync.repo import transfer
 from gitsync.repo.listing import Entry, Tip, as_published
@@ -61,28 +61,17 @@ def _kinds_before(cycle: Cycle) -> frozenset[str]:
     return frozenset() if live is None else marker.kinds_on_disk(cycle.settings.layout.tree(live))
 
 
-def _basis(cycle: Cycle, reader: Reader) -> list[Entry] | None:
-    """The published tree's entries, to share unchanged files with. None where the repository no longer knows it."""
-    if cycle.live is None or cycle.live == ZERO:
-        return None
-    try:
-        return reader.entries(cycle.live, cycle.settings.subdir)
-    except (Refused, Damaged, ValueError):
-        return None
-
-
 def build(cycle: Cycle, reader: Reader, tip: Tip, entries: list[Entry]) -> None:
     """trees/<commit>, whole and checked. A tree that is there already is taken as it is when it is intact."""
     settings, layout = cycle.settings, cycle.settings.layout
     if layout.tree(tip.commit).is_dir() and damage(layout.tree(tip.commit), entries) is None:
         return
-    before = None
-    known_good: frozenset[Entry] = frozenset()
-    old = _basis(cycle, reader)
-    if old is not None and cycle.live is not None:
-        before = (layout.tree(cycle.live), old)
-        # They passed here before; the checks' own version is part of the image, and an image starts with none.
-        known_good = frozenset(old)
+    live = None if cycle.live == ZERO else cycle.live
+    old = reader.entries_if_known(live, settings.subdir) if live else None
+    # Unchanged files are shared with the published tree.
+    before = (layout.tree(live), old) if live and old is not None else None
+    # They passed here before; the checks' own version is part of the image, and an image starts with none.
+    known_good = frozenset(old or ())
     with publish.beginning(layout) as target:
         with cycle.timed("write"):
             written = write_tree(target, entries, layout.repository, before)

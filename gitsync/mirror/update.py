@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gitsync import report
-from gitsync.errors import Damaged, GitsyncError, Refused
-from gitsync.repo import child, transfer
+from gitsync.errors import GitsyncError, Refused
+from gitsync.repo import transfer
 from gitsync.repo.listing import Tip, as_published
 from gitsync.repo.lock import Held, held
 from gitsync.settings import Ref, RefKind, Settings, from_environment
@@ -97,20 +97,15 @@ def _bring(settings: Settings, known: State, lock: Held, now: float) -> State:
 
 def _kinds_before(settings: Settings, reader: Reader, known: State) -> frozenset[str]:
     """Of what is shown now, as far as the repository still knows it: there are no trees here."""
-    if known.published is None:
-        return frozenset()
-    try:
-        return marker.kinds(entry.path for entry in reader.entries(known.published.commit, settings.subdir))
-    except (Refused, Damaged, ValueError):
-        return frozenset()
+    shown = reader.entries_if_known(known.published.commit, settings.subdir) if known.published else None
+    return marker.kinds(entry.path for entry in shown or ())
 
 
 def _show(settings: Settings, tip: Tip, lock: Held) -> None:
     repository = settings.layout.repository
     transfer.set_ref(repository, f"{transfer.KEPT}{tip.commit}", tip.commit, lock)
     name = shown(settings.ref)
-    argv = transfer.git(repository, "symbolic-ref", "HEAD", name)
-    child.run(argv, timeout=30, env=child.environment())
+    transfer.local(repository, "symbolic-ref", "HEAD", name)
     transfer.set_ref(repository, name, tip.oid, lock)
 
 

@@ -55,13 +55,14 @@ def run(
     argv: Sequence[str | Path],
     *,
     timeout: float,
-    env: Mapping[str, str],
+    env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     keep_open: Sequence[int] = (),
     largest_file: int | None = None,
     stdin: bytes = b"",
 ) -> Done:
-    """Run to the end or to the deadline; in both cases the whole process group is gone afterwards."""
+    """Run to the end or to the deadline; in both cases the whole process group is gone afterwards. `env` is what it
+    sees beside `environment`."""
     words = [os.fspath(word) for word in argv]
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
@@ -74,7 +75,7 @@ def run(
             stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=dict(env),
+            env=environment(env),
             cwd=cwd,
             process_group=0,
             pass_fds=tuple(keep_open),

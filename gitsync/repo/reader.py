@@ -75,6 +75,13 @@ class Reader:
         sizes = self._sizes(tree.hexsha)
         return list(self._walk(tree, sizes))
 
+    def entries_if_known(self, commit: str, subdir: str) -> list[Entry] | None:
+        """The same of a commit that may be gone from here; None where it is."""
+        try:
+            return self.entries(commit, subdir)
+        except (Refused, Damaged, ValueError):
+            return None
+
     def _walk(self, tree: git.Tree, sizes: dict[str, int]) -> Iterator[Entry]:
         # The raw cache and not the objects: an object per file costs more than everything else here.
         todo: list[tuple[str, bytes]] = [("", tree.binsha)]

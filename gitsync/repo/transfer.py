@@ -49,6 +49,11 @@ def git(repository: Path, *arguments: str, options: tuple[str, ...] = ()) -> lis
     return [*argv, *arguments]
 
 
+def local(repository: Path, *arguments: str, lock: Held | None = None, within: float = 30) -> child.Done:
+    """git on what is here already; with the lock where it writes."""
+    return child.run(git(repository, *arguments), timeout=within, keep_open=(lock.fd,) if lock else ())
+
+
 def ensure_repository(repository: Path) -> None:
     """A bare repository, complete or absent: made beside its place and renamed."""
     if (repository / "HEAD").is_file():
@@ -56,9 +61,7 @@ def ensure_repository(repository: Path) -> None:
     if repository.exists():
         shutil.rmtree(repository)
     temporary = repository.with_name(f"{UNFINISHED}{repository.name}-{os.getpid()}")
-    done = child.run(
-        ["git", "init", "--quiet", "--bare", "--template=", str(temporary)], timeout=30, env=child.environment()
-    )
+    done = child.run(["git", "init", "--quiet", "--bare", "--template=", temporary], timeout=30)
     if done.status != 0:
         raise GitsyncError("make the repository", done.err or f"git ended with {done.status}", file=repository)
     temporary.rename(repository)
@@ -125,7 +128,7 @@ def _run(settings: Settings, lock: Held, *arguments: str) -> child.Done:
         return child.run(
             git(settings.layout.repository, *arguments, options=options),
             timeout=settings.timeout,
-            env=child.environment(extra),
+            env=extra,
             keep_open=(lock.fd,),
             largest_file=settings.max_transfer_bytes,
         )
@@ -179,8 +182,7 @@ def _hint(err: str) -> str | None:
 
 
 def _has(repository: Path, commit: str) -> bool:
-    argv = git(repository, "cat-file", "-e", f"{commit}^{{tree}}")
-    return child.run(argv, timeout=30, env=child.environment()).status == 0
+    return local(repository, "cat-file", "-e", f"{commit}^{{tree}}").status == 0
 
 
 def fetched_oid(repository: Path) -> str:
@@ -194,13 +196,7 @@ def fetched_oid(repository: Path) -> str:
 
 def set_ref(repository: Path, name: str, oid: str, lock: Held) -> None:
     """Point a ref of ours; an empty oid removes it."""
-    change = ["-d", name] if not oid else [name, oid]
-    done = child.run(
-        git(repository, "update-ref", *change),
-        timeout=30,
-        env=child.environment(),
-        keep_open=(lock.fd,),
-    )
+    done = local(repository, "update-ref", *([name, oid] if oid else ["-d", name]), lock=lock)
     if done.status != 0:
         raise GitsyncError(f"move {name}", _reason(done), file=repository)
 
@@ -208,16 +204,11 @@ def set_ref(repository: Path, name: str, oid: str, lock: Held) -> None:
 def tidy(settings: Settings, lock: Held) -> bool:
     """Pack loose objects and drop what no kept tree needs, once there is enough of it. Whether it ran."""
     repository = settings.layout.repository
-    counted = child.run(git(repository, "count-objects", "-v"), timeout=30, env=child.environment())
+    counted = local(repository, "count-objects", "-v")
     numbers = dict(line.split(": ", 1) for line in counted.out.decode().splitlines() if ": " in line)
     if int(numbers.get("count", 0)) < 2000 and int(numbers.get("packs", 0)) < 20:
         return False
-    done = child.run(
-        git(repository, "gc", "--quiet", "--prune=now"),
-        timeout=max(settings.timeout, 120),
-        env=child.environment(),
-        keep_open=(lock.fd,),
-    )
+    done = local(repository, "gc", "--quiet", "--prune=now", lock=lock, within=max(settings.timeout, 120))
     if done.status != 0:
         raise GitsyncError("tidy the repository", _reason(done), file=repository)
     return True

@@ -108,8 +108,8 @@ def _verify(settings: Settings, command: str, oid: str, revoked: Path | None) ->
     try:
         # git and ssh-keygen write the signature to files of their own: those of a killed one go with the next cycle.
         with tempfile.TemporaryDirectory(prefix=f"{UNFINISHED}verify-", dir=settings.layout.root) as room:
-            env = child.environment({"TMPDIR": room})
-            done = child.run(git(settings.layout.repository, command, oid, options=tuple(options)), timeout=30, env=env)
+            argv = git(settings.layout.repository, command, oid, options=tuple(options))
+            done = child.run(argv, timeout=30, env={"TMPDIR": room})
     except OSError as error:
         why = error.strerror or str(error)
         raise GitsyncError("verify the commit", why, file=settings.layout.root) from error

@@ -120,7 +120,7 @@ def parse_shell(tree: Path, shell: str, paths: Sequence[str], timeout: float) ->
     """A shell a file, two at a time, under one xargs: starting each from here would cost three times as much."""
     argv = ["xargs", "-0", "-r", "-n", "1", "-P", "2", shell, "-n", "--"]
     asked = "\0".join(f"./{path}" for path in paths).encode(errors="surrogateescape")
-    done = child.run(argv, timeout=timeout, env=child.environment(), cwd=tree, stdin=asked)
+    done = child.run(argv, timeout=timeout, cwd=tree, stdin=asked)
     said: dict[str, str] = {}
     for line in done.err.splitlines():
         # bash says "./path: line 3: ...", dash "./path: 3: ..."; the first complaint about a file is the one to mend.
@@ -139,13 +139,8 @@ def parse_python(tree: Path, paths: Sequence[str], timeout: float) -> list[str]:
     if not paths:
         return []
     argv = [sys.executable, "-I", "-S", str(Path(__file__).with_name("syntax.py"))]
-    done = child.run(
-        argv,
-        timeout=timeout,
-        env=child.environment(),
-        cwd=tree,
-        stdin="\0".join(paths).encode(errors="surrogateescape"),
-    )
+    asked = "\0".join(paths).encode(errors="surrogateescape")
+    done = child.run(argv, timeout=timeout, cwd=tree, stdin=asked)
     said = done.out.decode(errors="replace").splitlines()
     if done.status == 0:
         return []
@@ -166,7 +161,7 @@ def standard_commands(tree: Path, entries: Iterable[Entry]) -> list[list[str]]:
 def dry_run(tree: Path, command: Sequence[str], timeout: float) -> None:
     """One checking command; its exit status decides, its last words are the reason. `{tree}` stands for the tree."""
     argv = [word.replace("{tree}", str(tree)) for word in command]
-    env = child.environment({"PYTHONDONTWRITEBYTECODE": "1", "MINIVM_SCRIPTS": str(tree)})
+    env = {"PYTHONDONTWRITEBYTECODE": "1", "MINIVM_SCRIPTS": str(tree)}
     try:
         done = child.run(argv, timeout=timeout, env=env, cwd=tree)
     except Stalled:

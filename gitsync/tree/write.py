@@ -170,7 +170,7 @@ def batches(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
 def read_blobs(repository: Path, entries: Sequence[Entry]) -> Iterator[bytes]:
     """The entries' contents, each compared with its name."""
     asked = "".join(f"{entry.oid}\n" for entry in entries).encode()
-    done = child.run(git(repository, "cat-file", "--batch"), timeout=120, env=child.environment(), stdin=asked)
+    done = child.run(git(repository, "cat-file", "--batch"), timeout=120, stdin=asked)
     if done.status != 0:
         raise Damaged("read the commit's files", done.err or f"git ended with {done.status}", file=repository)
     at = 0
