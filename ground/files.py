@@ -32,11 +32,25 @@ def write_whole(path: Path, data: bytes | str, mode: int = 0o644, owner: tuple[i
         raise
 
 
+def read_plain(path: Path, most: int) -> bytes | None:
+    """The beginning of a plain file, where somebody else may have put it: a link leads nowhere, a pipe holds nobody up.
+    None where there is none."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return os.read(fd, most) if os.fstat(fd).st_mode & 0o170000 == 0o100000 else None
+    finally:
+        os.close(fd)
+
+
 def write_json(path: Path, data: object, mode: int = 0o644) -> None:
+    """A set is written as a sorted list."""
     import json
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(data, separators=(",", ":")), mode)
+    write_whole(path, json.dumps(data, separators=(",", ":"), default=sorted), mode)
 
 
 def read_json(path: Path) -> Mapping[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ground.files import read_json, write_json
@@ -73,22 +73,6 @@ def read_index(path: Path) -> Index | None:
 
 
 def write_index(path: Path, index: Index) -> None:
-    listed = {
-        name: {
-            "when": sorted(one.when),
-            "period_s": one.period_s,
-            "applies": one.applies,
-            "hardware": one.hardware,
-        }
-        for name, one in sorted(index.listed.items())
-    }
-    data = {
-        "commit": index.commit,
-        "tree": index.tree,
-        "boot_id": index.boot_id,
-        "at": index.at,
-        "expect": dict(index.expect),
-        "checks": listed,
-        "broken": sorted(index.broken),
-    }
+    data = asdict(index)
+    data["checks"] = data.pop("listed")
     write_json(path, data)

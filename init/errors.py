@@ -37,6 +37,13 @@ class ManyErrors(ConfigError):
         return "\n".join(str(error) for error in self.errors)
 
 
+def raise_all(what: str, errors: list[ConfigError]) -> None:
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise ManyErrors(what, errors)
+
+
 class RequestError(InitError):
     """A request over the control socket that cannot be fulfilled; PID 1 answers it and goes on."""
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
+from ground.commands import ran
 from images.archive.locked import Locked
 from images.errors import ImagesError, nearest
 
@@ -152,7 +153,7 @@ class Archive:
             "LC_ALL": "C.UTF-8",
         }
         try:
-            return subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, check=False)
+            return ran(command, env=environment, cwd=cwd)
         except FileNotFoundError as error:
             raise ImagesError("ask apt", f"{command[0]} is not installed", hint="`make images` installs it") from error
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+from ground.commands import ran
 from images.archive.apt import Origin
 from images.archive.fetch import copy, fetch
 from images.archive.sources import deb822, one_line
@@ -35,7 +35,7 @@ def default_sources(suite: str, components: tuple[str, ...]) -> tuple[Origin, ..
     command = ["mmdebstrap", "--variant=custom", f"--components={','.join(components)}", f"--setup-hook={hook}",
                suite, "/dev/null"]  # fmt: skip
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = ran(command)
     except FileNotFoundError as error:
         raise ImagesError("find a mirror", "mmdebstrap is not installed", hint="`make images` installs it") from error
     listed = "\n".join(line for line in done.stderr.splitlines() if not re.match(r"[IWE]: ", line))
@@ -50,8 +50,7 @@ def default_sources(suite: str, components: tuple[str, ...]) -> tuple[Origin, ..
 def host_uris() -> dict[str, str]:
     """The addresses that this machine's apt uses for Debian, if it is a Debian machine: its admin chose them."""
     try:
-        done = subprocess.run(["apt-get", "indextargets", "--format", "$(ORIGIN) $(RELEASE) $(REPO_URI)"],
-                              capture_output=True, text=True, check=False)  # fmt: skip
+        done = ran(["apt-get", "indextargets", "--format", "$(ORIGIN) $(RELEASE) $(REPO_URI)"])
     except FileNotFoundError:
         return {}
     found: dict[str, str] = {}

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
+from ground.commands import ran
 from ground.files import write_whole
 from images import architectures
 from images.archive.lock import Place, layers_in_order
@@ -211,7 +212,7 @@ def pip(words: Iterable[str], settings: Settings) -> subprocess.CompletedProcess
         command += ["--cert", settings.ca_certificates]
     # Proxies by the environment: an address may hold a password, which no process list is to show.
     environment = os.environ | settings.proxies | {"LC_ALL": "C.UTF-8"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", check=False)
+    done = ran(command, env=environment)
     if done.returncode != 0 and "No module named pip" in done.stderr:
         raise ImagesError("ask pip", f"{sys.executable} has no pip", hint="`make images` makes an environment with one")
     return done

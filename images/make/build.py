@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -16,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
+from ground.commands import ran
 from images.archive import bootstrap, origins
 from images.archive.lock import Place
 from images.definition.spec import AptSource, EntryKind, Pin
@@ -249,8 +249,7 @@ class Maker:
 
 def git_revision(repository: Path) -> str:
     try:
-        done = subprocess.run(["git", "-C", str(repository), "rev-parse", "HEAD"], capture_output=True, text=True,
-                              check=False)  # fmt: skip
+        done = ran(["git", "-C", str(repository), "rev-parse", "HEAD"])
     except FileNotFoundError:
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from images.engine.store import descriptor
 from images.errors import ImagesError
 from images.ship import referrers
 from images.ship.referrers import INDEX, Descriptor
@@ -35,7 +36,7 @@ def document(images: Mapping[str, Descriptor]) -> bytes:
 def put(registry: Registry, tag: str, images: Mapping[str, Descriptor]) -> str:
     """Its digest. The images are there already, so nobody ever sees a name of half of them."""
     data = document(images)
-    digest = str(referrers.descriptor(INDEX, data)["digest"])
+    digest = str(descriptor(INDEX, data)["digest"])
     referrers.put_manifest(registry, tag, INDEX, data)
     registry.same(digest, str(referrers.subject(registry, tag)["digest"]))
     return digest

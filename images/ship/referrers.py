@@ -6,15 +6,14 @@ digest, as the distribution specification has it for such registries.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import urllib.parse
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from images.engine.store import MANIFEST, descriptor
 from images.ship.registry import LARGEST, MANIFEST_TYPES, Registry, RegistryError
 
-MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 INDEX = "application/vnd.oci.image.index.v1+json"
 EMPTY = "application/vnd.oci.empty.v1+json"
 NOTHING = b"{}"
@@ -22,10 +21,6 @@ NOTHING = b"{}"
 MOST = 64
 
 Descriptor = Mapping[str, Any]
-
-
-def descriptor(media_type: str, data: bytes) -> dict[str, Any]:
-    return {"mediaType": media_type, "digest": f"sha256:{hashlib.sha256(data).hexdigest()}", "size": len(data)}
 
 
 def subject(registry: Registry, reference: str) -> dict[str, Any]:

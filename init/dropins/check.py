@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from init.errors import ConfigError, ManyErrors
+from init.errors import ConfigError, raise_all
 from init.plan.compile import Plan, compile_plan, overlay, plan_from_json, select, unset_variables
 from init.plan.spec import parse_drain
 
@@ -74,8 +74,7 @@ def check_files(files: Sequence[Path], plan_file: Path) -> Iterator[str]:
                         services.append(merge.load_service(path))
             except ConfigError as error:
                 errors.append(error)
-        if errors:
-            raise errors[0] if len(errors) == 1 else ManyErrors("check the services", errors)
+        raise_all("check the services", errors)
         if plan is not None:
             plan = overlay(plan, services)
         yield f"{len(services)} services are good"
@@ -84,9 +83,7 @@ def check_files(files: Sequence[Path], plan_file: Path) -> Iterator[str]:
     if plan is None:
         return
     # Only what this pod would start has to find its variables.
-    missing = unset_variables(select(plan, os.environ, os.path.exists), os.environ)
-    if missing:
-        raise missing[0] if len(missing) == 1 else ManyErrors("check the plan", missing)
+    raise_all("check the plan", unset_variables(select(plan, os.environ, os.path.exists), os.environ))
     yield f"the plan of {plan.role or 'this image'} is good: {len(plan.services)} services"
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from init.errors import ConfigError, InitError, ManyErrors, nearest
+from init.errors import ConfigError, InitError, nearest, raise_all
 from init.places import PLAN, REFUSED
 from init.plan.compile import Plan, overlay, plan_from_json, plan_to_json, select, unset_variables, without
 from init.plan.spec import Service, parse_service
@@ -23,6 +23,7 @@ from init.plan.spec import Service, parse_service
 SERVICES = Path(__file__).parents[1] / "services"
 ROOTS = (Path("/etc/minivm"), Path("/mnt/minivm/config"))  # the later one wins
 EX_CONFIG = 78
+READING = "read the services"
 
 # What yaml quotes, and may be a password that begins with * or with an exclamation mark: everybody is told of errors.
 _NAMED = re.compile(r"(alias|anchor|tag|handle) (['\"]).*\2")
@@ -97,7 +98,7 @@ def load_directory() -> dict[str, Service]:
             services[path.stem] = load_service(path)
         except ConfigError as error:
             errors.append(error)
-    _raise(errors)
+    raise_all(READING, errors)
     return services
 
 
@@ -141,7 +142,7 @@ def find(roots: Iterable[Path]) -> Found:
 def dropins(roots: Iterable[Path]) -> tuple[list[Service], list[str]]:
     """The operator's services, and the names of those that a drop-in takes away."""
     found = find(roots)
-    _raise([error for _, error in found.wrong])
+    raise_all(READING, [error for _, error in found.wrong])
     return list(found.services.values()), sorted(found.gone)
 
 
@@ -182,7 +183,7 @@ def _checked(plan: Plan, items: Mapping[str, Service | None], env: Mapping[str, 
     services = [item for item in items.values() if item is not None]
     merged = _lay(plan, services, [name for name, item in items.items() if item is None])
     chosen = [service for service in select(merged, env, os.path.exists).services if service.name in items]
-    _raise(unset_variables(Plan(plan.role, tuple(chosen), None), env))
+    raise_all(READING, unset_variables(Plan(plan.role, tuple(chosen), None), env))
     return merged
 
 
@@ -195,15 +196,12 @@ def _held_back(service: Service, error: ConfigError) -> Service:
 
 def _lay(plan: Plan, services: Sequence[Service], gone: Sequence[str]) -> Plan:
     known = [service.name for service in plan.services]
-    _raise(
-        [
-            ConfigError(
-                "take a service away", f"the role has no {name!r}", file=f"{name}.yaml", hint=nearest(name, known)
-            )
-            for name in gone
-            if name not in known
-        ]
-    )
+    wrong = [
+        ConfigError("take a service away", f"the role has no {name!r}", file=f"{name}.yaml", hint=nearest(name, known))
+        for name in gone
+        if name not in known
+    ]
+    raise_all(READING, wrong)
     merged = overlay(plan, services) if services else plan
     return without(merged, gone) if gone else merged
 
@@ -215,13 +213,6 @@ def _files(directory: Path, suffix: str) -> list[Path]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     return [path for path in found if path.suffix == suffix and not path.name.startswith(".") and path.is_file()]
-
-
-def _raise(errors: list[ConfigError]) -> None:
-    if len(errors) == 1:
-        raise errors[0]
-    if errors:
-        raise ManyErrors("read the services", errors)
 
 
 def main(arguments: Sequence[str]) -> int:

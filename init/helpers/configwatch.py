@@ -12,13 +12,13 @@ import contextlib
 import hashlib
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from ground.commands import ran
 from ground.sockets import notify
 from init.errors import InitError
 from init.places import PLAN
@@ -211,13 +211,7 @@ def fingerprint(directories: Iterable[Path]) -> str:
 
 def apply_dropins(control: Path) -> dict[str, Any]:
     """Merge the drop-ins over the image's plan in a child (yaml is heavy, and wanted rarely) and hand it to PID 1."""
-    done = subprocess.run(
-        [sys.executable, "-I", "-m", "init.dropins.merge", "merge", PLAN],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ran([sys.executable, "-I", "-m", "init.dropins.merge", "merge", PLAN])
     if done.returncode:
         raise DropInError("apply the drop-ins", done.stderr.strip() or f"exit {done.returncode}")
     with Client(control, within=60.0) as client:

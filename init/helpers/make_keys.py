@@ -12,7 +12,6 @@ import base64
 import os
 import secrets
 import string
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,6 +19,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from ground.commands import ran
 from init.errors import InitError
 from init.fields import number
 from init.pod.api_server import ACCOUNT, ApiError, ApiServer
@@ -80,7 +80,7 @@ def fresh(wanted: Wanted) -> bytes:
 
 
 def keygen(key: str, *arguments: str) -> str:
-    done = subprocess.run(["ssh-keygen", *arguments], capture_output=True, text=True, check=False)
+    done = ran(["ssh-keygen", *arguments])
     if done.returncode != 0:
         raise InitError(f"make {key}", done.stderr.strip() or f"ssh-keygen ended with {done.returncode}")
     return done.stdout

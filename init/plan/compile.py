@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from init.errors import ConfigError, ManyErrors
+from init.errors import ConfigError, raise_all
 from init.fields import expand
 from init.lean import read_json
 from init.plan import graph
@@ -139,10 +139,7 @@ def plan_from_json(text: str | bytes, file: str) -> Plan:
             services.append(parse_service(name, mapping, str(origin)))
         except ConfigError as error:
             errors.append(error)
-    if len(errors) == 1:
-        raise errors[0]
-    if errors:
-        raise ManyErrors("read the plan", errors)
+    raise_all("read the plan", errors)
     drain = parse_drain(data["drain"], file) if data.get("drain") else None
     return compile_plan(str(data.get("role", "")), services, drain)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from init.errors import ConfigError, ManyErrors, nearest
+from init.errors import ConfigError, nearest, raise_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -95,10 +95,7 @@ def check(services: Sequence[Service]) -> None:
             if found:
                 errors.append(_error(by_name[found[0]], "needs", f"a cycle in the {what} order: {' -> '.join(found)}"))
                 break
-    if len(errors) == 1:
-        raise errors[0]
-    if errors:
-        raise ManyErrors("check the services", errors)
+    raise_all("check the services", errors)
 
 
 def _error(service: Service, field: str, why: str, hint: str = "") -> ConfigError:

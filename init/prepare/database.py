@@ -7,10 +7,14 @@ import re
 import shutil
 import subprocess
 
+from ground.commands import ran
+from ground.files import read_plain
 from init.errors import InitError
 from init.pod.pod import MOUNTS, Pod, PrepareError, user, write
 from init.prepare.directories import ensure
+from init.prepare.slurm_state import CLIENT, CONFIGURATION, SOCKET, STATE
 from init.records import record
+from init.slurm.conf import setting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,14 +23,10 @@ if TYPE_CHECKING:
 TEMPLATE = "/usr/share/minivm/mysql"
 DATA = "/var/lib/mysql"
 INIT_FILE = "/run/minivm/mariadb.sql"
-SOCKET = "/run/mysqld/mysqld.sock"
 NAME = "slurm_acct_db"
 PASSWORD = f"{MOUNTS}/secrets/slurmdbd/password"
-CONF = "/etc/slurm/slurm.conf"
-STATE = "/var/spool/slurmctld"
 STAMP = ".minivm-database"
 BESIDE = f"{DATA}/.minivm-complete"  # says that the database is whole, and with a stamp whose state is its own
-CLIENT = "/usr/bin/mariadb"
 QUESTION = "SELECT name, id FROM cluster_table WHERE deleted = 0 AND id IS NOT NULL"
 WITHIN = 5.0
 
@@ -92,17 +92,18 @@ def mariadb(pod: Pod) -> str:
     ensure(data, 0o700, uid, gid)
     write(pod.path(INIT_FILE), SQL.encode(), mode=0o644, owner=(0, 0))
     # A copy that was cut half way must not pass for a database: the marker is written last.
-    marker = data / ".minivm-complete"
-    if marker.exists() or ((data / "ib_logfile0").exists() and not _ours(data)):
+    marker, copying = data / ".minivm-complete", data / ".minivm-copying"
+    # What is no unfinished copy of ours is somebody's database on a volume.
+    if marker.exists() or ((data / "ib_logfile0").exists() and not copying.exists()):
         return "the database is there"
     template = pod.path(TEMPLATE)
     for path in [*data.iterdir()]:
         if path.name == "lost+found":
             continue
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    (data / ".minivm-copying").touch()
+    copying.touch()
     if template.is_dir():
-        shutil.copytree(template, data, dirs_exist_ok=True, copy_function=_copy)
+        shutil.copytree(template, data, dirs_exist_ok=True)
         source = "copied from the image"
     else:
         _install(data)
@@ -111,33 +112,13 @@ def mariadb(pod: Pod) -> str:
         for name in [*names, *files]:
             os.chown(os.path.join(directory, name), uid, gid, follow_symlinks=False)  # noqa: PTH118 (os.walk's strings)
     marker.touch()
-    (data / ".minivm-copying").unlink(missing_ok=True)
+    copying.unlink(missing_ok=True)
     return f"a fresh database, {source}"
 
 
-def _ours(data: os.PathLike[str]) -> bool:
-    """Whether it is an unfinished copy of ours, and not somebody's database on a volume."""
-    return os.path.exists(os.path.join(data, ".minivm-copying"))  # noqa: PTH110, PTH118 - as above
-
-
-def _copy(source: str, target: str) -> str:
-    return str(shutil.copy2(source, target))
-
-
 def _install(data: os.PathLike[str]) -> None:
-    done = subprocess.run(
-        [
-            "/usr/bin/mariadb-install-db",
-            "--user=mysql",
-            "--skip-test-db",
-            "--auth-root-authentication-method=socket",
-            f"--datadir={data}",
-        ],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    install = ["/usr/bin/mariadb-install-db", "--user=mysql", "--skip-test-db"]
+    done = ran([*install, "--auth-root-authentication-method=socket", f"--datadir={data}"])
     if done.returncode:
         raise PrepareError("make the database", (done.stderr or done.stdout).strip()[-400:])
 
@@ -187,11 +168,9 @@ def number(pod: Pod) -> str:
 
 
 def _compared(pod: Pod) -> str:
-    from init.slurm.conf import MAIN, read  # the other steps do without
-
-    conf = read({MAIN: pod.path(CONF).read_bytes()})
-    name = conf.value("clustername").lower()
-    state = pod.path(conf.value("statesavelocation") or STATE)
+    conf = pod.path(CONFIGURATION).read_text(errors="replace")
+    name = setting(conf, "ClusterName").lower()
+    state = pod.path(setting(conf, "StateSaveLocation") or STATE)
     if not name or not state.is_dir():
         return "there is no state yet"
     saved_of, _, saved = _short(state / "clustername").partition("|")
@@ -216,37 +195,12 @@ def _compared(pod: Pod) -> str:
 def _known(cluster: str) -> int:
     """The database's number for it; 0 where it has none, or does not answer."""
     uid, gid = user("slurm")
-    done = subprocess.run(
-        [
-            CLIENT,
-            "--no-defaults",
-            f"--socket={SOCKET}",
-            "--batch",
-            "--skip-column-names",
-            f"--execute={QUESTION}",
-            NAME,
-        ],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=WITHIN,
-        user=uid,
-        group=gid,
-        extra_groups=[],
-        check=False,
-    )
+    argv = [CLIENT, "--no-defaults", f"--socket={SOCKET}", "--batch", "--skip-column-names", f"--execute={QUESTION}"]
+    done = ran([*argv, NAME], within=WITHIN, user=uid, group=gid, extra_groups=[])
     found = re.search(rf"^{re.escape(cluster)}\t([0-9]{{1,5}})$", done.stdout, re.MULTILINE)
     return int(found[1]) if found else 0
 
 
 def _short(path: Path) -> str:
-    """slurm owns the directory: a link there leads root nowhere, and a pipe holds nobody up."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return ""
-    try:
-        return os.read(descriptor, 512).decode(errors="replace").strip()
-    finally:
-        os.close(descriptor)
+    """slurm owns the directory, and may have put anything there."""
+    return (read_plain(path, 512) or b"").decode(errors="replace").strip()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from pathlib import Path
 
+from ground.commands import ran
 from init.pod.pod import MOUNTS, Pod, PrepareError, writable, write
 from init.prepare.directories import ensure
 
@@ -68,14 +68,7 @@ def _install(mounted: Path, directory: Path) -> Path:
 
 def _make(directory: Path, kind: str) -> Path:
     target = directory / f"ssh_host_{kind}_key"
-    _keygen("-q", "-t", kind, "-N", "", "-C", "", "-f", str(target))
-    return target
-
-
-def _keygen(*arguments: str) -> str:
-    done = subprocess.run(
-        ["/usr/bin/ssh-keygen", *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
+    done = ran(["/usr/bin/ssh-keygen", "-q", "-t", kind, "-N", "", "-C", "", "-f", str(target)])
     if done.returncode:
-        raise PrepareError(f"use {arguments[-1]}", (done.stderr or done.stdout).strip())
-    return done.stdout
+        raise PrepareError(f"use {target}", (done.stderr or done.stdout).strip())
+    return target

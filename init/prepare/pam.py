@@ -8,6 +8,7 @@ own question to slurmctld stands in its place.
 from __future__ import annotations
 
 from init.pod.pod import Pod, PrepareError, write
+from init.slurm.conf import setting
 
 FETCHED = "/run/slurm/conf/slurm.conf"
 FILE = "/etc/pam.d/slurm-adopt"
@@ -38,13 +39,3 @@ def choose(proctrack: str, prolog_flags: str, have: set[str], asks: str = "") ->
     if "pam_slurm.so" in have:
         return "account required pam_slurm.so", f"ssh needs a job here, and is not adopted into it: {why}"
     return "account required pam_permit.so", f"ssh is open to every user: {why}"
-
-
-def setting(text: str, name: str) -> str:
-    """A setting of slurm.conf; the last one counts, names are not case sensitive."""
-    found = ""
-    for line in text.splitlines():
-        key, equals, value = line.partition("#")[0].partition("=")
-        if equals and key.strip().lower() == name.lower():
-            found = value.strip()
-    return found

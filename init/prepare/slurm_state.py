@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import re
-
+from ground.files import read_plain
 from init.errors import ConfigError
 from init.fields import number
 from init.pod.pod import Pod
 from init.prepare import release as slurm
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from pathlib import Path
+from init.slurm.conf import setting
 
 STATE = "/var/spool/slurmctld"
 CONFIGURATION = "/etc/slurm/slurm.conf"
@@ -29,8 +24,10 @@ def run(pod: Pod) -> str:
     release = known(pod)
     if release is None:
         return "nothing is known of this Slurm's state: it judges for itself"
-    directory = pod.path(_setting(pod.text(CONFIGURATION) or "", "StateSaveLocation") or STATE)
-    headers = {name: head(directory / name) for name in (*slurm.HEADED, *slurm.BARE)}
+    directory = pod.path(setting(pod.text(CONFIGURATION) or "", "StateSaveLocation") or STATE)
+    # The volume is the Slurm user's, who may have put anything there.
+    files = (*slurm.HEADED, *slurm.BARE)
+    headers = {name: read_plain(directory / name, slurm.HEADER) or b"" for name in files}
     left = slurm.written_by(headers)
     _refuse(release, left, "slurmctld's state")
     return "no state yet" if left is None else f"the state is of Slurm {release.called(left)}"
@@ -58,48 +55,25 @@ def _refuse(release: slurm.Release, left: int | None, what: str) -> None:
         raise ConfigError(f"start Slurm {release.name}", why, hint=hint)
 
 
-def head(path: Path) -> bytes:
-    """Of a plain file; the volume is the Slurm user's, who may have put anything there."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        plain = os.fstat(descriptor).st_mode & 0o170000 == 0o100000
-        return os.read(descriptor, slurm.HEADER) if plain else b""
-    finally:
-        os.close(descriptor)
-
-
 def ask(conf: str) -> str:
     """The answer, or nothing: an empty database, or none that answers. The password is in no command line."""
-    import subprocess
+    from subprocess import TimeoutExpired
 
-    host, user = _setting(conf, "StorageHost") or "localhost", _setting(conf, "StorageUser") or "slurm"
+    from ground.commands import ran
+
+    host, user = setting(conf, "StorageHost") or "localhost", setting(conf, "StorageUser") or "slurm"
     where = ["--socket", SOCKET] if host == "localhost" else ["--host", host]
-    if port := _setting(conf, "StoragePort"):
+    if port := setting(conf, "StoragePort"):
         where += ["--port", port]
-    password = _setting(conf, "StoragePass")
+    password = setting(conf, "StoragePass")
     # The embedded one knows people by their sockets: root is its root.
     who = ["--user", user] if password else ["--user", "root"]
-    name = _setting(conf, "StorageLoc") or "slurm_acct_db"
+    name = setting(conf, "StorageLoc") or "slurm_acct_db"
     argv = [CLIENT, "--no-defaults", "--batch", "--skip-column-names", "--connect-timeout=5", *where, *who,
             "--execute", QUESTION, name]  # fmt: skip
     env = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"} | ({"MYSQL_PWD": password} if password else {})
     try:
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-                              env=env, timeout=PATIENCE, check=False)  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
+        done = ran(argv, env=env, within=PATIENCE)
+    except (OSError, TimeoutExpired):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
-
-
-def _setting(conf: str, name: str) -> str:
-    """The last line of that name, as Slurm's parser reads it: `\\#` is no comment, quotes hold blanks."""
-    found = ""
-    for line in conf.splitlines():
-        line = re.split(r"(?<!\\)#", line, maxsplit=1)[0].strip()
-        key, equals, value = line.partition("=")
-        if equals and key.strip().lower() == name.lower():
-            found = re.sub(r"\\([\\#])", r"\1", value.strip().strip('"'))
-    return found

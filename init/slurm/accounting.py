@@ -11,6 +11,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from ground.commands import ran
+
 # Anything that slurmdbd has to look up will do.
 QUESTION = ("/usr/bin/sacctmgr", "--noheader", "show", "cluster")
 PATIENCE = 8.0
@@ -28,7 +30,7 @@ def wrong(code: int, said: str) -> str:
 
 def main() -> int:
     try:
-        done = subprocess.run(QUESTION, capture_output=True, text=True, errors="replace", timeout=PATIENCE)
+        done = ran(QUESTION, within=PATIENCE)
         found = wrong(done.returncode, done.stderr)
     except subprocess.TimeoutExpired:
         found = f"slurmdbd has not answered within {PATIENCE:.0f} s; jobs go on"

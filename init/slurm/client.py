@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 
+from ground.commands import ran
 from init.errors import InitError
 from init.pod.addresses import CONTROLLER, host_and_port, joined
 from init.slurm.node import Node, parse
@@ -37,16 +38,7 @@ def environment(controller: str) -> dict[str, str]:
 def run(argv: Sequence[str], controller: str, *, within: float = 10.0) -> str:
     """The client's output; SlurmError otherwise. `within` bounds clients that retry a dead controller for minutes."""
     try:
-        done = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=within,
-            env=environment(controller),
-            check=False,
-        )
+        done = ran(argv, within=within, env=environment(controller))
     except subprocess.TimeoutExpired:
         raise SlurmError("ask slurmctld", f"no answer from {controller} within {within:g} s") from None
     except OSError as error:

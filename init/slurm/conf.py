@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from itertools import islice
 
 from init.fields import number
+from init.records import record
 
 MAIN = "slurm.conf"
 # Lines of their own; every other line is settings.
@@ -23,12 +23,12 @@ _BRACKET = re.compile(r"\[([^\]]*)\]")
 Line = Mapping[str, str]  # of a partition or a node: lower-case key -> value
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Configuration:
-    settings: Mapping[str, str] = field(default_factory=dict)  # lower-case key -> value
-    names: Mapping[str, str] = field(default_factory=dict)  # lower-case key -> as it was written
-    partitions: Mapping[str, Line] = field(default_factory=dict)
-    nodes: Mapping[str, Line] = field(default_factory=dict)  # those that the file lists; dynamic ones it does not
+    settings: Mapping[str, str]  # lower-case key -> value
+    names: Mapping[str, str]  # lower-case key -> as it was written
+    partitions: Mapping[str, Line]
+    nodes: Mapping[str, Line]  # those that the file lists; dynamic ones it does not
 
     def value(self, key: str) -> str:
         return self.settings.get(key, "")
@@ -39,6 +39,21 @@ class Configuration:
 
 def words(value: str) -> frozenset[str]:
     return frozenset(word for word in value.split(",") if word)
+
+
+def setting(conf: str, name: str) -> str:
+    """One setting of slurm.conf or slurmdbd.conf, for who needs no more: the last line of that name, as Slurm's parser
+    reads it. `\\#` is no comment, quotes hold blanks."""
+    found = ""
+    for line in conf.splitlines():
+        key, equals, value = _without_comment(line).partition("=")
+        if equals and key.strip().lower() == name.lower():
+            found = re.sub(r"\\([\\#])", r"\1", value.strip().strip('"'))
+    return found
+
+
+def _without_comment(line: str) -> str:
+    return re.split(r"(?<!\\)#", line, maxsplit=1)[0].strip()
 
 
 def read(files: Mapping[str, bytes]) -> Configuration:
@@ -74,8 +89,7 @@ def read(files: Mapping[str, bytes]) -> Configuration:
 def _lines(files: Mapping[str, bytes], name: str, depth: int = DEPTH) -> Iterator[str]:
     """Whole lines without comments, those of included files in their place."""
     text = files.get(name, b"").decode(errors="replace").replace("\\\n", " ")
-    for line in text.splitlines():
-        line = re.split(r"(?<!\\)#", line, maxsplit=1)[0].strip()
+    for line in map(_without_comment, text.splitlines()):
         word, _, rest = line.partition(" ")
         if word.lower() == "include" and not rest.lstrip().startswith("="):
             if depth:

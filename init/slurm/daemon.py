@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
+from ground.commands import ran
 from init.pod import helper
 from init.pod.client import Client
 from init.slurm.client import SCONTROL
@@ -61,7 +62,7 @@ class Slurmctld:
     def jobs(self) -> list[Job] | None:
         """Those that wait or run, however hidden their partition; None when it could not be asked."""
         try:
-            done = _run(SHOW_JOBS, within=READ_WITHIN)
+            done = ran(SHOW_JOBS, within=READ_WITHIN)
         except (OSError, subprocess.TimeoutExpired):
             return None
         return list(jobs(done.stdout)) if done.returncode == 0 else None
@@ -166,17 +167,4 @@ def _pings() -> bool:
 
 
 def _scontrol(word: str, *, within: float, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return _run((SCONTROL, word), within=within, env=env)
-
-
-def _run(argv: Sequence[str], *, within: float, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        argv,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        env=env,
-        check=False,
-        timeout=within,
-    )
+    return ran((SCONTROL, word), within=within, env=env)

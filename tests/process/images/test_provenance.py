@@ -18,6 +18,7 @@ import pytest
 
 from images.cli.publish import attach_provenance
 from images.cli.session import Session
+from images.engine.store import MANIFEST
 from images.errors import ImagesError
 from images.settings import Settings
 from images.ship import provenance, referrers
@@ -69,11 +70,11 @@ def pushed(registry: Registry, tag: str, said: str = "") -> Mapping[str, Any]:
     config = json.dumps({"architecture": "amd64", "os": "linux", "said": said}).encode()
     manifest = {
         "schemaVersion": 2,
-        "mediaType": referrers.MANIFEST,
+        "mediaType": MANIFEST,
         "config": referrers.put_blob(registry, "application/vnd.oci.image.config.v1+json", config),
         "layers": [],
     }
-    referrers.put_manifest(registry, tag, referrers.MANIFEST, json.dumps(manifest).encode())
+    referrers.put_manifest(registry, tag, MANIFEST, json.dumps(manifest).encode())
     return referrers.subject(registry, tag)
 
 

@@ -27,6 +27,7 @@ from init.prepare import (
 )
 from init.prepare.__main__ import EX_CONFIG, main
 from init.slurm import accounting, files
+from init.slurm.conf import setting
 
 ME = (os.getuid(), os.getgid())
 
@@ -277,7 +278,7 @@ ADOPT, ASK = "pam_slurm_adopt.so", "pam_slurm.so"
     ],
 )
 def test_the_pam_module_fits_how_slurm_tracks_jobs(conf: str, have: set[str], module: str) -> None:
-    line, _ = pam.choose(pam.setting(conf, "ProctrackType"), pam.setting(conf, "PrologFlags"), have)
+    line, _ = pam.choose(setting(conf, "ProctrackType"), setting(conf, "PrologFlags"), have)
     assert line == f"account required {module}"
 
 
