@@ -1,4 +1,6 @@
-"""CUDA by its vendor's wheels: resolved and fetched by pip, which here never installs, imports or runs one of them.
+"""CUDA and Python's libraries by their publishers' wheels, resolved and fetched by pip.
+
+It never installs, imports or runs one of them.
 
 The lock holds every architecture, whichever machine resolved it, and no host: pip's own configuration says where from.
 """
@@ -10,7 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import unquote
@@ -20,7 +22,7 @@ from ground.files import write_whole
 from images import architectures
 from images.archive.lock import Place, layers_in_order
 from images.archive.locked import RELOCK
-from images.definition.spec import PACKAGED, Cuda
+from images.definition.spec import PACKAGED, Cuda, Layer, Libraries, Selected
 from images.errors import ImagesError
 from images.settings import Settings
 
@@ -52,9 +54,9 @@ class Wheel:
 
 @dataclass(frozen=True, slots=True)
 class Locked:
-    """Every wheel of one CUDA, and what was asked for when it was resolved."""
+    """All wheels that are resolved together, and what was asked for when they were."""
 
-    cuda: str
+    name: str
     request: Mapping[str, tuple[str, ...]]
     wheels: tuple[Wheel, ...]
 
@@ -67,29 +69,29 @@ def chosen(place: Place) -> Cuda | None:
     return None if place.choice.cuda == PACKAGED else place.definition.versions.cuda[place.choice.cuda]
 
 
-def lock_file(place: Place, cuda: Cuda) -> Path:
+def lock_file(place: Place, of: Cuda | Libraries) -> Path:
     """One for all variants: a vendor's wheel does not depend on the distribution."""
-    return place.repository / "images/lock/wheels" / f"cuda-{cuda.name}.json"
+    return place.repository / "images/lock/wheels" / f"{of.lock}.json"
 
 
-def read(place: Place, cuda: Cuda) -> Locked | None:
-    path = lock_file(place, cuda)
+def read(place: Place, of: Cuda | Libraries) -> Locked | None:
+    path = lock_file(place, of)
     shown = str(path.relative_to(place.repository))
     try:
         data = json.loads(path.read_text())
         if data["format"] != FORMAT:
             raise ImagesError("read the lock", f"format {data['format']} is not {FORMAT}", file=shown, hint=RELOCK)
         request = {group: tuple(asked) for group, asked in data["request"].items()}
-        return Locked(data["cuda"], request, tuple(Wheel(**wheel) for wheel in data["wheels"]))
+        return Locked(data["name"], request, tuple(Wheel(**wheel) for wheel in data["wheels"]))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ImagesError("read the lock", f"damaged: {error}", file=shown, hint=RELOCK) from error
 
 
-def write(place: Place, cuda: Cuda, locked: Locked) -> None:
-    target = lock_file(place, cuda)
-    head = {"format": FORMAT, "cuda": locked.cuda, "request": locked.request}
+def write(place: Place, of: Cuda | Libraries, locked: Locked) -> None:
+    target = lock_file(place, of)
+    head = {"format": FORMAT, "name": locked.name, "request": locked.request}
     lines = ",\n".join(f"    {json.dumps(asdict(wheel))}" for wheel in sorted(locked.wheels))
     text = json.dumps(head, indent=2)[:-2] + f',\n  "wheels": [\n{lines}\n  ]\n}}\n'
     if target.exists() and target.read_text() == text:
@@ -98,50 +100,58 @@ def write(place: Place, cuda: Cuda, locked: Locked) -> None:
     write_whole(target, text)
 
 
-def taken(place: Place, layers: Iterable[str]) -> Cuda | None:
-    """The CUDA whose wheels these layers, or those below, take; None where none takes any."""
+def taken(place: Place, layers: Iterable[str]) -> list[Cuda | Libraries]:
+    """Of which wheels these layers, or those below, take any."""
     found = [layer for layer, _ in layers_in_order(place, layers)]
-    takes = any(layer.wheels.of(place.choice) or layer.wheels_devel.of(place.choice) for layer in found)
-    return chosen(place) if takes else None
+    cuda, python = chosen(place), place.definition.versions.python
+
+    def any_of(*kinds: Callable[[Layer], Selected[str]]) -> bool:
+        return any(kind(layer).of(place.choice) for layer in found for kind in kinds)
+
+    takes: list[Cuda | Libraries] = []
+    if cuda is not None and any_of(lambda layer: layer.wheels, lambda layer: layer.wheels_devel):
+        takes.append(cuda)
+    return [*takes, python] if any_of(lambda layer: layer.python) else takes
 
 
 def stale(place: Place, layers: Iterable[str]) -> list[str]:
     """What to call them, where they were never resolved or for another request."""
-    cuda = taken(place, layers)
-    if cuda is None:
-        return []
-    locked = read(place, cuda)
-    return [f"the wheels of CUDA {cuda.name}"] if locked is None or dict(locked.request) != dict(cuda.wheels) else []
+    found = []
+    for of in taken(place, layers):
+        locked = read(place, of)
+        if locked is None or dict(locked.request) != dict(of.wheels):
+            found.append(f"the wheels of {of.about}")
+    return found
 
 
 def relock(place: Place, layers: Iterable[str]) -> list[str]:
     """Resolve and write; what moved."""
-    cuda = taken(place, layers)
-    if cuda is None:
-        return []
-    before, after = read(place, cuda), resolve(cuda, place.settings)
-    write(place, cuda, after)
-    return changes(before, after)
+    moved = []
+    for of in taken(place, layers):
+        before, after = read(place, of), resolve(of, place.settings)
+        write(place, of, after)
+        moved += changes(before, after)
+    return moved
 
 
 def changes(before: Locked | None, after: Locked) -> list[str]:
     """What a new lock moved, one line a wheel and architecture."""
     old = {(wheel.name, wheel.arch): wheel for wheel in (before.wheels if before else ())}
     new = {(wheel.name, wheel.arch): wheel for wheel in after.wheels}
-    lines = []
+    lines, what = [], f"cuda {after.name}" if after.name[:1].isdigit() else after.name
     for key in sorted(old.keys() | new.keys()):
         was, now = old.get(key), new.get(key)
         if was and now and was.version == now.version and was.sha256 != now.sha256:
-            lines.append(f"cuda {after.cuda}: {key[0]} {now.version} ({key[1]}) is another file than it was")
+            lines.append(f"{what}: {key[0]} {now.version} ({key[1]}) is another file than it was")
         elif (was.version if was else "") != (now.version if now else ""):
             text = f"{was.version if was else 'not there'} -> {now.version if now else 'not there'}"
-            lines.append(f"cuda {after.cuda}: {key[0]} {text} ({key[1]})")
+            lines.append(f"{what}: {key[0]} {text} ({key[1]})")
     return lines
 
 
-def resolve(cuda: Cuda, settings: Settings) -> Locked:
+def resolve(of: Cuda | Libraries, settings: Settings) -> Locked:
     """Every wheel anew: the newest that the definition allows, the same version on every architecture."""
-    group_of = {requirement: group for group, asked in cuda.wheels.items() for requirement in asked}
+    group_of = {requirement: group for group, asked in of.wheels.items() for requirement in asked}
     groups = {requirement.partition("==")[0]: group for requirement, group in group_of.items()}
     wanted: Sequence[str] = list(group_of)
     wheels: list[Wheel] = []
@@ -149,7 +159,7 @@ def resolve(cuda: Cuda, settings: Settings) -> Locked:
         found = asked_of_pip(wanted, arch, settings)
         wheels += [Wheel(groups[w.name], w.name, w.version, w.arch, w.file, w.sha256, w.licence) for w in found]
         wanted = [wheel.wanted for wheel in found]
-    return Locked(cuda.name, dict(cuda.wheels), tuple(sorted(wheels)))
+    return Locked(of.name, dict(of.wheels), tuple(sorted(wheels)))
 
 
 def asked_of_pip(wanted: Sequence[str], arch: str, settings: Settings) -> list[Wheel]:
@@ -197,10 +207,14 @@ def fetch(wheel: Wheel, directory: Path, settings: Settings) -> Path:
 
 
 def platform(arch: str) -> list[str]:
-    """Only what runs on this architecture under the images' C library, and depends on no version of Python."""
+    """Only what runs on this architecture under the images' C library, and is made for no one version of Python.
+
+    From which one on it runs is not pip's to say, which does not run it: a layer's `verify` imports what it brings.
+    """
     machine = MACHINES[arch]
     tags = [*(f"manylinux_2_{minor}_{machine}" for minor in GLIBC), *(f"{tag}_{machine}" for tag in OLDER[machine])]
     words = ["--no-deps", "--only-binary", ":all:", "--implementation", "py", "--python-version", "3", "--abi", "none"]
+    words.append("--ignore-requires-python")
     return [*words, *(word for tag in tags for word in ("--platform", tag))]
 
 

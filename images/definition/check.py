@@ -25,6 +25,10 @@ def check(definition: Definition) -> None:
         file = f"images/roles/{role.name}.yaml"
         if role.layer not in layers:
             raise ImagesError("use the role", f"no layer {role.layer!r}", file=file, hint=nearest(role.layer, layers))
+        users = {name for layer in chain(layers, role.layer) for name in layer.users.everything()}
+        if role.user and role.user not in users:
+            raise ImagesError("use the role", f"no user {role.user!r} in its layers", file=file, field="user",
+                              hint=nearest(role.user, users))  # fmt: skip
         for variant in definition.versions.variants.values():
             for release in variant.releases or ("",):
                 capabilities(definition, role, Choice(variant.name, variant.slurm, variant.cuda, release))
@@ -50,6 +54,10 @@ def check_layer(definition: Definition, layer: Layer) -> None:
         if name not in groups:
             raise ImagesError("use the layer", f"no CUDA has wheels {name!r}", file=file, field="wheels",
                               hint=nearest(name, groups))  # fmt: skip
+    for name in layer.python.everything():
+        if name not in versions.python.wheels:
+            raise ImagesError("use the layer", f"no libraries {name!r}", file=file, field="python",
+                              hint=nearest(name, versions.python.wheels))  # fmt: skip
     known = {source.name for variant in versions.variants.values() for source in variant.sources}
     for name in layer.sources.everything():
         if name not in known:

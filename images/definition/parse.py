@@ -37,13 +37,13 @@ LINKED = ("/bin/", "/sbin/", "/lib/", "/lib64/", "/var/run/", "/var/lock/")
 
 LAYER_KEYS = {
     "describe", "from", "bootstrap", "only", "provides", "users", "sources", "packages", "wheels", "wheels_devel",
-    "downloads", "artifacts", "files", "component", "run", "verify", "remove", "env",
+    "python", "downloads", "artifacts", "files", "component", "run", "verify", "remove", "env",
 }  # fmt: skip
 ROLE_KEYS = {
     "describe", "layer", "services", "needs", "ports", "capabilities", "drain", "files", "verify", "env",
-    "stop_signal", "default", "code",
+    "stop_signal", "default", "code", "program", "user",
 }  # fmt: skip
-VERSIONS_KEYS = {"epoch", "source", "users", "pins", "values", "cuda", "variants"}
+VERSIONS_KEYS = {"epoch", "source", "users", "pins", "values", "cuda", "python", "variants"}
 CUDA_SELECTORS = ("cuda-package", "cuda-wheels")
 
 
@@ -84,7 +84,7 @@ def layer(name: str, data: object, file: str, selectors: frozenset[str]) -> Laye
         options = Fields(fields.data["bootstrap"], file, {"dpkg_options"}, "bootstrap")
         bootstrap = Bootstrap(options.texts("dpkg_options"))
         for key in ("files", "run", "component", "artifacts", "downloads", "sources", "users", "verify", "remove",
-                    "wheels", "wheels_devel"):  # fmt: skip
+                    "wheels", "wheels_devel", "python"):  # fmt: skip
             if key in fields:
                 raise fields.error(key, "a bootstrapped layer holds packages alone", "put it into the next layer")
     parent = fields.optional("from")
@@ -106,6 +106,7 @@ def layer(name: str, data: object, file: str, selectors: frozenset[str]) -> Laye
         packages=texts("packages"),
         wheels=texts("wheels"),
         wheels_devel=texts("wheels_devel"),
+        python=texts("python"),
         downloads=texts("downloads"),
         artifacts=fields.selected("artifacts", artifact(file), selectors),
         files=fields.selected("files", file_entry(file), selectors),
@@ -138,7 +139,18 @@ def role(name: str, data: object, file: str, selectors: frozenset[str]) -> Role:
         stop_signal=fields.text("stop_signal", "SIGTERM"),
         default=fields.flag("default", True),
         code=fields.flag("code", True),
+        program=program(fields),
+        user=fields.text("user", ""),
     )
+
+
+def program(fields: Fields) -> str:
+    """What is a pod's only program has no PID 1 that could bring up services, drain, or give capabilities."""
+    found = fields.text("program", "")
+    for key in ("services", "drain", "capabilities"):
+        if found and key in fields:
+            raise fields.error(key, f"{found} is the only program of its pod")
+    return found
 
 
 def versions(data: object, file: str) -> Versions:
@@ -159,6 +171,7 @@ def versions(data: object, file: str) -> Versions:
         pins={name: pin(name, fields, value) for name, value in fields.mapping("pins").items()},
         values=fields.text_map("values"),
         cuda={name: vendor.cuda(name, fields, value) for name, value in fields.mapping("cuda").items()},
+        python=vendor.libraries(fields),
     )
 
 

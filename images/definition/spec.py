@@ -118,6 +118,7 @@ class Layer:
     packages: Selected[str] = Selected()
     wheels: Selected[str] = Selected()  # groups of the chosen CUDA: what programs need when they run
     wheels_devel: Selected[str] = Selected()  # and what compiling needs beside that
+    python: Selected[str] = Selected()  # Python's libraries that come by wheels, by group
     downloads: Selected[str] = Selected()
     artifacts: Selected[Artifact] = Selected()
     files: Selected[FileEntry] = Selected()
@@ -146,6 +147,8 @@ class Role:
     stop_signal: str = "SIGTERM"
     default: bool = True  # False: built only when it is named
     code: bool = True  # False: no project code in it, for an image that only carries tools
+    program: str = ""  # the package that is the pod's only program, where no init brings up services
+    user: str = ""  # whom the image runs as; "": root, and PID 1 gives each service its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +179,23 @@ class Cuda:
     name: str
     driver: str  # the oldest that runs it
     wheels: Mapping[str, tuple[str, ...]]  # group -> what pip is asked for
+
+    @property
+    def lock(self) -> str:
+        return f"cuda-{self.name}"
+
+    @property
+    def about(self) -> str:
+        return f"CUDA {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Libraries:
+    """Python's libraries that no suite has, by their publishers' wheels."""
+
+    wheels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    name = lock = "python"
+    about = "Python"
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +242,7 @@ class Versions:
     pins: Mapping[str, Pin]
     values: Mapping[str, str]
     cuda: Mapping[str, Cuda] = field(default_factory=dict)
+    python: Libraries = Libraries()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import re
 
 from images import architectures
 from images.definition.fields import Fields
-from images.definition.spec import Cuda
+from images.definition.spec import Cuda, Libraries
 from images.errors import nearest
 
 # What pip is asked for: a name, and a version or the beginning of one.
@@ -18,16 +18,7 @@ def cuda(name: object, parent: Fields, value: object) -> Cuda:
     # It becomes a path of the image: /usr/local/cuda-NAME.
     if not isinstance(name, str) or not re.fullmatch(r"[0-9]+\.[0-9]+", name):
         raise fields.error("", f"{name!r} is not a toolkit's version", 'in quotes, for instance "13.0"')
-    listed = fields.mapping("wheels")
-    groups = {group: Fields(listed, parent.file, listed, f"cuda.{name}.wheels").texts(group) for group in listed}
-    asked: set[str] = set()
-    for requirement in (item for group in groups.values() for item in group):
-        found = REQUIREMENT.fullmatch(requirement)
-        if found is None:
-            raise fields.error("wheels", f"{requirement!r} is not NAME, NAME==VERSION or NAME==VERSION.*")
-        if found["name"] in asked:
-            raise fields.error("wheels", f"{found['name']!r} stands twice")
-        asked.add(found["name"])
+    groups = requirements(fields, "wheels", f"cuda.{name}.wheels")
     driver = fields.text("driver")
     if not re.fullmatch(r"[0-9]+(\.[0-9]+)*", driver):
         raise fields.error("driver", f"{driver!r} is not a driver's version", 'for instance "580.65.06"')
@@ -41,6 +32,25 @@ def arches(fields: Fields) -> tuple[str, ...]:
         if name not in architectures.KNOWN:
             raise fields.error("arches", f"no images are made for {name!r}", nearest(name, architectures.KNOWN))
     return named or tuple(architectures.KNOWN)
+
+
+def libraries(fields: Fields) -> Libraries:
+    return Libraries(requirements(fields, "python", "python"))
+
+
+def requirements(fields: Fields, key: str, where: str) -> dict[str, tuple[str, ...]]:
+    """What pip is asked for, by group; a name stands once, or two groups could lock two versions of it."""
+    listed = fields.mapping(key)
+    groups = {group: Fields(listed, fields.file, listed, where).texts(group) for group in listed}
+    asked: set[str] = set()
+    for requirement in (item for group in groups.values() for item in group):
+        found = REQUIREMENT.fullmatch(requirement)
+        if found is None:
+            raise fields.error(key, f"{requirement!r} is not NAME, NAME==VERSION or NAME==VERSION.*")
+        if found["name"] in asked:
+            raise fields.error(key, f"{found['name']!r} stands twice")
+        asked.add(found["name"])
+    return groups
 
 
 def expects(fields: Fields) -> dict[str, str]:

@@ -32,6 +32,7 @@ class Additions:
     ports: Sequence[int] = ()
     entrypoint: Sequence[str] = ()
     stop_signal: str = ""
+    user: str = ""
     labels: Mapping[str, str] | None = None
     created_by: str = ""
 
@@ -55,6 +56,8 @@ def config(
         inherited["Cmd"] = ["/bin/bash"]
     if add.stop_signal:
         inherited["StopSignal"] = add.stop_signal
+    if add.user:
+        inherited["User"] = add.user
     inherited["Labels"] = dict(sorted((add.labels or {}).items()))
     created = datetime.fromtimestamp(epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     history = [

@@ -23,7 +23,7 @@ from images.engine import oci
 from images.engine.docker import Engine
 from images.engine.saved import installed
 from images.errors import ImagesError
-from images.make import content, sbom, toolkit
+from images.make import content, libraries, sbom, toolkit
 from images.make.artifacts import taken
 from images.make.content import Entry
 from images.make.failures import failures
@@ -102,6 +102,7 @@ class Maker:
             *image.entries,
             *fetched(image, self.place),
             *toolkit.entries(image.toolkit, self.place, kept),
+            *libraries.entries(image.libraries, self.place, kept),
             *self.artifacts(image, kept),
         ]
         if image.is_role:
@@ -214,6 +215,7 @@ class Maker:
                 ports=image.step.ports,
                 entrypoint=image.step.entrypoint,
                 stop_signal=image.step.stop_signal,
+                user=image.step.user,
                 labels=self.labels(image, below),
                 created_by=f"minivm {image.key} {image.hash[:12]}",
             ),

@@ -20,7 +20,7 @@ from images.archive.wheels import Wheel
 from images.definition.check import active_chain, capabilities
 from images.definition.spec import Artifact, EntryKind, Layer, Role, Selected, SlurmSource
 from images.errors import ImagesError, nearest
-from images.make import code, content, expects, render, toolkit
+from images.make import code, content, expects, libraries, render, toolkit
 from images.make.content import Entry
 from images.make.pinned import pins, switched
 from images.make.plan import LAYER, Composed, Image, digest
@@ -97,10 +97,13 @@ class Composer:
             entries.append(content.file("etc/dpkg/dpkg.cfg.d/minivm", text.encode()))
         extra = self.sources(layer, entries)
         wheels = toolkit.asked(self.place, layer, [self.place.definition.layers[name] for name in below])
+        python = libraries.asked(self.place, layer)
         extra |= toolkit.inputs(wheels)
+        extra |= libraries.inputs(python)
         for name in layer.downloads.of(choice):
             extra[f"download {name}"] = digest(self.pins[name].sha256 + self.pins[name].version)
         commands = ["ldconfig"] if wheels.libraries else []
+        commands += libraries.commands(python, self.place.variant.python)
         for name in layer.component.of(choice):
             commands += render.component(name, self.templates, self.values(), shown)
         commands += self.filled(layer.run, shown)
@@ -108,7 +111,7 @@ class Composer:
             describe=f"{layer.name}: {layer.describe}",
             base=self.images[parent].reference if parent else base or "scratch",
             epoch=self.versions.epoch,
-            files=bool(entries or layer.artifacts.of(choice) or layer.downloads.of(choice) or wheels.wheels),
+            files=bool(entries or layer.artifacts.of(choice) or layer.downloads.of(choice) or wheels.wheels or python),
             users=tuple(self.versions.users[name] for name in layer.users.of(choice)),
             packages=f"/{list_path}" if slice_.packages else "",
             commands=tuple(render.strict(command) for command in commands),
@@ -136,8 +139,9 @@ class Composer:
             artifacts=artifacts,
             slices=tuple(self.slice(name) for name in (*below, layer.name)),
             provides=provides,
-            wheels=tuple(sorted({*(self.images[parent].wheels if parent else ()), *wheels.wheels})),
+            wheels=tuple(sorted({*(self.images[parent].wheels if parent else ()), *wheels.wheels, *python})),
             toolkit_=wheels,
+            libraries_=python,
             extra=extra,
             dpkg_options=layer.bootstrap.dpkg_options if bootstrapped and layer.bootstrap else (),
         )
@@ -188,14 +192,17 @@ class Composer:
         for entry in role.files.of(place.choice):
             entries += content.resolve(entry, place.repository, self.versions.users, shown)
         verify, commands = list(self.filled(role.verify, shown)), list[str]()
-        if role.code:
+        if role.program:
+            entries += code.program(role.program, place.variant.python, place.repository)
+        elif role.code:
             plan = code.plan_json(role, place.definition, place.choice, place.repository, self.read)
             slurm = code.slurm_json(place.definition, place.choice, self.slurm)
             entries += code.entries(role, plan, slurm, place.variant.python, place.repository)
+        if role.code:
             found = expects.expects(self.versions, place.choice, tuple(sorted(provided)))
             entries.append(content.file(expects.PATH, found))
             commands += code.commands()
-            verify = [*code.verify(place.repository), *verify]
+            verify = [*code.verify(place.repository, role.program), *verify]
         parent = f"layer:{layers[-1]}"
         step = render.Step(
             describe=f"{role.name}: {role.describe}",
@@ -207,7 +214,8 @@ class Composer:
             env=tuple(sorted(role.env.items())),
             ports=role.ports,
             stop_signal=role.stop_signal,
-            entrypoint=code.entrypoint(place.variant.python) if role.code else (),
+            entrypoint=code.entrypoint(place.variant.python, role.program) if role.code else (),
+            user=str(self.versions.users[role.user].uid) if role.user else "",
         )
         sbom = (place.repository / "images/make/sbom.py").read_bytes()
         self.add(
@@ -239,7 +247,7 @@ class Composer:
         step: render.Step, entries: list[Entry], artifacts: tuple[tuple[Artifact, str], ...],
         slices: tuple[Slice, ...], provides: tuple[str, ...], wheels: tuple[Wheel, ...], extra: Mapping[str, str],
         absent: Mapping[str, str] | None = None, dpkg_options: tuple[str, ...] = (),
-        toolkit_: toolkit.Asked = NO_WHEELS,
+        toolkit_: toolkit.Asked = NO_WHEELS, libraries_: tuple[Wheel, ...] = (),
     ) -> None:  # fmt: skip
         """Name the inputs, hash them, and keep the image."""
         below = self.directories.get(parent, {})
@@ -258,7 +266,8 @@ class Composer:
         self.images[key] = Image(
             key=key, name=name, repo=repo, tag=f"{prefix}-{total[:12]}", hash=total, describe=describe,
             parent=parent, base=base, step=step, entries=completed, artifacts=artifacts, slices=slices,
-            provides=provides, wheels=wheels, toolkit=toolkit_, absent=absent or {}, inputs=inputs,
+            provides=provides, wheels=wheels, toolkit=toolkit_, libraries=libraries_,
+            absent=absent or {}, inputs=inputs,
             directories=self.directories[key],
             dpkg_options=dpkg_options,
             needs=(*([parent] if parent else []), *(other for _, other in artifacts)),

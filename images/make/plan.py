@@ -38,7 +38,8 @@ class Image:
     directories: Mapping[str, Entry]  # every directory that this image or one below declared
     dpkg_options: tuple[str, ...] = ()
     wheels: tuple[Wheel, ...] = ()  # of every layer up to here
-    toolkit: Asked = field(default_factory=Asked)  # those that this one adds
+    toolkit: Asked = field(default_factory=Asked)  # those of CUDA that this one adds
+    libraries: tuple[Wheel, ...] = ()  # and those of Python
     needs: tuple[str, ...] = field(default=())  # keys that must exist before this one
 
     @property

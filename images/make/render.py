@@ -35,6 +35,7 @@ class Step:
     env: tuple[tuple[str, str], ...] = ()
     ports: tuple[int, ...] = ()
     stop_signal: str = ""
+    user: str = ""
     entrypoint: tuple[str, ...] = ()
 
     @property

@@ -178,10 +178,23 @@ def test_the_projects_own_roles_compile(repository: Path) -> None:
     composed = Composer(place, slices, read_yaml).compose(definition.roles)
     for name in definition.roles:
         found: dict[str, Entry] = {entry.path: entry for entry in composed.role(name).entries}
+        if program := definition.roles[name].program:
+            # No init in between: the one program is PID 1, and its package is there with what it may use.
+            assert composed.role(name).step.entrypoint == ("/opt/minivm/bin/python3", "-I", "-m", program)
+            for package in ("ground", "init", program):
+                assert f"opt/minivm/lib/python3.13/site-packages/{package}/__init__.py" in found
+            assert f"opt/minivm/lib/python3.13/site-packages/{program}/__main__.py" in found
+            assert "etc/minivm/plan.json" not in found and "usr/share/minivm/scripts" not in found
+            continue
         assert b'"role"' in found["etc/minivm/plan.json"].read()
         # PID 1 is started by a path that is there, and without what its start does not need.
         _, *options, script = entrypoint("3.13")
         assert script.lstrip("/") in found and options == ["-I", "-S", "-Xutf8"]
+
+
+def test_an_image_whose_only_program_needs_no_rights_says_whom_it_runs_as() -> None:
+    assert yaml.safe_load(image_config(user="64035"))["config"]["User"] == "64035"
+    assert "User" not in yaml.safe_load(image_config())["config"]
 
 
 def image_config(**values: object) -> bytes:

@@ -1,0 +1,64 @@
+"""Python's libraries by their publishers' wheels, where the image's own Python looks beside Debian's modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from images.archive import wheels as archive
+from images.archive.lock import Place
+from images.archive.locked import RELOCK
+from images.archive.unpack import unpack
+from images.archive.wheels import Wheel
+from images.definition.spec import EntryKind, Layer
+from images.errors import ImagesError
+from images.make import content
+from images.make.content import Entry
+
+
+def asked(place: Place, layer: Layer) -> tuple[Wheel, ...]:
+    groups, python = layer.python.of(place.choice), place.definition.versions.python
+    if not groups:
+        return ()
+    locked, file = archive.read(place, python), str(archive.lock_file(place, python).relative_to(place.repository))
+    if locked is None:
+        raise ImagesError("read the lock", f"the wheels of {python.about} were never resolved", file=file, hint=RELOCK)
+    found = tuple(wheel for group in groups for wheel in locked.of(group, place.choice.arch))
+    for group in groups:
+        if not locked.of(group, place.choice.arch):
+            raise ImagesError(f"build layer:{layer.name}", f"no wheel of {group} is locked for {place.choice.arch}", file=file,
+                              hint=RELOCK)  # fmt: skip
+    return found
+
+
+def directory(python: str) -> str:
+    """Not Debian's own directory: what dpkg does not know of does not lie among what it does."""
+    return f"usr/local/lib/python{python}/dist-packages"
+
+
+def inputs(wanted: tuple[Wheel, ...]) -> dict[str, str]:
+    """What decides the bytes, for the hash."""
+    if not wanted:
+        return {}
+    found = {f"wheel {wheel.name}": wheel.sha256 for wheel in wanted}
+    return found | {"layout of libraries": content.file("", Path(__file__)).digest()}
+
+
+def commands(wanted: tuple[Wheel, ...], python: str) -> list[str]:
+    """Byte code that holds no time, as the project's own; an image that runs read-only makes none."""
+    compiled = f"python3 -I -m compileall -q --invalidation-mode unchecked-hash /{directory(python)}"
+    return [compiled] if wanted else []
+
+
+def entries(wanted: tuple[Wheel, ...], place: Place, kept: Path) -> Iterator[Entry]:
+    """Whole, with what each says of itself and its licence; fetched and checked now, unpacked under `kept`."""
+    for wheel in wanted:
+        path = archive.fetch(wheel, place.downloads, place.settings)
+        into = kept / wheel.name
+        into.mkdir()
+        for member in unpack(path, into, lambda name: True):
+            if member.name.partition("/")[0].endswith(".data"):
+                raise ImagesError(f"lay out {wheel.wanted}", f"{member.name} is not a module of its own")
+            if member.data is not None:
+                to = f"{directory(place.variant.python)}/{member.name}"
+                yield Entry(to, EntryKind.FILE, 0o755 if member.executable else 0o644, data=member.data)
