@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -49,7 +50,13 @@ def with_fleet(work: Callable[[Fleet], Awaitable[T]]) -> T:
 @main.command()
 def run() -> None:
     """Keep them so, until told to stop."""
-    with_fleet(lambda fleet: fleet.run())
+
+    async def until_told(fleet: Fleet) -> None:
+        # As PID 1 of its pod it would otherwise not be ended by it.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, fleet.stop.set)
+        await fleet.run()
+
+    with_fleet(until_told)
 
 
 @main.command()

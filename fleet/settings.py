@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 from init.errors import ConfigError, nearest
 
 PREFIX = "MINIVM_FLEET_"
-KNOWN = ("RELEASE", "SLURM", "KEY", "POLICY", "CUT")
+KNOWN = ("RELEASE", "SLURM", "KEY", "POLICY", "LEASE", "HTTP", "CUT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,11 @@ class Settings:
     slurm: str
     key: Path
     policy: Path
+    # The Lease that one of several holds, and who we are to it; "": alone.
+    lease: str = ""
+    me: str = ""
+    # Where probes and metrics are answered; None: nowhere.
+    http: tuple[str, int] | None = None
     # For tests alone: SIGKILL to oneself before that change, counted from 1. 0: never.
     cut: int = 0
 
@@ -36,6 +42,7 @@ def from_environment(env: Mapping[str, str]) -> Settings:
             raise ConfigError("read the fleet's settings", "it is not set", field=name)
         return env[name]
 
+    lease = env.get(f"{PREFIX}LEASE") or ""
     cut = env.get(f"{PREFIX}CUT") or "0"
     if not cut.isdecimal():
         raise ConfigError("read the fleet's settings", f"wanted a number, not {cut!r}", field=f"{PREFIX}CUT")
@@ -45,5 +52,17 @@ def from_environment(env: Mapping[str, str]) -> Settings:
         slurm=needed(f"{PREFIX}SLURM"),
         key=Path(env.get(f"{PREFIX}KEY") or "/mnt/minivm/secrets/slurm/jwt_hs256.key"),
         policy=Path(env.get(f"{PREFIX}POLICY") or "/mnt/minivm/config/fleet/policy.json"),
+        lease=lease,
+        me=f"{needed('MINIVM_POD_NAME')}-{secrets.token_hex(4)}" if lease else "",
+        http=_address(env.get(f"{PREFIX}HTTP") or ""),
         cut=int(cut),
     )
+
+
+def _address(said: str) -> tuple[str, int] | None:
+    if not said:
+        return None
+    host, _, port = said.rpartition(":")
+    if not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigError("read the fleet's settings", f"{said!r} is no host:port", field=f"{PREFIX}HTTP")
+    return host.strip("[]") or "0.0.0.0", int(port)

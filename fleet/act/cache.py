@@ -103,8 +103,11 @@ class Cache:
         self.nodes = Followed(api, "Node", changed)
         self.pods = Followed(api, "Pod", changed)
 
+    def unknown(self) -> str:
+        return self.nodes.unknown() or self.pods.unknown()
+
     def world(self) -> Kubernetes | Unknown:
-        if why := self.nodes.unknown() or self.pods.unknown():
+        if why := self.unknown():
             return Unknown(why)
         nodes, pods = self.nodes.now, self.pods.now
         return Kubernetes(dict(nodes.found), dict(pods.found), {**nodes.unread, **pods.unread})

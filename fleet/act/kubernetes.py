@@ -56,6 +56,7 @@ class Api:
 
     def __init__(self, connection: client.ApiClient, namespace: str, release: str) -> None:
         self._core = client.CoreV1Api(connection)
+        self._leases = client.CoordinationV1Api(connection)
         self._connection = connection
         self.namespace = namespace
         names = {"name": "minivm", "instance": release, "component": "worker"}
@@ -154,6 +155,16 @@ class Api:
     async def tell(self, event: Object) -> None:
         words = {"namespace": event["metadata"]["namespace"], "body": event}
         await self._ask("write an Event", (self._core.create_namespaced_event, words))
+
+    async def lease(self, name: str) -> Object:
+        return await self._lease(self._leases.read_namespaced_lease, name)
+
+    async def put_lease(self, name: str, lease: Object) -> Object:
+        """Refused by the server, with 409, where it is no longer the version that `lease` names."""
+        return await self._lease(self._leases.replace_namespaced_lease, name, body=lease)
+
+    async def _lease(self, ask: Any, name: str, **further: object) -> Object:
+        return await self._ask(f"hold the Lease {name}", (ask, {"name": name, "namespace": self.namespace}), **further)
 
     async def still(self, at: Versions) -> bool:
         """Whether a worker's pod and Node are as they were seen."""

@@ -13,6 +13,9 @@ from pathlib import Path
 from fleet.act.cache import Cache
 from fleet.act.events import events
 from fleet.act.kubernetes import Api
+from fleet.act.lead import Alone, Lead, Leader
+from fleet.act.pages import Pages
+from fleet.act.seen import Seen, name_of
 from fleet.act.slurm import SlurmRest
 from fleet.act.words import in_words
 from fleet.decide.actions import Change, Drain, Evict, Forget, Free, Tell, Undrain
@@ -41,25 +44,57 @@ class Fleet:
         self.slurm = SlurmRest(settings.slurm, settings.key)
         self.memory = Memory()
         self.policy = Policy()
+        self.stop = asyncio.Event()
         self._news = asyncio.Event()
         self.cache = Cache(api, self._news.set)
+        self.leader: Leader = Alone()
+        if settings.lease:
+            self.leader = Lead(api, settings.lease, settings.me, say, self._news.set)
+        self.seen = Seen(time.monotonic())
         self._made = 0
         self._refused = ""
         # What could not be done at the last look, each told once.
         self._failed: set[str] = set()
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            for kind in (self.cache.nodes, self.cache.pods):
-                group.create_task(kind.follow())
-            group.create_task(self._decide())
+        """Until `stop`. Who has ended gives the Lease back when nothing of his is begun any more."""
+        async with contextlib.AsyncExitStack() as stack:
+            if self.settings.http:
+                await stack.enter_async_context(await self._pages().serve(*self.settings.http))
+            async with asyncio.TaskGroup() as group:
+                follow = [group.create_task(kind.follow()) for kind in (self.cache.nodes, self.cache.pods)]
+                leading = group.create_task(self.leader.keep())
+                working = group.create_task(self._decide())
+                await self.stop.wait()
+                working.cancel()
+                await asyncio.wait([working])
+                for task in (*follow, leading):
+                    task.cancel()
+
+    def _pages(self) -> Pages:
+        def ready() -> tuple[int, str]:
+            self.seen.heard, self.seen.leader = self.leader.heard, self.leader.holds()
+            self.seen.kubernetes = self.cache.unknown()
+            return self.seen.ready()
+
+        def metrics() -> tuple[int, str]:
+            ready()
+            return 200, self.seen.metrics()
+
+        return Pages({"/livez": lambda: self.seen.alive(time.monotonic()), "/readyz": ready, "/metrics": metrics})
 
     async def _decide(self) -> None:
         last, decided = None, 0.0
         while True:
+            self.seen.turned = time.monotonic()
             changed = 0
             woken = self._news.is_set()
             self._news.clear()
+            if not self.leader.holds():
+                # Whoever acts meanwhile changes what we remember.
+                last, self.memory = None, Memory()
+                await self._wait(AT_LEAST_S)
+                continue
             begun = time.monotonic()
             slurm = await self._look(self.cache.world())
             took = time.monotonic() - begun
@@ -69,25 +104,33 @@ class Fleet:
                 last, decided = slurm, begun
                 changed = await self.act(World(kubernetes, slurm))
             # What we have changed ourselves comes back as news.
-            # No `wait_for`: until Python 3.12 it forgets who cancels it in the turn in which the news come.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(SOON_S if changed else max(EVERY_S, 3 * took)):
-                    await self._news.wait()
+            await self._wait(SOON_S if changed else max(EVERY_S, 3 * took))
+
+    async def _wait(self, most: float) -> None:
+        # No `wait_for`: until Python 3.12 it forgets who cancels it in the turn in which the news come.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(most):
+                await self._news.wait()
 
     async def act(self, world: World) -> int:
         """Whatever is to be done now; how much was."""
         self._reread()
         decision = decide(world, self.memory, time.time(), self.policy)
         self.memory = decision.memory
+        self.seen.looked(world, decision.stands)
         done: list[Change | Tell] = []
         failed: set[str] = set()
         for one in decision.news:
             self.say(in_words(one))
         for change in decision.changes:
+            if not self.leader.holds():
+                break
+            self.seen.turned = time.monotonic()
             try:
                 if await self._perform(change):
                     done.append(change)
             except FleetError as error:
+                self.seen.failed[name_of(change)] += 1
                 failed.add(f"{in_words(change)}: {error}")
         for text in sorted(failed - self._failed):
             self.say(text)
@@ -123,11 +166,14 @@ class Fleet:
             os.kill(os.getpid(), signal.SIGKILL)
         if isinstance(change, Drain | Undrain | Forget):
             still = not isinstance(change, Undrain) or await self.api.still(change.at)
-            done = still and await asyncio.to_thread(self.slurm.change, change)
+            done = still and await asyncio.to_thread(self.slurm.change, change, self.leader.holds)
         elif isinstance(change, Free | Evict) and not await asyncio.to_thread(self.slurm.still, change.pod, change.was):
             done = False  # somebody has resumed it: it may get a job in this moment
+        elif not self.leader.holds():
+            done = False  # that took long
         else:
             done = await self.api.change(change)
+        (self.seen.done if done else self.seen.late)[name_of(change)] += 1
         self.say(in_words(change) if done else f"{in_words(change)}: not as it was seen, looked at again")
         return done
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
@@ -61,9 +62,10 @@ class SlurmRest:
                 self._asked = 0
         return self._call("GET", "nodes/")
 
-    def change(self, act: Drain | Undrain | Forget) -> bool:
-        """False: the node is no longer as it was when this was decided, and nothing is done."""
-        if not self.still(act.name, act.was):
+    def change(self, act: Drain | Undrain | Forget, may: Callable[[], bool] = lambda: True) -> bool:
+        """False: the node is no longer as it was when this was decided, or `may` no longer says so: nothing is done."""
+        # Asked may be for long, and whoever has lost the Lease meanwhile is not the one to write.
+        if not self.still(act.name, act.was) or not may():
             return False
         self._call("POST", _path(act.name), body(act))
         return True

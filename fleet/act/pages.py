@@ -1,0 +1,63 @@
+"""What the fleet answers over http: alive, ready, metrics.
+
+Read only; who asks is not known, so it takes little and waits for nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+
+from fleet.errors import FleetError
+
+# A request's first line and heads, and all the time that it has.
+LONGEST = 8192
+WITHIN_S = 5.0
+# So many at once; the others are closed unheard.
+MOST = 32
+Page = Callable[[], tuple[int, str]]
+
+
+class Pages:
+    def __init__(self, pages: Mapping[str, Page]) -> None:
+        self.pages = pages
+        self._open = 0
+
+    async def serve(self, host: str, port: int) -> asyncio.Server:
+        try:
+            return await asyncio.start_server(self._answer, host, port, limit=LONGEST)
+        except OSError as error:
+            raise FleetError("listen for the kubelet", str(error), field=f"{host}:{port}") from error
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open += 1
+        try:
+            if self._open <= MOST:
+                async with asyncio.timeout(WITHIN_S):
+                    heads = await reader.readuntil(b"\r\n\r\n")
+                    writer.write(reply(heads, self.pages))
+                    await writer.drain()
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # whoever does not ask as http does is not answered
+        finally:
+            self._open -= 1
+            writer.close()
+            with contextlib.suppress(OSError, TimeoutError):
+                async with asyncio.timeout(WITHIN_S):
+                    await writer.wait_closed()
+
+
+def reply(heads: bytes, pages: Mapping[str, Page]) -> bytes:
+    method, _, rest = heads.partition(b"\r\n")[0].partition(b" ")
+    page = pages.get(rest.partition(b" ")[0].partition(b"?")[0].decode("ascii", "replace"))
+    if method not in (b"GET", b"HEAD"):
+        status, text = 405, "read only\n"
+    elif page is None:
+        status, text = 404, f"there are {' '.join(pages)}\n"
+    else:
+        status, text = page()
+    body = text.encode()
+    head = f"HTTP/1.1 {status} {'OK' if status == 200 else 'No'}\r\nContent-Type: text/plain; charset=utf-8\r\n"
+    head += f"Content-Length: {len(body)}\r\nConnection: close\r\nX-Content-Type-Options: nosniff\r\n\r\n"
+    return head.encode() + (b"" if method == b"HEAD" else body)

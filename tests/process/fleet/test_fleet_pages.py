@@ -1,0 +1,97 @@
+"""The fleet's port: its probes and metrics over a real socket, before strangers who do not ask as http does."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from fleet.act import pages as adapter
+from fleet.act.pages import Pages
+from fleet.act.seen import HANGS_S, Seen
+from fleet.decide.actions import Tell
+from fleet.errors import FleetError
+from fleet.world.kubernetes import Kubernetes
+from fleet.world.slurm import Slurm
+from fleet.world.world import Unknown, World
+
+GIVEN = {"/livez": lambda: (200, "ok\n"), "/readyz": lambda: (503, "not yet\n")}
+
+
+async def asked(port: int, text: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(text)
+        async with asyncio.timeout(20):
+            return await reader.read()
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+def answers(*requests: bytes) -> list[bytes]:
+    async def whole() -> list[bytes]:
+        async with await Pages(GIVEN).serve("127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            return [await asked(port, request) for request in requests]
+
+    return asyncio.run(whole())
+
+
+def test_it_answers_what_it_has_and_nothing_else() -> None:
+    found = answers(
+        b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n", b"HEAD /livez HTTP/1.1\r\n\r\n", b"GET /readyz?x=1 HTTP/1.1\r\n\r\n",
+        b"GET /../livez HTTP/1.1\r\n\r\n", b"POST /livez HTTP/1.1\r\n\r\n", b"\xff\xff\r\n\r\n",
+    )  # fmt: skip
+    assert [int(one.split()[1]) for one in found] == [200, 200, 503, 404, 405, 405]
+    assert found[0].endswith(b"\r\n\r\nok\n") and found[1].endswith(b"\r\n\r\n")
+
+
+def test_a_stranger_who_says_nothing_or_too_much_keeps_nobody_from_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter, "WITHIN_S", 0.5)
+
+    async def whole() -> None:
+        async with await Pages(GIVEN).serve("127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(adapter.MOST - 1)]
+            assert await asked(port, b"GET /" + b"x" * (1 << 20)) == b""
+            assert b"ok" in await asked(port, b"GET /livez HTTP/1.1\r\n\r\n")
+            # Whoever sends nothing is sent away, and his place is free.
+            for reader, writer in silent:
+                async with asyncio.timeout(20):
+                    assert await reader.read() == b""
+                writer.close()
+
+    asyncio.run(whole())
+
+
+def test_a_port_that_is_taken_is_a_sentence() -> None:
+    async def whole() -> None:
+        async with await Pages(GIVEN).serve("127.0.0.1", 0) as server:
+            with pytest.raises(FleetError, match="cannot listen for the kubelet"):
+                await Pages(GIVEN).serve("127.0.0.1", server.sockets[0].getsockname()[1])
+
+    asyncio.run(whole())
+
+
+def test_what_it_has_seen_is_told_to_the_kubelet_and_to_prometheus() -> None:
+    seen = Seen(turned=100.0)
+    assert seen.alive(100.0 + HANGS_S - 1)[0] == 200
+    assert seen.alive(100.0 + HANGS_S + 1)[0] == 503
+    assert seen.ready() == (503, "Kubernetes is not known: not asked yet\n")
+    seen.kubernetes = ""
+    assert seen.ready()[0] == 503, "without the Lease it is not known whether it may act"
+    seen.heard = True
+    assert seen.ready() == (200, "waits for the Lease\n")
+    seen.leader = True
+    seen.looked(World(Kubernetes(), Unknown("no answer")), (Tell("Slurm", "unknown", "no answer"),))
+    seen.done["drain"] += 2
+    assert seen.ready()[0] == 200, "another fleet would not bring the controller back"
+    text = seen.metrics()
+    assert 'minivm_fleet_known{side="slurm"} 0' in text
+    assert 'minivm_fleet_known{side="kubernetes"} 1' in text
+    assert 'minivm_fleet_changes_total{action="drain"} 2' in text
+    assert 'minivm_fleet_stands{kind="unknown"} 1' in text
+    seen.looked(World(Kubernetes(), Slurm()), ())
+    assert 'minivm_fleet_known{side="slurm"} 1' in seen.metrics()
