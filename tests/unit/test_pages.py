@@ -34,6 +34,7 @@ BLOCKS = {
     "operate-a-pod": {"runs": 2},
     "push-images": {"needs a name": 3},  # tests/container/images/test_push.py pushes
     "replace-a-gpu-node": {"runs": 2},
+    "switch-on-the-fleet": {"values": 1, "needs kubernetes": 2},
     "upgrade": {"runs": 2, "shown": 1, "needs a name": 1},
 }
 

@@ -34,6 +34,13 @@ minivm.io/pool: {{ . }}
 {{ include "minivm.fullname" . }}-controller
 {{- end -}}
 
+{{/* Where slurmrestd listens in the controller's pod, which the fleet asks. */}}
+{{- define "minivm.restPort" -}}
+{{- $said := index .Values.controller.env "MINIVM_SLURMRESTD" | default "0.0.0.0:6820" -}}
+{{- if not (regexMatch ":[0-9]+$" $said) }}{{ fail (printf "controller.env.MINIVM_SLURMRESTD is %s: the fleet asks slurmrestd by its port, HOST:PORT" $said) }}{{ end -}}
+{{ regexFind "[0-9]+$" $said }}
+{{- end -}}
+
 {{/* Names of the Secrets: an existing one, or the chart's own. */}}
 {{- define "minivm.secret.munge" -}}
 {{ default (printf "%s-munge" (include "minivm.fullname" .)) .Values.secrets.munge.existingSecret }}

@@ -1,0 +1,179 @@
+"""The fleet in the chart: not there unasked, with leave for what it does and nothing else, and a policy it takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster.errors import ClusterError
+from cluster.rendered.render import CHART, Document, render
+from fleet.policy import KEYS, Policy, policy_from_json
+from fleet.settings import from_environment
+from fleet.world.kubernetes import FREE
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def rendered(**values: Any) -> list[Document]:
+    fleet = {"enabled": True} | values.pop("fleet", {})
+    return render({"fleet": fleet} | values, release="slurm", namespace="hpc")
+
+
+def only(documents: list[Document], kind: str, name: str = "slurm-fleet") -> dict[str, Any]:
+    (found,) = [one for one in documents if (one["kind"], one["metadata"]["name"]) == (kind, name)]
+    return dict(found)
+
+
+def rules(documents: list[Document]) -> dict[str, dict[str, Any]]:
+    found = {}
+    for one in documents:
+        if one["kind"] in ("Role", "ClusterRole") and one["metadata"]["name"].endswith("-fleet"):
+            for rule in one["rules"]:
+                for resource in rule["resources"]:
+                    where = f" in {one['metadata']['namespace']}" if "namespace" in one["metadata"] else ""
+                    named = " of the workers" if resource == "pods" and "resourceNames" in rule else ""
+                    found[f"{one['kind']} {resource}{named}{where}"] = rule
+    return found
+
+
+def pod(documents: list[Document]) -> dict[str, Any]:
+    found: dict[str, Any] = only(documents, "Deployment")["spec"]["template"]["spec"]
+    return found
+
+
+def test_unasked_there_is_nothing_of_it() -> None:
+    documents = render({}, release="slurm", namespace="hpc")
+    assert "fleet" not in yaml.safe_dump_all(documents)
+    assert "SLURMRESTD" not in yaml.safe_dump_all(documents)
+
+
+def test_it_may_do_what_it_does_and_nothing_else() -> None:
+    found = rules(rendered(workers={"pools": {"gpu": {"replicas": 3}, "cpu": {}}}))
+    may = {name: rule["verbs"] for name, rule in found.items()}
+    assert may == {
+        "Role pods": ["get", "list", "watch"],
+        "Role pods of the workers": ["patch"],
+        "Role pods/status": ["patch"],
+        "Role pods/eviction": ["create"],
+        "Role events": ["create"],
+        "Role events in default": ["create"],
+        "Role leases": ["get", "update"],
+        "ClusterRole nodes": ["get", "list", "watch"],
+        "ClusterRole nodes/status": ["patch"],
+    }
+    workers = ["slurm-cpu-0", "slurm-gpu-0", "slurm-gpu-1", "slurm-gpu-2"]
+    for writes in ("Role pods of the workers", "Role pods/status", "Role pods/eviction"):
+        assert sorted(found[writes]["resourceNames"]) == workers, "no controller, no login pod, no user's pod"
+    assert found["Role leases"]["resourceNames"] == ["slurm-fleet"]
+
+
+def test_it_may_change_a_node_only_where_the_policy_cordons() -> None:
+    cordons = rules(rendered(fleet={"policy": {"cordon": True}}))
+    assert cordons["ClusterRole nodes"]["verbs"] == ["get", "list", "watch", "patch"]
+    assert "ClusterRole nodes/status" not in rules(rendered(fleet={"policy": {"nodeCondition": ""}}))
+
+
+def test_a_pool_lets_go_of_pods_that_are_drained_and_idle_and_of_no_others() -> None:
+    def budget(**fleet: Any) -> dict[str, Any]:
+        found = only(rendered(fleet=fleet), "PodDisruptionBudget", "slurm-worker")
+        return dict(found["spec"])
+
+    kept = budget()
+    assert kept["maxUnavailable"] == 0
+    assert kept["selector"]["matchExpressions"] == [{"key": FREE, "operator": "DoesNotExist"}]
+    assert kept["selector"]["matchLabels"]["minivm.io/pool"] == "worker"
+    for other in (budget(protect=False), budget(enabled=False)):
+        assert other["maxUnavailable"] == 1 and set(other["selector"]) == {"matchLabels"}
+
+
+def test_who_it_is_given_to_is_its_own_account_and_no_pods_of_the_cluster() -> None:
+    documents = rendered()
+    for one in documents:
+        if one["kind"].endswith("RoleBinding") and one["metadata"]["name"].endswith("-fleet"):
+            assert one["subjects"] == [{"kind": "ServiceAccount", "name": "slurm-fleet", "namespace": "hpc"}]
+    using = [
+        one["metadata"]["name"]
+        for one in documents
+        if one["kind"] in ("StatefulSet", "Deployment", "Job")
+        and one["spec"]["template"]["spec"]["serviceAccountName"] == "slurm-fleet"
+    ]
+    assert using == ["slurm-fleet"]
+
+
+def test_its_pod_has_no_rights_on_its_machine() -> None:
+    spec = pod(rendered())
+    user = yaml.safe_load((ROOT / "images/versions.yaml").read_text())["users"]["fleet"]["uid"]
+    assert spec["securityContext"] == {
+        "runAsNonRoot": True, "runAsUser": user, "runAsGroup": user, "fsGroup": user,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }  # fmt: skip
+    (container,) = spec["containers"]
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
+    }  # fmt: skip
+    assert all(mount["readOnly"] for mount in container["volumeMounts"])
+    assert not spec["automountServiceAccountToken"]
+    secrets = [volume["secret"]["secretName"] for volume in spec["volumes"] if "secret" in volume]
+    assert secrets == ["slurm-jwt"], "of the cluster's keys its own alone"
+
+
+def test_its_settings_are_those_that_it_takes() -> None:
+    documents = rendered()
+    given = {one["name"]: one.get("value", "x") for one in pod(documents)["containers"][0]["env"]}
+    settings = from_environment(given)
+    instance = only(documents, "Deployment")["spec"]["selector"]["matchLabels"]["app.kubernetes.io/instance"]
+    assert (settings.release, settings.slurm) == (instance, "slurm-controller:6820")
+    assert only(documents, "Lease")["metadata"]["name"] == settings.lease
+    assert settings.http == ("0.0.0.0", 8650)
+    mounts = {one["mountPath"] for one in pod(documents)["containers"][0]["volumeMounts"]}
+    assert {str(settings.key.parent), str(settings.policy.parent)} <= mounts
+
+
+@pytest.mark.parametrize(("said", "port"), [(None, 6820), ("0.0.0.0:7000", 7000), ("[::]:6821", 6821)])
+def test_slurmrestd_is_where_it_asks(said: str | None, port: int) -> None:
+    documents = rendered(controller={"env": {"MINIVM_SLURMRESTD": said} if said else {}})
+    spec = only(documents, "StatefulSet", "slurm-controller")["spec"]["template"]["spec"]["containers"][0]
+    env = {one["name"]: one.get("value") for one in spec["env"]}
+    assert env["MINIVM_SLURMRESTD"] == (said or "0.0.0.0:6820")
+    assert {"name": "slurmrestd", "containerPort": port} in spec["ports"]
+    service = only(documents, "Service", "slurm-controller")
+    assert {one["name"]: one["port"] for one in service["spec"]["ports"]}["slurmrestd"] == port
+    asked = {one["name"]: one.get("value") for one in pod(documents)["containers"][0]["env"]}
+    assert asked["MINIVM_FLEET_SLURM"] == f"slurm-controller:{port}"
+
+
+def test_a_slurmrestd_without_a_port_is_refused() -> None:
+    with pytest.raises(ClusterError, match="the fleet asks slurmrestd by its port"):
+        rendered(controller={"env": {"MINIVM_SLURMRESTD": "unix:/run/rest"}})
+
+
+def test_two_of_them_are_not_evicted_at_once_and_do_not_lie_on_one_machine() -> None:
+    documents = rendered()
+    deployment, budget = only(documents, "Deployment")["spec"], only(documents, "PodDisruptionBudget")["spec"]
+    assert deployment["replicas"] == 2
+    assert budget == {"maxUnavailable": 1, "selector": deployment["selector"]}
+    (term,) = pod(documents)["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert term["podAffinityTerm"]["labelSelector"] == deployment["selector"]
+
+
+def test_its_policy_is_one_that_it_takes() -> None:
+    said = {"cordon": True, "conditions": ["Bad"], "notReady": "2m", "away": 3, "share": 0.1}
+    text = only(rendered(fleet={"policy": said}), "ConfigMap")["data"]["policy.json"]
+    assert json.loads(text) == said
+    assert policy_from_json(text) == Policy(cordon=True, conditions=("Bad",), not_ready_s=120.0, away=3, share=0.1)
+    assert policy_from_json(only(rendered(), "ConfigMap")["data"]["policy.json"]) == Policy()
+
+
+@pytest.mark.parametrize("wrong", [{"cordons": True}, {"share": 2}, {"notReady": "soon"}, {"fencing": "act"}])
+def test_a_policy_that_it_would_refuse_is_refused_by_the_chart(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ClusterError):
+        rendered(fleet={"policy": wrong})
+
+
+def test_the_chart_knows_all_of_its_policy() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    assert set(schema["properties"]["fleet"]["properties"]["policy"]["properties"]) == set(KEYS)
