@@ -26,8 +26,8 @@ def asked(place: Place, layer: Layer) -> tuple[Wheel, ...]:
     found = tuple(wheel for group in groups for wheel in locked.of(group, place.choice.arch))
     for group in groups:
         if not locked.of(group, place.choice.arch):
-            raise ImagesError(f"build layer:{layer.name}", f"no wheel of {group} is locked for {place.choice.arch}", file=file,
-                              hint=RELOCK)  # fmt: skip
+            why = f"no wheel of {group} is locked for {place.choice.arch}"
+            raise ImagesError(f"build layer:{layer.name}", why, file=file, hint=RELOCK)
     return found
 
 
