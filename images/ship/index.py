@@ -49,7 +49,11 @@ def images(registry: Registry, whole: Descriptor) -> dict[str, dict[str, Any]]:
     digest = str(whole["digest"])
     data = registry.named(f"/manifests/{digest}", digest, {"Accept": INDEX})
     found: dict[str, dict[str, Any]] = {}
-    for item in referrers.manifests(registry, data)[: referrers.MOST]:
+    listed = referrers.manifests(registry, data)
+    # Whoever may push may make an index: what is behind so many must not pass unseen.
+    if len(listed) > referrers.MOST:
+        raise RegistryError(registry.what("read"), f"{digest} names {len(listed)} images")
+    for item in listed:
         platform = item.get("platform")
         arch = str(platform.get("architecture", "")) if isinstance(platform, dict) else ""
         if not arch or arch in found:

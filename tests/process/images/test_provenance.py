@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from images import architectures
 from images.cli.publish import attach_provenance
 from images.cli.session import Session
 from images.engine.store import MANIFEST
@@ -205,7 +206,7 @@ def test_a_push_attaches_it_with_what_the_build_chose(registry: Registry, builde
     image = session.compose(["worker"]).role("worker")
     attach_provenance(session, image, registry, there["digest"], builder)
     built = verify(registry, there, signers).statement["predicate"]["buildDefinition"]
-    assert built["externalParameters"] == {**PARAMETERS, "cuda": "12.9"}
+    assert built["externalParameters"] == {**PARAMETERS, "cuda": "12.9", "arch": architectures.own()}
     names = {item["name"] for item in built["resolvedDependencies"]}
     assert {wheel.wanted for wheel in image.wheels} <= names and any(name.startswith("parent layer:") for name in names)
     assert any(name.startswith("slurm-client=") for name in names)
