@@ -82,8 +82,8 @@ def up(
     """A whole cluster on this machine; again: changes what changed."""
     root = click.get_current_context().find_root()
     before = root.params
-    if before.get("variant") or before.get("slurm"):
-        raise ClusterError("bring up what --variant and --slurm before `up` say", "they are for what builds",
+    if before.get("variant") or before.get("slurm") or before.get("arch"):
+        raise ClusterError("bring up what --variant, --slurm and --arch before `up` say", "they are for what builds",
                            hint="up --variant NAME --slurm-version VERSION")  # fmt: skip
     from cluster.local import LocalCluster
     from cluster.rendered.overrides import read_overrides

@@ -258,6 +258,8 @@ def register(arch: str) -> None:
             f"programs of {arch} are run by {emulation.interpreter(arch)} until this machine's next start (binfmt_misc)"
         )
         (emulation.REGISTRY / "register").write_bytes(emulation.line(arch))
+    except FileExistsError:
+        return  # somebody else did in the meantime, or it is there and switched off: whoever asked looks again
     except (OSError, subprocess.CalledProcessError) as error:
         raise HostError(
             f"cannot run programs of {arch} here: {emulation.interpreter(arch)} could not be registered: {error}; on a"

@@ -124,7 +124,7 @@ class Session:
             return None
         from images.make.base import read_base
 
-        return read_base(self.engine, self.place.base, self.repository / "build/base")
+        return read_base(self.engine, self.place.base, self.repository / "build/base", self.place.choice.arch)
 
     def beside(self) -> list[Session]:
         """This one, and the same with each other release of Slurm that the variant has packages of."""

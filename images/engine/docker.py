@@ -119,9 +119,9 @@ class Engine:
             return str(error.explanation)
         return ""
 
-    def pull(self, reference: str) -> None:
+    def pull(self, reference: str, arch: str = "") -> None:
         with answering(f"pull {reference}"):
-            self.api.pull(reference)
+            self.api.pull(reference, platform=f"linux/{arch}" if arch and arch != self.arch else None)
 
     def push(self, target: str, login: Mapping[str, str] | None) -> Generator[Mapping[str, Any], None, None]:
         repository, _, tag = target.rpartition(":")

@@ -17,14 +17,23 @@ from images.errors import ImagesError
 DEFAULT_KEYS = ("/usr/share/keyrings/ubuntu-archive-keyring.gpg", "/usr/share/keyrings/debian-archive-keyring.gpg")
 
 
-def read_base(engine: Engine, base: str, directory: Path) -> BaseFiles:
+def pulled(engine: Engine, base: str, arch: str) -> None:
+    """The base is here, and is of the architecture that is built."""
+    if not engine.has(base):
+        engine.pull(base, arch)
+    found = str(engine.inspect(base).get("Architecture") or arch)
+    if found != arch:
+        raise ImagesError("use the base", f"{base} is for {found}, and this build for {arch}",
+                          hint=f"--arch {found} builds on it")  # fmt: skip
+
+
+def read_base(engine: Engine, base: str, directory: Path, arch: str) -> BaseFiles:
     """Look into the image without starting it; keys are unpacked under `directory`."""
     if base.endswith(UNFILLED):
         raise ImagesError("use the base", f"{base} has no digest yet", file="images/versions.yaml",
                           field="variants", hint="`docker buildx imagetools inspect` shows the digest; compare it with"
                           " its publisher's, then write it there")  # fmt: skip
-    if not engine.has(base):
-        engine.pull(base)
+    pulled(engine, base, arch)
     with engine.container(base) as container:
         files: dict[str, bytes] = {}
         for path in ("/var/lib/dpkg/status", "/etc/apt", "/usr/share/keyrings"):

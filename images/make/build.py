@@ -85,9 +85,12 @@ class Maker:
                 bootstrap.bootstrap(self.place, image.slices[-1], image.dpkg_options, target, line)
                 with target.open("rb") as data:
                     return self.engine.import_root(data)
-            if image.base and not self.engine.has(image.base):
-                line(f"minivm: pull {image.base}")
-                self.engine.pull(image.base)
+            if image.base:
+                from images.make.base import pulled
+
+                if not self.engine.has(image.base):
+                    line(f"minivm: pull {image.base}")
+                pulled(self.engine, image.base, self.place.choice.arch)
             self.context(image, context)
             return self.engine.builder.build(context, self.arguments(image), self.place.settings.network, line)
 
@@ -195,7 +198,7 @@ class Maker:
             return {}
         from images.make.base import read_base
 
-        return installed(read_base(self.engine, self.place.base, self.work / "base").status)
+        return installed(read_base(self.engine, self.place.base, self.work / "base", self.place.choice.arch).status)
 
     def normalised(self, image: Image, raw: str) -> str:
         """The builder's layers under a configuration of ours; what the engine calls it."""

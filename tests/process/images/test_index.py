@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from images.cli.publish import push_index
+from images.engine.store import MANIFEST
 from images.errors import ImagesError
 from images.ship import index, provenance, referrers
 from images.ship.provenance import Build
@@ -50,12 +51,12 @@ def pushed(registry: Registry, arch: str) -> Pushed:
     config = json.dumps({"architecture": arch, "os": "linux"}).encode()
     manifest = {
         "schemaVersion": 2,
-        "mediaType": referrers.MANIFEST,
+        "mediaType": MANIFEST,
         "config": referrers.put_blob(registry, "application/vnd.oci.image.config.v1+json", config),
         "layers": [],
     }
     tag = TAGS[arch][0]
-    referrers.put_manifest(registry, tag, referrers.MANIFEST, json.dumps(manifest).encode())
+    referrers.put_manifest(registry, tag, MANIFEST, json.dumps(manifest).encode())
     there = referrers.subject(registry, tag)
     return Pushed(f"x@{there['digest']}", tag, there["digest"], 1, 0, 100)
 

@@ -11,7 +11,7 @@ from typing import cast
 
 import pytest
 
-from images import architectures, emulation
+from images import architectures, emulation, host
 from images.archive import bootstrap, lock, origins
 from images.archive.lock import Place
 from images.archive.locked import Request, Slice
@@ -21,6 +21,7 @@ from images.definition.spec import Choice, SlurmSource
 from images.engine.docker import Engine
 from images.errors import ImagesError
 from images.host import OWN_ENGINE
+from images.make.base import pulled
 from images.make.compose import Composer
 from images.make.failures import advice
 from images.make.plan import Composed, Image
@@ -217,3 +218,35 @@ def test_the_host_script_says_which_architectures_there_are() -> None:
     assert "no images are made for 'armhf'" in done.stderr and "Traceback" not in done.stderr
     # This machine's own needs nobody's help.
     subprocess.run([sys.executable, "images/host.py", "emulation", OWN], cwd=ROOT, check=True)
+
+
+def test_the_kernel_is_told_where_nobody_has_told_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "register").touch()
+    monkeypatch.setattr(emulation, "REGISTRY", tmp_path)
+    monkeypatch.setattr(emulation, "entry", lambda arch: None)
+    monkeypatch.setattr(host, "apt_install", lambda packages: None)
+    host.register(OTHER)
+    assert (tmp_path / "register").read_bytes() == emulation.line(OTHER)
+    # A kernel that does not let us: in a container, say.
+    (tmp_path / "register").unlink()
+    (tmp_path / "register").mkdir()
+    with pytest.raises(host.HostError, match=f"cannot run programs of {OTHER} here: .*could not be registered"):
+        host.register(OTHER)
+
+
+def test_a_base_of_another_architecture_is_told() -> None:
+    asked: list[tuple[str, str]] = []
+    engine = cast(
+        "Engine",
+        SimpleNamespace(
+            has=lambda name: bool(asked),
+            pull=lambda name, arch: asked.append((name, arch)),
+            inspect=lambda name: {"Architecture": OTHER},
+        ),
+    )
+    pulled(engine, "base@sha256:1", OTHER)
+    assert asked == [("base@sha256:1", OTHER)]
+    with pytest.raises(ImagesError) as caught:
+        pulled(engine, "base@sha256:1", OWN)
+    assert f"base@sha256:1 is for {OTHER}, and this build for {OWN}" in str(caught.value)
+    assert f"--arch {OTHER} builds on it" in str(caught.value)
