@@ -1,7 +1,8 @@
 """`python -m tests`: every test, in two runs side by side; with arguments pytest's own, one run.
 
-What computes and what waits for pods: one after the other, half of a machine's processors has nothing to do for most of
-the time. The first run is shown as it goes, the other from its beginning once the first is over.
+What computes and what waits for whole clusters: one after the other, half of a machine's processors has nothing to do
+for most of the time. Tests of single pods come after those that compute, so that the two runs take about as long. The
+first run is shown as it goes, the other from its beginning once the first is over.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTEST = (sys.executable, "-m", "pytest")
-# They say within seconds that a rule is broken.
-QUICK = ("tests/unit", "tests/process")
+# The first ones say within seconds that a rule is broken.
+FIRST = ("tests/unit", "tests/process", "tests/container")
 
 
 def side_by_side(first: Sequence[str], second: Sequence[str]) -> int:
@@ -53,8 +54,8 @@ def main(arguments: Sequence[str]) -> int:
     if arguments:
         return subprocess.run([*PYTEST, *arguments], cwd=ROOT, check=False).returncode
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
-    slow = [path for path in settings["testpaths"] if path not in QUICK]
-    return side_by_side([*PYTEST, *QUICK], [*PYTEST, *slow])
+    second = [path for path in settings["testpaths"] if path not in FIRST]
+    return side_by_side([*PYTEST, *FIRST], [*PYTEST, *second])
 
 
 if __name__ == "__main__":

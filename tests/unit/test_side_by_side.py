@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.__main__ import QUICK, ROOT
+from tests.__main__ import FIRST, ROOT
 
 # Each says that it is there, and goes on only once the other has.
 MEET = """
@@ -39,4 +39,4 @@ def test_both_run_at_once_and_both_are_told(tmp_path: Path, first: int, second: 
 
 def test_no_test_is_in_neither_run() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert set(QUICK) < set(settings["tool"]["pytest"]["ini_options"]["testpaths"])
+    assert set(FIRST) < set(settings["tool"]["pytest"]["ini_options"]["testpaths"])
