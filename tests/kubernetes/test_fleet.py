@@ -76,7 +76,8 @@ class Both:
 
     def node(self, name: str) -> Mapping[str, str]:
         """State, reason and comment of the node, as scontrol tells them to a person."""
-        text = self.scontrol("show", "node", name)
+        # Now and then docker loses what a command said.
+        text = until(lambda: self.scontrol("show", "node", name), f"scontrol tells of {name}")
         assert "State=" in text, text
         lines = [line.strip() for line in text.splitlines()]
         state = next(line for line in lines if line.startswith("State=")).split()[0].partition("=")[2]
