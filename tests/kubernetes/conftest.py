@@ -24,7 +24,7 @@ NODES = 3
 # before the one that all others share; what breaks its machines comes last.
 ORDER = (
     "test_nothing_is_left", "test_fleet", "test_core", "test_operations", "test_configuration", "test_policies",
-    "test_releases", "test_faults", "test_machines",
+    "test_releases", "test_containment", "test_faults", "test_machines",
 )  # fmt: skip
 GIVEN = os.environ.get("KUBECONFIG", "")
 

@@ -13,9 +13,9 @@ import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from tests.kubernetes import plan
+from tests.kubernetes import plan, registry
 from tests.kubernetes.errors import LabError
-from tests.kubernetes.host import attempt, run, wait_for
+from tests.kubernetes.host import attempt, run, wait_for, write
 from tests.kubernetes.machine import SYSTEM
 from tests.kubernetes.plan import Machine
 from tests.kubernetes.programs import KEPT, Programs
@@ -99,6 +99,8 @@ def fill(programs: Programs, root: Path, names: list[str]) -> None:
         gone = [name for name in run(*ctr, "ls", "-q", env=env).split() if name not in keep]
         if gone:
             run(*ctr, "rm", "--sync", *gone, env=env)
+        lines = [line.split() for line in run(*ctr, "ls", env=env).splitlines()[1:]]
+        write(root / registry.NAMES, json.dumps({name: (kind, digest) for name, kind, digest, *_ in lines}))
     finally:
         daemon.terminate()
         daemon.wait()

@@ -91,7 +91,7 @@ class Lab:
         self.say("network and keys are there")
         with ThreadPoolExecutor() as hands:
             runtimes = [hands.submit(self.runtime, node, store) for node in self.machines[1:]]
-            self.rule()
+            self.rule(store)
             for done in runtimes:
                 done.result()
             for done in [hands.submit(self.join, node) for node in self.machines[1:]]:
@@ -119,7 +119,7 @@ class Lab:
         # Every node's daemons watch files as one and the same root.
         power.sysctl(INOTIFY, WATCHERS)
 
-    def rule(self) -> None:
+    def rule(self, store: Path) -> None:
         """The control plane: etcd, then the API server, then those that talk to it."""
         cp = self.control_plane
         power.power_on(cp)
@@ -132,6 +132,7 @@ class Lab:
         own = (sys.executable, "-S", "-m")
         self.daemon(cp, (*own, "tests.kubernetes.dns", str(self.keys), plan.CONTROL_PLANE), name="dns")
         self.daemon(cp, (*own, "tests.kubernetes.volumes", str(self.keys)), name="volumes")
+        self.daemon(cp, (*own, "tests.kubernetes.registry", str(store), plan.CONTROL_PLANE), name="registry")
         self.proxy(cp)
         self.kubectl("apply", "-f", "-", stdin=configs.first_objects())
 
@@ -144,6 +145,10 @@ class Lab:
         images.give(node, store)
         power.make_cgroups(node)
         write(node.state / "containerd.toml", configs.containerd(node, self.programs))
+        default = run(self.programs.bin / "ctr", "oci", "spec")
+        write(node.state / "spec.json", json.dumps(configs.base_spec(default, node)))
+        write(node.state / configs.CGROUP_WRITABLE, configs.writable_runc(self.programs))
+        (node.state / configs.CGROUP_WRITABLE).chmod(0o755)
         write(node.state / "cni" / "10-lab.conflist", json.dumps(configs.network(node)))
         self.start_containerd(node)
 

@@ -44,7 +44,7 @@ def power_on(machine: Machine) -> None:
     for stale in (*machine.state.glob("*.pid"), machine.state / "pid"):
         stale.unlink(missing_ok=True)
     outside = ("nsenter", f"--net=/run/netns/{machine.netns}")
-    inside = ("unshare", "--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child")
+    inside = ("unshare", "--mount", "--pid", "--uts", "--ipc", *since_now(), "--fork", "--kill-child")
     command = (*outside, *inside, str(HERE / "machine.sh"), machine.name, str(machine.state), str(volumes))
     with (machine.state / "machine.log").open("ab") as log:
         started = subprocess.Popen(
@@ -58,6 +58,12 @@ def power_on(machine: Machine) -> None:
     )
     if started.poll() is not None:
         raise LabError(f"power on {machine.name}", last_words(machine, "machine"))
+
+
+def since_now() -> tuple[str, ...]:
+    """Clocks that count from a machine's start begin at nothing with each; the wall clock is the host's."""
+    now = {"monotonic": time.CLOCK_MONOTONIC, "boottime": time.CLOCK_BOOTTIME}
+    return ("--time", *(f"--{name}=-{int(time.clock_gettime(clock))}" for name, clock in now.items()))
 
 
 def power_off(machine: Machine) -> None:
@@ -80,7 +86,7 @@ def entered(machine: Machine) -> tuple[str, ...]:
     found = number(machine)
     if not found:
         raise LabError(f"run anything on {machine.name}", "it is off")
-    return ("nsenter", "-t", str(found), "-m", "-p", "-u", "-i", "-n", "--")
+    return ("nsenter", "-t", str(found), "-m", "-p", "-u", "-i", "-n", "-T", "--")
 
 
 def start(machine: Machine, programs: Programs, words: Sequence[str], *, name: str = "") -> None:

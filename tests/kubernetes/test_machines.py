@@ -31,13 +31,15 @@ def test_a_drained_machine_gives_its_pods_and_jobs_away(release: Release) -> Non
 
 
 def test_a_machine_that_restarts_has_its_pods_back_where_they_were(release: Release, lab: Lab) -> None:
-    """All containers are killed at once, and nobody is told; the pods are the same, with other addresses."""
+    """All containers are killed at once, and nobody is told; the pods are the same, with other addresses and another
+    boot: its name, and the time since it that Slurm counts, which takes a node that was away and started for broken."""
     worker = release.away()
     job = release.submit("alice", "-w", f"{release.name}-{worker}", script="sleep 600")
     release.wait_for(job, "RUNNING")
     before = release.lives()
     node = release.node_of(worker)
     hit = {name: life for name, life in before.items() if release.node_of(name) == node}
+    old = boots(release, worker)
     release.shut()
     lab.power_cut(node)
     lab.power_back(node)
@@ -46,7 +48,26 @@ def test_a_machine_that_restarts_has_its_pods_back_where_they_were(release: Rele
     release.wait_ready()
     release.wait_requeued(job)
     release.wait_idle()
+    new = boots(release, worker)
+    assert all(new[which] != old[which] for which in new) and new["kubelet's"] == new["the pod's"], (old, new)
+    until(lambda: new["the pod's"] in known_to_health(release, worker), "what is told of its health is of this boot")
+    assert old["the pod's"] not in known_to_health(release, worker)
     assert len(release.as_user("alice", "srun -N2 hostname").split()) == 2
+
+
+def boots(release: Release, worker: str) -> dict[str, str]:
+    """The boot that each of them knows of."""
+    info = release.kubernetes.get("node", release.node_of(worker))["status"]["nodeInfo"]
+    shown = release.slurm("scontrol", "-o", "show", "node", f"{release.name}-{worker}")
+    return {
+        "kubelet's": info["bootID"],
+        "the pod's": release.run(worker, "cat", "/proc/sys/kernel/random/boot_id").strip(),
+        "Slurm's": shown.partition("BootTime=")[2].split()[0],
+    }
+
+
+def known_to_health(release: Release, worker: str) -> str:
+    return release.run(worker, "sh", "-c", "cat /run/minivm/health/index.json /run/minivm/verdicts/*.json || true")
 
 
 def taints(release: Release, node: str) -> set[str]:
