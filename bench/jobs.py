@@ -1,32 +1,81 @@
-"""What the scripts of jobs cost those who wait for jobs: short ones, one after the other and many, with scripts and
-without, in one cluster and in turn.
+"""What the scripts of jobs cost those who wait for jobs: short ones, one after the other and many, and many that end
+together. Without scripts, with /bin/true in the place of each, which is Slurm's own part, and with ours; in one cluster
+and in turn.
 
-The scripts are taken out of slurm.conf by a value of the chart, and put back: the pods, the machine and the hour stay.
+What slurm.conf names is changed in the controller's file, and read anew: the pods, the machine and the hour stay.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import statistics
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
-from bench.cluster import row, ssh
+from bench.cluster import ssh
 from cluster.local import LocalCluster
 from cluster.ports import free_port
 from cluster.values import Options
 from images.engine.docker import Engine
 
-TURNS = 3
+TURNS = int(os.environ.get("MINIVM_BENCH_TURNS", "3"))
+# Two arrays are as large as slurmctld lets one be.
 SHORT = (200, 2000)
-SRUNS = 15
+LARGEST_ARRAY = 1000
+SRUNS, BY_HAND, CROWD = 15, 200, 64
+CONTROLLER, WORKERS = "slurm-controller-0", ("slurm-worker-0", "slurm-worker-1")
+PROGRAMS = {"Prolog": "prolog", "Epilog": "epilog", "TaskProlog": "task_prolog"}
+WAYS = ("without scripts", "with /bin/true", "with")
+USAGE = "cd /sys/fs/cgroup; cat cpuacct/cpuacct.usage 2>/dev/null || awk '/usage_usec/ {print $2 * 1000}' cpu.stat"
+# In a worker, by hand: what slurmd starts for a job, from start to end, and what the runner and its forks spend on it.
+STARTS = """
+import json, os, pwd, time
+user = pwd.getpwnam("alice")
+(runner,) = [pid for pid in os.listdir("/proc") if pid.isdigit()
+             and open(f"/proc/{pid}/cmdline").read().endswith("health.runner\\0")
+             and open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1] == "1"]
+def used():
+    fields = open(f"/proc/{runner}/stat").read().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) * 1000 / os.sysconf("SC_CLK_TCK")
+said = {}
+for kind in ("prolog", "task_prolog", "epilog"):
+    walls, spent, before = [], 0.0, used()
+    for job in range(9000000, 9000000 + COUNT):
+        env = {"SLURM_JOB_ID": str(job), "SLURM_JOB_UID": str(user.pw_uid), "SLURM_JOB_GID": str(user.pw_gid)}
+        if kind == "task_prolog":
+            os.setresgid(user.pw_gid, user.pw_gid, 0); os.setresuid(user.pw_uid, user.pw_uid, 0)
+        begun = time.monotonic()
+        null = [(os.POSIX_SPAWN_OPEN, fd, "/dev/null", os.O_RDWR, 0) for fd in (1, 2)]
+        pid = os.posix_spawn(f"/usr/libexec/minivm/{kind}", [kind], env, file_actions=null)
+        _, status, usage = os.wait4(pid, 0)
+        walls.append((time.monotonic() - begun) * 1000)
+        os.setresuid(0, 0, 0); os.setresgid(0, 0, 0)
+        spent += (usage.ru_utime + usage.ru_stime) * 1000
+        assert status == 0
+    time.sleep(0.2)
+    walls.sort()
+    said[kind] = walls[COUNT // 2], walls[COUNT * 99 // 100], walls[-1], (spent + used() - before) / COUNT
+print(json.dumps(said))
+"""
+# In a worker: keeps all that ask for the gate waiting, until it is told; then says when it let them go.
+KEEPER = """
+rm -f /run/gate /run/word; touch /run/gate; chmod 644 /run/gate; mkfifo /run/word
+exec 9>/run/gate; flock -x 9; (read word < /run/word; date +%s%N > /run/opened) &
+"""
 
 
 def main() -> int:
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="minivm-bench-")))
-        options = Options(name="benchjobs", workers=2, repository=Options().repository, port=free_port(22400))
+        repository = os.environ.get("MINIVM_BUILD_PREFIX", Options().repository)
+        # Where 64 jobs run beside each other on two processors.
+        crowd = {"slurm": {"partitions": {"crowd": {"pools": ["worker"], "options": {"OverSubscribe": "FORCE:64"}}}}}
+        options = Options("benchjobs", workers=2, repository=repository, port=free_port(22400), overrides=crowd)
         cluster = LocalCluster(Engine().client, options, root=root)
         cluster.down()
         stack.callback(cluster.down)
@@ -36,43 +85,103 @@ def main() -> int:
 
 
 def measure(cluster: LocalCluster) -> None:
-    found: dict[tuple[str, bool], list[float]] = {}
+    by_hand(cluster)
+    found: dict[str, dict[str, list[float]]] = {}
+    begun = time.time()
     for turn in range(TURNS):
-        for with_scripts in (False, True):
-            scripts(cluster, enabled=with_scripts)
-            for what, seconds in figures(cluster, largest=turn == 0):
-                found.setdefault((what, with_scripts), []).append(seconds)
-    for what in dict.fromkeys(what for what, _ in found):
-        without, within = (statistics.median(found[what, enabled]) for enabled in (False, True))
-        row(f"{what}, without scripts", without)
-        row(f"{what}, with", within, f"{within / without:.2f} times, {(within - without) * 1000:+.0f} ms")
+        for way in WAYS:
+            become(cluster, way)
+            for what, figure in figures(cluster, largest=turn == 0):
+                found.setdefault(what, {}).setdefault(way, []).append(figure)
+    for what, ways in found.items():
+        without = statistics.median(ways[WAYS[0]])
+        for way in WAYS:
+            one = statistics.median(ways[way])
+            print(f"{what:<52} {way:<16} {one:8.2f}   {one / without:5.2f} times, {one - without:+.2f}", flush=True)
+    for kind in ("prolog", "epilog"):
+        seconds = sorted(entry["seconds"] * 1000 for entry in records(cluster, begun) if entry["kind"] == kind)
+        p99 = seconds[len(seconds) * 99 // 100]
+        said = f"{statistics.median(seconds):.1f}, p99 {p99:.1f}, worst {seconds[-1]:.1f} ms of {len(seconds)}"
+        print(f"{kind}, by its record: {said}")
+    print(f"load {os.getloadavg()[0]:.1f}, {os.getloadavg()[1]:.1f}")
 
 
-def scripts(cluster: LocalCluster, *, enabled: bool) -> None:
+def by_hand(cluster: LocalCluster) -> None:
+    said = run(cluster, WORKERS[0], "/usr/bin/python3", "-c", STARTS.replace("COUNT", str(BY_HAND)))
+    for kind, (median, p99, worst, cpu) in json.loads(said).items():
+        print(f"{kind}, by hand: median {median:.1f} ms, p99 {p99:.1f}, worst {worst:.1f}, processor time {cpu:.1f}")
+
+
+def become(cluster: LocalCluster, way: str) -> None:
     """In the controller's own file, read anew; the nodes have it from there."""
-    names = "Prolog|Epilog|TaskProlog"
-    edit = f"s/^#?({names})=/\\1=/" if enabled else f"s/^({names})=/#\\1=/"
-    for command in (["sed", "-E", "-i", edit, "/etc/slurm/slurm.conf"], ["scontrol", "reconfigure"]):
-        code, output = cluster.exec("slurm-controller-0", command)
-        if code:
-            raise RuntimeError(f"{command}: {output}")
+    edits = []
+    for key, program in PROGRAMS.items():
+        value = "/bin/true" if way == WAYS[1] else f"/usr/libexec/minivm/{program}"
+        edits += ["-e", f"s,^#?{key}=.*,{'#' if way == WAYS[0] else ''}{key}={value},"]
+    run(cluster, CONTROLLER, "sed", "-E", "-i", *edits, "/etc/slurm/slurm.conf")
+    run(cluster, CONTROLLER, "scontrol", "reconfigure")
+    wanted = run(cluster, CONTROLLER, "grep", "-E", "^(Prolog|Epilog|TaskProlog)=|^#Prolog=", "/etc/slurm/slurm.conf")
+    for worker in WORKERS:
+        look = ["grep", "-E", "^(Prolog|Epilog|TaskProlog)=|^#Prolog=", "/run/slurm/conf/slurm.conf"]
+        while cluster.exec(worker, look)[1] != wanted:
+            time.sleep(0.1)
+    # A first job on each, which nobody times.
+    ssh(cluster, "srun -N2 true")
 
 
 def figures(cluster: LocalCluster, *, largest: bool) -> Iterator[tuple[str, float]]:
-    yield "srun true", statistics.median(float(ssh(cluster, srun())) for _ in range(SRUNS))
+    yield "srun true, ms", statistics.median(float(ssh(cluster, srun())) for _ in range(SRUNS)) * 1000
     for count in SHORT if largest else SHORT[:1]:
-        yield f"an array of {count} one-CPU `true` jobs", float(ssh(cluster, array(count)))
+        before = used(cluster)
+        yield f"{count} one-CPU `true` jobs in arrays, s", float(ssh(cluster, arrays(count)))
+        yield f"processor time of the workers for each of {count}, ms", (used(cluster) - before) / count
+    yield f"{CROWD} jobs end on a node at once, until it is free, s", crowd(cluster)
+
+
+def used(cluster: LocalCluster) -> float:
+    """Milliseconds of processor time that the workers' pods have had."""
+    return sum(int(run(cluster, worker, "sh", "-c", USAGE)) for worker in WORKERS) / 1e6
 
 
 def srun() -> str:
     return "a=$(date +%s%N); srun true; b=$(date +%s%N); echo $(((b - a) / 1000000))e-3"
 
 
-def array(count: int) -> str:
+def arrays(count: int) -> str:
     """Asked by squeue, whose own second is not in it."""
     wait = "while squeue -h -r -n burst -o %i | grep -q .; do sleep 0.1; done"
-    submit = f"sbatch -Q -J burst -n1 -o /dev/null --array=1-{count} --wrap true"
-    return f"cd /tmp; a=$(date +%s%N); {submit}; {wait}; b=$(date +%s%N); echo $(((b - a) / 1000000))e-3"
+    each = min(count, LARGEST_ARRAY)
+    submit = f"sbatch -Q -J burst -n1 --mem=50M -o /dev/null --array=1-{each} --wrap true || exit; " * (count // each)
+    return f"cd /tmp; a=$(date +%s%N); {submit} {wait}; b=$(date +%s%N); echo $(((b - a) / 1000000))e-3"
+
+
+def crowd(cluster: LocalCluster) -> float:
+    """From the moment in which all may end to that in which slurmctld has none of them on the node."""
+    node = WORKERS[0]
+    run(cluster, node, "bash", "-c", f"{KEEPER} exec 9>&-")
+    submit = f"sbatch -Q -J crowd -p crowd -w {node} -n1 --mem=1M -o /dev/null --array=1-{CROWD}"
+    running = f'until [ "$(squeue -h -r -n crowd -t R -o %i | wc -l)" = {CROWD} ]; do sleep 0.2; done'
+    ssh(cluster, f"cd /tmp; {submit} --wrap 'exec flock -s /run/gate true' && {running}")
+    while int(run(cluster, node, "sh", "-c", "ps -C flock -o user= | grep -c alice || true")) < CROWD:
+        time.sleep(0.2)
+    run(cluster, node, "sh", "-c", "echo go > /run/word")
+    free = run(cluster, CONTROLLER, "sh", "-c", f"while squeue -h -w {node} -o %i | grep -q .; do :; done; date +%s%N")
+    return (int(free) - int(run(cluster, node, "cat", "/run/opened"))) / 1e9
+
+
+def records(cluster: LocalCluster, since: float) -> Iterator[dict[str, Any]]:
+    for worker in WORKERS:
+        for line in run(cluster, worker, "cat", "/var/log/minivm/runs.jsonl").splitlines():
+            entry = json.loads(line)
+            if entry["at"] >= since:
+                yield entry
+
+
+def run(cluster: LocalCluster, pod: str, *command: str) -> str:
+    code, output = cluster.exec(pod, command)
+    if code:
+        raise RuntimeError(f"{pod}: {command}: {output}")
+    return output
 
 
 if __name__ == "__main__":

@@ -33,21 +33,21 @@ ATTEMPTS = 20
 class Lease:
     """One commit's tree, held by its reader."""
 
-    __slots__ = ("_fd", "commit", "path")
+    __slots__ = ("commit", "fd", "path")
 
     def __init__(self, commit: str, path: Path, fd: int | None) -> None:
         self.commit = commit
         self.path = path
-        self._fd = fd
+        self.fd = fd
 
     @property
     def locked(self) -> bool:
-        return self._fd is not None
+        return self.fd is not None
 
     def release(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        if self.fd is not None:
+            os.close(self.fd)
+            self.fd = None
 
     def __enter__(self) -> Lease:
         return self

@@ -11,15 +11,18 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from types import FrameType
 
+from gitsync.lease import Lease
 from health.runner import run as runner
 from health.runner.ours import Stopped
 from health.runner.request import LONGEST_TEXT, Request, accepted, ended
 from health.runner.warm import Warm
 
-# Where the client's connection lies in the child, above the three that everybody has.
+# Where the client's connection and the lease lie in the child, above the three that everybody has.
 CLIENT = 3
+LEASE = 4
 GO_S = 5.0
 
 
@@ -48,19 +51,23 @@ def _stop(number: int, frame: FrameType | None) -> None:
     raise Stopped
 
 
-def serve(client: int, request: Request, warm: Warm, budget_s: float) -> None:
+def serve(client: int, request: Request, held: Lease, warm: Warm, budget_s: float) -> None:
     """One run, whose end the client waits for. Without its word nothing is done: it may have given us up."""
     null = os.open("/dev/null", os.O_RDONLY)
     # By numbers above those that they go to, so that none is lost on the way.
     said = os.memfd_create("said")
-    high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16) for fd in (null, said, said, client)]
-    for fd, place in zip(high, (0, 1, 2, CLIENT), strict=True):
-        os.dup2(fd, place, inheritable=place != CLIENT)
+    lease = [] if held.fd is None else [held.fd]
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16) for fd in (null, said, said, client, *lease)]
+    for place, fd in enumerate(high):
+        os.dup2(fd, place, inheritable=place < CLIENT)
     # Also others' connections: whose end we held would not be heard.
-    os.closerange(CLIENT + 1, 1 << 20)
+    os.closerange(len(high), 1 << 20)
     os.set_blocking(CLIENT, True)
+    own = Lease(held.commit, held.path, LEASE if lease else None)
+    if warm.kept:
+        warm.kept.believe()
     with contextlib.suppress(OSError):
-        _serve(request, warm, budget_s)
+        _serve(request, replace(warm, held=own), budget_s)
 
 
 def _serve(request: Request, warm: Warm, budget_s: float) -> None:

@@ -1,6 +1,7 @@
 """What was read of small files, for as long as they are the same ones: the runner's forks find it read.
 
-A file is known by its inode, size and times; who publishes writes a new one. It holds what the last look asked for.
+A file is known by its inode, size and times; who publishes writes a new one. A fork believes what was looked at for it
+just before it was made, and looks at nothing of that again.
 """
 
 from __future__ import annotations
@@ -27,11 +28,23 @@ def stamp(path: Path | str) -> Stamp | None:
 class Kept:
     def __init__(self) -> None:
         self._found: dict[object, tuple[tuple[Stamp | None, ...], object]] = {}
+        # What the look that is under way, or was the last, has asked for.
+        self._seen: set[object] = set()
+        self._looks = True
+
+    def look(self) -> None:
+        self._seen.clear()
+
+    def believe(self) -> None:
+        self._looks = False
 
     def get(self, name: object, files: Iterable[Path | str], read: Callable[[], T]) -> T:
         """What `read` gave when these files were as they are. Stamped first: what changes meanwhile is read again."""
-        now = tuple(map(stamp, files))
         found = self._found.get(name)
+        if found is not None and not self._looks and name in self._seen:
+            return cast(T, found[1])
+        now = tuple(map(stamp, files))
+        self._seen.add(name)
         if found is None or found[0] != now:
             if len(self._found) >= MOST:
                 # Commits come and go; what is needed is back after one look.

@@ -7,7 +7,7 @@ those files is as it was, and else finds out by itself, as always.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from gitsync.layout import Layout, commit_of_link, is_script
@@ -16,6 +16,8 @@ from health.places import Places
 from health.policy import IN_A_TREE, RunnerPolicy
 
 KIND = "task_prolog"
+# In a script's first lines: it has nothing to do for a task without this variable, and is not started then.
+ONLY_WITH = b"\n# minivm: only with "
 
 
 def link_of(layout: Layout) -> str:
@@ -26,8 +28,9 @@ def link_of(layout: Layout) -> str:
         return ""
 
 
-def rests_on(places: Places, tree: Path) -> tuple[Path, ...]:
-    return places.policy, tree / IN_A_TREE, tree / f"{KIND}.d"
+def rests_on(places: Places, tree: Path) -> list[Path]:
+    folder = tree / f"{KIND}.d"
+    return [places.policy, tree / IN_A_TREE, folder, *(folder / name for name in scripts(tree, KIND))]
 
 
 def scripts(tree: Path, kind: str) -> list[str]:
@@ -37,21 +40,36 @@ def scripts(tree: Path, kind: str) -> list[str]:
     return sorted(entry.name for entry in os.scandir(folder) if entry.is_file() and is_script(entry.name))
 
 
+def only_with(script: Path) -> str:
+    """The variable of a task's environment without which it has nothing to do; empty: it runs for every task."""
+    try:
+        with script.open("rb") as file:
+            line = file.read(2048).partition(ONLY_WITH)[2].partition(b"\n")[0].decode("ascii").strip()
+    except (OSError, ValueError):
+        return ""
+    return line if line.isidentifier() else ""
+
+
 def render(
-    layout: Layout, link: str, stamps: Iterable[tuple[Path, str]], commit: str, policy: RunnerPolicy, names: list[str]
+    layout: Layout,
+    link: str,
+    stamps: Iterable[tuple[Path, str]],
+    commit: str,
+    policy: RunnerPolicy,
+    names: Mapping[str, str],
 ) -> str | None:
-    """None where a name or a path has what separates them: then there is no plan."""
+    """`names`: the scripts, and what each is about. None where a name or a path has what separates them."""
     tree = layout.tree(commit)
     rows = [["link", str(layout.current), link]]
     rows += [["same", str(path), stamp] for path, stamp in stamps]
     rows += [["commit", commit], ["tree", str(tree)], ["budget", f"{policy.kind(KIND).budget_s * 1000:.0f}"]]
     steps = [
-        [name, f"{policy.deadline_s(KIND, script) * 1000:.0f}", policy.broken(KIND, script)]
-        for name, script in ((name, f"{KIND}.d/{name}") for name in names)
+        [name, f"{policy.deadline_s(KIND, script) * 1000:.0f}", policy.broken(KIND, script), variable]
+        for name, script, variable in ((name, f"{KIND}.d/{name}", variable) for name, variable in names.items())
     ]
     if any(mark in word for row in (*rows, *steps) for word in row for mark in "\t\n\0"):
         return None
-    lines = ["minivm task_prolog 1", *map("\t".join, rows), "scripts", *map("\t".join, steps), "end"]
+    lines = ["minivm task_prolog 2", *map("\t".join, rows), "scripts", *map("\t".join, steps), "end"]
     return "\n".join(lines) + "\n"
 
 
@@ -73,7 +91,9 @@ def write(places: Places, layout: Layout, commit: str, policy: RunnerPolicy) -> 
     text = None
     # A link to something else means generation zero too, but only after all; that is not for a plan.
     if commit == said or (not link and layout.tree(commit) == layout.zero):
-        text = render(layout, link, stamps, commit, policy, scripts(layout.tree(commit), KIND))
+        tree = layout.tree(commit)
+        names = {name: only_with(tree / f"{KIND}.d" / name) for name in scripts(tree, KIND)}
+        text = render(layout, link, stamps, commit, policy, names)
     if text is None:
         places.plan.unlink(missing_ok=True)
     else:

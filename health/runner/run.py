@@ -23,7 +23,7 @@ from health.ask import ask_broker
 from health.places import Places, boot_id
 from health.policy import KINDS
 from health.runner import gate, missed, ours, record
-from health.runner.plan import scripts
+from health.runner.plan import only_with, scripts
 from health.runner.warm import Warm, policy_of
 from health.script import UNFIT, Outcome, environment, run
 from health.verdict import Class, Result, Verdict, read_verdict, write_verdict
@@ -50,7 +50,7 @@ def main(kind: str, why: str = "") -> int:
 
 def perform(kind: str, given: Mapping[str, str], warm: Warm) -> int:
     try:
-        with lease.hold() as held:
+        with warm.held or lease.hold() as held:
             return Run(kind, held.path, held.commit, given, warm).go()
     # Whatever is wrong with us, it is not the node: a bug here must not drain it. It is told, and the job starts.
     except Exception:
@@ -74,6 +74,7 @@ class Run:
         self.kind = kind
         self.tree = tree
         self.commit = commit
+        self.given = given
         self.job = given.get("SLURM_JOB_ID", "")
         self.places = Places.from_environment()
         self.policy = policy_of(tree, self.places, self.warm.kept)
@@ -104,6 +105,8 @@ class Run:
 
     def _run_scripts(self) -> None:
         for name in scripts(self.tree, self.kind):
+            if self.kind == "task_prolog" and self._is_about_another_task(name):
+                continue
             left = self.left_s()
             if left <= 0.1:
                 self._broke(name, Outcome(None, 0.0, broken="not started: the scripts before it used up the time"))
@@ -122,6 +125,10 @@ class Run:
                 self.fails = True
                 break
         self._judge([verdict for verdict in self.unfit if self.kind == "prolog"])
+
+    def _is_about_another_task(self, name: str) -> bool:
+        variable = only_with(self.tree / f"{self.kind}.d" / name)
+        return bool(variable) and not self.given.get(variable)
 
     def _start(self, script: str, limit_s: float) -> Outcome:
         step = self.warm.ours.step(self.tree, script) if self.warm.ours else None

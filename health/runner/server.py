@@ -21,6 +21,7 @@ from gitsync import lease
 from gitsync.errors import GitsyncError
 from gitsync.layout import Layout
 from health.places import Places
+from health.policy import RunnerPolicy
 from health.runner import fork, gate, missed, plan
 from health.runner.after import After
 from health.runner.kept import Kept
@@ -97,18 +98,32 @@ class Server:
         self._look_at = time.monotonic() + LOOK_S
         try:
             with lease.hold(self.layout) as held:
-                tree, commit = held.path, held.commit
-                policy = policy_of(tree, self.places, self.kept)
-                gate.look("prolog", tree, commit, self.places, self.kept)
-                for kind in ("prolog", "epilog"):
-                    for name in plan.scripts(tree, kind):
-                        self.ours.step(tree, f"{kind}.d/{name}")
-                rests = commit, plan.link_of(self.layout), *map(plan.stamp, plan.rests_on(self.places, tree))
-                if rests != self._planned:
-                    plan.write(self.places, self.layout, commit, policy)
-                    self._planned = rests
+                for kind in ("epilog", "prolog"):
+                    policy = self._read(kind, held)
+                self._plan(held, policy)
         except (OSError, GitsyncError, ValueError) as error:
             self._tell(f"cannot look ahead: {error}")
+        self._count_missed()
+
+    def _read(self, kind: str, held: lease.Lease) -> RunnerPolicy:
+        """What a run of this kind is about to ask for."""
+        tree = held.path
+        self.kept.look()
+        policy = policy_of(tree, self.places, self.kept)
+        if kind == "prolog":
+            gate.look(kind, tree, held.commit, self.places, self.kept)
+        for name in plan.scripts(tree, kind):
+            self.ours.step(tree, f"{kind}.d/{name}")
+        return policy
+
+    def _plan(self, held: lease.Lease, policy: RunnerPolicy) -> None:
+        link, files = plan.link_of(self.layout), plan.rests_on(self.places, held.path)
+        rests = held.commit, link, *map(plan.stamp, files)
+        if rests != self._planned:
+            plan.write(self.places, self.layout, held.commit, policy)
+            self._planned = rests
+
+    def _count_missed(self) -> None:
         if count := missed.forget(self.places.runner):
             self.missed += count
             self.measure()
@@ -158,35 +173,36 @@ class Server:
             # Nothing more is to come before we answer: it is gone, and has helped itself.
             call.connection.recv(1)
             return
-        self.look()
         if len(self._runs) >= MOST_RUNS:
             raise ValueError(f"{MOST_RUNS} runs are under way")
+        self._count_missed()
         now = time.monotonic()
-        warm = Warm(self.kept, self.ours, after_a_job=self.after.is_owed, looked_at_later=True)
+        after_a_job = self.after.is_owed
         if request.kind == "epilog":
             self.after.owe(now)
-        if self._at_once(call, request, warm):
-            return
-        budget_s = self._budget_s(request.kind)
-        client = call.connection.fileno()
-        self._fork(lambda: fork.serve(client, request, warm, budget_s), self._runs.add)
-
-    def _budget_s(self, kind: str) -> float:
         with lease.hold(self.layout) as held:
-            return policy_of(held.path, self.places, self.kept).kind(kind).budget_s
+            policy = self._read(request.kind, held)
+            try:
+                self._plan(held, policy)
+            except OSError as error:
+                self._tell(f"cannot plan task prologs: {error}")
+            warm = Warm(self.kept, self.ours, held, after_a_job=after_a_job, looked_at_later=True)
+            if self._at_once(call, request, held, warm):
+                return
+            budget_s = policy.kind(request.kind).budget_s
+            client = call.connection.fileno()
+            self._fork(lambda: fork.serve(client, request, held, warm, budget_s), self._runs.add)
 
-    def _at_once(self, call: Call, request: Request, warm: Warm) -> bool:
+    def _at_once(self, call: Call, request: Request, held: lease.Lease, warm: Warm) -> bool:
         """A prolog with fresh verdicts, no problem among them, and no script to start: read, judged and recorded."""
-        if request.kind != "prolog":
+        if request.kind != "prolog" or plan.scripts(held.path, "prolog"):
             return False
-        with lease.hold(self.layout) as held:
-            found = gate.look("prolog", held.path, held.commit, self.places, self.kept, after_a_job=warm.after_a_job)
-            fit = found.complete and not any(map(gate.stops_a_job, found.believed.values()))
-            if not fit or plan.scripts(held.path, "prolog"):
-                return False
-            code = Run("prolog", held.path, held.commit, request.environment, warm).go()
-            call.connection.send(accepted(1.0) + ended(code, b""))
-            return True
+        found = gate.look("prolog", held.path, held.commit, self.places, self.kept, after_a_job=warm.after_a_job)
+        if not found.complete or any(map(gate.stops_a_job, found.believed.values())):
+            return False
+        code = Run("prolog", held.path, held.commit, request.environment, warm).go()
+        call.connection.send(accepted(1.0) + ended(code, b""))
+        return True
 
     def _fork(self, work: Callable[[], None], began: Callable[[int], object]) -> None:
         sys.stderr.flush()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from gitsync.lease import Lease
 from health.places import Places
 from health.policy import IN_A_TREE, RunnerPolicy, read_runner_policy
 from health.runner.kept import Kept
@@ -15,6 +16,8 @@ from health.runner.ours import Ours
 class Warm:
     kept: Kept | None = None
     ours: Ours | None = None
+    # The commit, resolved and held for this run.
+    held: Lease | None = None
     # A job has ended, and the node was not looked at since.
     after_a_job: bool = False
     # Somebody looks at the node after this epilog, for all jobs that have ended: it holds nobody up.

@@ -5,7 +5,7 @@ the user's own rights, and the kernel keeps it from what is not his.
 """
 
 # Pathlib costs an epilog more than all it does here.
-# ruff: noqa: PTH103, PTH104, PTH115, PTH119, PTH123, PTH208
+# ruff: noqa: PTH103, PTH104, PTH110, PTH115, PTH119, PTH123, PTH208
 import contextlib
 import fcntl
 import marshal
@@ -25,6 +25,7 @@ ENDED = ".ended"
 # Root's alone; where there is none, each looks for himself.
 SHARED = os.environ.get("MINIVM_RUNNER", "/run/minivm/runner")
 PATIENCE_TURN = 1.0
+CGROUPS = os.environ.get("MINIVM_CGROUPS", "/sys/fs/cgroup")
 # Debian adds a suffix to Slurm's programs.
 STEP_PROGRAMS = ("slurmstepd", "slurmstepd-wlm")
 # Below are the system's own users; a job of root's is not cleaned up after at all.
@@ -154,14 +155,51 @@ def other_jobs(seen: Processes | None = None) -> dict[str, int | None]:
     for pid, (uids, _) in (processes() if seen is None else seen).items():
         if uids[0] == 0 and is_step(pid) and (job := step_of(pid)):
             found[job] = None
+    found |= places()
+    found.pop(JOB, None)
+    return found
+
+
+def places() -> dict[str, int]:
+    """Job -> its user, by the directories that prologs have made and epilogs not yet put aside."""
+    found: dict[str, int] = {}
     with contextlib.suppress(OSError):
         if os.lstat(WORK).st_uid == os.getuid():
             for entry in os.scandir(WORK):
-                if entry.name.isdigit():
+                if entry.name.isdigit() and entry.name != JOB:
                     with contextlib.suppress(OSError):
                         found[entry.name] = entry.stat(follow_symlinks=False).st_uid
-    found.pop(JOB, None)
     return found
+
+
+def is_anybody_here() -> bool:
+    """Whether the user has a process, by one question to the kernel: also who forks faster than one can look."""
+    try:
+        os.getpriority(os.PRIO_USER, UID)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def is_beside_another() -> bool:
+    """Whether the user has another job here, kept in a cgroup as this one was, and this one's is gone: then nothing is
+    this job's, for no process leaves its cgroup. Slurm ends what is in it before an epilog begins."""
+    above = tracked()
+    others = (f"{above}{job}" for job, uid in places().items() if uid == UID)
+    return bool(above) and not os.path.exists(f"{above}{JOB}") and any(map(os.path.exists, others))
+
+
+def tracked() -> str:
+    """What stands before a job's number in the name of its cgroup; empty where jobs are not tracked by cgroups."""
+    for above, below in (("system.slice", "job_"), ("freezer", f"uid_{UID}/job_")):
+        with contextlib.suppress(OSError):
+            for name in os.listdir(f"{CGROUPS}/{above}"):
+                # Of a Slurm built for several slurmd on a machine, with the node's name.
+                if name.endswith("slurmstepd.scope") or name.partition("_")[0] == "slurm":
+                    return f"{CGROUPS}/{above}/{name}/{below}"
+    return ""
 
 
 def users_last(seen: Processes | None = None) -> bool:

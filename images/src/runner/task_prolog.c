@@ -290,7 +290,7 @@ int main(void) {
     if (why) slow_way(why);
     char *rest = plan, *line, *commit = "", *tree = NULL;
     int64_t begun = now_ms(), budget_ms = 0;
-    if (strcmp(strsep(&rest, "\n"), "minivm task_prolog 1")) slow_way("another plan");
+    if (strcmp(strsep(&rest, "\n"), "minivm task_prolog 2")) slow_way("another plan");
     while ((line = strsep(&rest, "\n")) && strcmp(line, "scripts")) {
         char *what = word(&line);
         if (!strcmp(what, "link") || !strcmp(what, "same")) {
@@ -314,6 +314,9 @@ int main(void) {
         char path[8192], *name = word(&line);
         int64_t deadline_ms = strtoll(word(&line), NULL, 10), now = now_ms();
         int stops = !strcmp(word(&line), "fail");
+        /* The variable that it is about; of the task's own environment, as that came. */
+        const char *about = word(&line), *given = *about ? getenv(about) : "";
+        if (*about && (!given || !*given)) continue;
         int64_t until = now + deadline_ms < begun + budget_ms ? now + deadline_ms : begun + budget_ms;
         if (snprintf(path, sizeof path, "%s/task_prolog.d/%s", tree, name) >= (int)sizeof path) continue;
         int code = until - now > 100 ? run(path, until) : -1;

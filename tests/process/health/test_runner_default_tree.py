@@ -48,6 +48,7 @@ class Job:
             "MINIVM_MQUEUE": str(world.root / "mqueue"),
             "MINIVM_DCGM_JOBS": str(world.root / "dcgm"),
             "MINIVM_SYSFS": str(world.root / "sys"),
+            "MINIVM_CGROUPS": str(world.root / "cgroup"),
         }
 
     def step(self, started: list[subprocess.Popen[bytes]], job: str) -> None:
@@ -308,6 +309,62 @@ def test_beside_another_job_only_what_carries_the_job_s_id_goes(
     assert not alive(ours)
     assert alive(theirs)
     assert (job.shm / "shared").exists()
+
+
+def test_a_job_that_left_nothing_costs_no_look_at_all_processes(job: Job) -> None:
+    """Nobody of the user's is here, and the kernel knows."""
+    shared = job.world.root / "runner"
+    shared.mkdir(mode=0o700, exist_ok=True)
+    job.run("prolog")
+    job.run("epilog")
+    assert not (shared / "processes").exists()
+    stray = begin([], USER, "sleep", "600")
+    job.run("epilog")
+    assert (shared / "processes").exists()
+    assert stray.wait(30) == -signal.SIGTERM
+
+
+def cgroup(job: Job, name: str) -> Path:
+    """As Slurm makes them, by version; here nothing but a name."""
+    folder = job.world.root / "cgroup" / name
+    folder.mkdir(parents=True)
+    return folder
+
+
+SLURMS = {"v1": f"freezer/slurm_node-0/uid_{USER}", "v2": "system.slice/node-0_slurmstepd.scope"}
+
+
+@pytest.mark.parametrize("version", SLURMS)
+def test_what_is_in_another_job_s_cgroup_is_not_asked_whose_it_is(
+    job: Job, started: list[subprocess.Popen[bytes]], version: str
+) -> None:
+    """By what it carries it would be the ended job's; by its cgroup, which it cannot leave, it is the other's."""
+    for number in ("42", "43"):
+        job.run("prolog", SLURM_JOB_ID=number)
+    cgroup(job, f"{SLURMS[version]}/job_43")
+    theirs = sleep(started, USER, SLURM_JOB_ID="42")
+    job.run("epilog")
+    assert alive(theirs)
+    job.run("epilog", SLURM_JOB_ID="43")
+    assert not alive(theirs), "of the last everything goes"
+
+
+@pytest.mark.parametrize("there", [(), ("job_42",), ("job_42", "job_43"), ("job_44",)])
+@pytest.mark.parametrize("version", SLURMS)
+def test_cgroups_that_say_nothing_of_both_jobs_are_not_believed(
+    job: Job, started: list[subprocess.Popen[bytes]], version: str, there: tuple[str, ...]
+) -> None:
+    """Left over from another configuration, or the ended job's own is still there."""
+    for number in ("42", "43"):
+        job.run("prolog", SLURM_JOB_ID=number)
+    job.run("prolog", SLURM_JOB_ID="44", SLURM_JOB_UID=str(USER + 1), SLURM_JOB_GID=str(USER + 1))
+    for name in there:
+        cgroup(job, f"{SLURMS[version]}/{name}")
+    ours = sleep(started, USER, SLURM_JOB_ID="42")
+    theirs = sleep(started, USER, SLURM_JOB_ID="43")
+    job.run("epilog")
+    assert not alive(ours)
+    assert alive(theirs)
 
 
 def test_a_job_that_starts_while_the_last_one_is_cleaned_up_is_left_alone(

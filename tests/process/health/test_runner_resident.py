@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
@@ -135,6 +136,38 @@ def test_runs_across_publishes_are_each_of_one_commit(world: World) -> None:
     assert all(len(words) == 4 and len(set(words)) == 1 for words in said), said
     assert {words[0] for words in said} == set(commits)
     assert len(world.records()) == len(jobs)
+
+
+def test_a_run_holds_the_commit_that_was_current_when_it_began(world: World) -> None:
+    layout, commits = Layout(world.root / "sync", world.tree), ["a" * 40, "b" * 40]
+    layout.leases.mkdir()
+    for commit in commits:
+        layout.lease(commit).touch()
+        path = layout.tree(commit) / "prolog.d/10-x"
+        path.parent.mkdir(parents=True)
+        path.write_text(WAITS.format(root=world.root) + f"echo $MINIVM_SCRIPTS_COMMIT >> {world.root}/of\n")
+        path.chmod(0o755)
+
+    def held(commit: str) -> bool:
+        with layout.lease(commit).open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
+    layout.current.symlink_to(f"trees/{commits[0]}")
+    with resident(world) as runner:
+        run = world.start("prolog")
+        until(lambda: ran(world) == ["42"], "the script runs")
+        (layout.root / "next").symlink_to(f"trees/{commits[1]}")
+        (layout.root / "next").rename(layout.current)
+        until(lambda: [held(commit) for commit in commits] == [True, False], "it holds its own")
+        (world.root / "go").touch()
+        assert (run.communicate(timeout=30), run.returncode) == (("", ""), 0)
+        until(lambda: not children(runner), "it is over")
+        until(lambda: not held(commits[0]), "and nobody holds it after that")
+    assert (world.root / "of").read_text().split() == [commits[0]]
 
 
 def call(world: World) -> socket.socket:
@@ -329,6 +362,25 @@ def test_a_task_prolog_follows_the_plan_as_its_user(planned: World) -> None:
     assert (said["MINIVM_JOB_ENV_OTHER"], said["MINIVM_JOB_ENV_BASH_ENV"]) == ("1", "/x")
     assert not {"OTHER", "BASH_ENV", "SECRET_OF_SLURMD"} & said.keys()
     assert said["PATH"].startswith("/usr/local/sbin:")
+
+
+@pytest.mark.parametrize("by", ["its plan", "a Python of its own"])
+def test_a_script_about_a_variable_is_started_for_tasks_with_it(planned: World, by: str) -> None:
+    about = planned.script("task_prolog.d/20-about", "#!/bin/sh\n# minivm: only with ABOUT\necho export ABOUT=$$\n")
+    assert planned.run("prolog")[0] == 0, "the runner looks at what has changed"
+
+    def said(**environment: str) -> str:
+        if by == "its plan":
+            return task(planned, **environment)[1]
+        planned.clients = None
+        return planned.run("task_prolog", MINIVM_TEST_ENV="/dev/null", **environment)[1]
+
+    assert "ABOUT=" not in said() and "ABOUT=" not in said(ABOUT="") and "ABOUT=" not in said(MINIVM_JOB_ENV_ABOUT="1")
+    assert "export ABOUT=" in said(ABOUT="1")
+    if by == "its plan":
+        # In place, as no commit is ever changed: what it says of itself is part of what the plan rests on.
+        about.write_text("#!/bin/sh\n")
+        assert "cannot run the task prolog" in task(planned)[2]
 
 
 def test_a_task_prolog_that_breaks_hangs_or_refuses_is_as_ever(planned: World) -> None:

@@ -52,15 +52,32 @@ def test_an_answer_has_the_end_of_what_was_said() -> None:
 def test_a_plan_says_what_it_rests_on_and_each_script_s_limits(tmp_path: Path) -> None:
     layout = Layout(tmp_path / "sync", tmp_path / "zero")
     policy = RunnerPolicy(scripts={"task_prolog.d/20-b": ScriptPolicy(1.5, "fail")})
-    text = plan.render(layout, "", [(Path("/policy"), "-")], "zero", policy, ["10-a", "20-b"])
+    text = plan.render(layout, "", [(Path("/policy"), "-")], "zero", policy, {"10-a": "", "20-b": "ABOUT"})
     assert text == (
-        "minivm task_prolog 1\n"
+        "minivm task_prolog 2\n"
         f"link\t{tmp_path}/sync/current\t\nsame\t/policy\t-\n"
         f"commit\tzero\ntree\t{tmp_path}/zero\nbudget\t8000\n"
-        "scripts\n10-a\t3000\tcontinue\n20-b\t1500\tfail\nend\n"
+        "scripts\n10-a\t3000\tcontinue\t\n20-b\t1500\tfail\tABOUT\nend\n"
     )
     for name in ("10-a\t", "10\nend"):
-        assert plan.render(layout, "", [], "zero", policy, [name]) is None
+        assert plan.render(layout, "", [], "zero", policy, {name: ""}) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "variable"),
+    [
+        ("#!/bin/sh\n# minivm: only with SLURM_X\nexit 0\n", "SLURM_X"),
+        ("#!/bin/sh\nexit 0\n", ""),
+        ("#!/bin/sh\n# minivm: only with two words\n", ""),
+        ("#!/bin/sh\n# minivm: only with A\tfail\n", ""),
+        ("#!/bin/sh\n# minivm: only with \u00e9\n", ""),
+        ("# " + "x" * 4000 + "\n# minivm: only with LATE\n", ""),
+    ],
+)
+def test_what_a_script_is_about_is_one_name_in_its_first_lines(tmp_path: Path, text: str, variable: str) -> None:
+    (tmp_path / "script").write_text(text)
+    assert plan.only_with(tmp_path / "script") == variable
+    assert plan.only_with(tmp_path / "absent") == ""
 
 
 def test_what_was_read_is_read_again_when_the_file_is_another(tmp_path: Path) -> None:
@@ -114,3 +131,20 @@ def test_looks_after_jobs_are_apart_and_owed_until_one_is_over() -> None:
     after.began(9, 111.0)
     after.ended(9)
     assert not after.is_owed
+
+
+def test_what_was_looked_at_for_a_fork_is_not_looked_at_again_by_it(tmp_path: Path) -> None:
+    kept, one, two = Kept(), tmp_path / "one", tmp_path / "two"
+
+    def read(file: Path) -> str:
+        return kept.get(file, [file], file.read_text)
+
+    for file in (one, two):
+        file.write_text("before")
+        assert read(file) == "before"
+    kept.look()
+    assert read(one) == "before"
+    kept.believe()
+    for file in (one, two):
+        file.write_text("afterwards")
+    assert (read(one), read(two)) == ("before", "afterwards")
