@@ -19,6 +19,7 @@ GOING = (
 REASONS = ("minivm.io/cordon-reason", "nodeset.slinky.slurm.net/node-cordon-reason")
 
 
+FENCING = ("off", "propose", "act")
 # The type of the conditions in which Slurm's word is shown.
 STATE = "minivm.io/SlurmState"
 
@@ -40,12 +41,18 @@ class Policy:
     changes: int = 30
     # So many pods of a pool may be away at a time, those that went by themselves among them.
     away: int = 1
+    # The jobs of a pod that is to go have so long until they are requeued; 0: as long as they take.
+    leave_within_s: float = 0.0
+    # A node of Slurm whose pod is gone for so long gets no new jobs.
+    gone_s: float = 30.0
     # A Node whose pod is drained in Slurm by a person or a verdict is cordoned too.
     cordon: bool = False
     # The type of the Nodes' condition; "": none. Two clusters that share Nodes need two.
     shows: str = STATE
-    # `propose`: what a dead machine would need is said; `off`: not even that.
+    # `act`: a dead machine is given up; `propose`: what it would need is said; `off`: not even that.
     fencing: str = "propose"
+    # Keys of taints by which the provider says that a machine is off; if there are any, no other proof is enough.
+    provider: tuple[str, ...] = ()
     # How old the proof must be: a Node not ready for so long.
     dead_s: float = 300.0
 
@@ -64,8 +71,8 @@ def policy(data: Mapping[str, object], file: str = "") -> Policy:
     reader, usual = Reader(data, "the fleet's policy", file), Policy()
     reader.only(*KEYS)
     fencing = reader.text("fencing", usual.fencing)
-    if fencing not in ("off", "propose"):
-        reader.fail("fencing", f"{fencing!r} is not one of off, propose")
+    if fencing not in FENCING:
+        reader.fail("fencing", f"{fencing!r} is not one of {', '.join(FENCING)}")
 
     def names(key: str, default: tuple[str, ...]) -> tuple[str, ...]:
         return reader.texts(key) if key in data else default
@@ -79,14 +86,17 @@ def policy(data: Mapping[str, object], file: str = "") -> Policy:
         share=reader.real("share", usual.share, most=1.0),
         changes=reader.number("changes", usual.changes, least=1),
         away=reader.number("away", usual.away),
+        leave_within_s=reader.seconds("leaveWithin", usual.leave_within_s),
+        gone_s=reader.seconds("gone", usual.gone_s),
         cordon=reader.flag("cordon", usual.cordon),
         shows=reader.text("nodeCondition", usual.shows),
         fencing=fencing,
+        provider=names("provider", usual.provider),
         dead_s=reader.seconds("dead", usual.dead_s),
     )
 
 
 KEYS = (
-    "taints", "going", "conditions", "cordonReasons", "notReady", "share", "changes", "away", "cordon", "nodeCondition",
-    "fencing", "dead",
+    "taints", "going", "conditions", "cordonReasons", "notReady", "share", "changes", "away", "leaveWithin", "gone",
+    "cordon", "nodeCondition", "fencing", "provider", "dead",
 )  # fmt: skip

@@ -20,6 +20,9 @@ LIFTED = f"{OURS} lifted"
 KIND = r"[a-z]+(?:\+[a-z]+)*"
 _REASON = re.compile(rf"{re.escape(OURS)} ({KIND}): ")
 _MARK = re.compile(rf"{re.escape(OURS)} held ([0-9]{{1,6}}) ({KIND})")
+# Causes for which a node is down, so that its jobs run elsewhere: its machine is fenced, its pod is gone, the time that
+# its jobs had is over.
+DOWN = frozenset({"dead", "gone", "deadline"})
 # What sinfo and people read; the rest of a page that somebody wrote into an annotation is in the annotation.
 MOST = 160
 AGAIN = " (again)"

@@ -7,28 +7,35 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from fleet import words
 from fleet.decide.actions import (
     Change,
     Cordon,
+    Delete,
     Drain,
     Evict,
+    Fence,
     Forget,
     Free,
     HideOnNode,
     Protect,
+    Remove,
     ShowOnNode,
     ShowOnPod,
     Uncordon,
     Undrain,
+    Unfence,
 )
 from fleet.decide.decide import Decision, decide
 from fleet.decide.memory import Memory
 from fleet.policy import Policy
 from fleet.world.kubernetes import kubernetes
+from fleet.world.proof import Proof
 from fleet.world.slurm import Seen, slurm
 from fleet.world.world import Unknown, World
 
 BEGIN = 1_790_000_000.0
+OUT = "node.kubernetes.io/out-of-service"
 
 
 def stamp(at: float) -> str:
@@ -46,6 +53,7 @@ def _shown(condition: tuple[str, str, str] | None) -> list[dict[str, str]]:
 @dataclass
 class Node:
     uid: str
+    dead: bool = False  # the truth; not ready may be a cut cable too
     version: int = 1
     cordoned: bool = False
     ready: bool = True
@@ -62,6 +70,7 @@ class Pod:
     node: str
     version: int = 1
     ready: bool = True
+    created: float = BEGIN
     annotations: dict[str, str] = field(default_factory=dict)
     condition: tuple[str, str, str] | None = None
     free: bool = False
@@ -74,6 +83,9 @@ class SlurmNode:
     responds: bool = True
     reason: str = ""
     comment: str = ""
+    since: float = 0.0
+    # The pod that it was last set down without, or for: a younger one's slurmd lifts that by its registration.
+    down_for: str = ""
     jobs: set[int] = field(default_factory=set)
     suspended: set[int] = field(default_factory=set)
 
@@ -86,10 +98,16 @@ class SlurmNode:
 class Worlds:
     """`size` workers on as many Nodes, in pools of `pool`."""
 
-    def __init__(self, size: int = 3, policy: Policy | None = None) -> None:
+    def __init__(self, size: int = 3, policy: Policy | None = None, prefix: str = "w") -> None:
         self.now = BEGIN + 1000
         self.policy = policy or Policy()
-        self.names = [f"w{number}" for number in range(size)]
+        self.names = [f"{prefix}{number}" for number in range(size)]
+        # Of "w-": a StatefulSet's; the names of others are not known to any.
+        self.sets: dict[str, int] | None = {"w": size}
+        # The controller's pod, on a Node of its own or with a worker.
+        self.controller = Pod("controller-0", f"n{size - 1}")
+        self.cut_off = False  # the fleet itself reaches nobody but the API server
+        self.pending: set[str] = set()  # nodes that a pending job names
         self.nodes = {f"n{number}": Node(f"node-{number}") for number in range(size)}
         self.pods = {name: Pod(f"pod-{name}-0", f"n{number}") for number, name in enumerate(self.names)}
         self.slurm = {name: SlurmNode() for name in self.names}
@@ -100,17 +118,38 @@ class Worlds:
     # What a fleet sees.
 
     def world(self, *, blind: str = "") -> World:
-        here = kubernetes(map(self._node, self.nodes), map(self._pod, self.pods))
+        sets = [{"metadata": {"name": name}, "spec": {"replicas": count}} for name, count in (self.sets or {}).items()]
+        controller = {
+            "metadata": {
+                "name": "slurm-controller-0",
+                "uid": self.controller.uid,
+                "labels": {"app.kubernetes.io/component": "controller"},
+            },
+            "spec": {"nodeName": self.controller.node},
+        }
+        here = kubernetes(
+            map(self._node, self.nodes), [*map(self._pod, self.pods), controller], None if self.sets is None else sets
+        )
         jobs = [
             {"job_id": job, "job_state": ["SUSPENDED" if job in node.suspended else "RUNNING"], "nodes": name}
             for name, node in self.slurm.items()
             for job in sorted(node.jobs)
         ]
-        there = slurm([self._slurm(name) for name in self.slurm], jobs)
+        wait = [{"job_id": 9, "job_state": ["PENDING"], "required_nodes": name} for name in sorted(self.pending)]
+        there = slurm([self._slurm(name) for name in self.slurm], [*jobs, *wait], [])
+        silent = blind == "slurm" or self.nodes[self.controller.node].dead
         return World(
             Unknown("no answer") if blind == "kubernetes" else here,
-            Unknown("no answer") if blind == "slurm" else there,
+            Unknown("no answer") if silent else there,
+            {name: self.proof(name) for name, node in self.nodes.items() if not node.ready},
         )
+
+    def proof(self, name: str) -> Proof:
+        node = self.nodes[name]
+        reached = not (node.dead or self.cut_off)
+        pods = tuple(pod for pod, one in self.pods.items() if one.node == name and reached)
+        well = any(one.ready and not one.dead for one in self.nodes.values())
+        return Proof(self.now - node.since, reached, pods, well and not self.cut_off)
 
     def _node(self, name: str) -> dict[str, Any]:
         node = self.nodes[name]
@@ -145,7 +184,12 @@ class Worlds:
                 "name": name,
                 "uid": pod.uid,
                 "resourceVersion": str(pod.version),
-                "labels": {"minivm.io/pool": "p", **({"minivm.io/free": "true"} if pod.free else {})},
+                "creationTimestamp": stamp(pod.created),
+                "labels": {
+                    "app.kubernetes.io/component": "worker",
+                    "minivm.io/pool": "p",
+                    **({"minivm.io/free": "true"} if pod.free else {}),
+                },
                 "annotations": dict(pod.annotations),
             },
             "spec": {"nodeName": pod.node},
@@ -156,11 +200,12 @@ class Worlds:
         node = self.slurm[name]
         return {
             "name": name,
-            "state": node.states,
+            "state": [*node.states, "DYNAMIC_NORM"],
             "reason": node.reason,
             "comment": node.comment,
             "address": name,
             "alloc_cpus": len(node.jobs - node.suspended),
+            "reason_changed_at": {"set": True, "infinite": False, "number": int(node.since)},
             "slurmd_start_time": {"set": True, "infinite": False, "number": 1},
         }
 
@@ -185,13 +230,24 @@ class Worlds:
     def perform(self, change: Change) -> None:
         """As the adapters: nothing where what was seen is no longer so."""
         match change:
+            case Remove(name):
+                if not self.still(name, change.was):
+                    return
+                assert name not in self.pods, "the record of a pod that is there goes"
+                assert self.sets is not None, "or of one that may come"
+                assert int(name.rpartition("-")[2]) >= self.sets["w"], "or of one that comes"
+                assert name not in self.pending, "or one that somebody names"
+                assert not self.slurm[name].jobs, "or that has a job"
+                assert self.slurm[name].drained_by != "person", "or that a person holds"
+                del self.slurm[name]
             case Drain() | Undrain() | Forget():
-                node = self.slurm[change.name]
                 if not self.still(change.name, change.was):
                     return
+                node = self.slurm[change.name]
                 if isinstance(change, Undrain):
                     at, machine = change.at, self.nodes[change.at.node]
-                    if (str(self.pods[at.pod].version), str(machine.version)) != (at.pod_version, at.node_version):
+                    here = self.pods.get(at.pod)
+                    if here is None or (str(here.version), str(machine.version)) != (at.pod_version, at.node_version):
                         return
                     cordoned = machine.cordoned and "minivm.io/cordoned" not in machine.annotations
                     assert not cordoned, "jobs come to a Node that is cordoned"
@@ -199,9 +255,9 @@ class Worlds:
                     assert not self.pods[change.at.pod].free, "or others may evict its pod"
                 self._change_slurm(change, node)
             case Evict():
-                pod, node = self.pods[change.pod], self.slurm[change.pod]
                 if not (self.still(change.pod, change.was) and self._pod_still(change)):
                     return
+                pod, node = self.pods[change.pod], self.slurm[change.pod]
                 assert pod.free, "its PodDisruptionBudget refuses"
                 assert not node.jobs, "a pod is deleted while its node runs a job"
                 assert node.drained_by, "and never one that may get a job in this moment"
@@ -209,16 +265,18 @@ class Worlds:
                 assert len(others) < self.policy.away, "more pods away than may be"
                 self.replace(change.pod)
             case Free() | Protect():
-                pod, node = self.pods[change.pod], self.slurm[change.pod]
                 if not self._pod_still(change) or (isinstance(change, Free) and not self.still(change.pod, change.was)):
                     return
+                pod = self.pods[change.pod]
                 if isinstance(change, Free):
+                    node = self.slurm[change.pod]
                     assert node.drained_by, "others may evict a pod that may get a job in this moment"
                     assert not node.jobs, "or has one"
                 pod.free, pod.version = isinstance(change, Free), pod.version + 1
             case ShowOnPod():
-                pod = self.pods[change.pod]
-                if pod.uid == change.uid:
+                shown_on = self.pods.get(change.pod)
+                if shown_on is not None and shown_on.uid == change.uid:
+                    pod = shown_on
                     pod.condition = (change.condition.status, change.condition.reason, change.condition.message)
                     pod.version += 1
             case ShowOnNode() | HideOnNode():
@@ -227,6 +285,27 @@ class Worlds:
                     shown = change.condition if isinstance(change, ShowOnNode) else None
                     seen.condition = (shown.status, shown.reason, shown.message) if shown else None
                     seen.version += 1
+            case Fence() | Unfence():
+                seen = self.nodes[change.node]
+                if (seen.uid, str(seen.version)) != (change.uid, change.version):
+                    return
+                self._fence(seen, given_up=isinstance(change, Fence))
+            case Delete():
+                machine = self.nodes[change.node]
+                if str(machine.version) != change.node_version:
+                    return
+                if change.pod == "slurm-controller-0":
+                    if self.controller.uid != change.uid:
+                        return
+                    assert self.controller.node == change.node, "another pod"
+                    self.count += 1
+                    self.controller = Pod(f"controller-{self.count}", self._other())
+                elif change.pod in self.pods and self.pods[change.pod].uid == change.uid:
+                    assert self.pods[change.pod].node == change.node, "another pod"
+                    self.replace(change.pod, self._other())
+                else:
+                    return
+                assert machine.dead, "a pod that runs is deleted by force"
             case Cordon() | Uncordon():
                 seen = self.nodes[change.node]
                 if (seen.uid, str(seen.version)) != (change.uid, change.version):
@@ -240,23 +319,52 @@ class Worlds:
         self.done.append(change)
 
     def still(self, name: str, was: Seen) -> bool:
-        node = self.slurm[name]
+        node = self.slurm.get(name)
+        if node is None:
+            return False
         now = (bool(node.drained_by), node.down, node.reason, node.comment)
         return (was.drained, was.down, was.reason, was.comment) == now
 
     def _pod_still(self, change: Free | Protect | Evict) -> bool:
-        pod = self.pods[change.pod]
-        return (pod.uid, str(pod.version)) == (change.uid, change.version)
+        pod = self.pods.get(change.pod)
+        return pod is not None and (pod.uid, str(pod.version)) == (change.uid, change.version)
+
+    def _fence(self, seen: Node, *, given_up: bool) -> None:
+        if given_up:
+            assert seen.dead, "a machine is given up that lives"
+            seen.taints[OUT], seen.annotations["minivm.io/fenced"] = "nodeshutdown", "x"
+            fenced = [one for one in self.nodes.values() if OUT in one.taints and not one.ready]
+            assert len(fenced) <= max(1, int(len(self.nodes) * self.policy.share)), "above budget"
+        else:
+            assert seen.ready, "a machine is taken back that is not there"
+            assert "minivm.io/fenced" in seen.annotations, "another's taint is lifted"
+            del seen.taints[OUT], seen.annotations["minivm.io/fenced"]
+        seen.version += 1
+
+    def _other(self) -> str:
+        """A machine where a pod is placed."""
+        return next(name for name, node in self.nodes.items() if node.ready and not node.taints)
 
     def _change_slurm(self, change: Drain | Undrain | Forget, node: SlurmNode) -> None:
         match change:
-            case Drain(_, reason, comment, _):
+            case Drain(_, reason, comment, _, down):
                 assert node.drained_by != "person", "a person's drain is written over"
                 assert (node.down, node.drained_by) != (True, ""), "a node that is down for others is written over"
-                node.drained_by, node.reason = "fleet", reason
-            case Undrain(_, comment):
+                if down:
+                    assert node.drained_by == "fleet", "only what is drained by us is set down"
+                    pod = self.pods.get(change.name)
+                    if pod is None and node.responds:
+                        assert not node.jobs, "jobs are ended on a pod's absence alone"
+                    node.down, node.down_for = True, pod.uid if pod else "none"
+                    self.jobs_end(change.name)  # requeued
+                node.drained_by, node.reason, node.since = "fleet", reason, self.now
+            case Undrain(_, comment, _, _, down):
                 assert node.drained_by == "fleet", "a drain is lifted that is not the fleet's"
-                node.drained_by, node.reason = "", "minivm: fleet: lifted"
+                if down:
+                    assert words.kinds(node.reason) & words.DOWN, "a node is resumed that is down for others"
+                node.drained_by, node.reason, node.since = "", "minivm: fleet: lifted", self.now
+                if down:
+                    node.down, node.down_for = False, ""
             case Forget():
                 comment = ""
         if comment is not None:
@@ -266,19 +374,37 @@ class Worlds:
 
     # What others do.
 
-    def replace(self, name: str) -> None:
+    def replace(self, name: str, where: str = "") -> None:
         """The pod goes and another of its name comes; it is ready when `settle` says so."""
         self.count += 1
-        self.pods[name] = Pod(f"pod-{name}-{self.count}", self.pods[name].node, ready=False)
+        here = f"n{name.removeprefix('w').removeprefix('-')}"
+        node = self.pods[name].node if name in self.pods else here
+        self.pods[name] = Pod(f"pod-{name}-{self.count}", where or node, ready=False, created=self.now)
+        self.slurm.setdefault(name, SlurmNode())
         self.jobs_end(name)
+
+    def pod_goes(self, name: str) -> None:
+        """For good, or for longer: nobody has told Slurm, and its jobs are no more."""
+        self.pods.pop(name, None)
+
+    def scale(self, count: int) -> None:
+        """The StatefulSet's pods beyond that go, and nobody tells Slurm."""
+        self.sets = {"w": count}
+        for name in self.names[count:]:
+            self.pod_goes(name)
+            self.slurmd_goes(name)
+
+    def slurmd_goes(self, name: str) -> None:
+        if name in self.slurm:
+            self.slurm[name].responds = False
 
     def person_drains(self, name: str) -> None:
         node = self.slurm[name]
-        node.drained_by, node.reason = "person", "look at fan 3"
+        node.drained_by, node.reason, node.since = "person", "look at fan 3", self.now
 
     def person_resumes(self, name: str) -> None:
         node = self.slurm[name]
-        node.drained_by, node.down = "", False
+        node.drained_by, node.down, node.down_for = "", False, ""
 
     def cordon(self, *names: str, on: bool = True) -> None:
         for node in map(self.nodes.__getitem__, names):
@@ -287,10 +413,21 @@ class Worlds:
 
     def taint(self, name: str, key: str | None, value: str = "x") -> None:
         node = self.nodes[name]
-        node.taints, node.version = {key: value} if key else {}, node.version + 1
+        fenced = {OUT: node.taints[OUT]} if OUT in node.taints else {}
+        node.taints, node.version = {**fenced, **({key: value} if key else {})}, node.version + 1
+
+    def dies(self, name: str, ago: float = 0) -> None:
+        """With its kubelet and all that ran on it."""
+        self.ready(name, False)
+        self.nodes[name].since -= ago
+        self.nodes[name].dead = True
+        for pod in [one for one, on in self.pods.items() if on.node == name]:
+            self.pods[pod].ready = False
+            self.slurmd_goes(pod)
 
     def ready(self, name: str, on: bool = True) -> None:
         node = self.nodes[name]
+        node.dead = node.dead and not on
         if node.ready != on:
             node.ready, node.since, node.version = on, self.now, node.version + 1
 
@@ -313,14 +450,30 @@ class Worlds:
     def settle(self, most: int = 30) -> None:
         """Everything else is well and quiet: how it ends."""
         for _ in range(most):
+            for name in self.names[: (self.sets or {}).get("w")]:
+                if name not in self.pods:
+                    self.replace(name)
+            for name in self.slurm.keys() - self.pods.keys():
+                self.slurmd_goes(name)
+                self.jobs_end(name)
             for name, pod in self.pods.items():
+                self.slurmd_answers(name)
                 pod.ready = True
-                self.slurm[name].responds, self.slurm[name].down = True, False
                 self.jobs_end(name)
             self.now += 100
             if not self.look():
                 return
         raise AssertionError(f"it never settles: {self.done[-8:]}")
+
+    def slurmd_answers(self, name: str) -> None:
+        """It registers: what is down is so no more, but for what was set down since its pod is there."""
+        node = self.slurm.setdefault(name, SlurmNode())
+        node.responds = True
+        if node.down_for != self.pods[name].uid:
+            node.down, node.down_for = False, ""
+
+    def later(self) -> None:
+        self.now += 600
 
     def settle_in(self, most: int = 10) -> None:
         """As everything is now."""
@@ -332,7 +485,10 @@ class Worlds:
     def end(self) -> object:
         """What must be the same however it came about: no times, no counters."""
         return (
-            {name: (node.cordoned, sorted(node.annotations), node.condition) for name, node in self.nodes.items()},
+            {
+                name: (node.cordoned, sorted(node.annotations), sorted(node.taints), node.condition)
+                for name, node in self.nodes.items()
+            },
             {name: (pod.uid.rpartition("-")[2] != "0", pod.condition, pod.free) for name, pod in self.pods.items()},
             {
                 name: (node.drained_by, node.reason if node.drained_by else "", node.comment)

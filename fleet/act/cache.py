@@ -14,7 +14,11 @@ from fleet.world.kubernetes import Kubernetes
 from fleet.world.reading import Object
 from fleet.world.world import Unknown
 
-PARSE: Mapping[str, Callable[[Object], Any]] = {"Node": kubernetes.node, "Pod": kubernetes.pod}
+PARSE: Mapping[str, Callable[[Object], Any]] = {
+    "Node": kubernetes.node,
+    "Pod": kubernetes.pod,
+    "StatefulSet": lambda item: kubernetes.stateful_set(item)[1],
+}
 # A watch that the server has ended is begun anew within this; after it nothing is known.
 STALE_S = 2.0 * WATCH_S
 PAUSES = (0.5, 1.0, 2.0, 5.0, 10.0)
@@ -102,6 +106,7 @@ class Cache:
     def __init__(self, api: Api, changed: Callable[[], object] = lambda: None) -> None:
         self.nodes = Followed(api, "Node", changed)
         self.pods = Followed(api, "Pod", changed)
+        self.sets = Followed(api, "StatefulSet", changed)
 
     def unknown(self) -> str:
         return self.nodes.unknown() or self.pods.unknown()
@@ -109,5 +114,9 @@ class Cache:
     def world(self) -> Kubernetes | Unknown:
         if why := self.unknown():
             return Unknown(why)
-        nodes, pods = self.nodes.now, self.pods.now
-        return Kubernetes(dict(nodes.found), dict(pods.found), {**nodes.unread, **pods.unread})
+        nodes, pods, sets = self.nodes.now, self.pods.now, self.sets.now
+        # Of these alone it is no trouble to know nothing, and nothing to tell either where nobody has leave to ask.
+        known = None if self.sets.unknown() or sets.unread else dict(sets.found)
+        return kubernetes.together(
+            dict(nodes.found), dict(pods.found), known, {**nodes.unread, **pods.unread, **sets.unread}
+        )

@@ -10,23 +10,36 @@ from fleet.act.words import in_words
 from fleet.decide.actions import (
     Change,
     Cordon,
+    Delete,
     Drain,
     Evict,
+    Fence,
     Forget,
     Free,
     HideOnNode,
     Protect,
+    Remove,
     ShowOnNode,
     ShowOnPod,
     Tell,
     Uncordon,
     Undrain,
+    Unfence,
 )
 from fleet.world.kubernetes import Kubernetes
 
 # The API server's own bound.
 MOST = 1024
-REASONS = {Drain: "Drained", Undrain: "Undrained", Evict: "Evicted", Cordon: "Cordoned", Uncordon: "Uncordoned"}
+REASONS = {
+    Drain: "Drained",
+    Undrain: "Undrained",
+    Evict: "Evicted",
+    Cordon: "Cordoned",
+    Uncordon: "Uncordoned",
+    Fence: "GivenUp",
+    Unfence: "TakenBack",
+    Delete: "Deleted",
+}
 
 
 def events(actions: Iterable[Change | Tell], world: Kubernetes, namespace: str, most: int) -> list[Object]:
@@ -38,13 +51,16 @@ def events(actions: Iterable[Change | Tell], world: Kubernetes, namespace: str, 
 def event(action: Change | Tell, world: Kubernetes, namespace: str) -> Object | None:
     """None: of nothing that is there, or no news: a condition of the pod says by itself what it says."""
     match action:
-        case ShowOnPod() | ShowOnNode() | HideOnNode() | Free() | Protect() | Forget():
+        case ShowOnPod() | ShowOnNode() | HideOnNode() | Free() | Protect() | Forget() | Remove():
             return None
         case Tell(about, kind):
             name, reason, type_, text = about, kind.capitalize(), "Warning", in_words(action)
-        case Drain(name) | Undrain(name) | Evict(name) | Cordon(name) | Uncordon(name):
+        case (
+            Drain(name) | Undrain(name) | Evict(name) | Delete(name)
+            | Cordon(name) | Uncordon(name) | Fence(name) | Unfence(name)
+        ):  # fmt: skip
             reason, type_, text = REASONS[type(action)], "Normal", in_words(action)
-    if pod := world.pods.get(name):
+    if pod := world.pods.get(name) or world.others.get(name):
         of: Object = {"kind": "Pod", "name": name, "uid": pod.uid, "namespace": namespace}
     elif node := world.nodes.get(name):
         # Its Events stand where those of other Nodes do; a Node has no namespace.

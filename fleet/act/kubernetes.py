@@ -29,7 +29,7 @@ from fleet.decide.actions import (
 )
 from fleet.decide.causes import CORDONED
 from fleet.errors import FleetError
-from fleet.world.kubernetes import FREE, Condition
+from fleet.world.kubernetes import FREE, LABEL, WORKER, Condition
 
 Object = dict[str, Any]
 ToKubernetes = Free | Protect | Evict | ShowOnPod | ShowOnNode | HideOnNode | Cordon | Uncordon
@@ -52,15 +52,15 @@ class ApiError(FleetError):
 
 
 class Api:
-    """One API server, as far as the fleet needs it: Nodes, and the worker pods of one release."""
+    """One API server, as far as the fleet needs it: Nodes, and the pods of one release."""
 
     def __init__(self, connection: client.ApiClient, namespace: str, release: str) -> None:
-        self._core = client.CoreV1Api(connection)
-        self._leases = client.CoordinationV1Api(connection)
+        self.core = client.CoreV1Api(connection)
         self._connection = connection
         self.namespace = namespace
-        names = {"name": "minivm", "instance": release, "component": "worker"}
-        self._labels = ",".join(f"app.kubernetes.io/{key}={value}" for key, value in names.items())
+        self._apps = client.AppsV1Api(connection)
+        self.leases = client.CoordinationV1Api(connection)
+        self._labels = f"{LABEL}/name=minivm,{LABEL}/instance={release}"
 
     @classmethod
     async def open(cls, namespace: str, release: str) -> Api:
@@ -78,14 +78,14 @@ class Api:
         await self._connection.close()
 
     async def list(self, kind: str) -> AsyncIterator[tuple[list[Object], str]]:
-        """Everything of a kind ("Node", "Pod"), page by page, each with the version at which a watch goes on.
+        """Everything of a kind ("Node", "Pod", "StatefulSet"), page by page, with the version at which a watch goes on.
 
         Ten thousand objects as they come are 700 MB; nobody holds more than a page of them.
         """
         more = ""
         while True:
             further = {"_continue": more} if more else {}
-            page = await self._ask(f"list {kind}s", self._lister(kind), limit=PAGE, **further)
+            page = await self.ask(f"list {kind}s", self._lister(kind), limit=PAGE, **further)
             metadata = page.get("metadata") or {}
             if not isinstance(page.get("items"), list) or not metadata.get("resourceVersion"):
                 raise ApiError(f"list {kind}s", "the answer is no list")
@@ -120,9 +120,14 @@ class Api:
             reply.close()
 
     def _lister(self, kind: str) -> tuple[Any, Mapping[str, object]]:
-        if kind == "Node":
-            return self._core.list_node, {}
-        return self._core.list_namespaced_pod, {"namespace": self.namespace, "label_selector": self._labels}
+        words = {"namespace": self.namespace, "label_selector": self._labels}
+        match kind:
+            case "Node":
+                return self.core.list_node, {}
+            case "StatefulSet":
+                words["label_selector"] += f",{LABEL}/component={WORKER}"
+                return self._apps.list_namespaced_stateful_set, words
+        return self.core.list_namespaced_pod, words
 
     async def change(self, act: ToKubernetes) -> bool:
         """False: it is no longer the object that was seen, and nothing is done."""
@@ -130,12 +135,12 @@ class Api:
             match act:
                 case ShowOnPod(pod, uid, seen):
                     words = {"name": pod, "namespace": self.namespace}
-                    await self._show(pod, uid, self._core.patch_namespaced_pod_status, words, _condition(seen))
+                    await self._show(pod, uid, self.core.patch_namespaced_pod_status, words, _condition(seen))
                 case ShowOnNode(node, uid, seen):
-                    await self._show(node, uid, self._core.patch_node_status, {"name": node}, _condition(seen))
+                    await self._show(node, uid, self.core.patch_node_status, {"name": node}, _condition(seen))
                 case HideOnNode(node, uid, type_):
                     gone = {"type": type_, "$patch": "delete"}
-                    await self._show(node, uid, self._core.patch_node_status, {"name": node}, gone)
+                    await self._show(node, uid, self.core.patch_node_status, {"name": node}, gone)
                 case Free(pod, uid, version):
                     await self._label(pod, uid, version, "true")
                 case Protect(pod, uid, version):
@@ -154,27 +159,27 @@ class Api:
 
     async def tell(self, event: Object) -> None:
         words = {"namespace": event["metadata"]["namespace"], "body": event}
-        await self._ask("write an Event", (self._core.create_namespaced_event, words))
+        await self.ask("write an Event", (self.core.create_namespaced_event, words))
 
     async def lease(self, name: str) -> Object:
-        return await self._lease(self._leases.read_namespaced_lease, name)
+        return await self._lease(self.leases.read_namespaced_lease, name)
 
     async def put_lease(self, name: str, lease: Object) -> Object:
         """Refused by the server, with 409, where it is no longer the version that `lease` names."""
-        return await self._lease(self._leases.replace_namespaced_lease, name, body=lease)
+        return await self._lease(self.leases.replace_namespaced_lease, name, body=lease)
 
     async def _lease(self, ask: Any, name: str, **further: object) -> Object:
-        return await self._ask(f"hold the Lease {name}", (ask, {"name": name, "namespace": self.namespace}), **further)
+        return await self.ask(f"hold the Lease {name}", (ask, {"name": name, "namespace": self.namespace}), **further)
 
     async def still(self, at: Versions) -> bool:
         """Whether a worker's pod and Node are as they were seen."""
         calls = (
-            (self._core.read_namespaced_pod, {"name": at.pod, "namespace": self.namespace}, at.pod_version),
-            (self._core.read_node, {"name": at.node}, at.node_version),
+            (self.core.read_namespaced_pod, {"name": at.pod, "namespace": self.namespace}, at.pod_version),
+            (self.core.read_node, {"name": at.node}, at.node_version),
         )
         try:
             for ask, words, version in calls:
-                found = await self._ask(f"read {words['name']}", (ask, words))
+                found = await self.ask(f"read {words['name']}", (ask, words))
                 if found.get("metadata", {}).get("resourceVersion") != version:
                     return False
         except ApiError as error:
@@ -186,12 +191,12 @@ class Api:
     async def _show(self, name: str, uid: str, patch: Any, words: Object, item: Object) -> None:
         """Conditions are merged by their type; another object of the name has another uid, and refuses."""
         body = {"metadata": {"uid": uid}, "status": {"conditions": [item]}}
-        await self._ask(f"show Slurm's state on {name}", (patch, {**words, "body": body, "_content_type": STRATEGIC}))
+        await self.ask(f"show Slurm's state on {name}", (patch, {**words, "body": body, "_content_type": STRATEGIC}))
 
     async def _label(self, pod: str, uid: str, version: str, value: str | None) -> None:
         body = {"metadata": {"uid": uid, "resourceVersion": version, "labels": {FREE: value}}}
         words = {"name": pod, "namespace": self.namespace, "body": body, "_content_type": MERGE}
-        await self._ask(f"label {pod}", (self._core.patch_namespaced_pod, words))
+        await self.ask(f"label {pod}", (self.core.patch_namespaced_pod, words))
 
     async def _evict(self, act: Evict) -> None:
         conditions = {"uid": act.uid, "resourceVersion": act.version}
@@ -204,9 +209,7 @@ class Api:
                 "deleteOptions": {"preconditions": conditions},
             }
             try:
-                await self._ask(
-                    f"evict {act.pod}", (self._core.create_namespaced_pod_eviction, {**about, "body": body})
-                )
+                await self.ask(f"evict {act.pod}", (self.core.create_namespaced_pod_eviction, {**about, "body": body}))
                 return
             except ApiError as error:
                 if error.status == BUDGET:
@@ -217,9 +220,9 @@ class Api:
     async def _patch_node(self, name: str, uid: str, version: str, spec: Object, why: str | None) -> None:
         metadata = {"uid": uid, "resourceVersion": version, "annotations": {CORDONED: why}}
         words = {"name": name, "body": {"metadata": metadata, "spec": spec}, "_content_type": MERGE}
-        await self._ask(f"cordon or uncordon {name}", (self._core.patch_node, words))
+        await self.ask(f"cordon or uncordon {name}", (self.core.patch_node, words))
 
-    async def _ask(self, what: str, call: tuple[Any, Mapping[str, object]], **further: object) -> Object:
+    async def ask(self, what: str, call: tuple[Any, Mapping[str, object]], **further: object) -> Object:
         reply = await self._reply(what, call, **further)
         try:
             async with asyncio.timeout(WITHIN_S):

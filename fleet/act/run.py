@@ -7,9 +7,10 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from fleet.act import fencing
 from fleet.act.cache import Cache
 from fleet.act.events import events
 from fleet.act.kubernetes import Api
@@ -18,14 +19,27 @@ from fleet.act.pages import Pages
 from fleet.act.seen import Seen, name_of
 from fleet.act.slurm import SlurmRest
 from fleet.act.words import in_words
-from fleet.decide.actions import Change, Drain, Evict, Forget, Free, Tell, Undrain
+from fleet.decide.actions import (
+    Change,
+    Delete,
+    Drain,
+    Evict,
+    Fence,
+    Forget,
+    Free,
+    Remove,
+    Tell,
+    Undrain,
+    Unfence,
+)
 from fleet.decide.decide import Decision, decide
 from fleet.decide.memory import Memory
-from fleet.decide.needs import asks_for_jobs
+from fleet.decide.needs import asks_for_claims, asks_for_jobs
 from fleet.errors import FleetError
 from fleet.policy import Policy, policy_from_json
 from fleet.settings import Settings
 from fleet.world.kubernetes import Kubernetes
+from fleet.world.proof import Proof
 from fleet.world.slurm import Slurm
 from fleet.world.world import Unknown, World
 from init.errors import InitError
@@ -35,6 +49,7 @@ EVERY_S = 1.0
 # Time alone changes something too: a Node has not been ready for long enough.
 AT_LEAST_S = 5.0
 SOON_S = 0.2
+CLAIMS_S = 15.0
 Say = Callable[[str], object]
 
 
@@ -55,6 +70,7 @@ class Fleet:
         self._refused = ""
         # What could not be done at the last look, each told once.
         self._failed: set[str] = set()
+        self._asked = -CLAIMS_S
 
     async def run(self) -> None:
         """Until `stop`. Who has ended gives the Lease back when nothing of his is begun any more."""
@@ -62,7 +78,8 @@ class Fleet:
             if self.settings.http:
                 await stack.enter_async_context(await self._pages().serve(*self.settings.http))
             async with asyncio.TaskGroup() as group:
-                follow = [group.create_task(kind.follow()) for kind in (self.cache.nodes, self.cache.pods)]
+                kinds = (self.cache.nodes, self.cache.pods, self.cache.sets)
+                follow = [group.create_task(kind.follow()) for kind in kinds]
                 leading = group.create_task(self.leader.keep())
                 working = group.create_task(self._decide())
                 await self.stop.wait()
@@ -102,7 +119,7 @@ class Fleet:
             kubernetes, fresh = self.cache.world(), woken or self._news.is_set()
             if fresh or slurm is not last or begun - decided >= AT_LEAST_S:
                 last, decided = slurm, begun
-                changed = await self.act(World(kubernetes, slurm))
+                changed = await self.act(World(kubernetes, slurm, await self._prove(kubernetes)))
             # What we have changed ourselves comes back as news.
             await self._wait(SOON_S if changed else max(EVERY_S, 3 * took))
 
@@ -164,13 +181,15 @@ class Fleet:
         self._made += 1
         if self._made == self.settings.cut:
             os.kill(os.getpid(), signal.SIGKILL)
-        if isinstance(change, Drain | Undrain | Forget):
+        if isinstance(change, Drain | Undrain | Remove | Forget):
             still = not isinstance(change, Undrain) or await self.api.still(change.at)
             done = still and await asyncio.to_thread(self.slurm.change, change, self.leader.holds)
         elif isinstance(change, Free | Evict) and not await asyncio.to_thread(self.slurm.still, change.pod, change.was):
             done = False  # somebody has resumed it: it may get a job in this moment
         elif not self.leader.holds():
             done = False  # that took long
+        elif isinstance(change, Fence | Unfence | Delete):
+            done = await fencing.change(self.api, change)
         else:
             done = await self.api.change(change)
         (self.seen.done if done else self.seen.late)[name_of(change)] += 1
@@ -181,17 +200,27 @@ class Fleet:
         """Once, without following: for `plan` and its like."""
         await self.cache.nodes.list()
         await self.cache.pods.list()
+        with contextlib.suppress(FleetError):
+            await self.cache.sets.list()  # without leave for it, no record goes
         kubernetes = self.cache.world()
-        return World(kubernetes, await self._look(kubernetes))
+        self._reread()
+        return World(kubernetes, await self._look(kubernetes), await self._prove(kubernetes))
 
     async def plan(self) -> Decision:
         return decide(await self.look(), Memory(), time.time(), read_policy(self.settings.policy))
 
+    async def _prove(self, kubernetes: Kubernetes | Unknown) -> Mapping[str, Proof]:
+        return {} if isinstance(kubernetes, Unknown) else await fencing.prove(self.api, kubernetes, self.policy)
+
     async def _look(self, kubernetes: Kubernetes | Unknown) -> Slurm | Unknown:
         try:
             found = await asyncio.to_thread(self.slurm.look, jobs=False)
-            if asks_for_jobs(World(kubernetes, found)):
-                found = await asyncio.to_thread(self.slurm.look, jobs=True)
+            world = World(kubernetes, found)
+            # That a record goes is no haste, and what names it may name it for months.
+            claims = time.monotonic() - self._asked >= CLAIMS_S and asks_for_claims(world)
+            if claims or asks_for_jobs(world):
+                found = await asyncio.to_thread(self.slurm.look, jobs=True, claims=claims)
+                self._asked = time.monotonic() if claims else self._asked
             return found
         except FleetError as error:
             return Unknown(str(error))

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 from fleet.act.token import USER, token
-from fleet.decide.actions import Drain, Forget, Undrain
+from fleet.decide.actions import Drain, Forget, Remove, Undrain
 from fleet.errors import FleetError
 from fleet.words import LIFTED
 from fleet.world import slurm
@@ -24,6 +24,7 @@ WITHIN_S = 20.0
 # Ten thousand nodes are 25 MB of JSON; what is larger by far is no answer to our questions.
 MOST_BYTES = 256 << 20
 UNCHANGED = 304
+ToSlurm = Drain | Undrain | Remove | Forget
 
 
 class SlurmRest:
@@ -41,8 +42,9 @@ class SlurmRest:
         self._last = Slurm()  # the same one as long as nothing changes
         self._asked = 0  # Slurm's clock at its last answer
 
-    def look(self, *, jobs: bool) -> Slurm:
-        """`jobs`: also which jobs hold nodes; they are asked for only where somebody needs to know."""
+    def look(self, *, jobs: bool, claims: bool = False) -> Slurm:
+        """`jobs`: also which jobs hold nodes; they are asked for only where somebody needs to know. `claims`: also who
+        names a node."""
         answer = self._changes()
         if answer is not None:
             self._nodes = items(answer.get("nodes"), "nodes")
@@ -51,7 +53,11 @@ class SlurmRest:
         if not jobs:
             return self._last
         asked = self._call("GET", "jobs/") or {}
-        return slurm.slurm(self._nodes, items(asked.get("jobs"), "jobs"))
+        found = items(asked.get("jobs"), "jobs")
+        if not claims:
+            return slurm.slurm(self._nodes, found)
+        reserved = items((self._call("GET", "reservations/") or {}).get("reservations"), "reservations")
+        return slurm.slurm(self._nodes, found, reserved)
 
     def _changes(self) -> dict[str, object] | None:
         if self._asked:
@@ -62,12 +68,15 @@ class SlurmRest:
                 self._asked = 0
         return self._call("GET", "nodes/")
 
-    def change(self, act: Drain | Undrain | Forget, may: Callable[[], bool] = lambda: True) -> bool:
+    def change(self, act: ToSlurm, may: Callable[[], bool] = lambda: True) -> bool:
         """False: the node is no longer as it was when this was decided, or `may` no longer says so: nothing is done."""
         # Asked may be for long, and whoever has lost the Lease meanwhile is not the one to write.
         if not self.still(act.name, act.was) or not may():
             return False
-        self._call("POST", _path(act.name), body(act))
+        if isinstance(act, Remove):
+            self._call("DELETE", _path(act.name))
+        else:
+            self._call("POST", _path(act.name), body(act))
         return True
 
     def still(self, name: str, was: Seen) -> bool:
@@ -118,10 +127,10 @@ def _path(name: str) -> str:
 def body(act: Drain | Undrain | Forget) -> dict[str, object]:
     """State, reason and mark in one update: it happens as a whole or not at all."""
     match act:
-        case Drain(_, reason, comment, _):
-            said: dict[str, object] = {"state": ["DRAIN"], "reason": reason}
-        case Undrain(_, comment):
-            said = {"state": ["UNDRAIN"], "reason": LIFTED}
+        case Drain(_, reason, comment, _, down):
+            said: dict[str, object] = {"state": ["DOWN" if down else "DRAIN"], "reason": reason}
+        case Undrain(_, comment, _, _, down):
+            said = {"state": ["RESUME" if down else "UNDRAIN"], "reason": LIFTED}
         case Forget():
             said, comment = {}, ""
     return said if comment is None else {**said, "comment": comment}

@@ -26,17 +26,29 @@ class Drain:
     reason: str
     comment: str | None  # None: it is somebody else's, and stays
     was: Seen
+    # What is drained by us already is set down: Slurm ends its jobs now, and those that may run elsewhere.
+    down: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Undrain:
-    """Takes back a drain of ours and its mark, by one call. Never a resume: that would also lift what is not ours."""
+    """Takes back a drain of ours and its mark, by one call. A resume only of what is down by us: of everything else it
+    would also lift what is not ours."""
 
     name: str
     comment: str | None  # "", or None as above
     was: Seen
     # Jobs come at once: that there is no cause any more is asked anew. What follows late from a cause does no harm.
     at: Versions
+    down: bool = False  # by us
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """The record of a name that does not come back."""
+
+    name: str
+    was: Seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +130,33 @@ class Uncordon:
 
 
 @dataclass(frozen=True, slots=True)
+class Fence:
+    """Taints a dead machine's Node out of service, with our annotation, by one call."""
+
+    node: str
+    uid: str
+    version: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unfence:
+    node: str
+    uid: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """By force: nobody waits for a kubelet that is no more. Of this pod, and while its Node is as it was seen."""
+
+    pod: str
+    uid: str
+    node: str
+    node_version: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tell:
     """Why something is not done, or what a person should do. `about` names what it is about, once for each kind."""
 
@@ -126,5 +165,8 @@ class Tell:
     text: str
 
 
-Change = Drain | Undrain | Forget | Free | Protect | Evict | ShowOnPod | ShowOnNode | HideOnNode | Cordon | Uncordon
+Change = (
+    Drain | Undrain | Remove | Forget | Free | Protect | Evict | ShowOnPod | ShowOnNode | HideOnNode | Cordon | Uncordon
+    | Fence | Unfence | Delete
+)  # fmt: skip
 Action = Change | Tell

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fleet import words
 from fleet.decide.causes import BY_MACHINES
 from fleet.policy import Policy
+from fleet.world.slurm import SlurmNode
 from fleet.world.world import Worker
 
 Causes = Mapping[str, str]
@@ -26,13 +27,13 @@ class Budget:
         return len(self.against) > self.most
 
 
-def budget(workers: Mapping[str, tuple[Worker, Causes]], policy: Policy) -> Budget:
-    against = frozenset(name for name, (worker, causes) in workers.items() if _counts(worker, causes))
-    return Budget(against, max(1, int(len(workers) * policy.share)))
+def budget(nodes: Mapping[str, tuple[SlurmNode | None, Causes]], policy: Policy) -> Budget:
+    """Of workers, and of nodes whose pods are gone."""
+    against = frozenset(name for name, (node, causes) in nodes.items() if _counts(node, causes))
+    return Budget(against, max(1, int(len(nodes) * policy.share)))
 
 
-def _counts(worker: Worker, causes: Causes) -> bool:
-    node = worker.slurm
+def _counts(node: SlurmNode | None, causes: Causes) -> bool:
     if node is None:
         return bool(causes.keys() & BY_MACHINES)
     if node.ours:
@@ -41,11 +42,11 @@ def _counts(worker: Worker, causes: Causes) -> bool:
     return bool(causes.keys() & BY_MACHINES) and not (node.drained or node.down)
 
 
-def admitted(worker: Worker, causes: Causes, budget: Budget) -> Causes:
+def admitted(node: SlurmNode | None, causes: Causes, budget: Budget) -> Causes:
     """The causes that count. What a worker is drained for already goes on to count, also in a pause."""
     if not budget.paused:
         return causes
-    before = words.kinds(worker.slurm.reason) if worker.slurm and worker.slurm.ours else frozenset[str]()
+    before = words.kinds(node.reason) if node and node.ours else frozenset[str]()
     return {kind: said for kind, said in causes.items() if kind not in BY_MACHINES or kind in before}
 
 

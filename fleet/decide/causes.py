@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fleet import words
 from fleet.policy import Policy
-from fleet.world.kubernetes import Node
+from fleet.world.kubernetes import FENCED, Node, Pod
+from fleet.world.slurm import SlurmNode
 from fleet.world.world import Worker
 
 # Our own cordon, by its annotation; the value says why.
@@ -13,14 +15,27 @@ CORDONED = "minivm.io/cordoned"
 # A pod that is to go: the value says why. Taken away again, it is withdrawn.
 LEAVE = "minivm.io/leave"
 # What machines say by themselves; the rest is a person's or a program's word about this one machine.
-BY_MACHINES = frozenset({"condition", "notready"})
+BY_MACHINES = frozenset({"condition", "notready", "gone"})
+# For these the pod goes, too.
+TO_GO = frozenset({"leave", "going"})
 
 
 def causes(worker: Worker, policy: Policy, now: float) -> Mapping[str, str]:
     found = dict(of_node(worker.node, policy, now)) if worker.node else {}
     if LEAVE in worker.pod.annotations:
         found["leave"] = worker.pod.annotations[LEAVE] or "the pod is to go"
+    if worker.slurm is not None and found.keys() & TO_GO and late(worker.pod, worker.slurm, policy, now):
+        found["deadline"] = f"its jobs had {policy.leave_within_s:g} s"
     return found
+
+
+def late(pod: Pod, node: SlurmNode, policy: Policy, now: float) -> bool:
+    """Whether the jobs of one that is to go have had their time: since we drained it for that."""
+    before = words.kinds(node.reason) if node.ours else frozenset[str]()
+    if not before & TO_GO or pod.created >= node.since:
+        return False  # not drained for it, or another pod since
+    # That it is over is another reason, of another time.
+    return "deadline" in before or (policy.leave_within_s > 0 and now - node.since >= policy.leave_within_s)
 
 
 def of_node(node: Node, policy: Policy, now: float) -> Mapping[str, str]:
@@ -36,6 +51,8 @@ def of_node(node: Node, policy: Policy, now: float) -> Mapping[str, str]:
     raised = [node.conditions[type_] for type_ in policy.conditions if type_ in node.conditions]
     if one := next((condition for condition in raised if condition.status == "True"), None):
         found["condition"] = f"{one.type}: {one.message or one.reason}"
+    if FENCED in node.annotations and silent_for(node, now) >= 0:
+        found["dead"] = f"node {node.name} is given up"
     if silent_for(node, now) >= policy.not_ready_s:
         found["notready"] = f"node {node.name} is not ready"
     return found

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from fleet.decide import gone
 from fleet.decide.actions import Action, Change, Evict, HideOnNode, ShowOnNode, ShowOnPod, Tell
 from fleet.decide.budget import Budget, admitted, away, budget
 from fleet.decide.causes import causes
-from fleet.decide.dead import dead
+from fleet.decide.fence import fence
 from fleet.decide.hold import hold
 from fleet.decide.leave import leave
 from fleet.decide.memory import Memory
@@ -35,9 +36,17 @@ def decide(world: World, memory: Memory, now: float, policy: Policy) -> Decision
     if isinstance(kubernetes, Unknown) or isinstance(slurm, Unknown):
         blind = [("Kubernetes", kubernetes), ("Slurm", slurm)]
         tells = [Tell(side, "unknown", it.why) for side, it in blind if isinstance(it, Unknown)]
-        return _told(memory, tells, (), memory.marks)
+        # Slurm's controller may be what lies on a dead machine.
+        here = None if isinstance(kubernetes, Unknown) else kubernetes
+        found = list(fence(here, slurm, world.proofs, policy, now)) if here else []
+        tells += [one for one in found if isinstance(one, Tell)]
+        return _told(memory, tells, tuple(one for one in found if not isinstance(one, Tell)), memory)
     tells, changes = [], []
-    for action in [*_unread(kubernetes, slurm), *_actions(world, kubernetes, slurm, memory, now, policy)]:
+    for action in [
+        *_unread(kubernetes, slurm),
+        *_actions(world, kubernetes, slurm, memory, now, policy),
+        *fence(kubernetes, slurm, world.proofs, policy, now),
+    ]:
         if isinstance(action, Tell):
             tells.append(action)
         else:
@@ -46,7 +55,9 @@ def decide(world: World, memory: Memory, now: float, policy: Policy) -> Decision
     changes.sort(key=lambda change: isinstance(change, ShowOnPod | ShowOnNode | HideOnNode))
     if len(changes) > policy.changes:
         tells.append(Tell("fleet", "rate", f"more than {policy.changes} changes are due: the rest follow"))
-    return _told(memory, tells, tuple(changes[: policy.changes]), _marks(memory, world, now, policy))
+    absent = {node.name: memory.absent.get(node.name, now) for node in world.orphans()}
+    after = Memory(absent=absent, marks=_marks(memory, world, now, policy))
+    return _told(memory, tells, tuple(changes[: policy.changes]), after)
 
 
 def _actions(
@@ -54,25 +65,29 @@ def _actions(
 ) -> Iterator[Action]:
     # Of a worker whose Node is not known it is not known either whether a cause is gone.
     workers = {one.name: (one, causes(one, policy, now)) for one in world.workers() if one.node is not None}
-    limits = budget(workers, policy)
+    orphans = {one.name: (one, gone.causes(now - memory.absent.get(one.name, now), policy)) for one in world.orphans()}
+    limits = budget({**{name: (one.slurm, found) for name, (one, found) in workers.items()}, **orphans}, policy)
     if limits.paused:
-        yield _pause(limits, len(workers))
-    gone = away(world.workers())
+        yield _pause(limits, len(workers) + len(orphans))
+    absent = away(world.workers())
     for name, (worker, found) in workers.items():
         mark = _mark(worker, memory)
-        causes_ = admitted(worker, found, limits)
-        yield from filter(None, [hold(worker, causes_, mark), protect(worker, slurm, causes_), on_pod(worker)])
-        others = gone.get(worker.pod.pool, frozenset()) - {name}
-        if (going := leave(worker, slurm, len(others) < policy.away)) is not None:
+        count = admitted(worker.slurm, found, limits)
+        yield from filter(None, [hold(worker, count, mark), protect(worker, slurm, count), on_pod(worker)])
+        others = absent.get(worker.pod.pool, frozenset()) - {name}
+        if (going := leave(worker, slurm, count, len(others) < policy.away)) is not None:
             yield going
             if isinstance(going, Evict):
-                gone[worker.pod.pool] = others | {name}
+                absent[worker.pod.pool] = others | {name}
+    for name, (node, found) in orphans.items():
+        made = kubernetes.made(name)
+        yield from filter(None, [gone.gone(node, slurm, admitted(node, found, limits), made=made)])
     here: dict[str, list[Worker]] = {}
     for worker, _ in workers.values():
         here.setdefault(worker.pod.node, []).append(worker)
     for name, on in here.items():
-        node = kubernetes.nodes[name]
-        yield from filter(None, [on_node(node, on, policy), beside(node, on, policy), dead(node, policy, now)])
+        machine = kubernetes.nodes[name]
+        yield from filter(None, [on_node(machine, on, policy), beside(machine, on, policy)])
     if not any(name.startswith("Pod/") for name in kubernetes.unread):
         taken = {pod.node for pod in kubernetes.pods.values()}
         yield from filter(
@@ -108,8 +123,8 @@ def _marks(memory: Memory, world: World, now: float, policy: Policy) -> Mapping[
     return found
 
 
-def _told(memory: Memory, tells: Iterable[Tell], changes: tuple[Change, ...], marks: Mapping[str, Mark]) -> Decision:
+def _told(memory: Memory, tells: Iterable[Tell], changes: tuple[Change, ...], after: Memory) -> Decision:
     stands = tuple(tells)
     news = tuple(one for one in stands if memory.told.get((one.about, one.kind)) != one.text)
     told = {(one.about, one.kind): one.text for one in stands}
-    return Decision(changes, stands, news, Memory(told, marks))
+    return Decision(changes, stands, news, replace(after, told=told))

@@ -25,10 +25,17 @@ def hold(worker: Worker, causes: Mapping[str, str], mark: words.Mark | None) -> 
 
 
 def held_for(node: SlurmNode, causes: Mapping[str, str], mark: words.Mark | None) -> Held:
-    kinds = frozenset(causes)
     if node.ours:
-        # Other words for the same causes are not worth another author and time.
-        return None if words.kinds(node.reason) == kinds else drain(node, causes, mark.times if mark else 1, kinds)
+        if node.down:
+            # As long as it is down by us its reason says so: whoever lifts it knows by that whose it is.
+            before = words.kinds(node.reason) & words.DOWN
+            causes = {**dict.fromkeys(before, "and its jobs run elsewhere"), **causes}
+        kinds, down = frozenset(causes), not node.down and bool(causes.keys() & words.DOWN)
+        # Other words for the same causes are not worth another author and time; nor is it that it is down no more.
+        if words.kinds(node.reason) - words.DOWN == kinds - words.DOWN and not down:
+            return None
+        return drain(node, causes, mark.times if mark else 1, kinds, down=down)
+    kinds = frozenset(causes)
     wanted = words.reason(causes)
     if node.drained or node.down:
         state = "drained" if node.drained else "down"
@@ -40,20 +47,24 @@ def held_for(node: SlurmNode, causes: Mapping[str, str], mark: words.Mark | None
     return drain(node, causes, mark.times + 1, mark.kinds)
 
 
-def drain(node: SlurmNode, causes: Mapping[str, str], times: int, kinds: frozenset[str]) -> Drain:
+def drain(
+    node: SlurmNode, causes: Mapping[str, str], times: int, kinds: frozenset[str], *, down: bool = False
+) -> Drain:
     mark, place = words.Mark(times, kinds), words.free(node.comment)
-    return Drain(node.name, words.reason(causes, times), words.comment(mark) if place else None, node.seen)
+    return Drain(node.name, words.reason(causes, times), words.comment(mark) if place else None, node.seen, down)
 
 
 def released(worker: Worker, node: SlurmNode) -> Held:
     pod, machine = worker.pod, worker.node
     if node.ours and machine is not None:
-        # A pod is ready when Slurm has heard its slurmd at its address: what stands there is not of the pod before.
-        if node.down or not node.record.responds or not pod.ready:
+        # A pod is ready when Slurm has heard its slurmd at its address: what stands there is not of the pod before. A
+        # younger one cannot get ready while the node is down; a resumed node gets no job before its slurmd answers.
+        back = pod.ready or 0 < node.since < pod.created
+        if not (back if node.downed else pod.ready and node.record.responds and not node.down):
             return Tell(node.name, "waits", f"is undrained once its pod is ready: {node.reason}")
         if pod.free:
             return None  # others may evict it: that it is protected again comes first
         at = Versions(pod.name, machine.name, pod.version, machine.version)
-        return Undrain(node.name, "" if words.free(node.comment) else None, node.seen, at)
+        return Undrain(node.name, "" if words.free(node.comment) else None, node.seen, at, node.downed)
     # Somebody else has lifted it, or has drained it for reasons of his own: the mark alone is ours.
     return Forget(node.name, node.seen) if words.marked(node.comment) else None

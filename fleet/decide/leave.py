@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from fleet.decide.actions import Action, Evict, Tell
-from fleet.decide.causes import LEAVE
+from fleet.decide.causes import LEAVE, TO_GO
 from fleet.world.slurm import Slurm
 from fleet.world.world import Worker
 
 
-def wants_to_leave(worker: Worker) -> bool:
-    return LEAVE in worker.pod.annotations and not worker.pod.deleting
+def is_to_go(worker: Worker, causes: Mapping[str, str]) -> bool:
+    return bool(causes.keys() & TO_GO) and not worker.pod.deleting
 
 
-def leave(worker: Worker, slurm: Slurm, room: bool) -> Action | None:
+def leave(worker: Worker, slurm: Slurm, causes: Mapping[str, str], room: bool) -> Action | None:
     """`room`: whether one more pod of its pool may be away."""
-    if not wants_to_leave(worker):
+    if not is_to_go(worker, causes):
         return None
     name, node = worker.name, worker.slurm
     if node is None:
         return Tell(name, "leave", "is to go, and Slurm does not know it: nobody can say whether it is idle")
     if not node.drained:
         return None  # the drain comes first
+    # Of a drain of others nobody knows what it is for; that a person wants this very pod to go is said on it.
+    if (node.ours or LEAVE not in worker.pod.annotations) and worker.pod.created >= node.since:
+        return Tell(name, "leave", "has come back to where it is to go from, and is not evicted again")
     jobs = slurm.holding(name)
     if jobs is None:
         return Tell(name, "leave", "is to go, and which jobs hold it is not known")
@@ -32,5 +37,5 @@ def leave(worker: Worker, slurm: Slurm, room: bool) -> Action | None:
         return None  # its label comes first
     if not room:
         return Tell(name, "leave", "is to go, and waits for the other pods of its pool that are away")
-    why = worker.pod.annotations[LEAVE]
-    return Evict(worker.pod.name, worker.pod.uid, worker.pod.version, why or "drained and idle", node.seen)
+    why = worker.pod.annotations.get(LEAVE) or causes.get("going") or "drained and idle"
+    return Evict(worker.pod.name, worker.pod.uid, worker.pod.version, why, node.seen)

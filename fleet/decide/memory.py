@@ -13,5 +13,7 @@ from fleet.words import Mark
 class Memory:
     # What was told, by (about, kind): the same is not told twice.
     told: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    # Since when a node of Slurm has no pod.
+    absent: Mapping[str, float] = field(default_factory=dict)
     # The marks of nodes whose comment somebody else uses.
     marks: Mapping[str, Mark] = field(default_factory=dict)

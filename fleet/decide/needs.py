@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from fleet.decide.leave import wants_to_leave
-from fleet.world.world import Worker, World
+from fleet import words
+from fleet.decide.causes import LEAVE, TO_GO
+from fleet.decide.gone import over
+from fleet.world.world import Unknown, Worker, World
 
 
 def asks_for_jobs(world: World) -> bool:
     return any(_asks(worker) for worker in world.workers())
 
 
+def asks_for_claims(world: World) -> bool:
+    """Who names a node whose record is to go."""
+    here = world.kubernetes
+    return not isinstance(here, Unknown) and any(
+        over(node) and here.made(node.name) is False for node in world.orphans()
+    )
+
+
 def _asks(worker: Worker) -> bool:
     """Its record does not tell of a job that is suspended."""
     node = worker.slurm
-    if node is None or not node.drained:
+    if node is None or not node.drained or worker.pod.deleting:
         return False
-    return wants_to_leave(worker) or not (worker.pod.free or worker.pod.deleting or node.record.busy)
+    leaves = LEAVE in worker.pod.annotations or bool(words.kinds(node.reason) & TO_GO)
+    return leaves or not (node.record.busy or worker.pod.free)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from fleet.decide.actions import Action, Cordon, HideOnNode, ShowOnNode, ShowOnPod, Uncordon
 from fleet.decide.causes import CORDONED
 from fleet.policy import STATE, Policy
+from fleet.words import LIFTED
 from fleet.world.kubernetes import Condition, Node
 from fleet.world.slurm import SlurmNode
 from fleet.world.world import Worker
@@ -27,7 +28,8 @@ def condition(node: SlurmNode) -> Condition:
         status, reason = "Unknown", "NotResponding"
     else:
         return Condition(STATE, "True", "TakesJobs", "")
-    return Condition(STATE, status, reason, node.reason[:MOST])
+    # Slurm keeps the reason of a drain that is lifted.
+    return Condition(STATE, status, reason, "" if node.reason == LIFTED else node.reason[:MOST])
 
 
 def on_pod(worker: Worker) -> Action | None:

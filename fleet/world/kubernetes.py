@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -11,6 +12,13 @@ from fleet.world.reading import Object
 
 # A pod that nothing runs on and that gets nothing: of all others each pool's PodDisruptionBudget allows no eviction.
 FREE = "minivm.io/free"
+# What Kubernetes knows for a machine that is given up; and our annotation, which says that it was we.
+TAINT = "node.kubernetes.io/out-of-service"
+FENCED = "minivm.io/fenced"
+LABEL = "app.kubernetes.io"
+WORKER = "worker"
+# As a StatefulSet writes it: w-07 is nobody's.
+CANONICAL = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +44,8 @@ class Node:
     version: str = ""  # resourceVersion: what was seen, for a change that is meant for this and no later state
     cordoned: bool = False
     taints: tuple[Taint, ...] = ()
+    address: str = ""
+    port: int = 10250  # its kubelet's
     conditions: Mapping[str, Condition] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
 
@@ -46,7 +56,10 @@ class Pod:
     uid: str
     version: str = ""
     node: str = ""  # "" until it is scheduled
+    address: str = ""
+    component: str = ""  # of the cluster: worker, controller, login
     pool: str = ""
+    created: float = 0.0
     ready: bool = False
     deleting: bool = False
     free: bool = False  # labelled so by the fleet: it may be evicted
@@ -57,12 +70,22 @@ class Pod:
 @dataclass(frozen=True, slots=True)
 class Kubernetes:
     nodes: Mapping[str, Node] = field(default_factory=dict)
-    pods: Mapping[str, Pod] = field(default_factory=dict)
+    pods: Mapping[str, Pod] = field(default_factory=dict)  # workers
+    others: Mapping[str, Pod] = field(default_factory=dict)  # the controller's, those of logins
+    # How many workers each of the release's StatefulSets has; None: not known.
+    sets: Mapping[str, int] | None = None
     # Objects that are there and could not be read, by kind and name: nothing is concluded from their absence.
     unread: Mapping[str, str] = field(default_factory=dict)
 
+    def made(self, name: str) -> bool | None:
+        """Whether a worker of that name is made, now or again; None: nobody says, or it is none of the release's."""
+        set_, _, number = name.rpartition("-")
+        if self.sets is None or set_ not in self.sets or not CANONICAL.fullmatch(number):
+            return None
+        return int(number) < self.sets[set_]
 
-def kubernetes(nodes: Iterable[Object], pods: Iterable[Object]) -> Kubernetes:
+
+def kubernetes(nodes: Iterable[Object], pods: Iterable[Object], sets: Iterable[Object] | None = None) -> Kubernetes:
     unread: dict[str, str] = {}
     found_nodes: dict[str, Node] = {}
     found_pods: dict[str, Pod] = {}
@@ -78,7 +101,16 @@ def kubernetes(nodes: Iterable[Object], pods: Iterable[Object]) -> Kubernetes:
             found_pods[pod_.name] = pod_
         except FleetError as error:
             unread[f"Pod/{name_of(item)}"] = str(error)
-    return Kubernetes(found_nodes, found_pods, unread)
+    found_sets = None if sets is None else dict(map(stateful_set, sets))
+    return together(found_nodes, found_pods, found_sets, unread)
+
+
+def together(
+    nodes: Mapping[str, Node], pods: Mapping[str, Pod], sets: Mapping[str, int] | None, unread: Mapping[str, str]
+) -> Kubernetes:
+    workers = {name: pod for name, pod in pods.items() if pod.component == WORKER}
+    others = {name: pod for name, pod in pods.items() if pod.component != WORKER}
+    return Kubernetes(nodes, workers, others, sets, unread)
 
 
 def name_of(item: Object) -> str:
@@ -96,6 +128,8 @@ def node(item: Object) -> Node:
         version=reading.text(metadata.get("resourceVersion"), "metadata.resourceVersion"),
         cordoned=reading.flag(spec.get("unschedulable"), "spec.unschedulable"),
         taints=tuple(taint(one) for one in reading.items(spec.get("taints"), "spec.taints")),
+        address=_internal(status.get("addresses")),
+        port=_kubelet(status.get("daemonEndpoints")),
         conditions=conditions(status.get("conditions")),
         annotations=reading.texts(metadata.get("annotations"), "metadata.annotations"),
     )
@@ -112,13 +146,38 @@ def pod(item: Object) -> Pod:
         uid=reading.text(metadata.get("uid"), "metadata.uid", needed=True),
         version=reading.text(metadata.get("resourceVersion"), "metadata.resourceVersion"),
         node=reading.text(spec.get("nodeName"), "spec.nodeName"),
+        address=reading.text(status.get("podIP"), "status.podIP"),
+        component=labels.get(f"{LABEL}/component", ""),
         pool=labels.get("minivm.io/pool", ""),
+        created=reading.moment(metadata.get("creationTimestamp"), "metadata.creationTimestamp"),
         ready="Ready" in found and found["Ready"].status == "True",
         deleting=metadata.get("deletionTimestamp") is not None,
         free=labels.get(FREE) == "true",
         conditions=found,
         annotations=reading.texts(metadata.get("annotations"), "metadata.annotations"),
     )
+
+
+def _internal(value: object) -> str:
+    for item in reading.items(value, "status.addresses"):
+        one = reading.mapping(item, "status.addresses")
+        if one.get("type") == "InternalIP":
+            return reading.text(one.get("address"), "status.addresses.address")
+    return ""
+
+
+def _kubelet(value: object) -> int:
+    found = reading.mapping(value, "status.daemonEndpoints").get("kubeletEndpoint")
+    return reading.number(reading.mapping(found, "status.daemonEndpoints").get("Port"), "kubeletEndpoint.Port") or 10250
+
+
+def stateful_set(item: Object) -> tuple[str, int]:
+    metadata = reading.mapping(item.get("metadata"), "metadata")
+    spec = reading.mapping(item.get("spec"), "spec")
+    if not isinstance(spec.get("replicas"), int):
+        raise FleetError("read spec.replicas", "it is not there")
+    name = reading.text(metadata.get("name"), "metadata.name", needed=True)
+    return name, reading.number(spec.get("replicas"), "spec.replicas")
 
 
 def taint(item: object) -> Taint:

@@ -20,6 +20,7 @@ HOLDING = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "CONFIGURING", "SIGNA
 class SlurmNode:
     record: record.Node
     comment: str = ""
+    since: float = 0.0  # when its reason was set
 
     @property
     def name(self) -> str:
@@ -36,6 +37,11 @@ class SlurmNode:
     @property
     def down(self) -> bool:
         return "DOWN" in self.record.flags
+
+    @property
+    def downed(self) -> bool:
+        """Down by the fleet, and not for what Slurm itself has found since."""
+        return self.down and self.ours and bool(words.kinds(self.reason) & words.DOWN)
 
     @property
     def ours(self) -> bool:
@@ -72,6 +78,8 @@ class Slurm:
     nodes: Mapping[str, SlurmNode] = field(default_factory=dict)
     # Those that hold nodes; None: nobody has asked, or nobody answered.
     jobs: tuple[Job, ...] | None = None
+    # Nodes that a pending job or a reservation names; None as above.
+    claims: frozenset[str] | None = None
     unread: Mapping[str, str] = field(default_factory=dict)
 
     def holding(self, node: str) -> tuple[str, ...] | None:
@@ -81,7 +89,9 @@ class Slurm:
         return tuple(job.id for job in self.jobs if node in job.nodes)
 
 
-def slurm(nodes: Iterable[object], jobs: Iterable[object] | None = None) -> Slurm:
+def slurm(
+    nodes: Iterable[object], jobs: Iterable[object] | None = None, reservations: Iterable[object] | None = None
+) -> Slurm:
     found: dict[str, SlurmNode] = {}
     unread: dict[str, str] = {}
     for item in nodes:
@@ -91,7 +101,9 @@ def slurm(nodes: Iterable[object], jobs: Iterable[object] | None = None) -> Slur
         except FleetError as error:
             name = item.get("name", "?") if isinstance(item, dict) else "?"
             unread[str(name)] = str(error)
-    return Slurm(found, None if jobs is None else _holding(jobs), unread)
+    jobs = None if jobs is None else list(jobs)
+    claims = None if jobs is None or reservations is None else _claims(jobs, reservations)
+    return Slurm(found, None if jobs is None else _holding(jobs), claims, unread)
 
 
 def slurm_node(item: object) -> SlurmNode:
@@ -108,7 +120,24 @@ def slurm_node(item: object) -> SlurmNode:
         allocated=reading.number(one.get("alloc_cpus"), "node.alloc_cpus"),
         author=reading.text(one.get("reason_set_by_user"), "node.reason_set_by_user"),
     )
-    return SlurmNode(known, reading.text(one.get("comment"), "node.comment"))
+    since = reading.number(one.get("reason_changed_at"), "node.reason_changed_at")
+    return SlurmNode(known, reading.text(one.get("comment"), "node.comment"), float(since))
+
+
+def _claims(jobs: Iterable[object], reservations: Iterable[object]) -> frozenset[str] | None:
+    """Of every job that Slurm tells of, and every reservation; one that cannot be read may name any node."""
+    found: set[str] = set()
+    try:
+        for item in jobs:
+            one: Object = reading.mapping(item, "job")
+            for key in ("required_nodes", "nodes"):
+                found |= _names(one.get(key), f"job.{key}")
+        for item in reservations:
+            one = reading.mapping(item, "reservation")
+            found |= _names(one.get("node_list"), "reservation.node_list")
+    except FleetError:
+        return None
+    return frozenset(found)
 
 
 def _holding(jobs: Iterable[object]) -> tuple[Job, ...] | None:
@@ -119,8 +148,15 @@ def _holding(jobs: Iterable[object]) -> tuple[Job, ...] | None:
             one: Object = reading.mapping(item, "job")
             states = {str(state) for state in reading.items(one.get("job_state"), "job.job_state")}
             if states & HOLDING or not states:
-                nodes = frozenset(expanded(reading.text(one.get("nodes"), "job.nodes")))
+                nodes = _names(one.get("nodes"), "job.nodes")
                 found.append(Job(str(reading.number(one.get("job_id"), "job.job_id")), nodes))
     except FleetError:
         return None
     return tuple(found)
+
+
+def _names(value: object, where: str) -> frozenset[str]:
+    found = frozenset(expanded(reading.text(value, where)))
+    if any("[" in name for name in found):
+        raise FleetError(f"read {where}", "it names more nodes than can be told apart")
+    return found

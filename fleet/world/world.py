@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from fleet.world.kubernetes import Kubernetes, Node, Pod
+from fleet.world.proof import Proof
 from fleet.world.slurm import Slurm, SlurmNode
 
 
@@ -30,6 +31,8 @@ class Worker:
 class World:
     kubernetes: Kubernetes | Unknown
     slurm: Slurm | Unknown
+    # Of machines that look dead, by Node.
+    proofs: Mapping[str, Proof] = field(default_factory=dict)
 
     def workers(self) -> Iterator[Worker]:
         """In the order of their names; none where one of the sides is not known."""
@@ -37,3 +40,14 @@ class World:
             return
         for name, pod in sorted(self.kubernetes.pods.items()):
             yield Worker(name, pod, self.kubernetes.nodes.get(pod.node), self.slurm.nodes.get(name))
+
+    def orphans(self) -> Iterator[SlurmNode]:
+        """Slurm's nodes whose pods are not there, of this release's sets and of nobody else's."""
+        if isinstance(self.kubernetes, Unknown) or isinstance(self.slurm, Unknown):
+            return
+        here = self.kubernetes
+        for name, node in sorted(self.slurm.nodes.items()):
+            if name in here.pods or name in here.others or f"Pod/{name}" in here.unread:
+                continue
+            if node.record.dynamic and here.made(name) is not None:
+                yield node

@@ -18,7 +18,12 @@ from tests.process.fleet.test_slurm_rest import Rest, nodes
 
 SLURM = {"name": "w0", "state": ["IDLE"], "reason": "", "comment": "", "alloc_cpus": 0}
 POD: dict[str, Any] = {
-    "metadata": {"name": "w0", "uid": "u", "resourceVersion": "1"},
+    "metadata": {
+        "name": "w0",
+        "uid": "u",
+        "resourceVersion": "1",
+        "labels": {"app.kubernetes.io/component": "worker"},
+    },
     "spec": {"nodeName": "n0"},
     "status": {"conditions": [{"type": "minivm.io/SlurmState", "status": "True", "reason": "TakesJobs"}]},
 }

@@ -17,7 +17,7 @@ import pytest
 from fleet.act import slurm as adapter
 from fleet.act.slurm import SlurmRest
 from fleet.act.token import token
-from fleet.decide.actions import Drain, Forget, Undrain, Versions
+from fleet.decide.actions import Drain, Forget, Remove, Undrain, Versions
 from fleet.errors import FleetError
 from fleet.world.slurm import Seen
 
@@ -47,6 +47,7 @@ class Rest:
                 self.wfile.write(text)
 
             do_POST = do_GET
+            do_DELETE = do_GET
 
             def log_message(self, format: str, *args: object) -> None:
                 pass
@@ -141,6 +142,8 @@ def test_a_server_that_is_away_or_silent_or_endless_is_an_error(rest: Rest, monk
     [
         (Drain("w1", "r", "c", SEEN), {"state": ["DRAIN"], "reason": "r", "comment": "c"}),
         (Drain("w1", "r", None, SEEN), {"state": ["DRAIN"], "reason": "r"}),
+        (Drain("w1", "r", None, SEEN, down=True), {"state": ["DOWN"], "reason": "r"}),
+        (Undrain("w1", None, SEEN, AT, down=True), {"state": ["RESUME"], "reason": "minivm: fleet: lifted"}),
         (Undrain("w1", "", SEEN, AT), {"state": ["UNDRAIN"], "reason": "minivm: fleet: lifted", "comment": ""}),
         (Undrain("w1", None, SEEN, AT), {"state": ["UNDRAIN"], "reason": "minivm: fleet: lifted"}),
         (Forget("w1", SEEN), {"comment": ""}),
@@ -150,6 +153,30 @@ def test_a_change_is_one_call(rest: Rest, act: Drain | Undrain | Forget, body: d
     assert rest.client.change(act)
     posted = [(path.rpartition("/")[2], said) for method, path, said in rest.asked if method == "POST"]
     assert posted == [("w1", body)]
+
+
+def test_a_record_is_removed_only_as_it_was_seen(rest: Rest) -> None:
+    assert rest.client.change(Remove("w1", SEEN))
+    assert rest.asked[-1][:2] == ("DELETE", rest.asked[-2][1])
+    rest.answers = lambda method, path: nodes({**NODE, "state": ["DOWN"]})
+    assert not rest.client.change(Remove("w1", SEEN))
+    assert rest.asked[-1][0] == "GET"
+
+
+def test_who_names_a_node_is_asked_of_jobs_and_reservations_and_known_whole_or_not_at_all(rest: Rest) -> None:
+    jobs: list[object] = [{"job_id": 1, "job_state": ["PENDING"], "required_nodes": "w[2-3]", "nodes": ""}]
+    reserved: list[object] = [{"name": "look", "node_list": "w7"}]
+
+    def answers(method: str, path: str) -> Answer:
+        if "reservations" in path:
+            return 200, json.dumps({"reservations": reserved}).encode()
+        return (200, json.dumps({"jobs": jobs}).encode()) if "jobs" in path else nodes(NODE)
+
+    rest.answers = answers
+    assert rest.client.look(jobs=True).claims is None
+    assert rest.client.look(jobs=True, claims=True).claims == frozenset({"w2", "w3", "w7"})
+    reserved.append({"name": "all", "node_list": "w[0-9999999]"})
+    assert rest.client.look(jobs=True, claims=True).claims is None, "more than can be told apart"
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,8 @@ def test_it_may_do_what_it_does_and_nothing_else() -> None:
         "Role events": ["create"],
         "Role events in default": ["create"],
         "Role leases": ["get", "update"],
+        "Role leases in kube-node-lease": ["get"],
+        "Role statefulsets": ["list", "watch"],
         "ClusterRole nodes": ["get", "list", "watch"],
         "ClusterRole nodes/status": ["patch"],
     }
@@ -75,6 +77,14 @@ def test_it_may_change_a_node_only_where_the_policy_cordons() -> None:
     cordons = rules(rendered(fleet={"policy": {"cordon": True}}))
     assert cordons["ClusterRole nodes"]["verbs"] == ["get", "list", "watch", "patch"]
     assert "ClusterRole nodes/status" not in rules(rendered(fleet={"policy": {"nodeCondition": ""}}))
+
+
+def test_it_may_give_up_a_machine_only_where_the_policy_does() -> None:
+    documents = rendered(fleet={"policy": {"fencing": "act"}}, workers={"pools": {"cpu": {"replicas": 2}}})
+    assert rules(documents)["ClusterRole nodes"]["verbs"] == ["get", "list", "watch", "patch"]
+    (deletes,) = [rule for rule in only(documents, "Role")["rules"] if rule["verbs"] == ["delete"]]
+    assert deletes["resourceNames"] == ["slurm-controller-0", "slurm-login-0", "slurm-cpu-0", "slurm-cpu-1"]
+    assert "Role leases in kube-node-lease" not in rules(rendered(fleet={"policy": {"fencing": "off"}}))
 
 
 def test_a_pool_lets_go_of_pods_that_are_drained_and_idle_and_of_no_others() -> None:
@@ -168,7 +178,7 @@ def test_its_policy_is_one_that_it_takes() -> None:
     assert policy_from_json(only(rendered(), "ConfigMap")["data"]["policy.json"]) == Policy()
 
 
-@pytest.mark.parametrize("wrong", [{"cordons": True}, {"share": 2}, {"notReady": "soon"}, {"fencing": "act"}])
+@pytest.mark.parametrize("wrong", [{"cordons": True}, {"share": 2}, {"notReady": "soon"}, {"fencing": "acts"}])
 def test_a_policy_that_it_would_refuse_is_refused_by_the_chart(wrong: dict[str, Any]) -> None:
     with pytest.raises(ClusterError):
         rendered(fleet={"policy": wrong})

@@ -41,8 +41,19 @@ EVENTS: dict[str, Callable[[Worlds, str, str], object]] = {
     "silent": lambda w, name, node: setattr(w.slurm[name], "responds", False),
     "answers": lambda w, name, node: setattr(w.slurm[name], "responds", True),
     "down": lambda w, name, node: setattr(w.slurm[name], "down", True),
+    "going": lambda w, name, node: w.taint(node, "karpenter.sh/disrupted"),
+    "dies": lambda w, name, node: w.dies(node),
+    "pod goes": lambda w, name, node: w.pod_goes(name),
+    "pod comes": lambda w, name, node: None if name in w.pods else w.replace(name),
+    "slurmd goes": lambda w, name, node: w.slurmd_goes(name),
+    "fewer": lambda w, name, node: w.scale(int(name[2:])),
+    "more": lambda w, name, node: w.scale(SIZE),
+    "names": lambda w, name, node: w.pending.add(name),
+    "names no more": lambda w, name, node: w.pending.clear(),
     "time": lambda w, name, node: setattr(w, "now", w.now + 70),
 }
+# Of names that have neither a pod nor a record too.
+ALWAYS = {"pod comes", "fewer", "more", "names", "names no more", "time"}
 LOOKS = ("look", "cut", "sees", "late", "blind to kubernetes", "blind to slurm")
 STEPS = st.lists(
     st.tuples(
@@ -70,25 +81,47 @@ def run(worlds: Worlds, steps: list[tuple[str, int, int]]) -> None:
             case "blind to kubernetes" | "blind to slurm":
                 assert worlds.look(blind=what.rpartition(" ")[2]) == 0
             case _:
-                EVENTS[what](worlds, f"w{number}", f"n{number}")
+                name = worlds.names[number]
+                if what in ALWAYS or (name in worlds.pods and name in worlds.slurm):
+                    EVENTS[what](worlds, name, f"n{number}")
         held = [node for node in worlds.slurm.values() if node.drained_by == "fleet"]
         by_machines = [node for node in held if words.kinds(node.reason) & BY_MACHINES]
         assert len(by_machines) <= max(1, int(SIZE * worlds.policy.share)), "above budget"
 
 
 @settings(max_examples=300, deadline=None)
-@given(STEPS, st.booleans(), st.sampled_from([0.2, 0.5]), st.sampled_from([2, 30]))
+@given(
+    STEPS,
+    st.booleans(),
+    st.sampled_from([0.2, 0.5]),
+    st.sampled_from([2, 30]),
+    st.sampled_from([0.0, 150.0]),
+    st.booleans(),
+)
 def test_whatever_happens_nothing_is_touched_that_is_not_ours_and_it_settles(
-    steps: list[tuple[str, int, int]], cordon: bool, share: float, changes: int
+    steps: list[tuple[str, int, int]], cordon: bool, share: float, changes: int, within: float, act: bool
 ) -> None:
-    policy = Policy(conditions=("Sick",), cordon=cordon, share=share, changes=changes)
-    worlds = Worlds(SIZE, policy)
+    policy = Policy(
+        conditions=("Sick",),
+        cordon=cordon,
+        share=share,
+        changes=changes,
+        leave_within_s=within,
+        fencing="act" if act else "propose",
+    )
+    worlds = Worlds(SIZE, policy, "w-")
     run(worlds, steps)
+    for dead in [name for name, node in worlds.nodes.items() if node.dead]:
+        worlds.ready(dead)
     persons = {name for name, node in worlds.slurm.items() if node.drained_by == "person"}
     worlds.settle()
     decision = worlds.decide(worlds.world())
     told = {(one.about, one.kind) for one in decision.stands}
     for number, name in enumerate(worlds.names):
+        if name not in worlds.pods:
+            if name in worlds.slurm and name not in worlds.pending and ("fleet", "pause") not in told:
+                assert worlds.slurm[name].drained_by != "fleet", "its name does not come back"
+            continue
         machine, pod, node = worlds.nodes[f"n{number}"], worlds.pods[name], worlds.slurm[name]
         cordoned = machine.cordoned and "minivm.io/cordoned" not in machine.annotations
         by_person = cordoned or bool(machine.taints) or "minivm.io/leave" in pod.annotations
@@ -121,13 +154,16 @@ class Cut(Worlds):
         super().perform(change)
 
     def look_on(self) -> None:
-        """Until there is nothing to do; whoever is killed is started anew."""
-        for _ in range(20):
+        """Until there is nothing to do, nor a while later; whoever is killed is started anew."""
+        idle = 0
+        for _ in range(25):
             try:
-                if not self.look():
+                idle = 0 if self.look() else idle + 1
+                if idle == 2:
                     return
+                self.now += self.policy.gone_s if idle else 0
             except Killed:
-                self.memory = Memory()
+                self.memory, idle = Memory(), 0
             for pod in self.pods.values():
                 pod.ready = True
         raise AssertionError("it never ends")
@@ -141,40 +177,90 @@ STORIES: dict[str, Story] = {
         lambda w: w.taint("n0", "minivm.io/maintenance"),
         lambda w: w.taint("n0", None),
     ),
-    "a person's drain": (lambda w: w.person_drains("w0"), lambda w: w.cordon("n0"), lambda w: w.cordon("n0", on=False)),
-    "lifted once": (lambda w: w.cordon("n0"), lambda w: w.person_resumes("w0"), lambda w: w.cordon("n0", on=False)),
+    "a person's drain": (
+        lambda w: w.person_drains("w-0"),
+        lambda w: w.cordon("n0"),
+        lambda w: w.cordon("n0", on=False),
+    ),
+    "lifted once": (lambda w: w.cordon("n0"), lambda w: w.person_resumes("w-0"), lambda w: w.cordon("n0", on=False)),
     "lifted twice": (
         lambda w: w.cordon("n0"),
-        lambda w: w.person_resumes("w0"),
-        lambda w: w.person_resumes("w0"),
+        lambda w: w.person_resumes("w-0"),
+        lambda w: w.person_resumes("w-0"),
         lambda w: w.cordon("n0", on=False),
     ),
     "leave": (
-        lambda w: w.slurm["w0"].jobs.add(7),
-        lambda w: w.annotate("w0", "minivm.io/leave", "x"),
-        lambda w: w.slurm["w0"].jobs.clear(),
+        lambda w: w.slurm["w-0"].jobs.add(7),
+        lambda w: w.annotate("w-0", "minivm.io/leave", "x"),
+        lambda w: w.slurm["w-0"].jobs.clear(),
     ),
     "stay": (
-        lambda w: w.slurm["w0"].jobs.add(7),
-        lambda w: w.annotate("w0", "minivm.io/leave", "x"),
-        lambda w: w.annotate("w0", "minivm.io/leave", None),
+        lambda w: w.slurm["w-0"].jobs.add(7),
+        lambda w: w.annotate("w-0", "minivm.io/leave", "x"),
+        lambda w: w.annotate("w-0", "minivm.io/leave", None),
     ),
     "not ready": (lambda w: w.ready("n0", False), lambda w: setattr(w, "now", w.now + 400), lambda w: w.ready("n0")),
     "free and back": (
-        lambda w: w.person_drains("w0"),
-        lambda w: w.person_resumes("w0"),
+        lambda w: w.person_drains("w-0"),
+        lambda w: w.person_resumes("w-0"),
         lambda w: w.cordon("n0"),
-        lambda w: w.slurm["w0"].jobs.add(7),
-        lambda w: w.slurm["w0"].jobs.clear(),
+        lambda w: w.slurm["w-0"].jobs.add(7),
+        lambda w: w.slurm["w-0"].jobs.clear(),
         lambda w: w.cordon("n0", on=False),
     ),
-    "shown": (lambda w: w.person_drains("w0"), lambda w: w.person_resumes("w0")),
+    "going": (
+        lambda w: w.slurm["w-0"].jobs.add(7),
+        lambda w: w.taint("n0", "karpenter.sh/disrupted"),
+        lambda w: w.jobs_end("w-0"),
+        lambda w: w.taint("n0", None),
+    ),
+    "deadline": (
+        lambda w: w.slurm["w-0"].jobs.add(7),
+        lambda w: w.annotate("w-0", "minivm.io/leave", "x"),
+        lambda w: w.later(),
+        lambda w: w.slurmd_answers("w-0"),
+    ),
+    "deadline and stay": (
+        lambda w: w.slurm["w-0"].jobs.add(7),
+        lambda w: setattr(w, "policy", Policy(cordon=True, leave_within_s=500, away=0)),
+        lambda w: w.annotate("w-0", "minivm.io/leave", "x"),
+        lambda w: w.later(),
+        lambda w: w.annotate("w-0", "minivm.io/leave", None),
+    ),
+    "dead": (
+        lambda w: w.slurm["w-0"].jobs.add(7),
+        lambda w: w.dies("n0"),
+        lambda w: w.later(),
+        lambda w: w.slurmd_answers("w-0"),
+        lambda w: w.ready("n0"),
+        lambda w: w.later(),
+    ),
+    "the controller's machine": (
+        lambda w: w.dies("n2", ago=600),
+        lambda w: w.ready("n2"),
+        lambda w: w.later(),
+    ),
+    "gone and back": (
+        lambda w: w.slurm["w-2"].jobs.add(7),
+        lambda w: w.pod_goes("w-2"),
+        lambda w: w.later(),
+        lambda w: w.slurmd_goes("w-2"),
+        lambda w: w.replace("w-2"),
+        lambda w: w.slurmd_answers("w-2"),
+    ),
+    "gone for good": (
+        lambda w: w.scale(2),
+        lambda w: w.later(),
+        lambda w: w.pending.add("w-2"),
+        lambda w: w.pending.clear(),
+    ),
+    "shown": (lambda w: w.person_drains("w-0"), lambda w: w.person_resumes("w-0")),
     "all leave": (lambda w: w.all_leave(),),
 }
 
 
 def told(story: Story, cut: int, upto: int) -> tuple[object, int]:
-    worlds = Cut(3, Policy(cordon=True))
+    worlds = Cut(3, Policy(cordon=True, leave_within_s=500, fencing="act"), "w-")
     worlds.left = cut
     for event in story[:upto]:
         event(worlds)

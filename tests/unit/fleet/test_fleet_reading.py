@@ -117,7 +117,7 @@ def test_a_policy_says_only_what_it_knows() -> None:
     ("text", "words"),
     [
         ('{"condition": []}', "did you mean conditions?"),
-        ('{"fencing": "act"}', "'act' is not one of off, propose"),
+        ('{"fencing": "acts"}', "'acts' is not one of off, propose, act"),
         ('{"share": 2}', "wanted between 0 and 1"),
         ('{"changes": 0}', "wanted at least 1"),
         ("[]", "wanted a mapping"),

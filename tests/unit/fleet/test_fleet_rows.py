@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fleet import words
-from fleet.decide.actions import Cordon, Drain, Evict, Forget, Free, Protect, ShowOnNode, ShowOnPod, Uncordon, Undrain
+from fleet.decide.actions import (
+    Change,
+    Cordon,
+    Delete,
+    Drain,
+    Evict,
+    Fence,
+    Forget,
+    Free,
+    Protect,
+    Remove,
+    ShowOnNode,
+    ShowOnPod,
+    Uncordon,
+    Undrain,
+)
 from fleet.decide.decide import Decision
 from fleet.policy import Policy
+from fleet.world.kubernetes import Kubernetes
+from fleet.world.slurm import Slurm, slurm_node
 from health.broker import decide as broker
 from init.slurm import node as init_node
-from tests.fleet_world import BEGIN, Worlds
+from tests.fleet_world import BEGIN, OUT, Worlds
 
 REASON = "minivm: fleet: cordon: node n0 is cordoned"
 
@@ -323,6 +342,206 @@ def test_no_more_pods_of_a_pool_are_away_than_may_be(worlds: Worlds) -> None:
     assert evict.pod == "w2", "the one that is away already costs nobody"
 
 
+def test_a_machine_that_is_about_to_go_loses_its_pods_as_they_get_idle(worlds: Worlds) -> None:
+    worlds.slurm["w0"].jobs.add(7)
+    worlds.taint("n0", "karpenter.sh/disrupted")
+    worlds.settle_in()
+    assert worlds.pods["w0"].uid == "pod-w0-0"
+    worlds.jobs_end("w0")
+    worlds.settle_in()
+    assert worlds.pods["w0"].uid == "pod-w0-1"
+    worlds.now += 1000
+    worlds.pods["w0"].ready = True
+    worlds.settle_in()
+    assert worlds.pods["w0"].uid == "pod-w0-1", "it has come back to the same machine, and would again and again"
+    assert "has come back" in told(worlds)["w0", "leave"]
+
+
+def test_nor_is_one_that_a_person_had_drained_before_it_came(worlds: Worlds) -> None:
+    worlds.person_drains("w0")
+    worlds.now += 10
+    worlds.replace("w0")
+    worlds.pods["w0"].ready = True
+    worlds.taint("n0", "karpenter.sh/disrupted")
+    worlds.settle_in()
+    assert worlds.pods["w0"].uid == "pod-w0-1"
+    worlds.annotate("w0", "minivm.io/leave", "a person's word about this pod")
+    worlds.settle_in()
+    assert worlds.pods["w0"].uid == "pod-w0-2"
+
+
+def test_jobs_of_a_pod_that_is_to_go_have_their_time_and_then_run_elsewhere() -> None:
+    worlds = Worlds(policy=Policy(leave_within_s=600))
+    worlds.slurm["w0"].jobs.add(7)
+    worlds.annotate("w0", "minivm.io/leave", "new template")
+    worlds.settle_in()
+    worlds.now += 599
+    worlds.settle_in()
+    assert worlds.slurm["w0"].jobs
+    worlds.now += 1
+    worlds.look()
+    assert worlds.slurm["w0"].states == ["DOWN", "DRAIN"]
+    assert words.kinds(worlds.slurm["w0"].reason) == {"deadline", "leave"}
+    worlds.settle_in()
+    assert worlds.pods["w0"].uid == "pod-w0-1"
+    worlds.settle()
+    assert (worlds.slurm["w0"].states, worlds.slurm["w0"].comment) == (["IDLE"], "")
+
+
+def test_what_was_set_down_for_a_cause_that_is_withdrawn_is_resumed_by_us() -> None:
+    """Its slurmd runs, and registers no more: nothing else would bring it back."""
+    worlds = Worlds(policy=Policy(leave_within_s=600, away=0))
+    worlds.slurm["w0"].jobs.add(7)
+    worlds.annotate("w0", "minivm.io/leave", "")
+    worlds.settle_in()
+    worlds.now += 600
+    worlds.settle_in()
+    worlds.cordon("n0")
+    worlds.annotate("w0", "minivm.io/leave", None)
+    worlds.settle_in()
+    assert words.kinds(worlds.slurm["w0"].reason) == {"cordon", "deadline"}, "still down by us, and it says so"
+    worlds.cordon("n0", on=False)
+    worlds.settle_in()
+    assert (worlds.slurm["w0"].states, worlds.slurm["w0"].comment) == (["IDLE"], "")
+
+
+def test_no_deadline_ends_jobs_on_what_a_person_has_drained() -> None:
+    worlds = Worlds(policy=Policy(leave_within_s=600))
+    worlds.slurm["w0"].jobs.add(7)
+    worlds.person_drains("w0")
+    worlds.annotate("w0", "minivm.io/leave", "")
+    worlds.settle_in()
+    worlds.now += 6000
+    worlds.settle_in()
+    assert (worlds.slurm["w0"].jobs, worlds.slurm["w0"].reason) == ({7}, "look at fan 3")
+
+
+def test_a_node_that_slurm_itself_has_found_down_is_not_resumed(worlds: Worlds) -> None:
+    worlds.cordon("n0")
+    worlds.look()
+    worlds.slurm["w0"].down = True
+    worlds.cordon("n0", on=False)
+    assert not in_slurm(worlds)
+
+
+# A node of Slurm without a pod.
+
+
+@pytest.fixture
+def sets() -> Worlds:
+    """Of a StatefulSet w with three workers."""
+    made = Worlds(prefix="w-")
+    made.look()
+    return made
+
+
+def test_a_pod_that_is_away_for_a_moment_is_nothing(sets: Worlds) -> None:
+    sets.pod_goes("w-2")
+    sets.look()
+    sets.now += sets.policy.gone_s - 1
+    assert not in_slurm(sets)
+
+
+def test_a_pod_that_is_gone_leaves_a_drain_and_once_its_slurmd_is_silent_its_jobs_run_elsewhere(sets: Worlds) -> None:
+    sets.slurm["w-2"].jobs.add(7)
+    sets.pod_goes("w-2")
+    sets.look()
+    sets.now += sets.policy.gone_s
+    sets.settle_in()
+    assert sets.slurm["w-2"].states == ["ALLOCATED", "DRAIN"]
+    assert sets.slurm["w-2"].reason == "minivm: fleet: gone: its pod is gone"
+    sets.slurmd_goes("w-2")
+    sets.settle_in()
+    assert sets.slurm["w-2"].states == ["DOWN", "DRAIN", "NOT_RESPONDING"]
+    assert not sets.slurm["w-2"].jobs
+    sets.replace("w-2")
+    sets.settle()
+    assert (sets.slurm["w-2"].states, sets.slurm["w-2"].comment) == (["IDLE"], "")
+
+
+def test_a_new_pod_gets_ready_although_its_node_was_set_down(sets: Worlds) -> None:
+    """Its slurmd is not proven while the node is down, and where ReturnToService is 0 nobody else lifts that."""
+    sets.pod_goes("w-2")
+    sets.look()
+    sets.now += sets.policy.gone_s
+    sets.slurmd_goes("w-2")
+    sets.settle_in()
+    sets.now += 5
+    sets.replace("w-2")
+    (undrain,) = in_slurm(sets)
+    assert isinstance(undrain, Undrain)
+    assert undrain.down
+
+
+def test_many_pods_that_are_gone_at_once_are_a_pause(sets: Worlds) -> None:
+    """A list of pods that lacks many of them is a mistake of ours, or of the API server's, before it is a loss."""
+    for name in sets.names:
+        sets.pod_goes(name)
+        sets.slurmd_goes(name)
+    sets.look()
+    sets.now += 1000
+    sets.settle_in()
+    assert not [node for node in sets.slurm.values() if node.drained_by or node.down]
+    assert ("fleet", "pause") in told(sets)
+
+
+def test_a_record_goes_where_its_name_does_not_come_back(sets: Worlds) -> None:
+    assert sets.sets is not None
+    sets.pod_goes("w-2")
+    sets.slurmd_goes("w-2")
+    sets.look()
+    sets.now += sets.policy.gone_s
+    sets.settle_in()
+    assert "w-2" in sets.slurm, "its StatefulSet makes it again"
+    sets.sets["w"] = 2
+    sets.pending.add("w-2")
+    sets.settle_in()
+    assert "w-2" in sets.slurm, "a job names it"
+    sets.pending.clear()
+    sets.settle_in()
+    assert "w-2" not in sets.slurm
+    sets.sets["w"] = 3
+    sets.replace("w-2")
+    sets.settle()
+    assert sets.slurm["w-2"].states == ["IDLE"]
+
+
+def test_the_record_of_a_pod_that_has_stopped_in_order_goes_too(sets: Worlds) -> None:
+    sets.sets = {"w": 2}
+    sets.pod_goes("w-2")
+    sets.slurm["w-2"].drained_by, sets.slurm["w-2"].down, sets.slurm["w-2"].reason = "init", True, init_node.STOPPING
+    (remove,) = changed(sets.decide(sets.world()), Remove)
+    assert isinstance(remove, Remove)
+
+
+@pytest.mark.parametrize("why", ["a person", "sets unknown", "another set", "pod unread", "a job", "static"])
+def test_a_record_stays_where_anything_speaks_for_it_or_nothing_is_known(sets: Worlds, why: str) -> None:
+    sets.pod_goes("w-2")
+    node = sets.slurm["w-2"]
+    node.drained_by, node.down, node.reason = "init", True, init_node.STOPPING
+    sets.sets = {"sets unknown": None, "another set": {"x": 1}}.get(why, {"w": 2})
+    if why == "a person":
+        sets.person_drains("w-2")
+    world = sets.world()
+    assert isinstance(world.slurm, Slurm)
+    assert isinstance(world.kubernetes, Kubernetes)
+    if why == "pod unread":
+        world = replace(world, kubernetes=replace(world.kubernetes, unread={"Pod/w-2": "x"}))
+    if why == "a job":
+        assert isinstance(world.slurm, Slurm)
+        world = replace(world, slurm=replace(world.slurm, claims=None))
+    if why == "static":
+        assert isinstance(world.slurm, Slurm)
+        said = {"name": "w-2", "state": ["DOWN", "DRAIN"], "reason": init_node.STOPPING}
+        world = replace(world, slurm=replace(world.slurm, nodes={**world.slurm.nodes, "w-2": slurm_node(said)}))
+    assert not changed(sets.decide(world), Remove, Drain)
+
+
+@pytest.mark.parametrize("name", ["w", "w-02", "w-x", "w-1-2", "-1", "w--1", "w-9999999999"])
+def test_a_name_that_no_set_of_ours_makes_is_nobody_of_ours(name: str) -> None:
+    assert Kubernetes(sets={"w": 2}).made(name) is None
+
+
 # What Slurm says, in Kubernetes.
 
 
@@ -379,6 +598,137 @@ def test_the_nodes_condition_is_named_or_left_out_by_policy() -> None:
     worlds = Worlds(policy=Policy(shows=""))
     worlds.settle()
     assert worlds.nodes["n0"].condition is None
+
+
+# A machine that is dead.
+
+
+@pytest.fixture
+def acting() -> Worlds:
+    """Six machines, the controller on the last of them, and a fleet that may give one up."""
+    made = Worlds(6, Policy(fencing="act"), "w-")
+    made.look()
+    return made
+
+
+def dead_for(worlds: Worlds, *names: str, seconds: float = 400) -> None:
+    for name in names:
+        worlds.dies(name)
+    worlds.now += seconds
+
+
+def test_a_dead_machine_is_given_up_and_its_jobs_and_pods_are_elsewhere(acting: Worlds) -> None:
+    acting.slurm["w-0"].jobs.add(7)
+    dead_for(acting, "n0")
+    acting.settle_in()
+    assert [type(change) for change in acting.done if isinstance(change, Fence | Delete)] == [Fence, Delete]
+    downs = [change for change in acting.done if isinstance(change, Drain) and change.down]
+    assert [words.kinds(down.reason) for down in downs] == [{"dead", "notready"}]
+    assert acting.done.index(downs[0]) < acting.done.index(changed_of(acting, Delete)), "its jobs first"
+    assert (acting.slurm["w-0"].jobs, acting.pods["w-0"].node != "n0") == (set(), True)
+    acting.settle()
+    assert (acting.slurm["w-0"].states, acting.slurm["w-0"].comment) == (["IDLE"], "")
+    assert list(acting.nodes["n0"].taints), "until it is back"
+    acting.ready("n0")
+    acting.now += acting.policy.not_ready_s
+    acting.settle_in()
+    assert not acting.nodes["n0"].taints
+    assert not acting.nodes["n0"].annotations
+
+
+def changed_of(worlds: Worlds, kind: type) -> Change:
+    return next(change for change in worlds.done if isinstance(change, kind))
+
+
+def test_the_controllers_machine_is_given_up_though_nobody_hears_of_slurm(acting: Worlds) -> None:
+    """For that it is on the dead machine is why."""
+    dead_for(acting, "n5")
+    acting.settle_in()
+    assert acting.controller.node != "n5"
+    acting.settle_in()
+    assert acting.pods["w-5"].node != "n5"
+
+
+def test_while_slurm_is_silent_for_other_reasons_no_machine_is_given_up(acting: Worlds) -> None:
+    dead_for(acting, "n0")
+    assert not acting.decide(acting.world(blind="slurm")).changes
+
+
+@pytest.mark.parametrize(
+    ("lacks", "said"),
+    [
+        ({"lease_age": 10.0}, "has renewed its lease"),
+        ({"lease_age": None}, "cannot be read"),
+        ({"kubelet": True}, "its kubelet answers"),
+        ({"kubelet": None}, "it has no address"),
+        ({"pods": ("w-0",)}, "w-0 answers on it"),
+        ({"witness": False}, "it may be our own network"),
+    ],
+)
+def test_one_sign_of_life_or_one_that_nobody_can_read_and_nothing_is_given_up(
+    acting: Worlds, lacks: dict[str, object], said: str
+) -> None:
+    dead_for(acting, "n0")
+    seen = acting.world()
+    seen = replace(seen, proofs={"n0": replace(seen.proofs["n0"], **lacks)})  # type: ignore[arg-type]
+    decision = acting.decide(seen)
+    assert not changed(decision, Fence, Delete)
+    assert said in {one.about: one.text for one in decision.stands}["n0"]
+    assert not changed(acting.decide(replace(seen, proofs={})), Fence), "not asked is not dead"
+
+
+def test_a_sign_of_life_stops_what_was_begun(acting: Worlds) -> None:
+    dead_for(acting, "n0")
+    acting.look()
+    assert "minivm.io/fenced" in acting.nodes["n0"].annotations
+    acting.nodes["n0"].dead = False
+    acting.settle_in()
+    assert acting.pods["w-0"].uid == "pod-w-0-0"
+
+
+def test_where_a_provider_is_named_his_word_is_needed(acting: Worlds) -> None:
+    acting.policy = Policy(fencing="act", provider=("cloud/shutdown",))
+    dead_for(acting, "n0")
+    acting.settle_in()
+    assert "the provider has not said" in told(acting)["n0", "dead"]
+    acting.taint("n0", "cloud/shutdown")
+    acting.settle_in()
+    assert acting.pods["w-0"].node != "n0"
+
+
+def test_machines_that_die_together_are_not_given_up(acting: Worlds) -> None:
+    dead_for(acting, "n0", "n1")
+    acting.settle_in()
+    assert not [change for change in acting.done if isinstance(change, Fence | Delete)]
+    assert "more than 1 do not answer" in told(acting)["fleet", "fencing"]
+
+
+def test_machines_that_are_given_up_count_until_they_are_back(acting: Worlds) -> None:
+    dead_for(acting, "n0")
+    acting.settle_in()
+    dead_for(acting, "n1")
+    acting.settle_in()
+    assert acting.pods["w-1"].node == "n1"
+    acting.ready("n0")
+    acting.settle_in()
+    assert acting.pods["w-1"].node != "n1"
+
+
+def test_a_taint_that_a_person_set_is_his_to_lift(acting: Worlds) -> None:
+    acting.taint("n0", OUT)
+    dead_for(acting, "n0")
+    acting.settle_in()
+    acting.ready("n0")
+    acting.now += 1000
+    acting.settle_in()
+    assert list(acting.nodes["n0"].taints) == [OUT]
+
+
+def test_a_persons_drain_on_a_dead_machine_stays_and_its_pod_goes(acting: Worlds) -> None:
+    acting.person_drains("w-0")
+    dead_for(acting, "n0")
+    acting.settle_in()
+    assert (acting.slurm["w-0"].drained_by, acting.pods["w-0"].node != "n0") == ("person", True)
 
 
 # Which pods others may evict.

@@ -1,0 +1,117 @@
+"""A machine that is dead keeps its pods for ever: Kubernetes does not know whether they still run. With proof of its
+death they are given up: its Node is tainted out of service, its workers are set down in Slurm, its pods are deleted by
+force, and come back elsewhere. Nothing of that is done on one sign alone, nor to many machines at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from fleet.decide.actions import Action, Delete, Fence, Tell, Unfence
+from fleet.decide.causes import silent_for
+from fleet.policy import Policy
+from fleet.world.kubernetes import FENCED, TAINT, Kubernetes, Node, Pod
+from fleet.world.proof import Proof
+from fleet.world.slurm import Slurm
+from fleet.world.world import Unknown
+
+CONTROLLER = "controller"
+
+
+def pods_on(kubernetes: Kubernetes) -> Mapping[str, list[Pod]]:
+    """Of this release, by Node, the controller's first: without it nobody can submit."""
+    found: dict[str, list[Pod]] = {}
+    everyone = [*kubernetes.others.values(), *kubernetes.pods.values()]
+    for pod in sorted(everyone, key=lambda pod: (pod.component != CONTROLLER, pod.name)):
+        if pod.node in kubernetes.nodes:
+            found.setdefault(pod.node, []).append(pod)
+    return found
+
+
+def suspects(kubernetes: Kubernetes, policy: Policy, now: float) -> list[Node]:
+    """Nodes of which a proof is wanted, the controller's first."""
+    if policy.fencing == "off":
+        return []
+    nodes = (kubernetes.nodes[name] for name in pods_on(kubernetes))
+    return [node for node in nodes if silent_for(node, now) >= policy.dead_s]
+
+
+def fence(
+    kubernetes: Kubernetes, slurm: Slurm | Unknown, proofs: Mapping[str, Proof], policy: Policy, now: float
+) -> Iterator[Action]:
+    """Where Slurm is not known its controller may lie on the dead machine: then that machine alone is a matter."""
+    on = pods_on(kubernetes)
+    many = _too_many(kubernetes, on, policy, now)
+    wanted = suspects(kubernetes, policy, now)
+    if wanted and many:
+        yield many
+    for node in wanted:
+        if isinstance(slurm, Unknown) and on[node.name][0].component != CONTROLLER:
+            continue
+        lacking = _lacking(node, proofs.get(node.name), policy)
+        given_up = FENCED in node.annotations
+        if lacking or policy.fencing != "act":
+            yield _told(node, on[node.name], lacking, policy)
+        elif given_up:
+            yield from (
+                Delete(pod.name, pod.uid, node.name, node.version) for pod in on[node.name] if _lost(pod, slurm)
+            )
+        elif not many and not any(taint.key == TAINT for taint in node.taints):
+            yield Fence(node.name, node.uid, node.version, f"not heard of for over {policy.dead_s:g} s")
+    for node in kubernetes.nodes.values():
+        if FENCED in node.annotations and _well(node, now) >= policy.not_ready_s:
+            yield Unfence(node.name, node.uid, node.version)
+
+
+def _too_many(kubernetes: Kubernetes, on: Mapping[str, list[Pod]], policy: Policy, now: float) -> Tell | None:
+    """Those that are given up already count as long as they are away: a fleet is not emptied one by one either."""
+    nodes = kubernetes.nodes.values()
+    away = [one for one in nodes if silent_for(one, now) >= 0 and (one.name in on or FENCED in one.annotations)]
+    most = max(1, int(len(on) * policy.share))
+    if len(away) <= most:
+        return None
+    return Tell("fleet", "fencing", f"of {len(on)} machines more than {most} do not answer: none is given up for that")
+
+
+def _lacking(node: Node, proof: Proof | None, policy: Policy) -> str:
+    """What is not proven, or nothing."""
+    if proof is None:
+        return "it was not asked yet"
+    if not proof.witness:
+        return "no other machine's kubelet can be reached from here either: it may be our own network"
+    if proof.lease_age is None:
+        return "the lease of its kubelet cannot be read"
+    if proof.lease_age < policy.dead_s:
+        return "its kubelet has renewed its lease since"
+    if proof.kubelet is not False:
+        return "its kubelet answers" if proof.kubelet else "it has no address"
+    if proof.pods:
+        return f"{proof.pods[0]} answers on it"
+    if policy.provider and not any(taint.key in policy.provider for taint in node.taints):
+        return "the provider has not said that it is off"
+    return ""
+
+
+def _told(node: Node, pods: list[Pod], lacking: str, policy: Policy) -> Tell:
+    # No number of seconds: it would be another sentence at each look.
+    said = f"its kubelet has not been ready for over {policy.dead_s:g} s"
+    if lacking:
+        said += f"; that it is dead is not proven: {lacking}"
+    else:
+        names = ", ".join(pod.name for pod in pods[:8])
+        said += f", its lease is as old, and neither it nor {names} can be reached: `act` would give it up"
+    by_hand = f"kubectl taint nodes {node.name} {TAINT}=nodeshutdown:NoExecute"
+    return Tell(node.name, "dead", f"{said}. Once it is certain that the machine is off: {by_hand}")
+
+
+def _lost(pod: Pod, slurm: Slurm | Unknown) -> bool:
+    """A worker's jobs are told to run elsewhere first; one that a person holds is not touched in Slurm."""
+    if isinstance(slurm, Unknown) or pod.component != "worker" or pod.name not in slurm.nodes:
+        return True
+    node = slurm.nodes[pod.name]
+    return node.down or (node.drained and not node.ours)
+
+
+def _well(node: Node, now: float) -> float:
+    ready = node.conditions.get("Ready")
+    return now - ready.since if ready and ready.status == "True" else -1.0

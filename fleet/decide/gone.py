@@ -1,0 +1,43 @@
+"""Nodes of Slurm whose pods are gone. One that is made again finds its record; one that is not, leaves none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fleet import words
+from fleet.decide.actions import Action, Remove
+from fleet.decide.hold import drain
+from fleet.policy import Policy
+from fleet.world.slurm import Slurm, SlurmNode
+
+WHY: Mapping[str, str] = {"gone": "its pod is gone"}
+
+
+def causes(absent: float, policy: Policy) -> Mapping[str, str]:
+    """`absent`: seconds. A pod that is replaced is away for a moment."""
+    return WHY if absent >= policy.gone_s else {}
+
+
+def gone(node: SlurmNode, slurm: Slurm, found: Mapping[str, str], *, made: bool | None) -> Action | None:
+    """`found`: the causes that count. Down only where its slurmd does not answer either: of a pod that is not there any
+    more Kubernetes alone says so, and a list of pods may be wrong where a running job is right."""
+    if made is False and over(node) and unclaimed(node, slurm):
+        return Remove(node.name, node.seen)
+    if not found:
+        return None
+    if node.ours:
+        if node.down or node.record.responds:
+            return None
+        return drain(node, found, node.mark.times if node.mark else 1, frozenset(found), down=True)
+    return None if node.drained or node.down else drain(node, found, 1, frozenset(found))
+
+
+def over(node: SlurmNode) -> bool:
+    """Down for no reason but that its pod went: by its own init, or by us."""
+    mine = node.downed and words.kinds(node.reason) == WHY.keys()
+    return node.down and not node.record.busy and (mine or node.record.held_by_us)
+
+
+def unclaimed(node: SlurmNode, slurm: Slurm) -> bool:
+    """Slurm ends a job that names a node without a record."""
+    return slurm.claims is not None and node.name not in slurm.claims and slurm.holding(node.name) == ()

@@ -1,0 +1,155 @@
+"""Machines that look dead, asked over real connections; and what giving one up tells the API server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+from kubernetes_asyncio import client
+
+from fleet.act import fencing
+from fleet.act.kubernetes import Api
+from fleet.decide.actions import Delete, Fence, Unfence
+from fleet.policy import Policy
+from fleet.world.kubernetes import Condition, Kubernetes, Node, Pod
+from fleet.world.proof import Proof
+from tests.fleet_world import stamp
+
+TAINT = "node.kubernetes.io/out-of-service"
+# Where connections are neither made nor refused: the queue of whoever listens is full, and nobody takes from it.
+NOWHERE = "127.0.0.9"
+
+
+class ApiServer:
+    """One Node with another's taint, its lease, and what it was told."""
+
+    def __init__(self) -> None:
+        self.node: dict[str, Any] = {
+            "metadata": {"name": "n0", "uid": "u", "resourceVersion": "7"},
+            "spec": {"taints": [{"key": "x", "effect": "NoExecute", "timeAdded": "2026-11-20T10:32:18Z"}]},
+        }
+        self.renewed: str | None = stamp(time.time() - 900)
+        self.told: list[tuple[str, str, Any]] = []
+
+    @asynccontextmanager
+    async def api(self) -> AsyncIterator[Api]:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = runner.addresses[0][1]
+        api = Api(client.ApiClient(client.Configuration(host=f"http://127.0.0.1:{port}")), "default", "slurm")
+        try:
+            yield api
+        finally:
+            await api.close()
+            await runner.cleanup()
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        if request.method != "GET":
+            self.told.append((request.method, request.path, await request.json()))
+            return web.json_response({})
+        if "/leases/" in request.path:
+            assert request.path == "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n0"
+            return web.json_response({"spec": {"renewTime": self.renewed}}, status=200 if self.renewed else 404)
+        return web.json_response(self.node)
+
+
+@pytest.fixture
+def listening() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.fixture
+def nowhere() -> Iterator[tuple[str, int]]:
+    with contextlib.ExitStack() as stack:
+        for port in (10250, 6818):
+            server = stack.enter_context(socket.create_server((NOWHERE, port), backlog=0))
+            for _ in range(2):
+                waiting = stack.enter_context(socket.socket())
+                waiting.setblocking(False)
+                waiting.connect_ex(server.getsockname())
+        yield NOWHERE, 10250
+
+
+def world(kubelet: tuple[str, int], witness: tuple[str, int], pod: str = NOWHERE) -> Kubernetes:
+    silent = {"Ready": Condition("Ready", "Unknown", since=time.time() - 900)}
+    well = {"Ready": Condition("Ready", "True")}
+    nodes = {
+        "n0": Node("n0", "u", "7", address=kubelet[0], port=kubelet[1], conditions=silent),
+        "n1": Node("n1", "v", "8", address=witness[0], port=witness[1], conditions=well),
+    }
+    return Kubernetes(nodes, {"w0": Pod("w0", "p", node="n0", address=pod, component="worker")})
+
+
+def proved(server: ApiServer, seen: Kubernetes) -> Proof:
+    async def whole() -> Proof:
+        async with server.api() as api:
+            return (await fencing.prove(api, seen, Policy()))["n0"]
+
+    return asyncio.run(whole())
+
+
+def test_a_machine_is_asked_in_every_way(
+    listening: int, nowhere: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fencing, "WITHIN_S", 0.3)
+    server, here = ApiServer(), ("127.0.0.1", listening)
+    found = proved(server, world(nowhere, here))
+    assert (found.kubelet, found.pods, found.witness) == (False, (), True)
+    assert found.lease_age is not None
+    assert found.lease_age >= 899
+    assert proved(server, world(here, here)).kubelet is True
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        refused = unused.getsockname()
+    assert proved(server, world(refused, here)).kubelet is True, "somebody has refused"
+    assert proved(server, world(("", 10250), here)).kubelet is None
+    assert proved(server, world(nowhere, here, pod="127.0.0.1")).pods == ("w0",)
+    assert not proved(server, world(nowhere, nowhere)).witness
+    server.renewed = None
+    assert proved(server, world(nowhere, here)).lease_age is None
+
+
+def test_a_machine_that_is_given_up_and_taken_back_keeps_the_taints_of_others() -> None:
+    server = ApiServer()
+    others = server.node["spec"]["taints"]
+
+    async def whole() -> None:
+        async with server.api() as api:
+            assert await fencing.change(api, Fence("n0", "u", "7", "why"))
+            server.node["spec"] = server.told[-1][2]["spec"]
+            assert await fencing.change(api, Unfence("n0", "u", "7"))
+            for late in (Fence("n0", "u", "6", "why"), Fence("n0", "v", "7", "why"), Unfence("n0", "u", "6")):
+                assert not await fencing.change(api, late)
+
+    asyncio.run(whole())
+    (_, _, fenced), (_, _, back) = server.told
+    assert fenced["spec"]["taints"] == [*others, {"key": TAINT, "value": "nodeshutdown", "effect": "NoExecute"}]
+    assert fenced["metadata"] == {"uid": "u", "resourceVersion": "7", "annotations": {"minivm.io/fenced": "why"}}
+    assert back["spec"]["taints"] == others
+    assert back["metadata"]["annotations"] == {"minivm.io/fenced": None}
+
+
+def test_a_pod_is_deleted_by_force_only_while_its_node_is_as_it_was_seen() -> None:
+    server = ApiServer()
+
+    async def whole() -> None:
+        async with server.api() as api:
+            assert await fencing.change(api, Delete("w0", "p", "n0", "7"))
+            assert not await fencing.change(api, Delete("w0", "p", "n0", "6"))
+
+    asyncio.run(whole())
+    ((method, path, body),) = server.told
+    assert (method, path) == ("DELETE", "/api/v1/namespaces/default/pods/w0")
+    assert body == {"gracePeriodSeconds": 0, "preconditions": {"uid": "p"}}
