@@ -202,11 +202,15 @@ def lock(ctx: click.Context, roles: Sequence[str], check: bool) -> None:
         if stale := opened.stale(names):
             raise ImagesError("build as locked", f"the lock does not fit {', '.join(stale)}",
                               file=opened.place.directory, hint="`build.py lock`")  # fmt: skip
-        if gone := opened.gone(opened.compose(names).needed(names)):
+        found = opened.wheels_seen(names)
+        for text in found.newer:
+            click.echo(f"newer: {text}")
+        if gone := [*opened.gone(opened.compose(names).needed(names)), *found.wrong]:
             listed = "\n".join(f"  {item}" for item in gone)
             raise ImagesError("build as locked", f"the archive moved on:\n{listed}", file=opened.place.directory,
                               hint="`build.py lock` resolves anew")  # fmt: skip
-        click.echo(f"{opened.place.choice.arch}: the archive has every locked package")
+        wheels = ", and pip's index every wheel" if opened.cuda(names) else ""
+        click.echo(f"{opened.place.choice.arch}: the archive has every locked package{wheels}")
 
 
 @main.command()

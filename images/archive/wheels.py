@@ -163,15 +163,23 @@ def resolve(of: Cuda | Libraries, settings: Settings) -> Locked:
 
 
 def asked_of_pip(wanted: Sequence[str], arch: str, settings: Settings) -> list[Wheel]:
+    found, _, why = ask(wanted, arch, settings)
+    if why:
+        raise unresolved(why, arch)
+    return found
+
+
+def ask(wanted: Sequence[str], arch: str, settings: Settings) -> tuple[list[Wheel], list[str], str]:
+    """What there is; or what there is not, as far as pip says, and all that it said."""
     if not wanted:
-        return []
+        return [], [], ""
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory) / "report.json"
         words = ["install", "--dry-run", "--ignore-installed", "--target", f"{directory}/nowhere", "--report",
                  str(report), *platform(arch), *wanted]  # fmt: skip
         done = pip(words, settings)
         if done.returncode != 0:
-            raise unresolved(done.stderr, arch)
+            return [], absent(done.stderr), done.stderr or "pip said nothing"
         items = json.loads(report.read_text())["install"]
     found = []
     for item in items:
@@ -179,7 +187,7 @@ def asked_of_pip(wanted: Sequence[str], arch: str, settings: Settings) -> list[W
         licence = str(about.get("license_expression") or about.get("license") or "").partition("\n")[0]
         name, sha256 = about["name"].lower().replace("_", "-"), file["archive_info"]["hashes"]["sha256"]
         found.append(Wheel("", name, about["version"], arch, unquote(file["url"]).rpartition("/")[2], sha256, licence))
-    return found
+    return found, [], ""
 
 
 def fetch(wheel: Wheel, directory: Path, settings: Settings) -> Path:
@@ -232,11 +240,14 @@ def pip(words: Iterable[str], settings: Settings) -> subprocess.CompletedProcess
     return done
 
 
+def absent(text: str) -> list[str]:
+    marker = "No matching distribution found for "
+    return [line.partition(marker)[2].split(" ")[0] for line in text.splitlines() if marker in line]
+
+
 def unresolved(text: str, arch: str) -> ImagesError:
     """pip's own word for what is not there at all, and for what is not there for this architecture, is the same."""
-    marker = "No matching distribution found for "
-    names = [line.partition(marker)[2].split(" ")[0] for line in text.splitlines() if marker in line]
-    if names:
+    if names := absent(text):
         return ImagesError("resolve the wheels", f"{names[0]} has no wheel for {arch}", file="images/versions.yaml",
                            field="cuda", hint="does the vendor publish this version for that machine?")  # fmt: skip
     return ImagesError("resolve the wheels", said(text), file="images/versions.yaml", field="cuda")

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from images import architectures, emulation
-from images.archive import lock, locked, wheels
+from images.archive import lock, locked, seen, wheels
 from images.archive.lock import Place
 from images.archive.locked import Slice
 from images.cli.planned import Planned, Result, needed_only
 from images.definition import load
 from images.definition.check import known_cuda
 from images.definition.choose import choice
-from images.definition.spec import Definition
+from images.definition.spec import Cuda, Definition
 from images.errors import ImagesError, nearest
 from images.host import OWN_ENGINE
 from images.make.compose import Composer
@@ -150,6 +150,14 @@ class Session:
         names = {slice_.layer for slice_ in found}
         moved = locked.changes((s for s in before.values() if s.layer in names), found)
         return moved + wheels.relock(self.place, self.layers(roles))
+
+    def cuda(self, roles: Iterable[str]) -> Cuda | None:
+        """The CUDA of these roles, where it comes by wheels."""
+        return wheels.taken(self.place, self.layers(roles))
+
+    def wheels_seen(self, roles: Iterable[str]) -> seen.Seen:
+        """How the index stands to the lock of their wheels."""
+        return seen.look(self.place, self.layers(roles))
 
     def gone(self, images: Iterable[Image]) -> list[locked.Gone]:
         """What the archive no longer has, of the packages that these images install."""

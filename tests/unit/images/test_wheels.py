@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
+from images.archive import seen, wheels
 from images.archive import unpack as unpacking
-from images.archive import wheels
 from images.archive.lock import Place
 from images.archive.unpack import unpack
 from images.archive.wheels import Locked, Wheel
@@ -168,6 +168,80 @@ def test_the_lock_names_no_host_and_reads_back(index: Path, tmp_path: Path) -> N
     assert (
         wheels.changes(found, other)[0] == "cuda 13.5: nvidia-cuda-runtime 13.5.1 (amd64) is another file than it was"
     )
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    """A repository with a CUDA of one wheel, and nothing locked yet."""
+    definition = load(ROOT)
+    versions = replace(definition.versions, cuda={"13.5": CUDA})
+    choice = Choice("debian", SlurmSource.PACKAGE, "13.5", "24.11")
+    return Place(tmp_path, replace(definition, versions=versions), choice, Settings())
+
+
+def seen_of(place: Place) -> seen.Seen:
+    """And nothing is written by looking, and nothing fetched."""
+    before = wheels.lock_file(place, CUDA).read_bytes()
+    found = seen.look(place, ["cuda"])
+    assert wheels.lock_file(place, CUDA).read_bytes() == before
+    assert not place.downloads.exists()
+    return found
+
+
+@pytest.fixture
+def locked(index: Path, place: Place) -> Locked:
+    for tag in TAGS.values():
+        made(index, tag=tag)
+    found = wheels.resolve(CUDA, Settings())
+    wheels.write(place, CUDA, found)
+    return found
+
+
+def test_an_index_that_did_not_move_is_not_spoken_of(locked: Locked, place: Place) -> None:
+    assert seen_of(place) == seen.Seen()
+
+
+def test_a_newer_wheel_is_told_and_is_no_error(index: Path, locked: Locked, place: Place) -> None:
+    for tag in TAGS.values():
+        made(index, tag=tag, version="13.5.2")
+    moved = tuple(f"cuda 13.5: nvidia-cuda-runtime 13.5.1 -> 13.5.2 ({arch})" for arch in ("amd64", "arm64"))
+    assert seen_of(place) == seen.Seen((), moved)
+
+
+def test_a_newer_wheel_of_one_architecture_alone_is_told_as_what_it_is(
+    index: Path, locked: Locked, place: Place
+) -> None:
+    made(index, version="13.5.2")
+    (text,) = seen_of(place).newer
+    assert text == "cuda 13.5: a new lock cannot be made: nvidia-cuda-runtime==13.5.2 has no wheel for arm64"
+
+
+def test_a_locked_wheel_that_is_gone_is_told_for_its_architecture(index: Path, locked: Locked, place: Place) -> None:
+    (index / next(wheel.file for wheel in locked.wheels if wheel.arch == "arm64")).unlink()
+    found = seen_of(place)
+    assert found.wrong == ("cuda 13.5: nvidia-cuda-runtime 13.5.1 (arm64) is gone",)
+
+
+def test_a_locked_wheel_that_is_another_file_is_told_with_both_hashes(
+    index: Path, locked: Locked, place: Place
+) -> None:
+    path = made(index, files={**FILES, "nvidia/cu13/lib/libcudart.so.13": b"another library"})
+    was = next(wheel.sha256 for wheel in locked.wheels if wheel.arch == "amd64")
+    now = hashlib.sha256(path.read_bytes()).hexdigest()
+    (text,) = seen_of(place).wrong
+    assert text == (
+        f"cuda 13.5: nvidia-cuda-runtime 13.5.1 (amd64): its hash changed: {path.name} is locked as {was}, "
+        f"the index has {now}"
+    )
+
+
+def test_an_index_that_does_not_answer_is_not_taken_for_one_without_wheels(
+    locked: Locked, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_FIND_LINKS", "")
+    monkeypatch.setattr(wheels, "ask", lambda *_: ([], [], "ERROR: the index says no"))
+    with pytest.raises(ImagesError, match="cannot resolve the wheels: ERROR: the index says no"):
+        seen.look(place, ["cuda"])
 
 
 @pytest.mark.parametrize(
@@ -320,6 +394,32 @@ def test_a_cuda_without_a_compiler_says_so() -> None:
     assert {wheel.name for wheel in asked("cuda", "12.9").libraries} == {"nvidia-cuda-runtime-cu12"}
     with pytest.raises(ImagesError, match=r"cannot build layer:worker-devel: CUDA 12\.9 has no wheels 'compiler'"):
         asked("worker-devel", "12.9", ("cuda", "nccl"))
+
+
+def test_wheels_that_were_never_resolved_are_a_sentence(place: Place) -> None:
+    with pytest.raises(ImagesError) as error:
+        toolkit.asked(place, place.definition.layers["cuda"], [])
+    assert str(error.value).startswith(
+        "cannot read the lock: the wheels of CUDA 13.5 were never resolved (images/lock/wheels/cuda-13.5.json)"
+    )
+
+
+def test_a_machine_that_no_wheel_is_locked_for_is_a_sentence(
+    locked: Locked, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(toolkit, "arch", lambda: "riscv64")
+    with pytest.raises(ImagesError) as error:
+        toolkit.asked(place, place.definition.layers["cuda"], [])
+    assert str(error.value).startswith(
+        "cannot build layer:cuda: no wheel of nvidia-cuda-runtime==13.5.* is locked for riscv64"
+    )
+
+
+def test_a_cuda_without_a_group_that_a_layer_takes_is_a_sentence(locked: Locked, place: Place) -> None:
+    with pytest.raises(ImagesError) as error:
+        toolkit.asked(place, place.definition.layers["nccl"], [place.definition.layers["cuda"]])
+    assert "cannot build layer:nccl: CUDA 13.5 has no wheels 'nccl'" in str(error.value)
+    assert "images/versions.yaml, cuda.13.5.wheels" in str(error.value)
 
 
 def test_the_hash_knows_file_part_and_layout() -> None:

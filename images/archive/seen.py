@@ -1,0 +1,60 @@
+"""What the index has of the locked wheels, and what it has newer: `lock --check`, which writes and fetches nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from images.archive import wheels
+from images.archive.lock import Place
+from images.archive.wheels import Wheel
+from images.errors import ImagesError
+from images.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the index has, against a lock."""
+
+    wrong: tuple[str, ...] = ()  # what is locked is not there any more, or is another file: a build ends on it
+    newer: tuple[str, ...] = ()  # what a new lock would move
+
+
+def look(place: Place, layers: Iterable[str]) -> Seen:
+    cuda = wheels.taken(place, layers)
+    locked = wheels.read(place, cuda) if cuda else None
+    if cuda is None or locked is None:
+        return Seen()
+    wrong: list[str] = []
+    for arch in wheels.MACHINES:
+        mine = [wheel for wheel in locked.wheels if wheel.arch == arch]
+        now = {wheel.wanted: wheel for wheel in still_there([wheel.wanted for wheel in mine], arch, place.settings)}
+        wrong += [f"cuda {cuda.name}: {why}" for wheel in mine if (why := differs(wheel, now.get(wheel.wanted)))]
+    try:
+        newest = wheels.resolve(cuda, place.settings)
+    except ImagesError as error:
+        return Seen(tuple(wrong), (f"cuda {cuda.name}: a new lock cannot be made: {error.why}",))
+    # Another file of the same version is told above.
+    was = {(wheel.name, wheel.version, wheel.arch): wheel for wheel in locked.wheels}
+    same = [was.get((wheel.name, wheel.version, wheel.arch), wheel) for wheel in newest.wheels]
+    return Seen(tuple(wrong), tuple(wheels.changes(locked, replace(newest, wheels=tuple(same)))))
+
+
+def differs(locked: Wheel, now: Wheel | None) -> str:
+    what = f"{locked.name} {locked.version} ({locked.arch})"
+    if now is None:
+        return f"{what} is gone"
+    if now.sha256 != locked.sha256:
+        return f"{what}: its hash changed: {locked.file} is locked as {locked.sha256}, the index has {now.sha256}"
+    return ""
+
+
+def still_there(wanted: Sequence[str], arch: str, settings: Settings) -> list[Wheel]:
+    """Of these versions those that the index has; pip names but the first that it has not."""
+    while True:
+        found, absent, why = wheels.ask(wanted, arch, settings)
+        if not why:
+            return found
+        if not set(absent) & set(wanted):
+            raise wheels.unresolved(why, arch)
+        wanted = [item for item in wanted if item not in absent]
