@@ -259,7 +259,7 @@ def pin(name: str, parent: Fields, value: object) -> Pin:
     return Pin(name, fields.text("version"), fields.text("url"), digest)
 
 
-RELEASE_KEYS = {"protocol", "reads", "mpi", "gpu", "configure", "user-env", "topology", "absent"}
+RELEASE_KEYS = {"protocol", "reads", "mpi", "gpu", "configure", "user-env", "topology", "metrics", "ready", "absent"}
 
 
 def releases(data: object, file: str) -> dict[str, Release]:
@@ -280,6 +280,8 @@ def releases(data: object, file: str) -> dict[str, Release]:
             configure=fields.texts("configure"),
             user_env=fields.text("user-env"),
             topology=fields.text("topology"),
+            metrics=fields.text("metrics", ""),
+            ready=fields.mapping("ready"),
             absent=fields.text_map("absent"),
         )
     if (default := whole.text("default")) not in found:

@@ -257,6 +257,8 @@ class Release:
     configure: tuple[str, ...]
     user_env: str
     topology: str
+    metrics: str = ""
+    ready: Mapping[str, object] = field(default_factory=dict)
     absent: Mapping[str, str] = field(default_factory=dict)
 
 

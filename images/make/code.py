@@ -37,6 +37,10 @@ def plan_json(
     directory = repository / "init/services"
     known = sorted(path.stem for path in directory.glob("*.yaml"))
     services: list[Service] = []
+    told = definition.slurm[choice.release].ready if choice.release in definition.slurm else {}
+    if unknown := [name for name in told if name not in known]:
+        raise ImagesError("compile the plan", f"no service {unknown[0]!r}", file="images/slurm.yaml",
+                          field=f"releases.{choice.release}.ready", hint=nearest(unknown[0], known))  # fmt: skip
     for name in role.services.of(choice):
         path = directory / f"{name}.yaml"
         shown = str(path.relative_to(repository))
@@ -46,6 +50,8 @@ def plan_json(
         data = read(path, shown)
         if not isinstance(data, dict):
             raise ImagesError("compile the plan", "not a mapping", file=shown)
+        if name in told:
+            data = {**data, "ready": told[name]}
         try:
             services.append(parse_service(name, data, shown))
         except InitError as error:

@@ -178,7 +178,8 @@ class ExecProbe:
 
 
 class TcpProbe:
-    """A port that accepts. Name look-ups may hang, so a short child of ours asks, and tells over a pipe."""
+    """A port that accepts, or answers well. Name look-ups may hang, so a short child of ours asks, and tells over a
+    pipe."""
 
     def __init__(
         self, poller: Scope, ready: Ready, target: str, heard: Heard, start: StartOwn, kill: Callable[[int], None]
@@ -196,7 +197,7 @@ class TcpProbe:
             os.set_blocking(write, True)
             self._poller.add(self._pipe, IN, self._readable)
             ready, target = self._ready, self._target
-            self._pid = self._start(lambda: ask_port(target, ready.interval, ready.timeout), write)
+            self._pid = self._start(lambda: ask_port(ready.probe, target, ready.interval, ready.timeout), write)
         finally:
             shut(write)
 
@@ -228,21 +229,22 @@ class TcpProbe:
             self._timer.cancel()
 
 
-def ask_port(target: str, interval: float, timeout: float) -> None:
-    """In the child: until the port accepts, write each *new* answer as a line; an empty one means it did."""
-    host, _, port = target.rpartition(":")
+def ask_port(probe: Probe, target: str, interval: float, timeout: float) -> None:
+    """In the child: until it is as it should be, write each *new* answer as a line; an empty one means that it is."""
+    address, slash, path = target.partition("/") if probe is Probe.HTTP else (target, "", "")
+    host, _, port = address.rpartition(":")
     said = ""
     pause = min(interval, 0.05)
     while True:
         try:
             found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
             addresses = list(dict.fromkeys(str(item[4][0]) for item in found))
-            why = _connect_any(found, timeout)
-            text = f"tcp {target} {why}{_FIELDS}resolves to {', '.join(addresses[:4])}" if why else ""
+            why = _connect_any(found, timeout, f"{slash}{path}")
+            text = f"{probe.value} {target} {why}{_FIELDS}resolves to {', '.join(addresses[:4])}" if why else ""
         except socket.gaierror as error:
-            text = f"tcp {target}: the name does not resolve{_FIELDS}{(error.strerror or '').lower()}"
+            text = f"{probe.value} {target}: the name does not resolve{_FIELDS}{(error.strerror or '').lower()}"
         except ValueError:
-            text = f"tcp {target}: {port!r} is not a port"
+            text = f"{probe.value} {target}: {port!r} is not a port"
         if text != said or not text:
             os.write(1, f"{text}\n".encode())
             said = text
@@ -252,7 +254,7 @@ def ask_port(target: str, interval: float, timeout: float) -> None:
         pause = min(pause * 1.5, max(interval, 1.0))
 
 
-def _connect_any(found: Sequence[tuple[int, int, int, str, Any]], timeout: float) -> str:
+def _connect_any(found: Sequence[tuple[int, int, int, str, Any]], timeout: float, path: str) -> str:
     why = ""
     for family, kind, protocol, _, address in found:
         with socket.socket(family, kind, protocol) as stream:
@@ -264,5 +266,26 @@ def _connect_any(found: Sequence[tuple[int, int, int, str, Any]], timeout: float
             except OSError as error:
                 why = "refused" if error.errno == 111 else (error.strerror or str(error)).lower()
             else:
-                return ""
+                if not path or not (why := _get(stream, path)):
+                    return ""
     return why or "has no address"
+
+
+def _get(stream: socket.socket, path: str) -> str:
+    """What is wrong with the answer. Whoever hangs up without a word speaks no HTTP, as Slurm's daemons do not where a
+    site has told them so: that he accepts must do."""
+    line, until = b"", time.monotonic() + (stream.gettimeout() or 0.0)
+    try:
+        stream.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+        while b"\n" not in line and len(line) < 1024 and (piece := stream.recv(1024)):
+            line += piece
+            stream.settimeout(max(until - time.monotonic(), 0.01))
+    except TimeoutError:
+        return "accepts and does not answer"
+    except OSError as error:
+        return "" if error.errno in (32, 104) else (error.strerror or str(error)).lower()
+    words = line.partition(b"\n")[0].split()
+    if len(words) < 2 or not words[0].startswith(b"HTTP/") or len(words[1]) != 3 or not words[1].isdigit():
+        return "does not answer in HTTP" if line else ""
+    # The number alone: the words are a stranger's.
+    return "" if words[1].startswith(b"2") else f"answers {words[1].decode()}"

@@ -59,7 +59,7 @@ class Watches:
                 lambda command, output, ended: self._children.run_helper(name, command, output, ended),
                 self._children.kill_helper,
             )
-        elif ready.probe is Probe.TCP:
+        elif ready.probe in (Probe.TCP, Probe.HTTP):
             probe = probes.TcpProbe(scope, ready, target, heard, self._children.run_own, self._children.kill_helper)
         else:
             probe = probes.PathProbe(scope, self._watched, ready, target, heard)

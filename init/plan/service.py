@@ -32,6 +32,7 @@ class Probe(Choice):
     SOCKET = "socket"  # a unix socket that accepts
     FILE = "file"  # a path that exists
     TCP = "tcp"  # host:port that accepts
+    HTTP = "http"  # host:port/path that answers GET with 2xx, or hangs up without a word
     EXEC = "exec"  # a command that exits 0
     NONE = "none"  # started is ready
 
@@ -62,10 +63,10 @@ class Source(Choice):
 @record(frozen=True, slots=True)
 class Ready:
     probe: Probe
-    target: str = ""  # a path or host:port
+    target: str = ""  # a path, host:port or host:port/path
     command: tuple[str, ...] = ()
     interval: float = 0.25
-    timeout: float = 5.0  # one try of an exec or tcp probe
+    timeout: float = 5.0  # one try of an exec, tcp or http probe
     within: float = 0.0  # not ready by then: a failed start; 0 waits for ever
 
 

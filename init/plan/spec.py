@@ -146,7 +146,7 @@ def _ready(at: Reader, kind: Kind) -> Ready:
     sub = Reader(value, at.what, at.file, "ready")
     sub.only(probe.value, "interval", "timeout", "within")
     if kind is Kind.GATE and probe in (Probe.NOTIFY, Probe.NONE):
-        at.fail("ready", f"a gate has no process that could be {probe.value}", "socket, file, tcp or exec")
+        at.fail("ready", f"a gate has no process that could be {probe.value}", "socket, file, tcp, http or exec")
     plain = probe in (Probe.NOTIFY, Probe.NONE)
     if not plain and not sub.has(probe.value):
         sub.fail(probe.value, "missing")
@@ -155,8 +155,10 @@ def _ready(at: Reader, kind: Kind) -> Ready:
     sub.placeholders(probe.value, target)
     if probe in (Probe.SOCKET, Probe.FILE) and not target.startswith(("/", "${")):
         sub.fail(probe.value, f"{target!r} is not an absolute path")
-    if probe is Probe.TCP and ":" not in target and not target.startswith("${"):
-        sub.fail("tcp", f"{target!r} has no port", "host:port")
+    if probe in (Probe.TCP, Probe.HTTP) and ":" not in target and not target.startswith("${"):
+        sub.fail(probe.value, f"{target!r} has no port", "host:port")
+    if probe is Probe.HTTP and ("/" not in target.rpartition("}")[2] or "://" in target):
+        sub.fail("http", f"{target!r} is not host:port/path", "it is asked without TLS")
     interval = sub.seconds("interval", 0.25)
     if interval <= 0:
         sub.fail("interval", "wanted more than 0")

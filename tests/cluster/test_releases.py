@@ -133,6 +133,9 @@ def test_a_whole_cluster_of_the_newer_one_works(world: World, bob: Researcher, t
     ask = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=5).status)"
     for at in ("127.0.0.1:6817/livez", "127.0.0.1:6817/readyz", f"{WORKERS[0]}.slurm-worker:6818/readyz"):
         assert int(world.run(CONTROLLER, "python3", "-c", ask, f"http://{at}")) in (200, 204), at
+    # Nothing of the cluster is told by it that nobody has asked for.
+    pages = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=5).read().decode())"
+    assert world.run(LOGIN, "python3", "-c", pages, "http://slurm-controller:6817/metrics/nodes").strip() == ""
     job = bob.submit("-N2", "-o", "both", script="srun hostname")
     bob.wait_for(job, "COMPLETED")
     assert sorted(bob("cat both").split()) == sorted(WORKERS)
@@ -156,3 +159,39 @@ def test_a_whole_cluster_of_the_newer_one_works(world: World, bob: Researcher, t
     assert refused.returncode != 0 and "this cluster has no container runtime" in refused.stderr
     asked = bob.try_("srun --mpi=list")
     assert "pmi2" in asked.stdout + asked.stderr and "pmix" not in asked.stdout + asked.stderr
+
+
+def test_a_pod_waits_for_a_slurmctld_that_serves_and_not_for_a_port(
+    world: World, tags: dict[str, dict[str, str]]
+) -> None:
+    """One that is stopped in the middle of something: its port is open, and who only connects takes it for ready."""
+    roll(world, tags[NEW], "controller", "login", "worker")
+    world.wait_idle()
+    slurmctld = world.run(CONTROLLER, "pgrep", "-o", "slurmctld").strip()
+    world.run(CONTROLLER, "kill", "-STOP", slurmctld)
+    try:
+        world.run(LOGIN, "minivm", "restart", "controller")
+        waits = "http slurm-controller:6817/readyz accepts and does not answer"
+        until(lambda: waits in world.cluster.exec(LOGIN, ["minivm", "why"])[1], "it waits", within=60,
+              seen=lambda: world.cluster.exec(LOGIN, ["minivm", "why"])[1])  # fmt: skip
+    finally:
+        world.run(CONTROLLER, "kill", "-CONT", slurmctld)
+    until(lambda: world.cluster.exec(LOGIN, ["minivm", "ready"])[0] == 0, "and is ready once it serves", within=60)
+
+
+def test_metrics_are_read_where_a_site_wants_them(world: World, tags: dict[str, dict[str, str]]) -> None:
+    roll(world, tags[NEW], "controller", "login", "worker")
+    cluster: LocalCluster = world.cluster
+    overrides = {**cluster.options.overrides}
+    overrides["slurm"] = {**overrides.get("slurm", {}), "metrics": True}
+    cluster.options = replace(cluster.options, overrides=overrides)
+    cluster.up(timeout=180)
+    world.wait_idle()
+    ask = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=5).read().decode())"
+
+    def page(name: str) -> str:
+        return world.run(LOGIN, "python3", "-c", ask, f"http://slurm-controller:6817/metrics/{name}")
+
+    until(lambda: "slurm_nodes" in page("nodes"), "slurmctld tells", within=60, seen=lambda: page("nodes")[:2000])
+    for name in ("jobs", "partitions", "scheduler", "jobs-users-accts"):
+        assert page(name).startswith("#"), name

@@ -68,6 +68,7 @@
   {{- $_ := set $lines "AccountingStoragePort" "6819" -}}
   {{- if $gresTypes }}{{ $_ := set $lines "AccountingStorageTRES" (printf "gres/%s" (join ",gres/" (uniq $gresTypes))) }}{{ end -}}
 {{- end -}}
+{{- if include "minivm.slurmMetrics" . }}{{ $_ := set $lines "MetricsType" $facts.metrics }}{{ end -}}
 {{- if include "minivm.refusesContainers" . }}{{ $_ := set $lines "CliFilterPlugins" "cli_filter/lua" }}{{ end -}}
 {{- if eq (index $facts "user-env") "job_submit" }}{{ $_ := unset $lines "GetEnvTimeout" }}{{ end -}}
 {{- if include "minivm.hidesUserEnv" . }}{{ $_ := set $lines "JobSubmitPlugins" "lua" }}{{ end -}}
@@ -111,6 +112,17 @@ image's tag, or the default; of a release that is not there, what is known of th
 {{- $facts := include "minivm.slurm.facts" . | fromJson -}}
 {{- $site := or (hasKey .Values.slurm.files "job_submit.lua") (hasKey .Values.slurm.config "JobSubmitPlugins") -}}
 {{- if and (eq (index $facts "user-env") "job_submit") (not $site) }}yes{{ end -}}
+{{- end -}}
+
+{{/* slurmctld's own metrics, where its release has some and would give them to anybody. */}}
+{{- define "minivm.slurmMetrics" -}}
+{{- if .Values.slurm.metrics -}}
+{{- $facts := include "minivm.slurm.facts" . | fromJson -}}
+{{- if not (hasKey $facts "metrics") }}{{ fail "slurm.metrics: this release of Slurm has no metrics of its own; from 25.11 on it has" }}{{ end -}}
+{{- if or (get .Values.slurm.config "PrivateData") (regexMatch "(?im)^\\s*PrivateData\\s*=" .Values.slurm.extraConfig) }}{{ fail "slurm.metrics: with PrivateData slurmctld gives its metrics to nobody" }}{{ end -}}
+{{- if contains "disable_http" (get .Values.slurm.config "CommunicationParameters" | toString) }}{{ fail "slurm.metrics: CommunicationParameters=disable_http takes them away" }}{{ end -}}
+yes
+{{- end -}}
 {{- end -}}
 
 {{/* A list is topology.yaml, which says its plugins itself. */}}

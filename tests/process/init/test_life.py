@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 
@@ -75,6 +76,69 @@ def test_every_kind_of_readiness(pod: World, tmp_path: Path) -> None:
         pod.until_ready()
     assert pod.get("/readyz") == (200, "ok\n") and pod.get("/startupz")[0] == 200
     listener.close()
+
+
+class Port:
+    """It answers each who comes with what it holds just then; None is silence until he goes."""
+
+    def __init__(self, answer: bytes | None) -> None:
+        self.answer, self.asked = answer, list[bytes]()
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
+        Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                stream = self.listener.accept()[0]
+            except OSError:
+                return
+            Thread(target=self._serve, args=(stream,), daemon=True).start()
+
+    def _serve(self, stream: socket.socket) -> None:
+        with stream, suppress(OSError):
+            self.asked.append(stream.recv(1024))
+            if self.answer is None:
+                stream.recv(1)
+            else:
+                stream.sendall(self.answer)
+
+    def __enter__(self) -> Port:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(OSError):
+            self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (None, "accepts and does not answer"),
+        (b"HTTP/1.1 503 Slurm is away\r\n\r\n", "answers 503"),
+        (b"HTTP/1.1 2000 OK\r\n\r\n", "does not answer in HTTP"),
+        (b"SSH-2.0-OpenSSH_10.0\r\n", "does not answer in HTTP"),
+        (b"x" * 100_000, "does not answer in HTTP"),
+    ],
+)
+def test_a_port_is_asked_by_http_and_its_words_are_not_repeated(pod: World, answer: bytes | None, why: str) -> None:
+    """It accepts, and is not ready for that: whoever only connects would have taken it for ready."""
+    with Port(answer) as port:
+        target = f"{port.address}/readyz"
+        pod.start({"gate": {"kind": "gate", "ready": {"http": target, "interval": "100ms", "timeout": "200ms"}}})
+        pod.until(lambda: f"http {target} {why} for" in str(pod.service("gate").reasons), "it is told")
+        assert "away" not in str(pod.snapshot())
+        port.answer = b"HTTP/1.1 204 NO CONTENT\r\n\r\n"
+        pod.until_ready()
+        assert set(port.asked) == {b"GET /readyz HTTP/1.0\r\n\r\n"}
+
+
+def test_a_port_that_hangs_up_without_a_word_speaks_no_http_and_counts(pod: World) -> None:
+    """Slurm's daemons do so where a site has switched their HTTP off."""
+    with Port(b"") as port:
+        pod.start({"gate": {"kind": "gate", "ready": {"http": f"{port.address}/readyz"}}})
+        pod.until_ready()
 
 
 def test_a_gate_looks_where_a_preparation_found_out_to_look(pod: World, tmp_path: Path) -> None:

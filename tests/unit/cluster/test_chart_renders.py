@@ -745,6 +745,50 @@ def test_a_bit_of_everything_is_what_nobody_chose_and_a_profile_that_is_not_ther
     assert schema["properties"]["slurm"]["properties"]["profile"]["enum"] == list(PROFILES)
 
 
+PROMETHEUS = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+
+
+def test_slurms_own_metrics_are_for_whom_they_are_named_and_nobody_else() -> None:
+    """Whoever comes in for them reaches the one port that has them, of the one pod."""
+    wished = {
+        "slurm": {"version": "26.05", "metrics": True},
+        "podMonitor": {"enabled": True},
+        "networkPolicy": {"metricsFrom": PROMETHEUS},
+    }
+    documents = render(wished, release="slurm", namespace="hpc")
+    assert "MetricsType=metrics/openmetrics" in config(version="26.05", metrics=True)["slurm.conf"].splitlines()
+    (policy,) = [item for item in kind(documents, "NetworkPolicy") if item["metadata"]["name"] == "slurm-slurm-metrics"]
+    assert policy["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "controller"
+    assert policy["spec"]["ingress"] == [{"ports": [{"port": "slurmctld", "protocol": "TCP"}], "from": PROMETHEUS}]
+    (monitor,) = [item for item in kind(documents, "PodMonitor") if item["metadata"]["name"] == "slurm-slurm"]
+    assert monitor["spec"]["selector"]["matchLabels"]["app.kubernetes.io/component"] == "controller"
+    pages = {(end["port"], end["path"]) for end in monitor["spec"]["podMetricsEndpoints"]}
+    assert ("slurmctld", "/metrics/jobs") in pages and len(pages) == 5
+    # With nobody named nobody comes in, and without the wish there is nothing of it.
+    nobody = render({"slurm": wished["slurm"]}, release="slurm", namespace="hpc")
+    assert not [item for item in kind(nobody, "NetworkPolicy") if item["metadata"]["name"] == "slurm-slurm-metrics"]
+    plain = render(wished | {"slurm": {"version": "26.05"}}, release="slurm", namespace="hpc")
+    assert not [item for item in plain if item["metadata"]["name"] in ("slurm-slurm-metrics", "slurm-slurm")]
+    assert "MetricsType" not in config(version="26.05")["slurm.conf"]
+
+
+@pytest.mark.parametrize(
+    ("slurm", "said"),
+    [
+        ({"version": "24.11"}, "this release of Slurm has no metrics of its own"),
+        (
+            {"version": "26.05", "config": {"PrivateData": "jobs"}},
+            "with PrivateData slurmctld gives its metrics to nobody",
+        ),
+        ({"version": "26.05", "extraConfig": "privatedata = jobs"}, "with PrivateData slurmctld gives"),
+        ({"version": "26.05", "config": {"CommunicationParameters": "NoInAddrAny,disable_http"}}, "takes them away"),
+    ],
+)
+def test_metrics_that_nobody_could_read_are_refused_with_the_reason(slurm: dict[str, Any], said: str) -> None:
+    with pytest.raises(ClusterError, match=said):
+        with_slurm(slurm | {"metrics": True})
+
+
 def test_so_it_is_where_no_setting_does() -> None:
     """By a filter, unless the site has its own."""
     data = config(version="26.05")

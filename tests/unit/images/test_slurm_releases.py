@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -18,9 +20,10 @@ from images.definition import parse
 from images.definition.check import capabilities
 from images.definition.choose import choice
 from images.definition.fields import Fields
-from images.definition.load import load
-from images.definition.spec import AptSource, Choice, SlurmSource
+from images.definition.load import load, read_yaml
+from images.definition.spec import AptSource, Choice, Definition, SlurmSource
 from images.errors import ImagesError
+from images.make import code
 from images.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -85,6 +88,27 @@ def test_every_release_reads_the_state_of_those_before_it() -> None:
     assert [release.protocol for release in facts] == sorted({release.protocol for release in facts})
     for older, newer in pairwise(facts):
         assert newer.reads <= older.protocol < newer.protocol, (older.name, newer.name)
+
+
+def plan_of(role: str, release: str, definition: Definition = DEFINITION) -> dict[str, Any]:
+    chosen = choice(definition, "debian", release)
+    found: dict[str, Any] = json.loads(code.plan_json(definition.roles[role], definition, chosen, ROOT, read_yaml))
+    return dict(found["services"])
+
+
+@pytest.mark.parametrize("role", ["worker", "login"])
+def test_a_newer_slurm_is_asked_whether_it_serves_and_an_older_one_as_ever(role: str) -> None:
+    older, newer = plan_of(role, "24.11"), plan_of(role, "26.05")
+    where = "${MINIVM_CONTROLLER_ADDRESS:-slurm-controller:6817}"
+    assert older["controller"]["ready"] == {"tcp": where}
+    assert newer["controller"]["ready"] == {"http": f"{where}/readyz"}
+    assert {name for name in older if older[name] != newer[name]} == {"controller"}, "and nothing else differs"
+
+
+def test_facts_of_a_service_that_is_not_there_are_an_error() -> None:
+    wrong = replace(DEFINITION.slurm["26.05"], ready={"controler": {"tcp": "x:1"}})
+    with pytest.raises(ImagesError, match=r"no service 'controler' .*images/slurm\.yaml, releases\.26\.05\.ready"):
+        plan_of("worker", "26.05", replace(DEFINITION, slurm={**DEFINITION.slurm, "26.05": wrong}))
 
 
 def test_nothing_but_the_named_packages_comes_from_the_other_suite() -> None:
