@@ -1,4 +1,4 @@
-"""Whether the machine is what this image was made for: its driver, its kernel, its fabric, what its runtime hands in.
+"""Whether the machine is what this image was made for: driver, kernel, fabric, what joins it to others, its runtime.
 
     python3 -I -m init.helpers.drift [--json]
 
@@ -17,8 +17,10 @@ from pathlib import Path
 
 from ground.files import write_whole
 from ground.metrics import family
-from init.choices import Choice
 from init.errors import ConfigError, InitError
+from init.helpers import links
+from init.helpers.findings import Finding, State
+from init.helpers.links import Links
 from init.pod.pod import Pod
 from init.records import record
 
@@ -33,12 +35,6 @@ POLICIES = ("tell", "refuse", "ignore")
 # Where runtimes put the driver's part for programs: beside the image's own libraries, or below a mount of theirs.
 DRIVERS_OWN = ("usr/lib/*-linux-gnu/libcuda.so.1", "usr/lib64/libcuda.so.1", "usr/local/nvidia/lib64/libcuda.so.1")
 VERSION = re.compile(r"[0-9]+(?:\.[0-9]+)+")
-
-
-class State(Choice):
-    FITS = "fits"
-    DIFFERS = "differs"
-    NOT_HERE = "not here"
 
 
 @record(frozen=True, slots=True)
@@ -61,13 +57,7 @@ class Machine:
     drivers_own: bool = False  # the driver's library for programs
     kernel: str = ""
     ofed: str = ""
-
-
-@record(frozen=True, slots=True)
-class Finding:
-    what: str
-    state: State
-    text: str
+    links: Links = Links()
 
 
 def numbers(version: str) -> tuple[int, ...]:
@@ -81,8 +71,10 @@ def older(found: str, least: str) -> bool:
 
 
 def compare(image: Expected, machine: Machine) -> list[Finding]:
-    return [finding for finding in (driver(image, machine), runtime(image, machine), kernel(image, machine),
-                                    fabric(image, machine)) if finding is not None]  # fmt: skip
+    found = [driver(image, machine), runtime(image, machine), kernel(image, machine), fabric(image, machine)]
+    # What joins machines matters to an image that has something to do with it.
+    joined = links.compare(machine.links, machine.driver) if image.cuda else []
+    return [*(finding for finding in found if finding is not None), *joined]
 
 
 def driver(image: Expected, machine: Machine) -> Finding | None:
@@ -149,12 +141,14 @@ def expected(pod: Pod) -> Expected:
 
 def machine(pod: Pod) -> Machine:
     """Read where the kernel shows it in every container, with a GPU handed in or without."""
+    gpus = sum(1 for path in pod.path("/dev").glob("nvidia[0-9]*"))
     return Machine(
         driver=version(pod, "/sys/module/nvidia/version") or version(pod, "/proc/driver/nvidia/version"),
-        gpus=sum(1 for path in pod.path("/dev").glob("nvidia[0-9]*")),
+        gpus=gpus,
         drivers_own=any(True for pattern in DRIVERS_OWN for _ in pod.root.glob(pattern)),
         kernel=version(pod, "/proc/sys/kernel/osrelease"),
         ofed=version(pod, "/sys/module/mlx5_core/version"),
+        links=links.read(pod, gpus),
     )
 
 
@@ -188,7 +182,7 @@ def main(arguments: Sequence[str], pod: Pod | None = None) -> int:
         return 1 if differing else 0
     for item in findings:
         if item.state is not State.DIFFERS:
-            print(f"{item.what:8}  {item.state.value:8}  {item.text}")
+            print(f"{item.what:7}  {item.state.value:8}  {item.text}")
     if "--tell" in arguments:
         tell(pod.path(METRICS), findings)
     if differing:

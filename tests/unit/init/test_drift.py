@@ -10,7 +10,7 @@ import pytest
 from images.definition.load import load
 from images.definition.spec import Choice, SlurmSource
 from images.make.expects import expects
-from init.helpers import drift
+from init.helpers import drift, links
 from init.helpers.drift import Expected, Machine, State
 from init.pod.pod import Pod
 from init.records import replace
@@ -134,6 +134,132 @@ def test_the_last_line_is_the_reason_and_the_numbers_are_told(
     assert last.startswith("driver 550.163.01 is older than CUDA 13.5 needs (580): take an image of CUDA 12.9")
     told = open_metrics((tmp_path / drift.METRICS.lstrip("/")).read_text(), "minivm_drift_")
     assert 'minivm_drift_differs{check="driver"} 1' in told and 'minivm_drift_differs{check="kernel"} 0' in told
+
+
+GPU = """
+GPU 00000000:18:00.0
+    Product Name                          : NVIDIA GB200
+    Fabric
+        State                             : {state}
+        Status                            : Success
+        CliqueId                          : 32766
+        ClusterUUID                       : {uuid}
+    Processes                             : {processes}
+"""
+UUID = "ec12f6d6-1f1a-4b5a-9f0a-2f4e8a1f7c11"
+NOBODY = "00000000-0000-0000-0000-000000000000"
+
+
+def smi(*states: str, uuid: str = NOBODY, processes: str = "None") -> str:
+    """What nvidia-smi says, as a program that says it."""
+    text = "".join(GPU.format(state=state, uuid=uuid, processes=processes) for state in states)
+    return f"#!/bin/sh\ncat <<'EOF'\n{text}EOF\n"
+
+
+def machine_of(
+    tmp_path: Path, files: dict[str, str], env: dict[str, str] | None = None
+) -> dict[str, tuple[State, str]]:
+    pod = scratch(tmp_path, {**FILES, **files})
+    for name in files:
+        if name.endswith("nvidia-smi"):
+            (tmp_path / name).chmod(0o755)
+    found = drift.compare(replace(IMAGE, ofed=""), drift.machine(Pod(env or {}, pod.root)))
+    return {item.what: (item.state, item.text) for item in found if item.what in ("manager", "imex", "rdma")}
+
+
+def pci(vendor: str, kind: str, address: str) -> dict[str, str]:
+    at = f"sys/bus/pci/devices/0000:{address}"
+    return {f"{at}/vendor": f"{vendor}\n", f"{at}/class": f"{kind}\n"}
+
+
+SWITCH = pci("0x10de", "0x068000", "07:00.0")
+OTHERS = pci("0x10de", "0x030200", "18:00.0") | pci("0x8086", "0x068000", "00:1f.0")
+CHANNELS = {"proc/devices": "Character devices:\n  1 mem\n503 nvidia-caps-imex-channels\n"}
+SMI = "usr/bin/nvidia-smi"
+
+
+@pytest.mark.parametrize(
+    ("files", "state", "text"),
+    [
+        (SWITCH | {SMI: smi("Completed", "Completed")}, State.FITS, "the fabric manager has registered 2 of 2 GPUs"),
+        (
+            SWITCH | {SMI: smi("Completed", "In Progress")}, State.DIFFERS,
+            "the fabric manager has registered 1 of 2 GPUs: on the machine it does not run, or is not of the driver's"
+            " version (580.65.06)",
+        ),
+        (
+            SWITCH | OTHERS | {SMI: "#!/bin/sh\nexit 9\n"}, State.NOT_HERE,
+            "1 NVSwitch; what the fabric manager has done is seen in a pod with a GPU",
+        ),
+    ],
+)  # fmt: skip
+def test_what_the_fabric_manager_has_done_is_seen_by_the_gpus(
+    tmp_path: Path, files: dict[str, str], state: State, text: str
+) -> None:
+    assert machine_of(tmp_path, files)["manager"] == (state, text)
+
+
+def test_a_machine_without_a_fabric_has_no_manager(tmp_path: Path) -> None:
+    """GPUs on PCI alone, and bridges and GPUs that are no NVSwitches."""
+    assert machine_of(tmp_path, OTHERS | {SMI: smi("N/A", "N/A")}) == {}
+
+
+@pytest.mark.parametrize(
+    ("files", "state", "text"),
+    [
+        ({"dev/nvidia-caps-imex-channels/channel0": ""}, State.FITS, "and the pod has 1 IMEX channels"),
+        (CHANNELS, State.NOT_HERE, "without one, or Slurm's, jobs over nodes use the network"),
+        ({}, State.DIFFERS, "the driver knows no IMEX channels: upgrade it, or start nvidia-imex on the machine"),
+    ],
+)
+def test_gpus_of_a_domain_over_machines_want_a_channel(
+    tmp_path: Path, files: dict[str, str], state: State, text: str
+) -> None:
+    found = machine_of(tmp_path, {SMI: smi("Completed", uuid=UUID), **files})["imex"]
+    assert found[0] is state and found[1].startswith(f"the GPUs are of the NVLink domain {UUID}") and text in found[1]
+
+
+def test_a_process_on_a_gpu_is_no_line_of_its_fabric(tmp_path: Path) -> None:
+    """Whoever runs a job gives its processes their names."""
+    lines = ("", "        Process ID : 7", "            Name : x", "    Fabric", "        State : In Progress")
+    evil = "\n".join((*lines, f"        ClusterUUID : {UUID}"))
+    found = machine_of(tmp_path, {SMI: smi("Completed", processes=evil)})
+    assert found == {"manager": (State.FITS, "the fabric manager has registered 1 of 1 GPUs")}
+
+
+@pytest.mark.parametrize("answer", ["sleep 60", "head -c 20000000 /dev/zero", "printf '\\377\\376'", "kill -9 $$"])
+def test_a_driver_that_hangs_or_babbles_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    monkeypatch.setattr(links, "PATIENCE", 0.5)
+    assert machine_of(tmp_path, {SMI: f"#!/bin/sh\nexec {answer}\n"}) == {}
+
+
+ADAPTERS = {"sys/class/infiniband/mlx5_0/node_type": "1: CA\n", "sys/class/infiniband/mlx5_1/node_type": "1: CA\n"}
+
+
+@pytest.mark.parametrize(
+    ("files", "env", "state", "text"),
+    [
+        ({"dev/infiniband/uverbs0": "", "dev/infiniband/rdma_cm": ""}, {}, State.FITS,
+         "2 RDMA adapters on the machine, 1 in the pod"),
+        ({}, {}, State.NOT_HERE,
+         "2 RDMA adapters on the machine, and none in the pod: /dev/infiniband/uverbs* is not handed in"),
+        ({}, {"MINIVM_EXPECT_IB": "2"}, State.DIFFERS,
+         "2 RDMA adapters on the machine, and none in the pod: /dev/infiniband/uverbs* is not handed in, though"
+         " MINIVM_EXPECT_IB says that the node has some"),
+    ],
+)  # fmt: skip
+def test_adapters_are_told_from_adapters_in_the_pod(
+    tmp_path: Path, files: dict[str, str], env: dict[str, str], state: State, text: str
+) -> None:
+    assert machine_of(tmp_path, ADAPTERS | files, env)["rdma"] == (state, text)
+
+
+def test_without_adapters_nothing_is_said_of_them(tmp_path: Path) -> None:
+    assert machine_of(tmp_path, {}) == {}
+    wanted = machine_of(tmp_path, {}, {"MINIVM_EXPECT_IB": "8"})["rdma"]
+    assert wanted[0] is State.DIFFERS and wanted[1].startswith("0 RDMA adapters on the machine")
 
 
 def test_json_says_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,154 @@
+"""What joins the GPUs of a machine and the machines: NVSwitches and their fabric manager, IMEX, RDMA's devices.
+
+Read where every container sees it. Whether the fabric manager has done its work only the driver knows, of each GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import subprocess
+import time
+
+from init.fields import number
+from init.helpers.findings import Finding, State
+from init.records import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from init.pod.pod import Pod
+
+NVIDIA_SMI = "/usr/bin/nvidia-smi"
+PATIENCE = 15.0
+LARGEST = 4 << 20
+NVIDIA, BRIDGE = "0x10de", "0x0680"  # the vendor, and the class of a bridge of no other kind
+CHANNELS = "nvidia-caps-imex-channels"
+NONE = ("", "n/a", "00000000-0000-0000-0000-000000000000")
+FABRIC = re.compile(r"^ {4}Fabric\n((?: {8}.*\n)+)", re.MULTILINE)
+
+
+@record(frozen=True, slots=True)
+class Links:
+    """What is here."""
+
+    switches: int = 0  # NVSwitches that are devices of the machine
+    gpus: tuple[str, ...] = ()  # how each GPU stands to its NVLink fabric, where it has one: "Completed", "In Progress"
+    domain: str = ""  # the NVLink domain of several machines that they are in
+    can_share: bool = False  # whether the driver knows IMEX channels
+    channels: int = 0  # those that the pod has
+    adapters: int = 0  # RDMA devices of the machine
+    handed: int = 0  # those that the pod may use
+    wanted: bool = False  # whether somebody said that the node must have some
+
+
+def read(pod: Pod, gpus: int) -> Links:
+    states, domain = fabric(said_of_gpus(pod)) if gpus else ((), "")
+    return Links(
+        switches=sum(is_switch(path) for path in children(pod, "/sys/bus/pci/devices")),
+        gpus=states,
+        domain=domain,
+        can_share=CHANNELS in (pod.text("/proc/devices") or "").split(),
+        channels=len(list(pod.path(f"/dev/{CHANNELS}").glob("channel[0-9]*"))),
+        adapters=len(children(pod, "/sys/class/infiniband")),
+        handed=len(list(pod.path("/dev/infiniband").glob("uverbs[0-9]*"))),
+        wanted=(number(pod.setting("MINIVM_EXPECT_IB")) or 0) > 0,
+    )
+
+
+def children(pod: Pod, directory: str) -> list[Path]:
+    try:
+        return list(pod.path(directory).iterdir())
+    except OSError:
+        return []
+
+
+def is_switch(device: Path) -> bool:
+    try:
+        return (device / "vendor").read_text().strip() == NVIDIA and (device / "class").read_text().startswith(BRIDGE)
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def said_of_gpus(pod: Pod) -> str:
+    """The driver's own description, or nothing: a driver that hangs is the health checks' business."""
+    program, data, until = str(pod.path(NVIDIA_SMI)), b"", time.monotonic() + PATIENCE
+    try:
+        child = subprocess.Popen([program, "-q"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                 stderr=subprocess.DEVNULL)  # fmt: skip
+    except OSError:
+        return ""
+    with child:
+        out = child.stdout.fileno() if child.stdout else -1
+        piece = b" "
+        while piece and len(data) < LARGEST and select.select([out], [], [], max(until - time.monotonic(), 0))[0]:
+            piece = os.read(out, 1 << 16)
+            data += piece
+        if piece:
+            child.kill()
+    return data.decode(errors="replace") if child.returncode == 0 else ""
+
+
+def fabric(text: str) -> tuple[tuple[str, ...], str]:
+    """Each GPU's state in its fabric, and the domain that it is of. Nothing is read from the first process on: a job
+    may be called like a line of this."""
+    states, domain = [], ""
+    for section in FABRIC.findall(text.partition("Process ID")[0]):
+        lines = {name.strip().lower(): value.strip() for name, _, value in
+                 (line.partition(":") for line in section.splitlines())}  # fmt: skip
+        if lines.get("state", "").lower() in NONE:
+            continue
+        states.append(lines["state"])
+        uuid = lines.get("clusteruuid", "")
+        domain = domain if uuid.lower() in NONE else uuid[:64]
+    return tuple(states), domain
+
+
+def compare(links: Links, driver: str) -> list[Finding]:
+    found = (manager(links, driver), imex(links), rdma(links))
+    return [finding for finding in found if finding is not None]
+
+
+def manager(links: Links, driver: str) -> Finding | None:
+    """The fabric manager runs on the machine, where no pod sees it; what it has done is seen."""
+    what = "manager"
+    switches = f"{links.switches} NVSwitch{'es' if links.switches > 1 else ''}"
+    done = links.gpus.count("Completed")
+    if links.gpus and done == len(links.gpus):
+        return Finding(what, State.FITS, f"the fabric manager has registered {done} of {len(links.gpus)} GPUs")
+    if links.gpus:
+        why = f"the fabric manager has registered {done} of {len(links.gpus)} GPUs: on the machine it does not run"
+        return Finding(what, State.DIFFERS, f"{why}, or is not of the driver's version ({driver or 'unknown'})")
+    if links.switches:
+        return Finding(
+            what, State.NOT_HERE, f"{switches}; what the fabric manager has done is seen in a pod with a GPU"
+        )
+    return None
+
+
+def imex(links: Links) -> Finding | None:
+    """Of one NVLink domain over several machines: memory of another one's GPUs is mapped through a channel."""
+    if not links.domain:
+        return None
+    where = f"the GPUs are of the NVLink domain {links.domain}"
+    if links.channels:
+        return Finding("imex", State.FITS, f"{where}, and the pod has {links.channels} IMEX channels")
+    if links.can_share:
+        why = f"{where}, and the pod has no IMEX channel: without one, or Slurm's, jobs over nodes use the network"
+        return Finding("imex", State.NOT_HERE, why)
+    why = f"{where}, and the driver knows no IMEX channels: upgrade it, or start nvidia-imex on the machine"
+    return Finding("imex", State.DIFFERS, why)
+
+
+def rdma(links: Links) -> Finding | None:
+    if not links.adapters and not links.wanted:
+        return None
+    here = f"{links.adapters} RDMA adapter{'' if links.adapters == 1 else 's'}"
+    if links.handed:
+        return Finding("rdma", State.FITS, f"{here} on the machine, {links.handed} in the pod")
+    why = f"{here} on the machine, and none in the pod: /dev/infiniband/uverbs* is not handed in"
+    if links.wanted:
+        return Finding("rdma", State.DIFFERS, f"{why}, though MINIVM_EXPECT_IB says that the node has some")
+    return Finding("rdma", State.NOT_HERE, why)
