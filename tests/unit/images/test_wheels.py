@@ -179,68 +179,51 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path, replace(definition, versions=versions), choice, Settings())
 
 
-def seen_of(place: Place) -> seen.Seen:
-    """And nothing is written by looking, and nothing fetched."""
-    before = wheels.lock_file(place, CUDA).read_bytes()
-    found = seen.look(place, ["cuda"])
-    assert wheels.lock_file(place, CUDA).read_bytes() == before
-    assert not place.downloads.exists()
-    return found
-
-
 @pytest.fixture
 def locked(index: Path, place: Place) -> Locked:
-    for tag in TAGS.values():
-        made(index, tag=tag)
-    found = wheels.resolve(CUDA, Settings())
+    wheels_of = [locked_wheel(made(index, tag=tag), arch=arch) for arch, tag in TAGS.items()]
+    found = Locked("13.5", dict(CUDA.wheels), tuple(wheels_of))
     wheels.write(place, CUDA, found)
     return found
 
 
-def test_an_index_that_did_not_move_is_not_spoken_of(locked: Locked, place: Place) -> None:
-    assert seen_of(place) == seen.Seen()
-
-
-def test_a_newer_wheel_is_told_and_is_no_error(index: Path, locked: Locked, place: Place) -> None:
+def test_how_the_index_stands_to_the_lock_is_told_and_nothing_is_changed(
+    index: Path, locked: Locked, place: Place
+) -> None:
+    assert seen.look(place, ["cuda"]) == seen.Seen()
+    before = wheels.lock_file(place, CUDA).read_bytes()
+    was, gone = locked.wheels
+    # Of what is locked one is another file now and one is gone; what is newer is no error, and stands for itself.
+    path = made(index, files={**FILES, "nvidia/cu13/lib/libcudart.so.13": b"another library"})
+    (index / gone.file).unlink()
     for tag in TAGS.values():
         made(index, tag=tag, version="13.5.2")
-    moved = tuple(f"cuda 13.5: nvidia-cuda-runtime 13.5.1 -> 13.5.2 ({arch})" for arch in ("amd64", "arm64"))
-    assert seen_of(place) == seen.Seen((), moved)
+    found = seen.look(place, ["cuda"])
+    now = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert found.wrong == (
+        f"cuda 13.5: nvidia-cuda-runtime 13.5.1 (amd64): its hash changed: {path.name} is locked as {was.sha256}, "
+        f"the index has {now}",
+        "cuda 13.5: nvidia-cuda-runtime 13.5.1 (arm64) is gone",
+    )
+    assert found.newer == tuple(f"cuda 13.5: nvidia-cuda-runtime 13.5.1 -> 13.5.2 ({arch})" for arch in TAGS)
+    assert wheels.lock_file(place, CUDA).read_bytes() == before
+    assert not place.downloads.exists()
 
 
 def test_a_newer_wheel_of_one_architecture_alone_is_told_as_what_it_is(
     index: Path, locked: Locked, place: Place
 ) -> None:
     made(index, version="13.5.2")
-    (text,) = seen_of(place).newer
+    (text,) = seen.look(place, ["cuda"]).newer
     assert text == "cuda 13.5: a new lock cannot be made: nvidia-cuda-runtime==13.5.2 has no wheel for arm64"
-
-
-def test_a_locked_wheel_that_is_gone_is_told_for_its_architecture(index: Path, locked: Locked, place: Place) -> None:
-    (index / next(wheel.file for wheel in locked.wheels if wheel.arch == "arm64")).unlink()
-    found = seen_of(place)
-    assert found.wrong == ("cuda 13.5: nvidia-cuda-runtime 13.5.1 (arm64) is gone",)
-
-
-def test_a_locked_wheel_that_is_another_file_is_told_with_both_hashes(
-    index: Path, locked: Locked, place: Place
-) -> None:
-    path = made(index, files={**FILES, "nvidia/cu13/lib/libcudart.so.13": b"another library"})
-    was = next(wheel.sha256 for wheel in locked.wheels if wheel.arch == "amd64")
-    now = hashlib.sha256(path.read_bytes()).hexdigest()
-    (text,) = seen_of(place).wrong
-    assert text == (
-        f"cuda 13.5: nvidia-cuda-runtime 13.5.1 (amd64): its hash changed: {path.name} is locked as {was}, "
-        f"the index has {now}"
-    )
 
 
 def test_an_index_that_does_not_answer_is_not_taken_for_one_without_wheels(
     locked: Locked, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PIP_FIND_LINKS", "")
-    monkeypatch.setattr(wheels, "ask", lambda *_: ([], [], "ERROR: the index says no"))
-    with pytest.raises(ImagesError, match="cannot resolve the wheels: ERROR: the index says no"):
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/nowhere/pip.conf")
+    monkeypatch.setenv("PIP_TIMEOUT", "no number")
+    with pytest.raises(ImagesError, match="cannot resolve the wheels"):
         seen.look(place, ["cuda"])
 
 
@@ -407,7 +390,7 @@ def test_wheels_that_were_never_resolved_are_a_sentence(place: Place) -> None:
 def test_a_machine_that_no_wheel_is_locked_for_is_a_sentence(
     locked: Locked, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(toolkit, "arch", lambda: "riscv64")
+    place = replace(place, choice=replace(place.choice, arch="riscv64"))
     with pytest.raises(ImagesError) as error:
         toolkit.asked(place, place.definition.layers["cuda"], [])
     assert str(error.value).startswith(
