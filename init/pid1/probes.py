@@ -8,6 +8,7 @@ import time
 
 from init.engine.states import Passed, Said
 from init.errors import in_words
+from init.fields import number
 from init.pid1.log.lines import Ring
 from init.pid1.wait.inotify import PathWatch
 from init.pid1.wait.poller import IN, shut
@@ -285,7 +286,8 @@ def _get(stream: socket.socket, path: str) -> str:
     except OSError as error:
         return "" if error.errno in (32, 104) else (error.strerror or str(error)).lower()
     words = line.partition(b"\n")[0].split()
-    if len(words) < 2 or not words[0].startswith(b"HTTP/") or len(words[1]) != 3 or not words[1].isdigit():
+    code = number(words[1].decode(errors="replace")) if words[1:] and words[0].startswith(b"HTTP/") else None
+    if code is None or not 100 <= code <= 999:
         return "does not answer in HTTP" if line else ""
     # The number alone: the words are a stranger's.
-    return "" if words[1].startswith(b"2") else f"answers {words[1].decode()}"
+    return "" if code // 100 == 2 else f"answers {code}"
