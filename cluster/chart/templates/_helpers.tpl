@@ -28,6 +28,7 @@ minivm.io/pool: {{ . }}
 {{- define "minivm.image" -}}
 {{- $i := .root.Values.image -}}
 {{- with $i.registry }}{{ . }}/{{ end }}{{ $i.repository }}/{{ .role }}:{{ index $i.tags .role | default $i.tag }}
+{{- with index $i.digests .role }}@{{ . }}{{ end }}
 {{- end -}}
 
 {{- define "minivm.controllerHost" -}}

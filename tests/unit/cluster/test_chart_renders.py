@@ -745,6 +745,20 @@ def test_a_bit_of_everything_is_what_nobody_chose_and_a_profile_that_is_not_ther
     assert schema["properties"]["slurm"]["properties"]["profile"]["enum"] == list(PROFILES)
 
 
+def test_a_digest_is_pulled_and_no_tag() -> None:
+    """Every pod of the role, the Job that makes keys with the controller's image too."""
+    digest = f"sha256:{'ab' * 32}"
+    image = {"registry": "r.site", "repository": "hpc", "tag": "26.05.5-debian-0123456789ab"}
+    documents = render({"image": image | {"digests": {"controller": digest}}}, release="slurm", namespace="hpc")
+    found = set(re.findall(r'"?image"?: "?([^"\s,}]+)', yaml.safe_dump(documents)))
+    assert found == {
+        f"r.site/hpc/controller:{image['tag']}@{digest}",
+        *(f"r.site/hpc/{role}:{image['tag']}" for role in ("login", "worker")),
+    }
+    with pytest.raises(ClusterError, match="digests"):
+        render({"image": {"digests": {"worker": "latest"}}}, release="slurm", namespace="hpc")
+
+
 PROMETHEUS = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
 
 
