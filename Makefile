@@ -5,7 +5,7 @@ OTHER_SLURM := 26.05
 # ARCH=arm64, amd64 or both: for that architecture, in place of this machine's own.
 BUILD := $(PY) build.py $(if $(SLURM),--slurm $(SLURM)) $(if $(ARCH),--arch $(ARCH))
 
-.PHONY: help images other-slurm test up ssh status down lint map bench reproduce push clean \
+.PHONY: help images other-slurm test test-slurm up ssh status down lint map bench reproduce push clean \
 	test-kubernetes kube-up kube-status kube-down
 
 help:                ## this list
@@ -29,6 +29,14 @@ test: images         ## every test: unit, process, container, cluster
 other-slurm: images
 	@$(PY) build.py --slurm $(OTHER_SLURM) build --when-vanished relock
 	@$(BUILD) build
+
+# `make test` has the upgrade from one to the other; everything else of a cluster it has of the default alone.
+test-slurm: .venv/ready  ## the cluster's tests on another release of Slurm: SLURM=26.05, or the one beside the default
+	@python3 images/host.py engine
+	@python3 images/host.py test-tools
+	@$(PY) build.py build --when-vanished relock
+	@$(PY) build.py --slurm $(or $(SLURM),$(OTHER_SLURM)) build --when-vanished relock
+	@SLURM=$(or $(SLURM),$(OTHER_SLURM)) $(PY) -m pytest tests/cluster $(ARGS)
 
 test-kubernetes: images  ## the chart's whole life on three machines; KUBECONFIG=... takes that Kubernetes instead
 	@python3 images/host.py test-tools

@@ -70,6 +70,16 @@ def test_the_projects_own_definition_is_sound() -> None:
     assert {"debian", "nvidia"} <= definition.versions.variants.keys()
 
 
+@pytest.mark.parametrize("role", ["login", "worker"])
+def test_the_role_for_compiling_is_the_same_pod_with_a_compiler(role: str) -> None:
+    """It holds people and jobs within the same limits."""
+    found = load(ROOT).roles
+    plain, devel = found[role], found[f"{role}-devel"]
+    for part in ("services", "capabilities", "ports", "drain", "files", "env"):
+        assert getattr(devel, part) == getattr(plain, part), part
+    assert set(devel.needs) == {*plain.needs, "devel"} and not devel.default
+
+
 def test_a_layer_for_another_variant_is_left_out_and_its_parent_takes_its_place(write: Write) -> None:
     definition = load(write())
     assert [layer.name for layer in active_chain(definition, "dcgm", DEBIAN)] == ["root", "os", "cuda"]
