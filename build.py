@@ -209,8 +209,7 @@ def lock(ctx: click.Context, roles: Sequence[str], check: bool) -> None:
             listed = "\n".join(f"  {item}" for item in gone)
             raise ImagesError("build as locked", f"the archive moved on:\n{listed}", file=opened.place.directory,
                               hint="`build.py lock` resolves anew")  # fmt: skip
-        wheels = ", and pip's index every wheel" if opened.cuda(names) else ""
-        click.echo(f"{opened.place.choice.arch}: the archive has every locked package{wheels}")
+        click.echo(f"{opened.place.choice.arch}: the archive has every locked package, pip's index every wheel")
 
 
 @main.command()

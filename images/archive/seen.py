@@ -21,23 +21,24 @@ class Seen:
 
 
 def look(place: Place, layers: Iterable[str]) -> Seen:
-    cuda = wheels.taken(place, layers)
-    locked = wheels.read(place, cuda) if cuda else None
-    if cuda is None or locked is None:
-        return Seen()
-    wrong: list[str] = []
-    for arch in wheels.MACHINES:
-        mine = [wheel for wheel in locked.wheels if wheel.arch == arch]
-        now = {wheel.wanted: wheel for wheel in still_there([wheel.wanted for wheel in mine], arch, place.settings)}
-        wrong += [f"cuda {cuda.name}: {why}" for wheel in mine if (why := differs(wheel, now.get(wheel.wanted)))]
-    try:
-        newest = wheels.resolve(cuda, place.settings)
-    except ImagesError as error:
-        return Seen(tuple(wrong), (f"cuda {cuda.name}: a new lock cannot be made: {error.why}",))
-    # Another file of the same version is told above.
-    was = {(wheel.name, wheel.version, wheel.arch): wheel for wheel in locked.wheels}
-    same = [was.get((wheel.name, wheel.version, wheel.arch), wheel) for wheel in newest.wheels]
-    return Seen(tuple(wrong), tuple(wheels.changes(locked, replace(newest, wheels=tuple(same)))))
+    wrong, newer = [], []
+    for of in wheels.taken(place, layers):
+        if (locked := wheels.read(place, of)) is None:
+            continue
+        for arch in wheels.MACHINES:
+            mine = [wheel for wheel in locked.wheels if wheel.arch == arch]
+            now = {wheel.wanted: wheel for wheel in still_there([wheel.wanted for wheel in mine], arch, place.settings)}
+            wrong += [f"{of.about}: {why}" for wheel in mine if (why := differs(wheel, now.get(wheel.wanted)))]
+        try:
+            newest = wheels.resolve(of, place.settings)
+        except ImagesError as error:
+            newer.append(f"{of.about}: a new lock cannot be made: {error.why}")
+            continue
+        # Another file of the same version is told above.
+        was = {(wheel.name, wheel.version, wheel.arch): wheel for wheel in locked.wheels}
+        same = [was.get((wheel.name, wheel.version, wheel.arch), wheel) for wheel in newest.wheels]
+        newer += wheels.changes(locked, replace(newest, wheels=tuple(same)))
+    return Seen(tuple(wrong), tuple(newer))
 
 
 def differs(locked: Wheel, now: Wheel | None) -> str:

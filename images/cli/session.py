@@ -18,7 +18,7 @@ from images.cli.planned import Planned, Result, needed_only
 from images.definition import load
 from images.definition.check import known_cuda
 from images.definition.choose import choice
-from images.definition.spec import Cuda, Definition
+from images.definition.spec import Definition
 from images.errors import ImagesError, nearest
 from images.host import OWN_ENGINE
 from images.make.compose import Composer
@@ -150,10 +150,6 @@ class Session:
         names = {slice_.layer for slice_ in found}
         moved = locked.changes((s for s in before.values() if s.layer in names), found)
         return moved + wheels.relock(self.place, self.layers(roles))
-
-    def cuda(self, roles: Iterable[str]) -> Cuda | None:
-        """The CUDA of these roles, where it comes by wheels."""
-        return wheels.taken(self.place, self.layers(roles))
 
     def wheels_seen(self, roles: Iterable[str]) -> seen.Seen:
         """How the index stands to the lock of their wheels."""

@@ -32,7 +32,8 @@ BLOCKS = {
     "gitops": {"runs": 2, "file": 1, "needs kubernetes": 2},  # here
     "install-on-kubernetes": {"runs": 3, "values": 5, "needs kubernetes": 2},
     "operate-a-pod": {"runs": 2},
-    "push-images": {"needs a name": 3, "values": 1, "needs kubernetes": 1},  # tests/container/images/test_push.py pushes
+    # tests/container/images/test_push.py pushes
+    "push-images": {"needs a name": 3, "values": 1, "needs kubernetes": 1},
     "replace-a-gpu-node": {"runs": 2},
     "switch-on-the-fleet": {"values": 1, "needs kubernetes": 2},
     "upgrade": {"runs": 2, "shown": 1, "needs a name": 1},

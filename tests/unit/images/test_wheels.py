@@ -201,9 +201,9 @@ def test_how_the_index_stands_to_the_lock_is_told_and_nothing_is_changed(
     found = seen.look(place, ["cuda"])
     now = hashlib.sha256(path.read_bytes()).hexdigest()
     assert found.wrong == (
-        f"cuda 13.5: nvidia-cuda-runtime 13.5.1 (amd64): its hash changed: {path.name} is locked as {was.sha256}, "
+        f"CUDA 13.5: nvidia-cuda-runtime 13.5.1 (amd64): its hash changed: {path.name} is locked as {was.sha256}, "
         f"the index has {now}",
-        "cuda 13.5: nvidia-cuda-runtime 13.5.1 (arm64) is gone",
+        "CUDA 13.5: nvidia-cuda-runtime 13.5.1 (arm64) is gone",
     )
     assert found.newer == tuple(f"cuda 13.5: nvidia-cuda-runtime 13.5.1 -> 13.5.2 ({arch})" for arch in TAGS)
     assert wheels.lock_file(place, CUDA).read_bytes() == before
@@ -215,7 +215,7 @@ def test_a_newer_wheel_of_one_architecture_alone_is_told_as_what_it_is(
 ) -> None:
     made(index, version="13.5.2")
     (text,) = seen.look(place, ["cuda"]).newer
-    assert text == "cuda 13.5: a new lock cannot be made: nvidia-cuda-runtime==13.5.2 has no wheel for arm64"
+    assert text == "CUDA 13.5: a new lock cannot be made: nvidia-cuda-runtime==13.5.2 has no wheel for arm64"
 
 
 def test_an_index_that_does_not_answer_is_not_taken_for_one_without_wheels(
