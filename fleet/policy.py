@@ -45,6 +45,8 @@ class Policy:
     leave_within_s: float = 0.0
     # A node of Slurm whose pod is gone for so long gets no new jobs.
     gone_s: float = 30.0
+    # A pod that is ready and that Slurm does not know for so long is replaced.
+    lost_s: float = 60.0
     # A Node whose pod is drained in Slurm by a person or a verdict is cordoned too.
     cordon: bool = False
     # The type of the Nodes' condition; "": none. Two clusters that share Nodes need two.
@@ -88,6 +90,7 @@ def policy(data: Mapping[str, object], file: str = "") -> Policy:
         away=reader.number("away", usual.away),
         leave_within_s=reader.seconds("leaveWithin", usual.leave_within_s),
         gone_s=reader.seconds("gone", usual.gone_s),
+        lost_s=reader.seconds("lost", usual.lost_s),
         cordon=reader.flag("cordon", usual.cordon),
         shows=reader.text("nodeCondition", usual.shows),
         fencing=fencing,
@@ -98,5 +101,5 @@ def policy(data: Mapping[str, object], file: str = "") -> Policy:
 
 KEYS = (
     "taints", "going", "conditions", "cordonReasons", "notReady", "share", "changes", "away", "leaveWithin", "gone",
-    "cordon", "nodeCondition", "fencing", "provider", "dead",
+    "lost", "cordon", "nodeCondition", "fencing", "provider", "dead",
 )  # fmt: skip

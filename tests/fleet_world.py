@@ -107,6 +107,7 @@ class Worlds:
         # The controller's pod, on a Node of its own or with a worker.
         self.controller = Pod("controller-0", f"n{size - 1}")
         self.cut_off = False  # the fleet itself reaches nobody but the API server
+        self.deaf: set[str] = set()  # those whose slurmd does not register
         self.pending: set[str] = set()  # nodes that a pending job names
         self.nodes = {f"n{number}": Node(f"node-{number}") for number in range(size)}
         self.pods = {name: Pod(f"pod-{name}-0", f"n{number}") for number, name in enumerate(self.names)}
@@ -257,7 +258,7 @@ class Worlds:
             case Evict():
                 if not (self.still(change.pod, change.was) and self._pod_still(change)):
                     return
-                pod, node = self.pods[change.pod], self.slurm[change.pod]
+                pod, node = self.pods[change.pod], self.slurm.get(change.pod, SlurmNode(drained_by="nobody"))
                 assert pod.free, "its PodDisruptionBudget refuses"
                 assert not node.jobs, "a pod is deleted while its node runs a job"
                 assert node.drained_by, "and never one that may get a job in this moment"
@@ -268,7 +269,7 @@ class Worlds:
                 if not self._pod_still(change) or (isinstance(change, Free) and not self.still(change.pod, change.was)):
                     return
                 pod = self.pods[change.pod]
-                if isinstance(change, Free):
+                if isinstance(change, Free) and change.was is not None:
                     node = self.slurm[change.pod]
                     assert node.drained_by, "others may evict a pod that may get a job in this moment"
                     assert not node.jobs, "or has one"
@@ -318,10 +319,10 @@ class Worlds:
                     del seen.annotations["minivm.io/cordoned"]
         self.done.append(change)
 
-    def still(self, name: str, was: Seen) -> bool:
+    def still(self, name: str, was: Seen | None) -> bool:
         node = self.slurm.get(name)
-        if node is None:
-            return False
+        if node is None or was is None:
+            return node is None and was is None
         now = (bool(node.drained_by), node.down, node.reason, node.comment)
         return (was.drained, was.down, was.reason, was.comment) == now
 
@@ -380,8 +381,9 @@ class Worlds:
         here = f"n{name.removeprefix('w').removeprefix('-')}"
         node = self.pods[name].node if name in self.pods else here
         self.pods[name] = Pod(f"pod-{name}-{self.count}", where or node, ready=False, created=self.now)
-        self.slurm.setdefault(name, SlurmNode())
-        self.jobs_end(name)
+        if name not in self.deaf:
+            self.slurm.setdefault(name, SlurmNode())
+            self.jobs_end(name)
 
     def pod_goes(self, name: str) -> None:
         """For good, or for longer: nobody has told Slurm, and its jobs are no more."""
@@ -449,6 +451,7 @@ class Worlds:
 
     def settle(self, most: int = 30) -> None:
         """Everything else is well and quiet: how it ends."""
+        quiet = 0
         for _ in range(most):
             for name in self.names[: (self.sets or {}).get("w")]:
                 if name not in self.pods:
@@ -461,7 +464,8 @@ class Worlds:
                 pod.ready = True
                 self.jobs_end(name)
             self.now += 100
-            if not self.look():
+            quiet = 0 if self.look() else quiet + 1
+            if quiet == 2:
                 return
         raise AssertionError(f"it never settles: {self.done[-8:]}")
 

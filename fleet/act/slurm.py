@@ -79,7 +79,9 @@ class SlurmRest:
             self._call("POST", _path(act.name), body(act))
         return True
 
-    def still(self, name: str, was: Seen) -> bool:
+    def still(self, name: str, was: Seen | None) -> bool:
+        if was is None:
+            return name not in self.look(jobs=False).nodes
         answer = self._call("GET", _path(name)) or {}
         found = slurm.slurm(items(answer.get("nodes"), "nodes")).nodes.get(name)
         return found is not None and found.seen == was

@@ -66,7 +66,7 @@ class Free:
     pod: str
     uid: str
     version: str
-    was: Seen
+    was: Seen | None  # None: it knows no such node
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Evict:
     uid: str
     version: str
     why: str
-    was: Seen  # as of `Free`: a person may have resumed the node since
+    was: Seen | None  # as of `Free`: a person may have resumed the node since
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ CORDONED = "minivm.io/cordoned"
 # A pod that is to go: the value says why. Taken away again, it is withdrawn.
 LEAVE = "minivm.io/leave"
 # What machines say by themselves; the rest is a person's or a program's word about this one machine.
-BY_MACHINES = frozenset({"condition", "notready", "gone"})
+BY_MACHINES = frozenset({"condition", "notready", "gone", "lost"})
 # For these the pod goes, too.
-TO_GO = frozenset({"leave", "going"})
+TO_GO = frozenset({"leave", "going", "lost"})
 
 
 def causes(worker: Worker, policy: Policy, now: float) -> Mapping[str, str]:

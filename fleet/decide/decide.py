@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from fleet.decide import gone
+from fleet.decide import gone, lost
 from fleet.decide.actions import Action, Change, Evict, HideOnNode, ShowOnNode, ShowOnPod, Tell
 from fleet.decide.budget import Budget, admitted, away, budget
 from fleet.decide.causes import causes
@@ -56,15 +56,20 @@ def decide(world: World, memory: Memory, now: float, policy: Policy) -> Decision
     if len(changes) > policy.changes:
         tells.append(Tell("fleet", "rate", f"more than {policy.changes} changes are due: the rest follow"))
     absent = {node.name: memory.absent.get(node.name, now) for node in world.orphans()}
-    after = Memory(absent=absent, marks=_marks(memory, world, now, policy))
-    return _told(memory, tells, tuple(changes[: policy.changes]), after)
+    made = tuple(changes[: policy.changes])
+    known = lost.remembered(world, memory.lost, made, now)
+    return _told(memory, tells, made, Memory(absent=absent, lost=known, marks=_marks(memory, world, now, policy)))
 
 
 def _actions(
     world: World, kubernetes: Kubernetes, slurm: Slurm, memory: Memory, now: float, policy: Policy
 ) -> Iterator[Action]:
     # Of a worker whose Node is not known it is not known either whether a cause is gone.
-    workers = {one.name: (one, causes(one, policy, now)) for one in world.workers() if one.node is not None}
+    workers = {
+        one.name: (one, {**causes(one, policy, now), **_lost(one, slurm, memory, now, policy)})
+        for one in world.workers()
+        if one.node is not None
+    }
     orphans = {one.name: (one, gone.causes(now - memory.absent.get(one.name, now), policy)) for one in world.orphans()}
     limits = budget({**{name: (one.slurm, found) for name, (one, found) in workers.items()}, **orphans}, policy)
     if limits.paused:
@@ -79,9 +84,8 @@ def _actions(
             yield going
             if isinstance(going, Evict):
                 absent[worker.pod.pool] = others | {name}
-    for name, (node, found) in orphans.items():
-        made = kubernetes.made(name)
-        yield from filter(None, [gone.gone(node, slurm, admitted(node, found, limits), made=made)])
+    for name, (node, why) in orphans.items():
+        yield from filter(None, [gone.gone(node, slurm, admitted(node, why, limits), made=kubernetes.made(name))])
     here: dict[str, list[Worker]] = {}
     for worker, _ in workers.values():
         here.setdefault(worker.pod.node, []).append(worker)
@@ -93,6 +97,12 @@ def _actions(
         yield from filter(
             None, (no_longer(node, policy) for node in kubernetes.nodes.values() if node.name not in taken)
         )
+
+
+def _lost(worker: Worker, slurm: Slurm, memory: Memory, now: float, policy: Policy) -> Mapping[str, str]:
+    if worker.slurm is not None or worker.name in slurm.unread:
+        return {}
+    return lost.causes(memory.lost.get(worker.name), now, policy)
 
 
 def _pause(limits: Budget, total: int) -> Tell:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fleet import words
 from fleet.decide.actions import Action, Remove
 from fleet.decide.hold import drain
 from fleet.policy import Policy
@@ -33,9 +32,8 @@ def gone(node: SlurmNode, slurm: Slurm, found: Mapping[str, str], *, made: bool 
 
 
 def over(node: SlurmNode) -> bool:
-    """Down for no reason but that its pod went: by its own init, or by us."""
-    mine = node.downed and words.kinds(node.reason) == WHY.keys()
-    return node.down and not node.record.busy and (mine or node.record.held_by_us)
+    """Down, and held by nobody but us, or for no reason but that its pod went: by its own init."""
+    return node.down and not node.record.busy and (node.ours or node.record.held_by_us)
 
 
 def unclaimed(node: SlurmNode, slurm: Slurm) -> bool:

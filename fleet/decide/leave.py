@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from fleet.decide.actions import Action, Evict, Tell
 from fleet.decide.causes import LEAVE, TO_GO
-from fleet.world.slurm import Slurm
+from fleet.world.slurm import Slurm, SlurmNode
 from fleet.world.world import Worker
 
 
@@ -18,24 +18,29 @@ def leave(worker: Worker, slurm: Slurm, causes: Mapping[str, str], room: bool) -
     """`room`: whether one more pod of its pool may be away."""
     if not is_to_go(worker, causes):
         return None
-    name, node = worker.name, worker.slurm
+    name, node, pod = worker.name, worker.slurm, worker.pod
     if node is None:
-        return Tell(name, "leave", "is to go, and Slurm does not know it: nobody can say whether it is idle")
-    if not node.drained:
+        if "lost" not in causes:
+            return Tell(name, "leave", "is to go, and Slurm does not know it: nobody can say whether it is idle")
+    elif not node.drained:
         return None  # the drain comes first
-    # Of a drain of others nobody knows what it is for; that a person wants this very pod to go is said on it.
-    if (node.ours or LEAVE not in worker.pod.annotations) and worker.pod.created >= node.since:
+    elif (node.ours or LEAVE not in pod.annotations) and pod.created >= node.since:
+        # Of a drain of others nobody knows what it is for; that a person wants this very pod to go is said on it.
         return Tell(name, "leave", "has come back to where it is to go from, and is not evicted again")
-    jobs = slurm.holding(name)
-    if jobs is None:
-        return Tell(name, "leave", "is to go, and which jobs hold it is not known")
-    if jobs:
-        return Tell(name, "leave", f"is to go, and waits for jobs {' '.join(jobs[:8])}")
-    if node.record.busy:
-        return Tell(name, "leave", "is to go, and waits until it is idle")
-    if not worker.pod.free:
+    elif hindrance := hindered(node, slurm):
+        return Tell(name, "leave", f"is to go, and {hindrance}")
+    if not pod.free:
         return None  # its label comes first
     if not room:
         return Tell(name, "leave", "is to go, and waits for the other pods of its pool that are away")
-    why = worker.pod.annotations.get(LEAVE) or causes.get("going") or "drained and idle"
-    return Evict(worker.pod.name, worker.pod.uid, worker.pod.version, why, node.seen)
+    why = pod.annotations.get(LEAVE) or causes.get("going") or causes.get("lost") or "drained and idle"
+    return Evict(pod.name, pod.uid, pod.version, why, node.seen if node else None)
+
+
+def hindered(node: SlurmNode, slurm: Slurm) -> str:
+    jobs = slurm.holding(node.name)
+    if jobs is None:
+        return "which jobs hold it is not known"
+    if jobs:
+        return f"waits for jobs {' '.join(jobs[:8])}"
+    return "waits until it is idle" if node.record.busy else ""

@@ -10,10 +10,18 @@ from fleet.words import Mark
 
 
 @dataclass(frozen=True, slots=True)
+class Lost:
+    since: float
+    times: int = 0  # that its pod was replaced
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     # What was told, by (about, kind): the same is not told twice.
     told: Mapping[tuple[str, str], str] = field(default_factory=dict)
     # Since when a node of Slurm has no pod.
     absent: Mapping[str, float] = field(default_factory=dict)
+    # Pods that Slurm does not know.
+    lost: Mapping[str, Lost] = field(default_factory=dict)
     # The marks of nodes whose comment somebody else uses.
     marks: Mapping[str, Mark] = field(default_factory=dict)

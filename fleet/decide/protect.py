@@ -18,6 +18,8 @@ def protect(worker: Worker, slurm: Slurm, causes: Mapping[str, str]) -> Free | P
     pod, node = worker.pod, worker.slurm
     if pod.deleting:
         return None
+    if node is None and "lost" in causes:
+        return None if pod.free else Free(pod.name, pod.uid, pod.version, None)
     if node is None or not idles(node, causes):
         return Protect(pod.name, pod.uid, pod.version) if pod.free else None
     jobs = slurm.holding(worker.name)

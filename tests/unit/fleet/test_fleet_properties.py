@@ -43,6 +43,7 @@ EVENTS: dict[str, Callable[[Worlds, str, str], object]] = {
     "down": lambda w, name, node: setattr(w.slurm[name], "down", True),
     "going": lambda w, name, node: w.taint(node, "karpenter.sh/disrupted"),
     "dies": lambda w, name, node: w.dies(node),
+    "deletes the record": lambda w, name, node: None if w.slurm[name].jobs else w.slurm.pop(name),
     "pod goes": lambda w, name, node: w.pod_goes(name),
     "pod comes": lambda w, name, node: None if name in w.pods else w.replace(name),
     "slurmd goes": lambda w, name, node: w.slurmd_goes(name),
@@ -161,7 +162,7 @@ class Cut(Worlds):
                 idle = 0 if self.look() else idle + 1
                 if idle == 2:
                     return
-                self.now += self.policy.gone_s if idle else 0
+                self.now += self.policy.lost_s if idle else 0
             except Killed:
                 self.memory, idle = Memory(), 0
             for pod in self.pods.values():
@@ -239,6 +240,14 @@ STORIES: dict[str, Story] = {
         lambda w: w.dies("n2", ago=600),
         lambda w: w.ready("n2"),
         lambda w: w.later(),
+    ),
+    "lost": (
+        lambda w: w.slurm.pop("w-0"),
+        lambda w: w.later(),
+    ),
+    "moved": (
+        lambda w: w.cordon("n0"),
+        lambda w: w.replace("w-0", "n1"),
     ),
     "gone and back": (
         lambda w: w.slurm["w-2"].jobs.add(7),

@@ -600,6 +600,90 @@ def test_the_nodes_condition_is_named_or_left_out_by_policy() -> None:
     assert worlds.nodes["n0"].condition is None
 
 
+def test_a_pod_that_comes_back_on_another_machine_takes_jobs_there(sets: Worlds) -> None:
+    sets.cordon("n0")
+    sets.settle_in()
+    assert sets.slurm["w-0"].drained_by == "fleet"
+    sets.replace("w-0", "n1")
+    sets.settle()
+    assert (sets.slurm["w-0"].drained_by, sets.slurm["w-0"].comment) == ("", "")
+
+
+# A pod that is ready and that Slurm does not know.
+
+
+def forgotten(worlds: Worlds, *names: str) -> None:
+    for name in names:
+        del worlds.slurm[name]
+    worlds.look()
+    worlds.now += worlds.policy.lost_s - 1
+    assert not changed(worlds.decide(worlds.world()), Free, Evict)
+    worlds.now += 1
+
+
+def test_a_pod_that_slurm_does_not_know_is_replaced_and_registers() -> None:
+    worlds = Worlds(size=6)
+    worlds.look()
+    forgotten(worlds, "w0")
+    worlds.settle_in()
+    assert worlds.pods["w0"].uid == "pod-w0-1"
+    assert [change.why for change in worlds.done if isinstance(change, Evict)] == [
+        "it is ready, and Slurm does not know it"
+    ]
+    worlds.settle()
+    assert (worlds.slurm["w0"].states, worlds.pods["w0"].free) == (["IDLE"], False)
+    assert not worlds.memory.lost
+
+
+def test_where_that_does_not_help_it_is_tried_again_after_twice_as_long_and_counted() -> None:
+    worlds = Worlds(size=6)
+    worlds.look()
+    worlds.deaf.add("w0")
+    forgotten(worlds, "w0")
+    worlds.settle_in()
+    for times, wait in ((1, 120), (2, 240)):
+        worlds.pods["w0"].ready = True
+        worlds.now += wait - 1
+        worlds.settle_in()
+        assert worlds.pods["w0"].uid == f"pod-w0-{times}"
+        worlds.now += 1
+        worlds.settle_in()
+        (*_, last) = (change.why for change in worlds.done if isinstance(change, Evict))
+        assert last == f"it is ready, and Slurm does not know it (replaced before: {times})"
+
+
+def test_a_slurm_that_knows_nobody_any_more_is_no_reason_to_replace_all() -> None:
+    worlds = Worlds(size=6)
+    worlds.look()
+    forgotten(worlds, *worlds.names)
+    assert not worlds.decide(worlds.world()).changes
+    assert ("fleet", "pause") in told(worlds)
+
+
+def test_one_whose_record_cannot_be_read_is_not_one_without() -> None:
+    worlds = Worlds(size=6)
+    worlds.look()
+    forgotten(worlds, "w0")
+    seen = worlds.world()
+    assert isinstance(seen.slurm, Slurm)
+    seen = replace(seen, slurm=replace(seen.slurm, unread={"w0": "x"}))
+    assert not changed(worlds.decide(seen), Free, Evict)
+
+
+def test_one_that_registers_in_this_moment_is_not_evicted() -> None:
+    worlds = Worlds(size=6)
+    worlds.look()
+    forgotten(worlds, "w0")
+    worlds.look()
+    seen = worlds.world()
+    assert changed(worlds.decide(seen), Evict)
+    worlds.slurmd_answers("w0")
+    worlds.look(world=seen)
+    assert worlds.pods["w0"].uid == "pod-w0-0"
+    worlds.settle_in()
+    assert not worlds.pods["w0"].free
+
+
 # A machine that is dead.
 
 
