@@ -107,6 +107,7 @@ class Worlds:
         # The controller's pod, on a Node of its own or with a worker.
         self.controller = Pod("controller-0", f"n{size - 1}")
         self.cut_off = False  # the fleet itself reaches nobody but the API server
+        self.returns = True  # ReturnToService=2: a slurmd that lives registers again, whatever its node is down for
         self.deaf: set[str] = set()  # those whose slurmd does not register
         self.pending: set[str] = set()  # nodes that a pending job names
         self.nodes = {f"n{number}": Node(f"node-{number}") for number in range(size)}
@@ -358,6 +359,8 @@ class Worlds:
                         assert not node.jobs, "jobs are ended on a pod's absence alone"
                     node.down, node.down_for = True, pod.uid if pod else "none"
                     self.jobs_end(change.name)  # requeued
+                    if self.returns and pod is not None and node.responds:
+                        node.down, node.down_for = False, ""
                 node.drained_by, node.reason, node.since = "fleet", reason, self.now
             case Undrain(_, comment, _, _, down):
                 assert node.drained_by == "fleet", "a drain is lifted that is not the fleet's"

@@ -24,6 +24,8 @@ WITHIN_S = 20.0
 # Ten thousand nodes are 25 MB of JSON; what is larger by far is no answer to our questions.
 MOST_BYTES = 256 << 20
 UNCHANGED = 304
+# That a node was deleted is no news to it: all of them are asked for so often.
+WHOLE_S = 60.0
 ToSlurm = Drain | Undrain | Remove | Forget
 
 
@@ -40,6 +42,7 @@ class SlurmRest:
         self._version = ""
         self._nodes: list[object] = []
         self._last = Slurm()  # the same one as long as nothing changes
+        self._whole = 0.0  # when all was asked for; monotonic
         self._asked = 0  # Slurm's clock at its last answer
 
     def look(self, *, jobs: bool, claims: bool = False) -> Slurm:
@@ -60,12 +63,15 @@ class SlurmRest:
         return slurm.slurm(self._nodes, found, reserved)
 
     def _changes(self) -> dict[str, object] | None:
+        if time.monotonic() - self._whole >= WHOLE_S:
+            self._asked = 0
         if self._asked:
             try:
                 return self._call("GET", f"nodes/?update_time=uts{self._asked}")
             except FleetError:
                 # It asks for partitions with the same time: where nodes alone have changed, that is an error to it.
                 self._asked = 0
+        self._whole = time.monotonic()
         return self._call("GET", "nodes/")
 
     def change(self, act: ToSlurm, may: Callable[[], bool] = lambda: True) -> bool:
@@ -75,14 +81,23 @@ class SlurmRest:
             return False
         if isinstance(act, Remove):
             self._call("DELETE", _path(act.name))
+            self._asked = 0
         else:
             self._call("POST", _path(act.name), body(act))
         return True
 
     def still(self, name: str, was: Seen | None) -> bool:
         if was is None:
+            self._asked = 0
             return name not in self.look(jobs=False).nodes
-        answer = self._call("GET", _path(name)) or {}
+        try:
+            answer = self._call("GET", _path(name)) or {}
+        except FleetError:
+            # It has no word of its own for a node that it does not know.
+            self._asked = 0
+            if name in self.look(jobs=False).nodes:
+                raise
+            return False
         found = slurm.slurm(items(answer.get("nodes"), "nodes")).nodes.get(name)
         return found is not None and found.seen == was
 

@@ -30,7 +30,7 @@ def held_for(node: SlurmNode, causes: Mapping[str, str], mark: words.Mark | None
             # As long as it is down by us its reason says so: whoever lifts it knows by that whose it is.
             before = words.kinds(node.reason) & words.DOWN
             causes = {**dict.fromkeys(before, "and its jobs run elsewhere"), **causes}
-        kinds, down = frozenset(causes), not node.down and bool(causes.keys() & words.DOWN)
+        kinds, down = frozenset(causes), not node.down and ends(node, causes)
         # Other words for the same causes are not worth another author and time; nor is it that it is down no more.
         if words.kinds(node.reason) - words.DOWN == kinds - words.DOWN and not down:
             return None
@@ -45,6 +45,12 @@ def held_for(node: SlurmNode, causes: Mapping[str, str], mark: words.Mark | None
     if mark.times >= MOST_TIMES:
         return Tell(node.name, "lifted", f"resumed by a person {mark.times} times: takes jobs in spite of {wanted}")
     return drain(node, causes, mark.times + 1, mark.kinds)
+
+
+def ends(node: SlurmNode, causes: Mapping[str, str]) -> bool:
+    """Whether it is to be set down. Where a slurmd lives it registers again at once, and the node is down no more: its
+    jobs are over by then, and to do it twice would end nothing."""
+    return bool(causes.keys() & words.DOWN - {"deadline"}) or ("deadline" in causes and node.runs)
 
 
 def drain(

@@ -39,6 +39,11 @@ class SlurmNode:
         return "DOWN" in self.record.flags
 
     @property
+    def runs(self) -> bool:
+        """A job has processors of it."""
+        return self.record.allocated > 0 or bool(self.record.flags & {"ALLOCATED", "MIXED"})
+
+    @property
     def downed(self) -> bool:
         """Down by the fleet, and not for what Slurm itself has found since."""
         return self.down and self.ours and bool(words.kinds(self.reason) & words.DOWN)

@@ -155,9 +155,35 @@ def test_a_change_is_one_call(rest: Rest, act: Drain | Undrain | Forget, body: d
     assert posted == [("w1", body)]
 
 
+def test_a_node_that_is_deleted_is_gone_though_nothing_says_so(rest: Rest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """slurmrestd 24.11: its nodes are unchanged then, and what it says of one that it does not know is "No error"."""
+    rest.client.look(jobs=False)
+    left: list[object] = [NODE]
+
+    def answers(method: str, path: str) -> Answer:
+        if "update_time" in path:
+            return 304, b""
+        if "/node/" in path:
+            return 500, json.dumps({"errors": [{"error": "No error"}]}).encode()
+        return nodes(*left)
+
+    rest.answers = answers
+    with pytest.raises(FleetError, match="No error"):
+        rest.client.still("w1", SEEN)
+    left.clear()
+    assert list(rest.client.look(jobs=False).nodes) == ["w1"]
+    assert not rest.client.change(Drain("w1", "r", "c", SEEN))
+    assert rest.client.still("w1", None)
+    left.append(NODE)
+    monkeypatch.setattr(adapter, "WHOLE_S", 0.0)
+    assert list(rest.client.look(jobs=False).nodes) == ["w1"]
+
+
 def test_a_record_is_removed_only_as_it_was_seen(rest: Rest) -> None:
     assert rest.client.change(Remove("w1", SEEN))
     assert rest.asked[-1][:2] == ("DELETE", rest.asked[-2][1])
+    rest.client.look(jobs=False)
+    assert "update_time" not in rest.asked[-1][1]
     rest.answers = lambda method, path: nodes({**NODE, "state": ["DOWN"]})
     assert not rest.client.change(Remove("w1", SEEN))
     assert rest.asked[-1][0] == "GET"

@@ -98,9 +98,10 @@ def run(worlds: Worlds, steps: list[tuple[str, int, int]]) -> None:
     st.sampled_from([2, 30]),
     st.sampled_from([0.0, 150.0]),
     st.booleans(),
+    st.booleans(),
 )
 def test_whatever_happens_nothing_is_touched_that_is_not_ours_and_it_settles(
-    steps: list[tuple[str, int, int]], cordon: bool, share: float, changes: int, within: float, act: bool
+    steps: list[tuple[str, int, int]], cordon: bool, share: float, changes: int, within: float, act: bool, returns: bool
 ) -> None:
     policy = Policy(
         conditions=("Sick",),
@@ -111,6 +112,7 @@ def test_whatever_happens_nothing_is_touched_that_is_not_ours_and_it_settles(
         fencing="act" if act else "propose",
     )
     worlds = Worlds(SIZE, policy, "w-")
+    worlds.returns = returns
     run(worlds, steps)
     for dead in [name for name, node in worlds.nodes.items() if node.dead]:
         worlds.ready(dead)

@@ -380,7 +380,8 @@ def test_jobs_of_a_pod_that_is_to_go_have_their_time_and_then_run_elsewhere() ->
     assert worlds.slurm["w0"].jobs
     worlds.now += 1
     worlds.look()
-    assert worlds.slurm["w0"].states == ["DOWN", "DRAIN"]
+    assert worlds.slurm["w0"].states == ["IDLE", "DRAIN"]
+    assert not worlds.slurm["w0"].jobs
     assert words.kinds(worlds.slurm["w0"].reason) == {"deadline", "leave"}
     worlds.settle_in()
     assert worlds.pods["w0"].uid == "pod-w0-1"
@@ -388,9 +389,22 @@ def test_jobs_of_a_pod_that_is_to_go_have_their_time_and_then_run_elsewhere() ->
     assert (worlds.slurm["w0"].states, worlds.slurm["w0"].comment) == (["IDLE"], "")
 
 
+def test_a_node_whose_slurmd_registers_again_is_not_set_down_again() -> None:
+    worlds = Worlds(policy=Policy(leave_within_s=600, away=0))
+    worlds.slurm["w0"].jobs.add(7)
+    worlds.annotate("w0", "minivm.io/leave", "")
+    worlds.settle_in()
+    worlds.now += 600
+    worlds.settle_in()
+    worlds.now += 600
+    worlds.settle_in()
+    assert len([change for change in worlds.done if isinstance(change, Drain) and change.down]) == 1
+
+
 def test_what_was_set_down_for_a_cause_that_is_withdrawn_is_resumed_by_us() -> None:
     """Its slurmd runs, and registers no more: nothing else would bring it back."""
     worlds = Worlds(policy=Policy(leave_within_s=600, away=0))
+    worlds.returns = False
     worlds.slurm["w0"].jobs.add(7)
     worlds.annotate("w0", "minivm.io/leave", "")
     worlds.settle_in()
