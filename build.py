@@ -187,12 +187,29 @@ def render(ctx: click.Context, role: str) -> None:
         click.echo(text)
 
 
+def trust_on_first_sight(ctx: click.Context, roles: Sequence[str]) -> None:
+    """What is read of versions.yaml after this has the checksums."""
+    from images.archive import trust
+
+    known: set[str] = set()
+    for opened in each(ctx):
+        for pin in trust.unfilled(opened.place, opened.layers(opened.every_role(roles))):
+            if pin.name not in known:
+                known.add(pin.name)
+                click.echo(trust.first(opened.place, pin), err=True)
+
+
 @main.command()
 @click.argument("roles", nargs=-1)
 @click.option("--check", is_flag=True, help="Only say whether the archive still has everything.")
+@click.option("--trust-first", is_flag=True, help="Fetch files that have no checksum yet, and hold to what they are.")
 @click.pass_context
-def lock(ctx: click.Context, roles: Sequence[str], check: bool) -> None:
+def lock(ctx: click.Context, roles: Sequence[str], check: bool, trust_first: bool) -> None:
     """Resolve every package to a version and a checksum."""
+    if trust_first:
+        if check:
+            raise ImagesError("check the lock", "--trust-first changes what is checked", hint="one after the other")
+        trust_on_first_sight(ctx, roles)
     for opened in each(ctx):
         names = opened.every_role(roles)
         if not check:

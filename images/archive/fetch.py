@@ -25,8 +25,8 @@ def fetch(pin: Pin, directory: Path, settings: Settings) -> Path:
     """The pinned file under `directory`; a local path is a pin's address as well."""
     if pin.sha256 == UNFILLED:
         raise ImagesError("fetch a pinned file", f"{pin.url} has no checksum yet", file="images/versions.yaml",
-                          field=f"pins.{pin.name}.sha256", hint="compare the file with its publisher's checksum, then "
-                          "write it there")  # fmt: skip
+                          field=f"pins.{pin.name}.sha256", hint="compare the file with its publisher's checksum and "
+                          "write it there; or `build.py lock --trust-first` takes what is served now")  # fmt: skip
     kept = directory / pin.sha256 / file_name(pin)
     if kept.exists():
         return kept

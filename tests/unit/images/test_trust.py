@@ -1,0 +1,107 @@
+"""The first sight of a file that has no checksum yet: it is held to from then on, and said aloud."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from images.archive import trust
+from images.archive.fetch import fetch
+from images.archive.lock import Place
+from images.definition.load import load
+from images.definition.spec import UNFILLED, Choice, Definition, Pin, SlurmSource
+from images.errors import ImagesError
+from images.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[3]
+NVIDIA = Choice("nvidia", SlurmSource.SOURCE, release="26.05")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """The real definition, with each file of a vendor's on this machine."""
+    definition = load(ROOT)
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images/versions.yaml").write_text((ROOT / "images/versions.yaml").read_text())
+    pins = {}
+    for name, pin in definition.versions.pins.items():
+        file = tmp_path / f"{name}.file"
+        file.write_text(name)
+        pins[name] = replace(pin, url=str(file))
+    yield Place(tmp_path, with_pins(definition, pins), NVIDIA, Settings(variant="nvidia"))
+
+
+def with_pins(definition: Definition, pins: dict[str, Pin]) -> Definition:
+    return replace(definition, versions=replace(definition.versions, pins=pins))
+
+
+def text(place: Place) -> str:
+    return (place.repository / "images/versions.yaml").read_text()
+
+
+def test_what_is_served_first_is_what_every_later_build_insists_on(place: Place) -> None:
+    before = text(place)
+    pins = trust.unfilled(place, ["worker"])
+    wanted = [pin.name for pin in pins]
+    assert wanted, "some file of this variant has no checksum yet"
+    said = [trust.first(place, pin) for pin in pins]
+    assert [line.split()[4].split(".")[1] for line in said] == wanted
+    assert all("TRUSTED ON FIRST SIGHT" in line and "Nobody has compared it" in line for line in said)
+    found = load_versions(place)
+    for name in wanted:
+        assert found[name].sha256 == hashlib.sha256(name.encode()).hexdigest()
+        assert f"pins.{name}.sha256 is {found[name].sha256}" in "".join(said)
+    # Comments and everything else stay; a second time there is nothing to trust.
+    same = [line for line in before.splitlines() if "sha256: " not in line]
+    assert same == [line for line in text(place).splitlines() if "sha256: " not in line]
+    again = replace(place, definition=with_pins(place.definition, served(place, found)))
+    assert trust.unfilled(again, ["worker"]) == []
+    # The file is kept for the build; another one in its place is refused.
+    pin = again.definition.versions.pins[wanted[0]]
+    assert fetch(pin, place.downloads, place.settings).read_text() == pin.name
+    Path(pin.url).write_text("another")
+    with pytest.raises(ImagesError, match=f"checksum mismatch for .*{wanted[0]}"):
+        fetch(pin, place.repository / "elsewhere", place.settings)
+
+
+def load_versions(place: Place) -> dict[str, Pin]:
+    import yaml
+
+    pins = yaml.safe_load(text(place))["pins"]
+    return {name: Pin(name, str(pin["version"]), pin["url"], pin["sha256"]) for name, pin in pins.items()}
+
+
+def served(place: Place, found: dict[str, Pin]) -> dict[str, Pin]:
+    return {name: replace(pin, url=place.definition.versions.pins[name].url) for name, pin in found.items()}
+
+
+def test_a_checksum_that_stands_there_is_never_written_over(place: Place) -> None:
+    assert "slurm" not in [pin.name for pin in trust.unfilled(place, ["slurm-build"])]
+    pin = place.definition.versions.pins["slurm"]
+    with pytest.raises(ImagesError, match="no line of its own says to-be-filled"):
+        trust.record(place.repository / "images/versions.yaml", pin, "0" * 64)
+    assert pin.sha256 in text(place)
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("http://example.org/x.tar.gz", "is not https: whoever is on the way may have made it"),
+        ("file:///etc/passwd", "is not https"),
+        ("/nothing/here", "No such file"),
+        ("EMPTY", "it is empty"),
+    ],
+)
+def test_what_cannot_be_trusted_leaves_everything_as_it_was(place: Place, url: str, why: str) -> None:
+    empty = place.repository / "empty"
+    empty.touch()
+    pins = dict(place.definition.versions.pins)
+    pins["hpcx"] = Pin("hpcx", "1", str(empty) if url == "EMPTY" else url, UNFILLED)
+    before = text(place)
+    with pytest.raises(ImagesError, match=why):
+        trust.seen(pins["hpcx"], place)
+    assert text(place) == before and not [path for path in place.downloads.rglob("*") if path.is_file()]
