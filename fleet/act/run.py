@@ -71,6 +71,7 @@ class Fleet:
         # What could not be done at the last look, each told once.
         self._failed: set[str] = set()
         self._asked = -CLAIMS_S
+        self._proofs: tuple[float, Mapping[str, Proof]] = (0.0, {})
 
     async def run(self) -> None:
         """Until `stop`. Who has ended gives the Lease back when nothing of his is begun any more."""
@@ -80,6 +81,7 @@ class Fleet:
             async with asyncio.TaskGroup() as group:
                 kinds = (self.cache.nodes, self.cache.pods, self.cache.sets)
                 follow = [group.create_task(kind.follow()) for kind in kinds]
+                follow.append(group.create_task(self._prove_on()))
                 leading = group.create_task(self.leader.keep())
                 working = group.create_task(self._decide())
                 await self.stop.wait()
@@ -119,7 +121,7 @@ class Fleet:
             kubernetes, fresh = self.cache.world(), woken or self._news.is_set()
             if fresh or slurm is not last or begun - decided >= AT_LEAST_S:
                 last, decided = slurm, begun
-                changed = await self.act(World(kubernetes, slurm, await self._prove(kubernetes)))
+                changed = await self.act(World(kubernetes, slurm, self._proven()))
             # What we have changed ourselves comes back as news.
             await self._wait(SOON_S if changed else max(EVERY_S, 3 * took))
 
@@ -208,6 +210,19 @@ class Fleet:
 
     async def plan(self) -> Decision:
         return decide(await self.look(), Memory(), time.time(), read_policy(self.settings.policy))
+
+    async def _prove_on(self) -> None:
+        """Beside all else: what is dead answers late, and may be so for days."""
+        while True:
+            if self.leader.holds():
+                proofs = await self._prove(self.cache.world())
+                self._proofs = (time.monotonic(), proofs)
+            await asyncio.sleep(AT_LEAST_S)
+
+    def _proven(self) -> Mapping[str, Proof]:
+        """Nothing, where it is not of these seconds."""
+        at, proofs = self._proofs
+        return proofs if time.monotonic() - at < 3 * AT_LEAST_S else {}
 
     async def _prove(self, kubernetes: Kubernetes | Unknown) -> Mapping[str, Proof]:
         return {} if isinstance(kubernetes, Unknown) else await fencing.prove(self.api, kubernetes, self.policy)

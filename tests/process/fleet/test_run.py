@@ -70,7 +70,7 @@ def test_a_cordon_is_acted_on_when_it_is_heard_and_not_when_time_has_passed(
             task = asyncio.create_task(Fleet(settings, api, said.append).run())
             try:
                 await until(lambda: any(method == "POST" for method, _, _ in rest.asked))
-                await until(lambda: bool(server.asked))
+                await until(lambda: any("/events" in path for _, path, _ in server.asked))
             finally:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
