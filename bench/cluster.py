@@ -91,7 +91,7 @@ def measure(cluster: LocalCluster, begun: float) -> None:
 def ssh(cluster: LocalCluster, command: str) -> str:
     line = cluster.ssh_command("alice", command)
     line[1:1] = ["-o", "BatchMode=yes", "-o", "ConnectTimeout=60"]
-    return subprocess.run(line, check=True, capture_output=True, text=True, timeout=300).stdout
+    return subprocess.run(line, check=True, capture_output=True, text=True, timeout=900).stdout
 
 
 def two_nodes(cluster: LocalCluster) -> None:
