@@ -36,6 +36,8 @@ from fleet.world.world import Unknown, World
 
 BEGIN = 1_790_000_000.0
 OUT = "node.kubernetes.io/out-of-service"
+# The fleet's own cordon. A machine can write what it likes into its annotations, and no label of this kind.
+OURS = "minivm.node-restriction.kubernetes.io/cordoned"
 
 
 def stamp(at: float) -> str:
@@ -61,6 +63,7 @@ class Node:
     taints: dict[str, str] = field(default_factory=dict)
     signs: dict[str, str] = field(default_factory=dict)  # further conditions, type -> status
     annotations: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
     condition: tuple[str, str, str] | None = None
 
 
@@ -163,6 +166,7 @@ class Worlds:
                 "uid": node.uid,
                 "resourceVersion": str(node.version),
                 "annotations": dict(node.annotations),
+                "labels": dict(node.labels),
             },
             "spec": {
                 "unschedulable": node.cordoned,
@@ -251,7 +255,7 @@ class Worlds:
                     here = self.pods.get(at.pod)
                     if here is None or (str(here.version), str(machine.version)) != (at.pod_version, at.node_version):
                         return
-                    cordoned = machine.cordoned and "minivm.io/cordoned" not in machine.annotations
+                    cordoned = machine.cordoned and OURS not in machine.labels
                     assert not cordoned, "jobs come to a Node that is cordoned"
                     assert not machine.taints, "or tainted"
                     assert not self.pods[change.at.pod].free, "or others may evict its pod"
@@ -314,10 +318,10 @@ class Worlds:
                     return
                 seen.cordoned, seen.version = isinstance(change, Cordon), seen.version + 1
                 if isinstance(change, Cordon):
-                    seen.annotations["minivm.io/cordoned"] = change.why
+                    seen.labels[OURS] = "true"
                 else:
-                    assert "minivm.io/cordoned" in seen.annotations, "a person's cordon is lifted"
-                    del seen.annotations["minivm.io/cordoned"]
+                    assert OURS in seen.labels, "a person's cordon is lifted"
+                    del seen.labels[OURS]
         self.done.append(change)
 
     def still(self, name: str, was: Seen | None) -> bool:
@@ -493,7 +497,7 @@ class Worlds:
         """What must be the same however it came about: no times, no counters."""
         return (
             {
-                name: (node.cordoned, sorted(node.annotations), sorted(node.taints), node.condition)
+                name: (node.cordoned, sorted(node.labels), sorted(node.annotations), sorted(node.taints), node.condition)
                 for name, node in self.nodes.items()
             },
             {name: (pod.uid.rpartition("-")[2] != "0", pod.condition, pod.free) for name, pod in self.pods.items()},

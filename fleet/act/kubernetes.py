@@ -27,13 +27,14 @@ from fleet.decide.actions import (
     Uncordon,
     Versions,
 )
-from fleet.decide.causes import CORDONED
 from fleet.errors import FleetError
-from fleet.world.kubernetes import FREE, LABEL, WORKER, Condition
+from fleet.world.kubernetes import CORDONED, FREE, LABEL, WORKER, Condition
 
 Object = dict[str, Any]
 ToKubernetes = Free | Protect | Evict | ShowOnPod | ShowOnNode | HideOnNode | Cordon | Uncordon
 PAGE = 500
+# Beside our label on a Node that we have cordoned, for people.
+WHY = "minivm.io/cordoned"
 # The API server ends a watch after so long, and it is begun anew where it was.
 WATCH_S = 30
 WITHIN_S = 15.0
@@ -218,7 +219,8 @@ class Api:
                     raise
 
     async def _patch_node(self, name: str, uid: str, version: str, spec: Object, why: str | None) -> None:
-        metadata = {"uid": uid, "resourceVersion": version, "annotations": {CORDONED: why}}
+        ours = {"labels": {CORDONED: "true" if why else None}, "annotations": {WHY: why}}
+        metadata = {"uid": uid, "resourceVersion": version, **ours}
         words = {"name": name, "body": {"metadata": metadata, "spec": spec}, "_content_type": MERGE}
         await self.ask(f"cordon or uncordon {name}", (self.core.patch_node, words))
 

@@ -114,7 +114,7 @@ class HideOnNode:
 
 @dataclass(frozen=True, slots=True)
 class Cordon:
-    """With our annotation, by one call: so it is known whose it is."""
+    """With our label, by one call: so it is known whose it is."""
 
     node: str
     uid: str

@@ -10,8 +10,6 @@ from fleet.world.kubernetes import FENCED, Node, Pod
 from fleet.world.slurm import SlurmNode
 from fleet.world.world import Worker
 
-# Our own cordon, by its annotation; the value says why.
-CORDONED = "minivm.io/cordoned"
 # A pod that is to go: the value says why. Taken away again, it is withdrawn.
 LEAVE = "minivm.io/leave"
 # What machines say by themselves; the rest is a person's or a program's word about this one machine.
@@ -41,7 +39,7 @@ def late(pod: Pod, node: SlurmNode, policy: Policy, now: float) -> bool:
 def of_node(node: Node, policy: Policy, now: float) -> Mapping[str, str]:
     found = {}
     # A cordon of ours follows Slurm; as a cause it would hold itself up.
-    if node.cordoned and CORDONED not in node.annotations:
+    if node.cordoned and not node.ours:
         said = next((node.annotations[key] for key in policy.reasons if node.annotations.get(key)), "")
         found["cordon"] = said or f"node {node.name} is cordoned"
     taints = {taint.key: taint.value for taint in node.taints}

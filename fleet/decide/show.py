@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fleet.decide.actions import Action, Cordon, HideOnNode, ShowOnNode, ShowOnPod, Uncordon
-from fleet.decide.causes import CORDONED
 from fleet.policy import STATE, Policy
 from fleet.words import LIFTED
 from fleet.world.kubernetes import Condition, Node
@@ -76,12 +75,11 @@ def since(wanted: Condition, found: Condition | None) -> Condition:
 
 def on_node(node: Node, workers: Sequence[Worker], policy: Policy) -> Action | None:
     """`workers`: all that are on it."""
-    ours = CORDONED in node.annotations
     if any(worker.slurm is None for worker in workers):
         return None  # what Slurm says of one of them is not known
     held = next((one for one in workers if one.slurm and one.slurm.drained and not one.slurm.ours), None)
     if held and held.slurm and policy.cordon and not node.cordoned:
         return Cordon(node.name, node.uid, node.version, f"{held.name}: {held.slurm.reason}"[:MOST])
-    if ours and (not held or not policy.cordon):
+    if node.ours and (not held or not policy.cordon):
         return Uncordon(node.name, node.uid, node.version)
     return None

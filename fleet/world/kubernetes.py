@@ -12,6 +12,8 @@ from fleet.world.reading import Object
 
 # A pod that nothing runs on and that gets nothing: of all others each pool's PodDisruptionBudget allows no eviction.
 FREE = "minivm.io/free"
+# A cordon of ours. A machine cannot set a label of this kind: the API server keeps kubelets from it (NodeRestriction).
+CORDONED = "minivm.node-restriction.kubernetes.io/cordoned"
 # What Kubernetes knows for a machine that is given up; and our annotation, which says that it was we.
 TAINT = "node.kubernetes.io/out-of-service"
 FENCED = "minivm.io/fenced"
@@ -43,6 +45,7 @@ class Node:
     uid: str
     version: str = ""  # resourceVersion: what was seen, for a change that is meant for this and no later state
     cordoned: bool = False
+    ours: bool = False  # labelled so by the fleet: the cordon follows Slurm, and goes with it
     taints: tuple[Taint, ...] = ()
     address: str = ""
     port: int = 10250  # its kubelet's
@@ -127,6 +130,7 @@ def node(item: Object) -> Node:
         uid=reading.text(metadata.get("uid"), "metadata.uid", needed=True),
         version=reading.text(metadata.get("resourceVersion"), "metadata.resourceVersion"),
         cordoned=reading.flag(spec.get("unschedulable"), "spec.unschedulable"),
+        ours=reading.texts(metadata.get("labels"), "metadata.labels").get(CORDONED) == "true",
         taints=tuple(taint(one) for one in reading.items(spec.get("taints"), "spec.taints")),
         address=_internal(status.get("addresses")),
         port=_kubelet(status.get("daemonEndpoints")),

@@ -30,6 +30,8 @@ class ApiServer:
     def __init__(self, programs: Programs, directory: Path) -> None:
         self.programs, self.directory = programs, directory
         self.token = secrets.token_hex(16)
+        # Of the kubelet of a machine called n0.
+        self.kubelet = secrets.token_hex(16)
         self.url = f"https://127.0.0.1:{_port()}"
         self.kubeconfig = directory / "kubeconfig"
         # Made by the server for itself, on loopback, for as long as a test lasts.
@@ -45,13 +47,15 @@ class ApiServer:
                   "--initial-cluster", f"default={peer}")  # fmt: skip
         key = directory / "accounts.key"
         subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
-        (directory / "tokens").write_text(f"{self.token},admin,admin,system:masters\n")
+        kubelet = f"{self.kubelet},system:node:n0,n0,system:nodes\n"
+        (directory / "tokens").write_text(f"{self.token},admin,admin,system:masters\n{kubelet}")
         self._run("kube-apiserver", bin_ / "kube-apiserver", f"--etcd-servers={client}", "--bind-address=127.0.0.1",
                   f"--secure-port={self.url.rpartition(':')[2]}", f"--cert-dir={directory / 'certs'}",
                   f"--token-auth-file={directory / 'tokens'}", "--authorization-mode=RBAC",
                   "--service-cluster-ip-range=10.96.0.0/24",
                   "--service-account-issuer=https://kubernetes.default.svc", f"--service-account-key-file={key}",
                   f"--service-account-signing-key-file={key}",
+                  "--enable-admission-plugins=NodeRestriction",
                   "--disable-admission-plugins=ServiceAccount")  # fmt: skip
         until(self._ready, "the API server is ready", within=120, seen=self._logs)
         self.kubeconfig.write_text(

@@ -20,7 +20,7 @@ import pytest
 
 from tests.container.init_pods import World, slurm_conf, world
 from tests.kubernetes import programs
-from tests.kubernetes.apiserver import ApiServer, api_server
+from tests.kubernetes.apiserver import ApiServer, _port, api_server
 from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
@@ -379,3 +379,64 @@ def test_a_policy_with_a_mistake_is_told_and_the_last_good_one_stays(both: Both)
 
 def unschedulable(both: Both) -> bool:
     return bool(both.api.ask("GET", "/api/v1/nodes/n-w1")["spec"].get("unschedulable"))
+
+
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
+
+
+def test_of_two_fleets_one_acts_and_when_it_is_killed_the_other_goes_on(both: Both) -> None:
+    both.api.ask("POST", LEASES, {"metadata": {"name": "slurm-fleet"}})
+    one, other = Second(both, "fleet-a"), Second(both, "fleet-b")
+    try:
+        one.start()
+        until(lambda: one.holds(), "it takes the Lease", seen=one.log)
+        other.start()
+        until(lambda: "200" in other.ready(), "the other one waits for it", seen=other.log)
+        assert "waits for the Lease" in other.ready()
+        both.cordon("w1", "rack 4")
+        until(lambda: both.reason("w1") == "minivm: fleet: cordon: rack 4", "one of them drains", seen=one.log)
+        assert "drain" not in other.log()
+        one.process.kill()
+        one.process.wait()
+        both.cordon("w1", None, on=False)
+        until(lambda: both.reason("w1") == "", "the other one goes on where it was", within=90, seen=other.log)
+        assert "undrain w1 in Slurm" in other.log() and other.holds()
+        # Told to end it gives the Lease back: nobody waits for it to run out.
+        other.process.terminate()
+        assert other.process.wait(timeout=60) == 0, other.log()
+        assert both.api.ask("GET", f"{LEASES}/slurm-fleet")["spec"].get("holderIdentity", "") == ""
+    finally:
+        for fleet in (one, other):
+            fleet.process.kill()
+            fleet.process.wait()
+        both.api.ask("DELETE", f"{LEASES}/slurm-fleet")
+
+
+class Second:
+    """A fleet of several, as its pod starts it."""
+
+    def __init__(self, both: Both, name: str) -> None:
+        self.both, self.name, self.port = both, name, _port()
+        self.process: subprocess.Popen[bytes]
+
+    def start(self) -> None:
+        env = self.both.env(
+            MINIVM_POD_NAME=self.name, MINIVM_FLEET_LEASE="slurm-fleet", MINIVM_FLEET_HTTP=f"127.0.0.1:{self.port}"
+        )
+        with (self.both.directory / f"{self.name}.log").open("ab") as log:
+            command = [sys.executable, "-u", "-m", "fleet", "run"]
+            self.process = subprocess.Popen(command, env=env, cwd=ROOT, stdout=log, stderr=log)
+
+    def log(self) -> str:
+        return (self.both.directory / f"{self.name}.log").read_text()
+
+    def holds(self) -> bool:
+        spec = self.both.api.ask("GET", f"{LEASES}/slurm-fleet").get("spec", {})
+        return str(spec.get("holderIdentity", "")).startswith(f"{self.name}-")
+
+    def ready(self) -> str:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/readyz", timeout=10) as reply:
+                return f"{reply.status} {reply.read().decode()}"
+        except OSError as error:
+            return str(error)

@@ -16,7 +16,7 @@ from fleet.decide.actions import Change
 from fleet.decide.causes import BY_MACHINES
 from fleet.decide.memory import Memory
 from fleet.policy import Policy
-from tests.fleet_world import Worlds
+from tests.fleet_world import OURS, Worlds
 
 SIZE = 4
 EVENTS: dict[str, Callable[[Worlds, str, str], object]] = {
@@ -25,6 +25,7 @@ EVENTS: dict[str, Callable[[Worlds, str, str], object]] = {
     "taint": lambda w, name, node: w.taint(node, "minivm.io/maintenance"),
     "untaint": lambda w, name, node: w.taint(node, None),
     "sign": lambda w, name, node: w.nodes[node].signs.update({"Sick": "True"}),
+    "lie": lambda w, name, node: w.nodes[node].annotations.update({"minivm.io/cordoned": "no cordon"}),
     "unsign": lambda w, name, node: w.nodes[node].signs.clear(),
     "not ready": lambda w, name, node: w.ready(node, False),
     "ready": lambda w, name, node: w.ready(node),
@@ -126,7 +127,7 @@ def test_whatever_happens_nothing_is_touched_that_is_not_ours_and_it_settles(
                 assert worlds.slurm[name].drained_by != "fleet", "its name does not come back"
             continue
         machine, pod, node = worlds.nodes[f"n{number}"], worlds.pods[name], worlds.slurm[name]
-        cordoned = machine.cordoned and "minivm.io/cordoned" not in machine.annotations
+        cordoned = machine.cordoned and OURS not in machine.labels
         by_person = cordoned or bool(machine.taints) or "minivm.io/leave" in pod.annotations
         by_machine = bool(machine.signs) or not machine.ready
         assert pod.free is bool(node.drained_by), "what may be evicted is what is drained and idle"

@@ -894,13 +894,23 @@ def test_by_policy_a_persons_drain_cordons_and_its_end_uncordons() -> None:
     worlds.person_drains("w0")
     worlds.look()
     assert worlds.nodes["n0"].cordoned
-    assert worlds.nodes["n0"].annotations == {"minivm.io/cordoned": "w0: look at fan 3"}
+    assert [change.why for change in worlds.done if isinstance(change, Cordon)] == ["w0: look at fan 3"]
     worlds.settle()
     assert worlds.slurm["w0"].drained_by == "person"
     worlds.person_resumes("w0")
     worlds.settle()
     assert not worlds.nodes["n0"].cordoned
     assert Drain not in {type(change) for change in worlds.done}, "our cordon is no cause of our own, not for a moment"
+
+
+def test_a_machine_that_calls_a_persons_cordon_the_fleets_is_not_believed() -> None:
+    """Its kubelet may write annotations on its own Node: it would keep its jobs, and have the cordon lifted for it."""
+    worlds = Worlds(policy=Policy(cordon=True))
+    worlds.cordon("n0")
+    worlds.nodes["n0"].annotations["minivm.io/cordoned"] = "w0: look at fan 3"
+    worlds.settle()
+    assert worlds.nodes["n0"].cordoned
+    assert worlds.slurm["w0"].drained_by == "fleet"
 
 
 def test_the_fleets_own_drain_cordons_nothing() -> None:

@@ -1,0 +1,254 @@
+"""What the chart lets the fleet do, before a real API server: each verb is needed, and nothing else is there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import urllib.error
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes_asyncio import client
+
+from fleet.act.kubernetes import Api, ApiError
+from fleet.act.lead import ours
+from fleet.decide.actions import Cordon, Evict, Free, ShowOnNode, ShowOnPod, Versions
+from fleet.world.kubernetes import CORDONED, Condition
+from fleet.world.slurm import Seen
+from tests.helm import rendered_for
+from tests.kubernetes import programs
+from tests.kubernetes.apiserver import ApiServer, Object, api_server
+from tests.waiting import until
+
+pytestmark = pytest.mark.timeout(3600)
+
+PLURAL = {
+    "ServiceAccount": "/api/v1", "Lease": "/apis/coordination.k8s.io/v1",
+    **dict.fromkeys(("Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"), "/apis/rbac.authorization.k8s.io/v1"),
+}  # fmt: skip
+WIDE = ("ClusterRole", "ClusterRoleBinding")
+WAS = Seen(False, False, "", "")
+STATE = Condition("minivm.io/SlurmState", "True", "TakesJobs", "", 1.0)
+Deed = Callable[[Api], Awaitable[object]]
+
+
+def path(item: Object, name: str = "") -> str:
+    where = "" if item["kind"] in WIDE else f"/namespaces/{item['metadata'].get('namespace', 'hpc')}"
+    return f"{PLURAL[item['kind']]}{where}/{item['kind'].lower()}s{name and '/' + name}"
+
+
+def chart(**policy: Any) -> list[Object]:
+    values = {"fleet": {"enabled": True, "policy": policy}, "workers": {"pools": {"worker": {"replicas": 1}}}}
+    texts = rendered_for("v1.20.2", values, release="slurm", namespace="hpc")
+    (text,) = [text for name, text in texts.items() if name.endswith("templates/fleet.yaml")]
+    return [item for item in yaml.safe_load_all(text) if item and item["kind"] in PLURAL]
+
+
+class Place:
+    """The chart's account with the chart's rights; a worker, a controller and somebody else's pod; a Node."""
+
+    def __init__(self, api: ApiServer) -> None:
+        self.api = api
+        self.made = {(item["kind"], item["metadata"].get("namespace", "")): item for item in chart(cordon=True)}
+        for name in ("hpc", "other"):
+            api.ask("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+        for item in self.made.values():
+            api.ask("POST", path(item), item)
+        api.ask("POST", "/api/v1/nodes", {"metadata": {"name": "n0"}})
+        for name, labels in (
+            ("slurm-worker-0", {"app.kubernetes.io/name": "minivm", "app.kubernetes.io/instance": "slurm",
+                                "app.kubernetes.io/component": "worker"}), ("slurm-controller-0", {}), ("notebook", {}),
+        ):  # fmt: skip
+            spec = {"nodeName": "n0", "containers": [{"name": "x", "image": "x"}]}
+            api.ask("POST", "/api/v1/namespaces/hpc/pods", {"metadata": {"name": name, "labels": labels}, "spec": spec})
+        api.ask("POST", "/api/v1/namespaces/hpc/secrets", {"metadata": {"name": "slurm-munge"}})
+        asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+        said = api.ask("POST", "/api/v1/namespaces/hpc/serviceaccounts/slurm-fleet/token", asked)
+        self.token = said["status"]["token"]
+
+    def uid(self, where: str) -> tuple[str, str]:
+        metadata = self.api.ask("GET", f"/api/v1/{where}")["metadata"]
+        return metadata["uid"], metadata["resourceVersion"]
+
+    def do(self, deed: Deed) -> int:
+        """What the API server answers to it: 200, or its refusal."""
+
+        async def whole() -> int:
+            settings = client.Configuration(host=self.api.url)
+            settings.verify_ssl = False
+            settings.api_key = {"BearerToken": f"Bearer {self.token}"}
+            api = Api(client.ApiClient(settings), "hpc", "slurm")
+            try:
+                await deed(api)
+            except ApiError as error:
+                return error.status
+            finally:
+                await api.close()
+            return 200
+
+        return asyncio.run(whole())
+
+    @contextlib.contextmanager
+    def without(self, item: Object, rule: int, verb: str) -> Iterator[None]:
+        less = [dict(one) for one in item["rules"]]
+        less[rule]["verbs"] = [one for one in less[rule]["verbs"] if one != verb]
+        where = path(item, item["metadata"]["name"])
+        # A rule without a verb is none.
+        self.api.merge(where, {"rules": [one for one in less if one["verbs"]]})
+        try:
+            yield
+        finally:
+            self.api.merge(where, {"rules": item["rules"]})
+
+    def asked_as(self, token: str, method: str, where: str, body: Object | None = None) -> int:
+        kept, self.api.token = self.api.token, token
+        try:
+            if method == "PATCH":
+                self.api.merge(where, body or {})
+            else:
+                self.api.ask(method, where, body)
+        except urllib.error.HTTPError as error:
+            return error.code
+        finally:
+            self.api.token = kept
+        return 200
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    if not programs.built() and (why := programs.refusal()):
+        pytest.skip(f"no Kubernetes: {why}")
+    with api_server(programs.build(), tmp_path_factory.mktemp("rights")) as api:
+        yield Place(api)
+
+
+def deeds(place: Place) -> dict[tuple[str, str, str, bool], Deed]:
+    """By kind of role, resource, verb, and whether the rule is of named objects: what the fleet does with it."""
+    worker, node = place.uid("namespaces/hpc/pods/slurm-worker-0"), place.uid("nodes/n0")
+
+    async def listed(api: Api, kind: str) -> None:
+        async for _ in api.list(kind):
+            pass
+
+    async def watched(api: Api, kind: str) -> None:
+        # From "0" on it begins with what is there.
+        async for _ in api.watch(kind, "0"):
+            return
+
+    async def told(api: Api, namespace: str) -> None:
+        of = {"kind": "Pod", "name": "slurm-worker-0", "namespace": namespace}
+        await api.tell(
+            {"metadata": {"generateName": "fleet-", "namespace": namespace}, "involvedObject": of, "reason": "Drained"}
+        )
+
+    async def renewed(api: Api) -> None:
+        await api.put_lease("slurm-fleet", ours(place.api.ask("GET", LEASE), "me", 1_795_000_000.0))
+
+    seen = Versions("slurm-worker-0", "n0", worker[1], node[1])
+    return {
+        ("Role", "pods", "list", False): partial(listed, kind="Pod"),
+        ("Role", "pods", "watch", False): partial(watched, kind="Pod"),
+        ("Role", "pods", "get", False): lambda api: api.still(seen),
+        ("Role", "pods", "patch", True): lambda api: api.change(Free("slurm-worker-0", *worker, WAS)),
+        ("Role", "pods/status", "patch", True): lambda api: api.change(ShowOnPod("slurm-worker-0", worker[0], STATE)),
+        # Of another pod of this name, so that this one stays: a right is asked for before that is seen.
+        ("Role", "pods/eviction", "create", True): lambda api: api.change(
+            Evict("slurm-worker-0", "another", "1", "x", WAS)
+        ),
+        ("Role", "events", "create", False): partial(told, namespace="hpc"),
+        ("Role in default", "events", "create", False): partial(told, namespace="default"),
+        ("Role", "leases", "get", True): lambda api: api.lease("slurm-fleet"),
+        ("Role", "leases", "update", True): renewed,
+        ("ClusterRole", "nodes", "list", False): partial(listed, kind="Node"),
+        ("ClusterRole", "nodes", "watch", False): partial(watched, kind="Node"),
+        ("ClusterRole", "nodes", "get", False): lambda api: api.still(seen),
+        ("ClusterRole", "nodes", "patch", False): lambda api: api.change(Cordon("n0", *node, "fan 3")),
+        ("ClusterRole", "nodes/status", "patch", False): lambda api: api.change(ShowOnNode("n0", node[0], STATE)),
+    }
+
+
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/hpc/leases/slurm-fleet"
+
+
+def given(place: Place) -> list[tuple[tuple[str, str, str, bool], Object, int]]:
+    """Every verb that the chart gives, with the rule that gives it."""
+    found = []
+    for (kind, namespace), item in place.made.items():
+        for number, rule in enumerate(item.get("rules", [])):
+            of = f"{kind} in default" if namespace == "default" else kind
+            for resource in rule["resources"]:
+                for verb in rule["verbs"]:
+                    found.append(((of, resource, verb, "resourceNames" in rule), item, number))
+    return found
+
+
+def test_each_verb_is_needed_and_all_of_them_are_enough(place: Place) -> None:
+    verbs = given(place)
+    assert {key for key, _, _ in verbs} == deeds(place).keys(), "a right without a deed, or a deed without its right"
+    for key, item, rule in verbs:
+        assert place.do(deeds(place)[key]) == 200, key
+        with place.without(item, rule, key[2]):
+            until(lambda key=key: place.do(deeds(place)[key]) == 403, f"without it this is refused: {key}")
+        until(lambda key=key: place.do(deeds(place)[key]) == 200, f"and with it it is not: {key}")
+
+
+@pytest.mark.parametrize(
+    ("method", "where", "body"),
+    [
+        ("GET", "/api/v1/namespaces/hpc/secrets", None),
+        ("GET", "/api/v1/namespaces/hpc/secrets/slurm-munge", None),
+        ("GET", "/api/v1/secrets", None),
+        ("POST", "/api/v1/namespaces/hpc/pods", {"metadata": {"name": "x"}}),
+        ("DELETE", "/api/v1/namespaces/hpc/pods/slurm-worker-0", None),
+        ("POST", "/api/v1/namespaces/hpc/pods/slurm-worker-0/exec?command=true", {}),
+        ("PATCH", "/api/v1/namespaces/hpc/pods/notebook", {"metadata": {"labels": {"x": "y"}}}),
+        ("PATCH", "/api/v1/namespaces/hpc/pods/notebook/status", {"status": {}}),
+        ("PATCH", "/api/v1/namespaces/hpc/pods/slurm-controller-0/status", {"status": {}}),
+        ("POST", "/api/v1/namespaces/hpc/pods/notebook/eviction", {"metadata": {"name": "notebook"}}),
+        ("POST", "/api/v1/namespaces/hpc/pods/slurm-controller-0/eviction", {"metadata": {"name": "x"}}),
+        ("GET", "/api/v1/namespaces/other/pods", None),
+        ("GET", "/api/v1/pods", None),
+        ("DELETE", "/api/v1/nodes/n0", None),
+        ("POST", "/apis/coordination.k8s.io/v1/namespaces/hpc/leases", {"metadata": {"name": "x"}}),
+        ("GET", "/apis/coordination.k8s.io/v1/namespaces/hpc/leases", None),
+        ("POST", "/api/v1/namespaces/hpc/serviceaccounts/slurm-fleet/token", {"spec": {}}),
+        ("POST", "/api/v1/namespaces/other/events", {"metadata": {"name": "x"}}),
+    ],
+)
+def test_nothing_else_is_there_for_it(place: Place, method: str, where: str, body: Object | None) -> None:
+    """No Secret, no pod that is not a worker's, no pod of users', and no way to more rights."""
+    assert place.asked_as(place.token, method, where, body) == 403
+
+
+def test_without_cordons_in_its_policy_it_may_not_change_a_node(place: Place) -> None:
+    (less,) = [item for item in chart() if item["kind"] == "ClusterRole"]
+    (more,) = [item for item in place.made.values() if item["kind"] == "ClusterRole"]
+    where = path(more, more["metadata"]["name"])
+    place.api.merge(where, {"rules": less["rules"]})
+    try:
+        until(lambda: place.asked_as(place.token, "PATCH", "/api/v1/nodes/n0", {"spec": {}}) == 403, "it is refused")
+    finally:
+        place.api.merge(where, {"rules": more["rules"]})
+
+
+def test_a_machine_may_not_call_a_cordon_the_fleets(place: Place) -> None:
+    """Its kubelet writes on its own Node what it likes, but no label of this kind: the API server refuses it."""
+    binding: Object = {
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": "kubelets"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "system:node"},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": "system:nodes"}],
+    }  # fmt: skip
+    place.api.ask("POST", path(binding), binding)
+    kubelet, own = place.api.kubelet, "/api/v1/nodes/n0"
+
+    def annotated() -> int:
+        return place.asked_as(kubelet, "PATCH", own, {"metadata": {"annotations": {"minivm.io/cordoned": "a lie"}}})
+
+    until(lambda: annotated() == 200, "a kubelet writes on its own Node")
+    place.api.merge(own, {"metadata": {"labels": {CORDONED: None}}})
+    label = {"metadata": {"labels": {CORDONED: "true"}}}
+    assert place.asked_as(kubelet, "PATCH", own, label) == 403
+    assert place.asked_as(place.token, "PATCH", own, label) == 200, "the fleet may"
