@@ -59,9 +59,10 @@ class Lead:
                 try:
                     async with asyncio.timeout(WITHIN_S):
                         await self._turn()
-                    self.heard, said = True, ""
+                    said = ""
                 except (FleetError, TimeoutError) as error:
                     said = str(error) or f"no answer about the Lease within {WITHIN_S:g} s"
+                self.heard = not said
                 if said not in ("", self._said):
                     self.say(said)
                 self._said = said

@@ -24,6 +24,11 @@ from fleet.decide.actions import (
 
 
 def in_words(action: Change | Tell) -> str:
+    """One line, whatever people and machines have written into what it quotes."""
+    return "".join(letter if letter.isprintable() else " " for letter in _words(action))
+
+
+def _words(action: Change | Tell) -> str:
     match action:
         case Drain(name, reason, _, _, down):
             return f"{'set down' if down else 'drain'} {name} in Slurm: {reason}"

@@ -17,10 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from tests.container.conftest import docker, image_of
 from tests.container.init_pods import World, slurm_conf, world
+from tests.helm import rendered_for
 from tests.kubernetes import programs
 from tests.kubernetes.apiserver import ApiServer, _port, api_server
+from tests.kubernetes.test_fleet_rights import PLURAL, path
 from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
@@ -440,3 +444,66 @@ class Second:
                 return f"{reply.status} {reply.read().decode()}"
         except OSError as error:
             return str(error)
+
+
+def test_its_image_with_the_charts_account_keeps_them_so(both: Both, tmp_path: Path) -> None:
+    """As its pod runs it: the image, without rights, with the account, the rights and the settings of the chart."""
+    values = {"fleet": {"enabled": True}, "workers": {"pools": {"worker": {"replicas": 2}}}}
+    texts = rendered_for("v1.20.2", values, release="slurm", namespace="default")
+    (text,) = [text for name, text in texts.items() if name.endswith("templates/fleet.yaml")]
+    # The workers here have names of their own.
+    text = text.replace("slurm-worker-0", "w1").replace("slurm-worker-1", "w2")
+    made = [item for item in yaml.safe_load_all(text) if item]
+    objects = [item for item in made if item["kind"] in PLURAL]
+    for item in objects:
+        both.api.ask("POST", path(item, namespace="default"), item)
+    asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    said = both.api.ask("POST", "/api/v1/namespaces/default/serviceaccounts/slurm-fleet/token", asked)
+    given = {
+        "account/token": said["status"]["token"].encode(),
+        "account/ca.crt": (both.directory / "certs" / "apiserver.crt").read_bytes(),
+        "key/jwt_hs256.key": both.key.read_bytes(),
+        "policy/policy.json": next(one for one in made if one["kind"] == "ConfigMap")["data"]["policy.json"].encode(),
+    }
+    for name, data in given.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+        (tmp_path / name).chmod(0o444)
+    for folder in (tmp_path, *(one.parent for one in tmp_path.glob("*/*"))):
+        folder.chmod(0o755)
+    (container,) = next(one for one in made if one["kind"] == "Deployment")["spec"]["template"]["spec"]["containers"]
+    env = {one["name"]: one["value"] for one in container["env"] if "value" in one} | {
+        "MINIVM_POD_NAME": "slurm-fleet-1", "MINIVM_POD_NAMESPACE": "default", "MINIVM_FLEET_SLURM": both.rest,
+        "MINIVM_FLEET_HTTP": f"127.0.0.1:{_port()}",
+        "KUBERNETES_SERVICE_HOST": "kubernetes.default.svc", "KUBERNETES_SERVICE_PORT": both.api.url.rpartition(":")[2],
+    }  # fmt: skip
+    at = {"account": "/var/run/secrets/kubernetes.io/serviceaccount", "key": "/mnt/minivm/secrets/slurm",
+          "policy": "/mnt/minivm/config/fleet"}  # fmt: skip
+    name = f"fleet-{os.getpid()}"
+    docker(
+        "run", "--detach", "--name", name, "--network", "host", "--add-host", "kubernetes.default.svc:127.0.0.1",
+        "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges",
+        *(word for key, value in env.items() for word in ("--env", f"{key}={value}")),
+        *(word for key, to in at.items() for word in ("--volume", f"{tmp_path / key}:{to}:ro")),
+        image_of("fleet"), *container["args"],
+    )  # fmt: skip
+
+    def log() -> str:
+        return docker("logs", name)
+
+    try:
+        until(lambda: both.shown("w1") == "TakesJobs", "it shows Slurm's word", within=90, seen=log)
+        both.cordon("w1", "fan 3")
+        until(lambda: both.reason("w1") == "minivm: fleet: cordon: fan 3", "the cordon is a drain", seen=log)
+        until(lambda: ("w1", "Drained") in both.events(), "and told", seen=log)
+        assert "w1" in docker("exec", name, "fleet", "why", "w1")
+        both.cordon("w1", None, on=False)
+        until(lambda: both.reason("w1") == "", "and its end takes it back", seen=log)
+        docker("stop", "--time", "25", name)
+        assert docker("inspect", "--format", "{{.State.ExitCode}}", name) == "0", log()
+        assert both.api.ask("GET", f"{LEASES}/slurm-fleet")["spec"].get("holderIdentity", "") == ""
+        assert "403" not in log() and "forbidden" not in log(), log()
+    finally:
+        docker("rm", "--force", name)
+        for item in objects:
+            both.api.ask("DELETE", path(item, item["metadata"]["name"], namespace="default"))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from fleet.act.events import event, events
-from fleet.decide.actions import Cordon, Free, ShowOnNode, ShowOnPod, Tell
+from fleet.act.words import in_words
+from fleet.decide.actions import Cordon, Evict, Free, ShowOnNode, ShowOnPod, Tell
 from fleet.world.kubernetes import Condition, Kubernetes, Node, Pod
 from fleet.world.slurm import Seen
 
@@ -28,6 +29,11 @@ def test_what_is_about_nothing_that_is_there_or_shown_anyway_is_no_event() -> No
     assert event(ShowOnPod("w0", "uid-w0", Condition("t", "True")), WORLD, "slurm") is None
     assert event(ShowOnNode("n0", "uid-n0", Condition("t", "True")), WORLD, "slurm") is None
     assert event(Free("w0", "uid-w0", "1", Seen(True, False, "", "")), WORLD, "slurm") is None
+
+
+def test_a_line_of_the_log_is_one_line_whatever_it_quotes() -> None:
+    said = in_words(Evict("w0", "u", "1", "new\nundrain w1 in Slurm\x1b[2J", Seen(True, False, "", "")))
+    assert said == "evict w0: new undrain w1 in Slurm [2J"
 
 
 def test_a_thousand_things_to_tell_are_not_a_thousand_events() -> None:
