@@ -497,7 +497,13 @@ class Worlds:
         """What must be the same however it came about: no times, no counters."""
         return (
             {
-                name: (node.cordoned, sorted(node.labels), sorted(node.annotations), sorted(node.taints), node.condition)
+                name: (
+                    node.cordoned,
+                    sorted(node.labels),
+                    sorted(node.annotations),
+                    sorted(node.taints),
+                    node.condition,
+                )
                 for name, node in self.nodes.items()
             },
             {name: (pod.uid.rpartition("-")[2] != "0", pod.condition, pod.free) for name, pod in self.pods.items()},

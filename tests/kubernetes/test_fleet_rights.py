@@ -30,6 +30,7 @@ PLURAL = {
     **dict.fromkeys(("Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"), "/apis/rbac.authorization.k8s.io/v1"),
 }  # fmt: skip
 WIDE = ("ClusterRole", "ClusterRoleBinding")
+WORKERS = {"name": "minivm", "instance": "slurm", "component": "worker"}
 WAS = Seen(False, False, "", "")
 STATE = Condition("minivm.io/SlurmState", "True", "TakesJobs", "", 1.0)
 Deed = Callable[[Api], Awaitable[object]]
@@ -59,11 +60,17 @@ class Place:
             api.ask("POST", path(item), item)
         api.ask("POST", "/api/v1/nodes", {"metadata": {"name": "n0"}})
         for name, labels in (
-            ("slurm-worker-0", {"app.kubernetes.io/name": "minivm", "app.kubernetes.io/instance": "slurm",
-                                "app.kubernetes.io/component": "worker"}), ("slurm-controller-0", {}), ("notebook", {}),
+            ("slurm-worker-0", {f"app.kubernetes.io/{key}": said for key, said in WORKERS.items()}),
+            ("slurm-controller-0", {}), ("notebook", {}),
         ):  # fmt: skip
             spec = {"nodeName": "n0", "containers": [{"name": "x", "image": "x"}]}
             api.ask("POST", "/api/v1/namespaces/hpc/pods", {"metadata": {"name": name, "labels": labels}, "spec": spec})
+        ours = {f"app.kubernetes.io/{key}": said for key, said in WORKERS.items()}
+        template: Object = {"metadata": {"labels": ours}, "spec": {"containers": [{"name": "x", "image": "x"}]}}
+        pool: Object = {"serviceName": "x", "selector": {"matchLabels": ours}, "template": template}
+        metadata = {"name": "slurm-worker", "labels": {**ours, "minivm.io/pool": "worker"}}
+        api.ask("POST", "/apis/apps/v1/namespaces/hpc/statefulsets", {"metadata": metadata, "spec": pool})
+        api.ask("POST", "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases", {"metadata": {"name": "n0"}})
         api.ask("POST", "/api/v1/namespaces/hpc/secrets", {"metadata": {"name": "slurm-munge"}})
         asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
         said = api.ask("POST", "/api/v1/namespaces/hpc/serviceaccounts/slurm-fleet/token", asked)
@@ -144,6 +151,10 @@ def deeds(place: Place) -> dict[tuple[str, str, str, bool], Deed]:
             {"metadata": {"generateName": "fleet-", "namespace": namespace}, "involvedObject": of, "reason": "Drained"}
         )
 
+    async def heard(api: Api) -> None:
+        named = {"name": "n0", "namespace": "kube-node-lease"}
+        await api.ask("read the lease of n0", (api.leases.read_namespaced_lease, named))
+
     async def renewed(api: Api) -> None:
         await api.put_lease("slurm-fleet", ours(place.api.ask("GET", LEASE), "me", 1_795_000_000.0))
 
@@ -158,6 +169,9 @@ def deeds(place: Place) -> dict[tuple[str, str, str, bool], Deed]:
         ("Role", "pods/eviction", "create", True): lambda api: api.change(
             Evict("slurm-worker-0", "another", "1", "x", WAS)
         ),
+        ("Role", "statefulsets", "list", False): partial(listed, kind="StatefulSet"),
+        ("Role", "statefulsets", "watch", False): partial(watched, kind="StatefulSet"),
+        ("Role in kube-node-lease", "leases", "get", False): heard,
         ("Role", "events", "create", False): partial(told, namespace="hpc"),
         ("Role in default", "events", "create", False): partial(told, namespace="default"),
         ("Role", "leases", "get", True): lambda api: api.lease("slurm-fleet"),
@@ -178,7 +192,7 @@ def given(place: Place) -> list[tuple[tuple[str, str, str, bool], Object, int]]:
     found = []
     for (kind, namespace), item in place.made.items():
         for number, rule in enumerate(item.get("rules", [])):
-            of = f"{kind} in default" if namespace == "default" else kind
+            of = f"{kind} in {namespace}" if namespace else kind
             for resource in rule["resources"]:
                 for verb in rule["verbs"]:
                     found.append(((of, resource, verb, "resourceNames" in rule), item, number))
