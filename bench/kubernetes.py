@@ -1,0 +1,118 @@
+"""The chart on a Kubernetes of three machines (tests/kubernetes): how long an operator waits, and a job.
+
+`python -m bench kubernetes`. As root, on Debian 12, with the images that `make images` has built. The machines are the
+tests': a lost one is noticed after 20 s and its pods go 30 s later; Kubernetes' own defaults are 50 s and 300 s.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from bench.cluster import row, timed
+from tests.kubernetes.__main__ import names
+from tests.kubernetes.kubectl import Kubernetes
+from tests.kubernetes.lab import Lab, kept
+from tests.kubernetes.world import IMAGES, Release
+from tests.waiting import until
+
+NODES = 3
+WORKERS = 4
+TURNS = 3
+
+
+def main() -> int:
+    begun = time.monotonic()
+    with (
+        tempfile.TemporaryDirectory(prefix="minivm-bench-") as keys,
+        kept(NODES, names(IMAGES), lambda _: None) as lab,
+    ):
+        row(f"a Kubernetes of {NODES} machines, its images unpacked", time.monotonic() - begun)
+        release = Release(Kubernetes(lab.programs.bin / "kubectl", lab.kubeconfig, lab), Path(keys))
+        try:
+            measure(release, lab)
+        finally:
+            release.shut()
+    return 0
+
+
+def measure(release: Release, lab: Lab) -> None:
+    row("helm install to all ready: 5 pods, nothing there before", took(release, release.install))
+    row("a worker without jobs deleted, to all ready, median", median(lambda _: deleted(release, "worker-0")))
+    row("the controller deleted, to all ready, median", median(lambda _: deleted(release, "controller-0")))
+    row("helm upgrade with another partition, to live, median", median(lambda turn: configured(release, turn)))
+    more = {"pools": {"worker": {"replicas": WORKERS}}}
+    row(f"{WORKERS} workers in place of 2, to all ready", took(release, lambda: release.upgrade(workers=more)))
+    row(f"helm upgrade of {WORKERS} workers without jobs, one by one", rolled(release))
+    lost(release, lab)
+    release.shut()
+    release.uninstall()
+    row("helm uninstall, to no pod left", timed(lambda: until(lambda: not release.pods(), "no pod", within=180)))
+    row("helm install with keys and volumes kept, to all ready", took(release, release.install))
+
+
+def median(act: Callable[[int], float]) -> float:
+    return statistics.median(act(turn) for turn in range(TURNS))
+
+
+def took(release: Release, act: Callable[[], object]) -> float:
+    begun = time.monotonic()
+    act()
+    release.wait_ready()
+    return time.monotonic() - begun
+
+
+def deleted(release: Release, pod: str) -> float:
+    return took(release, lambda: release.kubectl("delete", "pod", f"{release.name}-{pod}"))
+
+
+def configured(release: Release, turn: int) -> float:
+    def live() -> bool:
+        return f"PartitionName=night{turn}" in release.slurm("scontrol", "show", "partition")
+
+    begun = time.monotonic()
+    release.upgrade(slurm={"partitions": {f"night{turn}": {"pools": ["worker"]}}})
+    until(live, "the partition is live", within=180)
+    return time.monotonic() - begun
+
+
+def rolled(release: Release) -> float:
+    before = release.lives()
+
+    def new() -> bool:
+        after = release.lives()
+        return all(after.get(f"worker-{n}", before[f"worker-{n}"]) != before[f"worker-{n}"] for n in range(WORKERS))
+
+    begun = time.monotonic()
+    release.upgrade(workers={"defaults": {"env": {"MINIVM_USER_ROLLED": "yes"}}})
+    until(new, "every worker is another", within=600)
+    release.wait_ready()
+    return time.monotonic() - begun
+
+
+def lost(release: Release, lab: Lab) -> None:
+    """A machine with a worker and its job, and without the controller."""
+    victim = release.away()
+    node = release.node_of(victim)
+    job = release.submit("alice", "-w", f"{release.name}-{victim}", script="sleep 6000")
+    release.wait_for(job, "RUNNING")
+    release.shut()
+    begun = time.monotonic()
+    lab.power_cut(node)
+    row("a machine lost, to its pods taken for gone", since(begun, lambda: victim in release.leaving()))
+    row("  to its job requeued (SlurmdTimeout is 120)", since(begun, lambda: release.restarts(job) == 1))
+    release.slurm("scancel", job)
+    lab.power_back(node)
+    row("the machine is back, to all ready", timed(release.wait_ready))
+
+
+def since(begun: float, look: Callable[[], bool]) -> float:
+    until(look, "it happens", within=400)
+    return time.monotonic() - begun
+
+
+if __name__ == "__main__":
+    main()
