@@ -204,12 +204,6 @@ class Lab:
         self.join(node)
         self.wait_ready(node)
 
-    def other_disk(self, name: str) -> None:
-        """The machine, as it was given at first."""
-        self.power_cut(name)
-        shutil.rmtree(self.node(name).state / "containerd")
-        self.power_back(name)
-
     def restart_kubelet(self, name: str, **changes: object) -> None:
         power.kill(self.node(name), "kubelet")
         self.start_kubelet(self.node(name), **changes)

@@ -7,9 +7,11 @@ import time
 import pytest
 
 from tests.kubernetes import machine as power
+from tests.kubernetes.images import reference
 from tests.kubernetes.lab import Lab
 from tests.kubernetes.ssh import Door
-from tests.kubernetes.world import Release
+from tests.kubernetes.strangers import stranger, wait_running
+from tests.kubernetes.world import IMAGES, Release
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(900)
@@ -69,19 +71,42 @@ def test_a_worker_that_a_machine_without_memory_or_disk_throws_out_gives_its_job
     old = release.pods()[worker]["metadata"]["uid"]
     node = release.node_of(worker)
     release.shut()
-    # So much is free nowhere. A kubelet that starts on a full disk takes back none of the pods that it had.
+    # So much is free nowhere. A kubelet that starts on a full disk takes back none of the pods that it had, and takes
+    # the images away that nobody uses: the pods' come from the registry again.
     lab.restart_kubelet(node, evictionHard={signal: "99%"}, evictionPressureTransitionPeriod="2s")
     try:
         until(lambda: release.is_new(worker, old), "the worker is evicted", within=180, seen=release.why)
     finally:
         lab.restart_kubelet(node)
-        if signal == "nodefs.available":
-            # Its kubelet has taken the images away that nobody used, and here nobody could fetch them again.
-            lab.other_disk(node)
     events = release.kubectl("get", "events", "--field-selector", f"reason=Evicted,involvedObject.uid={old}")
     assert told in events
     release.wait_ready()
     release.wait_requeued(job)
+
+
+def test_images_that_nobody_uses_are_taken_away_and_come_again(release: Release, lab: Lab) -> None:
+    """The kubelet's own round, which it makes every five minutes; whoever runs notices nothing."""
+    node = release.node_of(release.away())
+    before = release.containers()
+
+    def there() -> set[str]:
+        return {name for name in lab.ctr(node, "images", "ls", "-q", f"name~={IMAGES}/").split() if "@" not in name}
+
+    pods = release.get("pods", "--field-selector", f"spec.nodeName={node}")["items"]
+    used = {reference(item["image"]) for pod in pods for item in pod["spec"]["containers"]}
+    assert used and used < there()
+    unused = min(there() - used)
+    lab.restart_kubelet(node, imageGCHighThresholdPercent=1, imageGCLowThresholdPercent=0, imageMinimumGCAge="1s")
+    try:
+        until(lambda: there() == used, "what nobody uses is gone", within=400, seen=there)
+    finally:
+        lab.restart_kubelet(node)
+    release.wait_ready()
+    assert release.containers() == before
+    container = {"name": "main", "image": unused, "imagePullPolicy": "IfNotPresent", "command": ["sleep", "infinity"]}
+    with stranger(release, "returned", nodeName=node, containers=[container]):
+        wait_running(release, "returned")
+    assert there() == used | {unused}
 
 
 def test_an_api_server_that_is_away_for_a_minute_keeps_nobody_from_work(release: Release, lab: Lab) -> None:
