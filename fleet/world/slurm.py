@@ -14,6 +14,12 @@ from init.slurm.conf import expanded
 
 # What squeue calls R, CG, S, CF, SI, SO: a job in one of these has its nodes.
 HOLDING = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "CONFIGURING", "SIGNALING", "STAGE_OUT", "STOPPED"})
+OVER = frozenset(
+    {
+        "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
+        "REVOKED", "TIMEOUT",
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +136,14 @@ def slurm_node(item: object) -> SlurmNode:
 
 
 def _claims(jobs: Iterable[object], reservations: Iterable[object]) -> frozenset[str] | None:
-    """Of every job that Slurm tells of, and every reservation; one that cannot be read may name any node."""
+    """Of every job that is not over, and every reservation; one that cannot be read may name any node."""
     found: set[str] = set()
     try:
         for item in jobs:
             one: Object = reading.mapping(item, "job")
+            states = {str(state) for state in reading.items(one.get("job_state"), "job.job_state")}
+            if states and states <= OVER:
+                continue  # Slurm tells of it for a while
             for key in ("required_nodes", "nodes"):
                 found |= _names(one.get(key), f"job.{key}")
         for item in reservations:

@@ -201,6 +201,10 @@ def test_who_names_a_node_is_asked_of_jobs_and_reservations_and_known_whole_or_n
     rest.answers = answers
     assert rest.client.look(jobs=True).claims is None
     assert rest.client.look(jobs=True, claims=True).claims == frozenset({"w2", "w3", "w7"})
+    jobs.append({"job_id": 2, "job_state": ["CANCELLED"], "required_nodes": "w8"})
+    assert rest.client.look(jobs=True, claims=True).claims == frozenset({"w2", "w3", "w7"}), "of one that is over none"
+    jobs.append({"job_id": 3, "job_state": ["COMPLETED", "COMPLETING"], "nodes": "w9"})
+    assert rest.client.look(jobs=True, claims=True).claims == frozenset({"w2", "w3", "w7", "w9"})
     reserved.append({"name": "all", "node_list": "w[0-9999999]"})
     assert rest.client.look(jobs=True, claims=True).claims is None, "more than can be told apart"
 
