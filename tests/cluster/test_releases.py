@@ -161,25 +161,6 @@ def test_a_whole_cluster_of_the_newer_one_works(world: World, bob: Researcher, t
     assert "pmi2" in asked.stdout + asked.stderr and "pmix" not in asked.stdout + asked.stderr
 
 
-def test_a_pod_waits_for_a_slurmctld_that_serves_and_not_for_a_port(
-    world: World, tags: dict[str, dict[str, str]]
-) -> None:
-    """One that is stopped in the middle of something: its port is open, and who only connects takes it for ready."""
-    roll(world, tags[NEW], "controller", "login", "worker")
-    world.wait_idle()
-    slurmctld = world.run(CONTROLLER, "pgrep", "-o", "slurmctld").strip()
-    world.run(CONTROLLER, "kill", "-STOP", slurmctld)
-    try:
-        # It answers once the service is what was asked for.
-        world.run(LOGIN, "sh", "-c", "minivm restart controller > /dev/null 2>&1 &")
-        waits = "http slurm-controller:6817/readyz accepts and does not answer"
-        until(lambda: waits in world.cluster.exec(LOGIN, ["minivm", "why"])[1], "it waits", within=60,
-              seen=lambda: world.cluster.exec(LOGIN, ["minivm", "why"])[1])  # fmt: skip
-    finally:
-        world.run(CONTROLLER, "kill", "-CONT", slurmctld)
-    until(lambda: world.cluster.exec(LOGIN, ["minivm", "ready"])[0] == 0, "and is ready once it serves", within=60)
-
-
 def test_metrics_are_read_where_a_site_wants_them(world: World, tags: dict[str, dict[str, str]]) -> None:
     roll(world, tags[NEW], "controller", "login", "worker")
     cluster: LocalCluster = world.cluster
