@@ -38,6 +38,7 @@ BEGIN = 1_790_000_000.0
 OUT = "node.kubernetes.io/out-of-service"
 # The fleet's own cordon. A machine can write what it likes into its annotations, and no label of this kind.
 OURS = "minivm.node-restriction.kubernetes.io/cordoned"
+FENCED = "minivm.node-restriction.kubernetes.io/fenced"
 
 
 def stamp(at: float) -> str:
@@ -338,13 +339,13 @@ class Worlds:
     def _fence(self, seen: Node, *, given_up: bool) -> None:
         if given_up:
             assert seen.dead, "a machine is given up that lives"
-            seen.taints[OUT], seen.annotations["minivm.io/fenced"] = "nodeshutdown", "x"
+            seen.taints[OUT], seen.labels[FENCED] = "nodeshutdown", "true"
             fenced = [one for one in self.nodes.values() if OUT in one.taints and not one.ready]
             assert len(fenced) <= max(1, int(len(self.nodes) * self.policy.share)), "above budget"
         else:
             assert seen.ready, "a machine is taken back that is not there"
-            assert "minivm.io/fenced" in seen.annotations, "another's taint is lifted"
-            del seen.taints[OUT], seen.annotations["minivm.io/fenced"]
+            assert FENCED in seen.labels, "another's taint is lifted"
+            del seen.taints[OUT], seen.labels[FENCED]
         seen.version += 1
 
     def _other(self) -> str:

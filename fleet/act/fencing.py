@@ -18,6 +18,8 @@ from fleet.world.kubernetes import FENCED, TAINT, Kubernetes, Node, Pod
 from fleet.world.proof import Proof
 
 LEASES = "kube-node-lease"
+# Beside our label on a Node that is given up, for people.
+WHY = "minivm.io/fenced"
 # What a machine that is well answers in; so many are asked at a look, and the others when these are over.
 WITHIN_S = 3.0
 MOST = 8
@@ -101,8 +103,9 @@ async def _taint(api: Api, name: str, uid: str, version: str, why: str | None) -
         return False
     others = [taint for taint in (node.get("spec") or {}).get("taints") or [] if taint.get("key") != TAINT]
     ours = [] if why is None else [{"key": TAINT, "value": "nodeshutdown", "effect": "NoExecute"}]
+    mark = {"labels": {FENCED: "true" if why else None}, "annotations": {WHY: why}}
     body = {
-        "metadata": {"uid": uid, "resourceVersion": version, "annotations": {FENCED: why}},
+        "metadata": {"uid": uid, "resourceVersion": version, **mark},
         "spec": {"taints": [*others, *ours]},
     }
     await api.ask(f"taint {name}", (api.core.patch_node, {"name": name, "body": body, "_content_type": MERGE}))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from fleet import words
 from fleet.policy import Policy
-from fleet.world.kubernetes import FENCED, Node, Pod
+from fleet.world.kubernetes import Node, Pod
 from fleet.world.slurm import SlurmNode
 from fleet.world.world import Worker
 
@@ -49,7 +49,7 @@ def of_node(node: Node, policy: Policy, now: float) -> Mapping[str, str]:
     raised = [node.conditions[type_] for type_ in policy.conditions if type_ in node.conditions]
     if one := next((condition for condition in raised if condition.status == "True"), None):
         found["condition"] = f"{one.type}: {one.message or one.reason}"
-    if FENCED in node.annotations and silent_for(node, now) >= 0:
+    if node.fenced and silent_for(node, now) >= 0:
         found["dead"] = f"node {node.name} is given up"
     if silent_for(node, now) >= policy.not_ready_s:
         found["notready"] = f"node {node.name} is not ready"

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from fleet.decide.actions import Action, Delete, Fence, Tell, Unfence
 from fleet.decide.causes import silent_for
 from fleet.policy import Policy
-from fleet.world.kubernetes import FENCED, TAINT, Kubernetes, Node, Pod
+from fleet.world.kubernetes import TAINT, Kubernetes, Node, Pod
 from fleet.world.proof import Proof
 from fleet.world.slurm import Slurm
 from fleet.world.world import Unknown
@@ -49,7 +49,7 @@ def fence(
         if isinstance(slurm, Unknown) and on[node.name][0].component != CONTROLLER:
             continue
         lacking = _lacking(node, proofs.get(node.name), policy)
-        given_up = FENCED in node.annotations
+        given_up = node.fenced
         if lacking or policy.fencing != "act":
             yield _told(node, on[node.name], lacking, policy)
         elif given_up:
@@ -59,14 +59,14 @@ def fence(
         elif not many and not any(taint.key == TAINT for taint in node.taints):
             yield Fence(node.name, node.uid, node.version, f"not heard of for over {policy.dead_s:g} s")
     for node in kubernetes.nodes.values():
-        if FENCED in node.annotations and _well(node, now) >= policy.not_ready_s:
+        if node.fenced and _well(node, now) >= policy.not_ready_s:
             yield Unfence(node.name, node.uid, node.version)
 
 
 def _too_many(kubernetes: Kubernetes, on: Mapping[str, list[Pod]], policy: Policy, now: float) -> Tell | None:
     """Those that are given up already count as long as they are away: a fleet is not emptied one by one either."""
     nodes = kubernetes.nodes.values()
-    away = [one for one in nodes if silent_for(one, now) >= 0 and (one.name in on or FENCED in one.annotations)]
+    away = [one for one in nodes if silent_for(one, now) >= 0 and (one.name in on or one.fenced)]
     most = max(1, int(len(on) * policy.share))
     if len(away) <= most:
         return None

@@ -14,9 +14,9 @@ from fleet.world.reading import Object
 FREE = "minivm.io/free"
 # A cordon of ours. A machine cannot set a label of this kind: the API server keeps kubelets from it (NodeRestriction).
 CORDONED = "minivm.node-restriction.kubernetes.io/cordoned"
-# What Kubernetes knows for a machine that is given up; and our annotation, which says that it was we.
+# What Kubernetes knows for a machine that is given up; and our label, of the same kind, which says that it was we.
 TAINT = "node.kubernetes.io/out-of-service"
-FENCED = "minivm.io/fenced"
+FENCED = "minivm.node-restriction.kubernetes.io/fenced"
 LABEL = "app.kubernetes.io"
 WORKER = "worker"
 # As a StatefulSet writes it: w-07 is nobody's.
@@ -46,6 +46,7 @@ class Node:
     version: str = ""  # resourceVersion: what was seen, for a change that is meant for this and no later state
     cordoned: bool = False
     ours: bool = False  # labelled so by the fleet: the cordon follows Slurm, and goes with it
+    fenced: bool = False  # labelled so by the fleet: given up
     taints: tuple[Taint, ...] = ()
     address: str = ""
     port: int = 10250  # its kubelet's
@@ -125,12 +126,14 @@ def node(item: Object) -> Node:
     metadata = reading.mapping(item.get("metadata"), "metadata")
     spec = reading.mapping(item.get("spec"), "spec")
     status = reading.mapping(item.get("status"), "status")
+    labels = reading.texts(metadata.get("labels"), "metadata.labels")
     return Node(
         name=reading.text(metadata.get("name"), "metadata.name", needed=True),
         uid=reading.text(metadata.get("uid"), "metadata.uid", needed=True),
         version=reading.text(metadata.get("resourceVersion"), "metadata.resourceVersion"),
         cordoned=reading.flag(spec.get("unschedulable"), "spec.unschedulable"),
-        ours=reading.texts(metadata.get("labels"), "metadata.labels").get(CORDONED) == "true",
+        ours=labels.get(CORDONED) == "true",
+        fenced=labels.get(FENCED) == "true",
         taints=tuple(taint(one) for one in reading.items(spec.get("taints"), "spec.taints")),
         address=_internal(status.get("addresses")),
         port=_kubelet(status.get("daemonEndpoints")),

@@ -16,7 +16,7 @@ from kubernetes_asyncio import client
 from fleet.act.kubernetes import Api, ApiError
 from fleet.act.lead import ours
 from fleet.decide.actions import Cordon, Evict, Free, ShowOnNode, ShowOnPod, Versions
-from fleet.world.kubernetes import CORDONED, Condition
+from fleet.world.kubernetes import CORDONED, FENCED, Condition
 from fleet.world.slurm import Seen
 from tests.helm import rendered_for
 from tests.kubernetes import programs
@@ -267,6 +267,7 @@ def test_a_machine_may_not_call_a_cordon_the_fleets(place: Place) -> None:
 
     until(lambda: annotated() == 200, "a kubelet writes on its own Node")
     place.api.merge(own, {"metadata": {"labels": {CORDONED: None}}})
-    label = {"metadata": {"labels": {CORDONED: "true"}}}
-    assert place.asked_as(kubelet, "PATCH", own, label) == 403
-    assert place.asked_as(place.token, "PATCH", own, label) == 200, "the fleet may"
+    for mark in (CORDONED, FENCED):
+        label = {"metadata": {"labels": {mark: "true"}}}
+        assert place.asked_as(kubelet, "PATCH", own, label) == 403, mark
+        assert place.asked_as(place.token, "PATCH", own, label) == 200, "the fleet may"

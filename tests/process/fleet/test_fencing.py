@@ -18,7 +18,7 @@ from fleet.act import fencing
 from fleet.act.kubernetes import Api
 from fleet.decide.actions import Delete, Fence, Unfence
 from fleet.policy import Policy
-from fleet.world.kubernetes import Condition, Kubernetes, Node, Pod
+from fleet.world.kubernetes import FENCED, Condition, Kubernetes, Node, Pod
 from fleet.world.proof import Proof
 from tests.fleet_world import stamp
 
@@ -136,9 +136,10 @@ def test_a_machine_that_is_given_up_and_taken_back_keeps_the_taints_of_others() 
     asyncio.run(whole())
     (_, _, fenced), (_, _, back) = server.told
     assert fenced["spec"]["taints"] == [*others, {"key": TAINT, "value": "nodeshutdown", "effect": "NoExecute"}]
-    assert fenced["metadata"] == {"uid": "u", "resourceVersion": "7", "annotations": {"minivm.io/fenced": "why"}}
+    words = {"labels": {FENCED: "true"}, "annotations": {"minivm.io/fenced": "why"}}
+    assert fenced["metadata"] == {"uid": "u", "resourceVersion": "7", **words}
     assert back["spec"]["taints"] == others
-    assert back["metadata"]["annotations"] == {"minivm.io/fenced": None}
+    assert (back["metadata"]["labels"], back["metadata"]["annotations"]) == ({FENCED: None}, {"minivm.io/fenced": None})
 
 
 def test_a_pod_is_deleted_by_force_only_while_its_node_is_as_it_was_seen() -> None:

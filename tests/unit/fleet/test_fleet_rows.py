@@ -22,6 +22,7 @@ from fleet.decide.actions import (
     ShowOnPod,
     Uncordon,
     Undrain,
+    Unfence,
 )
 from fleet.decide.decide import Decision
 from fleet.policy import Policy
@@ -29,7 +30,7 @@ from fleet.world.kubernetes import Kubernetes
 from fleet.world.slurm import Slurm, slurm_node
 from health.broker import decide as broker
 from init.slurm import node as init_node
-from tests.fleet_world import BEGIN, OUT, Worlds
+from tests.fleet_world import BEGIN, FENCED, OUT, Worlds
 
 REASON = "minivm: fleet: cordon: node n0 is cordoned"
 
@@ -778,7 +779,7 @@ def test_one_sign_of_life_or_one_that_nobody_can_read_and_nothing_is_given_up(
 def test_a_sign_of_life_stops_what_was_begun(acting: Worlds) -> None:
     dead_for(acting, "n0")
     acting.look()
-    assert "minivm.io/fenced" in acting.nodes["n0"].annotations
+    assert FENCED in acting.nodes["n0"].labels
     acting.nodes["n0"].dead = False
     acting.settle_in()
     assert acting.pods["w-0"].uid == "pod-w-0-0"
@@ -792,6 +793,18 @@ def test_where_a_provider_is_named_his_word_is_needed(acting: Worlds) -> None:
     acting.taint("n0", "cloud/shutdown")
     acting.settle_in()
     assert acting.pods["w-0"].node != "n0"
+
+
+def test_a_machine_that_calls_itself_given_up_is_not_believed(acting: Worlds) -> None:
+    """Its kubelet may write annotations: it would go round the budget, and have a person's taint lifted for it."""
+    acting.nodes["n0"].annotations["minivm.io/fenced"] = "a lie"
+    acting.nodes["n0"].taints[OUT] = "nodeshutdown"
+    acting.settle_in()
+    assert OUT in acting.nodes["n0"].taints, "a person's word is lifted"
+    del acting.nodes["n0"].taints[OUT]
+    dead_for(acting, "n0", "n1")
+    acting.settle_in()
+    assert not [change for change in acting.done if isinstance(change, Fence | Delete | Unfence)]
 
 
 def test_machines_that_die_together_are_not_given_up(acting: Worlds) -> None:
