@@ -19,7 +19,6 @@ from init.places import PLAN, SOCKET
 if TYPE_CHECKING:
     from init.plan.compile import Plan
     from init.pod.client import Client
-    from init.view.snapshot import Snapshot
 
 # Whether it may be asked is the socket's to say: click's own words for it ("not readable") help nobody.
 ASKED = click.Path(readable=False, path_type=Path)
@@ -61,11 +60,6 @@ SERVICE = click.argument("service", shell_complete=service_names)
 OPTIONAL_SERVICE = click.argument("service", required=False, shell_complete=service_names)
 
 
-def snapshot(context: click.Context) -> Snapshot:
-    with connect(context) as client:
-        return client.snapshot()
-
-
 def emit(data: object) -> None:
     import json
 
@@ -77,7 +71,8 @@ def emit(data: object) -> None:
 @click.pass_context
 def status(context: click.Context, as_json: bool) -> None:
     """One table: services, their states, and why what is not ready is not."""
-    found = snapshot(context)
+    with connect(context) as client:
+        found = client.snapshot()
     if as_json:
         from init.view.snapshot import to_mapping
 

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 
 from init.drain.deadline import Deadline, allowed_by_pid_1, budget
 from init.errors import InitError
 from init.slurm import client
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 USAGE = "usage: python3 -I -m init.drain worker|login [--resume]"
 

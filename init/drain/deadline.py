@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ground.sockets import notify
 from init.engine.order import drain_budget, margin
 from init.errors import InitError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 ENDING = 0.5  # to say how it went before PID 1 would end it
 PROC = Path("/proc")

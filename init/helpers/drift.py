@@ -13,6 +13,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ground.files import write_whole
@@ -23,10 +24,6 @@ from init.helpers.findings import Finding, State
 from init.helpers.links import Links
 from init.pod.pod import Pod
 from init.records import record
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 EXPECTS = "/usr/share/minivm/expects.json"
 METRICS = "/run/minivm/metrics.d/drift.prom"

@@ -51,25 +51,14 @@ def waves(edges: Edges) -> list[tuple[str, ...]]:
 
 def cycle(edges: Edges) -> list[str]:
     """One cycle, its first name repeated at the end, or nothing."""
-    done: set[str] = set()
-    for start in sorted(edges):
-        path: list[str] = []
-        stack: list[tuple[str, list[str]]] = [(start, sorted(edges.get(start, ())))]
-        while stack:
-            name, rest = stack[-1]
-            if name not in path and name not in done:
-                path.append(name)
-            if not rest or name in done:
-                stack.pop()
-                done.add(name)
-                if path and path[-1] == name:
-                    path.pop()
-                continue
-            other = rest.pop(0)
-            if other in path:
-                return [*path[path.index(other) :], other]
-            if other in edges and other not in done:
-                stack.append((other, sorted(edges[other])))
+    from graphlib import CycleError, TopologicalSorter  # only a mistake pays for it
+
+    try:
+        TopologicalSorter({name: sorted(edges[name]) for name in sorted(edges)}).prepare()
+    except CycleError as error:
+        found = error.args[1][:0:-1]  # there each one comes before those that wait for it
+        first = found.index(min(found))
+        return [*found[first:], *found[: first + 1]]
     return []
 
 
@@ -91,8 +80,10 @@ def check(services: Sequence[Service]) -> None:
                 errors.append(_error(service, "needs", f"no service {other!r}", nearest(other, list(by_name))))
     if not errors:
         for what, edges in (("start", start_edges(services)), ("stop", stop_edges(services))):
-            found = cycle(edges)
-            if found:
+            try:
+                waves(edges)
+            except ConfigError:
+                found = cycle(edges)
                 errors.append(_error(by_name[found[0]], "needs", f"a cycle in the {what} order: {' -> '.join(found)}"))
                 break
     raise_all("check the services", errors)

@@ -9,14 +9,11 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Sequence
 
 from init.errors import ConfigError, InitError, nearest
 from init.plan.builtin import STEPS
 from init.pod.pod import Pod
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 EX_CONFIG = 78
 

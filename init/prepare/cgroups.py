@@ -7,13 +7,10 @@ a leaf of its own. In v1 each hierarchy stands for itself, and who needs it make
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from pathlib import Path
 
 from init.pod.pod import Pod, writable
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 ROOT = "/sys/fs/cgroup"
 LEAF = "minivm"
@@ -54,7 +51,7 @@ def leave(root: Path) -> None:
     """Out of the place that is to delegate."""
     leaf = root / LEAF
     leaf.mkdir(exist_ok=True)
-    for pid in _words(root / "cgroup.procs").split():
+    for pid in (root / "cgroup.procs").read_text().split():
         with contextlib.suppress(OSError):  # it has exited, or is a kernel thread
             (leaf / "cgroup.procs").write_text(pid)
 
@@ -64,12 +61,8 @@ def delegate(directory: Path) -> list[str]:
     if not (directory / CONTROLLERS).exists():
         return []
     handed = []
-    for name in _words(directory / CONTROLLERS).split():
+    for name in (directory / CONTROLLERS).read_text().split():
         with contextlib.suppress(OSError):  # one that the parent holds back does not cost the others
             (directory / "cgroup.subtree_control").write_text(f"+{name}")
             handed.append(name)
     return handed
-
-
-def _words(file: Path) -> str:
-    return file.read_text().strip()

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 from ground.commands import ran
 from ground.files import read_plain
@@ -15,10 +16,6 @@ from init.prepare.directories import ensure
 from init.prepare.slurm_state import CLIENT, CONFIGURATION, SOCKET, STATE
 from init.records import record
 from init.slurm.conf import setting
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TEMPLATE = "/usr/share/minivm/mysql"
 DATA = "/var/lib/mysql"

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import re
+from collections.abc import Sequence
 
 from init.pod.pod import Pod
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 LIBRARY = "libnvidia-ml.so.1"
 _NAME_BYTES = 96

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from init.pod.pod import Pod
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 # cgroup v1 writes "no limit" as the largest multiple of a page.
 V1_UNLIMITED = 1 << 60

@@ -6,11 +6,9 @@ drops what it does not know of its tables.
 
 from __future__ import annotations
 
-from init.records import record
+from collections.abc import Mapping
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from init.records import record
 
 FILE = "/usr/share/minivm/slurm.json"
 # The files of slurmctld's state that begin with the number of the Slurm that wrote them: behind this word, or at once.

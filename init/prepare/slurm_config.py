@@ -2,40 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+
 from init.pod.pod import MOUNTS, Pod, write
-from init.slurm.files import MOUNT, TARGET, SlurmFiles, mounted_files
+from init.slurm.files import MOUNT, TARGET, SlurmFiles, read
 from init.slurm.kept import Kept
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-# What a controller needs to serve dynamic, configless workers; a cluster of any size brings its own file.
-DEFAULT = """\
-ClusterName={cluster}
-SlurmctldHost={host}
-SlurmUser=slurm
-AuthType=auth/munge
-CredType=cred/munge
-SlurmctldParameters=enable_configless
-StateSaveLocation=/var/spool/slurmctld
-SlurmdSpoolDir=/var/spool/slurmd
-SlurmctldPidFile=/run/slurm/slurmctld.pid
-SlurmdPidFile=/run/slurm/slurmd.pid
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core_Memory
-DefMemPerCPU=100
-GresTypes=gpu
-MaxNodeCount=2048
-TreeWidth=65533
-ReturnToService=2
-SlurmdTimeout=60
-GetEnvTimeout=0
-SchedulerParameters=batch_sched_delay=0
-{accounting}{jwt}PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
-"""
+# Beside this file: what a controller needs to serve dynamic, configless workers. A cluster of any size brings its own.
+DEFAULT = Path(__file__).with_name("slurm.conf")
 ACCOUNTING = """\
 AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost={host}
@@ -50,7 +25,7 @@ DEFAULT_GRES = "AutoDetect=off\n"
 
 
 def run(pod: Pod) -> str:
-    mounted = {path.name: path.read_bytes() for path in mounted_files(pod.path(MOUNT))}
+    mounted = read(pod.path(MOUNT))
     files = start_from(mounted, Kept(pod).good())
     names = files.keys()
     SlurmFiles(pod).put(files)
@@ -78,7 +53,7 @@ def defaults(pod: Pod, accounting: str) -> dict[str, str]:
     # slurmctld looks for its own host name among the controllers; the others reach it by the name that they were given.
     host = os.uname().nodename.split(".")[0]
     known_as = pod.controller[0] if pod.setting("MINIVM_CONTROLLER") else host
-    slurm = DEFAULT.format(
+    slurm = DEFAULT.read_text().format(
         cluster=pod.setting("MINIVM_CLUSTER", "minivm"),
         host=host if known_as == host else f"{host}({known_as})",
         jwt=JWT if pod.has(f"{MOUNTS}/secrets/slurm/jwt_hs256.key") else "",

@@ -144,24 +144,17 @@ def _settings(old: Configuration, new: Configuration) -> Iterator[tuple[str, Tak
 
 def _shut_out(name: str, old: Line, new: Line) -> Iterator[tuple[str, Takes]]:
     """Waiting jobs that could never start: their account or QOS is let in no more. What runs, runs on."""
-    for key, kind in (("allowaccounts", "account"), ("allowqos", "qos")):
-        if new.get(key, "ALL").upper() != "ALL" and new.get(key) != old.get(key):
-            allowed = words(new[key])
-            yield (
-                f"partition {name} lets {kind} {new[key]} in and no other",
-                lambda job, kind=kind, allowed=allowed: (  # type: ignore[misc]
-                    not job.holds and job.partitions == {name} and getattr(job, kind) not in allowed
-                ),
-            )
-    for key, kind in (("denyaccounts", "account"), ("denyqos", "qos")):
-        denied = words(new.get(key, "")) - words(old.get(key, ""))
-        if denied:
-            yield (
-                f"partition {name} turns {kind} {','.join(sorted(denied))} away",
-                lambda job, kind=kind, denied=denied: (  # type: ignore[misc]
-                    not job.holds and job.partitions == {name} and getattr(job, kind) in denied
-                ),
-            )
+
+    def waits_in_vain(kind: str, listed: frozenset[str], *, inside: bool) -> Takes:
+        return lambda job: not job.holds and job.partitions == {name} and (getattr(job, kind) in listed) is inside
+
+    for kind, allow, deny in (("account", "allowaccounts", "denyaccounts"), ("qos", "allowqos", "denyqos")):
+        if new.get(allow, "ALL").upper() != "ALL" and new.get(allow) != old.get(allow):
+            what = f"partition {name} lets {kind} {new[allow]} in and no other"
+            yield what, waits_in_vain(kind, words(new[allow]), inside=False)
+        if denied := words(new.get(deny, "")) - words(old.get(deny, "")):
+            what = f"partition {name} turns {kind} {','.join(sorted(denied))} away"
+            yield what, waits_in_vain(kind, denied, inside=True)
 
 
 def changes(old: Configuration, new: Configuration) -> Iterator[str]:

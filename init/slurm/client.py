@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Callable, Mapping, Sequence
 
 from ground.commands import ran
 from init.errors import InitError
 from init.pod.addresses import CONTROLLER, host_and_port, joined
 from init.slurm.node import Node, parse
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 SCONTROL = "/usr/bin/scontrol"
 SQUEUE = "/usr/bin/squeue"

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
 
 from init.lean import read_json
 from init.pod.pod import Pod, PrepareError, write
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 DIRECTORY = "/var/lib/minivm/slurm"
 GOOD, ACCEPTED = "good.json", "accepted"

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from init.fields import number
 from init.records import record
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 PREFIX = "minivm:"
 STOPPING = f"{PREFIX} pod stops"

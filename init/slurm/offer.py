@@ -7,12 +7,9 @@ be drained by Slurm ("Low RealMemory"), one that comes back with more would not 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from init.fields import number
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 # The words of a description, as `scontrol show node` calls them.
 SHOWN_AS = {"cpus": "CPUTot", "feature": "AvailableFeatures", "features": "AvailableFeatures"}

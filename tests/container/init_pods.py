@@ -213,7 +213,7 @@ CHANGED = {
 def slurm_conf(*extra: str, accounting: bool = True) -> str:
     """The image's own slurm.conf for a controller of that name, with those changes and further lines."""
     host = "slurm-controller"
-    text = slurm_config.DEFAULT.format(
+    text = slurm_config.DEFAULT.read_text().format(
         cluster="minivm",
         host=host,
         accounting=slurm_config.ACCOUNTING.format(host=host) if accounting else "",
