@@ -138,7 +138,7 @@ class Loop:
         notify(text)
         return known.published is not None and known.published.oid != ""
 
-    def _fork(self, work: Callable[[], None]) -> int:
+    def _fork(self, work: Callable[[], object]) -> int:
         parent = os.getpid()
         pid = os.fork()
         if pid:
@@ -165,12 +165,9 @@ class Loop:
 
     def _start(self) -> None:
         look, self.looked = not self.looked, True
-        pid = self._fork(lambda: self._cycle(look=look))
+        pid = self._fork(lambda: run_cycle(self.settings, look=look))
         self.child, self.child_fd = pid, os.pidfd_open(pid)
         self.child_deadline = self.clock() + self.settings.timeout + 3 * self.settings.check_timeout + CYCLE_SLACK
-
-    def _cycle(self, *, look: bool) -> None:
-        run_cycle(self.settings, look=look)
 
     def _end(self) -> None:
         assert self.child is not None

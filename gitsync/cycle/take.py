@@ -32,7 +32,8 @@ def take(cycle: Cycle, reader: Reader, tip: Tip, ref: Ref, *, manual: bool = Fal
     step = "verify"
     try:
         with cycle.timed("verify"):
-            newer_than = None if manual else _published_date(cycle)
+            published = cycle.state.published
+            newer_than = None if manual else published.committed if published else 0.0
             signer, entries = admit(
                 cycle.settings, ref, tip, reader, newer_than=newer_than, had=lambda: _kinds_before(cycle)
             )
@@ -50,10 +51,6 @@ def take(cycle: Cycle, reader: Reader, tip: Tip, ref: Ref, *, manual: bool = Fal
         if manual or candidate.stalls + 1 < STALLS:
             raise
         refuse(cycle, tip.oid, tip.commit, step, error)
-
-
-def _published_date(cycle: Cycle) -> float:
-    return cycle.state.published.committed if cycle.state.published else 0.0
 
 
 def _kinds_before(cycle: Cycle) -> frozenset[str]:

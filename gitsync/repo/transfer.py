@@ -71,18 +71,14 @@ def ensure_repository(repository: Path) -> None:
 def credentials(settings: Settings) -> Iterator[tuple[dict[str, str], tuple[str, ...]]]:
     """The environment and options that let git's transports authenticate."""
     url = settings.repo or ""
-    if url.startswith(("http://", "https://")):
-        if settings.token_file.exists():
-            env = {"MINIVM_TOKEN_FILE": str(settings.token_file), "MINIVM_TOKEN_USER": settings.token_user}
-            yield env, (f"credential.helper={TOKEN_HELPER}",)
-        else:
-            yield {}, ()
-        return
-    if "://" in url and not url.startswith("ssh://"):
+    if url.startswith(("http://", "https://")) and settings.token_file.exists():
+        env = {"MINIVM_TOKEN_FILE": str(settings.token_file), "MINIVM_TOKEN_USER": settings.token_user}
+        yield env, (f"credential.helper={TOKEN_HELPER}",)
+    elif "://" in url and not url.startswith("ssh://"):
         yield {}, ()
-        return
-    with private_key(settings.ssh_key) as key:
-        yield {"GIT_SSH_COMMAND": ssh_command(settings, key), "GIT_SSH_VARIANT": "ssh"}, ()
+    else:
+        with private_key(settings.ssh_key) as key:
+            yield {"GIT_SSH_COMMAND": ssh_command(settings, key), "GIT_SSH_VARIANT": "ssh"}, ()
 
 
 def ssh_command(settings: Settings, key: str | None) -> str:
@@ -137,8 +133,9 @@ def _run(settings: Settings, lock: Held, *arguments: str) -> child.Done:
 def fetch(settings: Settings, ref: Ref, lock: Held) -> None:
     """Bring the ref's newest commit, without its history, to `FETCHED`. Atomic: git moves the ref last."""
     assert settings.repo is not None
-    if ref.kind is RefKind.COMMIT and _has(settings.layout.repository, ref.name):
-        set_ref(settings.layout.repository, FETCHED, ref.name, lock)
+    repository = settings.layout.repository
+    if ref.kind is RefKind.COMMIT and local(repository, "cat-file", "-e", f"{ref.name}^{{tree}}").status == 0:
+        set_ref(repository, FETCHED, ref.name, lock)
         return
     done = _run(
         settings, lock, "fetch", "--quiet", "--force", "--no-tags", "--no-write-fetch-head", "--no-recurse-submodules",
@@ -179,10 +176,6 @@ def _hint(err: str) -> str | None:
         if sign in err:
             return hint
     return None
-
-
-def _has(repository: Path, commit: str) -> bool:
-    return local(repository, "cat-file", "-e", f"{commit}^{{tree}}").status == 0
 
 
 def fetched_oid(repository: Path) -> str:

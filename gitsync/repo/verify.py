@@ -66,21 +66,17 @@ def signature(settings: Settings, ref: Ref, tip: Tip) -> str:
             file=settings.allowed_signers,
             hint="mount one, or set MINIVM_GITSYNC_VERIFY=no to trust whoever can push",
         )
-    by_commit = None
-    if tip.tag is not None:
-        opinion = _ask(settings, "verify-tag", tip.oid)
-        if opinion.good:
-            # A good signature on tag v1, served under the name v2, is an old version dressed up as a new one.
-            if ref.kind is RefKind.TAG and tip.tag != ref.name:
-                raise Refused("trust the tag", f"it was signed as {tip.tag!r} and is served as {ref.name!r}")
-            return opinion.signer
-        by_commit = _ask(settings, "verify-commit", tip.commit)
-        if by_commit.good:
-            return by_commit.signer
-        raise Refused("trust the tag", f"{opinion.reason}; and its commit by {tip.author}: {by_commit.reason}")
+    by_tag = None if tip.tag is None else _ask(settings, "verify-tag", tip.oid)
+    if by_tag is not None and by_tag.good:
+        # A good signature on tag v1, served under the name v2, is an old version dressed up as a new one.
+        if ref.kind is RefKind.TAG and tip.tag != ref.name:
+            raise Refused("trust the tag", f"it was signed as {tip.tag!r} and is served as {ref.name!r}")
+        return by_tag.signer
     by_commit = _ask(settings, "verify-commit", tip.commit)
     if by_commit.good:
         return by_commit.signer
+    if by_tag is not None:
+        raise Refused("trust the tag", f"{by_tag.reason}; and its commit by {tip.author}: {by_commit.reason}")
     raise Refused("trust the commit", f"{by_commit.reason} (author {tip.author})")
 
 
