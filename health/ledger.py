@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -17,6 +16,7 @@ from typing import Any
 
 from gitsync.errors import GitsyncError
 from ground.files import read_json, write_json
+from health.verdict import read_mapping
 
 LOCK = ".lock"
 EVENTS_KEPT = 100
@@ -78,14 +78,7 @@ class Ledger:
 
 def read_book(path: Path) -> dict[str, Any]:
     """For a person: a file that is damaged is told, and left as it is."""
-    try:
-        book = json.loads(path.read_bytes())
-    except OSError as error:
-        raise GitsyncError("read the ledger", error.strerror or str(error), file=path) from error
-    except (ValueError, RecursionError) as error:
-        raise GitsyncError("read the ledger", f"not JSON: {error}", file=path) from error
-    if not isinstance(book, dict):
-        raise GitsyncError("read the ledger", "wanted a mapping", file=path)
+    book = read_mapping(path, "read the ledger")
     events = book.get("events", [])
     if not isinstance(events, list) or not all(map(_can_be_shown, events)):
         why = "wanted a list of incidents: at, check, reason"

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from gitsync.errors import GitsyncError
 from ground.errors import one_line
@@ -167,6 +168,19 @@ def read_verdict(path: Path) -> Verdict | None:
         return verdict_from_json(data, str(path)) if isinstance(data, dict) else None
     except (OSError, ValueError, RecursionError, GitsyncError):
         return None
+
+
+def read_mapping(file: Path, what: str) -> dict[str, Any]:
+    """For a person: a file that is missing or damaged is told."""
+    try:
+        data = json.loads(file.read_bytes())
+    except OSError as error:
+        raise GitsyncError(what, error.strerror or str(error), file=file) from error
+    except (ValueError, RecursionError) as error:
+        raise GitsyncError(what, f"not JSON: {error}", file=file) from error
+    if not isinstance(data, dict):
+        raise GitsyncError(what, "wanted a mapping", file=file)
+    return data
 
 
 def read_verdicts(directory: Path) -> dict[str, Verdict]:

@@ -13,12 +13,9 @@ SINFO = "/usr/bin/sinfo"
 
 def others(text: str, own: str) -> tuple[list[Other], int]:
     """What sinfo says: NAME|TIME|REASON; a node is told once for each of its partitions."""
-    rows = {name.strip(): (at.strip(), said.strip()) for name, at, said in _rows(text)}
+    cells = ([cell.strip() for cell in line.split("|", 2)] for line in text.splitlines())
+    rows = {row[0]: (row[1], row[2]) for row in cells if len(row) == 3}
     return [Other(said, _time(at)) for name, (at, said) in rows.items() if name != own], len(rows)
-
-
-def _rows(text: str) -> list[list[str]]:
-    return [row for row in (line.split("|", 2) for line in text.splitlines()) if len(row) == 3]
 
 
 def _time(text: str) -> float | None:

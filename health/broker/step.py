@@ -164,7 +164,10 @@ def _act(memory: Memory, after: Memory, inputs: Inputs, now: Now) -> Outcome:
             case fleet:
                 pass
         many = guarded(standing, fleet.others, fleet.total, inputs.policy, now.wall)
-        logs = tuple(Log(_stands_on_many(check, standing[check])) for check in sorted(many))
+        logs = tuple(
+            Log(f"{standing[check].name(check)} stands on too many nodes: this one is not drained for it"
+                f" ({standing[check].reason})") for check in sorted(many)
+        )  # fmt: skip
         after = hold(after, many, now.wall + inputs.policy.guard_lasts_s)
         standing = after.standing(now)
         act = decide(standing, node, _kept(after, node.reason, inputs, now))
@@ -218,7 +221,3 @@ def _recheck(memory: Memory, after: Memory, inputs: Inputs, now: Now) -> Outcome
 
 def names_of(standing: Mapping[str, Seen]) -> frozenset[str]:
     return frozenset(seen.name(check) for check, seen in standing.items())
-
-
-def _stands_on_many(check: str, seen: Seen) -> str:
-    return f"{seen.name(check)} stands on too many nodes: this one is not drained for it ({seen.reason})"

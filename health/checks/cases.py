@@ -20,7 +20,7 @@ from gitsync.errors import GitsyncError
 from health.api import Capture, CheckModule, Failure, Result
 from health.checks.judge import Judged, Setting, judge
 from health.checks.load import Loaded, load_checks, load_limits
-from health.verdict import Class
+from health.verdict import Class, read_mapping
 
 KEYS = {"about", "origin", "expect", "now", "previous", "environment", "commit", "boot_id", "versions", "verdicts"}
 # One source, and a whole capsule: a kernel that floods its log must not fill the node's disk.
@@ -69,14 +69,7 @@ def read_case(path: Path) -> Case:
 
 
 def _facts(file: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(file.read_bytes())
-    except OSError as error:
-        raise GitsyncError("read a case", error.strerror or str(error), file=file) from error
-    except (ValueError, RecursionError) as error:
-        raise GitsyncError("read a case", f"not JSON: {error}", file=file) from error
-    if not isinstance(data, dict):
-        raise GitsyncError("read a case", "wanted a mapping", file=file)
+    data = read_mapping(file, "read a case")
     if stray := set(data) - KEYS:
         known = ", ".join(sorted(KEYS))
         raise GitsyncError("read a case", f"unknown key {min(stray)!r}", file=file, hint=f"known: {known}")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
@@ -103,23 +104,20 @@ def _unknown(reason: str) -> Finding:
     return shown(Finding(Result.UNKNOWN, reason[:500]))
 
 
-class _deadline:
+@contextmanager
+def _deadline(seconds: float) -> Iterator[None]:
     """Interrupts pure Python after so many seconds; only the main thread can be interrupted so."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, _ring)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._works = threading.current_thread() is threading.main_thread()
 
-    def __enter__(self) -> None:
-        if self._works:
-            self._old = signal.signal(signal.SIGALRM, self._ring)
-            signal.setitimer(signal.ITIMER_REAL, self._seconds)
-
-    def __exit__(self, *_: object) -> None:
-        if self._works:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, self._old)
-
-    @staticmethod
-    def _ring(number: int, frame: FrameType | None) -> None:
-        raise _TooLong
+def _ring(number: int, frame: FrameType | None) -> None:
+    raise _TooLong
