@@ -12,8 +12,6 @@ from pathlib import Path
 from cluster.errors import ClusterError
 from cluster.publish import write_private
 
-HOST_KEY_TYPES = ("ed25519",)
-
 
 @dataclass(frozen=True, slots=True)
 class Keys:
@@ -33,23 +31,19 @@ def load_or_make(directory: Path, *, users: tuple[str, ...]) -> Keys:
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     private = {user: directory / f"{user}_ed25519" for user in users}
     for path in private.values():
-        ssh_key(path, "ed25519")
+        ssh_key(path)
     return Keys(
         munge=base64.b64encode(once(directory / "munge.key", 1024)).decode(),
         jwt=base64.b64encode(once(directory / "jwt_hs256.key", 32)).decode(),
         database=once(directory / "database", 24).hex(),
         ring=base64.b64encode(once(directory / "ring.key", 32).hex().encode()).decode(),
-        ssh_host=host_keys(directory, "ssh_host"),
+        ssh_host={"ssh_host_ed25519_key": ssh_key(directory / "ssh_host_ed25519_key")},
         ssh_host_public=public(directory / "ssh_host_ed25519_key"),
-        worker_host=host_keys(directory, "worker_host"),
+        worker_host={"ssh_host_ed25519_key": ssh_key(directory / "worker_host_ed25519_key")},
         worker_host_public=public(directory / "worker_host_ed25519_key"),
         users=private,
         users_public={user: public(path) for user, path in private.items()},
     )
-
-
-def host_keys(directory: Path, name: str) -> dict[str, str]:
-    return {f"ssh_host_{kind}_key": ssh_key(directory / f"{name}_{kind}_key", kind) for kind in HOST_KEY_TYPES}
 
 
 def once(path: Path, size: int) -> bytes:
@@ -58,10 +52,10 @@ def once(path: Path, size: int) -> bytes:
     return path.read_bytes()
 
 
-def ssh_key(path: Path, kind: str) -> str:
+def ssh_key(path: Path) -> str:
     """The private key's text; ssh-keygen makes it 0600 itself."""
     if not path.exists():
-        command = ["ssh-keygen", "-q", "-t", kind, "-N", "", "-C", path.name, "-f", str(path)]
+        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", path.name, "-f", str(path)]
         try:
             subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ | {"LC_ALL": "C"})
         except FileNotFoundError as error:

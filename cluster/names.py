@@ -20,15 +20,10 @@ def saved(root: Path) -> set[str]:
 
 def labelled(api: Any) -> set[str]:
     """Those of which the engine has anything, wherever they were brought up."""
-    return set(labels(api))
-
-
-def labels(api: Any) -> Iterator[str]:
     filters = {"label": LABEL}
     having: list[dict[str, Any]] = [*api.containers(all=True, filters=filters), *api.networks(filters=filters)]
     having += api.volumes(filters=filters)["Volumes"] or []
-    for item in having:
-        yield item["Labels"][LABEL]
+    return {item["Labels"][LABEL] for item in having}
 
 
 def hint(known: Iterable[str]) -> str:

@@ -46,10 +46,6 @@ class Running:
     last_words: str = ""  # why its PID 1 ended: what a kubelet shows of /dev/termination-log
 
 
-def container_name(cluster: str, pod: str) -> str:
-    return f"minivm-{cluster}-{pod}"
-
-
 def fingerprint(pod: Pod, image_id: str, published: Mapping[int, int] = MappingProxyType({})) -> str:
     """What a pod is made from, without what changes under a living one (the content of its ConfigMaps). Here a node's
     port is the container's own, which a Service gives a living pod on Kubernetes."""
@@ -207,7 +203,7 @@ class Kubelet:
         endpoint = self.api.create_endpoint_config(aliases=aliases, ipv4_address=address)
         created = self.api.create_container(
             image=pod.image,
-            name=container_name(self.cluster, pod.name),
+            name=f"minivm-{self.cluster}-{pod.name}",
             hostname=pod.name,
             environment=objects.resolve_env(pod, address=address, node="this-machine"),
             labels={

@@ -14,7 +14,6 @@ from typing import Any
 
 from cluster.errors import ClusterError
 from cluster.rendered.objects import Files, Limits, Mount, Pod, Probe, Service, Source, Volume
-from cluster.rendered.quantities import cpus, quantity
 
 # Objects that shape a Kubernetes cluster and mean nothing on one machine.
 WITHOUT_MEANING_HERE = frozenset(
@@ -42,10 +41,8 @@ class Manifests:
         for pod in self.pods:
             if pod.name == name:
                 return pod
-        raise ClusterError(f"find the pod {name}", "the chart makes none of that name", hint=self._names())
-
-    def _names(self) -> str:
-        return "it makes " + ", ".join(pod.name for pod in self.pods)
+        made = ", ".join(pod.name for pod in self.pods)
+        raise ClusterError(f"find the pod {name}", "the chart makes none of that name", hint=f"it makes {made}")
 
 
 def parse(documents: Iterable[Mapping[str, Any]], *, namespace: str) -> Manifests:
@@ -191,6 +188,22 @@ def parse_volume(raw: Mapping[str, Any], *, pod: str) -> Volume:
 def parse_limits(raw: Mapping[str, Any]) -> Limits:
     devices = tuple((name, int(count)) for name, count in sorted(raw.items()) if "/" in name)
     return Limits(cpus=cpus(raw.get("cpu", 0)), memory=quantity(raw.get("memory", 0)), devices=devices)
+
+
+def quantity(text: str | int) -> int:
+    """Kubernetes' 256Gi or 1500M in bytes."""
+    found = re.fullmatch(r"([0-9.]+)([KMGTPE]i?|k|m)?", str(text))
+    if not found:
+        raise ClusterError(f"read the quantity {text!r}", "expected a number and a unit such as Gi")
+    number, unit = float(found[1]), found[2] or ""
+    if unit == "m":
+        return int(number / 1000)
+    power = "KMGTPE".find(unit[0].upper()) + 1 if unit else 0
+    return int(number * (1024 if unit.endswith("i") else 1000) ** power)
+
+
+def cpus(text: str | int | float) -> float:
+    return float(str(text).removesuffix("m")) / 1000 if str(text).endswith("m") else float(text)
 
 
 def parse_service(document: Mapping[str, Any]) -> Service:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import tempfile
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
@@ -78,8 +77,3 @@ def opened(pin: Pin, settings: Settings):  # type: ignore[no-untyped-def]  # a r
     if proxies:
         handlers.append(urllib.request.ProxyHandler(proxies))
     return urllib.request.build_opener(*handlers).open(pin.url, timeout=60)
-
-
-def copy(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source, target)

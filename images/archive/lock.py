@@ -114,16 +114,19 @@ def read(place: Place) -> dict[str, Slice]:
 
 
 def write(place: Place, slices: Iterable[Slice]) -> None:
-    place.directory.mkdir(parents=True, exist_ok=True)
     below = read(place.shared) if place.shared else {}
     for slice_ in slices:
         target = place.directory / f"{slice_.layer}.json"
         if below.get(slice_.layer) == slice_:
             target.unlink(missing_ok=True)  # one place for what two locks share: they cannot come apart
             continue
-        text = to_json(slice_)
-        if target.exists() and target.read_text() == text:
-            continue
+        write_changed(target, to_json(slice_))
+
+
+def write_changed(target: Path, text: str) -> None:
+    """What is there already keeps its time."""
+    if not target.exists() or target.read_text() != text:
+        target.parent.mkdir(parents=True, exist_ok=True)
         write_whole(target, text)
 
 
@@ -134,7 +137,7 @@ def stale(wants: Sequence[Wanted], slices: Mapping[str, Slice]) -> list[str]:
 
 def archive_origins(place: Place, base: BaseFiles | None, names: Iterable[str]) -> list[Origin]:
     own = base.origins if base else origins.bootstrap_origins(place.variant, place.settings)
-    vendor = origins.vendor_sources(place.definition, place.variant)
+    vendor = origins.vendor_sources(place.variant)
     listed = [vendor[name] for name in dict.fromkeys(names)]
     return [*own, *(
         origins.vendor_origin(s, place.definition, place.settings, place.downloads) if s.uri
@@ -154,7 +157,7 @@ def open_archive(place: Place, base: BaseFiles | None, names: Iterable[str]) -> 
     key = place.directory.name
     archive = Archive(place.repository / "build/apt" / key, place.choice.arch, options)
     names = list(names)
-    vendor = origins.vendor_sources(place.definition, place.variant)
+    vendor = origins.vendor_sources(place.variant)
     pins = {name: origins.preferences(vendor[name]) for name in names if vendor[name].pin is not None}
     archive.use(archive_origins(place, base, names), pins)
     archive.update()

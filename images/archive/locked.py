@@ -55,9 +55,13 @@ class Slice:
 def to_json(slice_: Slice) -> str:
     """One line a package, so that a new lock is read as a diff."""
     head = {"format": FORMAT, "layer": slice_.layer, "request": asdict(slice_.request)}
-    lines = ",\n".join(f"    {json.dumps(asdict(package), sort_keys=False)}" for package in slice_.packages)
+    return lock_text(head, "packages", slice_.packages)
+
+
+def lock_text(head: Mapping[str, object], kind: str, items: Iterable[Any]) -> str:
+    lines = ",\n".join(f"    {json.dumps(asdict(item))}" for item in items)
     body = f"[\n{lines}\n  ]" if lines else "[]"
-    return json.dumps(head, indent=2)[:-2] + f',\n  "packages": {body}\n}}\n'
+    return json.dumps(head, indent=2)[:-2] + f',\n  "{kind}": {body}\n}}\n'
 
 
 def from_json(text: str, file: str) -> Slice:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from ground.commands import ran
 from images.archive.apt import Origin
-from images.archive.fetch import copy, fetch
+from images.archive.fetch import fetch
 from images.archive.sources import deb822, one_line
 from images.definition.spec import AptSource, Definition, Pin, Variant
 from images.errors import ImagesError, nearest
@@ -111,7 +112,7 @@ def keyring(source: AptSource, definition: Definition, settings: Settings, downl
     fetched = fetch(pin, downloads, settings)
     named = fetched.with_name(Path(image_keyring(source, definition)).name)
     if not named.exists():
-        copy(fetched, named)
+        shutil.copyfile(fetched, named)
     return named
 
 
@@ -160,7 +161,7 @@ def preferences(source: AptSource) -> str:
     )
 
 
-def vendor_sources(definition: Definition, variant: Variant) -> Mapping[str, AptSource]:
+def vendor_sources(variant: Variant) -> Mapping[str, AptSource]:
     return {source.name: source for source in variant.sources}
 
 

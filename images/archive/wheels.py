@@ -13,15 +13,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
 from ground.commands import ran
-from ground.files import write_whole
 from images import architectures
-from images.archive.lock import Place, layers_in_order
-from images.archive.locked import RELOCK
+from images.archive.lock import Place, layers_in_order, write_changed
+from images.archive.locked import RELOCK, lock_text
 from images.definition.spec import PACKAGED, Cuda, Layer, Libraries, Selected
 from images.errors import ImagesError
 from images.settings import Settings
@@ -90,14 +89,8 @@ def read(place: Place, of: Cuda | Libraries) -> Locked | None:
 
 
 def write(place: Place, of: Cuda | Libraries, locked: Locked) -> None:
-    target = lock_file(place, of)
     head = {"format": FORMAT, "name": locked.name, "request": locked.request}
-    lines = ",\n".join(f"    {json.dumps(asdict(wheel))}" for wheel in sorted(locked.wheels))
-    text = json.dumps(head, indent=2)[:-2] + f',\n  "wheels": [\n{lines}\n  ]\n}}\n'
-    if target.exists() and target.read_text() == text:
-        return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(target, text)
+    write_changed(lock_file(place, of), lock_text(head, "wheels", sorted(locked.wheels)))
 
 
 def taken(place: Place, layers: Iterable[str]) -> list[Cuda | Libraries]:

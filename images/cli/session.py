@@ -270,7 +270,7 @@ class Session:
                     for future in finished:
                         key = running.pop(future)
                         results[key].seconds, results[key].built = future.result(), True
-                        state.record(key, results[key].image.reference, results[key].image.inputs)
+                        state.record(key, results[key].image.inputs)
             except BaseException:
                 # The pool waits for its threads on the way out: their steps are ended, not sat through.
                 pool.shutdown(wait=False, cancel_futures=True)

@@ -23,8 +23,7 @@ def check(definition: Definition) -> None:
         known_cuda(definition, variant.cuda, f"variants.{variant.name}.cuda")
     for role in definition.roles.values():
         file = f"images/roles/{role.name}.yaml"
-        if role.layer not in layers:
-            raise ImagesError("use the role", f"no layer {role.layer!r}", file=file, hint=nearest(role.layer, layers))
+        known("use the role", "layer", role.layer, layers, file)
         users = {name for layer in chain(layers, role.layer) for name in layer.users.everything()}
         if role.user and role.user not in users:
             raise ImagesError("use the role", f"no user {role.user!r} in its layers", file=file, field="user",
@@ -34,50 +33,39 @@ def check(definition: Definition) -> None:
                 capabilities(definition, role, Choice(variant.name, variant.slurm, variant.cuda, release))
 
 
+def known(what: str, kind: str, name: str, names: Iterable[str], file: str, field: str | None = None) -> None:
+    names = set(names)
+    if name not in names:
+        raise ImagesError(what, f"no {kind} {name!r}", file=file, field=field, hint=nearest(name, names))
+
+
 def check_layer(definition: Definition, layer: Layer) -> None:
-    file, versions = f"images/layers/{layer.name}.yaml", definition.versions
+    file, versions, what = f"images/layers/{layer.name}.yaml", definition.versions, "use the layer"
     for artifact in layer.artifacts.everything():
-        if artifact.layer not in definition.layers:
-            hint = nearest(artifact.layer, definition.layers)
-            raise ImagesError("use the layer", f"no layer {artifact.layer!r}", file=file, field="artifacts", hint=hint)
+        known(what, "layer", artifact.layer, definition.layers, file, "artifacts")
         if layer.name in needs(definition.layers, artifact.layer):
             raise ImagesError("order the layers", f"{layer.name} takes an artifact of {artifact.layer}, which stands on"
                               " it: a cycle", file=file, field="artifacts")  # fmt: skip
     for name in layer.downloads.everything():
         known_pin(definition, name, f"{file}: downloads")
     for name in layer.users.everything():
-        if name not in versions.users:
-            hint = nearest(name, versions.users)
-            raise ImagesError("use the layer", f"no user {name!r}", file=file, field="users", hint=hint)
+        known(what, "user", name, versions.users, file, "users")
     groups = {group for cuda in versions.cuda.values() for group in cuda.wheels}
     for name in (*layer.wheels.everything(), *layer.wheels_devel.everything()):
-        if name not in groups:
-            raise ImagesError("use the layer", f"no CUDA has wheels {name!r}", file=file, field="wheels",
-                              hint=nearest(name, groups))  # fmt: skip
+        known(what, "CUDA has wheels", name, groups, file, "wheels")
     for name in layer.python.everything():
-        if name not in versions.python.wheels:
-            raise ImagesError("use the layer", f"no libraries {name!r}", file=file, field="python",
-                              hint=nearest(name, versions.python.wheels))  # fmt: skip
-    known = {source.name for variant in versions.variants.values() for source in variant.sources}
+        known(what, "libraries", name, versions.python.wheels, file, "python")
+    repositories = {source.name for variant in versions.variants.values() for source in variant.sources}
     for name in layer.sources.everything():
-        if name not in known:
-            hint = nearest(name, known)
-            raise ImagesError("use the layer", f"no repository {name!r}", file=file, field="sources", hint=hint)
+        known(what, "repository", name, repositories, file, "sources")
 
 
 def known_cuda(definition: Definition, name: str, field: str) -> None:
-    names = {PACKAGED, *definition.versions.cuda}
-    if name not in names:
-        raise ImagesError("use the CUDA", f"no CUDA {name!r}", file="images/versions.yaml", field=field,
-                          hint=nearest(name, names))  # fmt: skip
+    known("use the CUDA", "CUDA", name, {PACKAGED, *definition.versions.cuda}, "images/versions.yaml", field)
 
 
 def known_pin(definition: Definition, name: str, field: str) -> None:
-    pins = definition.versions.pins
-    if name not in pins:
-        raise ImagesError(
-            "use the pin", f"no pin {name!r}", file="images/versions.yaml", field=field, hint=nearest(name, pins)
-        )
+    known("use the pin", "pin", name, definition.versions.pins, "images/versions.yaml", field)
 
 
 def known_release(definition: Definition, name: str, field: str) -> None:

@@ -26,7 +26,7 @@ def pins(place: Place) -> Mapping[str, Pin]:
 
 
 def switched(layer: Layer, place: Place) -> list[AptSource]:
-    vendor = origins.vendor_sources(place.definition, place.variant)
+    vendor = origins.vendor_sources(place.variant)
     return [vendor[name] for name in layer.sources.of(place.choice) if name in vendor]
 
 

@@ -25,13 +25,21 @@ from urllib.parse import quote
 from images.archive.locked import Slice
 from images.archive.wheels import Wheel
 from images.definition.spec import Pin
-from images.make.licences import NOASSERTION, Licence
 
+NOASSERTION = "NOASSERTION"
 TOOL = "Tool: minivm-build"
 ROOT_ID = "SPDXRef-Image"
 # The type that the package URL's specification has for wheels.
 WHEEL = "pypi"
 OURS_ID = "SPDXRef-Package-minivm"
+
+
+@dataclass(frozen=True, slots=True)
+class Licence:
+    """The expression, and the names that stood in the file: what could not be said in SPDX's terms stays visible."""
+
+    expression: str = NOASSERTION
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

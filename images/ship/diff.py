@@ -7,7 +7,7 @@ as_data(difference) -> dict for --json;  lines(difference, limit=20) -> text for
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from images.engine.saved import Contents, Entry, Kind, Layer
@@ -110,9 +110,9 @@ def as_data(difference: Difference) -> dict[str, Any]:
             for item in difference.files
         ],
         "layers": {
-            "shared": [layer(item) for item in difference.shared],
-            "only_a": [layer(item) for item in difference.only_a],
-            "only_b": [layer(item) for item in difference.only_b],
+            "shared": [asdict(item) for item in difference.shared],
+            "only_a": [asdict(item) for item in difference.only_a],
+            "only_b": [asdict(item) for item in difference.only_b],
         },
     }
 
@@ -124,18 +124,7 @@ def side(contents: Contents) -> dict[str, Any]:
 def entry(value: Entry | None) -> Mapping[str, Any] | None:
     if value is None:
         return None
-    return {
-        "kind": value.kind.value,
-        "mode": f"{value.mode:04o}",
-        "uid": value.uid,
-        "gid": value.gid,
-        "size": value.size,
-        "content": value.content,
-    }
-
-
-def layer(value: Layer) -> dict[str, Any]:
-    return {"digest": value.digest, "size": value.size, "files": value.files, "created_by": value.created_by}
+    return {**asdict(value), "kind": value.kind.value, "mode": f"{value.mode:04o}"}
 
 
 def lines(difference: Difference, limit: int = 20) -> Iterator[str]:

@@ -208,8 +208,6 @@ class Registry:
                 self.token = self._fetch_token(challenge)
                 return self._open(method, path, headers, data, again=False)
             raise self._refusal(error) from error
-        except (OSError, HTTPException) as error:
-            raise self._silence(error) from error
 
     def _fetch_token(self, challenge: str) -> str:
         """The token protocol of docker's registries: the registry names who gives tokens, and for what."""
@@ -227,8 +225,6 @@ class Registry:
                 return str(value.get("token") or value.get("access_token") or "")
         except urllib.error.HTTPError as error:
             raise self._refusal(error) from error
-        except (OSError, HTTPException) as error:
-            raise self._silence(error) from error
         except (ValueError, AttributeError, RecursionError) as error:
             # The answer may hold a token: it is not repeated.
             raise RegistryError(self.what("log in to"), f"{realm} gives no token that can be read") from error

@@ -11,7 +11,7 @@ from cluster import values
 from cluster.errors import ClusterError
 from cluster.keys import Keys
 from cluster.pods import fingerprint
-from cluster.rendered import manifests, objects, quantities
+from cluster.rendered import manifests, objects
 from cluster.rendered.manifests import Manifests
 from cluster.rendered.objects import Source
 from cluster.rendered.render import CHART, Document, render
@@ -198,17 +198,17 @@ def test_a_volume_that_one_machine_cannot_give_is_refused() -> None:
     [("256Gi", 256 * 2**30), ("1500M", 1_500_000_000), ("10k", 10_000), ("7", 7), (0, 0), ("1.5Ti", 3 * 2**39)],
 )
 def test_quantities(text: str | int, number: int) -> None:
-    assert quantities.quantity(text) == number
+    assert manifests.quantity(text) == number
 
 
 def test_a_quantity_that_is_none_is_refused() -> None:
     with pytest.raises(ClusterError, match="quantity"):
-        quantities.quantity("lots")
+        manifests.quantity("lots")
 
 
 @pytest.mark.parametrize(("text", "number"), [("500m", 0.5), (2, 2.0), ("3", 3.0)])
 def test_cpus(text: str | int, number: float) -> None:
-    assert quantities.cpus(text) == number
+    assert manifests.cpus(text) == number
 
 
 def test_a_key_that_nobody_gives_is_refused_on_one_machine() -> None:

@@ -14,8 +14,7 @@ from spdx_tools.spdx.validation.document_validator import validate_full_spdx_doc
 
 from images.archive.locked import Locked, Request, Slice
 from images.definition.spec import Pin
-from images.make.licences import NOASSERTION, Licence
-from images.make.sbom import File, Package, document, listed, purl, spdx_id, to_json
+from images.make.sbom import NOASSERTION, File, Licence, Package, document, listed, purl, spdx_id, to_json
 
 MUNGE = Package("munge", "0.5.16-1.1", "amd64", "ab" * 32, "munge", "0.5.16-1.1", Licence("GPL-3.0-or-later"))
 LIBSTDCPP = Package("libstdc++6", "14.2.0-19", "amd64", "cd" * 32, "gcc-14", "14.2.0-19")
