@@ -13,6 +13,7 @@ from images import architectures
 from images.archive import origins
 from images.archive.lock import Place
 from images.archive.locked import Slice
+from images.archive.sources import installed
 from images.errors import ImagesError
 
 # mmdebstrap cleans after itself; this is what it leaves. /etc/resolv.conf and the like must exist, empty: an engine
@@ -108,7 +109,7 @@ def check(root: Path, slice_: Slice) -> None:
     with tarfile.open(root) as tar:
         member = tar.extractfile("./var/lib/dpkg/status")
         assert member is not None
-        found = installed(member.read().decode())
+        found = {name.partition(":")[0]: version for name, version in installed(member.read().decode()).items()}
     locked = {package.name: package.version for package in slice_.packages}
     wrong = [
         f"{name}: locked {locked.get(name, 'not')}, installed {found.get(name, 'not')}"
@@ -117,13 +118,3 @@ def check(root: Path, slice_: Slice) -> None:
     ]
     if wrong:
         raise ImagesError("bootstrap the root as locked", "; ".join(wrong), hint="`build.py lock` resolves it anew")
-
-
-def installed(status: str) -> dict[str, str]:
-    """Package -> version of dpkg's status file."""
-    found = {}
-    for stanza in status.split("\n\n"):
-        fields = dict(line.split(": ", 1) for line in stanza.splitlines() if ": " in line and line[:1].isalpha())
-        if fields.get("Status", "").endswith(" installed"):
-            found[fields["Package"]] = fields["Version"]
-    return found

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import IO, Any
 
+from images.archive.sources import installed
 from images.errors import ImagesError
 
 DPKG_STATUS = "var/lib/dpkg/status"
@@ -220,17 +221,3 @@ def covered(path: str, hidden: set[str], opaque: set[str]) -> bool:
             return True
         parent = posixpath.dirname(parent)
     return False
-
-
-def installed(status: str) -> dict[str, str]:
-    """`name:arch` -> version of dpkg's status file; removed packages whose configuration stayed do not count."""
-    packages: dict[str, str] = {}
-    for paragraph in status.split("\n\n"):
-        fields: dict[str, str] = {}
-        for line in paragraph.splitlines():
-            key, separator, value = line.partition(":")
-            if separator and not line[:1].isspace():
-                fields[key] = value.strip()
-        if fields.get("Status", "").endswith(" installed"):
-            packages[f"{fields['Package']}:{fields.get('Architecture', '')}"] = fields["Version"]
-    return packages

@@ -18,10 +18,10 @@ from typing import Any, TextIO
 from ground.commands import ran
 from images.archive import bootstrap, origins
 from images.archive.lock import Place
+from images.archive.sources import installed
 from images.definition.spec import AptSource, EntryKind, Pin
 from images.engine import oci
 from images.engine.docker import Engine
-from images.engine.saved import installed
 from images.errors import ImagesError
 from images.make import content, libraries, sbom, toolkit
 from images.make.artifacts import taken
