@@ -86,7 +86,7 @@ def up(
         raise ClusterError("bring up what --variant, --slurm and --arch before `up` say", "they are for what builds",
                            hint="up --variant NAME --slurm-version VERSION")  # fmt: skip
     from cluster.local import LocalCluster
-    from cluster.rendered.overrides import read_overrides
+    from cluster.rendered.render import read_overrides
     from cluster.rendered.tags import chosen, newest_here, repository_of
     from images import settings
 

@@ -58,7 +58,7 @@ def accept(name: str, hash: str) -> None:
 def ask(word: str, name: str, values_file: Path | None) -> None:
     from cluster import slurm_conf
     from cluster.local import LocalCluster
-    from cluster.rendered.overrides import read_overrides
+    from cluster.rendered.render import read_overrides
 
     cluster = LocalCluster.saved(connect(), name)
     if values_file is not None:

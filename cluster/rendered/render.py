@@ -1,4 +1,4 @@
-"""The chart, rendered by Helm's own engine: the adapter of helm_python."""
+"""The chart, rendered by Helm's own engine: the adapter of helm_python; and a person's own values for it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from cluster.errors import ClusterError
-from images.definition.load import UniqueLoader
+from images.definition.load import UniqueLoader, read_yaml
 
 CHART = Path(__file__).resolve().parents[1] / "chart"
 
@@ -40,3 +40,15 @@ def render(values: Mapping[str, Any], *, release: str, namespace: str) -> list[D
         except yaml.YAMLError as error:
             raise ClusterError(f"read what {template} renders to", str(error)) from error
     return documents
+
+
+def read_overrides(file: Path) -> dict[str, Any]:
+    """Their names and types are the chart's schema's to judge."""
+    what = "read the values"
+    found = read_yaml(file, str(file), what)
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        why = f"{file} holds a {type(found).__name__}, not names with values"
+        raise ClusterError(what, why, hint="as in cluster/chart/values.yaml")
+    return found

@@ -1,10 +1,18 @@
-"""The command that gives room back: prune."""
+"""The command that gives room back: prune. An old image goes of a name that the definition now gives another tag."""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import click
 
 from images.cli.publish import each
+
+if TYPE_CHECKING:
+    from images.cli.session import Session
+    from images.make.plan import Image
 
 
 @click.command()
@@ -12,8 +20,6 @@ from images.cli.publish import each
 @click.pass_context
 def prune(ctx: click.Context, dry_run: bool) -> None:
     """Remove images that later builds of the same name superseded."""
-    from images.cli.superseded import candidates
-
     kept, old = 0, list[str]()
     for session in each(ctx):
         found = candidates(session, session.every_role(()))
@@ -24,3 +30,30 @@ def prune(ctx: click.Context, dry_run: bool) -> None:
             click.echo(f"{name}: {reason}" if reason else name)
     done = "would go" if dry_run else "removed"
     click.echo(f"{len(old) - kept} {done}" + (f", {kept} in use" if kept else ""))
+
+
+def superseded(images: Iterable[Image], names: Iterable[str], flavour: str) -> list[str]:
+    """The names among `names` that a build of this variant and architecture made and would not make today.
+
+    Only tags of our own making count (`latest` and what people tagged themselves do not), and only of images that the
+    definition still has: what was renamed or belongs to another variant is nobody's to judge here.
+    """
+    current: dict[str, set[str]] = {}
+    for image in images:
+        current.setdefault(image.repo, set()).add(image.tag)
+    ours = re.compile(rf"(?:.+-)?{re.escape(flavour)}-[0-9a-f]{{12}}")
+    found = []
+    for name in names:
+        repository, _, tag = name.rpartition(":")
+        if repository in current and tag not in current[repository] and ours.fullmatch(tag):
+            found.append(name)
+    # Roles before the layers under them: an image goes when nothing stands on it any more.
+    return sorted(found, key=lambda name: ("/layer-" in name, name))
+
+
+def candidates(session: Session, targets: Iterable[str]) -> list[str]:
+    names = [name for image in session.engine.images() for name in image.references]
+    # Releases of Slurm stand side by side: what one build made is not the other's to judge.
+    locked = [one for one in session.beside() if one is session or not one.stale(targets)]
+    images = [image for one in locked for image in one.compose(targets).needed(targets)]
+    return superseded(images, names, session.place.choice.flavour)

@@ -18,9 +18,9 @@ from images.archive.apt import Archive
 from images.archive.lock import Place, open_archive
 from images.archive.locked import Request, Slice, to_json
 from images.cli.planned import Planned, Result
+from images.cli.prune import candidates
 from images.cli.reproduce import build_twice
 from images.cli.session import Session
-from images.cli.superseded import candidates
 from images.definition.spec import Choice, SlurmSource
 from images.engine import oci
 from images.engine.docker import Engine

@@ -20,7 +20,7 @@ from cluster.ports import choose, free_port
 from cluster.publish import publish, published, write_private
 from cluster.readiness import wrong
 from cluster.rendered import tags
-from cluster.rendered.overrides import read_overrides
+from cluster.rendered.render import read_overrides
 from cluster.report import Row
 from cluster.values import Options
 from images.errors import ImagesError

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from images.cli.superseded import superseded
+from images.cli.prune import superseded
 from images.make.plan import Image
 
 
