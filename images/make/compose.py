@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from images import architectures
@@ -16,9 +17,8 @@ from images.archive.bootstrap import CLEAN
 from images.archive.fetch import file_name
 from images.archive.lock import Place, layers_in_order
 from images.archive.locked import RELOCK, Slice, find
-from images.archive.wheels import Wheel
 from images.definition.check import active_chain, capabilities
-from images.definition.spec import Artifact, EntryKind, Layer, Role, Selected, SlurmSource
+from images.definition.spec import EntryKind, Layer, Role, Selected, SlurmSource
 from images.errors import ImagesError, nearest
 from images.make import code, content, expects, libraries, render, toolkit
 from images.make.content import Entry
@@ -27,7 +27,6 @@ from images.make.plan import LAYER, Composed, Image, digest
 
 # Part of every hash: raised when the engine itself starts to make other bytes of the same definition.
 FORMAT = 1
-NO_WHEELS = toolkit.Asked()
 ReadYaml = Callable[[Path, str], object]
 
 
@@ -51,7 +50,6 @@ class Composer:
     def __init__(self, place: Place, slices: Mapping[str, Slice], read: ReadYaml) -> None:
         self.place, self.slices, self.read = place, slices, read
         self.images: dict[str, Image] = {}
-        self.directories: dict[str, dict[str, Entry]] = {}
         self.templates = place.repository / "images/templates"
         self.versions = place.definition.versions
         self.pins = pins(place)
@@ -126,25 +124,25 @@ class Composer:
             extra["dpkg options"] = digest(json.dumps(layer.bootstrap.dpkg_options if layer.bootstrap else ()))
         provides = tuple(name for n in (*below, layer.name)
                          for name in self.place.definition.layers[n].provides.of(choice))  # fmt: skip
-        self.add(
+        image = Image(
             key=f"layer:{layer.name}",
             name=layer.name,
             repo=f"{self.place.settings.prefix}/layer-{layer.name}",
-            prefix=choice.flavour,
+            tag=choice.flavour,
             describe=layer.describe,
             parent=parent,
             base=base,
             step=step,
-            entries=entries,
+            entries=tuple(entries),
             artifacts=artifacts,
             slices=tuple(self.slice(name) for name in (*below, layer.name)),
             provides=provides,
             wheels=tuple(sorted({*(self.images[parent].wheels if parent else ()), *wheels.wheels, *python})),
-            toolkit_=wheels,
-            libraries_=python,
-            extra=extra,
+            toolkit=wheels,
+            libraries=python,
             dpkg_options=layer.bootstrap.dpkg_options if bootstrapped and layer.bootstrap else (),
         )
+        self.add(image, extra)
 
     def sources(self, layer: Layer, entries: list[Entry]) -> dict[str, str]:
         """The repositories that this layer switches on. A key is fetched only when this is built, and only then is the
@@ -218,60 +216,43 @@ class Composer:
             user=str(self.versions.users[role.user].uid) if role.user else "",
         )
         sbom = (place.repository / "images/make/sbom.py").read_bytes()
-        self.add(
+        image = Image(
             key=f"role:{role.name}",
             name=role.name,
             repo=f"{place.settings.prefix}/{role.name}",
-            prefix=f"{self.slurm}-{place.choice.flavour}",
+            tag=f"{self.slurm}-{place.choice.flavour}",
             describe=role.describe,
             parent=parent,
-            base="",
             step=step,
-            entries=entries,
-            artifacts=(),
+            entries=tuple(entries),
             slices=tuple(self.slice(name) for name in layers),
             provides=tuple(sorted(provided)),
             wheels=self.images[parent].wheels,
-            extra={
-                "images/make/sbom.py": digest(sbom),
-                # These are on labels alone, and a label must not outlive what it says.
-                "capabilities": digest(
-                    json.dumps([sorted(provided), dict(absent), self.versions.source], sort_keys=True)
-                ),
-            },
             absent=absent,
         )
+        # Capabilities are on labels alone, and a label must not outlive what it says.
+        labels = json.dumps([sorted(provided), dict(absent), self.versions.source], sort_keys=True)
+        self.add(image, {"images/make/sbom.py": digest(sbom), "capabilities": digest(labels)})
 
-    def add(
-        self, *, key: str, name: str, repo: str, prefix: str, describe: str, parent: str, base: str,
-        step: render.Step, entries: list[Entry], artifacts: tuple[tuple[Artifact, str], ...],
-        slices: tuple[Slice, ...], provides: tuple[str, ...], wheels: tuple[Wheel, ...], extra: Mapping[str, str],
-        absent: Mapping[str, str] | None = None, dpkg_options: tuple[str, ...] = (),
-        toolkit_: toolkit.Asked = NO_WHEELS, libraries_: tuple[Wheel, ...] = (),
-    ) -> None:  # fmt: skip
-        """Name the inputs, hash them, and keep the image."""
-        below = self.directories.get(parent, {})
-        completed = tuple(content.complete(entries, below))
-        self.directories[key] = below | {e.path: e for e in completed if e.kind is EntryKind.DIRECTORY}
+    def add(self, image: Image, extra: Mapping[str, str]) -> None:
+        """Name the inputs, hash them, complete the image's files and tag by them, and keep it."""
+        parent, base = image.parent, image.base
+        below = self.images[parent].directories if parent else {}
+        completed = tuple(content.complete(image.entries, below))
+        directories = {**below, **{e.path: e for e in completed if e.kind is EntryKind.DIRECTORY}}
         inputs = {"engine format": str(FORMAT), **extra}
         inputs["base" if not parent else f"parent {parent}"] = self.images[parent].hash if parent else base
-        for artifact, other in artifacts:
+        for artifact, other in image.artifacts:
             inputs[f"artifact {other}{artifact.source} to {artifact.to}"] = self.images[other].hash
         for entry in completed:
             inputs[self.label(entry)] = entry.digest()
         # The base's tag is its hash, and that is an input of its own: a change below must not read as one up here.
         if parent or base:
-            inputs["instructions"] = digest(render.dockerfile(step, self.templates).replace(step.base, "parent", 1))
+            text = render.dockerfile(image.step, self.templates)
+            inputs["instructions"] = digest(text.replace(image.step.base, "parent", 1))
         total = digest(json.dumps(inputs, sort_keys=True))
-        self.images[key] = Image(
-            key=key, name=name, repo=repo, tag=f"{prefix}-{total[:12]}", hash=total, describe=describe,
-            parent=parent, base=base, step=step, entries=completed, artifacts=artifacts, slices=slices,
-            provides=provides, wheels=wheels, toolkit=toolkit_, libraries=libraries_,
-            absent=absent or {}, inputs=inputs,
-            directories=self.directories[key],
-            dpkg_options=dpkg_options,
-            needs=(*([parent] if parent else []), *(other for _, other in artifacts)),
-        )  # fmt: skip
+        self.images[image.key] = replace(image, tag=f"{image.tag}-{total[:12]}", hash=total, entries=completed,
+                                         inputs=inputs, directories=directories)  # fmt: skip
 
     def label(self, entry: Entry) -> str:
         """A file's name in the repository where it has one, its place in the image elsewhere."""

@@ -23,24 +23,28 @@ class Image:
     key: str  # layer:NAME or role:NAME
     name: str
     repo: str
-    tag: str
-    hash: str
+    tag: str  # its beginning, until `inputs` are known
     describe: str
     parent: str  # the key of the image below; empty: the base
-    base: str  # what FROM names where there is no parent; empty: bootstrapped
     step: render.Step
     entries: tuple[Entry, ...]
-    artifacts: tuple[tuple[Artifact, str], ...]
     slices: tuple[Slice, ...]  # of every layer up to here
     provides: tuple[str, ...]
-    absent: Mapping[str, str]
-    inputs: Mapping[str, str]
-    directories: Mapping[str, Entry]  # every directory that this image or one below declared
+    base: str = ""  # what FROM names where there is no parent; empty: bootstrapped
+    artifacts: tuple[tuple[Artifact, str], ...] = ()
+    absent: Mapping[str, str] = field(default_factory=dict)
     dpkg_options: tuple[str, ...] = ()
     wheels: tuple[Wheel, ...] = ()  # of every layer up to here
     toolkit: Asked = field(default_factory=Asked)  # those of CUDA that this one adds
     libraries: tuple[Wheel, ...] = ()  # and those of Python
-    needs: tuple[str, ...] = field(default=())  # keys that must exist before this one
+    hash: str = ""  # of `inputs`
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    directories: Mapping[str, Entry] = field(default_factory=dict)  # all that this image or one below declared
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The keys that must exist before this one."""
+        return (*([self.parent] if self.parent else []), *(other for _, other in self.artifacts))
 
     @property
     def reference(self) -> str:

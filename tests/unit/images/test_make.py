@@ -26,7 +26,7 @@ ROOT = Slice("root", Request((), "", ()), (Locked("apt", "3.0.3", "amd64", 1, "a
 @pytest.fixture
 def image() -> Image:
     step = Step("x", "scratch", 0, False)
-    return Image("layer:x", "x", "minivm/layer-x", "t", "h", "", "", "", step, (), (), (), (), {}, {}, {})
+    return Image("layer:x", "x", "minivm/layer-x", "t", "", "", step, (), (), ())
 
 
 def told(capsys: pytest.CaptureFixture[str], *lines: str) -> list[str]:
