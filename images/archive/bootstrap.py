@@ -13,8 +13,8 @@ from images import architectures
 from images.archive import origins
 from images.archive.lock import Place
 from images.archive.locked import Slice
-from images.archive.sources import installed
 from images.errors import ImagesError
+from images.stanzas import installed
 
 # mmdebstrap cleans after itself; this is what it leaves. /etc/resolv.conf and the like must exist, empty: an engine
 # that finds none creates one in whichever layer runs first.

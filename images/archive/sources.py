@@ -1,11 +1,11 @@
-"""apt's two ways of writing where packages come from, and dpkg's of what is installed, read. Pure."""
+"""apt's two ways of writing where packages come from, read. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from images.archive.apt import Origin
+from images.stanzas import stanzas
 
 
 def one_line(text: str) -> list[Origin]:
@@ -35,19 +35,3 @@ def deb822(text: str) -> list[Origin]:
             suites, components = fields["suites"].split(), fields.get("components", "").split()
             found.append(Origin("base", uri, tuple(suites), tuple(components), Path(fields.get("signed-by", ""))))
     return found
-
-
-def installed(status: str) -> dict[str, str]:
-    """`name:arch` -> version of dpkg's status file; removed packages whose configuration stayed do not count."""
-    return {
-        f"{fields['package']}:{fields.get('architecture', '')}": fields["version"]
-        for fields in stanzas(status)
-        if fields.get("status", "").endswith(" installed")
-    }
-
-
-def stanzas(text: str) -> Iterator[dict[str, str]]:
-    """The fields of each, by small names; a field's further lines are left out."""
-    for stanza in text.split("\n\n"):
-        lines = [line for line in stanza.splitlines() if ":" in line and not line.startswith(("#", " ", "\t"))]
-        yield {key.strip().lower(): value.strip() for key, _, value in (line.partition(":") for line in lines)}

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import IO, Any
 
-from images.archive.sources import installed
 from images.errors import ImagesError
+from images.stanzas import installed
 
 DPKG_STATUS = "var/lib/dpkg/status"
 WHITEOUT = ".wh."

@@ -18,7 +18,6 @@ from typing import Any, TextIO
 from ground.commands import ran
 from images.archive import bootstrap, origins
 from images.archive.lock import Place
-from images.archive.sources import installed
 from images.definition.spec import AptSource, EntryKind, Pin
 from images.engine import oci
 from images.engine.docker import Engine
@@ -31,6 +30,7 @@ from images.make.pinned import fetched, pins, switched
 from images.make.plan import Composed, Image
 from images.make.progress import Reporter
 from images.make.render import dockerfile
+from images.stanzas import installed
 
 LABEL = "io.minivm."
 # The engine colours what a step writes to its standard error, line by line, which leaves lines of colour alone.
