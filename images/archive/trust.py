@@ -25,7 +25,7 @@ LARGEST = 16 << 30
 def unfilled(place: Place, layers: Iterable[str]) -> list[Pin]:
     """The pins without a checksum that these layers are made with."""
     pins, found = place.definition.versions.pins, list[str]()
-    vendor = origins.vendor_sources(place.definition, place.variant)
+    vendor = origins.vendor_sources(place.variant)
     for layer, _ in layers_in_order(place, layers):
         found += layer.downloads.of(place.choice)
         found += [vendor[name].key for name in layer.sources.of(place.choice) if name in vendor and vendor[name].key]
