@@ -207,6 +207,11 @@ def shared_stanzas(archive: Archive, slice_: Slice, place: Place) -> list[str]:
 
 def gone(place: Place, base: BaseFiles | None, slices: Sequence[Slice]) -> list[Gone]:
     """What the archive no longer has, of these slices."""
-    switched = {name for s in slices for name in place.definition.layers[s.layer].sources.of(place.choice)}
-    archive = open_archive(place, base, sorted(switched))
+    archive = open_archive(place, base, switched_on(place, [s.layer for s in slices]))
     return vanished(slices, archive.versions())
+
+
+def switched_on(place: Place, names: Iterable[str]) -> list[str]:
+    """The repositories of these layers and of all that they stand on: one that is on is on for those above, too."""
+    layers = (layer for layer, _ in layers_in_order(place, names))
+    return sorted({source for layer in layers for source in layer.sources.of(place.choice)})

@@ -167,6 +167,12 @@ def place(repository: Path, wish: str) -> Place:
     return Place(repository, DEFINITION, choice(DEFINITION, "debian", wish), Settings())
 
 
+def test_a_layer_is_looked_for_where_one_below_it_has_switched_on_to_look(tmp_path: Path) -> None:
+    """A worker alone is built anew: its slurmd is in the suite that slurm-common has switched on."""
+    assert lock.switched_on(place(tmp_path, "26.05"), ["worker"]) == ["newer-slurm"]
+    assert lock.switched_on(place(tmp_path, ""), ["worker"]) == []
+
+
 def slice_of(layer: str, version: str) -> Slice:
     package = Locked(layer, version, "amd64", 1, "a" * 64, "debian", "pool/x.deb")
     return Slice(layer, Request((layer,), "", ("now main",)), (package,))
