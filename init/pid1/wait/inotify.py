@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 CREATED, MOVED_IN, ATTRIBUTES, DELETED_SELF, MOVED_SELF = 0x100, 0x80, 0x4, 0x400, 0x800
 OVERFLOW = -1  # the watch that an event names when others were dropped
+MOST_LOOKS = 16
 _EVENT = struct.Struct("iIII")  # watch, mask, cookie, length of the name
 
 
@@ -96,13 +97,29 @@ class PathWatch:
         self._aim()
 
     def _aim(self) -> None:
-        """Watch the deepest existing directory above the path; the way to it may have grown."""
+        """Watch the deepest existing directory above the path. Between a look and its watch the way may grow or shrink,
+        of which no event tells: look again. Who makes and removes directories without end has his events, and no
+        loop."""
+        directory = self._nearest()
+        for left in range(MOST_LOOKS - 1, -1, -1):
+            try:
+                before, self._watch = self._watch, self._inotify.aim(self, directory)
+            except (FileNotFoundError, NotADirectoryError):
+                if not left and self._watch < 0:
+                    raise
+                directory = self._nearest()
+                continue
+            if before >= 0:  # only after the new one: the same directory has the same watch, and keeps it
+                self._inotify.drop(self, before)
+            aimed, directory = directory, self._nearest()
+            if directory == aimed:
+                return
+
+    def _nearest(self) -> str:
         directory = os.path.dirname(self._path)  # noqa: PTH120 - no pathlib on PID 1's path
         while directory not in ("", "/") and not _is_directory(directory):
             directory = os.path.dirname(directory)  # noqa: PTH120 - as above
-        before, self._watch = self._watch, self._inotify.aim(self, directory or "/")
-        if before >= 0:  # only after the new one: the same directory has the same watch, and keeps it
-            self._inotify.drop(self, before)
+        return directory or "/"
 
     def moved(self) -> None:
         """Look before the watch is aimed anew: what is there ends the probe, and with it the watch."""
