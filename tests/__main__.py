@@ -1,8 +1,8 @@
 """`python -m tests`: every test, in two runs side by side; with arguments pytest's own, one run.
 
 What computes and what waits for whole clusters: one after the other, half of a machine's processors has nothing to do
-for most of the time. Tests of single pods come after those that compute, so that the two runs take about as long. The
-first run is shown as it goes, the other from its beginning once the first is over.
+for most of the time. Tests of what images hold come after those that compute, so that the two runs take about as long.
+The first run is shown as it goes, the other from its beginning once the first is over.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PYTEST = (sys.executable, "-m", "pytest")
 # The first ones say within seconds that a rule is broken.
-FIRST = ("tests/unit", "tests/process", "tests/container")
+FIRST = ("tests/unit", "tests/process", "tests/container/images")
 
 
 def side_by_side(first: Sequence[str], second: Sequence[str]) -> int:

@@ -39,4 +39,7 @@ def test_both_run_at_once_and_both_are_told(tmp_path: Path, first: int, second: 
 
 def test_no_test_is_in_neither_run() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert set(FIRST) < set(settings["tool"]["pytest"]["ini_options"]["testpaths"])
+    paths = settings["tool"]["pytest"]["ini_options"]["testpaths"]
+    assert set(FIRST) < set(paths)
+    found = {test.parent.relative_to(ROOT).as_posix() for test in (ROOT / "tests/container").rglob("test_*.py")}
+    assert sorted(found) == sorted(path for path in paths if path.startswith("tests/container"))

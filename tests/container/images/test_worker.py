@@ -204,7 +204,9 @@ def test_slurmd_describes_the_machine(worker: Host) -> None:
 def test_slurms_hooks_run_the_scripts_also_without_the_resident_runner(worker: Host, hook: str) -> None:
     """Where slurm.conf looks for them: small programs, which help themselves where nobody answers."""
     file = worker.file(f"/usr/libexec/minivm/{hook}")
-    assert (file.mode & 0o777, file.user, file.size < 64 * 1024) == (0o755, "root", True)
+    assert (file.mode & 0o777, file.user) == (0o755, "root")
+    # Static: what links a program when it starts took longer than the program. No interpreter is a tenth of that.
+    assert worker.check_output(f"head -c 4 {file.path}") == "\x7fELF" and file.size < 1 << 20
     done = worker.run(f"env -i SLURM_JOB_ID=7 SLURM_JOB_UID=0 /usr/libexec/minivm/{hook}")
     assert done.rc == 0, done.stderr
     record = json.loads(worker.check_output("tail -n1 /var/log/minivm/runs.jsonl"))

@@ -41,7 +41,7 @@ class Cluster:
             "sbatch", "--parsable", "--chdir=/tmp", "--output=/tmp/%j.out", *options, "--wrap", command, user="demo"
         ).strip()
 
-    def wait_answer(self) -> None:
+    def wait_answer(self, within: float = 30) -> None:
         """slurmctld answers on the login pod."""
         last = ""
 
@@ -50,7 +50,7 @@ class Cluster:
             code, last = self.login.code("scontrol", "ping")
             return code == 0
 
-        until(answers, "Slurm answers", within=30, seen=lambda: f"{last}\n{self.controller.logs()[-3000:]}")
+        until(answers, "Slurm answers", within=within, seen=lambda: f"{last}\n{self.controller.logs()[-3000:]}")
 
     def job(self, job: str) -> dict[str, str]:
         text = self.slurm("scontrol", "--oneliner", "show", "job", job)
@@ -304,11 +304,14 @@ def test_a_refused_slurm_conf_leaves_the_cluster_its_number(cluster: Cluster) ->
     number = cluster.controller.run("cat", "/var/spool/slurmctld/clustername")
     cluster.controller.run("rm", "-f", "/tmp/enough", "/tmp/held")
     cluster.controller.container.exec_run([PYTHON, "-c", BESIEGE], detach=True)
-    until(lambda: cluster.controller.code("test", "-e", "/tmp/held")[0] == 0, "the cluster's row is held")
-    cluster.world.configure({"slurm.conf": slurm_conf("PartitionName=broken Nodes=nosuch")})
-    until(lambda: refusal(cluster), "the refusal is told")
-    cluster.wait_answer()
-    cluster.controller.run("touch", "/tmp/enough")
+    try:
+        until(lambda: cluster.controller.code("test", "-e", "/tmp/held")[0] == 0, "the cluster's row is held")
+        cluster.world.configure({"slurm.conf": slurm_conf("PartitionName=broken Nodes=nosuch")})
+        until(lambda: refusal(cluster), "the refusal is told")
+        # Where slurmctld hung on it, slurmdbd has been waiting for the one that is gone, too.
+        cluster.wait_answer(120)
+    finally:
+        cluster.controller.run("touch", "/tmp/enough")
     assert cluster.controller.run("cat", "/var/spool/slurmctld/clustername") == number
     cluster.world.configure({"slurm.conf": slurm_conf("PartitionName=fresh Nodes=ALL State=UP")})
     until(lambda: not refusal(cluster), "the reason is gone")
