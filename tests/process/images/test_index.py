@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +18,10 @@ from images.ship import index, provenance, referrers
 from images.ship.provenance import Build
 from images.ship.push import Pushed
 from images.ship.registry import Registry, RegistryError
-from tests.container.registryd import PUSHER, Registryd
+from tests.container.registryd import PUSHER
 
 ROOT = Path(__file__).resolve().parents[3]
 TAGS = {"amd64": ("24.11.5-debian-0123456789ab", "ab" * 32), "arm64": ("24.11.5-debian-arm64-ba9876543210", "cd" * 32)}
-
-
-@pytest.fixture
-def registryd(tmp_path: Path) -> Iterator[Registryd]:
-    daemon = Registryd(tmp_path / "registry")
-    daemon.start()
-    yield daemon
-    daemon.kill()
-
-
-@pytest.fixture
-def registry(registryd: Registryd) -> Registry:
-    return Registry(registryd.place, "worker", PUSHER)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +32,6 @@ PARAMETERS = {"role": "worker", "variant": "debian", "slurm": "package 24.11", "
 
 
 BUILD = Build(PARAMETERS, "ab" * 32, "1", {"slurm-client=24.11.5-4": "cd" * 32, "engine format": "1"}, "1234abcd")
-
-
-@pytest.fixture
-def registryd(tmp_path: Path) -> Iterator[Registryd]:
-    daemon = Registryd(tmp_path / "registry")
-    daemon.start()
-    yield daemon
-    daemon.kill()
-
-
-@pytest.fixture
-def registry(registryd: Registryd) -> Registry:
-    return Registry(registryd.place, "worker", PUSHER)
 
 
 def key(directory: Path, name: str) -> Path:
