@@ -188,18 +188,23 @@ READY: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
+@contextlib.contextmanager
+def both_sides(directory: Path, name: str) -> Iterator[Both]:
     # Its programs alone: no machine is needed.
     if not programs.built() and (why := programs.refusal()):
         pytest.skip(f"no Kubernetes: {why}")
-    directory = tmp_path_factory.mktemp("fleet")
     (directory / "slurm").mkdir()
     with (
         api_server(programs.build(), directory) as api,
-        world(directory / "slurm", "fleet") as slurm,
+        world(directory / "slurm", name) as slurm,
     ):
         yield Both(api, slurm, directory)
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
+    with both_sides(tmp_path_factory.mktemp("fleet"), "fleet") as found:
+        yield found
 
 
 @pytest.fixture(autouse=True)

@@ -9,10 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.container.init_pods import world
-from tests.kubernetes import programs
-from tests.kubernetes.apiserver import api_server
-from tests.kubernetes.test_fleet import PODS, Both, idle
+from tests.kubernetes.test_fleet import PODS, Both, both_sides, idle
 from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
@@ -20,15 +17,8 @@ pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
-    if not programs.built() and (why := programs.refusal()):
-        pytest.skip(f"no Kubernetes: {why}")
-    directory = tmp_path_factory.mktemp("fleet")
-    (directory / "slurm").mkdir()
-    with (
-        api_server(programs.build(), directory) as api,
-        world(directory / "slurm", "fleetrows") as slurm,
-    ):
-        yield Both(api, slurm, directory)
+    with both_sides(tmp_path_factory.mktemp("fleet"), "fleetrows") as found:
+        yield found
 
 
 def there(both: Both) -> bool:
