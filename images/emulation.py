@@ -17,6 +17,9 @@ MAGIC = "7f454c460201010000000000000000000200{machine}"
 MASK = "ffffffffffffff00fffffffffffffffffeffffff"
 MACHINES: Mapping[str, tuple[str, str]] = {"amd64": ("3e00", "x86_64"), "arm64": ("b700", "aarch64")}
 AT = slice(36, 40)
+# What qemu takes from the environment, and nothing else reads. Left to itself it plays an arm64 processor that signs
+# the address of every return, and computes each signature by a cipher: python and perl take eight times as long.
+SETTINGS: Mapping[str, Mapping[str, str]] = {"amd64": {}, "arm64": {"QEMU_CPU": "cortex-a72"}}
 
 
 @dataclass(frozen=True, slots=True)

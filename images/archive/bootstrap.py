@@ -9,7 +9,7 @@ import tarfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from images import architectures
+from images import architectures, emulation
 from images.archive import origins
 from images.archive.lock import Place
 from images.archive.locked import Slice
@@ -74,6 +74,7 @@ def bootstrap(
     words = command(place, slice_, dpkg_options, target, sources)
     line("minivm: bootstrap")
     environment = os.environ | {"SOURCE_DATE_EPOCH": str(place.definition.versions.epoch), "LC_ALL": "C.UTF-8"}
+    environment |= emulation.SETTINGS[place.choice.arch]
     try:
         process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                    errors="replace", env=environment)  # fmt: skip

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from images import architectures
+from images import architectures, emulation
 from images.archive import origins
 from images.archive.bootstrap import CLEAN
 from images.archive.fetch import file_name
@@ -54,6 +54,7 @@ class Composer:
         self.versions = place.definition.versions
         self.pins = pins(place)
         self.slurm = slurm_version(place, slices)
+        self.settings = tuple(sorted(emulation.SETTINGS[place.choice.arch].items()))
         self.names = {"multiarch": architectures.KNOWN[place.choice.arch].multiarch}
 
     def compose(self, roles: Iterable[str]) -> Composed:
@@ -110,6 +111,7 @@ class Composer:
             base=self.images[parent].reference if parent else base or "scratch",
             epoch=self.versions.epoch,
             files=bool(entries or layer.artifacts.of(choice) or layer.downloads.of(choice) or wheels.wheels or python),
+            settings=self.settings,
             users=tuple(self.versions.users[name] for name in layer.users.of(choice)),
             packages=f"/{list_path}" if slice_.packages else "",
             commands=tuple(render.strict(command) for command in commands),
@@ -207,6 +209,7 @@ class Composer:
             base=self.images[parent].reference,
             epoch=self.versions.epoch,
             files=True,  # the SBOM, at least
+            settings=self.settings,
             commands=tuple(commands),
             verify=tuple(render.verified(command) for command in verify),
             env=tuple(sorted(role.env.items())),

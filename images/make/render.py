@@ -27,6 +27,7 @@ class Step:
     base: str
     epoch: int
     files: bool
+    settings: tuple[tuple[str, str], ...] = ()  # of what runs its programs, while it is built
     users: tuple[User, ...] = ()
     packages: str = ""  # path in the image of the list of locked packages
     commands: tuple[str, ...] = ()
