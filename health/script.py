@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 OUTPUT_LIMIT = 64 * 1024
 GRACE_S = 1.0
+# With which whoever runs scripts is told to stop: slurmd's, and the end of a resident runner's client.
+GIVES_UP = (signal.SIGTERM, signal.SIGIO)
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/nvidia/bin"
 # Beside SLURM_* and MINIVM_*: which GPUs the job has.
 PASSED = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
@@ -72,6 +74,8 @@ def run(argv: list[str], env: Mapping[str, str], deadline_s: float, unfit: int) 
     ]
     pid = 0
     try:
+        # A signal's handler may give the run up, and between the start and our knowing its pid nobody could end it.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, GIVES_UP)
         try:
             pid = os.posix_spawn(
                 argv[0],
@@ -88,6 +92,7 @@ def run(argv: list[str], env: Mapping[str, str], deadline_s: float, unfit: int) 
         finally:
             os.close(out_w)
             os.close(err_w)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         out, err, ended = _read(pid, out_r, err_r, start + deadline_s)
         code = _reap(pid, ended)
         # What the script left running in its session goes with it; a daemon makes a session of its own.
@@ -109,19 +114,26 @@ def run(argv: list[str], env: Mapping[str, str], deadline_s: float, unfit: int) 
 def _read(pid: int, out: int, err: int, deadline: float) -> tuple[str, str, bool]:
     kept = {out: bytearray(), err: bytearray()}
     pidfd = os.pidfd_open(pid)
+    # Python hears a signal between two steps of its own; one that comes right before the wait must end the wait.
+    woken, wakes = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    others = signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
     ended = False
     try:
         poll = select.poll()
-        for fd in (pidfd, out, err):
+        for fd in (pidfd, woken, out, err):
             poll.register(fd, select.POLLIN)
         while not ended and (left := deadline - time.monotonic()) > 0:
             for fd, _ in poll.poll(left * 1000):
                 if fd == pidfd:
                     ended = True
+                elif fd == woken:
+                    os.read(woken, 64)
                 elif not _take(fd, kept[fd]):
                     poll.unregister(fd)
     finally:
-        os.close(pidfd)
+        signal.set_wakeup_fd(others)
+        for fd in (pidfd, woken, wakes):
+            os.close(fd)
     if ended:
         # A process that outlives the script may hold the pipe: take what is there and never wait for its end.
         for fd, taken in kept.items():
