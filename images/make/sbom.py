@@ -1,13 +1,5 @@
 """The SPDX 2.3 document of an image: its packages, and the files that this project put in. Pure and deterministic.
 
-    document(
-        name="minivm/worker", version="24.11.5-debian-0123456789ab",
-        namespace="https://minivm.invalid/spdx/worker/<input hash>",   # unique per content: no random part
-        packages=[Package(name, version, arch, sha256, source, source_version, licence)],
-        files=[File("etc/minivm/plan.json", data)],                    # ours, not Debian's
-        epoch=SOURCE_DATE_EPOCH, distribution="debian", suite="trixie",
-    ) -> dict                                                          # to_json(...) -> bytes to write
-
 Two calls with the same values give the same bytes, in whatever order packages and files came.
 """
 
@@ -17,7 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
@@ -27,19 +19,13 @@ from images.archive.wheels import Wheel
 from images.definition.spec import Pin
 
 NOASSERTION = "NOASSERTION"
+# What every package entry must say something of, and nobody here has looked into.
+UNSAID = {"downloadLocation": NOASSERTION, "licenseConcluded": NOASSERTION, "copyrightText": NOASSERTION}
 TOOL = "Tool: minivm-build"
 ROOT_ID = "SPDXRef-Image"
 # The type that the package URL's specification has for wheels.
 WHEEL = "pypi"
 OURS_ID = "SPDXRef-Package-minivm"
-
-
-@dataclass(frozen=True, slots=True)
-class Licence:
-    """The expression, and the names that stood in the file: what could not be said in SPDX's terms stays visible."""
-
-    expression: str = NOASSERTION
-    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +37,7 @@ class Package:
     arch: str
     sha256: str = ""
     source: str = ""
-    source_version: str = ""
-    licence: Licence = field(default_factory=Licence)
+    licence: str = ""  # as the package itself names it, which need not be in SPDX's terms
     distribution: str = ""  # where it differs from the document's: a vendor's repository, a tarball ("generic")
 
 
@@ -99,8 +84,8 @@ def listed(
             found.append(Package(name, version, arch))
     found += [Package(pin.name, pin.version, "", pin.sha256, distribution="generic") for pin in downloads]
     for wheel in wheels:
-        licence = Licence(names=(wheel.licence,) if wheel.licence else ())
-        found.append(Package(wheel.name, wheel.version, wheel.arch, wheel.sha256, licence=licence, distribution=WHEEL))
+        made = Package(wheel.name, wheel.version, wheel.arch, wheel.sha256, licence=wheel.licence, distribution=WHEEL)
+        found.append(made)
     return found
 
 
@@ -142,7 +127,7 @@ def document(
     distribution: str = "debian",
     suite: str = "",
 ) -> dict[str, Any]:
-    """The document as plain data: JSON's own order is fixed by `to_json`."""
+    """As plain data: JSON's own order is fixed by `to_json`. `namespace` is unique per content: no random part."""
     listed = sorted(set(packages), key=lambda package: (package.name, package.arch, package.version))
     ours = sorted(set(files), key=lambda file: file.path)
     entries = [package_entry(package, distribution, suite) for package in listed]
@@ -152,11 +137,9 @@ def document(
         "name": name,
         "versionInfo": version,
         "primaryPackagePurpose": "CONTAINER",
-        "downloadLocation": NOASSERTION,
         "filesAnalyzed": False,
-        "licenseConcluded": NOASSERTION,
         "licenseDeclared": NOASSERTION,
-        "copyrightText": NOASSERTION,
+        **UNSAID,
     }
     relationships = [relation("SPDXRef-DOCUMENT", "DESCRIBES", ROOT_ID)]
     relationships += [relation(ROOT_ID, "CONTAINS", entry["SPDXID"]) for entry in entries]
@@ -185,11 +168,9 @@ def package_entry(package: Package, distribution: str, suite: str) -> dict[str, 
         "SPDXID": spdx_id(*filter(None, ("Package", package.name, package.version, package.arch))),
         "name": package.name,
         "versionInfo": package.version,
-        "downloadLocation": NOASSERTION,
         "filesAnalyzed": False,
-        "licenseConcluded": NOASSERTION,
-        "licenseDeclared": package.licence.expression,
-        "copyrightText": NOASSERTION,
+        "licenseDeclared": NOASSERTION,
+        **UNSAID,
         "externalRefs": [
             {
                 "referenceCategory": "PACKAGE-MANAGER",
@@ -201,9 +182,9 @@ def package_entry(package: Package, distribution: str, suite: str) -> dict[str, 
     if package.sha256:
         entry["checksums"] = [{"algorithm": "SHA256", "checksumValue": package.sha256}]
     if package.source:
-        entry["sourceInfo"] = f"built from source package {package.source} {package.source_version}".rstrip()
-    if package.licence.names and package.licence.expression == NOASSERTION:
-        entry["licenseComments"] = f"the package itself names: {', '.join(package.licence.names)}"
+        entry["sourceInfo"] = f"built from source package {package.source}"
+    if package.licence:
+        entry["licenseComments"] = f"the package itself names: {package.licence}"
     return entry
 
 
@@ -214,13 +195,11 @@ def our_package(version: str, files: Iterable[File]) -> dict[str, Any]:
         "SPDXID": OURS_ID,
         "name": "minivm",
         "versionInfo": version,
-        "downloadLocation": NOASSERTION,
         "filesAnalyzed": True,
         "packageVerificationCode": {"packageVerificationCodeValue": code},
-        "licenseConcluded": NOASSERTION,
         "licenseDeclared": NOASSERTION,
         "licenseInfoFromFiles": [NOASSERTION],
-        "copyrightText": NOASSERTION,
+        **UNSAID,
     }
 
 

@@ -14,11 +14,11 @@ from spdx_tools.spdx.validation.document_validator import validate_full_spdx_doc
 
 from images.archive.locked import Locked, Request, Slice
 from images.definition.spec import Pin
-from images.make.sbom import NOASSERTION, File, Licence, Package, document, listed, purl, spdx_id, to_json
+from images.make.sbom import NOASSERTION, File, Package, document, listed, purl, spdx_id, to_json
 
-MUNGE = Package("munge", "0.5.16-1.1", "amd64", "ab" * 32, "munge", "0.5.16-1.1", Licence("GPL-3.0-or-later"))
-LIBSTDCPP = Package("libstdc++6", "14.2.0-19", "amd64", "cd" * 32, "gcc-14", "14.2.0-19")
-SHADOW = Package("login", "1:4.16.0-2+really2.41-5", "amd64", "ef" * 32, "util-linux", "2.41-5")
+MUNGE = Package("munge", "0.5.16-1.1", "amd64", "ab" * 32, "munge")
+LIBSTDCPP = Package("libstdc++6", "14.2.0-19", "amd64", "cd" * 32, "gcc-14")
+SHADOW = Package("login", "1:4.16.0-2+really2.41-5", "amd64", "ef" * 32, "util-linux")
 SLURM = Package("slurm", "25.05.1", "amd64", "12" * 32, distribution="generic")
 PLAN = File.of("/etc/minivm/plan.json", b"{}\n")
 SCRIPT = File.of("usr/share/minivm/scripts/prolog.d/10 disk", b"#!/bin/sh\n")
@@ -80,8 +80,8 @@ def test_every_package_is_in_the_image_with_its_checksum_and_source() -> None:
         assert by_name[name]["SPDXID"] in contained
         assert by_name[name]["downloadLocation"] == NOASSERTION
     assert by_name["munge"]["checksums"] == [{"algorithm": "SHA256", "checksumValue": "ab" * 32}]
-    assert by_name["libstdc++6"]["sourceInfo"] == "built from source package gcc-14 14.2.0-19"
-    assert by_name["munge"]["licenseDeclared"] == "GPL-3.0-or-later"
+    assert by_name["libstdc++6"]["sourceInfo"] == "built from source package gcc-14"
+    assert by_name["munge"]["licenseDeclared"] == NOASSERTION
     assert by_name["login"]["licenseDeclared"] == NOASSERTION
 
 
@@ -141,8 +141,7 @@ def test_an_image_is_its_locked_packages_its_base_and_its_pinned_files(tmp_path:
 
 
 def test_what_has_no_word_in_spdx_stays_visible(tmp_path: Path) -> None:
-    licence = Licence(NOASSERTION, ("GPL-2+", "mingw-runtime"))
-    value = make((Package("git", "1", "amd64", licence=licence),))
+    value = make((Package("git", "1", "amd64", licence="GPL-2+, mingw-runtime"),))
     entry = value["packages"][1]
     assert entry["licenseDeclared"] == NOASSERTION
     assert "mingw-runtime" in entry["licenseComments"]

@@ -428,7 +428,7 @@ def test_an_sbom_names_wheels_by_checksum_and_licence() -> None:
     wheel = Wheel("nccl", "nvidia-nccl-cu13", "2.30.7", "amd64", "x.whl", "ab" * 32, "LicenseRef-NVIDIA-Proprietary")
     (package,) = listed((), (), {}, (), (wheel,))
     assert purl(package, "debian", "trixie") == f"pkg:pypi/nvidia-nccl-cu13@2.30.7?checksum=sha256:{'ab' * 32}"
-    assert package.licence.names == ("LicenseRef-NVIDIA-Proprietary",) and package.sha256 == "ab" * 32
+    assert package.licence == "LicenseRef-NVIDIA-Proprietary" and package.sha256 == "ab" * 32
 
 
 def test_the_list_of_files_may_not_be_a_zip_bomb_either(tmp_path: Path) -> None:
