@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from images.make.plan import Composed, Image, key_of
+from images.make.plan import Image
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,22 +24,3 @@ class Result:
     why: tuple[str, ...]
     seconds: float = 0.0
     built: bool = False
-
-
-def needed_only(composed: Composed, planned: Sequence[Planned], roles: Iterable[str]) -> list[Planned]:
-    """Without the builders whose only consumers are present already: nobody would look at what they make."""
-    by_key = {item.image.key: item for item in planned}
-    wanted: set[str] = set()
-
-    def visit(key: str) -> None:
-        if key in wanted:
-            return
-        wanted.add(key)
-        item = by_key[key]
-        for other in item.image.needs:
-            if not item.present or other == item.image.parent:
-                visit(other)
-
-    for target in roles:
-        visit(key_of(target))
-    return [item for item in planned if item.image.key in wanted]

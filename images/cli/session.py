@@ -14,7 +14,7 @@ from images import architectures, emulation
 from images.archive import lock, locked, seen, wheels
 from images.archive.lock import Place
 from images.archive.locked import Slice
-from images.cli.planned import Planned, Result, needed_only
+from images.cli.planned import Planned, Result
 from images.definition import load
 from images.definition.check import known_cuda
 from images.definition.choose import choice
@@ -168,12 +168,12 @@ class Session:
     def plan(self, roles: Sequence[str], present: Mapping[str, Present]) -> tuple[Composed, list[Planned]]:
         composed, state = self.compose(roles), self.state
         planned = []
-        for image in composed.needed(roles):
+        for image in composed.needed(roles, present):
             there = image.reference in present
             planned.append(
                 Planned(image, there, () if there else tuple(changed(state.inputs(image.key), image.inputs)))
             )
-        return composed, needed_only(composed, planned, roles)
+        return composed, planned
 
     @contextmanager
     def caching(self) -> Iterator[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from images.archive.locked import Slice
@@ -69,16 +69,20 @@ class Composed:
     def role(self, name: str) -> Image:
         return self.images[f"role:{name}"]
 
-    def needed(self, roles: Iterable[str]) -> list[Image]:
-        """The images under these targets in build order, the builders of their artifacts among them."""
+    def needed(self, roles: Iterable[str], present: Container[str] = ()) -> list[Image]:
+        """The images under these targets in build order, the builders of their artifacts among them: without those
+        whose only consumers are among the references that are there, for nobody would look at what they make.
+        """
         wanted: set[str] = set()
 
         def visit(key: str) -> None:
             if key in wanted:
                 return
             wanted.add(key)
-            for other in self.images[key].needs:
-                visit(other)
+            image = self.images[key]
+            for other in image.needs:
+                if image.reference not in present or other == image.parent:
+                    visit(other)
 
         for target in roles:
             visit(key_of(target))
