@@ -12,6 +12,9 @@ from images.definition.spec import UNFILLED, Pin
 from images.errors import ImagesError
 from images.settings import Settings
 
+VERSIONS = "images/versions.yaml"
+# HPC-X, the largest, has one and a half.
+LARGEST = 16 << 30
 # What may be given in place of a file that cannot be fetched.
 BY_HAND = {"slurm": "have it from elsewhere: --set slurm_tarball=PATH, with slurm_version and slurm_sha256"}
 
@@ -23,33 +26,42 @@ def file_name(pin: Pin) -> str:
 def fetch(pin: Pin, directory: Path, settings: Settings) -> Path:
     """The pinned file under `directory`; a local path is a pin's address as well."""
     if pin.sha256 == UNFILLED:
-        raise ImagesError("fetch a pinned file", f"{pin.url} has no checksum yet", file="images/versions.yaml",
+        raise ImagesError("fetch a pinned file", f"{pin.url} has no checksum yet", file=VERSIONS,
                           field=f"pins.{pin.name}.sha256", hint="compare the file with its publisher's checksum and "
                           "write it there; or `build.py lock --trust-first` takes what is served now")  # fmt: skip
     kept = directory / pin.sha256 / file_name(pin)
-    if kept.exists():
-        return kept
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=kept.parent)
-    temporary = Path(name)
+    return kept if kept.exists() else download("fetch a pinned file", pin, directory, settings, pin.sha256)
+
+
+def download(what: str, pin: Pin, directory: Path, settings: Settings, wanted: str = "") -> Path:
+    """The file as it is served now, kept by its checksum, which is the wanted one where one is known."""
+    directory.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=directory, prefix=".")
+    temporary, digest, size = Path(name), hashlib.sha256(), 0
     try:
-        digest = hashlib.sha256()
         with os.fdopen(descriptor, "wb") as target, opened(pin, settings) as source:
             while piece := source.read(1 << 20):
+                size += len(piece)
+                if size > LARGEST:
+                    raise OSError("it does not end")
                 digest.update(piece)
                 target.write(piece)
             target.flush()
             os.fsync(target.fileno())
-        if digest.hexdigest() != pin.sha256:
-            raise ImagesError("fetch a pinned file", f"checksum mismatch for {pin.url}: pinned {pin.sha256}, found"
-                              f" {digest.hexdigest()}", file="images/versions.yaml", field=f"pins.{pin.name}"
-                              )  # fmt: skip
+        if not size:
+            raise OSError("it is empty")
+        found = digest.hexdigest()
+        if wanted and found != wanted:
+            raise ImagesError(what, f"checksum mismatch for {pin.url}: pinned {wanted}, found {found}", file=VERSIONS,
+                              field=f"pins.{pin.name}")  # fmt: skip
+        kept = directory / found / file_name(pin)
+        kept.parent.mkdir(exist_ok=True)
         temporary.chmod(0o644)
         temporary.rename(kept)
     except connection_errors() as error:
         why = getattr(error, "reason", None) or error
-        raise ImagesError("fetch a pinned file", f"{pin.url}: {why}", file="images/versions.yaml",
-                          field=f"pins.{pin.name}", hint=BY_HAND.get(pin.name)) from error  # fmt: skip
+        raise ImagesError(what, f"{pin.url}: {why}", file=VERSIONS, field=f"pins.{pin.name}",
+                          hint=BY_HAND.get(pin.name)) from error  # fmt: skip
     finally:
         temporary.unlink(missing_ok=True)
     return kept

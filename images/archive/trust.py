@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import re
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from ground.files import write_whole
 from images.archive import origins
-from images.archive.fetch import connection_errors, file_name, opened
+from images.archive.fetch import VERSIONS, download
 from images.archive.lock import Place, layers_in_order
 from images.definition.spec import UNFILLED, Pin
 from images.errors import ImagesError
-
-VERSIONS = "images/versions.yaml"
-# HPC-X, the largest, has one and a half.
-LARGEST = 16 << 30
 
 
 def unfilled(place: Place, layers: Iterable[str]) -> list[Pin]:
@@ -45,32 +38,7 @@ def seen(pin: Pin, place: Place) -> str:
     if urlsplit(pin.url).scheme not in ("https", ""):
         raise ImagesError("trust a file on first sight", f"{pin.url} is not https: whoever is on the way may have made"
                           " it", file=VERSIONS, field=f"pins.{pin.name}.url")  # fmt: skip
-    digest, size = hashlib.sha256(), 0
-    place.downloads.mkdir(parents=True, exist_ok=True)
-    temporary = place.downloads / f".{pin.name}.{os.getpid()}"
-    try:
-        with temporary.open("xb") as target, opened(pin, place.settings) as source:
-            while piece := source.read(1 << 20):
-                size += len(piece)
-                if size > LARGEST:
-                    raise OSError("it does not end")
-                digest.update(piece)
-                target.write(piece)
-            target.flush()
-            os.fsync(target.fileno())
-        if not size:
-            raise OSError("it is empty")
-        kept = place.downloads / digest.hexdigest() / file_name(replace(pin, sha256=digest.hexdigest()))
-        kept.parent.mkdir(exist_ok=True)
-        temporary.chmod(0o644)
-        temporary.rename(kept)
-    except connection_errors() as error:
-        why = getattr(error, "reason", None) or error
-        raise ImagesError("trust a file on first sight", f"{pin.url}: {why}", file=VERSIONS,
-                          field=f"pins.{pin.name}") from error  # fmt: skip
-    finally:
-        temporary.unlink(missing_ok=True)
-    return digest.hexdigest()
+    return download("trust a file on first sight", pin, place.downloads, place.settings).parent.name
 
 
 def record(path: Path, pin: Pin, digest: str) -> None:
