@@ -88,6 +88,14 @@ def read(place: Place, of: Cuda | Libraries) -> Locked | None:
         raise ImagesError("read the lock", f"damaged: {error}", file=shown, hint=RELOCK) from error
 
 
+def resolved(place: Place, of: Cuda | Libraries) -> tuple[Locked, str]:
+    """What is locked, and where it stands for whoever misses something in it."""
+    locked, file = read(place, of), str(lock_file(place, of).relative_to(place.repository))
+    if locked is None:
+        raise ImagesError("read the lock", f"the wheels of {of.about} were never resolved", file=file, hint=RELOCK)
+    return locked, file
+
+
 def write(place: Place, of: Cuda | Libraries, locked: Locked) -> None:
     head = {"format": FORMAT, "name": locked.name, "request": locked.request}
     write_changed(lock_file(place, of), lock_text(head, "wheels", sorted(locked.wheels)))

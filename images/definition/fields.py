@@ -38,8 +38,11 @@ class Fields:
         value = self.data.get(key, default)
         if value is None:
             raise self.error(key, f"{key!r} is missing")
+        return self.worded(key, value)
+
+    def worded(self, field: str, value: object) -> str:
         if not isinstance(value, str):
-            raise self.error(key, f"expected text, found {kind(value)}", quoting(value))
+            raise self.error(field, f"expected text, found {kind(value)}", quoting(value))
         return value
 
     def optional(self, key: str) -> str | None:
@@ -74,13 +77,7 @@ class Fields:
         return value
 
     def texts(self, key: str) -> tuple[str, ...]:
-        return tuple(self.each_text(key, self.items(key)))
-
-    def each_text(self, key: str, values: list[object]) -> Iterable[str]:
-        for index, value in enumerate(values):
-            if not isinstance(value, str):
-                raise self.error(f"{key}[{index}]", f"expected text, found {kind(value)}", quoting(value))
-            yield value
+        return tuple(self.worded(f"{key}[{index}]", value) for index, value in enumerate(self.items(key)))
 
     def mapping(self, key: str) -> dict[str, object]:
         value = self.data.get(key)
@@ -91,12 +88,7 @@ class Fields:
         return value
 
     def text_map(self, key: str) -> dict[str, str]:
-        result = {}
-        for name, value in self.mapping(key).items():
-            if not isinstance(value, str):
-                raise self.error(f"{key}.{name}", f"expected text, found {kind(value)}", quoting(value))
-            result[str(name)] = value
-        return result
+        return {str(name): self.worded(f"{key}.{name}", value) for name, value in self.mapping(key).items()}
 
     def selected(self, key: str, one: Callable[[str, object], T], selectors: frozenset[str]) -> Selected[T]:
         """A list, or a map of selectors to lists."""
@@ -117,11 +109,10 @@ class Fields:
 
     def selected_text(self, key: str, selectors: frozenset[str], *, line: bool = False) -> Selected[str]:
         def one(field: str, item: object) -> str:
-            if not isinstance(item, str):
-                raise self.error(field, f"expected text, found {kind(item)}", quoting(item))
-            if line and "\n" in item.strip():
+            text = self.worded(field, item)
+            if line and "\n" in text.strip():
                 raise self.error(field, "a command is one line", "use a template in images/templates/ (component)")
-            return item.strip() if line else item
+            return text.strip() if line else text
 
         return self.selected(key, one, selectors)
 

@@ -20,9 +20,7 @@ def asked(place: Place, layer: Layer) -> tuple[Wheel, ...]:
     groups, python = layer.python.of(place.choice), place.definition.versions.python
     if not groups:
         return ()
-    locked, file = archive.read(place, python), str(archive.lock_file(place, python).relative_to(place.repository))
-    if locked is None:
-        raise ImagesError("read the lock", f"the wheels of {python.about} were never resolved", file=file, hint=RELOCK)
+    locked, file = archive.resolved(place, python)
     found = tuple(wheel for group in groups for wheel in locked.of(group, place.choice.arch))
     for group in groups:
         if not locked.of(group, place.choice.arch):

@@ -60,11 +60,7 @@ def asked(place: Place, layer: Layer, below: Sequence[Layer]) -> Asked:
     if cuda is None or not (shared or devel):
         return Asked()
     there = {group for lower in below for group in lower.wheels.of(place.choice)}
-    locked = archive.read(place, cuda)
-    file = str(archive.lock_file(place, cuda).relative_to(place.repository))
-    if locked is None:
-        raise ImagesError("read the lock", f"the wheels of CUDA {cuda.name} were never resolved", file=file,
-                          hint=RELOCK)  # fmt: skip
+    locked, file = archive.resolved(place, cuda)
 
     def of(groups: Sequence[str]) -> tuple[Wheel, ...]:
         found: list[Wheel] = []

@@ -50,26 +50,22 @@ def attach(registry: Registry, image: Descriptor, artifact_type: str, payload: b
     made = descriptor(MANIFEST, data)
     headers = put_manifest(registry, made["digest"], MANIFEST, data)
     if "OCI-Subject" not in headers:
-        listed = index(registry, fallback(image["digest"]))
+        listed = index(registry, f"/manifests/{fallback(image)}") or []
         others = [item for item in listed if item.get("digest") != made["digest"]]
         whole = {
             "schemaVersion": 2,
             "mediaType": INDEX,
             "manifests": [*others, {**made, "artifactType": artifact_type}],
         }
-        put_manifest(registry, fallback(image["digest"]), INDEX, json.dumps(whole, sort_keys=True).encode())
+        put_manifest(registry, fallback(image), INDEX, json.dumps(whole, sort_keys=True).encode())
     return str(made["digest"])
 
 
 def attached(registry: Registry, image: Descriptor, artifact_type: str) -> Iterator[bytes]:
     """The documents of a type beside an image. The registry's word for what they are is checked, and no more."""
-    try:
-        with registry.answer("GET", f"/referrers/{image['digest']}", {"Accept": INDEX}) as answer:
-            listed = manifests(registry, registry.whole(answer))
-    except RegistryError as error:
-        if error.status != 404:
-            raise
-        listed = index(registry, fallback(image["digest"]))
+    listed = index(registry, f"/referrers/{image['digest']}")
+    if listed is None:
+        listed = index(registry, f"/manifests/{fallback(image)}") or []
     for item in [item for item in listed if item.get("artifactType") == artifact_type][-MOST:]:
         digest = str(item.get("digest", ""))
         data = registry.named(f"/manifests/{digest}", digest, {"Accept": MANIFEST})
@@ -81,17 +77,18 @@ def attached(registry: Registry, image: Descriptor, artifact_type: str) -> Itera
         yield registry.named(f"/blobs/{wanted}", wanted)
 
 
-def fallback(digest: str) -> str:
-    return digest.replace(":", "-")
+def fallback(image: Descriptor) -> str:
+    return str(image["digest"]).replace(":", "-")
 
 
-def index(registry: Registry, tag: str) -> list[dict[str, Any]]:
+def index(registry: Registry, path: str) -> list[dict[str, Any]] | None:
+    """The descriptors of a list; None where there is no such list."""
     try:
-        with registry.answer("GET", f"/manifests/{tag}", {"Accept": INDEX}) as answer:
+        with registry.answer("GET", path, {"Accept": INDEX}) as answer:
             return manifests(registry, registry.whole(answer))
     except RegistryError as error:
         if error.status == 404:
-            return []
+            return None
         raise
 
 
