@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NoReturn
@@ -23,38 +24,8 @@ from typing import NoReturn
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 
-# What must answer -> the Debian package that brings it. A path is looked for as a file, a name on PATH.
-ENGINE_TOOLS: Mapping[str, str] = {
-    "dockerd": "docker.io",
-    "mmdebstrap": "mmdebstrap",
-    "apt-get": "apt",
-    "/usr/share/keyrings/debian-archive-keyring.gpg": "debian-archive-keyring",
-    "/etc/ssl/certs/ca-certificates.crt": "ca-certificates",
-}
-TEST_TOOLS: Mapping[str, str] = {
-    "git": "git",
-    # Bookworm's docker.io brings it; later releases made it a package of its own.
-    "docker": "docker-cli",
-    "ssh": "openssh-client",
-    "ssh-keygen": "openssh-client",
-    "shellcheck": "shellcheck",
-    "docker-registry": "docker-registry",
-    "apt-ftparchive": "apt-utils",
-    "gpg": "gpg",
-    "gpg-agent": "gpg-agent",
-    "gpgconf": "gpgconf",
-    "openssl": "openssl",
-    "dpkg-deb": "dpkg",
-    "unshare": "util-linux",
-    "iptables": "iptables",
-    "sysctl": "procps",
-    "bindfs": "bindfs",
-    "curl": "curl",
-    "ip": "iproute2",
-    "strace": "strace",
-}
-# To build for another architecture; qemu's package depends on which.
-EMULATION_TOOLS: Mapping[str, str] = {"arch-test": "arch-test"}
+# By what needs it: what must answer -> the Debian package that brings it.
+TOOLS: Mapping[str, Mapping[str, str]] = tomllib.loads(Path(__file__).with_name("host.toml").read_text())
 OWN_ENGINE = "unix:///var/run/docker.sock"
 ENGINE_PID = Path("/var/run/docker.pid")
 ENGINE_LOG = Path("/var/log/minivm-dockerd.log")
@@ -169,7 +140,7 @@ def ensure_engine() -> None:
             f"cannot reach the docker engine: {chosen_by} says {engine}, and nobody answers there; start that engine,"
             " or unset it for the machine's own"
         )
-    apt_install(missing_packages(without_engine(ENGINE_TOOLS) if chosen_by else ENGINE_TOOLS))
+    apt_install(missing_packages(without_engine(TOOLS["engine"]) if chosen_by else TOOLS["engine"]))
     if chosen_by or engine_answers(address):
         return
     if os.geteuid() != 0:
@@ -241,7 +212,7 @@ def ensure_emulation(asked: str) -> None:
             register(arch)
         if why := emulation.refusal(arch):
             raise HostError(f"cannot build for {arch}: {why}")
-        apt_install(missing_packages(EMULATION_TOOLS))
+        apt_install(missing_packages(TOOLS["emulation"]))
 
 
 def register(arch: str) -> None:
@@ -272,7 +243,7 @@ def main() -> int:
     steps: dict[str, Callable[[], None]] = {
         "venv": ensure_venv,
         "engine": ensure_engine,
-        "test-tools": lambda: apt_install(missing_packages(TEST_TOOLS)),
+        "test-tools": lambda: apt_install(missing_packages(TOOLS["test"])),
     }
     parser.add_argument("step", choices=(*steps, "emulation"), help="what to make sure of")
     parser.add_argument("arch", nargs="?", default="", help="for emulation: arm64, amd64, or both")

@@ -123,8 +123,8 @@ def test_an_engine_that_is_there_and_does_not_answer_gets_no_second_one(
 
 
 def test_a_remote_engine_needs_no_local_one() -> None:
-    assert "docker.io" not in host.without_engine(host.ENGINE_TOOLS).values()
-    assert "mmdebstrap" in host.without_engine(host.ENGINE_TOOLS).values()
+    assert "docker.io" not in host.without_engine(host.TOOLS["engine"]).values()
+    assert "mmdebstrap" in host.without_engine(host.TOOLS["engine"]).values()
 
 
 def test_another_python_hands_over_to_the_one_that_has_the_packages(tmp_path: Path) -> None:
