@@ -45,6 +45,22 @@ def read_plain(path: Path, most: int) -> bytes | None:
         os.close(fd)
 
 
+def locked(fd: int, within: float = 0.0) -> bool:
+    """Whether the file was locked in this time; others that lock it wait, until the last copy of `fd` is closed."""
+    import fcntl
+    import time
+
+    deadline = time.monotonic() + within
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.02)
+
+
 def write_json(path: Path, data: object, mode: int = 0o644) -> None:
     """A set is written as a sorted list."""
     import json

@@ -4,7 +4,6 @@ them is gone, so its holder may clean up after any cut."""
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import signal
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from gitsync.errors import GitsyncError
 from gitsync.repo.child import MARK
+from ground.files import locked
 
 POLL = 0.05
 
@@ -50,21 +50,13 @@ def end_children_of(cycle: str) -> None:
                     os.kill(int(entry.name), signal.SIGKILL)
 
 
-def _try(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 @contextlib.contextmanager
 def held(path: Path, wait: float) -> Iterator[Held]:
     """The lock; at most `wait` seconds for a live owner, while a dead owner's children are ended at once."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         deadline = time.monotonic() + wait
-        while not _try(fd):
+        while not locked(fd):
             end_children_of(_dead_owner(fd))
             if time.monotonic() > deadline:
                 raise GitsyncError("start a cycle", "another gitsync is at work", file=path, hint="try again")

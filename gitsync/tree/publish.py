@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from gitsync.errors import GitsyncError
 from gitsync.layout import UNFINISHED, ZERO, Layout, commit_of_link, is_commit
 from gitsync.tree import disk
 from gitsync.tree.write import Written
+from ground.files import locked
 
 
 def unfinished(near: Path, what: str) -> Path:
@@ -134,9 +134,7 @@ def remove_tree(layout: Layout, commit: str) -> bool:
     lease = layout.lease(commit)
     fd = os.open(lease, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not locked(fd):
             return False
         grave = unfinished(layout.trees, "old")
         layout.tree(commit).rename(grave)

@@ -6,13 +6,11 @@ All of it may be lost: a round goes on without it, and knows a little less.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import time
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from ground.files import read_json, write_json
+from ground.files import locked, read_json, write_json
 from health.index import read_index
 from health.places import Places
 
@@ -70,18 +68,6 @@ def one_round(places: Places, *, patient: bool) -> Iterator[bool]:
         yield True
         return
     try:
-        yield _locked(fd, ROUND_WAIT_S if patient else 0.0)
+        yield locked(fd, ROUND_WAIT_S if patient else 0.0)
     finally:
         os.close(fd)
-
-
-def _locked(fd: int, wait_s: float) -> bool:
-    deadline = time.monotonic() + wait_s
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except OSError:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(0.02)
