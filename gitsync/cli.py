@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import sys
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gitsync.errors import GitsyncError
+from ground.errors import nearest
 
 if TYPE_CHECKING:
     from gitsync.settings import Settings
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 class Group(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            known = self.list_commands(ctx)
-            near = difflib.get_close_matches(args[0], known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+            hint = nearest(args[0], self.list_commands(ctx))
             raise click.UsageError(f"no command {args[0]!r} ({hint})", ctx)
         return super().resolve_command(ctx, args)
 

@@ -28,6 +28,7 @@ from pathlib import Path, PurePosixPath
 
 from gitsync import lease
 from gitsync.errors import GitsyncError
+from ground.errors import nearest
 from health.api import When
 from health.ask import ask_broker
 from health.checks.cases import examine, read_case, replay
@@ -142,7 +143,8 @@ def _health(options: argparse.Namespace) -> int:
         ask_broker({"ask": "look"}, 5.0)
     known = read_verdicts(places.verdicts)
     if missing := [name for name in options.checks if name not in known]:
-        raise GitsyncError("show the verdict", f"no check {missing[0]!r} has a verdict", hint=_hint(missing[0], known))
+        hint = nearest(missing[0], known)
+        raise GitsyncError("show the verdict", f"no check {missing[0]!r} has a verdict", hint=hint)
     shown = [verdict for name, verdict in known.items() if not options.checks or name in options.checks]
     now = time.time()
     # What has expired is not known any more, whatever it said.
@@ -250,13 +252,6 @@ def _expired(verdict: Verdict) -> Verdict:
     from dataclasses import replace
 
     return replace(verdict, result=Result.UNKNOWN, reason=f"out of date; it was {verdict.result}: {verdict.reason}")
-
-
-def _hint(name: str, known: dict[str, Verdict]) -> str | None:
-    import difflib
-
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]!r}?" if near else None
 
 
 def _show(verdicts: Sequence[Verdict], form: str, now: float, complete: bool) -> int:

@@ -7,7 +7,6 @@ to and which kinds of scripts it means to be without.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from gitsync.layout import is_script
 from gitsync.repo.listing import Entry
 from gitsync.settings import TREE_NAME, Ref, RefKind, Settings, parse_date
 from gitsync.tree.check import EXECUTED
+from ground.errors import nearest
 
 MARKER = "minivm-scripts.json"
 KEYS = ("about", "name", "not_before", "without")
@@ -46,8 +46,7 @@ def parse(text: bytes) -> Marker:
         raise ValueError("not an object")
     for key in data:
         if key not in KEYS:
-            near = difflib.get_close_matches(key, KEYS, n=1)
-            raise ValueError(f"unknown key {key[:40]!r}" + (f", did you mean {near[0]!r}?" if near else ""))
+            raise ValueError(f"unknown key {key[:40]!r}, {nearest(key, KEYS)}")
     name, without, date = data.get("name"), data.get("without", []), data.get("not_before")
     if not isinstance(name, str) or not TREE_NAME.fullmatch(name):
         raise ValueError("name: wanted up to 64 letters, digits, '.', '_' or '-'")
