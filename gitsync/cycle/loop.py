@@ -36,9 +36,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Loop:
-    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.clock = clock
         self.stopping = False
         self.failures = 0
         self.ready = False
@@ -61,11 +60,11 @@ class Loop:
         self._start_webhook()
         self._begin()
         published = self._tell()
-        due = self.clock() + first_delay(self.settings.pod, self.settings.period, published=published)
+        due = time.monotonic() + first_delay(self.settings.pod, self.settings.period, published=published)
         while not self.stopping:
             if self.again and self.child is None:
-                self.again, due = False, self.clock()
-            if self.child is None and self.clock() >= due:
+                self.again, due = False, time.monotonic()
+            if self.child is None and time.monotonic() >= due:
                 self._start()
             poller = select.poll()
             poller.register(signal_read, select.POLLIN)
@@ -73,7 +72,7 @@ class Loop:
             if self.child is not None:
                 poller.register(self.child_fd, select.POLLIN)
             until = self.child_deadline if self.child is not None else due
-            for fd, _ in poller.poll(max(0.0, until - self.clock()) * 1000):
+            for fd, _ in poller.poll(max(0.0, until - time.monotonic()) * 1000):
                 if fd == signal_read:
                     with contextlib.suppress(BlockingIOError):
                         os.read(signal_read, 4096)
@@ -81,13 +80,13 @@ class Loop:
                     self._hear(wake)
                 elif fd == self.child_fd:
                     self._end()
-                    due = self.clock() + next_delay(
+                    due = time.monotonic() + next_delay(
                         self.settings.pod, self.settings.period, self.failures, self.settings.backoff_max
                     )
-            if self.child is not None and self.clock() >= self.child_deadline:
+            if self.child is not None and time.monotonic() >= self.child_deadline:
                 print("gitsync: a cycle hangs and is ended", file=sys.stderr, flush=True)
                 os.killpg(self.child, signal.SIGKILL)
-                self.child_deadline = self.clock() + 10.0
+                self.child_deadline = time.monotonic() + 10.0
         self._stop_children()
         with contextlib.suppress(OSError):
             self.settings.layout.wake.unlink()
@@ -167,7 +166,7 @@ class Loop:
         look, self.looked = not self.looked, True
         pid = self._fork(lambda: run_cycle(self.settings, look=look))
         self.child, self.child_fd = pid, os.pidfd_open(pid)
-        self.child_deadline = self.clock() + self.settings.timeout + 3 * self.settings.check_timeout + CYCLE_SLACK
+        self.child_deadline = time.monotonic() + self.settings.timeout + 3 * self.settings.check_timeout + CYCLE_SLACK
 
     def _end(self) -> None:
         assert self.child is not None
