@@ -2,61 +2,43 @@
 
 from __future__ import annotations
 
-from fleet.decide.actions import (
-    Change,
-    Cordon,
-    Delete,
-    Drain,
-    Evict,
-    Fence,
-    Forget,
-    Free,
-    HideOnNode,
-    Protect,
-    Remove,
-    ShowOnNode,
-    ShowOnPod,
-    Tell,
-    Uncordon,
-    Undrain,
-    Unfence,
-)
+from fleet.decide import actions
 
 
-def in_words(action: Change | Tell) -> str:
+def in_words(action: actions.Change | actions.Tell) -> str:
     """One line, whatever people and machines have written into what it quotes."""
     return "".join(letter if letter.isprintable() else " " for letter in _words(action))
 
 
-def _words(action: Change | Tell) -> str:
+def _words(action: actions.Change | actions.Tell) -> str:
     match action:
-        case Drain(name, reason, _, _, down):
+        case actions.Drain(name, reason, _, _, down):
             return f"{'set down' if down else 'drain'} {name} in Slurm: {reason}"
-        case Undrain(name, _, _, _, down):
+        case actions.Undrain(name, _, _, _, down):
             return f"{'resume' if down else 'undrain'} {name} in Slurm"
-        case Remove(name):
+        case actions.Remove(name):
             return f"remove the record of {name} from Slurm: its name does not come back, and nobody names it"
-        case Forget(name):
+        case actions.Forget(name):
             return f"forget that {name} was drained"
-        case Evict(pod, _, _, why):
+        case actions.Evict(pod, _, _, why):
             return f"evict {pod}: {why}"
-        case Free(pod):
+        case actions.Free(pod):
             return f"let others evict {pod}: it is drained, and nothing holds it"
-        case Protect(pod):
+        case actions.Protect(pod):
             return f"protect {pod}: it may get a job"
-        case ShowOnPod(name, _, seen) | ShowOnNode(name, _, seen):
+        case actions.ShowOnPod(name, _, seen) | actions.ShowOnNode(name, _, seen):
             return f"show on {name}: {seen.reason} {seen.message}".rstrip()
-        case HideOnNode(node):
+        case actions.HideOnNode(node):
             return f"show nothing on {node}: no worker is on it"
-        case Cordon(node, _, _, why):
+        case actions.Cordon(node, _, _, why):
             return f"cordon {node}: {why}"
-        case Fence(node, _, _, why):
+        case actions.Fence(node, _, _, why):
             return f"give {node} up, out of service: {why}"
-        case Unfence(node):
+        case actions.Unfence(node):
             return f"take {node} back into service"
-        case Delete(pod, _, node):
+        case actions.Delete(pod, _, node):
             return f"delete {pod} by force: {node} is given up"
-        case Uncordon(node):
+        case actions.Uncordon(node):
             return f"uncordon {node}"
-        case Tell(about, _, text):
+        case actions.Tell(about, _, text):
             return f"{about}: {text}"

@@ -10,20 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from health.broker.decide import (
-    Act,
-    Fleet,
-    Node,
-    Seen,
-    decide,
-    is_script,
-    left,
-    names,
-    observe,
-    raised,
-    reason,
-    unreleased,
-)
+from health.broker import decide
 from health.broker.guard import guarded, within_rate
 from health.broker.incidents import Enter, entry, judged
 from health.broker.inputs import Gpu
@@ -54,9 +41,9 @@ class Inputs:
     index: Index | None = None
     # The answers so far: how many incidents a check's GPU has had; the node; the other nodes; what came of a change.
     incidents: Mapping[str, int] = field(default_factory=dict)
-    node: Node | Failed | None = None
-    fleet: Fleet | Failed | None = None
-    changed: Act | Failed | None = None
+    node: decide.Node | Failed | None = None
+    fleet: decide.Fleet | Failed | None = None
+    changed: decide.Act | Failed | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +58,7 @@ class AskFleet:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    act: Act
+    act: decide.Act
 
 
 Action = Log | Enter | AskNode | AskFleet | Change
@@ -104,15 +91,15 @@ def _observed(memory: Memory, inputs: Inputs, now: Now) -> Memory:
     complete = counted is not None and counted.result is Result.OK and bool(inputs.gpus)
     present = frozenset(gpu.uuid for gpu in inputs.gpus) if complete else None
     with_jobs = inputs.index.with_jobs if inputs.index else frozenset()
-    seen = observe(memory.seen, inputs.verdicts, inputs.policy, now.wall, inputs.boot_id, present, with_jobs)
+    seen = decide.observe(memory.seen, inputs.verdicts, inputs.policy, now.wall, inputs.boot_id, present, with_jobs)
     alive = {check: one for check, one in seen.items() if not _is_gone(check, inputs)}
     return replace(memory, seen=alive, held=unexpired(memory.held, now))
 
 
 def _entries(memory: Memory, after: Memory, inputs: Inputs, now: Now) -> list[Enter]:
     """The problems that begin here and are about a GPU."""
-    before, evidence = raised(memory.seen), {item.check: item.evidence for item in inputs.verdicts}
-    new = {check: seen for check, seen in raised(after.seen).items() if check not in before}
+    before, evidence = decide.raised(memory.seen), {item.check: item.evidence for item in inputs.verdicts}
+    new = {check: seen for check, seen in decide.raised(after.seen).items() if check not in before}
     entries = (
         entry(check, seen, evidence.get(check, ""), inputs.name, inputs.gpus, inputs.policy, now.wall)
         for check, seen in new.items()
@@ -127,20 +114,20 @@ def _is_gone(check: str, inputs: Inputs) -> bool:
     """
     if any(item.check == check for item in inputs.verdicts):
         return False
-    return is_script(check) or (inputs.index is not None and check not in inputs.index.checks)
+    return decide.is_script(check) or (inputs.index is not None and check not in inputs.index.checks)
 
 
 def _kept(memory: Memory, text: str, inputs: Inputs, now: Now) -> dict[str, str]:
     def dead(check: str) -> bool:
         return check in memory.forgotten or _is_gone(check, inputs)
 
-    return unreleased(text, memory.seen, memory.held, inputs.policy, now.wall, dead)
+    return decide.unreleased(text, memory.seen, memory.held, inputs.policy, now.wall, dead)
 
 
-def _differs(memory: Memory, standing: Mapping[str, Seen], inputs: Inputs, now: Now) -> bool:
+def _differs(memory: Memory, standing: Mapping[str, decide.Seen], inputs: Inputs, now: Now) -> bool:
     """Whether another thing stands than when we last acted, or what is posted says more than what is true."""
-    live = reason(standing, left(standing, _kept(memory, memory.posted, inputs, now)))
-    return names_of(standing) != memory.acted_on or not names(memory.posted) <= names(live)
+    live = decide.reason(standing, decide.left(standing, _kept(memory, memory.posted, inputs, now)))
+    return names_of(standing) != memory.acted_on or not decide.names(memory.posted) <= decide.names(live)
 
 
 def _act(memory: Memory, after: Memory, inputs: Inputs, now: Now) -> Outcome:
@@ -154,7 +141,7 @@ def _act(memory: Memory, after: Memory, inputs: Inputs, now: Now) -> Outcome:
         case node:
             pass
     kept = _kept(after, node.reason, inputs, now)
-    act = decide(standing, node, kept)
+    act = decide.decide(standing, node, kept)
     if act.kind in {"drain", "update"}:
         match inputs.fleet:
             case None:
@@ -170,7 +157,7 @@ def _act(memory: Memory, after: Memory, inputs: Inputs, now: Now) -> Outcome:
         )  # fmt: skip
         after = hold(after, many, now.wall + inputs.policy.guard_lasts_s)
         standing = after.standing(now)
-        act = decide(standing, node, _kept(after, node.reason, inputs, now))
+        act = decide.decide(standing, node, _kept(after, node.reason, inputs, now))
     if act.kind == "nothing":
         ours = node.reason if node.drained and node.ours else ""
         return _acted(replace(after, drained=node.drained, posted=ours), standing, act), logs
@@ -190,7 +177,7 @@ def _act(memory: Memory, after: Memory, inputs: Inputs, now: Now) -> Outcome:
     return _acted(replace(after, drained=True, posted=act.text, recheck=recheck), standing, act), ()
 
 
-def _acted(memory: Memory, standing: Mapping[str, Seen], act: Act) -> Memory:
+def _acted(memory: Memory, standing: Mapping[str, decide.Seen], act: decide.Act) -> Memory:
     said = f"{act.kind}: {act.text}"
     return replace(memory, said=said, acted_on=names_of(standing), due=0.0, failures=0, forgotten=frozenset())
 
@@ -219,5 +206,5 @@ def _recheck(memory: Memory, after: Memory, inputs: Inputs, now: Now) -> Outcome
     return replace(after, due=now.steady), (Log(said),)
 
 
-def names_of(standing: Mapping[str, Seen]) -> frozenset[str]:
+def names_of(standing: Mapping[str, decide.Seen]) -> frozenset[str]:
     return frozenset(seen.name(check) for check, seen in standing.items())

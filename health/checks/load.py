@@ -18,21 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from gitsync.errors import GitsyncError
-from health.api import (
-    Check,
-    CheckModule,
-    Class,
-    Command,
-    Context,
-    Finding,
-    Inputs,
-    Limits,
-    UserMade,
-    When,
-    ok,
-    problem,
-    unknown,
-)
+from health import api
 from health.checks import imports
 from health.script import UNFIT
 
@@ -44,33 +30,35 @@ HEADER_KEYS = {"about", "class", "period_s", "deadline_s", "when", "user_made"}
 class Loaded:
     """The checks that could be loaded, and why the others could not: a broken file spoils no other."""
 
-    checks: dict[str, CheckModule]
+    checks: dict[str, api.CheckModule]
     broken: dict[str, str]
 
 
 class _Program:
     """A check in another language, in the shape of a module."""
 
-    def __init__(self, check: Check) -> None:
+    def __init__(self, check: api.Check) -> None:
         self.CHECK = check
         self.parse = self._parse
         self.judge = self._judge
 
-    def _parse(self, inputs: Inputs) -> Any:
+    def _parse(self, inputs: api.Inputs) -> Any:
         name = self.CHECK.name
         return inputs.code(name), inputs.text(name) or inputs.why(name)
 
-    def _judge(self, measured: Any, context: Context) -> Iterable[Finding]:
+    def _judge(self, measured: Any, context: api.Context) -> Iterable[api.Finding]:
         code, text = measured
         last = text.strip().splitlines()[-1].strip()[:300] if text.strip() else ""
         if code == 0:
-            return [ok(last or "the program is content")]
-        return [problem(last or "the program is not content")] if code == UNFIT else [unknown(f"broken script: {last}")]
+            return [api.ok(last or "the program is content")]
+        if code == UNFIT:
+            return [api.problem(last or "the program is not content")]
+        return [api.unknown(f"broken script: {last}")]
 
 
 def load_checks(tree: Path, names: Iterable[str] | None = None) -> Loaded:
     directory = tree / "health.d"
-    checks: dict[str, CheckModule] = {}
+    checks: dict[str, api.CheckModule] = {}
     broken: dict[str, str] = {}
     wanted = None if names is None else set(names)
     imports.serve(tree)
@@ -88,7 +76,7 @@ def load_checks(tree: Path, names: Iterable[str] | None = None) -> Loaded:
         if module.CHECK.name != path.stem:
             broken[path.stem] = f"{path.name}: declares the name {module.CHECK.name!r}, wanted {path.stem!r}"
             continue
-        if module.CHECK.user_made is UserMade.YES and module.CHECK.class_ is not Class.USER:
+        if module.CHECK.user_made is api.UserMade.YES and module.CHECK.class_ is not api.Class.USER:
             said = f"says that a job's user can bring it about: its class is at most user, not {module.CHECK.class_}"
             broken[path.stem] = f"{path.name}: {said}"
             continue
@@ -96,7 +84,7 @@ def load_checks(tree: Path, names: Iterable[str] | None = None) -> Loaded:
     return Loaded(checks, broken)
 
 
-def load_limits(tree: Path, name: str) -> Limits:
+def load_limits(tree: Path, name: str) -> api.Limits:
     path = tree / "lib" / "thresholds" / f"{name}.json"
     try:
         data = json.loads(path.read_text())
@@ -104,20 +92,20 @@ def load_limits(tree: Path, name: str) -> Limits:
         raise GitsyncError("read thresholds", str(error), file=path) from error
     if not isinstance(data, dict) or not set(data) <= {"about", "default", "models"} or "default" not in data:
         raise GitsyncError("read thresholds", "wanted only about, default, models", file=path)
-    return Limits(data, f"lib/thresholds/{name}.json")
+    return api.Limits(data, f"lib/thresholds/{name}.json")
 
 
-def _load_module(path: Path) -> CheckModule:
+def _load_module(path: Path) -> api.CheckModule:
     module = imports.load(path)
-    if not isinstance(getattr(module, "CHECK", None), Check):
+    if not isinstance(getattr(module, "CHECK", None), api.Check):
         raise GitsyncError("load a check", "no CHECK = Check(...)", file=path)
     for name in ("parse", "judge"):
         if not callable(getattr(module, name, None)):
             raise GitsyncError("load a check", f"no function {name}", file=path)
-    return cast(CheckModule, module)
+    return cast(api.CheckModule, module)
 
 
-def _load_program(path: Path) -> CheckModule | None:
+def _load_program(path: Path) -> api.CheckModule | None:
     if not os.access(path, os.X_OK):
         # A README or data file.
         return None
@@ -125,18 +113,18 @@ def _load_program(path: Path) -> CheckModule | None:
     if header is None:
         raise GitsyncError("load a check", f"no comment with {MARK}", file=path)
     data = _header(header.partition(MARK)[2], path)
-    check = Check(
+    check = api.Check(
         name=path.stem,
         about=data["about"],
-        class_=Class(data.get("class", Class.NODE)),
+        class_=api.Class(data.get("class", api.Class.NODE)),
         period_s=float(data.get("period_s", 300)),
-        when=frozenset(map(When, data.get("when", [When.BACKGROUND]))),
-        sources=(Command(path.stem, (str(path),), deadline_s=float(data.get("deadline_s", 10))),),
+        when=frozenset(map(api.When, data.get("when", [api.When.BACKGROUND]))),
+        sources=(api.Command(path.stem, (str(path),), deadline_s=float(data.get("deadline_s", 10))),),
         judges_failures=True,
         thresholds="",
-        user_made=UserMade(data.get("user_made", UserMade.NO)),
+        user_made=api.UserMade(data.get("user_made", api.UserMade.NO)),
     )
-    return cast(CheckModule, _Program(check))
+    return cast(api.CheckModule, _Program(check))
 
 
 def _header(text: str, path: Path) -> dict[str, Any]:
@@ -153,14 +141,14 @@ def _header(text: str, path: Path) -> dict[str, Any]:
         raise wrong(f"unknown key {min(stray)!r}; known: {', '.join(sorted(HEADER_KEYS))}")
     if not isinstance(data.get("about"), str):
         raise wrong("wanted a sentence", "about")
-    if data.get("class", "node") not in list(Class):
-        raise wrong(f"wanted one of {', '.join(Class)}, not {data['class']!r}", "class")
+    if data.get("class", "node") not in list(api.Class):
+        raise wrong(f"wanted one of {', '.join(api.Class)}, not {data['class']!r}", "class")
     # A program says one thing: a part of it cannot be the user's.
     if (made := data.get("user_made", "no")) not in ("no", "yes"):
         raise wrong(f"wanted no or yes, not {made!r}", "user_made")
     when = data.get("when", ["background"])
-    if not isinstance(when, list) or not when or any(item not in list(When) for item in when):
-        raise wrong(f"wanted a list of {', '.join(When)}, not {when!r}", "when")
+    if not isinstance(when, list) or not when or any(item not in list(api.When) for item in when):
+        raise wrong(f"wanted a list of {', '.join(api.When)}, not {when!r}", "when")
     for key in ("period_s", "deadline_s"):
         seconds = data.get(key, 1)
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < 1e6:

@@ -8,26 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from images import architectures
-from images.definition import vendor
+from images.definition import spec, vendor
 from images.definition.fields import Fields
-from images.definition.spec import (
-    PACKAGED,
-    UNFILLED,
-    AptSource,
-    Artifact,
-    Bootstrap,
-    EntryKind,
-    FileEntry,
-    Layer,
-    Pin,
-    Release,
-    Role,
-    Selected,
-    SlurmSource,
-    User,
-    Variant,
-    Versions,
-)
 from images.errors import nearest
 
 T = TypeVar("T")
@@ -47,15 +29,15 @@ VERSIONS_KEYS = {"epoch", "source", "users", "pins", "values", "cuda", "python",
 CUDA_SELECTORS = ("cuda-package", "cuda-wheels")
 
 
-def file_entry(file: str) -> Callable[[str, object], FileEntry]:
-    def one(field: str, item: object) -> FileEntry:
+def file_entry(file: str) -> Callable[[str, object], spec.FileEntry]:
+    def one(field: str, item: object) -> spec.FileEntry:
         entry = Fields(item, file, {"from", "to", "dir", "link", "mode", "owner"}, field)
         owner, mode = entry.text("owner", "root"), entry.mode("mode")
         if "dir" in entry:
-            return FileEntry(EntryKind.DIRECTORY, absolute(entry, "dir"), mode=mode, owner=owner)
+            return spec.FileEntry(spec.EntryKind.DIRECTORY, absolute(entry, "dir"), mode=mode, owner=owner)
         if "link" in entry:
-            return FileEntry(EntryKind.LINK, absolute(entry, "link"), entry.text("to"), owner=owner)
-        return FileEntry(EntryKind.FILE, absolute(entry, "to"), entry.text("from"), mode, owner)
+            return spec.FileEntry(spec.EntryKind.LINK, absolute(entry, "link"), entry.text("to"), owner=owner)
+        return spec.FileEntry(spec.EntryKind.FILE, absolute(entry, "to"), entry.text("from"), mode, owner)
 
     return one
 
@@ -69,20 +51,20 @@ def absolute(entry: Fields, key: str) -> str:
     return path
 
 
-def artifact(file: str) -> Callable[[str, object], Artifact]:
-    def one(field: str, item: object) -> Artifact:
+def artifact(file: str) -> Callable[[str, object], spec.Artifact]:
+    def one(field: str, item: object) -> spec.Artifact:
         entry = Fields(item, file, {"layer", "from", "to"}, field)
-        return Artifact(entry.text("layer"), entry.text("from"), absolute(entry, "to"))
+        return spec.Artifact(entry.text("layer"), entry.text("from"), absolute(entry, "to"))
 
     return one
 
 
-def layer(name: str, data: object, file: str, selectors: frozenset[str]) -> Layer:
+def layer(name: str, data: object, file: str, selectors: frozenset[str]) -> spec.Layer:
     fields = Fields(data, file, LAYER_KEYS)
     bootstrap = None
     if "bootstrap" in fields:
         options = Fields(fields.data["bootstrap"], file, {"dpkg_options"}, "bootstrap")
-        bootstrap = Bootstrap(options.texts("dpkg_options"))
+        bootstrap = spec.Bootstrap(options.texts("dpkg_options"))
         for key in ("files", "run", "component", "artifacts", "downloads", "sources", "users", "verify", "remove",
                     "wheels", "wheels_devel", "python"):  # fmt: skip
             if key in fields:
@@ -91,10 +73,10 @@ def layer(name: str, data: object, file: str, selectors: frozenset[str]) -> Laye
     if (bootstrap is None) == (parent is None):
         raise fields.error("from", "a layer has either `from` or `bootstrap`")
 
-    def texts(key: str) -> Selected[str]:
+    def texts(key: str) -> spec.Selected[str]:
         return fields.selected_text(key, selectors)
 
-    return Layer(
+    return spec.Layer(
         name=name,
         describe=fields.text("describe"),
         parent=parent,
@@ -118,13 +100,13 @@ def layer(name: str, data: object, file: str, selectors: frozenset[str]) -> Laye
     )
 
 
-def role(name: str, data: object, file: str, selectors: frozenset[str]) -> Role:
+def role(name: str, data: object, file: str, selectors: frozenset[str]) -> spec.Role:
     fields = Fields(data, file, ROLE_KEYS)
     ports = fields.items("ports")
     for index, port in enumerate(ports):
         if not isinstance(port, int) or not 0 < port < 65536:
             raise fields.error(f"ports[{index}]", f"{port!r} is not a port number")
-    return Role(
+    return spec.Role(
         name=name,
         describe=fields.text("describe"),
         layer=fields.text("layer"),
@@ -153,14 +135,14 @@ def program(fields: Fields) -> str:
     return found
 
 
-def versions(data: object, file: str) -> Versions:
+def versions(data: object, file: str) -> spec.Versions:
     fields = Fields(data, file, VERSIONS_KEYS)
     users = {name: user(name, fields, value) for name, value in fields.mapping("users").items()}
     holders: dict[int, str] = {}
     for name, one in users.items():
         if (other := holders.setdefault(one.uid, name)) != name:
             raise fields.error(f"users.{name}.uid", f"{one.uid} is {other}'s already: to the kernel both would be one")
-    return Versions(
+    return spec.Versions(
         epoch=epoch(fields),
         source=fields.text("source", ""),
         variants={
@@ -189,21 +171,21 @@ VARIANT_KEYS = {
 }  # fmt: skip
 
 
-def variant(name: str, fields: Fields) -> Variant:
+def variant(name: str, fields: Fields) -> spec.Variant:
     slurm = fields.text("slurm", "package")
-    if slurm not in {source.value for source in SlurmSource}:
-        raise fields.error("slurm", f"unknown source {slurm!r}", nearest(slurm, (s.value for s in SlurmSource)))
+    if slurm not in {source.value for source in spec.SlurmSource}:
+        raise fields.error("slurm", f"unknown source {slurm!r}", nearest(slurm, (s.value for s in spec.SlurmSource)))
     base = fields.text("base", "")
-    if base and not re.search(rf"@sha256:([0-9a-f]{{64}}|{UNFILLED})$", base):
+    if base and not re.search(rf"@sha256:([0-9a-f]{{64}}|{spec.UNFILLED})$", base):
         raise fields.error("base", f"{base!r} is not pinned by digest", "write NAME@sha256:...")
     if not base and "suite" not in fields:
         raise fields.error("suite", "a variant has a `base` image or a `suite` to bootstrap")
-    return Variant(
+    return spec.Variant(
         name=name,
         describe=fields.text("describe"),
         python=fields.text("python"),
-        slurm=SlurmSource(slurm),
-        cuda=fields.text("cuda", PACKAGED),
+        slurm=spec.SlurmSource(slurm),
+        cuda=fields.text("cuda", spec.PACKAGED),
         suite=fields.text("suite", ""),
         components=fields.texts("components") or ("main",),
         base=base,
@@ -221,7 +203,7 @@ def variant(name: str, fields: Fields) -> Variant:
 SOURCE_KEYS = {"name", "uri", "suites", "components", "key", "pin", "packages", "dated"}
 
 
-def apt_source(fields: Fields) -> AptSource:
+def apt_source(fields: Fields) -> spec.AptSource:
     for key, other in (("uri", "key"), ("key", "uri")):
         if key in fields and other not in fields:
             raise fields.error(other, f"{other!r} is missing", "with neither it is a suite of the base's own archive")
@@ -231,7 +213,7 @@ def apt_source(fields: Fields) -> AptSource:
     if "uri" not in fields and not packages:
         raise fields.error("packages", "another suite of the base's archive names its packages",
                            "it would otherwise replace everything that it has newer")  # fmt: skip
-    return AptSource(
+    return spec.AptSource(
         name=fields.text("name"),
         uri=fields.text("uri", ""),
         suites=fields.texts("suites"),
@@ -243,35 +225,35 @@ def apt_source(fields: Fields) -> AptSource:
     )
 
 
-def user(name: str, parent: Fields, value: object) -> User:
+def user(name: str, parent: Fields, value: object) -> spec.User:
     fields = Fields(value, parent.file, {"uid", "gid", "home", "shell"}, f"users.{name}")
     uid = fields.number("uid")
     gid = fields.number("gid") if "gid" in fields else uid
     home, shell = fields.text("home", "/nonexistent"), fields.text("shell", "/usr/sbin/nologin")
-    return User(name, uid, gid, home, shell)
+    return spec.User(name, uid, gid, home, shell)
 
 
-def pin(name: str, parent: Fields, value: object) -> Pin:
+def pin(name: str, parent: Fields, value: object) -> spec.Pin:
     fields = Fields(value, parent.file, {"version", "url", "sha256"}, f"pins.{name}")
     digest = fields.text("sha256")
-    if digest != UNFILLED and not re.fullmatch(r"[0-9a-f]{64}", digest):
+    if digest != spec.UNFILLED and not re.fullmatch(r"[0-9a-f]{64}", digest):
         raise fields.error("sha256", f"{digest!r} is not a SHA-256 checksum")
-    return Pin(name, fields.text("version"), fields.text("url"), digest)
+    return spec.Pin(name, fields.text("version"), fields.text("url"), digest)
 
 
 RELEASE_KEYS = {"protocol", "reads", "mpi", "gpu", "configure", "user-env", "topology", "metrics", "ready", "absent"}
 
 
-def releases(data: object, file: str) -> dict[str, Release]:
+def releases(data: object, file: str) -> dict[str, spec.Release]:
     """The facts of every release of Slurm that the project knows."""
-    whole, found = Fields(data, file, {"default", "releases"}), dict[str, Release]()
+    whole, found = Fields(data, file, {"default", "releases"}), dict[str, spec.Release]()
     for name, value in whole.mapping("releases").items():
         fields = Fields(value, file, RELEASE_KEYS, f"releases.{name}")
         if not isinstance(name, str) or not re.fullmatch(r"[0-9]{2}\.[0-9]{2}", name):
             raise fields.error("", f"{name!r} is no release", 'for instance "26.05", in quotes')
         if not fields.texts("mpi"):
             raise fields.error("mpi", "'mpi' is missing", "mpi: [none] where it has no plug-in for any")
-        found[name] = Release(
+        found[name] = spec.Release(
             name=name,
             protocol=fields.number("protocol"),
             reads=fields.number("reads"),
@@ -289,14 +271,14 @@ def releases(data: object, file: str) -> dict[str, Release]:
     return found
 
 
-def selectors(names: Mapping[str, Variant], slurm: Mapping[str, Release]) -> frozenset[str]:
+def selectors(names: Mapping[str, spec.Variant], slurm: Mapping[str, spec.Release]) -> frozenset[str]:
     """Every selector a list may name, given the variants and the releases of Slurm."""
-    sources = (f"slurm-{source.value}" for source in SlurmSource)
+    sources = (f"slurm-{source.value}" for source in spec.SlurmSource)
     releases = (f"slurm-{release}" for release in slurm)
     return frozenset({"all", *names, *architectures.KNOWN, *sources, *releases, *CUDA_SELECTORS})
 
 
-def only(fields: Fields, known: frozenset[str]) -> Selected[str] | None:
+def only(fields: Fields, known: frozenset[str]) -> spec.Selected[str] | None:
     """`only: [nvidia]`: selectors of which one must hold; elsewhere the layer is its parent."""
     if "only" not in fields:
         return None
@@ -306,4 +288,4 @@ def only(fields: Fields, known: frozenset[str]) -> Selected[str] | None:
         for unknown in names - known:
             raise fields.error("only", f"unknown selector {unknown!r}", nearest(unknown, known))
         parts.append((names, (name,)))
-    return Selected(tuple(parts))
+    return spec.Selected(tuple(parts))

@@ -17,18 +17,7 @@ from xmlrpc.client import Fault, dumps, loads
 
 from init.errors import InitError
 from init.fields import number as in_digits
-from init.helpers.supervisor_words import (
-    ABNORMAL_TERMINATION,
-    ALREADY_STARTED,
-    BAD_ARGUMENTS,
-    BAD_NAME,
-    BAD_SIGNAL,
-    FAILED,
-    NOT_RUNNING,
-    SUCCESS,
-    UNKNOWN_METHOD,
-    process_info,
-)
+from init.helpers import supervisor_words as words
 from init.pod.client import SOCKET, Client
 from init.view.snapshot import ServiceView
 
@@ -75,13 +64,13 @@ class Interface:
     def call(self, name: str, arguments: Sequence[Any]) -> Any:
         method = self.methods.get(name)
         if method is None:
-            raise Fault(UNKNOWN_METHOD, "UNKNOWN_METHOD")
+            raise Fault(words.UNKNOWN_METHOD, "UNKNOWN_METHOD")
         try:
             return method(*arguments)
         except TypeError as error:
-            raise Fault(BAD_ARGUMENTS, f"INCORRECT_PARAMETERS: {error}") from error
+            raise Fault(words.BAD_ARGUMENTS, f"INCORRECT_PARAMETERS: {error}") from error
         except InitError as error:
-            raise Fault(FAILED, f"FAILED: {error}") from error
+            raise Fault(words.FAILED, f"FAILED: {error}") from error
 
     def all_info(self) -> list[dict[str, Any]]:
         with Client(self.control) as client:
@@ -90,16 +79,16 @@ class Interface:
     def start(self, name: str, wait: bool = True) -> bool:
         view = self._view(name)
         if view.state in STARTED:
-            raise Fault(ALREADY_STARTED, f"ALREADY_STARTED: {view.name}")
+            raise Fault(words.ALREADY_STARTED, f"ALREADY_STARTED: {view.name}")
         reply = self._act("start", view.name, wait)
         if wait and reply.get("state") in ("failed", "backoff"):
-            raise Fault(ABNORMAL_TERMINATION, f"ABNORMAL_TERMINATION: {'; '.join(reply.get('reasons', []))}")
+            raise Fault(words.ABNORMAL_TERMINATION, f"ABNORMAL_TERMINATION: {'; '.join(reply.get('reasons', []))}")
         return True
 
     def stop(self, name: str, wait: bool = True) -> bool:
         view = self._view(name)
         if view.state in ("stopped", "done", "failed"):
-            raise Fault(NOT_RUNNING, f"NOT_RUNNING: {view.name}")
+            raise Fault(words.NOT_RUNNING, f"NOT_RUNNING: {view.name}")
         self._act("stop", view.name, wait)
         return True
 
@@ -111,9 +100,9 @@ class Interface:
             text = str(number).upper().removeprefix("SIG")
             found = signal.Signals[f"SIG{text}"] if (known := in_digits(text)) is None else signal.Signals(known)
         except (KeyError, ValueError):
-            raise Fault(BAD_SIGNAL, f"BAD_SIGNAL: {number}") from None
+            raise Fault(words.BAD_SIGNAL, f"BAD_SIGNAL: {number}") from None
         if not view.pid:
-            raise Fault(NOT_RUNNING, f"NOT_RUNNING: {view.name}")
+            raise Fault(words.NOT_RUNNING, f"NOT_RUNNING: {view.name}")
         with Client(self.control) as client:
             client.request("signal", service=view.name, signal=found.name.removeprefix("SIG"))
         return True
@@ -177,10 +166,10 @@ class Interface:
         for view in self._views():
             if view.name == wanted:
                 return view
-        raise Fault(BAD_NAME, f"BAD_NAME: {name}")
+        raise Fault(words.BAD_NAME, f"BAD_NAME: {name}")
 
     def _info(self, view: ServiceView) -> dict[str, Any]:
-        return process_info(view, time.time())
+        return words.process_info(view, time.time())
 
     def _act(self, op: str, name: str, wait: bool) -> dict[str, Any]:
         with Client(self.control, within=None if wait else 10.0) as client:
@@ -188,11 +177,11 @@ class Interface:
 
     def _result(self, method: Callable[..., Any], name: str, argument: Any) -> dict[str, Any]:
         """The result of one process within a call for several."""
-        status, text = SUCCESS, "OK"
+        status, text = words.SUCCESS, "OK"
         try:
             method(name, argument)
         except Fault as fault:
-            if fault.faultCode == BAD_NAME:
+            if fault.faultCode == words.BAD_NAME:
                 raise
             status, text = fault.faultCode, fault.faultString
         return {"name": name, "group": name, "status": status, "description": text}
