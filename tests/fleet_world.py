@@ -4,10 +4,12 @@ checked against what must never happen."""
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from fleet import words
+from fleet.act.cache import Objects
 from fleet.decide.actions import (
     Change,
     Cordon,
@@ -29,8 +31,9 @@ from fleet.decide.actions import (
 from fleet.decide.decide import Decision, decide
 from fleet.decide.memory import Memory
 from fleet.policy import Policy
-from fleet.world.kubernetes import kubernetes
+from fleet.world.kubernetes import Kubernetes, together
 from fleet.world.proof import Proof
+from fleet.world.reading import Object
 from fleet.world.slurm import Seen, slurm
 from fleet.world.world import Unknown, World
 
@@ -39,6 +42,16 @@ OUT = "node.kubernetes.io/out-of-service"
 # The fleet's own cordon. A machine can write what it likes into its annotations, and no label of this kind.
 OURS = "minivm.node-restriction.kubernetes.io/cordoned"
 FENCED = "minivm.node-restriction.kubernetes.io/fenced"
+
+
+def kubernetes(nodes: Iterable[Object], pods: Iterable[Object], sets: Iterable[Object] | None = None) -> Kubernetes:
+    """What the API server lists, as the fleet reads it."""
+    read = {kind: Objects(kind) for kind in ("Node", "Pod", "StatefulSet")}
+    for kind, listed in (("Node", nodes), ("Pod", pods), ("StatefulSet", sets or ())):
+        for item in listed:
+            read[kind].take(item)
+    unread = {**read["Node"].unread, **read["Pod"].unread}
+    return together(read["Node"].found, read["Pod"].found, None if sets is None else read["StatefulSet"].found, unread)
 
 
 def stamp(at: float) -> str:

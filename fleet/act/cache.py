@@ -17,7 +17,7 @@ from fleet.world.world import Unknown
 PARSE: Mapping[str, Callable[[Object], Any]] = {
     "Node": kubernetes.node,
     "Pod": kubernetes.pod,
-    "StatefulSet": lambda item: kubernetes.stateful_set(item)[1],
+    "StatefulSet": kubernetes.stateful_set,
 }
 # A watch that the server has ended is begun anew within this; after it nothing is known.
 STALE_S = 2.0 * WATCH_S

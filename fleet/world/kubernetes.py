@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fleet.errors import FleetError
@@ -36,7 +36,6 @@ class Condition:
 class Taint:
     key: str
     value: str = ""
-    effect: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,26 +86,6 @@ class Kubernetes:
         if self.sets is None or set_ not in self.sets or not CANONICAL.fullmatch(number):
             return None
         return int(number) < self.sets[set_]
-
-
-def kubernetes(nodes: Iterable[Object], pods: Iterable[Object], sets: Iterable[Object] | None = None) -> Kubernetes:
-    unread: dict[str, str] = {}
-    found_nodes: dict[str, Node] = {}
-    found_pods: dict[str, Pod] = {}
-    for item in nodes:
-        try:
-            one = node(item)
-            found_nodes[one.name] = one
-        except FleetError as error:
-            unread[f"Node/{name_of(item)}"] = str(error)
-    for item in pods:
-        try:
-            pod_ = pod(item)
-            found_pods[pod_.name] = pod_
-        except FleetError as error:
-            unread[f"Pod/{name_of(item)}"] = str(error)
-    found_sets = None if sets is None else dict(map(stateful_set, sets))
-    return together(found_nodes, found_pods, found_sets, unread)
 
 
 def together(
@@ -178,13 +157,12 @@ def _kubelet(value: object) -> int:
     return reading.number(reading.mapping(found, "status.daemonEndpoints").get("Port"), "kubeletEndpoint.Port") or 10250
 
 
-def stateful_set(item: Object) -> tuple[str, int]:
-    metadata = reading.mapping(item.get("metadata"), "metadata")
+def stateful_set(item: Object) -> int:
+    """How many it has."""
     spec = reading.mapping(item.get("spec"), "spec")
     if not isinstance(spec.get("replicas"), int):
         raise FleetError("read spec.replicas", "it is not there")
-    name = reading.text(metadata.get("name"), "metadata.name", needed=True)
-    return name, reading.number(spec.get("replicas"), "spec.replicas")
+    return reading.number(spec.get("replicas"), "spec.replicas")
 
 
 def taint(item: object) -> Taint:
@@ -192,7 +170,6 @@ def taint(item: object) -> Taint:
     return Taint(
         reading.text(one.get("key"), "spec.taints.key", needed=True),
         reading.text(one.get("value"), "spec.taints.value"),
-        reading.text(one.get("effect"), "spec.taints.effect"),
     )
 
 

@@ -13,6 +13,7 @@ from fleet.errors import FleetError
 from fleet.policy import Policy, policy, policy_from_json
 from fleet.world import kubernetes, slurm
 from init.errors import ConfigError
+from tests import fleet_world
 
 NODE = {"metadata": {"name": "n0", "uid": "u"}, "spec": {}, "status": {}}
 # As slurmrestd of Slurm 24.11 wrote it, without the keys that nobody reads.
@@ -88,8 +89,9 @@ def test_jobs_hold_the_nodes_of_their_list() -> None:
     ],
 )
 def test_a_broken_object_is_told_and_the_others_are_read(broken: dict[str, object]) -> None:
-    found = kubernetes.kubernetes([{**NODE, **broken}, NODE], [])
-    assert list(found.nodes) == ["n0"]
+    other = {**NODE, "metadata": {"name": "n2", "uid": "u"}}
+    found = fleet_world.kubernetes([{**NODE, **broken}, other], [])
+    assert list(found.nodes) == ["n2"]
     assert len(found.unread) == 1
 
 
@@ -103,7 +105,7 @@ SHAPES = st.fixed_dictionaries({}, optional=dict.fromkeys(("metadata", "spec", "
 
 @given(st.lists(SHAPES, max_size=4))
 def test_whatever_is_answered_it_is_read_or_told(answers: list[dict[str, Any]]) -> None:
-    kubernetes.kubernetes(answers, answers)
+    fleet_world.kubernetes(answers, answers, answers)
     slurm.slurm(answers, answers)
 
 
