@@ -67,7 +67,7 @@ def ask(word: str, name: str, values_file: Path | None) -> None:
     there = cluster.kubelet.running().get(slurm_conf.CONTROLLER)
     if there is None or not there.running:
         raise ClusterError("ask the controller", "it does not run", hint="make status")
-    cluster.kubelet.put(there.container, "/tmp", tar)
+    cluster.kubelet.api.put_archive(there.container, "/tmp", tar)
     try:
         run(name, word, f"/tmp/{directory}")
     finally:

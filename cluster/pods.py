@@ -271,9 +271,6 @@ class Kubelet:
         output: bytes = self.api.exec_start(started)
         return int(self.api.exec_inspect(started)["ExitCode"] or 0), output.decode(errors="replace")
 
-    def put(self, container: str, directory: str, tar: bytes) -> None:
-        self.api.put_archive(container, directory, tar)
-
     def volumes(self) -> list[str]:
         found = self.api.volumes(filters={"label": f"{LABEL}={self.cluster}"})["Volumes"] or []
         return [str(volume["Name"]) for volume in found]

@@ -7,7 +7,6 @@ slurm.conf -> ..data/slurm.conf
 
 from __future__ import annotations
 
-import os
 import shutil
 import uuid
 from collections.abc import Mapping
@@ -32,13 +31,7 @@ def publish(directory: Path, files: Mapping[str, bytes], *, mode: int) -> bool:
     fresh = directory / f"..{uuid.uuid4().hex}"
     fresh.mkdir(mode=0o755)
     for name, content in files.items():
-        # Born with its final mode: a key is at no moment readable by others.
-        descriptor = os.open(fresh / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(descriptor, mode)
-            file.write(content)
-            file.flush()
-            os.fsync(descriptor)
+        write_whole(fresh / name, content, mode)  # a key is at no moment readable by others
     old = directory / DATA
     was = directory / old.readlink() if old.is_symlink() else None
     point(old, fresh.name)

@@ -58,10 +58,10 @@ def parse(documents: Iterable[Mapping[str, Any]], *, namespace: str) -> Manifest
                 services.append(parse_service(document))
             case "ConfigMap":
                 text = {key: str(value).encode() for key, value in (document.get("data") or {}).items()}
-                files[Source.CONFIG, name] = Files(name, secret=False, data=text)
+                files[Source.CONFIG, name] = Files(text)
             case "Secret":
                 decoded = {key: base64.b64decode(value) for key, value in (document.get("data") or {}).items()}
-                files[Source.SECRET, name] = Files(name, secret=True, data=decoded)
+                files[Source.SECRET, name] = Files(decoded)
             case "PersistentVolumeClaim":
                 pass  # a claim exists here when a pod names it
             case _ if kind not in WITHOUT_MEANING_HERE:

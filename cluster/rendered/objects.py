@@ -90,10 +90,8 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """A ConfigMap or a Secret."""
+    """Of a ConfigMap, or of a Secret: nothing prints them."""
 
-    name: str
-    secret: bool
     data: Mapping[str, bytes] = field(repr=False)
 
 
