@@ -185,7 +185,7 @@ class Fleet:
             os.kill(os.getpid(), signal.SIGKILL)
         if isinstance(change, Drain | Undrain | Remove | Forget):
             still = not isinstance(change, Undrain) or await self.api.still(change.at)
-            done = still and await asyncio.to_thread(self.slurm.change, change, self.leader.holds)
+            done = still and await _to_its_end(lambda: self.slurm.change(change, self.leader.holds))
         elif isinstance(change, Free | Evict) and not await asyncio.to_thread(self.slurm.still, change.pod, change.was):
             done = False  # somebody has resumed it: it may get a job in this moment
         elif not self.leader.holds():
@@ -239,6 +239,17 @@ class Fleet:
             return found
         except FleetError as error:
             return Unknown(str(error))
+
+
+async def _to_its_end(work: Callable[[], bool]) -> bool:
+    """Also where we are told to end: no thread can be called back, and until it is through nobody else may begin."""
+    thread = asyncio.create_task(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(thread)
+    except asyncio.CancelledError:
+        with contextlib.suppress(FleetError):
+            await thread
+        raise
 
 
 def read_policy(path: Path) -> Policy:

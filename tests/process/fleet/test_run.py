@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,59 @@ def test_a_cordon_is_acted_on_when_it_is_heard_and_not_when_time_has_passed(
     assert "drain w0 in Slurm: minivm: fleet: cordon: node n0 is cordoned" in said
     (event,) = (body for _, path, body in server.asked if path.startswith("/api/v1/namespaces/default/events"))
     assert (event["involvedObject"]["name"], event["reason"]) == ("w0", "Drained")
+    rest.server.shutdown()
+    rest.server.server_close()
+
+
+class Held:
+    """A Lease that is given back when this ends."""
+
+    heard = True
+
+    def __init__(self, given_back: Callable[[], object]) -> None:
+        self.given_back = given_back
+
+    def holds(self) -> bool:
+        return True
+
+    async def keep(self) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.given_back()
+
+
+def test_told_to_end_it_gives_the_lease_back_when_slurm_has_answered_and_no_sooner(
+    server: Server, tmp_path: Path
+) -> None:
+    """What slurmrestd has not answered yet may still be done, and by then another one may act on what it saw before."""
+    rest, ends = Rest(tmp_path / "key"), threading.Event()
+    happened: list[str] = []
+
+    def answers(method: str, path: str) -> tuple[int, bytes]:
+        if method == "POST":
+            happened.append("begun")
+            ends.wait(30)
+            happened.append("done")
+        return nodes(SLURM)
+
+    rest.answers, server.watches = answers, server.hold
+    server.lists = lambda query: page(node("n0", cordoned=True))
+    address = f"127.0.0.1:{rest.server.server_port}"
+    settings = Settings("default", "slurm", address, rest.client.key, tmp_path / "policy.json")
+
+    async def whole() -> None:
+        async with server.api() as api:
+            fleet = Fleet(settings, api, lambda words: None)
+            fleet.leader = Held(lambda: happened.append("given back"))
+            task = asyncio.create_task(fleet.run())
+            await until(lambda: "begun" in happened)
+            fleet.stop.set()
+            asyncio.get_running_loop().call_later(0.5, ends.set)
+            await task
+
+    asyncio.run(whole())
+    assert happened == ["begun", "done", "given back"]
     rest.server.shutdown()
     rest.server.server_close()
 
