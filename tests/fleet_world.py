@@ -375,6 +375,8 @@ class Worlds:
                     pod = self.pods.get(change.name)
                     if pod is None and node.responds:
                         assert not node.jobs, "jobs are ended on a pod's absence alone"
+                    if "dead" in words.kinds(reason) - words.kinds(node.reason):
+                        assert pod is not None and self.nodes[pod.node].dead, "jobs of a machine that lives are ended"
                     node.down, node.down_for = True, pod.uid if pod else "none"
                     self.jobs_end(change.name)  # requeued
                     if self.returns and pod is not None and node.responds:

@@ -49,8 +49,6 @@ def of_node(node: Node, policy: Policy, now: float) -> Mapping[str, str]:
     raised = [node.conditions[type_] for type_ in policy.conditions if type_ in node.conditions]
     if one := next((condition for condition in raised if condition.status == "True"), None):
         found["condition"] = f"{one.type}: {one.message or one.reason}"
-    if node.fenced and silent_for(node, now) >= 0:
-        found["dead"] = f"node {node.name} is given up"
     if silent_for(node, now) >= policy.not_ready_s:
         found["notready"] = f"node {node.name} is not ready"
     return found

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from fleet.decide import gone, lost
+from fleet.decide import fence, gone, lost
 from fleet.decide.actions import Action, Change, Evict, HideOnNode, ShowOnNode, ShowOnPod, Tell
 from fleet.decide.budget import Budget, admitted, away, budget
 from fleet.decide.causes import causes
-from fleet.decide.fence import fence
 from fleet.decide.hold import hold
 from fleet.decide.leave import leave
 from fleet.decide.memory import Memory
@@ -38,14 +37,14 @@ def decide(world: World, memory: Memory, now: float, policy: Policy) -> Decision
         tells = [Tell(side, "unknown", it.why) for side, it in blind if isinstance(it, Unknown)]
         # Slurm's controller may be what lies on a dead machine.
         here = None if isinstance(kubernetes, Unknown) else kubernetes
-        found = list(fence(here, slurm, world.proofs, policy, now)) if here else []
+        found = list(fence.fence(here, slurm, world.proofs, policy, now)) if here else []
         tells += [one for one in found if isinstance(one, Tell)]
         return _told(memory, tells, tuple(one for one in found if not isinstance(one, Tell)), memory)
     tells, changes = [], []
     for action in [
         *_unread(kubernetes, slurm),
         *_actions(world, kubernetes, slurm, memory, now, policy),
-        *fence(kubernetes, slurm, world.proofs, policy, now),
+        *fence.fence(kubernetes, slurm, world.proofs, policy, now),
     ]:
         if isinstance(action, Tell):
             tells.append(action)
@@ -64,9 +63,13 @@ def decide(world: World, memory: Memory, now: float, policy: Policy) -> Decision
 def _actions(
     world: World, kubernetes: Kubernetes, slurm: Slurm, memory: Memory, now: float, policy: Policy
 ) -> Iterator[Action]:
+    dead = fence.causes(kubernetes, slurm, world.proofs, policy, now)
     # Of a worker whose Node is not known it is not known either whether a cause is gone.
     workers = {
-        one.name: (one, {**causes(one, policy, now), **_lost(one, slurm, memory, now, policy)})
+        one.name: (
+            one,
+            {**causes(one, policy, now), **dead.get(one.pod.node, {}), **_lost(one, slurm, memory, now, policy)},
+        )
         for one in world.workers()
         if one.node is not None
     }

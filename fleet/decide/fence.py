@@ -10,12 +10,15 @@ from collections.abc import Iterator, Mapping
 from fleet.decide.actions import Action, Delete, Fence, Tell, Unfence
 from fleet.decide.causes import silent_for
 from fleet.policy import Policy
-from fleet.world.kubernetes import TAINT, Kubernetes, Node, Pod
+from fleet.world.kubernetes import TAINT, WORKER, Kubernetes, Node, Pod
 from fleet.world.proof import Proof
 from fleet.world.slurm import Slurm
 from fleet.world.world import Unknown
 
 CONTROLLER = "controller"
+# Those that come back under their own name once they are gone, and not before. Any other has its successor already, and
+# the fleet has no leave to delete it.
+RETURNS = frozenset({CONTROLLER, "login", "demo", WORKER})
 
 
 def pods_on(kubernetes: Kubernetes) -> Mapping[str, list[Pod]]:
@@ -23,7 +26,7 @@ def pods_on(kubernetes: Kubernetes) -> Mapping[str, list[Pod]]:
     found: dict[str, list[Pod]] = {}
     everyone = [*kubernetes.others.values(), *kubernetes.pods.values()]
     for pod in sorted(everyone, key=lambda pod: (pod.component != CONTROLLER, pod.name)):
-        if pod.node in kubernetes.nodes:
+        if pod.node in kubernetes.nodes and pod.component in RETURNS:
             found.setdefault(pod.node, []).append(pod)
     return found
 
@@ -48,7 +51,7 @@ def fence(
     for node in wanted:
         if isinstance(slurm, Unknown) and on[node.name][0].component != CONTROLLER:
             continue
-        lacking = _lacking(node, proofs.get(node.name), policy)
+        lacking = _lacking(node, on[node.name], slurm, proofs.get(node.name), policy)
         given_up = node.fenced
         if lacking or policy.fencing != "act":
             yield _told(node, on[node.name], lacking, policy)
@@ -73,7 +76,21 @@ def _too_many(kubernetes: Kubernetes, on: Mapping[str, list[Pod]], policy: Polic
     return Tell("fleet", "fencing", f"of {len(on)} machines more than {most} do not answer: none is given up for that")
 
 
-def _lacking(node: Node, proof: Proof | None, policy: Policy) -> str:
+def causes(
+    kubernetes: Kubernetes, slurm: Slurm, proofs: Mapping[str, Proof], policy: Policy, now: float
+) -> Mapping[str, Mapping[str, str]]:
+    """Of the workers on a Node that is given up: asked anew at each look, for what follows ends their jobs."""
+    on = pods_on(kubernetes)
+    return {
+        node.name: {"dead": f"node {node.name} is given up"}
+        for node in suspects(kubernetes, policy, now)
+        if node.fenced
+        and policy.fencing == "act"
+        and not _lacking(node, on[node.name], slurm, proofs.get(node.name), policy)
+    }
+
+
+def _lacking(node: Node, pods: list[Pod], slurm: Slurm | Unknown, proof: Proof | None, policy: Policy) -> str:
     """What is not proven, or nothing."""
     if proof is None:
         return "it was not asked yet"
@@ -87,9 +104,17 @@ def _lacking(node: Node, proof: Proof | None, policy: Policy) -> str:
         return "its kubelet answers" if proof.kubelet else "it has no address"
     if proof.pods:
         return f"{proof.pods[0]} answers on it"
+    if heard := next((pod.name for pod in pods if _heard(pod, slurm)), ""):
+        return f"Slurm has not lost {heard} on it yet"
     if policy.provider and not any(taint.key in policy.provider for taint in node.taints):
         return "the provider has not said that it is off"
     return ""
+
+
+def _heard(pod: Pod, slurm: Slurm | Unknown) -> bool:
+    """slurmctld may reach what we do not."""
+    node = None if isinstance(slurm, Unknown) or pod.component != WORKER else slurm.nodes.get(pod.name)
+    return node is not None and node.record.responds and not node.down
 
 
 def _told(node: Node, pods: list[Pod], lacking: str, policy: Policy) -> Tell:
@@ -106,7 +131,7 @@ def _told(node: Node, pods: list[Pod], lacking: str, policy: Policy) -> Tell:
 
 def _lost(pod: Pod, slurm: Slurm | Unknown) -> bool:
     """A worker's jobs are told to run elsewhere first; one that a person holds is not touched in Slurm."""
-    if isinstance(slurm, Unknown) or pod.component != "worker" or pod.name not in slurm.nodes:
+    if isinstance(slurm, Unknown) or pod.component != WORKER or pod.name not in slurm.nodes:
         return True
     node = slurm.nodes[pod.name]
     return node.down or (node.drained and not node.ours)

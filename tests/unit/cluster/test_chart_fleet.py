@@ -11,6 +11,7 @@ import yaml
 
 from cluster.errors import ClusterError
 from cluster.rendered.render import CHART, Document, render
+from fleet.decide.fence import RETURNS
 from fleet.policy import KEYS, Policy, policy_from_json
 from fleet.settings import from_environment
 from fleet.world.kubernetes import FREE
@@ -71,6 +72,18 @@ def test_it_may_do_what_it_does_and_nothing_else() -> None:
     for writes in ("Role pods of the workers", "Role pods/status", "Role pods/eviction"):
         assert sorted(found[writes]["resourceNames"]) == workers, "no controller, no login pod, no user's pod"
     assert found["Role leases"]["resourceNames"] == ["slurm-fleet"]
+
+
+def test_of_a_dead_machine_it_may_delete_each_pod_that_comes_back_under_its_name() -> None:
+    people = {"enabled": True, "users": {"alice": "ssh-ed25519 AAAA"}}
+    values: dict[str, Any] = {"demo": people, "login": {"replicas": 2}, "workers": {"pools": {"gpu": {"replicas": 2}}}}
+    documents = rendered(fleet={"policy": {"fencing": "act"}}, **values)
+    sets = [one for one in documents if one["kind"] == "StatefulSet"]
+    named = {f"{one['metadata']['name']}-{i}" for one in sets for i in range(one["spec"]["replicas"])}
+    components = {one["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/component"] for one in sets}
+    role = only(documents, "Role")["rules"]
+    (rule,) = [rule for rule in role if rule["resources"] == ["pods"] and "delete" in rule["verbs"]]
+    assert (set(rule["resourceNames"]), components) == (named, set(RETURNS))
 
 
 def test_it_may_change_a_node_only_where_the_policy_cordons() -> None:

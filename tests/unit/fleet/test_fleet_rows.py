@@ -26,8 +26,9 @@ from fleet.decide.actions import (
 )
 from fleet.decide.decide import Decision
 from fleet.policy import Policy
-from fleet.world.kubernetes import Kubernetes
+from fleet.world.kubernetes import Kubernetes, Pod
 from fleet.world.slurm import Slurm, slurm_node
+from fleet.world.world import World
 from health.broker import decide as broker
 from init.slurm import node as init_node
 from tests.fleet_world import BEGIN, FENCED, OUT, Worlds
@@ -780,9 +781,42 @@ def test_a_sign_of_life_stops_what_was_begun(acting: Worlds) -> None:
     dead_for(acting, "n0")
     acting.look()
     assert FENCED in acting.nodes["n0"].labels
-    acting.nodes["n0"].dead = False
+    acting.nodes["n0"].dead, acting.slurm["w-0"].responds = False, True
+    acting.slurm["w-0"].jobs.add(7)
     acting.settle_in()
     assert acting.pods["w-0"].uid == "pod-w-0-0"
+    assert acting.slurm["w-0"].jobs, "it was set down, and its slurmd lives"
+
+
+def test_a_pod_whose_successor_is_there_already_is_not_deleted_nor_its_machine_given_up_for_it(acting: Worlds) -> None:
+    """The fleet's own, or a Job's: a Deployment makes another one, under another name."""
+
+    def seen(*, workers: bool) -> World:
+        found = acting.world()
+        assert isinstance(found.kubernetes, Kubernetes)
+        others = {**found.kubernetes.others, own.name: own}
+        pods = found.kubernetes.pods if workers else {}
+        return replace(found, kubernetes=replace(found.kubernetes, others=others, pods=pods))
+
+    own = Pod("slurm-fleet-7d5f-x", "own", node="n0", component="fleet")
+    dead_for(acting, "n0")
+    assert not changed(acting.decide(seen(workers=False)), Fence)
+    deleted = []
+    for _ in range(4):
+        decision = acting.decide(seen(workers=True))
+        deleted += [change.pod for change in decision.changes if isinstance(change, Delete)]
+        for change in decision.changes:
+            acting.perform(change)
+    assert deleted == ["w-0"]
+
+
+def test_where_slurm_hears_the_worker_its_machine_is_not_dead(acting: Worlds) -> None:
+    """A network that is cut between the fleet and the machine is not cut between slurmctld and it."""
+    dead_for(acting, "n0")
+    acting.slurm["w-0"].responds = True
+    acting.settle_in()
+    assert "Slurm has not lost w-0 on it yet" in told(acting)["n0", "dead"]
+    assert not [change for change in acting.done if isinstance(change, Fence | Delete)]
 
 
 def test_where_a_provider_is_named_his_word_is_needed(acting: Worlds) -> None:
