@@ -736,6 +736,12 @@ def test_a_profile_is_lines_of_slurm_conf_and_the_sites_own_are_over_them(name: 
     assert "SchedulerParameters=defer" in own and not [line for line in own if line.startswith("CompleteWait=")]
 
 
+@pytest.mark.parametrize("name", PROFILES)
+def test_under_no_profile_the_end_of_a_job_waits_for_the_turn_of_a_second(name: str) -> None:
+    """slurmctld looks for the letters alone: `defer_batch` too leaves ends to the turn that comes once a second."""
+    assert "defer" not in PROFILES[name]["SchedulerParameters"]
+
+
 def test_a_bit_of_everything_is_what_nobody_chose_and_a_profile_that_is_not_there_is_refused() -> None:
     assert with_slurm({}) == with_slurm({"profile": "mixed"})
     with pytest.raises(ClusterError, match="profile"):
