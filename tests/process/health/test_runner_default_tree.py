@@ -253,6 +253,16 @@ def test_a_container_that_nobody_can_run_is_refused_in_words(job: Job) -> None:
     job.run("task_prolog", SLURM_CONTAINER="/home/a/bundle", MINIVM_SLURM_CONF=str(job.world.root))
 
 
+def test_a_container_is_refused_on_a_node_whose_image_has_none(job: Job) -> None:
+    """Beside others that have: slurmstepd would only say that a shell has not found something."""
+    shutil.copy(ROOT / "cluster/chart/files/oci.conf", job.world.root / "oci.conf")
+    asked = {"SLURM_CONTAINER": "debian:13", "MINIVM_SLURM_CONF": str(job.world.root)}
+    absent = {"MINIVM_CONTAINER_PROGRAM": "/nothing/container"}
+    code, line, _ = job.world.run("task_prolog", **job.environment, **asked, **absent)
+    assert code == 1 and "this node's image has no containers (worker-containers has them)" in line
+    job.run("task_prolog", MINIVM_CONTAINER_PROGRAM="/bin/true", **asked)
+
+
 def test_each_gpu_s_file_names_its_jobs(job: Job) -> None:
     folder = job.world.root / "dcgm"
     job.run("prolog", SLURM_JOB_GPUS="0,3")
