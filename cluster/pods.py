@@ -15,8 +15,9 @@ from typing import Any
 from cluster import cgroups, publish
 from cluster.errors import ClusterError
 from cluster.rendered import objects
-from cluster.rendered.manifests import Manifests
+from cluster.rendered.manifests import CONTAINERS, Manifests
 from cluster.rendered.objects import Mount, Pod, Source
+from cluster.rendered.render import CHART
 
 LABEL = "minivm.cluster"
 POD_LABEL = "minivm.pod"
@@ -25,6 +26,7 @@ ROLE_LABEL = "minivm.role"
 STATE_LABEL = "minivm.state"
 GRACE_LABEL = "minivm.grace"
 PRE_STOP_LABEL = "minivm.pre-stop"
+PROFILE = CHART / "files/seccomp-containers.json"
 # A kubelet keeps the last 10 MiB of a container's log and four older files.
 LOG = {"type": "json-file", "config": {"max-size": "10m", "max-file": "5"}}
 
@@ -62,6 +64,13 @@ def published(pod: Pod, known: Manifests) -> dict[int, int]:
 def status(error: OSError) -> int:
     """The engine's answer behind an error of its API; 0 for one that never reached it."""
     return int(getattr(getattr(error, "response", None), "status_code", 0) or 0)
+
+
+def security(pod: Pod) -> list[str]:
+    """What the runtime is told of a pod beside its capabilities. A kubelet reads a profile from its machine's disk."""
+    if pod.seccomp == CONTAINERS:
+        return [f"seccomp={PROFILE.read_text()}", "apparmor=unconfined"]
+    return ["seccomp=unconfined"] if pod.seccomp == "Unconfined" else []
 
 
 class Kubelet:
@@ -190,7 +199,7 @@ class Kubelet:
             mounts=mounts,
             cap_drop=["ALL"],
             cap_add=list(pod.capabilities),
-            security_opt=["seccomp=unconfined"] if pod.seccomp == "Unconfined" else None,
+            security_opt=security(pod) or None,
             restart_policy={"Name": "always"},
             port_bindings=bindings or None,
             log_config=LOG,

@@ -10,6 +10,8 @@ from typing import Any
 from cluster.errors import ClusterError
 
 ROLES = ("controller", "login", "worker", "demo")
+# Built only when they are named.
+MORE_ROLES = ("worker-containers",)
 TAG = re.compile(r"(?P<slurm>[0-9.]+)-(?P<variant>[a-z0-9]+)(-(?P<arch>arm64))?-(?P<hash>[0-9a-f]{12})")
 
 
@@ -18,8 +20,8 @@ def chosen(given: Iterable[str]) -> tuple[str, dict[str, str]]:
     every, single = "", {}
     for text in given:
         role, equals, tag = text.rpartition("=")
-        if equals and role not in ROLES:
-            raise ClusterError(f"take the tag {text!r}", f"the roles are {', '.join(ROLES)}")
+        if equals and role not in (*ROLES, *MORE_ROLES):
+            raise ClusterError(f"take the tag {text!r}", f"the roles are {', '.join((*ROLES, *MORE_ROLES))}")
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", tag):
             raise ClusterError(f"take the tag {text!r}", "that is no tag")
         if equals:
@@ -53,7 +55,7 @@ def newest(
         name, _, tag = reference.rpartition(":")
         role = name.removeprefix(f"{repository}/")
         parts = TAG.fullmatch(tag)
-        if name == role or role not in ROLES or not parts:
+        if name == role or role not in (*ROLES, *MORE_ROLES) or not parts:
             continue
         if arch != (parts["arch"] or "amd64"):
             continue

@@ -1,4 +1,4 @@
-"""A cluster of one worker, for a module that needs one made otherwise than the shared one."""
+"""A cluster of one worker or a few, for a module that needs one made otherwise than the shared one."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from tests.cluster.conftest import IMAGES
 
 
 @contextmanager
-def small_cluster(client: Any, name: str, root: Path, values: dict[str, Any]) -> Iterator[LocalCluster]:
-    options = Options(name=name, workers=1, repository=IMAGES, port=free_port(22500), overrides=values)
+def small_cluster(
+    client: Any, name: str, root: Path, values: dict[str, Any], workers: int = 1
+) -> Iterator[LocalCluster]:
+    options = Options(name=name, workers=workers, repository=IMAGES, port=free_port(22500), overrides=values)
     cluster = LocalCluster(client, options, root=root, log=print)
     cluster.down()
     try:

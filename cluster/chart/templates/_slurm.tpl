@@ -133,9 +133,14 @@ yes
 {{- ternary "topology.yaml" "topology.conf" $yaml -}}
 {{- end -}}
 
+{{/* Slurm's file for containers: the site's own wins. */}}
+{{- define "minivm.ociConf" -}}
+{{- if and .Values.containers.enabled (not (hasKey .Values.slurm.files "oci.conf")) }}yes{{ end -}}
+{{- end -}}
+
 {{/* Without oci.conf, where the site has no filter of its own. */}}
 {{- define "minivm.refusesContainers" -}}
-{{- $site := or (hasKey .Values.slurm.files "oci.conf") (hasKey .Values.slurm.files "cli_filter.lua") (hasKey .Values.slurm.config "CliFilterPlugins") -}}
+{{- $site := or .Values.containers.enabled (hasKey .Values.slurm.files "oci.conf") (hasKey .Values.slurm.files "cli_filter.lua") (hasKey .Values.slurm.config "CliFilterPlugins") -}}
 {{- if not $site }}yes{{ end -}}
 {{- end -}}
 

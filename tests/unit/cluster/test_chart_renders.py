@@ -904,6 +904,66 @@ def test_a_pool_may_have_another_profile_and_the_others_keep_theirs() -> None:
         render({"workers": {"defaults": {"seccompProfile": "none"}}}, release="slurm", namespace="n")
 
 
+def test_containers_in_jobs_are_one_switch() -> None:
+    digest = f"sha256:{'ab' * 32}"
+    values = {
+        "image": {"digests": {"worker-containers": digest, "fleet": digest}},
+        "containers": {"enabled": True, "registries": "unqualified = 1"},
+        "workers": {"pools": {"a": {}, "b": {"seccompProfile": "Unconfined", "podAnnotations": {"mine": "kept"}}}},
+    }
+    documents = render(values, release="slurm", namespace="n")
+    (config,) = [item for item in documents if item["metadata"]["name"] == "slurm-config"]
+    assert config["data"]["oci.conf"] == (CHART / "files/oci.conf").read_text()
+    assert "cli_filter.lua" not in config["data"] and "CliFilterPlugins" not in config["data"]["slurm.conf"]
+    pods = {document["metadata"]["name"]: document for document in kind(documents, "StatefulSet")}
+    assert container(pods["slurm-a"])["image"] == f"minivm/worker-containers:latest@{digest}"
+    assert container(pods["slurm-login"])["image"].startswith("minivm/login:")
+    security = container(pods["slurm-a"])["securityContext"]
+    assert security["seccompProfile"] == {"type": "Localhost", "localhostProfile": "minivm-containers.json"}
+    assert security["appArmorProfile"] == {"type": "Unconfined"} and "SYS_ADMIN" not in security["capabilities"]["add"]
+    assert container(pods["slurm-b"])["securityContext"]["seccompProfile"] == {"type": "Unconfined"}
+    assert env(pods["slurm-a"])["MINIVM_CONTAINERS"] == "yes"
+    mounted = [item["mountPath"] for item in container(pods["slurm-a"])["volumeMounts"]]
+    assert "/etc/containers/registries.conf.d" in mounted
+    assert [each["data"] for each in documents if each["metadata"]["name"] == "slurm-registries"] == [
+        {"site.conf": "unqualified = 1"}
+    ]
+
+
+def test_without_the_switch_nothing_of_containers_is_there() -> None:
+    documents = render({"containers": {"registries": "x"}}, release="slurm", namespace="n")
+    assert not [each for each in documents if each["metadata"]["name"] == "slurm-registries"]
+    text = json.dumps(documents)
+    for word in ("MINIVM_CONTAINERS", "appArmorProfile", "oci.conf: ", "worker-containers"):
+        assert word not in text
+
+
+def test_a_site_s_own_oci_conf_wins() -> None:
+    values = {"containers": {"enabled": True}, "slurm": {"files": {"oci.conf": "mine"}}}
+    (config,) = [
+        each for each in render(values, release="slurm", namespace="n") if each["metadata"]["name"] == "slurm-config"
+    ]
+    assert config["data"]["oci.conf"] == "mine\n"
+
+
+def test_nothing_that_a_user_writes_stands_unquoted_in_the_line_that_a_shell_reads() -> None:
+    """slurmstepd quotes %@ alone: the image's name (%b) would be the user's own words to a shell."""
+    text = (CHART / "files/oci.conf").read_text()
+    assert set(re.findall(r"%(.)", text)) == {"j", "s", "m", "e", "@"}
+    assert 'RunTimeEnvExclude="="' in text, "slurmd's environment is no user's"
+
+
+def test_the_seccomp_profile_lets_nobody_have_a_network_of_his_own() -> None:
+    profile = json.loads((CHART / "files/seccomp-containers.json").read_text())
+    by_name = {name: rule for rule in profile["syscalls"] for name in rule["names"]}
+    for name in ("clone", "unshare"):
+        assert by_name[name]["args"] == [
+            {"index": 0, "value": 0x40000000, "valueTwo": 0x40000000, "op": "SCMP_CMP_MASKED_EQ"}
+        ]
+    # "No such call" and not "not permitted": the C library then takes the older one, which the rule above sees.
+    assert by_name["clone3"]["errnoRet"] == 38
+
+
 def test_a_demo_by_itself_is_whole(tmp_path: Path) -> None:
     """People in the directory, and every pod asks it."""
     documents = render({"demo": PEOPLE}, release="try", namespace="hpc")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import yaml
 from cluster import values
 from cluster.errors import ClusterError
 from cluster.keys import Keys
-from cluster.pods import fingerprint
+from cluster.pods import fingerprint, security
 from cluster.rendered import manifests, objects
 from cluster.rendered.manifests import Manifests
 from cluster.rendered.objects import Source
@@ -230,5 +231,11 @@ def test_system_calls_are_kept_from_pods_as_the_chart_says() -> None:
         return Options(overrides={"workers": {"defaults": {"seccompProfile": profile}}})
 
     assert local(pool("Unconfined")).pod("slurm-worker-0").seccomp == "Unconfined"
+    # But for the chart's own, whose text the chart has.
+    (pod, *_) = [
+        each for each in local(Options(overrides={"containers": {"enabled": True}})).pods if each.role == "worker"
+    ]
+    profile, apparmor = security(pod)
+    assert json.loads(profile.removeprefix("seccomp="))["defaultAction"] and apparmor == "apparmor=unconfined"
     with pytest.raises(ClusterError, match="a Localhost one lies on Kubernetes' machines"):
         local(pool("Localhost/minivm.json"))
