@@ -42,7 +42,7 @@ def publish_zero(cycle: Cycle) -> None:
 def _publish_commit(cycle: Cycle, commit: str) -> None:
     settings, layout = cycle.settings, cycle.settings.layout
     ref = Ref(RefKind.COMMIT, commit)
-    from gitsync.repo.reader import opened, require
+    from gitsync.repo.reader import opened
 
     try:
         if settings.repo is None:
@@ -50,7 +50,7 @@ def _publish_commit(cycle: Cycle, commit: str) -> None:
         transfer.ensure_repository(layout.repository)
         transfer.fetch(settings, ref, cycle.lock)
         with opened(layout.repository) as reader:
-            tip = require(reader.tip(commit), commit)
+            tip = reader.tip(commit)
             take(cycle, reader, tip, ref, manual=True)
     except Refused:
         raise

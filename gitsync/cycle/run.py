@@ -126,10 +126,10 @@ def advance(cycle: Cycle, look: bool) -> None:
         return _succeeded(cycle)
 
     # GitPython costs more than all else in a cycle that finds nothing new.
-    from gitsync.repo.reader import opened, require
+    from gitsync.repo.reader import opened
 
     with opened(settings.layout.repository) as reader:
-        tip = require(reader.tip(transfer.FETCHED), transfer.FETCHED)
+        tip = reader.tip(transfer.FETCHED)
         fault.at("resolved")
         if pin is None:
             cycle.state = cycle.state.following(tip.oid)

@@ -72,10 +72,10 @@ def _bring(settings: Settings, known: State, lock: Held, now: float) -> State:
     if refused is not None and refused.oid == oid and refused.policy == settings.policy():
         return known
 
-    from gitsync.repo.reader import opened, require  # GitPython, only where there is something new
+    from gitsync.repo.reader import opened  # GitPython, only where there is something new
 
     with opened(repository) as reader:
-        tip = require(reader.tip(transfer.FETCHED), str(settings.ref))
+        tip = reader.tip(transfer.FETCHED)
         try:
             signer, entries = admit(
                 settings, settings.ref, tip, reader,

@@ -39,12 +39,12 @@ class Reader:
     def __init__(self, repository: git.Repo) -> None:
         self._repository = repository
 
-    def tip(self, name: str) -> Tip | None:
-        """The commit behind a ref or hash; None where there is no such ref."""
+    def tip(self, name: str) -> Tip:
+        """The commit behind a ref or hash."""
         try:
             found = self._repository.rev_parse(name)
         except (git.exc.BadName, ValueError):
-            return None
+            raise GitsyncError("find the commit", f"{name} is not in the repository") from None
         oid, tag = found.hexsha, None
         while isinstance(found, git.TagObject):
             # Nested tags: the signature checked is the outermost, and so is the name.
@@ -106,9 +106,3 @@ class Reader:
                 _, _, oid, size = line.partition(b"\t")[0].split()
                 sizes[oid.decode()] = int(size) if size != b"-" else 0
         return sizes
-
-
-def require(tip: Tip | None, name: str) -> Tip:
-    if tip is None:
-        raise GitsyncError("find the commit", f"{name} is not in the repository")
-    return tip

@@ -39,26 +39,23 @@ def clock() -> Now:
 
 
 class Broker:
-    def __init__(
-        self, places: Places, slurm: Slurm, policy: BrokerPolicy | None = None, clock: Callable[[], Now] = clock
-    ) -> None:
+    def __init__(self, places: Places, slurm: Slurm, policy: BrokerPolicy | None = None) -> None:
         self.places = places
         self.slurm = slurm
         self.policy = policy or BrokerPolicy()
         self.memory = Memory()
         # Which file of policy is left aside, and why.
         self.refused = ""
-        self._clock = clock
         # When the directory of verdicts was last seen to change.
         self._changed_at = -1
 
     def look(self) -> None:
         """Verdicts in, perhaps one change out."""
-        began, inputs = self._clock(), self._read()
+        began, inputs = clock(), self._read()
         asked = None
         while inputs is not asked:
             # What the controller takes its time for is over when it answers; verdicts are judged as of one moment.
-            self.memory, actions = step(self.memory, inputs, replace(self._clock(), wall=began.wall))
+            self.memory, actions = step(self.memory, inputs, replace(clock(), wall=began.wall))
             asked = inputs
             for action in actions:
                 inputs = self._perform(action, inputs)
@@ -111,13 +108,13 @@ class Broker:
             self.look()
         if ask == "gate" and self._stops(named):
             self._ask_whether_resumed()
-        now = self._clock()
+        now = clock()
         decisions = {check: what_of(self.memory, check, now) for check in named}
         # A job is kept off only for what has drained the node: then nothing is drained that the guard held back.
         return {"decisions": decisions, "drained": self._stops(named), "said": self.memory.said}
 
     def _stops(self, named: list[str]) -> bool:
-        standing = self.memory.standing(self._clock())
+        standing = self.memory.standing(clock())
         return self.memory.drained and any(check in standing for check in named)
 
     def _remember(self, outcome: tuple[Memory, tuple[Log, ...]]) -> None:
@@ -132,10 +129,10 @@ class Broker:
             log(str(error))
             return
         if node is not None and not node.drained:
-            self._remember(resumed(self.memory, self._clock()))
+            self._remember(resumed(self.memory, clock()))
 
     def wait_s(self) -> float:
-        now = self._clock()
+        now = clock()
         times = [at - now.steady for at in (self.memory.due, self.memory.recheck) if at]
         return max(SOON_S, min([LOOK_S, *times]))
 
@@ -150,7 +147,7 @@ class Broker:
 
     def _save(self) -> None:
         """What the broker knows, for people: it is never read back, and may be lost."""
-        now = self._clock()
+        now = clock()
         standing = self.memory.standing(now)
         data = {
             "node": self.slurm.name,

@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -96,13 +96,13 @@ def _expected(value: object, path: Path) -> tuple[Result, Class | None]:
         raise GitsyncError("read a case", why, file=path / "case.json", field="expect") from None
 
 
-def judge_case(module: CheckModule, tree: Path, case: Case, clock: Callable[[], float] = time.time) -> Judged:
+def judge_case(module: CheckModule, tree: Path, case: Case) -> Judged:
     """One check on a case; a source that the case lacks is a missing tool. `clock`: of a case without a time."""
     captures = {
         source.name: case.captures.get(source.name, Capture("", Failure.MISSING, f"{source.name}: not in this case"))
         for source in module.CHECK.sources
     }
-    setting = Setting(case.commit, case.boot_id, case.now or clock(), case.environment)
+    setting = Setting(case.commit, case.boot_id, case.now or time.time(), case.environment)
     return judge(
         module, captures, lambda name: load_limits(tree, name), setting, case.previous.get(module.CHECK.name, {})
     )

@@ -18,15 +18,14 @@ PROC = Path("/proc")
 class Deadline:
     """How much of the budget is left. The clock is monotonic: a pod's wall clock may jump."""
 
-    __slots__ = ("clock", "end")
+    __slots__ = ("end",)
 
-    def __init__(self, budget: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self.clock = clock
-        self.end = clock() + budget
+    def __init__(self, budget: float) -> None:
+        self.end = time.monotonic() + budget
 
     @property
     def left(self) -> float:
-        return max(0.0, self.end - self.clock())
+        return max(0.0, self.end - time.monotonic())
 
     def pause(self, seconds: float) -> bool:
         """Wait a little between two looks; False when the budget is spent."""

@@ -14,7 +14,6 @@ import errno
 import os
 import struct
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from ground.sockets import notify
@@ -79,20 +78,16 @@ class WallClock:
     def offset() -> float:
         return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
-    def close(self) -> None:
-        os.close(self.descriptor)
-
 
 class Watch:
-    def __init__(self, control: Path, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, control: Path) -> None:
         self.control = control
-        self.now = now
         self.wall = WallClock()
         self.clock = Clock(self.wall.offset())
 
     def look(self) -> None:
         before, self.clock = self.clock, self.clock.after(self.wall.offset())
-        text = jump_text(self.clock.moved - before.moved, self.now())
+        text = jump_text(self.clock.moved - before.moved, time.time())
         if not text:
             return
         log(f"the clock was {text}")
