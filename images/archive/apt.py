@@ -139,21 +139,14 @@ class Archive:
     def names(self) -> list[str]:
         return self.run(["apt-cache", "pkgnames"]).stdout.split()
 
-    def download(self, package: Locked, directory: Path) -> Path:
-        """One package file, verified by apt."""
-        done = self.run(["apt-get", "download", "-qq", package.wanted], directory)
-        if done.returncode != 0:
-            raise ImagesError("download a package", errors_of(done.stderr))
-        return next(directory.glob(f"{package.name}_*.deb"))
-
-    def run(self, command: Sequence[str], cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    def run(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
         environment = {
             "APT_CONFIG": str(self.directory / "apt.conf"),
             "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
             "LC_ALL": "C.UTF-8",
         }
         try:
-            return ran(command, env=environment, cwd=cwd)
+            return ran(command, env=environment)
         except FileNotFoundError as error:
             raise ImagesError("ask apt", f"{command[0]} is not installed", hint="`make images` installs it") from error
 

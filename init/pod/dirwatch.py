@@ -23,15 +23,12 @@ class Watcher:
             number = ctypes.get_errno()
             raise OSError(number, f"inotify_init1: {os.strerror(number)}")
 
-    def watch(self, directory: Path) -> Path | None:
+    def watch(self, directory: Path) -> None:
         """Watches the directory, or the nearest parent that exists; a second watch of the same is the same."""
-        while True:
-            mask = CHANGES | ONLY_DIRECTORIES
-            if self._libc.inotify_add_watch(self.descriptor, os.fsencode(directory), mask) >= 0:
-                return directory
-            if directory == directory.parent:
-                return None
-            directory = directory.parent
+        mask = CHANGES | ONLY_DIRECTORIES
+        for each in (directory, *directory.parents):
+            if self._libc.inotify_add_watch(self.descriptor, os.fsencode(each), mask) >= 0:
+                return
 
     def wait(self, timeout: float | None) -> bool:
         """True once something has changed (the events themselves are dropped: who asks looks at everything)."""
@@ -48,6 +45,3 @@ class Watcher:
         """Returns when nothing has changed for a while: a copy of several files is one change."""
         while self.wait(quiet):
             pass
-
-    def close(self) -> None:
-        os.close(self.descriptor)

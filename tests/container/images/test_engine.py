@@ -324,7 +324,10 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     for package in archive.resolve(["docker-buildx", "docker-cli"], "this test"):
         if package.name in ("docker-buildx", "docker-cli"):
-            subprocess.run(["dpkg", "-x", archive.download(package, tmp_path), tmp_path / "unpacked"], check=True)
+            subprocess.run(["apt-get", "download", "-qq", package.wanted], check=True, cwd=tmp_path,
+                           env={**os.environ, "APT_CONFIG": str(archive.directory / "apt.conf")})  # fmt: skip
+            (file,) = tmp_path.glob(f"{package.name}_*.deb")
+            subprocess.run(["dpkg", "-x", file, tmp_path / "unpacked"], check=True)
     plugins = tmp_path / "config/cli-plugins"
     plugins.mkdir(parents=True)
     shutil.copy2(next((tmp_path / "unpacked").rglob("cli-plugins/docker-buildx")), plugins)
