@@ -75,7 +75,7 @@ def stored() -> Path | None:
 
 def fill(programs: Programs, root: Path, names: list[str]) -> None:
     """By a containerd of its own, with its mounts in a namespace that ends with it."""
-    place = Path("/run") / f"{plan.PREFIX}-store"
+    place = plan.UNPACKING
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir()
     config = place / "config.toml"
@@ -87,7 +87,8 @@ def fill(programs: Programs, root: Path, names: list[str]) -> None:
     env = {"PATH": f"{programs.bin}:{SYSTEM}"}
     ctr = ("ctr", "-a", f"{place}/socket", "-n", NAMESPACE, "images")
     with (place / "log").open("wb") as log:
-        command = ["unshare", "--mount", "containerd", "-c", str(config)]
+        # It ends with this process, however this one ends.
+        command = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "containerd", "-c", str(config)]
         daemon = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env)
     try:
         wait_for(lambda: attempt(*ctr, "ls", env=env).returncode == 0, "a containerd to unpack images", within=60)

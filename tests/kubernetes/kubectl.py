@@ -21,9 +21,12 @@ class Kubernetes:
     kubeconfig: Path
     lab: Lab | None = None
 
+    @property
+    def client(self) -> tuple[str, ...]:
+        return self.lab.client if self.lab else (str(self.kubectl), f"--kubeconfig={self.kubeconfig}")
+
     def attempt(self, *words: str, stdin: str = "", timeout: float = 300) -> subprocess.CompletedProcess[str]:
-        command = [str(self.kubectl), f"--kubeconfig={self.kubeconfig}", *words]
-        return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout)
+        return subprocess.run([*self.client, *words], input=stdin, capture_output=True, text=True, timeout=timeout)
 
     def __call__(self, *words: str, stdin: str = "", timeout: float = 300) -> str:
         done = self.attempt(*words, stdin=stdin, timeout=timeout)

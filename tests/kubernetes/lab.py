@@ -20,8 +20,7 @@ from tests.kubernetes.plan import Machine, machines
 from tests.kubernetes.programs import KEPT, Programs, locked
 
 STATE = KEPT / "lab"
-# One lab a machine: where its state is, whichever checkout it belongs to.
-UP = Path("/run/minivm-lab")
+UP = plan.UP
 INOTIFY = "fs.inotify.max_user_instances"
 WATCHERS = "1024"
 
@@ -68,11 +67,17 @@ class Lab:
     def kubeconfig(self) -> Path:
         return self.keys / "admin.conf"
 
+    @property
+    def client(self) -> tuple[str, ...]:
+        """kubectl, which keeps what it knows of the API at home if nobody says where."""
+        own = (f"--kubeconfig={self.kubeconfig}", f"--cache-dir={self.state}/kubectl")
+        return (str(self.programs.bin / "kubectl"), *own)
+
     def kubectl(self, *words: str, stdin: str = "") -> str:
-        return run(self.programs.bin / "kubectl", f"--kubeconfig={self.kubeconfig}", *words, stdin=stdin)
+        return run(*self.client, *words, stdin=stdin)
 
     def answers(self, *words: str) -> bool:
-        return attempt(self.programs.bin / "kubectl", f"--kubeconfig={self.kubeconfig}", *words).returncode == 0
+        return attempt(*self.client, *words).returncode == 0
 
     # Up
 
@@ -187,8 +192,7 @@ class Lab:
         self.wait(120, f"{node.name} to be ready", lambda: self.condition(node, path) == "True")
 
     def condition(self, node: Machine, path: str) -> str:
-        words = (f"--kubeconfig={self.kubeconfig}", "get", "node", node.name, "-o", path)
-        return attempt(self.programs.bin / "kubectl", *words).stdout
+        return attempt(*self.client, "get", "node", node.name, "-o", path).stdout
 
     # What happens to nodes
 
@@ -239,6 +243,7 @@ class Lab:
             for path in reversed(said["made"]):
                 with contextlib.suppress(OSError):
                     Path(path).rmdir()
+        shutil.rmtree(plan.UNPACKING, ignore_errors=True)
         shutil.rmtree(self.state, ignore_errors=True)
         UP.unlink(missing_ok=True)
         if found := left.look(self.state):

@@ -16,14 +16,14 @@ MARKS = (f"{plan.PREFIX}-", plan.LINK, "10.77.0.", f"{plan.PODS}.", f"{plan.SERV
 def look(state: Path) -> Left:
     namespaces = Path("/run/netns")
     return Left(
-        processes=processes(str(state)),
+        processes=processes(str(state), str(plan.UNPACKING)),
         namespaces=tuple(path.name for path in namespaces.glob(f"{plan.PREFIX}-*")),
         links=with_marks(said("ip", "-o", "link"), f"{plan.PREFIX}-", plan.LINK),
         routes=with_marks(said("ip", "route"), *MARKS),
         mounts=with_marks(Path("/proc/mounts").read_text(), str(state), f"{plan.PREFIX}-"),
         cgroups=tuple(str(path) for path in Path("/sys/fs/cgroup").glob(f"*/{plan.CGROUP}")),
         rules=with_marks(said("iptables-save"), "KUBE-", "CNI-", *MARKS),
-        files=tuple(str(path) for path in (state, Path("/run/minivm-lab")) if path.exists() or path.is_symlink()),
+        files=tuple(str(path) for path in (state, plan.UP, plan.UNPACKING) if path.exists() or path.is_symlink()),
     )
 
 
@@ -38,10 +38,10 @@ def with_marks(text: str, *marks: str) -> tuple[str, ...]:
     return tuple(line.strip() for line in text.splitlines() if any(mark in line for mark in marks))
 
 
-def processes(state: str) -> tuple[str, ...]:
-    """Those in the lab's cgroups, and those that were started with a file of its state."""
+def processes(*places: str) -> tuple[str, ...]:
+    """Those in the lab's cgroups, and those that were started with a file of these places."""
     inside = those(lambda path: f"/{plan.CGROUP}/" in (path / "cgroup").read_text())
-    return tuple(sorted({*inside, *started_with(state)}))
+    return tuple(sorted({*inside, *(found for place in places for found in started_with(place))}))
 
 
 def started_with(prefix: str) -> tuple[str, ...]:

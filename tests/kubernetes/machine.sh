@@ -11,7 +11,7 @@ hostname "$name"
 # A boot has a name of its own; containers are shown the same (configs.py).
 cat /proc/sys/kernel/random/uuid > "$state/boot_id"
 mount --bind "$state/boot_id" /proc/sys/kernel/random/boot_id
-for place in /run/netns /run/containerd; do mount -t tmpfs -o mode=755 lab "$place"; done
+for place in /run/netns /run/containerd /var/lib/cni /var/log/containers; do mount -t tmpfs -o mode=755 lab "$place"; done
 mount --bind "$state/kubelet" /var/lib/kubelet
 mount --bind "$state/log" /var/log/pods
 mount --bind "$volumes" /tmp/hostpath_pv

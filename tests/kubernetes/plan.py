@@ -11,6 +11,8 @@ SERVICES = "10.96.77"
 DNS = f"{SERVICES}.10"
 PODS = "10.244"
 API = f"https://{CONTROL_PLANE}:6443"
+# One lab a machine: where its state is, whichever checkout it belongs to.
+UP = Path("/run/minivm-lab")
 # Of everything on the outside that has a name.
 PREFIX = "mvlab"
 SWITCH = f"{PREFIX}-switch"
@@ -18,8 +20,12 @@ LINK = f"{PREFIX}0"
 CGROUP = "minivm-lab"
 PAUSE = "docker.io/minivm-lab/pause:1"
 MOST_NODES = 9
-# Directories that a kubelet of this age insists on; each machine mounts its own over them.
-TARGETS = ("/var/lib/kubelet", "/var/log/pods", "/run/containerd", "/tmp/hostpath_pv")
+# Directories that a kubelet of this age and network plugins insist on; each machine mounts its own over them.
+TARGETS = (
+    "/var/lib/kubelet", "/var/lib/cni", "/var/log/pods", "/var/log/containers", "/run/containerd", "/tmp/hostpath_pv",
+)  # fmt: skip
+# Of the containerd that unpacks images before any machine is there.
+UNPACKING = Path("/run") / f"{PREFIX}-store"
 
 
 @dataclass(frozen=True, slots=True)

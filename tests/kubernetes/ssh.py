@@ -46,12 +46,8 @@ class Forwarded(Door):
     @classmethod
     def to(cls, release: Release) -> Forwarded | None:
         """None while its kubelet is away."""
-        words = [f"--kubeconfig={release.kubernetes.kubeconfig}", "-n", release.namespace]
-        forward = subprocess.Popen(
-            [str(release.kubernetes.kubectl), *words, "port-forward", f"service/{release.name}-ssh", ":22"],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        words = ("-n", release.namespace, "port-forward", f"service/{release.name}-ssh", ":22")
+        forward = subprocess.Popen([*release.kubernetes.client, *words], stdout=subprocess.PIPE, text=True)
         assert forward.stdout
         if found := re.search(r"127\.0\.0\.1:(\d+) ->", forward.stdout.readline()):
             return cls(release, int(found[1]), forward)

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.kubernetes import left
+from tests.kubernetes import left, plan, programs
 from tests.kubernetes.conftest import GIVEN, refusal
-from tests.kubernetes.lab import STATE, UP
+from tests.kubernetes.lab import STATE, UP, Lab
 from tests.kubernetes.world import IMAGES
 from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(bool(GIVEN or refusal()), reason=f"no lab here: {refusal() or 'KUBECONFIG is given'}")
 # A run of tests, whose child holds the lab in a session of its own.
+# Where kubelets, runtimes, network plugins and kubectl keep their things, if nobody gives them other places.
+PLACES = (
+    "/run", "/run/netns", "/tmp/hostpath_pv", "/etc", "/opt", "/var/lib", "/var/lib/cni/results", "/var/lib/kubelet",
+    "/var/log", "/var/log/containers", "/var/log/pods", str(Path.home()), str(Path.home() / ".kube/cache/discovery"),
+)  # fmt: skip
+# Of other tests and of docker, which have their own names; the lab's own cgroups are looked at by theirs.
+OTHERS = ("veth", "br-", "docker", "DOCKER", "/tmp/", "/minivm-")
 RUN = """
 import subprocess, sys
 held = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, start_new_session=True)
@@ -28,11 +36,30 @@ held.wait()
 """
 
 
+def standing() -> set[str]:
+    """What is there, by whoever it is, and whatever a lab's own look knows of."""
+    links = {line.split(": ")[1] for line in left.said("ip", "-o", "link").splitlines()}
+    chains = {line.split()[0] for line in left.said("iptables-save").splitlines() if line.startswith(":")}
+    mounts = {line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()}
+    cgroups = {str(path) for path in Path("/sys/fs/cgroup").glob("*/*") if path.is_dir()}
+    files = {str(path) for place in PLACES for path in Path(place).glob("*")}
+    named = {name for name in links | chains | mounts | cgroups if not any(other in name for other in OTHERS)}
+    return named | files
+
+
+@pytest.fixture(autouse=True)
+def machine_as_before() -> Iterator[None]:
+    # Whoever waits for the lab holds the file open, so that it stays.
+    before = standing() | {f"{UP}.lock"}
+    yield
+    assert standing() <= before
+
+
 @contextmanager
-def a_run() -> Iterator[tuple[subprocess.Popen[str], int]]:
+def a_run(env: Mapping[str, str] = os.environ) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """With the number of the lab's holder."""
     hold = (sys.executable, "-m", "tests.kubernetes", "hold", "--nodes", "1", "--images", IMAGES)
-    run = subprocess.Popen([sys.executable, "-c", RUN, *hold], stdout=subprocess.PIPE, text=True)
+    run = subprocess.Popen([sys.executable, "-c", RUN, *hold], stdout=subprocess.PIPE, text=True, env=env)
     assert run.stdout
     try:
         yield run, int(run.stdout.readline())
@@ -50,12 +77,23 @@ def heard(run: subprocess.Popen[str], word: str) -> str:
     return next(line for line in run.stdout if word in line)
 
 
+def a_pod_runs() -> None:
+    lab = Lab.found()
+    spec = {"containers": [{"name": "main", "image": plan.PAUSE}]}
+    body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "one"}, "spec": spec}
+    lab.kubectl("apply", "-f", "-", stdin=json.dumps(body))
+    phase = ("get", "pod", "one", "-o", "jsonpath={.status.phase}")
+    until(lambda: lab.kubectl(*phase) == "Running", "the pod runs", within=120, seen=lambda: lab.kubectl(*phase))
+
+
 @pytest.mark.parametrize("moment", ["network and keys", "ready /"])
 def test_a_run_that_is_killed_leaves_nothing(moment: str) -> None:
     with a_run() as (run, _):
         heard(run, moment)
         there = left.look(STATE)
         assert there.namespaces and there.links and there.routes and there.files
+        if moment == "ready /":
+            a_pod_runs()
         run.kill()
         until(nothing_left, "the holder has taken the lab down", within=240, seen=lambda: left.look(STATE))
 
@@ -65,6 +103,7 @@ def a_lab_without_a_holder() -> Iterator[set[str]]:
     """What the kill -9 of everybody who could have taken it down leaves: its processes."""
     with a_run() as (run, holder):
         heard(run, "ready /")
+        a_pod_runs()
         old = set(left.look(STATE).processes)
         os.kill(holder, signal.SIGKILL)
         run.wait()
@@ -84,6 +123,22 @@ def test_what_is_left_when_the_holder_itself_was_killed_goes_by_kube_down() -> N
     with a_lab_without_a_holder():
         done = subprocess.run([sys.executable, "-m", "tests.kubernetes", "down"], capture_output=True, text=True)
         assert (done.returncode, nothing_left()) == (0, True), done.stdout + done.stderr
+
+
+def test_what_unpacks_images_ends_with_the_holder_and_what_it_left_goes_by_kube_down(tmp_path: Path) -> None:
+    """In a place of their own they are not unpacked yet."""
+    known = programs.build().root
+    (tmp_path / known.name).symlink_to(known)
+    own = os.environ | {"MINIVM_KUBERNETES": str(tmp_path)}
+    with a_run(own) as (run, holder):
+        until(lambda: (plan.UNPACKING / "socket").exists(), "images are unpacked", within=60)
+        os.kill(holder, signal.SIGKILL)
+        run.wait()
+    until(lambda: not left.started_with(str(plan.UNPACKING)), "it has ended", seen=lambda: left.look(tmp_path / "lab"))
+    assert left.look(tmp_path / "lab").files
+    down = (sys.executable, "-m", "tests.kubernetes", "down")
+    done = subprocess.run(down, capture_output=True, text=True, env=own)
+    assert (done.returncode, left.look(tmp_path / "lab")) == (0, plan.Left()), done.stdout + done.stderr
 
 
 def test_a_build_beside_the_tests_ends_with_them(tmp_path: Path) -> None:
