@@ -1,9 +1,10 @@
-"""`helm`, as far as the pages use it: `template` and `lint`, by Helm's own engine."""
+"""`helm`, as far as the pages use it, by Helm's own engine; a Kubernetes is KUBECONFIG's."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,12 @@ from helm_python import _native
 
 from cluster.errors import ClusterError
 from cluster.rendered.render import CHART, render_texts
+
+WORDS = ("template", "lint", "install", "uninstall")
+
+
+def server(namespace: str) -> helm_python.Config:
+    return helm_python.Config(kubeconfig_path=os.environ["KUBECONFIG"], namespace=namespace)
 
 
 def rendered_for(
@@ -34,15 +41,25 @@ def rendered_for(
 def main() -> int:
     parser = argparse.ArgumentParser(prog="helm")
     words = parser.add_subparsers(dest="word", required=True)
-    template, lint = words.add_parser("template"), words.add_parser("lint")
-    template.add_argument("release")
+    template, lint, install, uninstall = (words.add_parser(word) for word in WORDS)
     template.add_argument("--show-only")
-    for command in (template, lint):
+    for command in (template, install, uninstall):
+        command.add_argument("release")
+    for command in (template, lint, install):
         command.add_argument("chart", type=Path)
-        command.add_argument("-n", "--namespace", default="default")
         command.add_argument("-f", "--values", type=Path, required=True)
+    for command in (template, lint, install, uninstall):
+        command.add_argument("-n", "--namespace", default="default")
     asked = parser.parse_args()
+    if asked.word == "uninstall":
+        with server(asked.namespace) as config:
+            config.uninstall(asked.release)
+        return 0
     values = yaml.safe_load(asked.values.read_text())
+    if asked.word == "install":
+        with server(asked.namespace) as config:
+            config.install(asked.chart, asked.release, values, namespace=asked.namespace)
+        return 0
     if asked.word == "lint":
         report = helm_python.lint(asked.chart, values, strict=True, namespace=asked.namespace)
         print(*report["messages"], *report["errors"], sep="\n")

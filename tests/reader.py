@@ -24,6 +24,7 @@ case "$1 $2" in
             test -s "${file#*=}"; echo "$name ${file%%=*}" >> made.txt
         done
         exit ;;
+    "create namespace") exit ;;
     *) echo "kubectl: no $1 on this machine" >&2; exit 1 ;;
 esac
 interactive=

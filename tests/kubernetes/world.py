@@ -94,15 +94,24 @@ class Release:
         whole = "\n---\n".join(text for name, text in sorted(texts.items()) if name.endswith(".yaml"))
         return [item for item in yaml.safe_load_all(whole) if item]
 
+    def at_home(self, *words: str, stdin: str) -> str:
+        """In the namespace of the context, as docs/how-to/gitops.md says: objects may have one of their own."""
+        own = self.keys / f"context-{self.namespace}"
+        if not own.exists():
+            own.write_text(self.kubernetes.kubeconfig.read_text())
+            here = ("--current", f"--namespace={self.namespace}")
+            self.kubernetes(f"--kubeconfig={own}", "config", "set-context", *here)
+        return self.kubernetes(f"--kubeconfig={own}", *words, stdin=stdin)
+
     def apply(self) -> None:
-        self.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(self.rendered()))
+        self.at_home("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(self.rendered()))
 
     def differences(self) -> list[str]:
         """The objects that another `apply` would change."""
         text = yaml.safe_dump_all(self.rendered())
-        there = json.loads(self.kubectl("get", "-f", "-", "-o", "json", stdin=text))["items"]
+        there = json.loads(self.at_home("get", "-f", "-", "-o", "json", stdin=text))["items"]
         dry = ("apply", "--server-side", "--dry-run=server", "-f", "-", "-o", "json")
-        would = json.loads(self.kubectl(*dry, stdin=text))["items"]
+        would = json.loads(self.at_home(*dry, stdin=text))["items"]
         return [
             f"{one['kind']} {one['metadata']['name']}"
             for one, other in zip(there, would, strict=True)
@@ -110,7 +119,7 @@ class Release:
         ]
 
     def delete(self) -> None:
-        self.kubectl("delete", "-f", "-", "--wait=false", stdin=yaml.safe_dump_all(self.rendered()))
+        self.at_home("delete", "-f", "-", "--wait=false", stdin=yaml.safe_dump_all(self.rendered()))
 
     def secrets(self) -> dict[str, list[str]]:
         """The keys that outlive the release, by what they are for."""
@@ -139,8 +148,7 @@ class Release:
 
     def begin(self, pod: str, *command: str) -> subprocess.Popen[str]:
         """As `run`, for what takes its time."""
-        kubectl = [str(self.kubernetes.kubectl), f"--kubeconfig={self.kubernetes.kubeconfig}", "-n", self.namespace]
-        words = [*kubectl, "exec", f"{self.name}-{pod}", "--", *command]
+        words = [*self.kubernetes.client, "-n", self.namespace, "exec", f"{self.name}-{pod}", "--", *command]
         return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def pods(self) -> dict[str, Object]:
