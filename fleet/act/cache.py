@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from fleet.act.kubernetes import WATCH_S, Api, ApiError
+from fleet.decide.causes import silent_for
 from fleet.errors import FleetError
 from fleet.world import kubernetes
-from fleet.world.kubernetes import Kubernetes
+from fleet.world.kubernetes import Kubernetes, Node
 from fleet.world.reading import Object
 from fleet.world.world import Unknown
 
@@ -107,6 +109,7 @@ class Cache:
         self.nodes = Followed(api, "Node", changed)
         self.pods = Followed(api, "Pod", changed)
         self.sets = Followed(api, "StatefulSet", changed)
+        self._silent: dict[str, float] = {}  # since when we see a Node not ready; monotonic
 
     def unknown(self) -> str:
         return self.nodes.unknown() or self.pods.unknown()
@@ -120,3 +123,20 @@ class Cache:
         return kubernetes.together(
             dict(nodes.found), dict(pods.found), known, {**nodes.unread, **pods.unread, **sets.unread}
         )
+
+    def counted(self) -> Kubernetes | Unknown:
+        """The same for whoever acts: no Node has been silent for longer than we have seen it so. When it began says
+        another machine's clock, and ours may be set: whoever puts it an hour ahead must not have made an hour pass."""
+        world, now, wall = self.world(), time.monotonic(), time.time()
+        if isinstance(world, Unknown):
+            self._silent = {}
+            return world
+        silent = [node for node in world.nodes.values() if silent_for(node, wall) >= 0]
+        self._silent = {node.name: self._silent.get(node.name, now) for node in silent}
+        seen = {node.name: _since(node, wall - (now - self._silent[node.name])) for node in silent}
+        return replace(world, nodes={**world.nodes, **seen})
+
+
+def _since(node: Node, at: float) -> Node:
+    ready = node.conditions["Ready"]
+    return replace(node, conditions={**node.conditions, "Ready": replace(ready, since=max(ready.since, at))})

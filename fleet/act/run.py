@@ -112,13 +112,14 @@ class Fleet:
             if not self.leader.holds():
                 # Whoever acts meanwhile changes what we remember.
                 last, self.memory = None, Memory()
+                self.cache.counted()  # so that it need not begin to count when it begins to act
                 await self._wait(AT_LEAST_S)
                 continue
             begun = time.monotonic()
             slurm = await self._look(self.cache.world())
             took = time.monotonic() - begun
             # What came from Kubernetes while Slurm was asked counts too.
-            kubernetes, fresh = self.cache.world(), woken or self._news.is_set()
+            kubernetes, fresh = self.cache.counted(), woken or self._news.is_set()
             if fresh or slurm is not last or begun - decided >= AT_LEAST_S:
                 last, decided = slurm, begun
                 changed = await self.act(World(kubernetes, slurm, self._proven()))
@@ -215,7 +216,7 @@ class Fleet:
         """Beside all else: what is dead answers late, and may be so for days."""
         while True:
             if self.leader.holds():
-                proofs = await self._prove(self.cache.world())
+                proofs = await self._prove(self.cache.counted())
                 self._proofs = (time.monotonic(), proofs)
             await asyncio.sleep(AT_LEAST_S)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,6 +20,7 @@ from fleet.act import kubernetes as adapter
 from fleet.act.cache import Cache
 from fleet.act.kubernetes import Api
 from fleet.decide.actions import Cordon, Evict, Free, HideOnNode, Protect, ShowOnPod, Versions
+from fleet.decide.causes import silent_for
 from fleet.errors import FleetError
 from fleet.world.kubernetes import Condition, Kubernetes
 from fleet.world.slurm import Seen
@@ -130,6 +132,33 @@ async def until(look: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
         while not look():
             await asyncio.sleep(0.01)
+
+
+def test_a_node_is_silent_for_as_long_as_it_was_seen_so_whatever_the_clocks_say(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own word of when it began is of two days ago; and somebody sets our clock an hour ahead."""
+    item = node("n0")
+    item["status"] = {
+        "conditions": [{"type": "Ready", "status": "Unknown", "lastTransitionTime": "2026-11-20T00:00:00Z"}]
+    }
+    server.lists, server.watches = (lambda query: page(item)), server.hold
+
+    def silent(cache: Cache) -> float:
+        world = cache.counted()
+        return -1.0 if isinstance(world, Unknown) else silent_for(world.nodes["n0"], time.time())
+
+    async def whole() -> None:
+        async with server.followed() as cache:
+            await until(lambda: silent(cache) >= 0)
+            assert silent(cache) < 60
+            wall = time.time
+            monkeypatch.setattr(time, "time", lambda: wall() + 3600)
+            assert silent(cache) < 60
+            before = silent(cache)
+            await until(lambda: silent(cache) >= before + 0.1)
+
+    asyncio.run(whole())
 
 
 def known(cache: Cache) -> dict[str, bool]:

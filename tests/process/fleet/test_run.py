@@ -84,6 +84,35 @@ def test_a_cordon_is_acted_on_when_it_is_heard_and_not_when_time_has_passed(
     rest.server.server_close()
 
 
+def test_a_node_that_was_silent_before_it_was_there_is_not_silent_for_long(server: Server, tmp_path: Path) -> None:
+    """A clock that was set, ours or another's, drains nothing and lets nothing pass for dead."""
+    rest, looks = Rest(tmp_path / "key"), 0
+
+    def answers(method: str, path: str) -> tuple[int, bytes]:
+        nonlocal looks
+        looks += 1
+        return nodes(SLURM)
+
+    silent = {**node("n0"), "status": {"conditions": [{"type": "Ready", "status": "Unknown",
+              "lastTransitionTime": "2026-11-20T00:00:00Z"}]}}  # fmt: skip
+    rest.answers, server.watches, server.lists = answers, server.hold, lambda query: page(silent)
+    address = f"127.0.0.1:{rest.server.server_port}"
+    settings = Settings("default", "slurm", address, rest.client.key, tmp_path / "policy.json")
+
+    async def whole() -> None:
+        async with server.api() as api:
+            fleet = Fleet(settings, api, lambda words: None)
+            task = asyncio.create_task(fleet.run())
+            await until(lambda: looks >= 3)
+            fleet.stop.set()
+            await task
+
+    asyncio.run(whole())
+    assert not [path for method, path, _ in rest.asked if method == "POST"]
+    rest.server.shutdown()
+    rest.server.server_close()
+
+
 class Held:
     """A Lease that is given back when this ends."""
 
