@@ -123,8 +123,10 @@ class Fleet:
             if fresh or slurm is not last or begun - decided >= AT_LEAST_S:
                 last, decided = slurm, begun
                 changed = await self.act(World(kubernetes, slurm, self._proven()))
-            # What we have changed ourselves comes back as news.
-            await self._wait(SOON_S if changed else max(EVERY_S, 3 * took))
+            # What we have changed ourselves comes back as news. One that does not answer has no work with us; and where
+            # that is because its machine is dead, time alone makes the difference.
+            seldom = AT_LEAST_S if isinstance(slurm, Unknown) else 3 * took
+            await self._wait(SOON_S if changed else max(EVERY_S, seldom))
 
     async def _wait(self, most: float) -> None:
         # No `wait_for`: until Python 3.12 it forgets who cancels it in the turn in which the news come.

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fleet.act import run as loop
+from fleet.act import slurm as adapter
 from fleet.act.run import Fleet
 from fleet.settings import Settings
 from fleet.world.world import Unknown
@@ -109,6 +110,40 @@ def test_a_node_that_was_silent_before_it_was_there_is_not_silent_for_long(serve
 
     asyncio.run(whole())
     assert not [path for method, path, _ in rest.asked if method == "POST"]
+    rest.server.shutdown()
+    rest.server.server_close()
+
+
+def test_a_slurm_that_answers_nobody_is_not_waited_for_three_times_as_long(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For its machine may be dead, and time alone may prove it."""
+    monkeypatch.setattr(adapter, "WITHIN_S", 2.0)
+    monkeypatch.setattr(loop, "AT_LEAST_S", 0.2)
+    rest, asked, ends = Rest(tmp_path / "key"), 0, threading.Event()
+
+    def answers(method: str, path: str) -> tuple[int, bytes]:
+        nonlocal asked
+        asked += 1
+        ends.wait(60)
+        return nodes(SLURM)
+
+    rest.answers, server.watches = answers, server.hold
+    address = f"127.0.0.1:{rest.server.server_port}"
+    settings = Settings("default", "slurm", address, rest.client.key, tmp_path / "policy.json")
+
+    async def whole() -> None:
+        async with server.api() as api:
+            fleet = Fleet(settings, api, lambda words: None)
+            task = asyncio.create_task(fleet.run())
+            try:
+                await until(lambda: asked >= 5)
+            finally:
+                ends.set()
+                fleet.stop.set()
+                await task
+
+    asyncio.run(whole())
     rest.server.shutdown()
     rest.server.server_close()
 
