@@ -5,7 +5,7 @@ OTHER_SLURM := 26.05
 # ARCH=arm64, amd64 or both: for that architecture, in place of this machine's own.
 BUILD := $(PY) build.py $(if $(SLURM),--slurm $(SLURM)) $(if $(ARCH),--arch $(ARCH))
 
-.PHONY: help images other-slurm test test-slurm up ssh status down lint map bench reproduce push clean \
+.PHONY: help images other-slurm test test-slurm test-emulated up ssh status down lint map bench reproduce push clean \
 	test-kubernetes kube-up kube-status kube-down
 
 help:                ## this list
@@ -37,6 +37,11 @@ test-slurm: .venv/ready  ## the cluster's tests on another release of Slurm: SLU
 	@$(PY) build.py build --when-vanished relock
 	@$(PY) build.py --slurm $(or $(SLURM),$(OTHER_SLURM)) build --when-vanished relock
 	@SLURM=$(or $(SLURM),$(OTHER_SLURM)) $(PY) -m pytest tests/cluster $(ARGS)
+
+test-emulated: .venv/ready  ## pods of another architecture, run by qemu: ARCH=arm64, and the image that they need
+	@$(MAKE) -s images ARCH=$(or $(ARCH),arm64) ROLES=controller
+	@python3 images/host.py test-tools
+	@$(PY) -m pytest tests/container/init/test_emulated.py $(ARGS)
 
 test-kubernetes: images  ## the chart's whole life on three machines; KUBECONFIG=... takes that Kubernetes instead
 	@python3 images/host.py test-tools
