@@ -23,7 +23,7 @@ from tests.kubernetes.errors import LabError
 from tests.kubernetes.host import attempt
 from tests.kubernetes.lab import STATE, Lab, kept
 
-ROLES = ("controller", "login", "worker", "demo")
+ROLES = ("controller", "login", "worker", "demo", "fleet")
 BEGUN = time.monotonic()
 
 

@@ -25,7 +25,7 @@ NODES = 3
 ORDER = (
     "test_nothing_is_left", "test_fleet", "test_fleet_rows", "test_fleet_rights", "test_core", "test_how_to",
     "test_operations", "test_configuration", "test_policies", "test_releases", "test_containment", "test_faults",
-    "test_machines",
+    "test_machines", "test_fleet_installed",
 )  # fmt: skip
 GIVEN = os.environ.get("KUBECONFIG", "")
 

@@ -152,10 +152,10 @@ class Release:
         return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def pods(self) -> dict[str, Object]:
-        """Those that stay: the one that makes the keys ends."""
+        """Those that stay under their names: the one that makes the keys ends, and a fleet's is another each time."""
         items = self.get("pods", "-l", f"app.kubernetes.io/instance={self.name}")["items"]
         found = {item["metadata"]["name"].removeprefix(f"{self.name}-"): item for item in items}
-        return {name: pod for name, pod in found.items() if not name.startswith("keys-")}
+        return {name: pod for name, pod in found.items() if not name.startswith(("keys-", "fleet-"))}
 
     def ready(self) -> dict[str, bool]:
         return {name: condition(pod, "Ready") and not going(pod) for name, pod in self.pods().items()}
