@@ -64,8 +64,6 @@ def serve(client: int, request: Request, held: Lease, warm: Warm, budget_s: floa
     os.closerange(len(high), 1 << 20)
     os.set_blocking(CLIENT, True)
     own = Lease(held.commit, held.path, LEASE if lease else None)
-    if warm.kept:
-        warm.kept.believe()
     with contextlib.suppress(OSError):
         _serve(request, replace(warm, held=own), budget_s)
 

@@ -1,7 +1,7 @@
 """What was read of small files, for as long as they are the same ones: the runner's forks find it read.
 
-A file is known by its inode, size and times; who publishes writes a new one. A fork believes what was looked at for it
-just before it was made, and looks at nothing of that again.
+A file is known by its inode, size and times; who publishes writes a new one. What a run asks for is looked at once: a
+fork believes what was looked at for it just before it was made.
 """
 
 from __future__ import annotations
@@ -30,18 +30,15 @@ class Kept:
         self._found: dict[object, tuple[tuple[Stamp | None, ...], object]] = {}
         # What the look that is under way, or was the last, has asked for.
         self._seen: set[object] = set()
-        self._looks = True
 
     def look(self) -> None:
+        """Another run: what it asks for is looked at."""
         self._seen.clear()
-
-    def believe(self) -> None:
-        self._looks = False
 
     def get(self, name: object, files: Iterable[Path | str], read: Callable[[], T]) -> T:
         """What `read` gave when these files were as they are. Stamped first: what changes meanwhile is read again."""
         found = self._found.get(name)
-        if found is not None and not self._looks and name in self._seen:
+        if found is not None and name in self._seen:
             return cast(T, found[1])
         now = tuple(map(stamp, files))
         self._seen.add(name)
