@@ -3,6 +3,7 @@ together. Without scripts, with /bin/true in the place of each, which is Slurm's
 and in turn.
 
 What slurm.conf names is changed in the controller's file, and read anew: the pods, the machine and the hour stay.
+MINIVM_BENCH_HOOKS=on has each of the three alone as /bin/true too.
 """
 
 from __future__ import annotations
@@ -24,13 +25,17 @@ from cluster.values import Options
 from images.engine.docker import Engine
 
 TURNS = int(os.environ.get("MINIVM_BENCH_TURNS", "3"))
-# Two arrays are as large as slurmctld lets one be.
-SHORT = (200, 2000)
+# Two arrays are as large as slurmctld lets one be. They come last and once: slurmctld keeps their records for minutes.
+SHORT, MANY = 200, 2000
 LARGEST_ARRAY = 1000
 SRUNS, BY_HAND, CROWD = 15, 200, 64
 CONTROLLER, WORKERS = "slurm-controller-0", ("slurm-worker-0", "slurm-worker-1")
 PROGRAMS = {"Prolog": "prolog", "Epilog": "epilog", "TaskProlog": "task_prolog"}
-WAYS = ("without scripts", "with /bin/true", "with")
+OURS = {key: f"/usr/libexec/minivm/{program}" for key, program in PROGRAMS.items()}
+WAYS = {"without scripts": {}, "with /bin/true": dict.fromkeys(PROGRAMS, "/bin/true"), "with": OURS}
+if os.environ.get("MINIVM_BENCH_HOOKS") == "on":
+    WAYS |= {f"/bin/true {key}": {key: "/bin/true"} for key in PROGRAMS}
+BASE = "without scripts"
 USAGE = "cd /sys/fs/cgroup; cat cpuacct/cpuacct.usage 2>/dev/null || awk '/usage_usec/ {print $2 * 1000}' cpu.stat"
 # In a worker, by hand: what slurmd starts for a job, from start to end, and what the runner and its forks spend on it.
 STARTS = """
@@ -88,17 +93,23 @@ def measure(cluster: LocalCluster) -> None:
     by_hand(cluster)
     found: dict[str, dict[str, list[float]]] = {}
     begun = time.time()
-    for turn in range(TURNS):
+
+    def note(way: str, figures: Iterator[tuple[str, float]]) -> None:
+        for what, figure in figures:
+            found.setdefault(what, {}).setdefault(way, []).append(figure)
+
+    for _ in range(TURNS):
         for way in WAYS:
             become(cluster, way)
-            # The largest once, and not for what stands between the two.
-            for what, figure in figures(cluster, largest=turn == 0 and way != WAYS[1]):
-                found.setdefault(what, {}).setdefault(way, []).append(figure)
+            note(way, figures(cluster))
+    for way in (BASE, "with"):
+        become(cluster, way)
+        note(way, burst(cluster, MANY))
     for what, ways in found.items():
-        without = statistics.median(ways[WAYS[0]])
+        without = statistics.median(ways[BASE])
         for way in ways:
             one = statistics.median(ways[way])
-            print(f"{what:<52} {way:<16} {one:8.2f}   {one / without:5.2f} times, {one - without:+.2f}", flush=True)
+            print(f"{what:<52} {way:<20} {one:8.2f}   {one / without:5.2f} times, {one - without:+.2f}", flush=True)
     for kind in ("prolog", "epilog"):
         seconds = sorted(entry["seconds"] * 1000 for entry in records(cluster, begun) if entry["kind"] == kind)
         p99 = seconds[len(seconds) * 99 // 100]
@@ -116,32 +127,39 @@ def by_hand(cluster: LocalCluster) -> None:
 def become(cluster: LocalCluster, way: str) -> None:
     """In the controller's own file, read anew; the nodes have it from there."""
     edits = []
-    for key, program in PROGRAMS.items():
-        value = "/bin/true" if way == WAYS[1] else f"/usr/libexec/minivm/{program}"
-        edits += ["-e", f"s,^#?{key}=.*,{'#' if way == WAYS[0] else ''}{key}={value},"]
+    for key in PROGRAMS:
+        program = WAYS[way].get(key)
+        edits += ["-e", f"s,^#?{key}=.*,{key}={program}," if program else f"s,^#?{key}=.*,#{key}=,"]
     run(cluster, CONTROLLER, "sed", "-E", "-i", *edits, "/etc/slurm/slurm.conf")
     run(cluster, CONTROLLER, "scontrol", "reconfigure")
-    wanted = run(cluster, CONTROLLER, "grep", "-E", "^(Prolog|Epilog|TaskProlog)=|^#Prolog=", "/etc/slurm/slurm.conf")
+    lines = f"^#?({'|'.join(PROGRAMS)})="
+    wanted = run(cluster, CONTROLLER, "grep", "-E", lines, "/etc/slurm/slurm.conf")
     for worker in WORKERS:
-        look = ["grep", "-E", "^(Prolog|Epilog|TaskProlog)=|^#Prolog=", "/run/slurm/conf/slurm.conf"]
-        while cluster.exec(worker, look)[1] != wanted:
+        while cluster.exec(worker, ["grep", "-E", lines, "/run/slurm/conf/slurm.conf"])[1] != wanted:
             time.sleep(0.1)
     # A first job on each, which nobody times.
     ssh(cluster, "srun -N2 true")
 
 
-def figures(cluster: LocalCluster, *, largest: bool) -> Iterator[tuple[str, float]]:
+def figures(cluster: LocalCluster) -> Iterator[tuple[str, float]]:
     yield "srun true, ms", statistics.median(float(ssh(cluster, srun())) for _ in range(SRUNS)) * 1000
-    for count in SHORT if largest else SHORT[:1]:
-        before = used(cluster)
-        yield f"{count} one-CPU `true` jobs in arrays, s", float(ssh(cluster, arrays(count)))
-        yield f"processor time of the workers for each of {count}, ms", (used(cluster) - before) / count
+    yield from burst(cluster, SHORT)
     yield f"{CROWD} jobs end on a node at once, until it is free, s", crowd(cluster)
 
 
+def burst(cluster: LocalCluster, count: int) -> Iterator[tuple[str, float]]:
+    before = used(cluster)
+    yield f"{count} one-CPU `true` jobs in arrays, s", float(ssh(cluster, arrays(count)))
+    yield f"processor time of the workers for each of {count}, ms", (used(cluster) - before) / count
+
+
 def used(cluster: LocalCluster) -> float:
-    """Milliseconds of processor time that the workers' pods have had."""
-    return sum(int(run(cluster, worker, "sh", "-c", USAGE)) for worker in WORKERS) / 1e6
+    """Milliseconds of processor time that the workers' pods have had. Docker once lost what a command had said."""
+
+    def ask(worker: str) -> str:
+        return run(cluster, worker, "sh", "-c", USAGE)
+
+    return sum(int(ask(worker) or ask(worker)) for worker in WORKERS) / 1e6
 
 
 def srun() -> str:
