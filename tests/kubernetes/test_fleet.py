@@ -14,7 +14,7 @@ import urllib.error
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import yaml
@@ -32,21 +32,29 @@ pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 ROOT = Path(__file__).resolve().parents[2]
 JWT = ("AuthAltTypes=auth/jwt", "AuthAltParameters=jwt_key=/etc/slurm/jwt_hs256.key")
 PODS = "/api/v1/namespaces/default/pods"
+LABELS = {
+    f"app.kubernetes.io/{key}": said
+    for key, said in {"name": "minivm", "instance": "slurm", "component": "worker"}.items()
+}
 
 
 class Both:
     """Two workers in Slurm, the objects of their pods and Nodes in Kubernetes, and a fleet between them."""
 
+    names: tuple[str, ...] = ("w1", "w2")
+    # Further lines of slurm.conf.
+    conf: tuple[str, ...] = ()
+
     def __init__(self, api: ApiServer, slurm: World, directory: Path) -> None:
-        self.api, self.directory = api, directory
+        self.api, self.directory, self.slurm = api, directory, slurm
         self.policy = directory / "policy.json"
         (slurm.mounts / "secrets" / "slurm").mkdir()
         self.key = slurm.mounts / "secrets" / "slurm" / "jwt_hs256.key"
         self.key.write_bytes(os.urandom(32))
-        slurm.configure({"slurm.conf": slurm_conf(*JWT, accounting=False)})
+        slurm.configure({"slurm.conf": slurm_conf(*JWT, *self.conf, accounting=False)})
         env = {"MINIVM_ACCOUNTING": "none", "MINIVM_SLURMRESTD": "0.0.0.0:6820"}
         self.controller = slurm.pod("controller", "slurm-controller", env=env)
-        self.workers = {name: slurm.pod("worker", name, env={"MINIVM_ACCOUNTING": "none"}) for name in ("w1", "w2")}
+        self.workers = {name: slurm.pod("worker", name, env={"MINIVM_ACCOUNTING": "none"}) for name in self.names}
         for pod in (self.controller, *self.workers.values()):
             pod.add_user()
             pod.wait_ready(90)
@@ -60,11 +68,9 @@ class Both:
             )
             self.new_pod(name)
 
-    def new_pod(self, name: str) -> None:
-        labels = {"name": "minivm", "instance": "slurm", "component": "worker"}
-        spec = {"nodeName": f"n-{name}", "containers": [{"name": "worker", "image": "x"}]}
-        metadata = {"name": name, "labels": {f"app.kubernetes.io/{key}": value for key, value in labels.items()}}
-        self.api.ask("POST", PODS, {"metadata": metadata, "spec": spec})
+    def new_pod(self, name: str, node: str = "") -> None:
+        spec = {"nodeName": node or f"n-{name}", "containers": [{"name": "worker", "image": "x"}]}
+        self.api.ask("POST", PODS, {"metadata": {"name": name, "labels": LABELS}, "spec": spec})
         # One that is pending is evicted whatever its budget says: nothing runs on it.
         self.api.merge(f"{PODS}/{name}/status", {"status": {"phase": "Running", "conditions": [READY]}})
 
@@ -180,6 +186,7 @@ class Running:
         return True
 
 
+B = TypeVar("B", bound=Both)
 READY: dict[str, Any] = {
     "type": "Ready",
     "status": "True",
@@ -189,7 +196,7 @@ READY: dict[str, Any] = {
 
 
 @contextlib.contextmanager
-def both_sides(directory: Path, name: str) -> Iterator[Both]:
+def both_sides(directory: Path, name: str, kind: type[B]) -> Iterator[B]:
     # Its programs alone: no machine is needed.
     if not programs.built() and (why := programs.refusal()):
         pytest.skip(f"no Kubernetes: {why}")
@@ -198,12 +205,12 @@ def both_sides(directory: Path, name: str) -> Iterator[Both]:
         api_server(programs.build(), directory) as api,
         world(directory / "slurm", name) as slurm,
     ):
-        yield Both(api, slurm, directory)
+        yield kind(api, slurm, directory)
 
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
-    with both_sides(tmp_path_factory.mktemp("fleet"), "fleet") as found:
+    with both_sides(tmp_path_factory.mktemp("fleet"), "fleet", Both) as found:
         yield found
 
 

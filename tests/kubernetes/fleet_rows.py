@@ -1,0 +1,197 @@
+"""A worker whose machine can die between a real API server and a real Slurm: its container is the machine.
+
+No kubelet and no controller of StatefulSets run here. A machine that is there refuses its kubelet's port, and a refusal
+is an answer; one that is killed answers nobody. What Kubernetes would make of that, its tests write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+import urllib.error
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from tests.container.init_pods import World
+from tests.kubernetes.apiserver import ApiServer, Object
+from tests.kubernetes.test_fleet import LABELS, PODS, READY, Both
+from tests.waiting import until
+
+NAME = "w-0"
+# A machine that has no worker and is well.
+OTHER = "n-other"
+NODES = "/api/v1/nodes"
+SETS = "/apis/apps/v1/namespaces/default/statefulsets"
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+OUT = "node.kubernetes.io/out-of-service"
+FENCED = "minivm.node-restriction.kubernetes.io/fenced"
+LONG_AGO = READY["lastTransitionTime"]
+SOON = {"gone": 1, "notReady": 1, "dead": 2, "lost": 1, "fencing": "act"}
+
+
+class Rows(Both):
+    names = (NAME, "w1")
+    # slurmctld looks after its nodes three times as often.
+    conf = ("SlurmdTimeout=9",)
+
+    def __init__(self, api: ApiServer, slurm: World, directory: Path) -> None:
+        self.addresses: dict[str, str] = {}
+        super().__init__(api, slurm, directory)
+        template = {"metadata": {"labels": LABELS}, "spec": {"containers": [{"name": "w", "image": "x"}]}}
+        spec = {"replicas": 1, "selector": {"matchLabels": LABELS}, "serviceName": "w", "template": template}
+        self.api.ask("POST", SETS, {"metadata": {"name": "w", "labels": LABELS}, "spec": spec})
+        self.api.ask("POST", NODES, {"metadata": {"name": OTHER}})
+        for node in (OTHER, *(f"n-{name}" for name in self.names)):
+            self.api.ask("POST", LEASES, {"metadata": {"name": node}})
+        well = {"conditions": [READY], "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}]}
+        self.api.merge(f"{NODES}/{OTHER}/status", {"status": well})
+        self.mend()
+
+    # What happens.
+
+    def says(self, name: str, ready: str, *, renewed: bool | None = None, further: Sequence[Object] = ()) -> None:
+        """What its kubelet, or the lack of it, makes of a machine."""
+        conditions = [{**READY, "status": ready}, *further]
+        addresses = [{"type": "InternalIP", "address": self.address(name)}]
+        self.api.merge(f"{NODES}/n-{name}/status", {"status": {"conditions": conditions, "addresses": addresses}})
+        # For as long as a test lasts.
+        now = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(time.time() + 600))}.000000Z"
+        lives = ready == "True" if renewed is None else renewed
+        self.api.merge(f"{LEASES}/n-{name}", {"spec": {"renewTime": now if lives else f"{LONG_AGO[:-1]}.000000Z"}})
+
+    def dies(self, name: str = NAME) -> None:
+        self.workers[name].container.kill()
+        self.says(name, "Unknown")
+
+    def starts(self, name: str = NAME) -> None:
+        self.workers[name].container.start()
+        self.workers[name].wait_ready(90)
+
+    def moves(self) -> str:
+        """Its next container is on another machine; its address there."""
+        old = self.workers[NAME].container
+        old.rename(f"{old.name}-before")
+        self.workers[NAME] = self.slurm.pod("worker", NAME, env={"MINIVM_ACCOUNTING": "none"})
+        # It has its address by now, which is another one.
+        old.kill()
+        self.workers[NAME].add_user()
+        self.workers[NAME].wait_ready(90)
+        return self.address(NAME)
+
+    def well(self) -> None:
+        """The machine is there again, and the next pod is on it."""
+        self.starts()
+        self.says(NAME, "True")
+        self.comes()
+
+    def comes(self, node: str = "") -> None:
+        """The next pod of its name."""
+        self.goes()
+        self.new_pod(NAME, node)
+
+    def new_pod(self, name: str, node: str = "") -> None:
+        super().new_pod(name, node)
+        self.api.merge(f"{PODS}/{name}/status", {"status": {"podIP": self.address(name)}})
+
+    def goes(self, name: str = NAME) -> None:
+        with contextlib.suppress(urllib.error.HTTPError):
+            self.api.ask("DELETE", f"{PODS}/{name}?gracePeriodSeconds=0")
+
+    def scale(self, count: int) -> None:
+        self.api.merge(f"{SETS}/w", {"spec": {"replicas": count}})
+
+    def leave(self, why: str | None = "new template") -> None:
+        self.api.merge(f"{PODS}/{NAME}", {"metadata": {"annotations": {"minivm.io/leave": why}}})
+
+    def taint(self, *keys: str) -> None:
+        self.api.merge(
+            f"{NODES}/n-{NAME}", {"spec": {"taints": [{"key": key, "effect": "NoSchedule"} for key in keys]}}
+        )
+
+    def policy_is(self, **changes: object) -> None:
+        self.policy.write_text(json.dumps({**SOON, **changes}))
+
+    def submit(self, *words: str) -> str:
+        more = ("--parsable", "-w", NAME, "--chdir=/tmp", *words, "--wrap", "sleep 7777")
+        job = self.controller.run("sbatch", *more, user="demo").strip()
+        until(lambda: self.job(job) == "R", "the job runs")
+        return job
+
+    # What there is.
+
+    def address(self, name: str) -> str:
+        """As it was when it was last there."""
+        container = self.workers[name].container
+        container.reload()
+        found = str(container.attrs["NetworkSettings"]["Networks"][self.slurm.network.name]["IPAddress"])
+        self.addresses[name] = found or self.addresses[name]
+        return self.addresses[name]
+
+    def pod(self) -> Object | None:
+        with contextlib.suppress(urllib.error.HTTPError):
+            found = self.api.ask("GET", f"{PODS}/{NAME}")
+            return None if "deletionTimestamp" in found["metadata"] else found
+        return None
+
+    def there(self) -> bool:
+        return self.pod() is not None
+
+    def known(self, name: str = NAME) -> bool:
+        return f"NodeName={name} " in self.controller.code("scontrol", "show", "nodes")[1]
+
+    def idle(self, name: str) -> bool:
+        return self.node(name)["state"] == "IDLE"
+
+    def flags(self) -> set[str]:
+        return set(self.node(NAME)["state"].split("+")) - {"NOT_RESPONDING"}
+
+    def job(self, number: str) -> str:
+        return self.controller.run("squeue", "-h", "-j", number, "-o", "%t").strip()
+
+    def given_up(self) -> bool:
+        found = self.api.ask("GET", f"{NODES}/n-{NAME}")
+        ours = bool(found["metadata"].get("labels", {}).get(FENCED) == "true")
+        assert ours == (OUT in self.taints()), "both or none"
+        return ours
+
+    def taints(self) -> set[str]:
+        return {one["key"] for one in self.api.ask("GET", f"{NODES}/n-{NAME}")["spec"].get("taints", [])}
+
+    def cordoned(self) -> bool:
+        return bool(self.api.ask("GET", f"{NODES}/n-{NAME}")["spec"].get("unschedulable"))
+
+    def takes_jobs(self) -> bool:
+        """And nothing is left of what there was."""
+        return (
+            self.known()
+            and self.node(NAME)["state"] == "IDLE"
+            and self.shown(NAME) == "TakesJobs"
+            and "Comment" not in self.node(NAME)
+            and not self.given_up()
+            and not self.free(NAME)
+        )
+
+    def mend(self) -> None:
+        """As it was, whatever has been."""
+        (self.directory / "fleet.log").write_text("")
+        self.policy_is()
+        self.scale(1)
+        for job in self.controller.run("squeue", "-h", "-o", "%i").split():
+            self.controller.code("scancel", job)
+        for name, pod in self.workers.items():
+            pod.container.reload()
+            if pod.container.status == "running" and not self.known(name):
+                pod.container.kill()
+            if pod.container.status != "running" or not self.known(name):
+                self.starts(name)
+            none = {"labels": {FENCED: None}, "annotations": None}
+            self.api.merge(f"{NODES}/n-{name}", {"metadata": none, "spec": {"unschedulable": None, "taints": None}})
+            self.says(name, "True")
+            self.goes(name)
+            self.new_pod(name)
+            for state in ("resume", "undrain"):
+                self.controller.code("scontrol", "update", f"nodename={name}", f"state={state}")
+            self.controller.code("scontrol", "update", f"nodename={name}", "comment=")
+            until(partial(self.idle, name), f"{name} is idle", seen=self.log)
