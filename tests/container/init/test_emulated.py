@@ -11,6 +11,7 @@ import pytest
 
 from images import architectures, emulation
 from tests.container.init_pods import IMAGES, Pod, World, slurm_conf, world
+from tests.waiting import until
 
 OTHER = next(arch for arch in architectures.KNOWN if arch != architectures.own())
 MACHINE = architectures.KNOWN[OTHER].machine
@@ -56,3 +57,20 @@ def test_a_controller_comes_up_whole(controller: Pod) -> None:
     for name in ("munged", "mariadb", "slurmdbd", "slurmctld"):
         assert views[name]["pid"] and views[name]["failures"] == 0, name
     assert "is UP" in controller.run("scontrol", "ping")
+
+
+def test_a_job_runs_on_two_nodes(emulated: World, controller: Pod) -> None:
+    workers = [pod(emulated, "worker", name) for name in ("w1", "w2")]
+    for worker in workers:
+        worker.wait_ready(PATIENCE)
+    for one in (controller, *workers):
+        one.add_user()
+    output = controller.run("srun", "-N2", "--chdir=/tmp", "sh", "-c", "echo $(hostname) $(uname -m)", user="demo")
+    assert sorted(output.splitlines()) == [f"w1 {MACHINE}", f"w2 {MACHINE}"]
+    job = controller.run("sbatch", "--parsable", "-N2", "--chdir=/tmp", "--wrap", "srun hostname", user="demo").strip()
+    until(
+        lambda: "COMPLETED" in controller.run("sacct", "-nX", "-j", job, "--format", "State%20"),
+        "it is accounted as completed",
+        within=PATIENCE,
+        seen=lambda: controller.run("scontrol", "show", "job", job, check=False),
+    )
