@@ -149,8 +149,8 @@ class Both:
         return done.stdout
 
     @contextlib.contextmanager
-    def running(self, *, cut: int = 0) -> Iterator[Running]:
-        fleet = Running(self, cut)
+    def running(self, *, cut: int = 0, again: int = 0) -> Iterator[Running]:
+        fleet = Running(self, cut, again)
         try:
             yield fleet
             assert fleet.there(), "it runs to the end"
@@ -166,10 +166,10 @@ class Both:
 
 
 class Running:
-    """One fleet, started anew when it is killed, as Kubernetes does it."""
+    """One fleet, started anew when it is killed, as Kubernetes does it; and killed `again` before that change of it."""
 
-    def __init__(self, both: Both, cut: int) -> None:
-        self.both, self.killed = both, 0
+    def __init__(self, both: Both, cut: int, again: int) -> None:
+        self.both, self.again, self.killed = both, again, 0
         self.process = self._start(cut)
 
     def _start(self, cut: int) -> subprocess.Popen[bytes]:
@@ -182,7 +182,7 @@ class Running:
         if self.process.poll() is not None:
             assert self.process.returncode == -signal.SIGKILL, self.both.log()[-4000:]
             self.killed += 1
-            self.process = self._start(0)
+            self.process = self._start(self.again)
         return True
 
 

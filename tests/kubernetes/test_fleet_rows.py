@@ -1,13 +1,15 @@
-"""The fleet between a real API server and a real Slurm, continued: each row of what it does, and each row's reverse."""
+"""The fleet between a real API server and a real Slurm, continued: each row of what it does, each row's reverse, and
+the same where it is killed between any two of its changes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
 from tests.kubernetes.fleet_rows import FENCED, NAME, OTHER, OUT, Rows
-from tests.kubernetes.test_fleet import both_sides
+from tests.kubernetes.test_fleet import Running, both_sides
 from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
@@ -315,3 +317,63 @@ def test_a_machine_that_may_not_be_given_up_is_told(rows: Rows) -> None:
     assert "`act` would give it up" in said
     assert f"kubectl taint nodes n-{NAME} {OUT}=" in said
     assert (rows.given_up(), rows.there()) == (False, True)
+
+
+# Killed again and again
+
+
+def drained_and_gone(rows: Rows) -> bool:
+    return {"DOWN", "DRAIN"} <= rows.flags() and "minivm: fleet: gone" in rows.reason(NAME)
+
+
+def killed(rows: Rows) -> None:
+    rows.workers[NAME].container.kill()
+
+
+def soon(rows: Rows) -> None:
+    rows.policy_is(leaveWithin=1)
+
+
+def no_room(rows: Rows) -> None:
+    rows.policy_is(leaveWithin=1, away=0)
+
+
+# What happens, and how it shows that all that follows was done.
+Steps = tuple[Callable[[Rows], object], ...]
+Part = tuple[Steps, Callable[[Rows], bool]]
+STORIES: dict[str, tuple[Part, Part]] = {
+    "to go": (((Rows.leave,), lambda rows: not rows.there()), ((Rows.comes,), Rows.takes_jobs)),
+    "to go, with a job": (
+        ((soon, Rows.submit, Rows.leave), lambda rows: not rows.there()),
+        ((Rows.comes,), Rows.takes_jobs),
+    ),
+    "withdrawn": (
+        ((no_room, Rows.leave), lambda rows: rows.free(NAME)),
+        ((lambda rows: rows.leave(None),), Rows.takes_jobs),
+    ),
+    "gone": (((Rows.goes, killed), drained_and_gone), ((Rows.starts, Rows.comes), Rows.takes_jobs)),
+    "removed": (
+        ((lambda rows: rows.scale(0), Rows.goes, killed), lambda rows: not rows.known()),
+        ((lambda rows: rows.scale(1), Rows.starts, Rows.comes), Rows.takes_jobs),
+    ),
+}
+
+
+def nothing_to_do(rows: Rows) -> bool:
+    return rows.ask("plan") == "nothing to do\n"
+
+
+def done(fleet: Running, all_is: Callable[[Rows], bool], rows: Rows) -> bool:
+    return fleet.there() and all_is(rows)
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_killed_after_every_single_change_it_ends_the_same(rows: Rows, story: str) -> None:
+    """No fleet makes more than one change, and none remembers what the one before it did."""
+    with rows.running(cut=2, again=2) as fleet:
+        for steps, all_is in STORIES[story]:
+            for happens in steps:
+                happens(rows)
+            until(partial(done, fleet, all_is, rows), f"all is done: {story}", within=180, seen=rows.log)
+        until(partial(done, fleet, nothing_to_do, rows), "and nothing is left to do", within=180, seen=rows.log)
+        assert fleet.killed > 3, "a story in which little is done shows little"
