@@ -1,8 +1,9 @@
-"""The command line: fleet run | plan | status | why NAME."""
+"""The command line: fleet run | plan | status | why NAME | crd."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -12,12 +13,16 @@ from typing import TypeVar
 import click
 
 from fleet.act.kubernetes import Api
+from fleet.act.report import lines, worker_
 from fleet.act.run import Fleet
 from fleet.act.words import in_words
+from fleet.crd import definition
 from fleet.decide.decide import Decision
+from fleet.decide.machines import line
 from fleet.errors import FleetError
 from fleet.settings import from_environment
-from fleet.world.world import World
+from fleet.world.machine import stamp
+from fleet.world.world import Unknown, World
 from ground.errors import nearest
 from init.errors import InitError
 
@@ -60,6 +65,12 @@ def run() -> None:
 
 
 @main.command()
+def crd() -> None:
+    """The definition of the kind `Machine`, for `kubectl apply`."""
+    click.echo(json.dumps(definition(), indent=2))
+
+
+@main.command()
 def plan() -> None:
     """What `run` would do now. Touches nothing."""
     show(with_fleet(lambda fleet: fleet.plan()))
@@ -75,47 +86,49 @@ def show(decision: Decision) -> None:
 
 
 @main.command()
-def status() -> None:
-    """One line a worker: where it is, and what both sides say of it."""
-    for name, node, slurm in rows(with_fleet(lambda fleet: fleet.look())):
-        click.echo(f"{name:24} {node:24} {slurm}")
-
-
-def rows(world: World) -> list[tuple[str, str, str]]:
-    found = []
-    for worker in world.workers():
-        node = worker.node
-        where = f"{worker.pod.node or '-'}{' cordoned' if node and node.cordoned else ''}"
-        known = worker.slurm
-        said = f"{known.record.state} {known.reason}".rstrip() if known else "not in Slurm"
-        found.append((worker.name, where, said))
-    return found
+@click.option("--output", type=click.Choice(["text", "json"]), default="text", help="For people or for programs.")
+def status(output: str) -> None:
+    """How it stands: workers by pool, machines, what is held and proposed, budgets."""
+    said = with_fleet(lambda fleet: fleet.report())
+    for text in lines(said) if output == "text" else [json.dumps(said, indent=2)]:
+        click.echo(text)
 
 
 @main.command()
 @click.argument("name")
 def why(name: str) -> None:
-    """What holds a worker, a Node or the whole fleet, and what would be done about it."""
+    """What holds a worker, a Node, a machine or the whole fleet, and what would be done about it."""
 
     async def both(fleet: Fleet) -> tuple[World, Decision]:
         return await fleet.look(), await fleet.plan()
 
     world, decision = with_fleet(both)
+    machines = {} if isinstance(world.kubernetes, Unknown) else world.kubernetes.machines or {}
     here = {worker.name: worker for worker in world.workers()}
-    names = {name, here[name].pod.node} if name in here else {name}
+    machine = machines.get(name)
+    where = machine.status.node if machine else name
+    names = {name, where, here[name].pod.node} if name in here else {name, where}
     nodes = {worker.pod.node for worker in here.values()}
-    if here and name not in here and name not in nodes and name != "fleet":
-        click.echo(f"error: no worker or Node {name!r} ({nearest(name, [*here, *nodes])})", err=True)
+    if here and not machine and name not in here and name not in nodes and name != "fleet":
+        click.echo(
+            f"error: no worker, Node or machine {name!r} ({nearest(name, [*here, *nodes, *machines])})", err=True
+        )
         sys.exit(1)
-    for found, where, said in rows(world):
-        if found in names or here[found].pod.node == name:
-            click.echo(f"{found} on {where}: {said}")
+    for worker in here.values():
+        if worker.name in names or worker.pod.node in names - {""}:
+            one = worker_(worker)
+            said = f"{one['slurm']} {one['reason']}".rstrip() or "not in Slurm"
+            click.echo(f"{worker.name} on {one['node'] or '-'}{' cordoned' if one['cordoned'] else ''}: {said}")
+    for key, kept in machines.items():
+        if key in names or kept.status.node in names - {""}:
+            for event in kept.status.history:
+                click.echo(f"{key}: {stamp(event.at)} {event.what} {line(event.text)}".rstrip())
     for change in decision.changes:
         if about(change) in names:
             click.echo(f"would {in_words(change)}")
-    for one in decision.stands:
-        if one.about in {*names, "fleet", "Slurm", "Kubernetes"}:
-            click.echo(in_words(one))
+    for stands in decision.stands:
+        if stands.about in {*names, "fleet", "Slurm", "Kubernetes"}:
+            click.echo(in_words(stands))
 
 
 def about(change: object) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from init.errors import ConfigError
 from init.fields import Reader
@@ -22,6 +22,33 @@ REASONS = ("minivm.io/cordon-reason", "nodeset.slinky.slurm.net/node-cordon-reas
 FENCING = ("off", "propose", "act")
 # The type of the conditions in which Slurm's word is shown.
 STATE = "minivm.io/SlurmState"
+
+
+@dataclass(frozen=True, slots=True)
+class Treatment:
+    """What is done to a machine for a goal: annotations of its Node, or a Job."""
+
+    annotate: Mapping[str, str] = field(default_factory=dict)
+    job: Mapping[str, object] | None = None  # the Job's spec
+    on_node: bool = False  # the Job's pod runs on that machine
+
+
+@dataclass(frozen=True, slots=True)
+class Machines:
+    # `act`: what is named is done; `propose`: it is said; `off`: what checks find leads to no goal.
+    mode: str = "propose"
+    # So many at a time, or this share of them, whichever is more.
+    at_once: int = 1
+    share: float = 0.0
+    # What happened to one counts against it for so long.
+    window_s: float = 7 * 86400.0
+    # A machine that was rebooted so often, and has such a verdict again, is to be replaced.
+    attempts: int = 2
+    # One with so many verdicts that come and go is kept from jobs; 0: it is not.
+    flaps: int = 4
+    # A machine that is told to reboot has so long to be well again.
+    verify_s: float = 1800.0
+    remedies: Mapping[str, Treatment] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +84,7 @@ class Policy:
     provider: tuple[str, ...] = ()
     # How old the proof must be: a Node not ready for so long.
     dead_s: float = 300.0
+    machines: Machines = Machines()
 
 
 def policy_from_json(content: str, file: str = "") -> Policy:
@@ -96,10 +124,46 @@ def policy(data: Mapping[str, object], file: str = "") -> Policy:
         fencing=fencing,
         provider=names("provider", usual.provider),
         dead_s=reader.seconds("dead", usual.dead_s),
+        machines=machines(reader.sub("machines")),
     )
 
 
+def machines(reader: Reader) -> Machines:
+    usual = Machines()
+    reader.only(*OF_MACHINES)
+    mode = reader.text("mode", usual.mode)
+    if mode not in FENCING:
+        reader.fail("mode", f"{mode!r} is not one of {', '.join(FENCING)}")
+    named = reader.sub("remedies")
+    named.only(*REMEDIES)
+    return Machines(
+        mode=mode,
+        at_once=reader.number("atOnce", usual.at_once),
+        share=reader.real("share", usual.share, most=1.0),
+        window_s=reader.seconds("window", usual.window_s),
+        attempts=reader.number("attempts", usual.attempts, least=1),
+        flaps=reader.number("flaps", usual.flaps),
+        verify_s=reader.seconds("verify", usual.verify_s),
+        remedies={goal: treatment(named.sub(goal)) for goal in REMEDIES if named.has(goal)},
+    )
+
+
+def treatment(reader: Reader) -> Treatment:
+    reader.only("annotate", "job", "onNode")
+    if reader.has("annotate") == reader.has("job"):
+        reader.fail("", "wanted either annotate or job")
+    names = reader.sub("annotate")
+    job = reader.sub("job").data if reader.has("job") else None
+    annotate = {key: names.text(key) for key in names.data}
+    for key in annotate:
+        if key.startswith("minivm.io/"):
+            names.fail(key, "names of this kind are the fleet's own")
+    return Treatment(annotate, job, reader.flag("onNode", False))
+
+
+REMEDIES = ("reboot", "replace", "down")
+OF_MACHINES = ("mode", "atOnce", "share", "window", "attempts", "flaps", "verify", "remedies")
 KEYS = (
     "taints", "going", "conditions", "cordonReasons", "notReady", "share", "changes", "away", "leaveWithin", "gone",
-    "lost", "cordon", "nodeCondition", "fencing", "provider", "dead",
+    "lost", "cordon", "nodeCondition", "fencing", "provider", "dead", "machines",
 )  # fmt: skip

@@ -10,7 +10,7 @@ from pathlib import Path
 from init.errors import ConfigError, nearest
 
 PREFIX = "MINIVM_FLEET_"
-KNOWN = ("RELEASE", "SLURM", "KEY", "POLICY", "LEASE", "HTTP", "CUT")
+KNOWN = ("RELEASE", "SLURM", "KEY", "POLICY", "LEASE", "HTTP", "MACHINES", "CUT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,8 @@ class Settings:
     me: str = ""
     # Where probes and metrics are answered; None: nowhere.
     http: tuple[str, int] | None = None
+    # Whether machines are kept as objects; the kind must be known to the API server.
+    machines: bool = False
     # For tests alone: SIGKILL to oneself before that change, counted from 1. 0: never.
     cut: int = 0
 
@@ -46,6 +48,9 @@ def from_environment(env: Mapping[str, str]) -> Settings:
     cut = env.get(f"{PREFIX}CUT") or "0"
     if not cut.isdecimal():
         raise ConfigError("read the fleet's settings", f"wanted a number, not {cut!r}", field=f"{PREFIX}CUT")
+    machines = env.get(f"{PREFIX}MACHINES") or "no"
+    if machines not in ("yes", "no"):
+        raise ConfigError("read the fleet's settings", f"wanted yes or no, not {machines!r}", field=f"{PREFIX}MACHINES")
     return Settings(
         namespace=needed("MINIVM_POD_NAMESPACE"),
         release=needed(f"{PREFIX}RELEASE"),
@@ -55,6 +60,7 @@ def from_environment(env: Mapping[str, str]) -> Settings:
         lease=lease,
         me=f"{needed('MINIVM_POD_NAME')}-{secrets.token_hex(4)}" if lease else "",
         http=_address(env.get(f"{PREFIX}HTTP") or ""),
+        machines=machines == "yes",
         cut=int(cut),
     )
 

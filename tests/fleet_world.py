@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fleet import words
 from fleet.act.cache import Objects
 from fleet.decide.actions import (
+    Annotate,
     Change,
     Cordon,
     Delete,
@@ -20,22 +21,33 @@ from fleet.decide.actions import (
     Forget,
     Free,
     HideOnNode,
+    Make,
     Protect,
+    Record,
     Remove,
     ShowOnNode,
     ShowOnPod,
+    StartJob,
     Uncordon,
     Undrain,
     Unfence,
+    Withdraw,
 )
 from fleet.decide.decide import Decision, decide
 from fleet.decide.memory import Memory
+from fleet.decide.remedy import counts
 from fleet.policy import Policy
 from fleet.world.kubernetes import Kubernetes, together
+from fleet.world.machine import Machine, Status, machine, written
 from fleet.world.proof import Proof
 from fleet.world.reading import Object
 from fleet.world.slurm import Seen, slurm
 from fleet.world.world import Unknown, World
+
+
+class CutInAJob(Exception):
+    pass
+
 
 BEGIN = 1_790_000_000.0
 OUT = "node.kubernetes.io/out-of-service"
@@ -79,6 +91,19 @@ class Node:
     annotations: dict[str, str] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
     condition: tuple[str, str, str] | None = None
+    provider: str = ""
+    boot: int = 1
+
+
+@dataclass
+class Kept:
+    """A Machine, as the API server keeps it."""
+
+    uid: str
+    version: int = 1
+    generation: int = 1
+    spec: dict[str, str] = field(default_factory=dict)
+    status: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -91,6 +116,7 @@ class Pod:
     annotations: dict[str, str] = field(default_factory=dict)
     condition: tuple[str, str, str] | None = None
     free: bool = False
+    gpus: tuple[str, ...] = ()
 
 
 @dataclass
@@ -130,6 +156,12 @@ class Worlds:
         self.nodes = {f"n{number}": Node(f"node-{number}") for number in range(size)}
         self.pods = {name: Pod(f"pod-{name}-0", f"n{number}") for number, name in enumerate(self.names)}
         self.slurm = {name: SlurmNode() for name in self.names}
+        # What was done to machines: where, and which number it said.
+        self.treated: list[tuple[str, str]] = []
+        self.jobs: list[str] = []
+        self.left_in_job = False  # killed once when a Job is started and not yet noted
+        # Of hardware; None: the fleet keeps none.
+        self.machines: dict[str, Kept] | None = None
         self.memory = Memory()
         self.done: list[Change] = []
         self.count = 0
@@ -149,6 +181,10 @@ class Worlds:
         here = kubernetes(
             map(self._node, self.nodes), [*map(self._pod, self.pods), controller], None if self.sets is None else sets
         )
+        if self.machines is not None:
+            here = replace(here, machines={name: self.machine(name) for name in self.machines})
+        if blind == "machines":
+            here = replace(here, machines=None, blind=True)
         jobs = [
             {"job_id": job, "job_state": ["SUSPENDED" if job in node.suspended else "RUNNING"], "nodes": name}
             for name, node in self.slurm.items()
@@ -162,6 +198,16 @@ class Worlds:
             Unknown("no answer") if silent else there,
             {name: self.proof(name) for name, node in self.nodes.items() if not node.ready},
         )
+
+    def machine(self, name: str) -> Machine:
+        kept = (self.machines or {})[name]
+        metadata = {"name": name, "uid": kept.uid, "resourceVersion": str(kept.version), "generation": kept.generation}
+        return machine({"metadata": metadata, "spec": kept.spec, "status": kept.status})
+
+    def status(self, node: str) -> Status:
+        """Of the machine that is there."""
+        (found,) = [name for name in self.machines or {} if self.machine(name).status.node == node]
+        return self.machine(found).status
 
     def proof(self, name: str) -> Proof:
         node = self.nodes[name]
@@ -184,9 +230,11 @@ class Worlds:
             },
             "spec": {
                 "unschedulable": node.cordoned,
+                "providerID": node.provider,
                 "taints": [{"key": key, "value": value, "effect": "NoSchedule"} for key, value in node.taints.items()],
             },
             "status": {
+                "nodeInfo": {"bootID": f"{name}-{node.boot}"},
                 "conditions": [
                     ready,
                     *({"type": type_, "status": said} for type_, said in node.signs.items()),
@@ -198,7 +246,8 @@ class Worlds:
     def _pod(self, name: str) -> dict[str, Any]:
         pod = self.pods[name]
         ready = {"type": "Ready", "status": str(pod.ready), "lastTransitionTime": stamp(BEGIN)}
-        conditions = [ready, *_shown(pod.condition)]
+        told = [{"type": "minivm.io/Gpus", "status": "True", "message": " ".join(pod.gpus)}] if pod.gpus else []
+        conditions = [ready, *told, *_shown(pod.condition)]
         return {
             "metadata": {
                 "name": name,
@@ -305,6 +354,35 @@ class Worlds:
                     shown = change.condition if isinstance(change, ShowOnNode) else None
                     seen.condition = (shown.status, shown.reason, shown.message) if shown else None
                     seen.version += 1
+            case Make(name):
+                assert self.machines is not None, "nobody has asked for it"
+                if name in self.machines:
+                    return
+                self.machines[name] = Kept(f"machine-{name}")
+            case Record():
+                found = (self.machines or {}).get(change.name)
+                if found is None or str(found.version) != change.version:
+                    return
+                found.status, found.version = written(change.status), found.version + 1
+            case Annotate() | Withdraw():
+                seen = self.nodes[change.node]
+                if (seen.uid, str(seen.version)) != (change.uid, change.version):
+                    return
+                if isinstance(change, Annotate):
+                    seen.annotations |= dict(change.values)
+                    self._treated(change.node, dict(change.values)["minivm.io/remedy"])
+                else:
+                    assert "minivm.io/remedy" in seen.annotations, "annotations of others are taken away"
+                    seen.annotations = {key: said for key, said in seen.annotations.items() if key not in change.names}
+                seen.version += 1
+            case StartJob():
+                if change.name not in self.jobs:
+                    self.jobs.append(change.name)
+                    self._treated(change.node, change.name)
+                if self.left_in_job:
+                    self.left_in_job = False
+                    raise CutInAJob
+                self.perform(Record(change.machine.name, change.machine.version, change.after))
             case Fence() | Unfence():
                 seen = self.nodes[change.node]
                 if (seen.uid, str(seen.version)) != (change.uid, change.version):
@@ -337,6 +415,24 @@ class Worlds:
                     assert OURS in seen.labels, "a person's cordon is lifted"
                     del seen.labels[OURS]
         self.done.append(change)
+
+    def _treated(self, node: str, number: str) -> None:
+        """Something is done to a machine, which ends whatever runs there."""
+        assert (node, number) not in self.treated, "the same is done twice"
+        on = [name for name, pod in self.pods.items() if pod.node == node]
+        assert self.nodes[node].cordoned, "it is not kept free"
+        for name in on:
+            assert self.slurm[name].drained_by, "it may get a job in this moment"
+            assert not self.slurm[name].jobs, "it has a job"
+        self.treated.append((node, number))
+        open_ = [name for name in self.machines or {} if counts(self.machine(name).status.remedy)]
+        rules = self.policy.machines
+        assert len(open_) <= max(rules.at_once, int(len(self.machines or {}) * rules.share)), "more at once than may be"
+
+    def boots(self, node: str) -> None:
+        """It starts anew, with its worker; whatever ran there does not run any more."""
+        self.nodes[node].boot += 1
+        self.nodes[node].version += 1
 
     def still(self, name: str, was: Seen | None) -> bool:
         node = self.slurm.get(name)
@@ -450,6 +546,25 @@ class Worlds:
             self.pods[pod].ready = False
             self.slurmd_goes(pod)
 
+    def wants(self, node: str, goal: str, reason: str = "") -> None:
+        """A person, of the machine that is there."""
+        found = [one for one in self.machines or {} if self.machine(one).status.node == node]
+        if not found:
+            return
+        kept = (self.machines or {})[found[0]]
+        spec = {key: said for key, said in (("goal", goal), ("reason", reason)) if said}
+        if spec != kept.spec:
+            kept.spec, kept.version, kept.generation = spec, kept.version + 1, kept.generation + 1
+
+    def goal(self, node: str) -> str:
+        found = (self.machine(name) for name in self.machines or {})
+        return next((one.goal for one in found if one.status.node == node), "")
+
+    def verdict(self, name: str, said: str = "gpu_count[rma]@9f2c001 7 of 8 GPUs") -> None:
+        """The broker's."""
+        node = self.slurm[name]
+        node.drained_by, node.reason, node.since = "person", f"minivm: {said}", self.now
+
     def ready(self, name: str, on: bool = True) -> None:
         node = self.nodes[name]
         node.dead = node.dead and not on
@@ -527,4 +642,9 @@ class Worlds:
                 name: (node.drained_by, node.reason if node.drained_by else "", node.comment)
                 for name, node in self.slurm.items()
             },
+            {name: self._kept(name) for name in self.machines or {}},
         )
+
+    def _kept(self, name: str) -> object:
+        status = self.machine(name).status
+        return replace(status, history=(), remedy=None), [(one.what, one.text) for one in status.history]

@@ -13,6 +13,7 @@ from fleet.decide.causes import silent_for
 from fleet.errors import FleetError
 from fleet.world import kubernetes
 from fleet.world.kubernetes import Kubernetes, Node
+from fleet.world.machine import machine
 from fleet.world.reading import Object
 from fleet.world.world import Unknown
 
@@ -20,6 +21,7 @@ PARSE: Mapping[str, Callable[[Object], Any]] = {
     "Node": kubernetes.node,
     "Pod": kubernetes.pod,
     "StatefulSet": kubernetes.stateful_set,
+    "Machine": machine,
 }
 # A watch that the server has ended is begun anew within this; after it nothing is known.
 STALE_S = 2.0 * WATCH_S
@@ -105,7 +107,8 @@ class Followed:
 
 
 class Cache:
-    def __init__(self, api: Api, changed: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, api: Api, changed: Callable[[], object] = lambda: None, *, machines: bool = False) -> None:
+        self.machines = Followed(api, "Machine", changed) if machines else None
         self.nodes = Followed(api, "Node", changed)
         self.pods = Followed(api, "Pod", changed)
         self.sets = Followed(api, "StatefulSet", changed)
@@ -120,9 +123,15 @@ class Cache:
         nodes, pods, sets = self.nodes.now, self.pods.now, self.sets.now
         # Of these alone it is no trouble to know nothing, and nothing to tell either where nobody has leave to ask.
         known = None if self.sets.unknown() or sets.unread else dict(sets.found)
-        return kubernetes.together(
-            dict(nodes.found), dict(pods.found), known, {**nodes.unread, **pods.unread, **sets.unread}
-        )
+        unread = {**nodes.unread, **pods.unread, **sets.unread}
+        if self.machines is None:
+            return kubernetes.together(dict(nodes.found), dict(pods.found), known, unread)
+        machines = self.machines.now
+        why = self.machines.unknown()
+        unread |= {"Machines": why} if why else machines.unread
+        # One that cannot be read may be any Node's.
+        kept = None if why or machines.unread else dict(machines.found)
+        return kubernetes.together(dict(nodes.found), dict(pods.found), known, unread, kept, blind=kept is None)
 
     def counted(self) -> Kubernetes | Unknown:
         """The same for whoever acts: no Node has been silent for longer than we have seen it so. When it began says

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from fleet.act.kubernetes import Object
 from fleet.act.words import in_words
 from fleet.decide.actions import (
+    Annotate,
     Change,
     Cordon,
     Delete,
@@ -17,14 +18,18 @@ from fleet.decide.actions import (
     Forget,
     Free,
     HideOnNode,
+    Make,
     Protect,
+    Record,
     Remove,
     ShowOnNode,
     ShowOnPod,
+    StartJob,
     Tell,
     Uncordon,
     Undrain,
     Unfence,
+    Withdraw,
 )
 from fleet.world.kubernetes import Kubernetes
 
@@ -39,6 +44,9 @@ REASONS = {
     Fence: "GivenUp",
     Unfence: "TakenBack",
     Delete: "Deleted",
+    Annotate: "RemedyAsked",
+    Withdraw: "RemedyWithdrawn",
+    StartJob: "RemedyStarted",
 }
 
 
@@ -51,12 +59,13 @@ def events(actions: Iterable[Change | Tell], world: Kubernetes, namespace: str, 
 def event(action: Change | Tell, world: Kubernetes, namespace: str) -> Object | None:
     """None: of nothing that is there, or no news: a condition of the pod says by itself what it says."""
     match action:
-        case ShowOnPod() | ShowOnNode() | HideOnNode() | Free() | Protect() | Forget() | Remove():
+        case ShowOnPod() | ShowOnNode() | HideOnNode() | Free() | Protect() | Forget() | Remove() | Make() | Record():
             return None
         case Tell(about, kind):
             name, reason, type_, text = about, kind.capitalize(), "Warning", in_words(action)
         case (
             Drain(name) | Undrain(name) | Evict(name) | Delete(name)
+            | Annotate(name) | Withdraw(name) | StartJob(_, name)
             | Cordon(name) | Uncordon(name) | Fence(name) | Unfence(name)
         ):  # fmt: skip
             reason, type_, text = REASONS[type(action)], "Normal", in_words(action)

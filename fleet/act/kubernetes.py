@@ -16,6 +16,7 @@ import aiohttp
 from kubernetes_asyncio import client, config
 from kubernetes_asyncio.config import ConfigException
 
+from fleet import crd
 from fleet.decide.actions import (
     Cordon,
     Evict,
@@ -32,6 +33,7 @@ from fleet.world.kubernetes import CORDONED, FREE, LABEL, WORKER, Condition
 
 Object = dict[str, Any]
 ToKubernetes = Free | Protect | Evict | ShowOnPod | ShowOnNode | HideOnNode | Cordon | Uncordon
+MACHINES = {"group": crd.GROUP, "version": crd.VERSION, "plural": crd.PLURAL}
 PAGE = 500
 # Beside our label on a Node that we have cordoned, for people.
 WHY = "minivm.io/cordoned"
@@ -60,8 +62,10 @@ class Api:
         self._connection = connection
         self.namespace = namespace
         self._apps = client.AppsV1Api(connection)
+        self.batch = client.BatchV1Api(connection)
+        self.custom = client.CustomObjectsApi(connection)
         self.leases = client.CoordinationV1Api(connection)
-        self._labels = f"{LABEL}/name=minivm,{LABEL}/instance={release}"
+        self.labels = f"{LABEL}/name=minivm,{LABEL}/instance={release}"
 
     @classmethod
     async def open(cls, namespace: str, release: str) -> Api:
@@ -125,13 +129,15 @@ class Api:
             reply.close()
 
     def _lister(self, kind: str) -> tuple[Any, Mapping[str, object]]:
-        words = {"namespace": self.namespace, "label_selector": self._labels}
+        words = {"namespace": self.namespace, "label_selector": self.labels}
         match kind:
             case "Node":
                 return self.core.list_node, {}
             case "StatefulSet":
                 words["label_selector"] += f",{LABEL}/component={WORKER}"
                 return self._apps.list_namespaced_stateful_set, words
+            case "Machine":
+                return self.custom.list_namespaced_custom_object, {**words, **MACHINES}
         return self.core.list_namespaced_pod, words
 
     async def change(self, act: ToKubernetes) -> bool:

@@ -10,16 +10,18 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from fleet.act import fencing
+from fleet.act import fencing, machines
 from fleet.act.cache import Cache
 from fleet.act.events import events
 from fleet.act.kubernetes import Api
 from fleet.act.lead import Alone, Lead, Leader
 from fleet.act.pages import Pages
+from fleet.act.report import Report, report
 from fleet.act.seen import Seen, name_of
 from fleet.act.slurm import SlurmRest
 from fleet.act.words import in_words
 from fleet.decide.actions import (
+    Annotate,
     Change,
     Delete,
     Drain,
@@ -27,10 +29,14 @@ from fleet.decide.actions import (
     Fence,
     Forget,
     Free,
+    Make,
+    Record,
     Remove,
+    StartJob,
     Tell,
     Undrain,
     Unfence,
+    Withdraw,
 )
 from fleet.decide.decide import Decision, decide
 from fleet.decide.memory import Memory
@@ -61,7 +67,7 @@ class Fleet:
         self.policy = Policy()
         self.stop = asyncio.Event()
         self._news = asyncio.Event()
-        self.cache = Cache(api, self._news.set)
+        self.cache = Cache(api, self._news.set, machines=settings.machines)
         self.leader: Leader = Alone()
         if settings.lease:
             self.leader = Lead(api, settings.lease, settings.me, say, self._news.set)
@@ -79,8 +85,8 @@ class Fleet:
             if self.settings.http:
                 await stack.enter_async_context(await self._pages().serve(*self.settings.http))
             async with asyncio.TaskGroup() as group:
-                kinds = (self.cache.nodes, self.cache.pods, self.cache.sets)
-                follow = [group.create_task(kind.follow()) for kind in kinds]
+                kinds = (self.cache.nodes, self.cache.pods, self.cache.sets, self.cache.machines)
+                follow = [group.create_task(kind.follow()) for kind in kinds if kind]
                 follow.append(group.create_task(self._prove_on()))
                 leading = group.create_task(self.leader.keep())
                 working = group.create_task(self._decide())
@@ -195,6 +201,8 @@ class Fleet:
             done = False  # that took long
         elif isinstance(change, Fence | Unfence | Delete):
             done = await fencing.change(self.api, change)
+        elif isinstance(change, Make | Record | Annotate | Withdraw | StartJob):
+            done = await machines.change(self.api, change)
         else:
             done = await self.api.change(change)
         (self.seen.done if done else self.seen.late)[name_of(change)] += 1
@@ -207,12 +215,19 @@ class Fleet:
         await self.cache.pods.list()
         with contextlib.suppress(FleetError):
             await self.cache.sets.list()  # without leave for it, no record goes
+        if self.cache.machines:
+            await self.cache.machines.list()
         kubernetes = self.cache.world()
         self._reread()
         return World(kubernetes, await self._look(kubernetes), await self._prove(kubernetes))
 
     async def plan(self) -> Decision:
         return decide(await self.look(), Memory(), time.time(), read_policy(self.settings.policy))
+
+    async def report(self) -> Report:
+        world = await self.look()
+        now = time.time()
+        return report(world, decide(world, Memory(), now, self.policy), self.policy, now)
 
     async def _prove_on(self) -> None:
         """Beside all else: what is dead answers late, and may be so for days."""

@@ -40,5 +40,16 @@ def _words(action: actions.Change | actions.Tell) -> str:
             return f"delete {pod} by force: {node} is given up"
         case actions.Uncordon(node):
             return f"uncordon {node}"
+        case actions.Make(name, node):
+            return f"keep the machine of {node} as {name}"
+        case actions.Record(name, _, status):
+            last = f": {status.history[-1].what} {status.history[-1].text}".rstrip() if status.history else ""
+            return f"note of {name}: {status.state}{last}"
+        case actions.Annotate(node, _, _, values):
+            return f"ask for a remedy of {node}: {' '.join(f'{key}={value}' for key, value in values)}"
+        case actions.Withdraw(node):
+            return f"ask for no remedy of {node} any more"
+        case actions.StartJob(name, node, _, goal, why):
+            return f"start {name}, to {goal} {node}: {why}"
         case actions.Tell(about, _, text):
             return f"{about}: {text}"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fleet.world.kubernetes import Condition
+from fleet.world.machine import Machine, Status
 from fleet.world.slurm import Seen
 
 
@@ -157,6 +159,57 @@ class Delete:
 
 
 @dataclass(frozen=True, slots=True)
+class Make:
+    """A Machine, of a name that says which hardware it is: made twice, it is made once."""
+
+    name: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A Machine's status, as a whole, onto the version that was seen of it: another object of the name has another."""
+
+    name: str
+    version: str
+    status: Status
+
+
+@dataclass(frozen=True, slots=True)
+class Annotate:
+    """Asks whoever heeds these annotations of a Node for a remedy; which one it is stands beside them, by one call."""
+
+    node: str
+    uid: str
+    version: str
+    values: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """Takes such annotations away."""
+
+    node: str
+    uid: str
+    version: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StartJob:
+    """A remedy's Job, of a name with its number: started twice, it is started once. Then it is noted."""
+
+    name: str
+    node: str
+    machine: Machine
+    goal: str
+    why: str
+    spec: Mapping[str, object]
+    on_node: bool
+    after: Status
+
+
+@dataclass(frozen=True, slots=True)
 class Tell:
     """Why something is not done, or what a person should do. `about` names what it is about, once for each kind."""
 
@@ -167,6 +220,7 @@ class Tell:
 
 Change = (
     Drain | Undrain | Remove | Forget | Free | Protect | Evict | ShowOnPod | ShowOnNode | HideOnNode | Cordon | Uncordon
-    | Fence | Unfence | Delete
+    | Fence | Unfence | Delete | Make | Record
+    | Annotate | Withdraw | StartJob
 )  # fmt: skip
 Action = Change | Tell

@@ -13,7 +13,7 @@ from fleet.world.world import Worker
 # A pod that is to go: the value says why. Taken away again, it is withdrawn.
 LEAVE = "minivm.io/leave"
 # What machines say by themselves; the rest is a person's or a program's word about this one machine.
-BY_MACHINES = frozenset({"condition", "notready", "gone", "lost"})
+BY_MACHINES = frozenset({"condition", "notready", "gone", "lost", "machine"})
 # For these the pod goes, too.
 TO_GO = frozenset({"leave", "going", "lost"})
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from fleet.decide import fence, gone, lost
-from fleet.decide.actions import Action, Change, Evict, HideOnNode, ShowOnNode, ShowOnPod, Tell
+from fleet.decide import fence, goals, gone, lost
+from fleet.decide.actions import Action, Change, Evict, HideOnNode, Make, Record, ShowOnNode, ShowOnPod, Tell
 from fleet.decide.budget import Budget, admitted, away, budget
 from fleet.decide.causes import causes
 from fleet.decide.hold import hold
@@ -41,9 +41,10 @@ def decide(world: World, memory: Memory, now: float, policy: Policy) -> Decision
         tells += [one for one in found if isinstance(one, Tell)]
         return _told(memory, tells, tuple(one for one in found if not isinstance(one, Tell)), memory)
     tells, changes = [], []
+    known = goals.goals(world, now, policy)
     for action in [
         *_unread(kubernetes, slurm),
-        *_actions(world, kubernetes, slurm, memory, now, policy),
+        *_actions(world, kubernetes, slurm, memory, now, policy, known),
         *fence.fence(kubernetes, slurm, world.proofs, policy, now),
     ]:
         if isinstance(action, Tell):
@@ -51,24 +52,36 @@ def decide(world: World, memory: Memory, now: float, policy: Policy) -> Decision
         else:
             changes.append(action)
     # What is only shown comes last: where nobody may write it, it must not keep a drain from its turn.
-    changes.sort(key=lambda change: isinstance(change, ShowOnPod | ShowOnNode | HideOnNode))
+    changes.sort(key=lambda change: isinstance(change, ShowOnPod | ShowOnNode | HideOnNode | Make | Record))
     if len(changes) > policy.changes:
         tells.append(Tell("fleet", "rate", f"more than {policy.changes} changes are due: the rest follow"))
     absent = {node.name: memory.absent.get(node.name, now) for node in world.orphans()}
     made = tuple(changes[: policy.changes])
-    known = lost.remembered(world, memory.lost, made, now)
-    return _told(memory, tells, made, Memory(absent=absent, lost=known, marks=_marks(memory, world, now, policy)))
+    missed = lost.remembered(world, memory.lost, made, now)
+    marks = _marks(memory, world, kubernetes, now, policy, known)
+    return _told(memory, tells, made, Memory(absent=absent, lost=missed, marks=marks))
 
 
 def _actions(
-    world: World, kubernetes: Kubernetes, slurm: Slurm, memory: Memory, now: float, policy: Policy
+    world: World,
+    kubernetes: Kubernetes,
+    slurm: Slurm,
+    memory: Memory,
+    now: float,
+    policy: Policy,
+    known: goals.Goals | None,
 ) -> Iterator[Action]:
     dead = fence.causes(kubernetes, slurm, world.proofs, policy, now)
     # Of a worker whose Node is not known it is not known either whether a cause is gone.
     workers = {
         one.name: (
             one,
-            {**causes(one, policy, now), **dead.get(one.pod.node, {}), **_lost(one, slurm, memory, now, policy)},
+            {
+                **causes(one, policy, now),
+                **dead.get(one.pod.node, {}),
+                **_lost(one, slurm, memory, now, policy),
+                **goals.causes(one, known, kubernetes),
+            },
         )
         for one in world.workers()
         if one.node is not None
@@ -94,12 +107,19 @@ def _actions(
         here.setdefault(worker.pod.node, []).append(worker)
     for name, on in here.items():
         machine = kubernetes.nodes[name]
-        yield from filter(None, [on_node(machine, on, policy), beside(machine, on, policy)])
+        goal = known.of_node(name) if known else goals.UP
+        # What is not known, or not begun in a pause, is not lifted either.
+        if not kubernetes.blind and (goal.up or goal.person or not limits.paused):
+            yield from filter(None, [on_node(machine, on, policy, goal.words)])
+        yield from filter(None, [beside(machine, on, policy)])
     if not any(name.startswith("Pod/") for name in kubernetes.unread):
         taken = {pod.node for pod in kubernetes.pods.values()}
         yield from filter(
             None, (no_longer(node, policy) for node in kubernetes.nodes.values() if node.name not in taken)
         )
+    if known is not None:
+        yield from goals.cordons(known)
+        yield from goals.kept(known, kubernetes, slurm, now, policy)
 
 
 def _lost(worker: Worker, slurm: Slurm, memory: Memory, now: float, policy: Policy) -> Mapping[str, str]:
@@ -125,13 +145,17 @@ def _mark(worker: Worker, memory: Memory) -> Mark | None:
     return worker.slurm.mark or (None if free(worker.slurm.comment) else memory.marks.get(worker.name))
 
 
-def _marks(memory: Memory, world: World, now: float, policy: Policy) -> Mapping[str, Mark]:
+def _marks(
+    memory: Memory, world: World, kubernetes: Kubernetes, now: float, policy: Policy, known: goals.Goals | None
+) -> Mapping[str, Mark]:
     """Those that have no place in Slurm, as they were last seen there; they end with their causes."""
     found = {}
     for worker in world.workers():
         if worker.slurm is not None and not free(worker.slurm.comment):
             mark = worker.slurm.mark if worker.slurm.ours else memory.marks.get(worker.name)
-            if mark is not None and (worker.node is None or causes(worker, policy, now)):
+            if mark is not None and (
+                worker.node is None or causes(worker, policy, now) or goals.causes(worker, known, kubernetes)
+            ):
                 found[worker.name] = mark
     return found
 

@@ -5,11 +5,25 @@ from __future__ import annotations
 from fleet import words
 from fleet.decide.causes import LEAVE, TO_GO
 from fleet.decide.gone import over
+from fleet.decide.remedy import ACTED
 from fleet.world.world import Unknown, Worker, World
 
 
 def asks_for_jobs(world: World) -> bool:
-    return any(_asks(worker) for worker in world.workers())
+    waits = _waits(world)
+    return any(_asks(worker) or (worker.name in waits and _idles(worker)) for worker in world.workers())
+
+
+def _waits(world: World) -> frozenset[str]:
+    """Workers whose machines are to be treated as soon as nothing runs on them."""
+    here = world.kubernetes
+    machines = {} if isinstance(here, Unknown) else here.machines or {}
+    found = (one.status for one in machines.values() if one.status.goal in ACTED)
+    return frozenset(name for one in found if not (one.remedy and one.remedy.done) for name in one.worker.split())
+
+
+def _idles(worker: Worker) -> bool:
+    return worker.slurm is not None and worker.slurm.drained and not worker.slurm.record.busy
 
 
 def asks_for_claims(world: World) -> bool:

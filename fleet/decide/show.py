@@ -73,8 +73,10 @@ def since(wanted: Condition, found: Condition | None) -> Condition:
     return replace(wanted, since=found.since if found and found.status == wanted.status else 0.0)
 
 
-def on_node(node: Node, workers: Sequence[Worker], policy: Policy) -> Action | None:
-    """`workers`: all that are on it."""
+def on_node(node: Node, workers: Sequence[Worker], policy: Policy, goal: str = "") -> Action | None:
+    """`workers`: all that are on it. `goal`: of its machine, where it is not to be up, whatever Slurm says."""
+    if goal:
+        return None if node.cordoned else Cordon(node.name, node.uid, node.version, f"goal {goal}"[:MOST])
     if any(worker.slurm is None for worker in workers):
         return None  # what Slurm says of one of them is not known
     held = next((one for one in workers if one.slurm and one.slurm.drained and not one.slurm.ours), None)

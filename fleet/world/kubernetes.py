@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from fleet.errors import FleetError
 from fleet.world import reading
+from fleet.world.machine import Machine
 from fleet.world.reading import Object
 
 # A pod that nothing runs on and that gets nothing: of all others each pool's PodDisruptionBudget allows no eviction.
@@ -49,6 +50,8 @@ class Node:
     taints: tuple[Taint, ...] = ()
     address: str = ""
     port: int = 10250  # its kubelet's
+    provider: str = ""  # its provider's name for it
+    boot: str = ""  # changes with each start of it
     conditions: Mapping[str, Condition] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
 
@@ -77,6 +80,9 @@ class Kubernetes:
     others: Mapping[str, Pod] = field(default_factory=dict)  # the controller's, those of logins
     # How many workers each of the release's StatefulSets has; None: not known.
     sets: Mapping[str, int] | None = None
+    # Kept of hardware; None: not asked for, or not known just now (`blind`).
+    machines: Mapping[str, Machine] | None = None
+    blind: bool = False
     # Objects that are there and could not be read, by kind and name: nothing is concluded from their absence.
     unread: Mapping[str, str] = field(default_factory=dict)
 
@@ -89,11 +95,17 @@ class Kubernetes:
 
 
 def together(
-    nodes: Mapping[str, Node], pods: Mapping[str, Pod], sets: Mapping[str, int] | None, unread: Mapping[str, str]
+    nodes: Mapping[str, Node],
+    pods: Mapping[str, Pod],
+    sets: Mapping[str, int] | None,
+    unread: Mapping[str, str],
+    machines: Mapping[str, Machine] | None = None,
+    *,
+    blind: bool = False,
 ) -> Kubernetes:
     workers = {name: pod for name, pod in pods.items() if pod.component == WORKER}
     others = {name: pod for name, pod in pods.items() if pod.component != WORKER}
-    return Kubernetes(nodes, workers, others, sets, unread)
+    return Kubernetes(nodes, workers, others, sets, machines, blind, unread)
 
 
 def name_of(item: Object) -> str:
@@ -116,6 +128,8 @@ def node(item: Object) -> Node:
         taints=tuple(taint(one) for one in reading.items(spec.get("taints"), "spec.taints")),
         address=_internal(status.get("addresses")),
         port=_kubelet(status.get("daemonEndpoints")),
+        provider=reading.text(spec.get("providerID"), "spec.providerID"),
+        boot=reading.text(reading.mapping(status.get("nodeInfo"), "status.nodeInfo").get("bootID"), "bootID"),
         conditions=conditions(status.get("conditions")),
         annotations=reading.texts(metadata.get("annotations"), "metadata.annotations"),
     )

@@ -20,6 +20,8 @@ from typing import Any
 
 import yaml
 
+from fleet import crd
+from tests.helm import rendered_for
 from tests.kubernetes.programs import Programs
 from tests.waiting import until
 
@@ -102,6 +104,25 @@ class ApiServer:
 
     def merge(self, path: str, body: Object) -> Object:
         return self.ask("PATCH", path, body, kind="application/merge-patch+json")
+
+
+def install(api: ApiServer) -> None:
+    """The chart's own kinds, as it renders them for this version."""
+    values = {"fleet": {"enabled": True, "machines": {"enabled": True}}}
+    texts = rendered_for("v1.20.2", values, release="slurm", namespace="default")
+    (text,) = [text for name, text in texts.items() if name.endswith("templates/fleet.yaml")]
+    (made,) = [one for one in yaml.safe_load_all(text) if one and one["kind"] == "CustomResourceDefinition"]
+    api.ask("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", made)
+    machines = f"/apis/{crd.GROUP}/{crd.VERSION}/namespaces/default/{crd.PLURAL}"
+
+    def known() -> bool:
+        try:
+            api.ask("GET", machines)
+        except urllib.error.HTTPError:
+            return False
+        return True
+
+    until(known, "the kind is known")
 
 
 def _port() -> int:

@@ -15,12 +15,14 @@ from kubernetes_asyncio import client
 
 from fleet.act.kubernetes import Api, ApiError
 from fleet.act.lead import ours
-from fleet.decide.actions import Cordon, Evict, Free, ShowOnNode, ShowOnPod, Versions
+from fleet.act.machines import change
+from fleet.decide.actions import Cordon, Evict, Free, Make, Record, ShowOnNode, ShowOnPod, StartJob, Versions
 from fleet.world.kubernetes import CORDONED, FENCED, Condition
+from fleet.world.machine import Machine, Status
 from fleet.world.slurm import Seen
 from tests.helm import rendered_for
 from tests.kubernetes import programs
-from tests.kubernetes.apiserver import ApiServer, Object, api_server
+from tests.kubernetes.apiserver import ApiServer, Object, api_server, install
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(3600)
@@ -29,6 +31,8 @@ PLURAL = {
     "ServiceAccount": "/api/v1", "Lease": "/apis/coordination.k8s.io/v1",
     **dict.fromkeys(("Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"), "/apis/rbac.authorization.k8s.io/v1"),
 }  # fmt: skip
+MACHINES = "/apis/minivm.io/v1alpha1/namespaces/hpc/machines"
+TREATS = {"mode": "act", "remedies": {"reboot": {"job": {"template": {}}}}}
 WIDE = ("ClusterRole", "ClusterRoleBinding")
 WORKERS = {"name": "minivm", "instance": "slurm", "component": "worker"}
 WAS = Seen(False, False, "", "")
@@ -41,8 +45,9 @@ def path(item: Object, name: str = "", *, namespace: str = "hpc") -> str:
     return f"{PLURAL[item['kind']]}{where}/{item['kind'].lower()}s{name and '/' + name}"
 
 
-def chart(**policy: Any) -> list[Object]:
-    values = {"fleet": {"enabled": True, "policy": policy}, "workers": {"pools": {"worker": {"replicas": 1}}}}
+def chart(*, keeps: bool = True, **policy: Any) -> list[Object]:
+    fleet = {"enabled": True, "policy": policy, "machines": {"enabled": keeps}}
+    values = {"fleet": fleet, "workers": {"pools": {"worker": {"replicas": 1}}}}
     texts = rendered_for("v1.20.2", values, release="slurm", namespace="hpc")
     (text,) = [text for name, text in texts.items() if name.endswith("templates/fleet.yaml")]
     return [item for item in yaml.safe_load_all(text) if item and item["kind"] in PLURAL]
@@ -53,7 +58,10 @@ class Place:
 
     def __init__(self, api: ApiServer) -> None:
         self.api = api
-        self.made = {(item["kind"], item["metadata"].get("namespace", "")): item for item in chart(cordon=True)}
+        self.made = {
+            (item["kind"], item["metadata"].get("namespace", "")): item for item in chart(cordon=True, machines=TREATS)
+        }
+        install(api)
         for name in ("hpc", "other"):
             api.ask("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
         for item in self.made.values():
@@ -155,6 +163,17 @@ def deeds(place: Place) -> dict[tuple[str, str, str, bool], Deed]:
         named = {"name": "n0", "namespace": "kube-node-lease"}
         await api.ask("read the lease of n0", (api.leases.read_namespaced_lease, named))
 
+    async def kept(api: Api) -> None:
+        # There already, or not the one that was seen: a right is asked for before that.
+        await change(api, Make("n0", "n0"))
+
+    async def noted(api: Api) -> None:
+        await change(api, Record("n0", "1", Status()))
+
+    async def started(api: Api) -> None:
+        spec = {"template": {"spec": {"containers": [{"name": "x", "image": "x"}]}}}
+        await change(api, StartJob("x-1", "n0", Machine("n0", "u", "1"), "reboot", "x", spec, False, Status()))
+
     async def renewed(api: Api) -> None:
         await api.put_lease("slurm-fleet", ours(place.api.ask("GET", LEASE), "me", 1_795_000_000.0))
 
@@ -171,6 +190,11 @@ def deeds(place: Place) -> dict[tuple[str, str, str, bool], Deed]:
         ),
         ("Role", "statefulsets", "list", False): partial(listed, kind="StatefulSet"),
         ("Role", "statefulsets", "watch", False): partial(watched, kind="StatefulSet"),
+        ("Role", "machines", "list", False): partial(listed, kind="Machine"),
+        ("Role", "machines", "watch", False): partial(watched, kind="Machine"),
+        ("Role", "machines", "create", False): kept,
+        ("Role", "machines/status", "patch", False): noted,
+        ("Role", "jobs", "create", False): started,
         ("Role in kube-node-lease", "leases", "get", False): heard,
         ("Role", "events", "create", False): partial(told, namespace="hpc"),
         ("Role in default", "events", "create", False): partial(told, namespace="default"),
@@ -227,6 +251,10 @@ def answered(place: Place, key: tuple[str, str, str, bool], wanted: int) -> bool
         ("PATCH", "/api/v1/namespaces/hpc/pods/slurm-controller-0/status", {"status": {}}),
         ("POST", "/api/v1/namespaces/hpc/pods/notebook/eviction", {"metadata": {"name": "notebook"}}),
         ("POST", "/api/v1/namespaces/hpc/pods/slurm-controller-0/eviction", {"metadata": {"name": "x"}}),
+        ("PATCH", f"{MACHINES}/n0", {"spec": {"goal": "up"}}),
+        ("DELETE", f"{MACHINES}/n0", None),
+        ("GET", MACHINES.replace("hpc", "other"), None),
+        ("GET", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", None),
         ("GET", "/api/v1/namespaces/other/pods", None),
         ("GET", "/api/v1/pods", None),
         ("DELETE", "/api/v1/nodes/n0", None),
@@ -242,7 +270,7 @@ def test_nothing_else_is_there_for_it(place: Place, method: str, where: str, bod
 
 
 def test_without_cordons_in_its_policy_it_may_not_change_a_node(place: Place) -> None:
-    (less,) = [item for item in chart() if item["kind"] == "ClusterRole"]
+    (less,) = [item for item in chart(keeps=False) if item["kind"] == "ClusterRole"]
     (more,) = [item for item in place.made.values() if item["kind"] == "ClusterRole"]
     where = path(more, more["metadata"]["name"])
     place.api.merge(where, {"rules": less["rules"]})

@@ -12,7 +12,7 @@ import yaml
 from cluster.errors import ClusterError
 from cluster.rendered.render import CHART, Document, render
 from fleet.decide.fence import RETURNS
-from fleet.policy import KEYS, Policy, policy_from_json
+from fleet.policy import KEYS, OF_MACHINES, Policy, policy_from_json
 from fleet.settings import from_environment
 from fleet.world.kubernetes import FREE
 
@@ -90,6 +90,35 @@ def test_it_may_change_a_node_only_where_the_policy_cordons() -> None:
     cordons = rules(rendered(fleet={"policy": {"cordon": True}}))
     assert cordons["ClusterRole nodes"]["verbs"] == ["get", "list", "watch", "patch"]
     assert "ClusterRole nodes/status" not in rules(rendered(fleet={"policy": {"nodeCondition": ""}}))
+
+
+def test_machines_are_kept_only_where_they_are_asked_for() -> None:
+    documents = rendered(fleet={"machines": {"enabled": True}})
+    assert rules(documents)["Role machines"]["verbs"] == ["list", "watch", "create"]
+    assert rules(documents)["Role machines/status"]["verbs"] == ["patch"]
+    assert "patch" in rules(documents)["ClusterRole nodes"]["verbs"], "a machine that is not to be up is cordoned"
+    assert only(documents, "CustomResourceDefinition", "machines.minivm.io")
+    given = {one["name"]: one.get("value", "x") for one in pod(documents)["containers"][0]["env"]}
+    assert from_environment(given).machines
+    for less in (rendered(), rendered(fleet={"machines": {"enabled": True, "definition": False}})):
+        assert "CustomResourceDefinition" not in {one["kind"] for one in less}
+    assert "Role machines" not in rules(rendered())
+
+
+def test_jobs_are_started_only_where_a_remedy_is_one() -> None:
+    job: dict[str, Any] = {"reboot": {"job": {"template": {}}}, "replace": {"job": {"template": {}}}}
+    annotates = {"down": {"annotate": {"a": "b"}}}
+    for mode, remedies, may in (("act", job, True), ("propose", job, False), ("act", annotates, False)):
+        policy = {"machines": {"mode": mode, "remedies": remedies}}
+        documents = rendered(fleet={"machines": {"enabled": True}, "policy": policy})
+        assert ("Role jobs" in rules(documents)) is may
+        assert policy_from_json(only(documents, "ConfigMap")["data"]["policy.json"]).machines.mode == mode
+
+
+def test_the_chart_knows_all_of_the_policy_of_machines() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    known = schema["properties"]["fleet"]["properties"]["policy"]["properties"]["machines"]["properties"]
+    assert set(known) == set(OF_MACHINES)
 
 
 def test_it_may_give_up_a_machine_only_where_the_policy_does() -> None:
@@ -191,7 +220,16 @@ def test_its_policy_is_one_that_it_takes() -> None:
     assert policy_from_json(only(rendered(), "ConfigMap")["data"]["policy.json"]) == Policy()
 
 
-@pytest.mark.parametrize("wrong", [{"cordons": True}, {"share": 2}, {"notReady": "soon"}, {"fencing": "acts"}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"cordons": True},
+        {"share": 2},
+        {"notReady": "soon"},
+        {"fencing": "acts"},
+        {"machines": {"remedies": {"reboot": {}}}},
+    ],
+)
 def test_a_policy_that_it_would_refuse_is_refused_by_the_chart(wrong: dict[str, Any]) -> None:
     with pytest.raises(ClusterError):
         rendered(fleet={"policy": wrong})

@@ -52,11 +52,13 @@ EVENTS: dict[str, Callable[[Worlds, str, str], object]] = {
     "more": lambda w, name, node: w.scale(SIZE),
     "names": lambda w, name, node: w.pending.add(name),
     "names no more": lambda w, name, node: w.pending.clear(),
+    "wants none": lambda w, name, node: w.wants(node, "drain", "fan 3"),
+    "wants it": lambda w, name, node: w.wants(node, "up"),
     "time": lambda w, name, node: setattr(w, "now", w.now + 70),
 }
 # Of names that have neither a pod nor a record too.
 ALWAYS = {"pod comes", "fewer", "more", "names", "names no more", "time"}
-LOOKS = ("look", "cut", "sees", "late", "blind to kubernetes", "blind to slurm")
+LOOKS = ("look", "cut", "sees", "late", "blind to kubernetes", "blind to slurm", "blind to machines")
 STEPS = st.lists(
     st.tuples(
         st.sampled_from([*EVENTS, *LOOKS, "look", "look", "look"]),
@@ -82,6 +84,8 @@ def run(worlds: Worlds, steps: list[tuple[str, int, int]]) -> None:
                 worlds.look(world=seen)  # decided on a world that is no more
             case "blind to kubernetes" | "blind to slurm":
                 assert worlds.look(blind=what.rpartition(" ")[2]) == 0
+            case "blind to machines":
+                worlds.look(blind="machines")  # all else goes on
             case _:
                 name = worlds.names[number]
                 if what in ALWAYS or (name in worlds.pods and name in worlds.slurm):
@@ -100,9 +104,17 @@ def run(worlds: Worlds, steps: list[tuple[str, int, int]]) -> None:
     st.sampled_from([0.0, 150.0]),
     st.booleans(),
     st.booleans(),
+    st.booleans(),
 )
 def test_whatever_happens_nothing_is_touched_that_is_not_ours_and_it_settles(
-    steps: list[tuple[str, int, int]], cordon: bool, share: float, changes: int, within: float, act: bool, returns: bool
+    steps: list[tuple[str, int, int]],
+    cordon: bool,
+    share: float,
+    changes: int,
+    within: float,
+    act: bool,
+    returns: bool,
+    keeps: bool,
 ) -> None:
     policy = Policy(
         conditions=("Sick",),
@@ -114,6 +126,7 @@ def test_whatever_happens_nothing_is_touched_that_is_not_ours_and_it_settles(
     )
     worlds = Worlds(SIZE, policy, "w-")
     worlds.returns = returns
+    worlds.machines = {} if keeps else None
     run(worlds, steps)
     for dead in [name for name, node in worlds.nodes.items() if node.dead]:
         worlds.ready(dead)
@@ -128,7 +141,10 @@ def test_whatever_happens_nothing_is_touched_that_is_not_ours_and_it_settles(
             continue
         machine, pod, node = worlds.nodes[f"n{number}"], worlds.pods[name], worlds.slurm[name]
         cordoned = machine.cordoned and OURS not in machine.labels
-        by_person = cordoned or bool(machine.taints) or "minivm.io/leave" in pod.annotations
+        wanted = worlds.goal(f"n{number}") in ("", "up")
+        by_person = cordoned or bool(machine.taints) or "minivm.io/leave" in pod.annotations or not wanted
+        if worlds.machines is not None and not by_person and not cordon:
+            assert not machine.cordoned, "the cordon of a goal goes with it"
         by_machine = bool(machine.signs) or not machine.ready
         assert pod.free is bool(node.drained_by), "what may be evicted is what is drained and idle"
         if name in persons:
@@ -266,6 +282,20 @@ STORIES: dict[str, Story] = {
         lambda w: w.pending.add("w-2"),
         lambda w: w.pending.clear(),
     ),
+    "a goal": (
+        lambda w: w.wants("n0", "drain", "fan 3"),
+        lambda w: w.person_resumes("w-0"),
+        lambda w: w.pod_goes("w-0"),
+        lambda w: w.later(),
+        lambda w: w.replace("w-0"),
+        lambda w: w.slurmd_answers("w-0"),
+        lambda w: w.wants("n0", "up"),
+    ),
+    "a goal on a person's drain": (
+        lambda w: w.person_drains("w-0"),
+        lambda w: w.wants("n0", "drain", "fan 3"),
+        lambda w: w.wants("n0", ""),
+    ),
     "shown": (lambda w: w.person_drains("w-0"), lambda w: w.person_resumes("w-0")),
     "all leave": (lambda w: w.all_leave(),),
 }
@@ -273,7 +303,9 @@ STORIES: dict[str, Story] = {
 
 def told(story: Story, cut: int, upto: int) -> tuple[object, int]:
     worlds = Cut(3, Policy(cordon=True, leave_within_s=500, fencing="act"), "w-")
+    worlds.machines = {}
     worlds.left = cut
+    worlds.look_on()
     for event in story[:upto]:
         event(worlds)
         worlds.look_on()

@@ -1,0 +1,129 @@
+"""What is done to a machine that is to be rebooted, replaced or switched off: once it is drained, cordoned and idle, in
+its turn, and once. What follows is waited for, and seen to be well.
+
+The intent is noted first, with its number, and what is done carries that number: whoever goes on after a cut, at any
+moment, knows of both. Where nothing is named for a goal, or the policy only proposes, a person does it; a reboot is
+seen all the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from fleet.decide.actions import Annotate, StartJob, Withdraw
+from fleet.decide.causes import silent_for
+from fleet.decide.machines import Place, add, count
+from fleet.policy import Machines, Treatment
+from fleet.world.kubernetes import Kubernetes
+from fleet.world.machine import Machine, Remedy, Status
+from fleet.world.slurm import Slurm
+
+ACTED = ("reboot", "replace", "down")
+# On a Node, beside what the policy names: which remedy of which machine asked for it, and why. A machine that writes it
+# by itself is not done anything to, and when its time is over that is told.
+MARK, WHY = "minivm.io/remedy", "minivm.io/remedy-reason"
+Act = Annotate | Withdraw | StartJob
+Step = tuple[Status, Act | None, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One machine's, at one look. `machine` is as it is kept: only what is noted there has been intended."""
+
+    machine: Machine
+    place: Place
+    goal: str
+    why: str
+    room: bool  # for one more
+    kubernetes: Kubernetes
+    slurm: Slurm
+    now: float
+    rules: Machines
+
+    def step(self, status: Status) -> Step:
+        """The status after it, what is done, and what is waited for."""
+        begun = self.machine.status.remedy
+        if begun is not None and begun.goal != self.goal:
+            return add(replace(status, remedy=None), self.now, "withdrawn", begun.goal), None, ""
+        mark = self.place.node.annotations.get(MARK, "")
+        if mark.startswith(f"{self.machine.uid}/") and (begun is None or mark != self._mark(begun)):
+            names = (MARK, WHY, *self._names())
+            return status, Withdraw(self.place.node.name, self.place.node.uid, self.place.node.version, names), ""
+        if self.goal not in ACTED:
+            return status, None, ""
+        if begun is None:
+            return self._begin(status)
+        return self._wait(status, begun) if begun.done else self._do(status, begun, mark)
+
+    def _treatment(self) -> Treatment | None:
+        """None: a person does it."""
+        return self.rules.remedies.get(self.goal) if self.rules.mode == "act" else None
+
+    def _mark(self, remedy: Remedy) -> str:
+        return f"{self.machine.uid}/{remedy.number}"
+
+    def _names(self) -> list[str]:
+        return [name for one in self.rules.remedies.values() for name in one.annotate]
+
+    def _begin(self, status: Status) -> Step:
+        # A person may ask for as many as he likes, as long as they help.
+        tries = count(status, "failed" if self.machine.goal else "reboot", self.now, self.rules.window_s)
+        if self.goal == "reboot" and tries >= self.rules.attempts:
+            return status, None, f"was rebooted {tries} times and is not well: a person is to look at it"
+        if not self._idle():
+            return status, None, "waits until it is drained, cordoned and idle"
+        if not self.room:
+            return status, None, "waits for its turn"
+        by_hand = self._treatment() is None
+        number = status.remedies + 1
+        remedy = Remedy(self.goal, number, int(self.now), self.place.node.boot, by_hand)
+        return add(replace(status, remedy=remedy, remedies=number), self.now, self.goal, self.why), None, "begins"
+
+    def _idle(self) -> bool:
+        if not self.place.node.cordoned or any(name.startswith("Pod/") for name in self.kubernetes.unread):
+            return False
+        return self.place.known and all(
+            node.drained and not node.record.busy and self.slurm.holding(node.name) == () for node in self.place.slurm
+        )
+
+    def _do(self, status: Status, begun: Remedy, mark: str) -> Step:
+        done = replace(status, remedy=replace(begun, done=True))
+        treatment = self._treatment()
+        if treatment is None or mark == self._mark(begun) or self._booted(begun):
+            return done, None, "is told"
+        if not self._idle():
+            # Somebody has resumed it meanwhile: another turn, another number.
+            return add(replace(status, remedy=None), self.now, "withdrawn", "it is not idle any more"), None, ""
+        node = self.place.node
+        if treatment.job is None:
+            told = {**treatment.annotate, MARK: self._mark(begun), WHY: self.why}
+            return status, Annotate(node.name, node.uid, node.version, tuple(told.items())), "is told"
+        name = f"{self.machine.name[:40].strip('-.')}-{self.machine.uid[:8]}-{begun.number}"
+        job = StartJob(name, node.name, self.machine, self.goal, self.why, treatment.job, treatment.on_node, done)
+        return status, job, "is told"
+
+    def _booted(self, begun: Remedy) -> bool:
+        node = self.place.node
+        return self.goal == "reboot" and bool(node.boot) and bool(begun.boot) and node.boot != begun.boot
+
+    def _wait(self, status: Status, begun: Remedy) -> Step:
+        if self.goal != "reboot":
+            return status, None, "is done: it is out of service" if self.goal == "down" else "is waited for"
+        if self._booted(begun) and self._well():
+            fulfilled = self.machine.generation if self.machine.goal else status.fulfilled
+            return add(replace(status, remedy=None, fulfilled=fulfilled), self.now, "rebooted"), None, "is rebooted"
+        if self._treatment() is not None and self.now - begun.at >= self.rules.verify_s:
+            return add(replace(status, remedy=None), self.now, "failed", begun.goal), None, "has failed"
+        return status, None, "waits for its next boot, and to be well after it"
+
+    def _well(self) -> bool:
+        place = self.place
+        if silent_for(place.node, self.now) >= 0 or not place.known or place.verdict() is not None:
+            return False
+        ready = all(worker.pod.ready and not worker.pod.deleting for worker in place.workers)
+        return ready and all(node.record.responds and not node.down for node in place.slurm)
+
+
+def counts(remedy: Remedy | None) -> bool:
+    """Against the budget: what is switched off for good stays so."""
+    return remedy is not None and not (remedy.goal == "down" and remedy.done)

@@ -1,0 +1,350 @@
+"""What is done to machines: idle, in turn, once, seen to be well; proposed unless the policy acts. That nothing is done
+to a machine with jobs, nor twice, nor to too many at once, the worlds assert themselves."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+
+import pytest
+
+from fleet.act.words import in_words
+from fleet.decide.actions import Annotate, Change, StartJob, Withdraw
+from fleet.decide.memory import Memory
+from fleet.policy import Machines, Policy, Treatment, policy
+from fleet.world.kubernetes import Kubernetes
+from init.errors import ConfigError
+from tests.fleet_world import CutInAJob, Worlds
+
+ASK = Treatment(annotate={"reboot.example/please": "now"})
+JOB = Treatment(job={"template": {"spec": {"containers": [{"name": "x", "image": "x"}]}}}, on_node=True)
+SICK = "gpu_lost[reboot]@9f2c001 fell off the bus"
+
+
+def treats(**remedies: Treatment) -> Policy:
+    return Policy(machines=Machines(mode="act", remedies=remedies))
+
+
+def fleet(rules: Policy, size: int = 3) -> Worlds:
+    worlds = Worlds(size, rules, "w-")
+    worlds.machines = {}
+    worlds.settle_in()
+    return worlds
+
+
+def told(worlds: Worlds, kind: str) -> list[str]:
+    return [one.text for one in worlds.decide(worlds.world()).stands if one.kind == kind]
+
+
+def what(worlds: Worlds, node: str = "n0") -> list[str]:
+    return [one.what for one in worlds.status(node).history]
+
+
+@pytest.mark.parametrize("treatment", [ASK, JOB])
+def test_a_reboot_waits_for_jobs_is_asked_for_once_and_ends_when_it_is_well(treatment: Treatment) -> None:
+    worlds = fleet(treats(reboot=treatment))
+    worlds.slurm["w-0"].jobs.add(7)
+    worlds.wants("n0", "reboot", "new kernel")
+    worlds.settle_in()
+    assert (worlds.slurm["w-0"].drained_by, worlds.treated) == ("fleet", [])
+    assert "waits until it is drained, cordoned and idle" in worlds.status("n0").why
+    worlds.slurm["w-0"].suspended.add(7)
+    worlds.settle_in()
+    assert not worlds.treated, "a job that is suspended is there"
+    worlds.jobs_end("w-0")
+    worlds.settle_in()
+    assert len(worlds.treated) == 1
+    assert worlds.slurm["w-0"].drained_by == "fleet", "and kept until it is well"
+    worlds.ready("n0", False)
+    worlds.boots("n0")
+    worlds.settle_in()
+    assert worlds.slurm["w-0"].drained_by == "fleet", "booted, and not well yet"
+    worlds.ready("n0")
+    worlds.settle_in()
+    assert (worlds.slurm["w-0"].drained_by, worlds.nodes["n0"].cordoned) == ("", False)
+    assert what(worlds)[-2:] == ["reboot", "rebooted"]
+    assert "reboot.example/please" not in worlds.nodes["n0"].annotations
+    worlds.later()
+    worlds.settle_in()
+    assert len(worlds.treated) == 1, "the same goal is not reached twice"
+    worlds.wants("n0", "reboot", "and again")
+    worlds.settle_in()
+    assert len(worlds.treated) == 2, "another one is"
+
+
+def test_the_nodes_mark_says_which_and_why_and_its_other_annotations_stay() -> None:
+    worlds = fleet(treats(reboot=ASK))
+    worlds.nodes["n0"].annotations["others"] = "stay"
+    worlds.wants("n0", "reboot", "new kernel")
+    worlds.settle_in()
+    said = worlds.nodes["n0"].annotations
+    assert said["reboot.example/please"] == "now"
+    assert said["minivm.io/remedy"].endswith("/1")
+    assert said["minivm.io/remedy-reason"] == "new kernel"
+    worlds.wants("n0", "up")
+    worlds.settle_in()
+    assert worlds.nodes["n0"].annotations == {"others": "stay"}
+    assert what(worlds)[-2:] == ["forgiven", "withdrawn"]
+
+
+@pytest.mark.parametrize("rules", [Policy(), Policy(machines=Machines(remedies={"reboot": ASK})), treats()])
+def test_unless_it_is_to_act_and_knows_how_a_person_does_it_and_is_seen(rules: Policy) -> None:
+    worlds = fleet(rules)
+    worlds.wants("n0", "reboot", "new kernel")
+    worlds.settle_in()
+    assert (worlds.treated, worlds.slurm["w-0"].drained_by) == ([], "fleet")
+    worlds.later()
+    worlds.settle_in()
+    worlds.boots("n0")
+    worlds.settle_in()
+    assert (worlds.slurm["w-0"].drained_by, what(worlds)[-1]) == ("", "rebooted")
+
+
+def test_by_default_what_a_verdict_asks_for_is_proposed_and_nothing_is_done() -> None:
+    worlds = fleet(Policy(machines=Machines(remedies={"reboot": ASK})))
+    worlds.verdict("w-0", SICK)
+    worlds.settle_in()
+    assert (worlds.treated, worlds.nodes["n0"].cordoned) == ([], False)
+    (said,) = told(worlds, "propose")
+    assert f"would be reboot {SICK}" in said
+    assert worlds.status("n0").goal == "up"
+    worlds.policy = replace(worlds.policy, machines=replace(worlds.policy.machines, mode="off"))
+    worlds.settle_in()
+    assert not told(worlds, "propose")
+
+
+@pytest.mark.parametrize(("said", "goal"), [(SICK, "reboot"), ("ecc[rma]@9f2c001 x", "replace")])
+def test_a_verdict_leads_to_its_goal(said: str, goal: str) -> None:
+    worlds = fleet(treats(reboot=ASK, replace=ASK))
+    worlds.verdict("w-0", said)
+    worlds.settle_in()
+    assert (worlds.status("n0").goal, len(worlds.treated)) == (goal, 1)
+    assert worlds.nodes["n0"].annotations["minivm.io/remedy-reason"] == said, "the evidence is attached"
+
+
+@pytest.mark.parametrize("said", ["fan[manual]@1 x", "full[node]@1 x", "x[user]@1 x"])
+def test_what_a_machine_mends_itself_or_a_person_must_leads_to_none(said: str) -> None:
+    worlds = fleet(treats(reboot=ASK, replace=ASK))
+    worlds.verdict("w-0", said)
+    worlds.settle_in()
+    assert worlds.status("n0").goal == "up"
+
+
+def test_one_at_a_time_and_who_is_switched_off_for_good_holds_up_nobody() -> None:
+    worlds = fleet(treats(reboot=ASK, down=ASK), 4)
+    for node in ("n0", "n1", "n2"):
+        worlds.wants(node, "reboot", "new kernel")
+    worlds.settle_in()
+    assert [node for node, _ in worlds.treated] == ["n0"]
+    assert "waits for its turn" in worlds.status("n1").why
+    worlds.boots("n0")
+    worlds.settle_in()
+    assert [node for node, _ in worlds.treated] == ["n0", "n1"]
+    worlds.wants("n1", "down", "dust")
+    worlds.settle_in()
+    worlds.boots("n2")
+    worlds.settle_in()
+    assert {node for node, _ in worlds.treated} == {"n0", "n1", "n2"}
+
+
+def test_a_share_of_the_machines_may_be_more() -> None:
+    worlds = fleet(Policy(machines=Machines(mode="act", share=0.5, remedies={"reboot": ASK})), 4)
+    for node in worlds.nodes:
+        worlds.wants(node, "reboot", "new kernel")
+    worlds.settle_in()
+    assert len(worlds.treated) == 2
+
+
+def test_a_machine_that_does_not_come_back_is_tried_again_and_then_left_to_a_person() -> None:
+    worlds = fleet(treats(reboot=ASK))
+    worlds.wants("n0", "reboot", "new kernel")
+    for _ in range(8):
+        worlds.settle_in()
+        worlds.now += worlds.policy.machines.verify_s
+    assert len(worlds.treated) == worlds.policy.machines.attempts
+    assert worlds.slurm["w-0"].drained_by == "fleet"
+    assert "a person is to look at it" in worlds.status("n0").why
+
+
+def test_a_reboot_that_does_not_help_becomes_a_replacement() -> None:
+    worlds = fleet(treats(reboot=ASK, replace=ASK))
+    for _ in range(2):
+        worlds.verdict("w-0", SICK)
+        worlds.settle_in()
+        assert worlds.status("n0").goal == "reboot"
+        worlds.person_resumes("w-0")  # the broker's: its checks pass after the boot
+        worlds.boots("n0")
+        worlds.settle_in()
+        assert worlds.status("n0").goal == "up"
+    worlds.verdict("w-0", SICK)
+    worlds.settle_in()
+    assert (worlds.status("n0").goal, worlds.status("n0").why[:16]) == ("replace", "rebooted 2 times")
+
+
+def test_flapping_is_held_until_a_person_says_up() -> None:
+    worlds = fleet(treats())
+    for _ in range(worlds.policy.machines.flaps):
+        worlds.verdict("w-0", "link[node]@1 down")
+        worlds.settle_in()
+        worlds.person_resumes("w-0")
+        worlds.settle_in()
+    assert worlds.slurm["w-0"].reason.startswith("minivm: fleet: machine: drain 4 verdicts or more")
+    worlds.wants("n0", "up", "new cable")
+    worlds.settle_in()
+    assert not worlds.slurm["w-0"].drained_by
+
+
+def test_what_a_commit_says_of_many_machines_is_the_commits_fault() -> None:
+    worlds = fleet(treats(reboot=ASK), 5)
+    for name in ("w-0", "w-1"):
+        worlds.verdict(name, SICK)
+    assert told(worlds, "common") == ["gpu_lost@9f2c001 stands against many machines at once: none is treated for that"]
+    worlds.settle_in()
+    assert not worlds.treated
+
+
+def test_hardware_that_has_gone_is_replaced_and_its_turn_is_anothers() -> None:
+    worlds = fleet(treats(replace=ASK))
+    for node in ("n0", "n1"):
+        worlds.wants(node, "replace", "ecc")
+    worlds.settle_in()
+    worlds.nodes["n0"].uid, worlds.nodes["n0"].annotations = "other-hardware", {}
+    worlds.settle_in()
+    assert [node for node, _ in worlds.treated] == ["n0", "n1"]
+    gone = [worlds.machine(name).status for name in worlds.machines or {}]
+    (one,) = [status for status in gone if status.state == "Absent"]
+    assert one.history[-2].what == "replaced"
+    assert worlds.status("n0").goal == "up", "what stands in its place is another"
+
+
+def test_somebody_who_resumes_it_in_time_is_asked_for_another_turn() -> None:
+    worlds = fleet(treats(reboot=ASK))
+    worlds.wants("n0", "reboot", "new kernel")
+    while worlds.status("n0").remedy is None:
+        worlds.look()
+    worlds.person_resumes("w-0")
+    worlds.slurm["w-0"].jobs.add(7)
+    worlds.settle_in()
+    assert not worlds.treated
+    worlds.jobs_end("w-0")
+    worlds.settle_in()
+    assert len(worlds.treated) == 1
+
+
+def test_where_a_pod_cannot_be_read_no_machine_is_idle() -> None:
+    worlds = fleet(treats(reboot=ASK))
+    worlds.wants("n0", "reboot", "new kernel")
+    for _ in range(5):
+        world = worlds.world()
+        assert isinstance(world.kubernetes, Kubernetes)
+        worlds.look(world=replace(world, kubernetes=replace(world.kubernetes, unread={"Pod/x": "x"})))
+    assert not worlds.treated
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("treatment", [ASK, JOB])
+@pytest.mark.parametrize("goal", ["reboot", "replace", "down"])
+def test_killed_between_any_two_changes_it_is_done_once_and_ends_the_same(treatment: Treatment, goal: str) -> None:
+    def story(cut: int, *, in_job: bool = False) -> tuple[object, int, int]:
+        worlds = fleet(treats(**{goal: treatment}))
+        worlds.done.clear()
+        worlds.left_in_job = in_job
+        left = cut
+
+        def on() -> None:
+            nonlocal left
+            for _ in range(25):
+                decision = worlds.decide(worlds.world())
+                worlds.memory = decision.memory
+                try:
+                    for change in decision.changes:
+                        if left == 0:
+                            left = -1
+                            raise Killed
+                        left -= 1
+                        worlds.perform(change)
+                except (Killed, CutInAJob):
+                    worlds.memory = Memory()
+                    continue
+                if not decision.changes:
+                    return
+            raise AssertionError("it never ends")
+
+        worlds.wants("n0", goal, "fan 3")
+        on()
+        if goal == "reboot":
+            worlds.boots("n0")
+            on()
+        changes: list[Change] = worlds.done
+        return worlds.end(), len(worlds.treated), len(changes)
+
+    wanted, times, changes = story(-1)
+    assert times == 1
+    for cut in range(changes + 1):
+        assert story(cut)[:2] == (wanted, 1), f"cut after {cut} of {changes}"
+    with contextlib.suppress(CutInAJob):
+        assert story(-1, in_job=treatment is JOB)[:2] == (wanted, 1), "cut between the Job and its note"
+
+
+def test_what_is_asked_of_whom_is_read_strictly() -> None:
+    said = {"mode": "act", "atOnce": 2, "remedies": {"reboot": {"annotate": {"a/b": "c"}}}}
+    found = policy({"machines": said}).machines
+    assert (found.mode, found.at_once, found.remedies) == ("act", 2, {"reboot": Treatment({"a/b": "c"})})
+    refused: list[dict[str, object]] = [
+        {"mode": "acts"},
+        {"remedies": {"up": {}}},
+        {"remedies": {"reboot": {}}},
+        {"remedies": {"reboot": {"annotate": {"a": "b"}, "job": {}}}},
+        {"remedies": {"reboot": {"annotate": {"a": ["b"]}}}},
+        {"remedies": {"reboot": {"annotate": {"minivm.io/remedy": "x"}}}},
+        {"attempts": 0},
+        {"share": 2},
+    ]
+    for wrong in refused:
+        with pytest.raises(ConfigError):
+            policy({"machines": wrong})
+
+
+def test_the_kinds_of_changes_are_in_words() -> None:
+    worlds = fleet(treats(reboot=ASK))
+    worlds.wants("n0", "reboot", "x")
+    worlds.settle_in()
+    kinds = [one for one in worlds.done if isinstance(one, Annotate | Withdraw | StartJob)]
+    assert next(in_words(one) for one in kinds).startswith("ask for a remedy of n0: reboot.example/please=now")
+
+
+def test_a_machine_that_writes_the_mark_itself_gets_nothing_done() -> None:
+    worlds = fleet(treats(reboot=ASK))
+    (name,) = [one for one in worlds.machines or {} if one.startswith("n0-")]
+    worlds.wants("n0", "reboot", "new kernel")
+    while worlds.status("n0").remedy is None:
+        worlds.look()
+    for number in range(1, 4):
+        worlds.nodes["n0"].annotations = {"minivm.io/remedy": f"machine-{name}/{number}"}
+        worlds.look()
+    assert not worlds.treated
+    assert worlds.slurm["w-0"].drained_by == "fleet", "and it gets no jobs by that"
+    worlds.now += worlds.policy.machines.verify_s
+    worlds.settle_in()
+    assert "failed" in what(worlds)
+
+
+@pytest.mark.parametrize("person", [True, False])
+def test_what_is_intended_and_not_done_yet_is_given_up_with_its_cause(person: bool) -> None:
+    worlds = fleet(treats(reboot=ASK))
+    if person:
+        worlds.wants("n0", "reboot", "new kernel")
+    else:
+        worlds.verdict("w-0", SICK)
+    while worlds.status("n0").remedy is None:
+        worlds.look()
+    if person:
+        worlds.wants("n0", "")
+    else:
+        worlds.person_resumes("w-0")
+    worlds.settle_in()
+    assert not worlds.treated
+    assert (worlds.slurm["w-0"].drained_by, worlds.nodes["n0"].cordoned) == ("", False)

@@ -1,0 +1,68 @@
+"""How the fleet says that it stands, to people and to programs."""
+
+from __future__ import annotations
+
+import json
+
+from fleet.act.report import lines, report
+from fleet.policy import Machines, Policy
+from tests.fleet_world import Worlds
+
+
+def said(worlds: Worlds, *, blind: str = "") -> dict[str, object]:
+    world = worlds.world(blind=blind)
+    found = report(world, worlds.decide(world), worlds.policy, worlds.now)
+    assert json.loads(json.dumps(found)) == found, "a program reads the same"
+    return found
+
+
+def fleet(policy: Policy | None = None) -> Worlds:
+    worlds = Worlds(4, policy)
+    worlds.machines = {}
+    worlds.settle_in()
+    return worlds
+
+
+def test_workers_are_counted_by_pool_and_what_is_unwell_is_named() -> None:
+    worlds = fleet()
+    worlds.wants("n0", "drain", "fan 3")
+    worlds.verdict("w1", "gpu_lost[reboot]@9f2c001 fell off")
+    worlds.pods["w2"].ready = False
+    worlds.settle_in()
+    found = said(worlds)
+    assert found["pools"] == {
+        "p": {"workers": 4, "states": {"Drained": 2, "TakesJobs": 2}, "away": 1, "mayBeAway": 1},
+    }
+    assert found["budgets"] == {
+        "unwell": {"now": 0, "most": 1},
+        "remedies": {"now": 0, "most": 1, "mode": "propose"},
+        "fencing": {"mode": "propose"},
+    }
+    text = list(lines(found))
+    assert "pool p: 4 workers: 2 Drained, 2 TakesJobs; 1 of 1 away" in text
+    assert next(one for one in text if one.startswith("machine n0-")).endswith(": drain, Drained: fan 3")
+    (proposal,) = [one for one in text if "would be reboot" in one and one.startswith("n1:")]
+    assert "gpu_lost[reboot]@9f2c001" in proposal
+    assert not [one for one in text if one.startswith("machine n3-")], "who is well is counted"
+    assert "4 machines, 0 of 1 in treatment (propose)" in text
+
+
+def test_what_is_in_treatment_counts_against_its_budget() -> None:
+    worlds = fleet(Policy(machines=Machines(mode="act", at_once=2)))
+    for node in ("n0", "n1", "n2"):
+        worlds.wants(node, "reboot", "new kernel")
+    worlds.settle_in()
+    assert said(worlds)["budgets"]["remedies"] == {"now": 2, "most": 2, "mode": "act"}  # type: ignore[index]  # JSON
+
+
+def test_what_is_not_known_is_said_and_not_passed_for_nothing() -> None:
+    worlds = fleet()
+    for blind in ("kubernetes", "slurm"):
+        text = list(lines(said(worlds, blind=blind)))
+        assert f"nothing is known of {blind.capitalize()}" in text
+
+
+def test_what_others_have_written_is_one_line() -> None:
+    worlds = fleet()
+    worlds.slurm["w0"].drained_by, worlds.slurm["w0"].reason = "person", "x\n\x1b[2J"
+    assert all(one.isprintable() for one in lines(said(worlds)))
