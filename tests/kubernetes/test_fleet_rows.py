@@ -326,6 +326,14 @@ def drained_and_gone(rows: Rows) -> bool:
     return {"DOWN", "DRAIN"} <= rows.flags() and "minivm: fleet: gone" in rows.reason(NAME)
 
 
+def not_ours_any_more(rows: Rows) -> bool:
+    return rows.takes_jobs() and not rows.cordoned()
+
+
+def cordons(rows: Rows) -> None:
+    rows.policy_is(cordon=True)
+
+
 def killed(rows: Rows) -> None:
     rows.workers[NAME].container.kill()
 
@@ -355,6 +363,17 @@ STORIES: dict[str, tuple[Part, Part]] = {
     "removed": (
         ((lambda rows: rows.scale(0), Rows.goes, killed), lambda rows: not rows.known()),
         ((lambda rows: rows.scale(1), Rows.starts, Rows.comes), Rows.takes_jobs),
+    ),
+    "moved": (
+        ((lambda rows: rows.cordon(NAME, "rack 4"),), lambda rows: rows.free(NAME)),
+        ((lambda rows: rows.comes(OTHER),), Rows.takes_jobs),
+    ),
+    "held by a person": (
+        (
+            (cordons, lambda rows: rows.scontrol("update", f"nodename={NAME}", "state=drain", "reason=fan 3")),
+            lambda rows: rows.cordoned() and rows.free(NAME),
+        ),
+        ((lambda rows: rows.scontrol("update", f"nodename={NAME}", "state=undrain"),), not_ours_any_more),
     ),
 }
 
