@@ -166,6 +166,17 @@ def test_who_says_that_he_has_anothers_gpus_is_told_and_not_believed(worlds: Wor
     assert worlds.status("n1") == next(one.status for one in before.values() if one.status.node == "n1")
 
 
+def test_nor_while_the_other_one_has_a_pod_that_has_not_told_its_own_yet(worlds: Worlds) -> None:
+    worlds.pods["w1"].gpus = A
+    worlds.settle_in()
+    name = next(one.name for one in kept(worlds).values() if one.status.node == "n1")
+    worlds.replace("w1")
+    moved(worlds, "n0", "node-new")
+    worlds.pods["w0"].gpus = A
+    worlds.settle_in()
+    assert kept(worlds)[name].status.node == "n1"
+
+
 @pytest.mark.parametrize("blind", ["kubernetes", "slurm", "machines"])
 def test_of_what_is_not_known_nothing_is_noted(worlds: Worlds, blind: str) -> None:
     worlds.verdict("w0")
