@@ -20,6 +20,10 @@ TO_GO = frozenset({"leave", "going", "lost"})
 
 def causes(worker: Worker, policy: Policy, now: float) -> Mapping[str, str]:
     found = dict(of_node(worker.node, policy, now)) if worker.node else {}
+    before = words.kinds(worker.slurm.reason) if worker.slurm and worker.slurm.ours else frozenset[str]()
+    if worker.node and "notready" in before and silent_for(worker.node, now) >= 0:
+        # A fleet that was started anew begins to count anew, and lifts nothing for that.
+        found["notready"] = f"node {worker.node.name} is not ready"
     if LEAVE in worker.pod.annotations:
         found["leave"] = worker.pod.annotations[LEAVE] or "the pod is to go"
     if worker.slurm is not None and found.keys() & TO_GO and late(worker.pod, worker.slurm, policy, now):

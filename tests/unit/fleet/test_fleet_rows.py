@@ -700,6 +700,15 @@ def test_one_that_registers_in_this_moment_is_not_evicted() -> None:
     assert not worlds.pods["w0"].free
 
 
+def test_a_fleet_that_begins_to_count_anew_lifts_no_drain_of_a_node_that_is_silent_still(worlds: Worlds) -> None:
+    worlds.ready("n0", False)
+    worlds.now += 100
+    worlds.settle_in()
+    assert "notready" in words.kinds(worlds.slurm["w0"].reason)
+    worlds.nodes["n0"].since = worlds.now
+    assert not changed(worlds.decide(worlds.world()), Undrain, Protect, Drain)
+
+
 # A machine that is dead.
 
 
