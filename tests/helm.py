@@ -1,10 +1,11 @@
-"""`helm`, as far as the pages use it, by Helm's own engine; a Kubernetes is KUBECONFIG's."""
+"""`helm`, as far as the pages and the tests use it, by Helm's own engine; a Kubernetes is KUBECONFIG's."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +18,21 @@ from helm_python import _native
 from cluster.errors import ClusterError
 from cluster.rendered.render import CHART, render_texts
 
-WORDS = ("template", "lint", "install", "uninstall")
+WORDS = ("template", "lint", "install", "upgrade", "uninstall")
+# Helm keeps what it knows of an API at home if nobody says where, and is told by what its process starts with.
+CACHE = {"KUBECACHEDIR": str(Path(__file__).resolve().parents[1] / "build/helm")}
+
+
+def helm(kubeconfig: Path, *words: str, values: Mapping[str, Any] | None = None) -> None:
+    own = () if values is None else ("--values", "/dev/stdin")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.helm", *words, *own],
+        input=yaml.safe_dump(values),
+        env=os.environ | CACHE | {"KUBECONFIG": str(kubeconfig)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, f"helm {' '.join(words)}: {done.returncode}\n{done.stdout}{done.stderr}"
 
 
 def server(namespace: str) -> helm_python.Config:
@@ -41,24 +56,31 @@ def rendered_for(
 def main() -> int:
     parser = argparse.ArgumentParser(prog="helm")
     words = parser.add_subparsers(dest="word", required=True)
-    template, lint, install, uninstall = (words.add_parser(word) for word in WORDS)
+    template, lint, install, upgrade, uninstall = (words.add_parser(word) for word in WORDS)
     template.add_argument("--show-only")
-    for command in (template, install, uninstall):
+    for command in (template, install, upgrade, uninstall):
         command.add_argument("release")
-    for command in (template, lint, install):
+    for command in (template, lint, install, upgrade):
         command.add_argument("chart", type=Path)
         command.add_argument("-f", "--values", type=Path, required=True)
-    for command in (template, lint, install, uninstall):
+    for command in (template, lint, install, upgrade, uninstall):
         command.add_argument("-n", "--namespace", default="default")
+    install.add_argument("--create-namespace", action="store_true")
+    uninstall.add_argument("--ignore-not-found", action="store_true")
     asked = parser.parse_args()
     if asked.word == "uninstall":
         with server(asked.namespace) as config:
-            config.uninstall(asked.release)
+            config.uninstall(asked.release, ignore_not_found=asked.ignore_not_found)
         return 0
     values = yaml.safe_load(asked.values.read_text())
     if asked.word == "install":
         with server(asked.namespace) as config:
-            config.install(asked.chart, asked.release, values, namespace=asked.namespace)
+            made = {"namespace": asked.namespace, "create_namespace": asked.create_namespace}
+            config.install(asked.chart, asked.release, values, **made)
+        return 0
+    if asked.word == "upgrade":
+        with server(asked.namespace) as config:
+            config.upgrade(asked.chart, asked.release, values, namespace=asked.namespace)
         return 0
     if asked.word == "lint":
         report = helm_python.lint(asked.chart, values, strict=True, namespace=asked.namespace)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from tests.helm import CACHE
 from tests.pages import Block
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,7 +34,7 @@ pod=$1; [ "$2" = -- ]; shift 2
 exec docker exec $interactive "minivm-$MINIVM_NAME-$pod" "$@"
 """
 HELM = f"""#!/bin/sh
-PYTHONPATH='{ROOT}' exec '{sys.executable}' -m tests.helm "$@"
+KUBECACHEDIR='{CACHE["KUBECACHEDIR"]}' PYTHONPATH='{ROOT}' exec '{sys.executable}' -m tests.helm "$@"
 """
 
 

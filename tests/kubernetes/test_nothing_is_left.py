@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helm import helm
 from tests.kubernetes import left, plan, programs
 from tests.kubernetes.conftest import GIVEN, refusal
 from tests.kubernetes.lab import STATE, UP, Lab
@@ -20,7 +21,6 @@ from tests.kubernetes.world import IMAGES
 from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(bool(GIVEN or refusal()), reason=f"no lab here: {refusal() or 'KUBECONFIG is given'}")
-# A run of tests, whose child holds the lab in a session of its own.
 # Where kubelets, runtimes, network plugins and kubectl keep their things, if nobody gives them other places.
 PLACES = (
     "/run", "/run/netns", "/tmp/hostpath_pv", "/etc", "/opt", "/var/lib", "/var/lib/cni/results", "/var/lib/kubelet",
@@ -28,6 +28,7 @@ PLACES = (
 )  # fmt: skip
 # Of other tests and of docker, which have their own names; the lab's own cgroups are looked at by theirs.
 OTHERS = ("veth", "br-", "docker", "DOCKER", "/tmp/", "/minivm-")
+# A run of tests, whose child holds the lab in a session of its own.
 RUN = """
 import subprocess, sys
 held = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, start_new_session=True)
@@ -77,8 +78,13 @@ def heard(run: subprocess.Popen[str], word: str) -> str:
     return next(line for line in run.stdout if word in line)
 
 
-def a_pod_runs() -> None:
+def a_pod_runs(tmp_path: Path) -> None:
+    """As kubectl brings it, and what Helm brings beside it."""
     lab = Lab.found()
+    (tmp_path / "chart/templates").mkdir(parents=True)
+    (tmp_path / "chart/Chart.yaml").write_text("{apiVersion: v2, name: one, version: 0.1.0}")
+    (tmp_path / "chart/templates/one.yaml").write_text("{apiVersion: v1, kind: ConfigMap, metadata: {name: one}}")
+    helm(lab.kubeconfig, "install", "one", str(tmp_path / "chart"), values={})
     spec = {"containers": [{"name": "main", "image": plan.PAUSE}]}
     body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "one"}, "spec": spec}
     lab.kubectl("apply", "-f", "-", stdin=json.dumps(body))
@@ -87,23 +93,23 @@ def a_pod_runs() -> None:
 
 
 @pytest.mark.parametrize("moment", ["network and keys", "ready /"])
-def test_a_run_that_is_killed_leaves_nothing(moment: str) -> None:
+def test_a_run_that_is_killed_leaves_nothing(moment: str, tmp_path: Path) -> None:
     with a_run() as (run, _):
         heard(run, moment)
         there = left.look(STATE)
         assert there.namespaces and there.links and there.routes and there.files
         if moment == "ready /":
-            a_pod_runs()
+            a_pod_runs(tmp_path)
         run.kill()
         until(nothing_left, "the holder has taken the lab down", within=240, seen=lambda: left.look(STATE))
 
 
 @contextmanager
-def a_lab_without_a_holder() -> Iterator[set[str]]:
+def a_lab_without_a_holder(tmp_path: Path) -> Iterator[set[str]]:
     """What the kill -9 of everybody who could have taken it down leaves: its processes."""
     with a_run() as (run, holder):
         heard(run, "ready /")
-        a_pod_runs()
+        a_pod_runs(tmp_path)
         old = set(left.look(STATE).processes)
         os.kill(holder, signal.SIGKILL)
         run.wait()
@@ -111,16 +117,16 @@ def a_lab_without_a_holder() -> Iterator[set[str]]:
         yield old
 
 
-def test_what_is_left_when_the_holder_itself_was_killed_goes_before_the_next_lab() -> None:
-    with a_lab_without_a_holder() as old, a_run() as (run, _):
+def test_what_is_left_when_the_holder_itself_was_killed_goes_before_the_next_lab(tmp_path: Path) -> None:
+    with a_lab_without_a_holder(tmp_path) as old, a_run() as (run, _):
         heard(run, "ready /")
         assert not old & set(left.look(STATE).processes)
         run.kill()
         until(nothing_left, "the second lab is taken down", within=240, seen=lambda: left.look(STATE))
 
 
-def test_what_is_left_when_the_holder_itself_was_killed_goes_by_kube_down() -> None:
-    with a_lab_without_a_holder():
+def test_what_is_left_when_the_holder_itself_was_killed_goes_by_kube_down(tmp_path: Path) -> None:
+    with a_lab_without_a_holder(tmp_path):
         done = subprocess.run([sys.executable, "-m", "tests.kubernetes", "down"], capture_output=True, text=True)
         assert (done.returncode, nothing_left()) == (0, True), done.stdout + done.stderr
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import helm_python
 import yaml
 
 from cluster.rendered.render import CHART
 from cluster.values import merged
-from tests.helm import rendered_for
+from tests.helm import helm, rendered_for
 from tests.kubernetes.kubectl import Kubernetes, Object, condition, going
 from tests.kubernetes.ssh import Forwarded
 from tests.waiting import until
@@ -67,23 +64,18 @@ class Release:
             subprocess.run(command, check=True, capture_output=True)
         return path
 
-    @contextlib.contextmanager
-    def helm(self) -> Iterator[helm_python.Config]:
-        with helm_python.Config(kubeconfig_path=self.kubernetes.kubeconfig, namespace=self.namespace) as config:
-            yield config
+    def helm(self, word: str, *words: str, values: Object | None = None) -> None:
+        helm(self.kubernetes.kubeconfig, word, self.name, *words, "--namespace", self.namespace, values=values)
 
     def install(self) -> None:
-        with self.helm() as config:
-            config.install(CHART, self.name, self.values(), namespace=self.namespace, create_namespace=True)
+        self.helm("install", str(CHART), "--create-namespace", values=self.values())
 
     def upgrade(self, **over: Any) -> None:
         self.over = merged(self.over, over)
-        with self.helm() as config:
-            config.upgrade(CHART, self.name, self.values(), namespace=self.namespace)
+        self.helm("upgrade", str(CHART), values=self.values())
 
     def uninstall(self) -> None:
-        with self.helm() as config:
-            config.uninstall(self.name, ignore_not_found=True)
+        self.helm("uninstall", "--ignore-not-found")
 
     # Whoever has the cluster in git has no Helm: what it renders is applied
 
