@@ -39,8 +39,12 @@ class Cluster:
         return self.slurm(*batch, *options, "--wrap", "sleep 7777", user="demo").strip()
 
     def job(self, job: str, key: str = "JobState") -> str:
-        words = self.slurm("scontrol", "--oneliner", "show", "job", job).split()
-        return dict(word.partition("=")[::2] for word in words)[key]
+        def said() -> str:
+            words = self.slurm("scontrol", "--oneliner", "show", "job", job).split()
+            return dict(word.partition("=")[::2] for word in words).get(key, "")
+
+        # The engine loses an answer at times.
+        return until(said, f"{key} of job {job} is told")
 
     def wait_job(self, job: str, state: str) -> None:
         until(lambda: self.job(job) == state, f"job {job} is {state}", seen=lambda: self.slurm("squeue"))
