@@ -309,7 +309,7 @@ def test_the_author_of_a_drain_is_kept_while_the_pod_is_away_for_long(cluster: C
     since = cluster.node("w2", "%H")
     cluster.workers["w2"].container.kill()
     kept = f"fan is loud [slurm@{since}]"
-    until(lambda: cluster.node("w2", "%E") == kept, "it is kept", within=120, seen=lambda: cluster.held("w2"))
+    until(lambda: cluster.node("w2", "%E") == kept, "it is kept", within=240, seen=lambda: cluster.held("w2"))
     assert "State=DOWN+DRAIN" in cluster.slurm("scontrol", "--oneliner", "show", "node", "w2")
     cluster.replaced("w2").wait_ready()
     cluster.wait_node("w2", "drained")
