@@ -41,11 +41,16 @@ def server() -> Iterator[Server]:
     made.http.server_close()
 
 
+@pytest.fixture
+def settings(rest: Rest, tmp_path: Path) -> Settings:
+    address = f"127.0.0.1:{rest.server.server_port}"
+    return Settings("default", "slurm", address, rest.client.key, tmp_path / "policy.json")
+
+
 def test_a_cordon_is_acted_on_when_it_is_heard_and_not_when_time_has_passed(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server, rest: Rest, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "AT_LEAST_S", 1e9)
-    rest = Rest(tmp_path / "key")
     quiet = 0
 
     def answers(method: str, path: str) -> tuple[int, bytes]:
@@ -64,8 +69,6 @@ def test_a_cordon_is_acted_on_when_it_is_heard_and_not_when_time_has_passed(
     rest.answers, server.watches = answers, watches
     server.lists = lambda query: page(node("n0"))
     said: list[str] = []
-    address = f"127.0.0.1:{rest.server.server_port}"
-    settings = Settings("default", "slurm", address, rest.client.key, tmp_path / "policy.json")
 
     async def whole() -> None:
         async with server.api() as api:
@@ -81,13 +84,13 @@ def test_a_cordon_is_acted_on_when_it_is_heard_and_not_when_time_has_passed(
     assert "drain w0 in Slurm: minivm: fleet: cordon: node n0 is cordoned" in said
     (event,) = (body for _, path, body in server.asked if path.startswith("/api/v1/namespaces/default/events"))
     assert (event["involvedObject"]["name"], event["reason"]) == ("w0", "Drained")
-    rest.server.shutdown()
-    rest.server.server_close()
 
 
-def test_a_node_that_was_silent_before_it_was_there_is_not_silent_for_long(server: Server, tmp_path: Path) -> None:
+def test_a_node_that_was_silent_before_it_was_there_is_not_silent_for_long(
+    server: Server, rest: Rest, settings: Settings
+) -> None:
     """A clock that was set, ours or another's, drains nothing and lets nothing pass for dead."""
-    rest, looks = Rest(tmp_path / "key"), 0
+    looks = 0
 
     def answers(method: str, path: str) -> tuple[int, bytes]:
         nonlocal looks
@@ -97,8 +100,6 @@ def test_a_node_that_was_silent_before_it_was_there_is_not_silent_for_long(serve
     silent = {**node("n0"), "status": {"conditions": [{"type": "Ready", "status": "Unknown",
               "lastTransitionTime": "2026-11-20T00:00:00Z"}]}}  # fmt: skip
     rest.answers, server.watches, server.lists = answers, server.hold, lambda query: page(silent)
-    address = f"127.0.0.1:{rest.server.server_port}"
-    settings = Settings("default", "slurm", address, rest.client.key, tmp_path / "policy.json")
 
     async def whole() -> None:
         async with server.api() as api:
@@ -110,17 +111,15 @@ def test_a_node_that_was_silent_before_it_was_there_is_not_silent_for_long(serve
 
     asyncio.run(whole())
     assert not [path for method, path, _ in rest.asked if method == "POST"]
-    rest.server.shutdown()
-    rest.server.server_close()
 
 
 def test_a_slurm_that_answers_nobody_is_not_waited_for_three_times_as_long(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server, rest: Rest, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For its machine may be dead, and time alone may prove it."""
     monkeypatch.setattr(adapter, "WITHIN_S", 2.0)
     monkeypatch.setattr(loop, "AT_LEAST_S", 0.2)
-    rest, asked, ends = Rest(tmp_path / "key"), 0, threading.Event()
+    asked, ends = 0, threading.Event()
 
     def answers(method: str, path: str) -> tuple[int, bytes]:
         nonlocal asked
@@ -129,8 +128,6 @@ def test_a_slurm_that_answers_nobody_is_not_waited_for_three_times_as_long(
         return nodes(SLURM)
 
     rest.answers, server.watches = answers, server.hold
-    address = f"127.0.0.1:{rest.server.server_port}"
-    settings = Settings("default", "slurm", address, rest.client.key, tmp_path / "policy.json")
 
     async def whole() -> None:
         async with server.api() as api:
@@ -144,8 +141,6 @@ def test_a_slurm_that_answers_nobody_is_not_waited_for_three_times_as_long(
                 await task
 
     asyncio.run(whole())
-    rest.server.shutdown()
-    rest.server.server_close()
 
 
 class Held:
@@ -167,10 +162,10 @@ class Held:
 
 
 def test_told_to_end_it_gives_the_lease_back_when_slurm_has_answered_and_no_sooner(
-    server: Server, tmp_path: Path
+    server: Server, rest: Rest, settings: Settings
 ) -> None:
     """What slurmrestd has not answered yet may still be done, and by then another one may act on what it saw before."""
-    rest, ends = Rest(tmp_path / "key"), threading.Event()
+    ends = threading.Event()
     happened: list[str] = []
 
     def answers(method: str, path: str) -> tuple[int, bytes]:
@@ -182,8 +177,6 @@ def test_told_to_end_it_gives_the_lease_back_when_slurm_has_answered_and_no_soon
 
     rest.answers, server.watches = answers, server.hold
     server.lists = lambda query: page(node("n0", cordoned=True))
-    address = f"127.0.0.1:{rest.server.server_port}"
-    settings = Settings("default", "slurm", address, rest.client.key, tmp_path / "policy.json")
 
     async def whole() -> None:
         async with server.api() as api:
@@ -197,19 +190,14 @@ def test_told_to_end_it_gives_the_lease_back_when_slurm_has_answered_and_no_soon
 
     asyncio.run(whole())
     assert happened == ["begun", "done", "given back"]
-    rest.server.shutdown()
-    rest.server.server_close()
 
 
 @pytest.mark.parametrize("turns", range(5))
 def test_it_ends_when_it_is_to_end_also_in_the_turn_in_which_news_come(
-    server: Server, tmp_path: Path, turns: int
+    server: Server, rest: Rest, settings: Settings, turns: int
 ) -> None:
-    rest = Rest(tmp_path / "key")
     rest.answers = lambda method, path: nodes(SLURM)
     server.lists, server.watches = (lambda query: page(node("n0"))), server.hold
-    address = f"127.0.0.1:{rest.server.server_port}"
-    settings = Settings("default", "slurm", address, rest.client.key, tmp_path / "policy.json")
 
     async def whole() -> bool:
         async with server.api() as api:
@@ -228,5 +216,3 @@ def test_it_ends_when_it_is_to_end_also_in_the_turn_in_which_news_come(
             return ended
 
     assert asyncio.run(whole())
-    rest.server.shutdown()
-    rest.server.server_close()

@@ -7,7 +7,7 @@ import hashlib
 import hmac
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -60,14 +60,6 @@ class Rest:
 
 def nodes(*found: object, **more: object) -> Answer:
     return 200, json.dumps({"nodes": found, "last_update": {"set": True, "number": 7}, "errors": [], **more}).encode()
-
-
-@pytest.fixture
-def rest(tmp_path: Path) -> Iterator[Rest]:
-    made = Rest(tmp_path / "key")
-    yield made
-    made.server.shutdown()
-    made.server.server_close()
 
 
 def test_it_speaks_the_newest_version_that_both_know_and_follows_an_upgrade(rest: Rest) -> None:
