@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ground.errors import one_line
 from init.slurm.node import PREFIX
 
 OURS = f"{PREFIX} fleet:"
@@ -46,8 +47,7 @@ def reason(causes: Mapping[str, str], times: int = 1) -> str:
 
 
 def plain(words: str) -> str:
-    printable = "".join(letter if letter.isprintable() else " " for letter in words)
-    return _UNWANTED.sub(" ", printable)[:MOST].strip() or "no reason given"
+    return _UNWANTED.sub(" ", one_line(words))[:MOST].strip() or "no reason given"
 
 
 def kinds(reason: str) -> frozenset[str]:

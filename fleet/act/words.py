@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from fleet.decide import actions
+from ground.errors import one_line
 
 
 def in_words(action: actions.Change | actions.Tell) -> str:
     """One line, whatever people and machines have written into what it quotes."""
-    return "".join(letter if letter.isprintable() else " " for letter in _words(action))
+    return one_line(_words(action))
 
 
 def _words(action: actions.Change | actions.Tell) -> str:

@@ -17,6 +17,7 @@ from fleet.world.kubernetes import Kubernetes, Node
 from fleet.world.machine import Event, Machine, Status
 from fleet.world.slurm import SlurmNode
 from fleet.world.world import Worker
+from ground.errors import one_line
 
 # The condition in which a worker tells its GPUs.
 GPUS = "minivm.io/Gpus"
@@ -73,7 +74,7 @@ def verdict(node: SlurmNode) -> Verdict | None:
 
 def line(text: str, most: int = crd.TEXT) -> str:
     """One printable line, whatever somebody has written."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)[:most].strip()
+    return one_line(text)[:most].strip()
 
 
 def places(kubernetes: Kubernetes, workers: Sequence[Worker]) -> Mapping[str, Place]:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from ground.errors import one_line
 from health.policy import BrokerPolicy
 from health.verdict import Class, Result, Verdict
 
@@ -162,7 +163,7 @@ def reason(standing: Mapping[str, Seen], carried: Iterable[str] = ()) -> str:
     """One line for sinfo: each check with its class and commit, and its words."""
     parts = [f"{seen.name(check)} {seen.reason}" for check, seen in standing.items()]
     # Quotes and newlines would have to survive sinfo, scontrol and people's shells; "; " parts the checks.
-    parts = ["".join(letter if letter.isprintable() else " " for letter in part) for part in [*parts, *carried]]
+    parts = [one_line(part) for part in [*parts, *carried]]
     parts = [re.sub(r"[\s\"'`|;]+", " ", part)[:PART_LIMIT].strip() for part in parts]
     while len(parts) > 1 and len("; ".join(parts)) > REASON_LIMIT:
         # The names must all be there: words are shortened, from the lightest on.

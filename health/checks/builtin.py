@@ -18,6 +18,7 @@ from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
+from ground.errors import one_line
 from ground.files import write_whole
 from health.api import Capture, Failure
 from health.checks.processes import kept_waiting, processes, waiting
@@ -81,7 +82,7 @@ def kernel_line(record: str) -> str | None:
     fields = head.split(",")
     if not semicolon or len(fields) < 4 or not (fields[0].isdecimal() and fields[2].isdecimal()):
         return None
-    text = "".join(letter if letter.isprintable() else " " for letter in rest.split("\n", 1)[0])
+    text = one_line(rest.split("\n", 1)[0])
     return f"[{int(fields[2]) / 1e6:12.6f}] <{fields[0]}> {text}"
 
 
