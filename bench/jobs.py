@@ -95,8 +95,10 @@ def measure(cluster: LocalCluster) -> None:
     begun = time.time()
 
     def note(way: str, figures: Iterator[tuple[str, float]]) -> None:
+        """Said when it is known: a run that is cut has given what it had."""
         for what, figure in figures:
             found.setdefault(what, {}).setdefault(way, []).append(figure)
+            print(f"{what:<52} {way:<20} {figure:8.2f}   (one turn)", flush=True)
 
     for _ in range(TURNS):
         for way in WAYS:
@@ -119,9 +121,10 @@ def measure(cluster: LocalCluster) -> None:
 
 
 def by_hand(cluster: LocalCluster) -> None:
-    said = run(cluster, WORKERS[0], "/usr/bin/python3", "-c", STARTS.replace("COUNT", str(BY_HAND)))
-    for kind, (median, p99, worst, cpu) in json.loads(said).items():
-        print(f"{kind}, by hand: median {median:.1f} ms, p99 {p99:.1f}, worst {worst:.1f}, processor time {cpu:.1f}")
+    found = run(cluster, WORKERS[0], "/usr/bin/python3", "-c", STARTS.replace("COUNT", str(BY_HAND)))
+    for kind, (median, p99, worst, cpu) in json.loads(found).items():
+        said = f"median {median:.1f} ms, p99 {p99:.1f}, worst {worst:.1f}, processor time {cpu:.1f}"
+        print(f"{kind}, by hand: {said}", flush=True)
 
 
 def become(cluster: LocalCluster, way: str) -> None:
