@@ -116,6 +116,7 @@ class Pod:
     annotations: dict[str, str] = field(default_factory=dict)
     condition: tuple[str, str, str] | None = None
     free: bool = False
+    lost: bool = False  # freed for that
     gpus: tuple[str, ...] = ()
 
 
@@ -257,7 +258,7 @@ class Worlds:
                 "labels": {
                     "app.kubernetes.io/component": "worker",
                     "minivm.io/pool": "p",
-                    **({"minivm.io/free": "true"} if pod.free else {}),
+                    **({"minivm.io/free": "lost" if pod.lost else "true"} if pod.free else {}),
                 },
                 "annotations": dict(pod.annotations),
             },
@@ -342,6 +343,7 @@ class Worlds:
                     assert node.drained_by, "others may evict a pod that may get a job in this moment"
                     assert not node.jobs, "or has one"
                 pod.free, pod.version = isinstance(change, Free), pod.version + 1
+                pod.lost = isinstance(change, Free) and change.was is None
             case ShowOnPod():
                 shown_on = self.pods.get(change.pod)
                 if shown_on is not None and shown_on.uid == change.uid:

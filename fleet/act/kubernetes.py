@@ -29,7 +29,7 @@ from fleet.decide.actions import (
     Versions,
 )
 from fleet.errors import FleetError
-from fleet.world.kubernetes import CORDONED, FREE, LABEL, WORKER, Condition
+from fleet.world.kubernetes import CORDONED, FREE, LABEL, LOST, WORKER, Condition
 
 Object = dict[str, Any]
 ToKubernetes = Free | Protect | Evict | ShowOnPod | ShowOnNode | HideOnNode | Cordon | Uncordon
@@ -152,8 +152,8 @@ class Api:
                 case HideOnNode(node, uid, type_):
                     gone = {"type": type_, "$patch": "delete"}
                     await self._show(node, uid, self.core.patch_node_status, {"name": node}, gone)
-                case Free(pod, uid, version):
-                    await self._label(pod, uid, version, "true")
+                case Free(pod, uid, version, was):
+                    await self._label(pod, uid, version, "true" if was else LOST)
                 case Protect(pod, uid, version):
                     await self._label(pod, uid, version, None)
                 case Evict():

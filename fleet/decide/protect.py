@@ -20,6 +20,8 @@ def protect(worker: Worker, slurm: Slurm, causes: Mapping[str, str]) -> Free | P
         return None
     if node is None and "lost" in causes:
         return None if pod.free else Free(pod.name, pod.uid, pod.version, None)
+    if node is None and pod.lost and worker.name not in slurm.unread:
+        return None  # it still is; a fleet that was started anew begins to count anew, and takes nothing back
     if node is None or not idles(node, causes):
         return Protect(pod.name, pod.uid, pod.version) if pod.free else None
     jobs = slurm.holding(worker.name)

@@ -13,6 +13,7 @@ from fleet.world.reading import Object
 
 # A pod that nothing runs on and that gets nothing: of all others each pool's PodDisruptionBudget allows no eviction.
 FREE = "minivm.io/free"
+LOST = "lost"  # its value where that is because Slurm does not know it
 # A cordon of ours. A machine cannot set a label of this kind: the API server keeps kubelets from it (NodeRestriction).
 CORDONED = "minivm.node-restriction.kubernetes.io/cordoned"
 # What Kubernetes knows for a machine that is given up; and our label, of the same kind, which says that it was we.
@@ -69,6 +70,7 @@ class Pod:
     ready: bool = False
     deleting: bool = False
     free: bool = False  # labelled so by the fleet: it may be evicted
+    lost: bool = False  # and that is because Slurm did not know it
     conditions: Mapping[str, Condition] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
 
@@ -152,7 +154,8 @@ def pod(item: Object) -> Pod:
         created=reading.moment(metadata.get("creationTimestamp"), "metadata.creationTimestamp"),
         ready="Ready" in found and found["Ready"].status == "True",
         deleting=metadata.get("deletionTimestamp") is not None,
-        free=labels.get(FREE) == "true",
+        free=labels.get(FREE) in ("true", LOST),
+        lost=labels.get(FREE) == LOST,
         conditions=found,
         annotations=reading.texts(metadata.get("annotations"), "metadata.annotations"),
     )

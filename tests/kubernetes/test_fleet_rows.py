@@ -368,6 +368,11 @@ STORIES: dict[str, tuple[Part, Part]] = {
         ((lambda rows: rows.cordon(NAME, "rack 4"),), lambda rows: rows.free(NAME)),
         ((lambda rows: rows.comes(OTHER),), Rows.takes_jobs),
     ),
+    "not known": (
+        ((lambda rows: rows.scontrol("delete", f"nodename={NAME}"),), lambda rows: not rows.there()),
+        ((killed, Rows.starts, Rows.comes), Rows.takes_jobs),
+    ),
+    "dead": (((Rows.dies,), lambda rows: rows.given_up() and not rows.there()), ((Rows.well,), Rows.takes_jobs)),
     "held by a person": (
         (
             (cordons, lambda rows: rows.scontrol("update", f"nodename={NAME}", "state=drain", "reason=fan 3")),

@@ -260,15 +260,21 @@ def test_an_object_that_is_no_longer_as_it_was_seen_is_not_changed(server: Serve
 def test_what_is_shown_or_labelled_is_of_this_object_and_of_no_successor(server: Server) -> None:
     async def whole() -> None:
         async with server.api() as api:
-            for act in (Free("w0", "u", "7", SEEN), Protect("w0", "u", "8"), HideOnNode("n0", "u", "t")):
+            for act in (
+                Free("w0", "u", "7", SEEN),
+                Free("w0", "u", "7", None),
+                Protect("w0", "u", "8"),
+                HideOnNode("n0", "u", "t"),
+            ):
                 assert await api.change(act)
 
     asyncio.run(whole())
-    free, protect, hide = (body for _, _, body in server.asked)
+    free, lost, protect, hide = (body for _, _, body in server.asked)
     assert free["metadata"] == {"uid": "u", "resourceVersion": "7", "labels": {"minivm.io/free": "true"}}
+    assert lost["metadata"]["labels"] == {"minivm.io/free": "lost"}, "Slurm knows no such node"
     assert protect["metadata"] == {"uid": "u", "resourceVersion": "8", "labels": {"minivm.io/free": None}}
     assert hide == {"metadata": {"uid": "u"}, "status": {"conditions": [{"type": "t", "$patch": "delete"}]}}
-    assert [path.rpartition("/")[2] for _, path, _ in server.asked] == ["w0", "w0", "status"]
+    assert [path.rpartition("/")[2] for _, path, _ in server.asked] == ["w0", "w0", "w0", "status"]
 
 
 @pytest.mark.parametrize(

@@ -162,13 +162,13 @@ class Killed(Exception):
 
 
 class Cut(Worlds):
-    """Killed once, after so many changes: its memory and what it was about to do are gone."""
+    """Killed after so many changes: its memory and what it was about to do are gone. `again`: so is the next one."""
 
-    left = -1
+    left = again = -1
 
     def perform(self, change: Change) -> None:
         if self.left == 0:
-            self.left = -1
+            self.left = self.again
             raise Killed
         self.left -= 1
         super().perform(change)
@@ -176,7 +176,7 @@ class Cut(Worlds):
     def look_on(self) -> None:
         """Until there is nothing to do, nor a while later; whoever is killed is started anew."""
         idle = 0
-        for _ in range(25):
+        for _ in range(25 if self.again < 0 else 250):
             try:
                 idle = 0 if self.look() else idle + 1
                 if idle == 2:
@@ -301,10 +301,10 @@ STORIES: dict[str, Story] = {
 }
 
 
-def told(story: Story, cut: int, upto: int) -> tuple[object, int]:
+def told(story: Story, cut: int, upto: int, again: int = -1) -> tuple[object, int]:
     worlds = Cut(3, Policy(cordon=True, leave_within_s=500, fencing="act"), "w-")
     worlds.machines = {}
-    worlds.left = cut
+    worlds.left, worlds.again = cut, again
     worlds.look_on()
     for event in story[:upto]:
         event(worlds)
@@ -322,3 +322,13 @@ def test_killed_between_any_two_changes_of_a_story_it_ends_the_same(name: str, u
     assert changes, "a story in which nothing is done shows nothing"
     for cut in range(changes + 1):
         assert told(STORIES[name], cut, upto)[0] == wanted, f"cut after {cut} of {changes} changes"
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_killed_after_every_single_change_of_a_story_it_ends_the_same(name: str) -> None:
+    """No fleet makes more than one change, and none remembers what the one before it did."""
+    story = STORIES[name]
+    wanted, changes = told(story, -1, len(story))
+    found, many = told(story, 1, len(story), 1)
+    assert found == wanted
+    assert many <= 2 * changes, "and no change is made and taken back for ever"
