@@ -20,17 +20,21 @@ class Budget:
 
     against: frozenset[str]
     most: int
+    # Whose machine or pod has fallen silent, and not for long enough yet to be held for that.
+    soon: frozenset[str] = frozenset()
 
     @property
     def paused(self) -> bool:
-        """Too many at once is no fault of each: none is drained anew, not even up to the limit."""
-        return len(self.against) > self.most
+        """Too many at once is no fault of each: none is drained anew, not even up to the limit. Who falls silent counts
+        from then on: else of many that do one after the other the first ones are held before there are too many."""
+        return len(self.against | self.soon) > self.most
 
 
-def budget(nodes: Mapping[str, tuple[SlurmNode | None, Causes]], policy: Policy) -> Budget:
-    """Of workers, and of nodes whose pods are gone."""
+def budget(nodes: Mapping[str, tuple[SlurmNode | None, Causes]], policy: Policy, silent: Iterable[str] = ()) -> Budget:
+    """Of workers, and of nodes whose pods are gone. `silent`: of these, whoever is so just now, for however long."""
     against = frozenset(name for name, (node, causes) in nodes.items() if _counts(node, causes))
-    return Budget(against, max(1, int(len(nodes) * policy.share)))
+    soon = frozenset(name for name in silent if not _held(nodes[name][0]))
+    return Budget(against, max(1, int(len(nodes) * policy.share)), soon)
 
 
 def _counts(node: SlurmNode | None, causes: Causes) -> bool:
@@ -39,7 +43,11 @@ def _counts(node: SlurmNode | None, causes: Causes) -> bool:
     if node.ours:
         # Also one whose cause is gone and that is not undrained yet: it takes no jobs.
         return bool((causes.keys() | words.kinds(node.reason)) & BY_MACHINES)
-    return bool(causes.keys() & BY_MACHINES) and not (node.drained or node.down)
+    return bool(causes.keys() & BY_MACHINES) and not _held(node)
+
+
+def _held(node: SlurmNode | None) -> bool:
+    return node is not None and (node.drained or node.down)
 
 
 def admitted(node: SlurmNode | None, causes: Causes, budget: Budget) -> Causes:
@@ -50,10 +58,10 @@ def admitted(node: SlurmNode | None, causes: Causes, budget: Budget) -> Causes:
     return {kind: said for kind, said in causes.items() if kind not in BY_MACHINES or kind in before}
 
 
-def away(workers: Iterable[Worker]) -> dict[str, frozenset[str]]:
+def away(workers: Iterable[Worker]) -> dict[str, set[str]]:
     """The pods that are going or not ready, by pool."""
-    found: dict[str, frozenset[str]] = {}
+    found: dict[str, set[str]] = {}
     for worker in workers:
         if worker.pod.deleting or not worker.pod.ready:
-            found[worker.pod.pool] = found.get(worker.pod.pool, frozenset()) | {worker.name}
+            found.setdefault(worker.pod.pool, set()).add(worker.name)
     return found

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fleet.decide import fence, goals, gone, lost
 from fleet.decide.actions import Action, Change, Evict, HideOnNode, Make, Record, ShowOnNode, ShowOnPod, Tell
 from fleet.decide.budget import Budget, admitted, away, budget
-from fleet.decide.causes import causes
+from fleet.decide.causes import causes, silent_for
 from fleet.decide.hold import hold
 from fleet.decide.leave import leave
 from fleet.decide.memory import Memory
@@ -87,7 +87,9 @@ def _actions(
         if one.node is not None
     }
     orphans = {one.name: (one, gone.causes(now - memory.absent.get(one.name, now), policy)) for one in world.orphans()}
-    limits = budget({**{name: (one.slurm, found) for name, (one, found) in workers.items()}, **orphans}, policy)
+    silent = [name for name, (one, _) in workers.items() if one.node and silent_for(one.node, now) >= 0]
+    held = {name: (one.slurm, found) for name, (one, found) in workers.items()}
+    limits = budget({**held, **orphans}, policy, [*silent, *orphans])
     if limits.paused:
         yield _pause(limits, len(workers) + len(orphans))
     absent = away(world.workers())
@@ -95,11 +97,11 @@ def _actions(
         mark = _mark(worker, memory)
         count = admitted(worker.slurm, found, limits)
         yield from filter(None, [hold(worker, count, mark), protect(worker, slurm, count), on_pod(worker)])
-        others = absent.get(worker.pod.pool, frozenset()) - {name}
-        if (going := leave(worker, slurm, count, len(others) < policy.away)) is not None:
+        out = absent.setdefault(worker.pod.pool, set())
+        if (going := leave(worker, slurm, count, len(out) - (name in out) < policy.away)) is not None:
             yield going
             if isinstance(going, Evict):
-                absent[worker.pod.pool] = others | {name}
+                out.add(name)
     for name, (node, why) in orphans.items():
         yield from filter(None, [gone.gone(node, slurm, admitted(node, why, limits), made=kubernetes.made(name))])
     here: dict[str, list[Worker]] = {}

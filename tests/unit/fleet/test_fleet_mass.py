@@ -1,0 +1,56 @@
+"""Many machines at once: a cable, a switch, an API server; and no fault of each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.fleet_world import Worlds
+
+SIZE, MANY, WITHIN_S = 100, 30, 60
+# Of a pod that is gone half a minute is waited for the next one, and by then fewer are gone than may be.
+HAPPENS: dict[str, tuple[int, Callable[[Worlds, int], object]]] = {
+    "their kubelets fall silent": (0, lambda worlds, number: worlds.ready(f"n{number}", False)),
+    "their pods are gone": (5, lambda worlds, number: worlds.pod_goes(worlds.names[number])),
+}
+
+
+def goes_on(worlds: Worlds, seconds: int, happens: Callable[[int], object] = lambda second: None) -> set[str]:
+    """Second by second; what was told meanwhile."""
+    told = set()
+    for second in range(seconds):
+        worlds.now += 1
+        happens(second)
+        worlds.look()
+        told |= {kind for _, kind in worlds.memory.told}
+    return told
+
+
+@pytest.mark.parametrize("what", HAPPENS)
+def test_many_that_go_one_after_the_other_are_a_pause_and_not_drained_until_they_are_too_many(what: str) -> None:
+    worlds, (few, happen) = Worlds(SIZE, prefix="w-"), HAPPENS[what]
+    worlds.settle_in()
+
+    def happens(second: int) -> None:
+        if second < WITHIN_S and second * MANY % WITHIN_S == 0:
+            happen(worlds, second * MANY // WITHIN_S)
+
+    told = goes_on(worlds, 3 * WITHIN_S, happens)
+    assert "pause" in told
+    assert sum(node.drained_by == "fleet" for node in worlds.slurm.values()) <= few
+
+
+def test_when_they_are_back_it_is_over_and_one_that_goes_alone_is_drained_as_ever() -> None:
+    worlds = Worlds(SIZE, prefix="w-")
+    worlds.settle_in()
+    for number in range(MANY):
+        worlds.ready(f"n{number}", False)
+    assert "pause" in goes_on(worlds, 2 * WITHIN_S)
+    for number in range(MANY):
+        worlds.ready(f"n{number}")
+    goes_on(worlds, 1)
+    assert "pause" not in {kind for _, kind in worlds.memory.told}
+    worlds.ready("n7", False)
+    assert "pause" not in goes_on(worlds, 2 * WITHIN_S)
+    assert [name for name, node in worlds.slurm.items() if node.drained_by == "fleet"] == ["w-7"]
