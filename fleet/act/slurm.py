@@ -40,7 +40,6 @@ class SlurmRest:
             raise FleetError("find slurmrestd", f"{address!r}: {error}") from error
         self.key = key
         self._version = ""
-        self._nodes: list[object] = []
         self._last = Slurm()  # the same one as long as nothing changes
         self._whole = 0.0  # when all was asked for; monotonic
         self._asked = 0  # Slurm's clock at its last answer
@@ -50,17 +49,16 @@ class SlurmRest:
         names a node."""
         answer = self._changes()
         if answer is not None:
-            self._nodes = items(answer.get("nodes"), "nodes")
+            found = slurm.of_nodes(items(answer.get("nodes"), "nodes"))
             self._asked = number(answer.get("last_update"), "last_update")
-            self._last = slurm.slurm(self._nodes)
+            self._last = found
         if not jobs:
             return self._last
-        asked = self._call("GET", "jobs/") or {}
-        found = items(asked.get("jobs"), "jobs")
+        holding = items((self._call("GET", "jobs/") or {}).get("jobs"), "jobs")
         if not claims:
-            return slurm.slurm(self._nodes, found)
+            return slurm.with_jobs(self._last, holding)
         reserved = items((self._call("GET", "reservations/") or {}).get("reservations"), "reservations")
-        return slurm.slurm(self._nodes, found, reserved)
+        return slurm.with_jobs(self._last, holding, reserved)
 
     def _changes(self) -> dict[str, object] | None:
         if time.monotonic() - self._whole >= WHOLE_S:

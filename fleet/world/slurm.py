@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fleet import words
 from fleet.errors import FleetError
@@ -79,30 +79,27 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    id: str
-    nodes: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
 class Slurm:
     nodes: Mapping[str, SlurmNode] = field(default_factory=dict)
-    # Those that hold nodes; None: nobody has asked, or nobody answered.
-    jobs: tuple[Job, ...] | None = None
+    # Those that hold nodes, by node; None: nobody has asked, or nobody answered.
+    jobs: Mapping[str, tuple[str, ...]] | None = None
     # Nodes that a pending job or a reservation names; None as above.
     claims: frozenset[str] | None = None
     unread: Mapping[str, str] = field(default_factory=dict)
 
     def holding(self, node: str) -> tuple[str, ...] | None:
         """The jobs that hold the node; None: not known."""
-        if self.jobs is None:
-            return None
-        return tuple(job.id for job in self.jobs if node in job.nodes)
+        return None if self.jobs is None else self.jobs.get(node, ())
 
 
 def slurm(
     nodes: Iterable[object], jobs: Iterable[object] | None = None, reservations: Iterable[object] | None = None
 ) -> Slurm:
+    here = of_nodes(nodes)
+    return here if jobs is None else with_jobs(here, jobs, reservations)
+
+
+def of_nodes(nodes: Iterable[object]) -> Slurm:
     found: dict[str, SlurmNode] = {}
     unread: dict[str, str] = {}
     for item in nodes:
@@ -112,9 +109,13 @@ def slurm(
         except FleetError as error:
             name = item.get("name", "?") if isinstance(item, dict) else "?"
             unread[str(name)] = str(error)
-    jobs = None if jobs is None else list(jobs)
-    claims = None if jobs is None or reservations is None else _claims(jobs, reservations)
-    return Slurm(found, None if jobs is None else _holding(jobs), claims, unread)
+    return Slurm(found, unread=unread)
+
+
+def with_jobs(here: Slurm, jobs: Iterable[object], reservations: Iterable[object] | None = None) -> Slurm:
+    jobs = list(jobs)
+    claims = None if reservations is None else _claims(jobs, reservations)
+    return replace(here, jobs=_holding(jobs), claims=claims)
 
 
 def slurm_node(item: object) -> SlurmNode:
@@ -154,19 +155,20 @@ def _claims(jobs: Iterable[object], reservations: Iterable[object]) -> frozenset
     return frozenset(found)
 
 
-def _holding(jobs: Iterable[object]) -> tuple[Job, ...] | None:
+def _holding(jobs: Iterable[object]) -> Mapping[str, tuple[str, ...]] | None:
     """One that cannot be read may hold any node: then nothing is known."""
-    found = []
+    found: dict[str, list[str]] = {}
     try:
         for item in jobs:
             one: Object = reading.mapping(item, "job")
             states = {str(state) for state in reading.items(one.get("job_state"), "job.job_state")}
             if states & HOLDING or not states:
-                nodes = _names(one.get("nodes"), "job.nodes")
-                found.append(Job(str(reading.number(one.get("job_id"), "job.job_id")), nodes))
+                number = str(reading.number(one.get("job_id"), "job.job_id"))
+                for node in _names(one.get("nodes"), "job.nodes"):
+                    found.setdefault(node, []).append(number)
     except FleetError:
         return None
-    return tuple(found)
+    return {node: tuple(numbers) for node, numbers in found.items()}
 
 
 def _names(value: object, where: str) -> frozenset[str]:
