@@ -36,17 +36,25 @@ class Objects:
         self.found: dict[str, Any] = {}
         self.unread: dict[str, str] = {}
 
-    def take(self, item: Object) -> None:
+    def take(self, item: Object) -> bool:
+        """Whether it is news: each kubelet writes its Node's status every few minutes, mostly nothing but the hour."""
         name = kubernetes.name_of(item)
+        before = self.found.get(name)
         self.drop(name)
         try:
-            self.found[name] = PARSE[self.kind](item)
+            self.found[name] = after = PARSE[self.kind](item)
         except FleetError as error:
             self.unread[f"{self.kind}/{name}"] = str(error)
+            return True
+        return before is None or _but_version(before) != _but_version(after)
 
     def drop(self, name: str) -> None:
         self.found.pop(name, None)
         self.unread.pop(f"{self.kind}/{name}", None)
+
+
+def _but_version(found: Any) -> Any:
+    return replace(found, version="") if hasattr(found, "version") else found
 
 
 class Followed:
@@ -76,7 +84,7 @@ class Followed:
             for item in items:
                 listed.take(item)
         self.now = listed
-        self._hear()
+        self._hear(news=True)
         return version
 
     async def _from_the_beginning(self) -> None:
@@ -84,16 +92,18 @@ class Followed:
         while True:
             async for what, item in self.api.watch(self.kind, version):
                 version = str(item.get("metadata", {}).get("resourceVersion", version))
-                if what == "DELETED":
+                news = what == "DELETED"
+                if news:
                     self.now.drop(kubernetes.name_of(item))
                 elif what != "BOOKMARK":
-                    self.now.take(item)
-                self._hear()
-            self._hear()
+                    news = self.now.take(item)
+                self._hear(news=news)
+            self._hear(news=False)
 
-    def _hear(self) -> None:
+    def _hear(self, *, news: bool) -> None:
         self.heard = time.monotonic()
-        self.changed()
+        if news:
+            self.changed()
 
     def _heard_lately(self) -> bool:
         return time.monotonic() - self.heard < WATCH_S

@@ -76,6 +76,7 @@ class Fleet:
         self._refused = ""
         # What could not be done at the last look, each told once.
         self._failed: set[str] = set()
+        self._late = False  # something was not as it was seen when it was to be changed
         self._asked = -CLAIMS_S
         self._proofs: tuple[float, Mapping[str, Proof]] = (0.0, {})
 
@@ -109,7 +110,8 @@ class Fleet:
         return Pages({"/livez": lambda: self.seen.alive(time.monotonic()), "/readyz": ready, "/metrics": metrics})
 
     async def _decide(self) -> None:
-        last, decided = None, 0.0
+        last: Slurm | Unknown | None = None
+        decided = 0.0
         while True:
             self.seen.turned = time.monotonic()
             changed = 0
@@ -126,9 +128,11 @@ class Fleet:
             took = time.monotonic() - begun
             # What came from Kubernetes while Slurm was asked counts too.
             kubernetes, fresh = self.cache.counted(), woken or self._news.is_set()
-            if fresh or slurm is not last or begun - decided >= AT_LEAST_S:
-                last, decided = slurm, begun
+            if fresh or slurm != last or begun - decided >= AT_LEAST_S:
+                last, decided, self._late = slurm, begun, False
                 changed = await self.act(World(kubernetes, slurm, self._proven()))
+                # What has changed meanwhile need not be news by itself.
+                last = None if self._late else last
             # What we have changed ourselves comes back as news. One that does not answer has no work with us; and where
             # that is because its machine is dead, time alone makes the difference.
             seldom = AT_LEAST_S if isinstance(slurm, Unknown) else 3 * took
@@ -205,6 +209,7 @@ class Fleet:
             done = await machines.change(self.api, change)
         else:
             done = await self.api.change(change)
+        self._late |= not done
         (self.seen.done if done else self.seen.late)[name_of(change)] += 1
         self.say(in_words(change) if done else f"{in_words(change)}: not as it was seen, looked at again")
         return done

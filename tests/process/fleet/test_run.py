@@ -13,6 +13,7 @@ import pytest
 from fleet.act import run as loop
 from fleet.act import slurm as adapter
 from fleet.act.run import Fleet
+from fleet.decide.decide import decide
 from fleet.settings import Settings
 from fleet.world.world import Unknown
 from tests.process.fleet.test_cache import Query, Server, Write, node, page, until
@@ -84,6 +85,86 @@ def test_a_cordon_is_acted_on_when_it_is_heard_and_not_when_time_has_passed(
     assert "drain w0 in Slurm: minivm: fleet: cordon: node n0 is cordoned" in said
     (event,) = (body for _, path, body in server.asked if path.startswith("/api/v1/namespaces/default/events"))
     assert (event["involvedObject"]["name"], event["reason"]) == ("w0", "Drained")
+
+
+def test_a_heartbeat_is_no_news(
+    server: Server, rest: Rest, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of five thousand Nodes seventeen write their status each second, and to decide takes a fifth of one."""
+    monkeypatch.setattr(loop, "AT_LEAST_S", 1e9)
+    beats, decided, looked, beaten = 50, 0, 0, 0
+
+    def answers(method: str, path: str) -> tuple[int, bytes]:
+        nonlocal looked
+        looked += "update_time" in path
+        return (304, b"") if "update_time" in path else nodes(SLURM)
+
+    def counted(*given: Any) -> Any:
+        nonlocal decided
+        decided += 1
+        return decide(*given)
+
+    def settled(since: int) -> bool:
+        return looked >= since + 2
+
+    def watches(query: Query, write: Write) -> None:
+        nonlocal beaten
+        asyncio.run(until(lambda: settled(2)))  # the first looks are news
+        before = decided
+        for version in range(2, 2 + beats):
+            write({"type": "MODIFIED", "object": node("n0", version)})
+            write({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": str(version)}}})
+        here = looked
+        asyncio.run(until(lambda: settled(here)))
+        beaten = decided - before
+        write({"type": "MODIFIED", "object": node("n0", 100, cordoned=True)})
+        server.hold(query, write)
+
+    monkeypatch.setattr(loop, "decide", counted)
+    rest.answers, server.watches = answers, watches
+    server.lists = lambda query: page(node("n0"))
+
+    async def whole() -> None:
+        async with server.api() as api:
+            fleet = Fleet(settings, api, lambda words: None)
+            task = asyncio.create_task(fleet.run())
+            try:
+                await until(lambda: any(method == "POST" for method, _, _ in rest.asked))
+                versions = [one.version for one in fleet.cache.nodes.now.found.values()]
+                assert (beaten, versions) == (0, ["100"]), "kept, and nothing decided for it"
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(whole())
+
+
+def test_what_came_too_late_is_made_though_no_news_come(
+    server: Server, rest: Rest, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been a heartbeat that made another version of what was seen."""
+    monkeypatch.setattr(loop, "AT_LEAST_S", 1e9)
+    shown: list[str] = []
+
+    def changes(method: str, path: str, body: Any) -> int:
+        shown.extend([path] if path.endswith("w0/status") else [])
+        return 409 if path.endswith("w0/status") and len(shown) == 1 else 200
+
+    drained = {**SLURM, "state": ["IDLE", "DRAIN"], "reason": "fan 3"}
+    rest.answers = lambda method, path: (304, b"") if "update_time" in path else nodes(drained)
+    server.changes, server.watches, server.lists = changes, server.hold, lambda query: page(node("n0"))
+
+    async def whole() -> None:
+        async with server.api() as api:
+            fleet = Fleet(settings, api, lambda words: None)
+            task = asyncio.create_task(fleet.run())
+            try:
+                await until(lambda: len(shown) >= 2)
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(whole())
 
 
 def test_a_node_that_was_silent_before_it_was_there_is_not_silent_for_long(
