@@ -6,7 +6,7 @@ import argparse
 import importlib
 import sys
 
-AREAS = ("images", "init", "faults", "gitsync", "scripts", "jobs", "cluster", "logins", "waits", "kubernetes")
+AREAS = ("images", "init", "faults", "gitsync", "scripts", "jobs", "cluster", "logins", "waits", "kubernetes", "fleet")
 
 
 def main(arguments: list[str]) -> int:

@@ -1,0 +1,290 @@
+"""The fleet at the size of a large site: a real API server with as many Nodes and pods, a real slurmctld and slurmrestd
+with as many nodes, and no machine behind any of them.
+
+`python -m bench fleet`. As root, with the controller's image; MINIVM_BENCH_NODES is how many, 5,000 by default. A
+kubelet of its own writes what kubelets write: each Node's status every five minutes. Slurm's nodes are of the kind
+CLOUD, powered down: they can be drained like others, and no slurmd has to live for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from fleet import words
+from fleet.act.slurm import SlurmRest
+from fleet.world.slurm import Seen
+from tests.container.init_pods import slurm_conf, world
+from tests.kubernetes import programs
+from tests.kubernetes.apiserver import ApiServer, api_server
+from tests.waiting import until
+
+ROOT = Path(__file__).resolve().parents[1]
+NODES = int(os.environ.get("MINIVM_BENCH_NODES", "5000"))
+CORDONS, IDLE_S = 100, 60.0
+# Of the machines, within a minute, and what the fleet does until a minute after that.
+SHARE, WITHIN_S, LATER_S = 0.3, 60.0, 80.0
+# Each kubelet writes its Node's status so often when nothing changes.
+HEARTBEAT_S = 300.0
+HANDS = 8
+JWT = ("AuthAltTypes=auth/jwt", "AuthAltParameters=jwt_key=/etc/slurm/jwt_hs256.key")
+UNTOUCHED, LIFTED = (Seen(drained=False, down=False, reason=reason, comment="") for reason in ("", words.LIFTED))
+STRATEGIC = "application/strategic-merge-patch+json"
+LABELS = {"app.kubernetes.io/name": "minivm", "app.kubernetes.io/instance": "slurm", "minivm.io/pool": "w"}
+WORKER = {**LABELS, "app.kubernetes.io/component": "worker"}
+SINCE = "2026-11-20T00:00:00Z"
+
+
+class Site:
+    """As many Nodes with a worker's pod each, w-0 on n-0, and as many nodes in Slurm."""
+
+    def __init__(self, api: ApiServer, rest: str, key: Path, directory: Path, size: int) -> None:
+        self.api, self.rest, self.key, self.directory, self.size = api, rest, key, directory, size
+        self.slurm = SlurmRest(rest, key)
+        self.policy = directory / "policy.json"
+        self.metrics_at = f"127.0.0.1:{free_port()}"
+        self._own = threading.local()
+        self.stop = threading.Event()
+        self.silent: set[int] = set()
+
+    def ask(self, method: str, path: str, body: object = None) -> None:
+        """One connection for each thread: a handshake costs more than what is asked."""
+        if not hasattr(self._own, "to"):
+            host, port = self.api.url.removeprefix("https://").split(":")
+            self._own.to = http.client.HTTPSConnection(host, int(port), context=self.api.context, timeout=60)
+        kind = STRATEGIC if method == "PATCH" else "application/json"
+        headers = {"Authorization": f"Bearer {self.api.token}", "Content-Type": kind}
+        self._own.to.request(method, path, None if body is None else json.dumps(body), headers)
+        reply = self._own.to.getresponse()
+        text = reply.read()
+        assert reply.status < 300, (method, path, reply.status, text[:500])
+
+    def fill(self) -> None:
+        self.ask("POST", "/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": "default"}})
+        template = {"metadata": {"labels": WORKER}, "spec": {"containers": [{"name": "w", "image": "x"}]}}
+        spec = {"replicas": self.size, "selector": {"matchLabels": WORKER}, "serviceName": "w", "template": template}
+        sets = "/apis/apps/v1/namespaces/default/statefulsets"
+        self.ask("POST", sets, {"metadata": {"name": "w", "labels": WORKER}, "spec": spec})
+        with ThreadPoolExecutor(HANDS) as hands:
+            list(hands.map(self.make, range(self.size)))
+
+    def make(self, number: int) -> None:
+        pods = "/api/v1/namespaces/default/pods"
+        self.ask("POST", "/api/v1/nodes", {"metadata": {"name": f"n-{number}"}, "status": status(ready=True)})
+        spec = {"nodeName": f"n-{number}", "containers": [{"name": "worker", "image": "x"}]}
+        self.ask("POST", pods, {"metadata": {"name": f"w-{number}", "labels": WORKER}, "spec": spec})
+        running = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": SINCE}]}
+        self.ask("PATCH", f"{pods}/w-{number}/status", {"status": running})
+
+    def heartbeats(self) -> None:
+        """Of all kubelets that are well, one after the other."""
+        begun, sent = time.monotonic(), 0
+        while not self.stop.wait(max(0.0, begun + sent * HEARTBEAT_S / self.size - time.monotonic())):
+            if (number := sent % self.size) not in self.silent:
+                self.says(number, ready=True)
+            sent += 1
+
+    def says(self, number: int, *, ready: bool) -> None:
+        """Its conditions alone, and beside those what the fleet has shown there."""
+        body = {"status": status(ready=ready)}
+        self.ask("PATCH", f"/api/v1/nodes/n-{number}/status", body)
+
+    def cordon(self, number: int, *, on: bool = True) -> None:
+        self.ask("PATCH", f"/api/v1/nodes/n-{number}", {"spec": {"unschedulable": on or None}})
+
+    def drained(self, number: int) -> bool:
+        return not self.slurm.still(f"w-{number}", UNTOUCHED)
+
+    def undrained(self, number: int) -> bool:
+        return self.slurm.still(f"w-{number}", LIFTED)
+
+
+def status(*, ready: bool) -> dict[str, object]:
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    well = dict.fromkeys(("MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable"), "False")
+    found = {**well, "Ready": "True" if ready else "Unknown"}
+    since = dict.fromkeys(found, SINCE) | ({} if ready else {"Ready": now})
+    said = [
+        {"type": kind, "status": one, "lastHeartbeatTime": now, "lastTransitionTime": since[kind]}
+        for kind, one in found.items()
+    ]
+    return {"conditions": said}
+
+
+class Running:
+    """`fleet run`, as it is, with what it says of itself and what it costs."""
+
+    def __init__(self, site: Site) -> None:
+        self.site, self.log = site, site.directory / "fleet.log"
+        env = {
+            **{key: value for key, value in os.environ.items() if key in ("PATH", "HOME")},
+            "KUBECONFIG": str(site.api.kubeconfig),
+            "MINIVM_POD_NAMESPACE": "default",
+            "MINIVM_FLEET_RELEASE": "slurm",
+            "MINIVM_FLEET_SLURM": site.rest,
+            "MINIVM_FLEET_KEY": str(site.key),
+            "MINIVM_FLEET_POLICY": str(site.policy),
+            "MINIVM_FLEET_HTTP": site.metrics_at,
+        }
+        with self.log.open("wb") as log:
+            command = [sys.executable, "-u", "-m", "fleet", "run"]
+            self.process = subprocess.Popen(command, env=env, cwd=ROOT, stdout=log, stderr=log)
+
+    def metric(self, name: str, label: str = "") -> int:
+        """0 where it is not said, or not yet."""
+        assert self.process.poll() is None, self.log.read_text()[-4000:]
+        try:
+            with urllib.request.urlopen(f"http://{self.site.metrics_at}/metrics", timeout=30) as reply:
+                text = reply.read().decode()
+        except OSError:
+            return 0
+        key = f"minivm_fleet_{name}{label} "
+        return next((int(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(key)), 0)
+
+    def done(self, action: str) -> int:
+        return self.metric("changes_total", f'{{action="{action}"}}')
+
+    def processor(self) -> float:
+        """Seconds that it has had."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def memory(self, key: str) -> float:
+        text = Path(f"/proc/{self.process.pid}/status").read_text()
+        return next(int(line.split()[1]) / 1024 for line in text.splitlines() if line.startswith(f"{key}:"))
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@contextlib.contextmanager
+def site(directory: Path, size: int) -> Iterator[Site]:
+    (directory / "slurm").mkdir()
+    with api_server(programs.build(), directory) as api, world(directory / "slurm", "scale") as slurm:
+        (slurm.mounts / "secrets" / "slurm").mkdir()
+        key = slurm.mounts / "secrets" / "slurm" / "jwt_hs256.key"
+        key.write_bytes(os.urandom(32))
+        nodes = (f"NodeName=w-[0-{size - 1}] CPUs=8 RealMemory=1000 State=CLOUD", "ResumeProgram=/bin/true",
+                 "SuspendProgram=/bin/true", "SuspendTime=86400")  # fmt: skip
+        conf = re.sub("MaxNodeCount=[0-9]+", f"MaxNodeCount={size + 1}", slurm_conf(*JWT, *nodes, accounting=False))
+        slurm.configure({"slurm.conf": conf})
+        env = {"MINIVM_ACCOUNTING": "none", "MINIVM_SLURMRESTD": "0.0.0.0:6820"}
+        controller = slurm.pod("controller", "slurm-controller", env=env).wait_ready(180)
+        controller.container.reload()
+        at = controller.container.attrs["NetworkSettings"]["Networks"][slurm.network.name]["IPAddress"]
+        made = Site(api, f"{at}:6820", key, directory, size)
+        made.fill()
+        until(lambda: len(made.slurm.look(jobs=False).nodes) == size, "slurmctld knows them", within=120)
+        beating = threading.Thread(target=made.heartbeats)
+        beating.start()
+        try:
+            yield made
+        finally:
+            made.stop.set()
+            beating.join()
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory(prefix="minivm-bench-") as directory, site(Path(directory), NODES) as made:
+        fleet = Running(made)
+        try:
+            measure(made, fleet)
+        finally:
+            fleet.end()
+    return 0
+
+
+def measure(made: Site, fleet: Running) -> None:
+    begun = time.monotonic()
+    until(partial(known, made, fleet), "both sides are known", within=300, seen=fleet.log.read_text)
+    row(f"{made.size} Nodes, pods and nodes of Slurm, from its start to known and decided on", since(begun), "s")
+    until(lambda: fleet.done("showonnode") == made.size, "all is shown", within=3000, seen=fleet.log.read_text)
+    row("  and until Slurm's word is shown on each pod and Node", since(begun), "s")
+    row("memory, and at its most", fleet.memory("VmRSS"), "MB", f"{fleet.memory('VmHWM'):.0f}")
+    row("of a processor, nothing happens but heartbeats", idle(fleet) * 100, "%")
+    cordons(made)
+    mass(made, fleet)
+    row("memory after all that, and at its most", fleet.memory("VmRSS"), "MB", f"{fleet.memory('VmHWM'):.0f}")
+
+
+def known(made: Site, fleet: Running) -> bool:
+    return fleet.metric("workers") == made.size and fleet.metric("known", '{side="slurm"}') == 1
+
+
+def idle(fleet: Running) -> float:
+    before, begun = fleet.processor(), time.monotonic()
+    time.sleep(IDLE_S)
+    return (fleet.processor() - before) / since(begun)
+
+
+def cordons(made: Site) -> None:
+    """One after the other, each on a machine of its own, and then all taken back."""
+    step = max(1, made.size // CORDONS)
+    chosen, took = range(0, step * CORDONS, step), []
+    for number in chosen:
+        begun = time.monotonic()
+        made.cordon(number)
+        until(partial(made.drained, number), "it is drained")
+        took.append(since(begun))
+    took.sort()
+    worst = f"p99 {took[int(len(took) * 0.99) - 1]:.2f}, worst {took[-1]:.2f}"
+    row(f"a cordon seen in Slurm, median of {len(took)}", statistics.median(took), "s", worst)
+    begun = time.monotonic()
+    for number in chosen:
+        made.cordon(number, on=False)
+    for number in chosen:
+        until(partial(made.undrained, number), "it is undrained")
+    row(f"{len(took)} cordons lifted at once, the last one seen in Slurm", since(begun), "s")
+
+
+def mass(made: Site, fleet: Running) -> None:
+    """Some in a hundred are not heard of any more, within a minute: a cable, and no fault of each."""
+    before, many = fleet.done("drain"), int(made.size * SHARE)
+    begun = time.monotonic()
+    for count in range(many):
+        made.silent.add(count)
+        made.says(count, ready=False)
+        time.sleep(max(0.0, begun + (count + 1) * WITHIN_S / many - time.monotonic()))
+    paused = until(lambda: fleet.metric("stands", '{kind="pause"}'), "it pauses", within=200) and since(begun)
+    time.sleep(max(0.0, begun + WITHIN_S + LATER_S - time.monotonic()))
+    drains = fleet.done("drain") - before
+    row(f"{many} machines silent within {WITHIN_S:.0f} s: told that it pauses, from the first one on", paused, "s")
+    row("  drained by then and in the time after", drains, "")
+    for line in fleet.log.read_text().splitlines():
+        if line.startswith("fleet: of "):
+            print(f"  {line}")
+
+
+def row(what: str, value: float, unit: str, more: str = "") -> None:
+    print(f"{what:<92} {value:8.2f} {unit:<2} {more}".rstrip(), flush=True)
+
+
+def since(begun: float) -> float:
+    return time.monotonic() - begun
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+    return port
+
+
+if __name__ == "__main__":
+    main()
