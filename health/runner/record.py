@@ -30,7 +30,7 @@ def _open(path: Path) -> int:
 
 
 def _locked(fd: int) -> bool:
-    """Whether the lock was had in a moment. Without it a line is still whole: it is one write at the end."""
+    """Whether the lock was had in a moment."""
     for attempt in range(LOCK_ATTEMPTS):
         if attempt:
             time.sleep(LOCK_PAUSE)
@@ -50,7 +50,8 @@ def append(record: Mapping[str, object]) -> bool:
     except OSError:
         return False
     try:
-        if _locked(fd) and os.fstat(fd).st_size + len(line) > RUNS_LIMIT:
+        # A line is one write at the end, and waits for nobody; who turns the file over does so alone.
+        if os.fstat(fd).st_size + len(line) > RUNS_LIMIT and _locked(fd):
             # Another run may have turned it over while we waited for the lock: then this is the old file.
             with contextlib.suppress(OSError):
                 if os.stat(path).st_ino == os.fstat(fd).st_ino:  # noqa: PTH116  # the pair of calls belongs together

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import time
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from gitsync.layout import Layout
 from health.index import Index, Listed, write_index
 from health.places import Places, boot_id
 from health.policy import RunnerPolicy, ScriptPolicy
-from health.runner import gate, plan
+from health.runner import gate, plan, record
 from health.runner.after import APART_S, WAIT_S, After
 from health.runner.kept import Kept
 from health.runner.request import MOST, ended, parse
@@ -148,3 +149,22 @@ def test_what_a_run_asks_for_is_looked_at_once_also_by_its_fork(tmp_path: Path) 
     for file in (one, two):
         file.write_text("afterwards")
     assert (read(one), read(two)) == ("before", "afterwards")
+
+
+def test_a_line_of_the_record_waits_for_nobody_until_the_file_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINIVM_LOG", str(tmp_path))
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    path = tmp_path / "runs.jsonl"
+    path.touch()
+    with path.open() as file:
+        # As another run does that writes in the same moment.
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert record.append({"job": "1"})
+        assert (path.read_text(), waits) == ('{"job":"1"}\n', [])
+        monkeypatch.setattr(record, "RUNS_LIMIT", 1)
+        assert record.append({"job": "2"})
+    assert waits, "only one turns it over"
+    assert path.read_text() == '{"job":"1"}\n{"job":"2"}\n'
