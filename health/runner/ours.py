@@ -76,10 +76,13 @@ class _TooLong(BaseException):
 
 
 def run(step: Step, env: Mapping[str, str], deadline_s: float, unfit: int) -> Outcome:
-    """In this process, which is a fork made for one run: another for each step would cost more than the steps do."""
+    """In this process, which is a fork made for runs: another for each step would cost more than the steps do.
+
+    What a step changes of it is put back: other steps follow, and other runs.
+    """
     start = time.monotonic()
     said, kept = os.memfd_create("step"), [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16) for fd in (1, 2)]
-    ours, code, broken = os.environ, 1, ""
+    ours, path, mask, code, broken = os.environ, sys.path[:], os.umask(0o022), 1, ""
     for fd in (1, 2):
         os.dup2(said, fd)
     # What a step starts is given this by name; the runner's own is not the step's.
@@ -94,6 +97,8 @@ def run(step: Step, env: Mapping[str, str], deadline_s: float, unfit: int) -> Ou
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         os.environ = ours  # noqa: B003  # the very object
+        sys.path[:] = path
+        os.umask(mask)
         for fd, old in zip((1, 2), kept, strict=True):
             os.dup2(old, fd)
             os.close(old)

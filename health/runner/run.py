@@ -76,7 +76,7 @@ class Run:
         self.commit = commit
         self.given = given
         self.job = given.get("SLURM_JOB_ID", "")
-        self.places = Places.from_environment()
+        self.places = self.warm.places
         self.policy = policy_of(tree, self.places, self.warm.kept)
         self.env = environment(kind, given, commit, str(tree), UNFIT)
         self.start = time.monotonic()

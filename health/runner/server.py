@@ -16,13 +16,14 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from gitsync import lease
 from gitsync.errors import GitsyncError
 from gitsync.layout import Layout
 from health.places import Places
 from health.policy import RunnerPolicy
-from health.runner import fork, gate, missed, plan
+from health.runner import fork, gate, hands, missed, plan
 from health.runner.after import After
 from health.runner.kept import Kept
 from health.runner.ours import Ours
@@ -53,6 +54,7 @@ class Server:
         self.kept = Kept()
         self.ours = Ours(layout.zero, self.kept)
         self.after = After(places)
+        self.hands = hands.Hands()
         self.missed = 0
         self.stopping = False
         self._tell = tell
@@ -75,7 +77,12 @@ class Server:
 
     def turn(self) -> None:
         now = time.monotonic()
-        times = [self._look_at, *(call.until for call in self._calls.values()), *self.after.times()]
+        times = [
+            self._look_at,
+            *(call.until for call in self._calls.values()),
+            *self.after.times(),
+            *self.hands.times(),
+        ]
         for fd, _ in self._poll.poll(max(0.0, min(times) - now) * 1000):
             if fd == self._listener.fileno():
                 self._accept()
@@ -90,6 +97,7 @@ class Server:
             self._forget(fd)
         if now >= self._look_at:
             self.look()
+        self.hands.rest(now)
         if self.after.is_due(now):
             self._fork(self.after.work, lambda pid: self.after.began(pid, now))
 
@@ -98,23 +106,21 @@ class Server:
         self._look_at = time.monotonic() + LOOK_S
         try:
             with lease.hold(self.layout) as held:
+                self.kept.look()
                 for kind in ("epilog", "prolog"):
-                    policy = self._read(kind, held)
-                self._plan(held, policy)
+                    self._read(kind, held)
+                self._plan(held, policy_of(held.path, self.places, self.kept))
         except (OSError, GitsyncError, ValueError) as error:
             self._tell(f"cannot look ahead: {error}")
         self._count_missed()
 
-    def _read(self, kind: str, held: lease.Lease) -> RunnerPolicy:
-        """What a run of this kind is about to ask for."""
+    def _read(self, kind: str, held: lease.Lease) -> None:
+        """What a run of this kind is about to ask for, its policy apart."""
         tree = held.path
-        self.kept.look()
-        policy = policy_of(tree, self.places, self.kept)
         if kind == "prolog":
             gate.look(kind, tree, held.commit, self.places, self.kept)
         for name in plan.scripts(tree, kind):
             self.ours.step(tree, f"{kind}.d/{name}")
-        return policy
 
     def _plan(self, held: lease.Lease, policy: RunnerPolicy) -> None:
         link, files = plan.link_of(self.layout), plan.rests_on(self.places, held.path)
@@ -181,17 +187,28 @@ class Server:
         if request.kind == "epilog":
             self.after.owe(now)
         with lease.hold(self.layout) as held:
-            policy = self._read(request.kind, held)
+            self.kept.look()
+            policy = policy_of(held.path, self.places, self.kept)
             try:
                 self._plan(held, policy)
             except OSError as error:
                 self._tell(f"cannot plan task prologs: {error}")
-            warm = Warm(self.kept, self.ours, held, after_a_job=after_a_job, looked_at_later=True)
-            if self._at_once(call, request, held, warm):
-                return
-            budget_s = policy.kind(request.kind).budget_s
+            warm = Warm(self.places, self.kept, self.ours, held, after_a_job=after_a_job, looked_at_later=True)
             client = call.connection.fileno()
-            self._fork(lambda: fork.serve(client, request, held, warm, budget_s), self._runs.add)
+            if self._at_once(call, request, held, warm) or self.hands.give(
+                client, bytes(call.text), held, after_a_job=after_a_job
+            ):
+                return
+            self._read(request.kind, held)
+            budget_s = policy.kind(request.kind).budget_s
+            ours, theirs = hands.pair()
+            with theirs:
+                work = partial(fork.serve, theirs, client, request, held, warm, budget_s, self.layout)
+                self._fork(work, partial(self._began, ours))
+
+    def _began(self, door: socket.socket, pid: int) -> None:
+        self._runs.add(pid)
+        self.hands.began(pid, door)
 
     def _at_once(self, call: Call, request: Request, held: lease.Lease, warm: Warm) -> bool:
         """A prolog with fresh verdicts, no problem among them, and no script to start: read, judged and recorded."""
@@ -218,3 +235,4 @@ class Server:
                 return
             self._runs.discard(pid)
             self.after.ended(pid)
+            self.hands.ended(pid)

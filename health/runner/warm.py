@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gitsync.lease import Lease
@@ -14,6 +14,7 @@ from health.runner.ours import Ours
 
 @dataclass(frozen=True, slots=True)
 class Warm:
+    places: Places = field(default_factory=Places.from_environment)
     kept: Kept | None = None
     ours: Ours | None = None
     # The commit, resolved and held for this run.
