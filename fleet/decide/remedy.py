@@ -79,19 +79,26 @@ class Turn:
         remedy = Remedy(self.goal, number, int(self.now), self.place.node.boot, by_hand)
         return add(replace(status, remedy=remedy, remedies=number), self.now, self.goal, self.why), None, "begins"
 
-    def _idle(self) -> bool:
-        if not self.place.node.cordoned or any(name.startswith("Pod/") for name in self.kubernetes.unread):
+    def _idle(self) -> bool | None:
+        """None: nothing speaks against it, and it is not known."""
+        nodes = self.place.slurm
+        if not self.place.node.cordoned or not self.place.known:
             return False
-        return self.place.known and all(
-            node.drained and not node.record.busy and self.slurm.holding(node.name) == () for node in self.place.slurm
-        )
+        held = [self.slurm.holding(node.name) for node in nodes]
+        if any(held) or not all(node.drained and not node.record.busy for node in nodes):
+            return False
+        unread = any(name.startswith("Pod/") for name in self.kubernetes.unread)
+        return None if unread or None in held else True
 
     def _do(self, status: Status, begun: Remedy, mark: str) -> Step:
         done = replace(status, remedy=replace(begun, done=True))
         treatment = self._treatment()
         if treatment is None or mark == self._mark(begun) or self._booted(begun):
             return done, None, "is told"
-        if not self._idle():
+        idle = self._idle()
+        if idle is None:
+            return status, None, "waits until it is known whether it is idle"
+        if not idle:
             # Somebody has resumed it meanwhile: another turn, another number.
             return add(replace(status, remedy=None), self.now, "withdrawn", "it is not idle any more"), None, ""
         node = self.place.node

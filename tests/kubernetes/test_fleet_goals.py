@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
 from tests.kubernetes.apiserver import install
-from tests.kubernetes.test_fleet import Both, both_sides
+from tests.kubernetes.test_fleet import PODS, READY, Both, Running, both_sides
 from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
 MACHINES = "/apis/minivm.io/v1alpha1/namespaces/default/machines"
-TREATS = {"machines": {"mode": "act", "remedies": {"reboot": {"annotate": {"reboot.example/please": "now"}}}}}
+JOBS = "/apis/batch/v1/namespaces/default/jobs"
+TICKET = {"template": {"spec": {"containers": [{"name": "ticket", "image": "x"}]}}}
+REMEDIES = {"reboot": {"annotate": {"reboot.example/please": "now"}}, "replace": {"job": TICKET}}
+TREATS = {"machines": {"mode": "act", "remedies": REMEDIES}}
 
 
 class Kept(Both):
@@ -90,3 +94,94 @@ def test_a_reboot_waits_for_the_job_is_asked_for_and_seen(both: Both) -> None:
         assert history[-2:] == ["reboot", "rebooted"]
         assert status(both, "w2")["goal"] == "up"
     assert both.controller.run("srun", "-w", "w1", "--chdir=/tmp", "hostname", user="demo").strip() == "w1"
+
+
+# Killed again and again
+
+
+def asks(goal: str, both: Both) -> None:
+    wants(both, "w2", goal, "fan 3")
+
+
+def held(both: Both, why: str) -> bool:
+    here = status(both, "w2")
+    said = both.reason("w2").startswith("minivm: fleet: goal: ") and node(both, "w2")[0]
+    return said and here.get("why", "").endswith(why) and both.free("w2")
+
+
+def treated(both: Both, why: str) -> bool:
+    return held(both, why) and bool(status(both, "w2")["remedy"].get("done"))
+
+
+def reboots(both: Both) -> None:
+    boots(both, "w2", str(status(both, "w2")["remedies"] + 1))
+
+
+def back(both: Both) -> bool:
+    return is_back(both, "w2") and both.shown("w2") == "TakesJobs" and not both.free("w2")
+
+
+def is_exchanged(both: Both) -> None:
+    """Its Node goes with its pod, and another machine of the name comes with the next."""
+    both.api.ask("DELETE", f"{PODS}/w2?gracePeriodSeconds=0")
+    both.api.ask("DELETE", "/api/v1/nodes/n-w2")
+
+
+def is_away(both: Both) -> bool:
+    found = both.api.ask("GET", MACHINES)["items"]
+    (one,) = [one["status"] for one in found if one["spec"].get("goal") == "replace"]
+    return bool(one["state"] == "Absent" and one["history"][-1]["what"] == "left")
+
+
+def another_comes(both: Both) -> None:
+    for one in both.api.ask("GET", MACHINES)["items"]:
+        if one["spec"].get("goal") == "replace":  # nobody forgets a machine but people
+            both.api.ask("DELETE", f"{MACHINES}/{one['metadata']['name']}")
+    both.api.ask("POST", "/api/v1/nodes", {"metadata": {"name": "n-w2"}, "status": {"conditions": [READY]}})
+    both.new_pod("w2")
+
+
+# What happens, how it shows that all that follows was done, and what is noted of the machine.
+STORIES: dict[str, tuple[list[tuple[Callable[[Both], object], Callable[[Both], bool]]], list[str]]] = {
+    "drain": ([(partial(asks, "drain"), partial(held, why="fan 3")), (partial(asks, "up"), back)], []),
+    "reboot": (
+        [(partial(asks, "reboot"), partial(treated, why="to be well after it")), (reboots, back)],
+        ["reboot", "rebooted"],
+    ),
+    "replace": (
+        [
+            (partial(asks, "replace"), partial(treated, why="is waited for")),
+            (is_exchanged, is_away),
+            (another_comes, lambda both: status(both, "w2").get("state") == "TakesJobs" and back(both)),
+        ],
+        ["node"],
+    ),
+}
+
+
+def settled(both: Both, fleet: Running, all_is: Callable[[Both], bool]) -> bool:
+    return fleet.there() and all_is(both)
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_a_goal_ends_the_same_where_the_fleet_is_killed_after_every_single_change(both: Both, story: str) -> None:
+    """Drained, cordoned, told, done once, seen and lifted, each step by another fleet."""
+    both.policy.write_text(json.dumps(TREATS))
+    with both.running():
+        until(lambda: status(both, "w2").get("state") == "TakesJobs" and back(both), "it is kept", seen=both.log)
+    kept, jobs = machine(both, "w2"), both.api.ask("GET", JOBS)["items"]
+    before = kept["status"]
+    parts, noted = STORIES[story]
+    with both.running(cut=2, again=2) as fleet:
+        for happens, all_is in parts:
+            happens(both)
+            until(partial(settled, both, fleet, all_is), f"all is done: {story}", within=180, seen=both.log)
+        until(lambda: fleet.there() and both.ask("plan") == "nothing to do\n", "it is over", within=90, seen=both.log)
+        assert fleet.killed > 8, "a story in which little is done shows little"
+    after = status(both, "w2")
+    another = machine(both, "w2")["metadata"]["uid"] != kept["metadata"]["uid"]
+    assert another == (story == "replace")
+    had = [] if another else [one["what"] for one in before["history"]]
+    assert [one["what"] for one in after["history"]] == [*had, *noted], "once, and no more"
+    assert after["remedies"] - (0 if another else before["remedies"]) == (story == "reboot")
+    assert len(both.api.ask("GET", JOBS)["items"]) - len(jobs) == (story == "replace")

@@ -13,6 +13,7 @@ from fleet.decide.actions import Annotate, Change, StartJob, Withdraw
 from fleet.decide.memory import Memory
 from fleet.policy import Machines, Policy, Treatment, policy
 from fleet.world.kubernetes import Kubernetes
+from fleet.world.slurm import Slurm
 from init.errors import ConfigError
 from tests.fleet_world import CutInAJob, Worlds
 
@@ -229,6 +230,29 @@ def test_somebody_who_resumes_it_in_time_is_asked_for_another_turn() -> None:
     worlds.jobs_end("w-0")
     worlds.settle_in()
     assert len(worlds.treated) == 1
+
+
+@pytest.mark.parametrize("what", ["jobs", "pods"])
+def test_where_it_is_not_known_whether_it_is_idle_its_turn_is_not_lost(what: str) -> None:
+    """Who has just started has asked Slurm for its nodes, and not yet for its jobs."""
+    worlds = fleet(treats(reboot=ASK))
+    worlds.wants("n0", "reboot", "new kernel")
+    while worlds.status("n0").remedy is None:
+        assert worlds.look()
+    seen = worlds.world()
+    here, there = seen.kubernetes, seen.slurm
+    assert isinstance(here, Kubernetes) and isinstance(there, Slurm)
+    if what == "jobs":
+        there = replace(there, jobs=None)
+    else:
+        here = replace(here, unread={"Pod/x": "y"})
+    worlds.memory = Memory()
+    worlds.look(world=replace(seen, kubernetes=here, slurm=there))
+    assert (worlds.status("n0").remedy is not None, worlds.treated) == (True, [])
+    assert "waits until it is known" in worlds.status("n0").why
+    worlds.settle_in()
+    assert (len(worlds.treated), worlds.status("n0").remedies) == (1, 1)
+    assert "withdrawn" not in [one.what for one in worlds.status("n0").history]
 
 
 def test_where_a_pod_cannot_be_read_no_machine_is_idle() -> None:
