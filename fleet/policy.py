@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from fleet.errors import FleetError
 from init.errors import ConfigError
 from init.fields import Reader
 
@@ -85,6 +87,16 @@ class Policy:
     # How old the proof must be: a Node not ready for so long.
     dead_s: float = 300.0
     machines: Machines = Machines()
+
+
+def read_policy(path: Path) -> Policy:
+    """Without a file: the defaults. It is read at each look: a ConfigMap changes under us."""
+    try:
+        return policy_from_json(path.read_text(), str(path))
+    except FileNotFoundError:
+        return Policy()
+    except (OSError, UnicodeDecodeError) as error:
+        raise FleetError("read the fleet's policy", str(error), file=str(path)) from error
 
 
 def policy_from_json(content: str, file: str = "") -> Policy:

@@ -8,17 +8,18 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from itertools import islice
 
 from fleet.act import fencing, machines
 from fleet.act.cache import Cache
 from fleet.act.events import events
 from fleet.act.kubernetes import Api
 from fleet.act.lead import Alone, Lead, Leader
+from fleet.act.meanwhile import meanwhile
 from fleet.act.pages import Pages
 from fleet.act.report import Report, report
 from fleet.act.seen import Seen, name_of
-from fleet.act.slurm import SlurmRest
+from fleet.act.slurm import SlurmRest, to_its_end
 from fleet.act.words import in_words
 from fleet.decide.actions import (
     Annotate,
@@ -39,10 +40,11 @@ from fleet.decide.actions import (
     Withdraw,
 )
 from fleet.decide.decide import Decision, decide
+from fleet.decide.hold import hurried
 from fleet.decide.memory import Memory
 from fleet.decide.needs import asks_for_claims, asks_for_jobs
 from fleet.errors import FleetError
-from fleet.policy import Policy, policy_from_json
+from fleet.policy import Policy, read_policy
 from fleet.settings import Settings
 from fleet.world.kubernetes import Kubernetes
 from fleet.world.proof import Proof
@@ -63,6 +65,8 @@ class Fleet:
     def __init__(self, settings: Settings, api: Api, say: Say) -> None:
         self.settings, self.api, self.say = settings, api, say
         self.slurm = SlurmRest(settings.slurm, settings.key)
+        # For what is done while the first one waits for its answer.
+        self.beside = SlurmRest(settings.slurm, settings.key)
         self.memory = Memory()
         self.policy = Policy()
         self.stop = asyncio.Event()
@@ -76,6 +80,8 @@ class Fleet:
         self._refused = ""
         # What could not be done at the last look, each told once.
         self._failed: set[str] = set()
+        self._known: tuple[float, Slurm | Unknown] = (0.0, Unknown("not asked yet"))
+        self._hurried: set[str] | None = None  # whom for, since all was decided last
         self._late = False  # something was not as it was seen when it was to be changed
         self._asked = -CLAIMS_S
         self._proofs: tuple[float, Mapping[str, Proof]] = (0.0, {})
@@ -115,24 +121,26 @@ class Fleet:
         while True:
             self.seen.turned = time.monotonic()
             changed = 0
-            woken = self._news.is_set()
-            self._news.clear()
             if not self.leader.holds():
+                self._news.clear()
                 # Whoever acts meanwhile changes what we remember.
                 last, self.memory = None, Memory()
                 self.cache.counted()  # so that it need not begin to count when it begins to act
                 await self._wait(AT_LEAST_S)
                 continue
             begun = time.monotonic()
-            slurm = await self._look(self.cache.world())
+            slurm = await meanwhile(self._look(self.cache.world()), self._news, self._hurry)
             took = time.monotonic() - begun
             # What came from Kubernetes while Slurm was asked counts too.
-            kubernetes, fresh = self.cache.counted(), woken or self._news.is_set()
+            kubernetes, fresh = self.cache.counted(), self._news.is_set() or self._hurried is not None
+            self._news.clear()
             if fresh or slurm != last or begun - decided >= AT_LEAST_S:
                 last, decided, self._late = slurm, begun, False
+                self._known = (time.monotonic(), slurm)
                 changed = await self.act(World(kubernetes, slurm, self._proven()))
                 # What has changed meanwhile need not be news by itself.
                 last = None if self._late else last
+                self._hurried = None
             # What we have changed ourselves comes back as news. One that does not answer has no work with us; and where
             # that is because its machine is dead, time alone makes the difference.
             seldom = AT_LEAST_S if isinstance(slurm, Unknown) else 3 * took
@@ -143,6 +151,23 @@ class Fleet:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(most):
                 await self._news.wait()
+
+    async def _hurry(self) -> None:
+        """Drains that people ask for, by what Slurm said last: it is asked of each whether it is still so."""
+        self._hurried = self._hurried or set()
+        at, slurm = self._known
+        world = World(self.cache.counted(), slurm)
+        if time.monotonic() - at > 3 * AT_LEAST_S or isinstance(world.kubernetes, Unknown):
+            return
+        done: list[Change | Tell] = []
+        drains = hurried(world, self.memory.marks, time.time(), self.policy)
+        for change in islice((one for one in drains if one.name not in self._hurried), self.policy.changes):
+            if not self.leader.holds():
+                return
+            self._hurried.add(change.name)
+            with contextlib.suppress(FleetError):  # it is tried again with all else, and told then
+                done += [change] if await self._perform(change, self.beside) else []
+        await self._tell(world, done)
 
     async def act(self, world: World) -> int:
         """Whatever is to be done now; how much was."""
@@ -157,6 +182,8 @@ class Fleet:
         for change in decision.changes:
             if not self.leader.holds():
                 break
+            if isinstance(change, Drain) and change.name in (self._hurried or ()):
+                continue  # done already, and Slurm's answer may be from before
             self.seen.turned = time.monotonic()
             try:
                 if await self._perform(change):
@@ -192,13 +219,13 @@ class Fleet:
             self.say(said)
         self._refused = said
 
-    async def _perform(self, change: Change) -> bool:
+    async def _perform(self, change: Change, slurm: SlurmRest | None = None) -> bool:
         self._made += 1
         if self._made == self.settings.cut:
             os.kill(os.getpid(), signal.SIGKILL)
         if isinstance(change, Drain | Undrain | Remove | Forget):
             still = not isinstance(change, Undrain) or await self.api.still(change.at)
-            done = still and await _to_its_end(lambda: self.slurm.change(change, self.leader.holds))
+            done = still and await to_its_end(lambda: (slurm or self.slurm).change(change, self.leader.holds))
         elif isinstance(change, Free | Evict) and not await asyncio.to_thread(self.slurm.still, change.pod, change.was):
             done = False  # somebody has resumed it: it may get a job in this moment
         elif not self.leader.holds():
@@ -262,24 +289,3 @@ class Fleet:
             return found
         except FleetError as error:
             return Unknown(str(error))
-
-
-async def _to_its_end(work: Callable[[], bool]) -> bool:
-    """Also where we are told to end: no thread can be called back, and until it is through nobody else may begin."""
-    thread = asyncio.create_task(asyncio.to_thread(work))
-    try:
-        return await asyncio.shield(thread)
-    except asyncio.CancelledError:
-        with contextlib.suppress(FleetError):
-            await thread
-        raise
-
-
-def read_policy(path: Path) -> Policy:
-    """Without a file: the defaults. It is read at each look: a ConfigMap changes under us."""
-    try:
-        return policy_from_json(path.read_text(), str(path))
-    except FileNotFoundError:
-        return Policy()
-    except (OSError, UnicodeDecodeError) as error:
-        raise FleetError("read the fleet's policy", str(error), file=str(path)) from error

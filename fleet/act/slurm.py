@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import http.client
 import json
 import time
@@ -133,6 +135,17 @@ class SlurmRest:
         if len(text) > MOST_BYTES:
             raise FleetError("ask slurmrestd", f"an answer of more than {MOST_BYTES >> 20} MiB")
         return reply.status, text
+
+
+async def to_its_end(work: Callable[[], bool]) -> bool:
+    """Also where we are told to end: no thread can be called back, and until it is through nobody else may begin."""
+    thread = asyncio.create_task(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(thread)
+    except asyncio.CancelledError:
+        with contextlib.suppress(FleetError):
+            await thread
+        raise
 
 
 def _path(name: str) -> str:

@@ -6,15 +6,34 @@ and then he has said it twice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from fleet import words
 from fleet.decide.actions import Drain, Forget, Tell, Undrain, Versions
+from fleet.decide.causes import causes as of
+from fleet.policy import Policy
 from fleet.world.slurm import SlurmNode
-from fleet.world.world import Worker
+from fleet.world.world import Worker, World
 
 MOST_TIMES = 2
 Held = Drain | Undrain | Forget | Tell | None
+
+
+# What somebody says of this one machine: no budget counts it.
+SAID = frozenset({"cordon", "maintenance", "going", "leave"})
+
+
+def hurried(world: World, marks: Mapping[str, words.Mark], now: float, policy: Policy) -> Iterator[Drain]:
+    """The drains that need not wait until Slurm has told of all its nodes once more; whether each is still as it was is
+    asked when it is drained. Whatever else follows from the same causes follows later."""
+    for worker in world.workers():
+        if worker.node is None or worker.slurm is None or worker.slurm.drained or worker.slurm.down:
+            continue
+        found = of(worker, policy, now)
+        if found and found.keys() <= SAID:
+            one = hold(worker, found, worker.slurm.mark or marks.get(worker.name))
+            if isinstance(one, Drain):
+                yield one
 
 
 def hold(worker: Worker, causes: Mapping[str, str], mark: words.Mark | None) -> Held:

@@ -87,6 +87,46 @@ def test_a_cordon_is_acted_on_when_it_is_heard_and_not_when_time_has_passed(
     assert (event["involvedObject"]["name"], event["reason"]) == ("w0", "Drained")
 
 
+def test_a_cordon_does_not_wait_until_slurm_has_told_of_all_its_nodes(
+    server: Server, rest: Rest, settings: Settings
+) -> None:
+    """Of five thousand that takes seconds, and in a busy cluster it tells of them again and again."""
+    ends, slow = threading.Event(), threading.Event()
+    drains: list[bool] = []
+
+    def answers(method: str, path: str) -> tuple[int, bytes]:
+        if method == "POST":
+            drains.append(ends.is_set())
+        if "update_time" in path and looked():
+            slow.set()
+            ends.wait(60)
+        return nodes(SLURM)
+
+    def looked() -> bool:
+        return sum("update_time" in path for _, path, _ in rest.asked) > 3
+
+    def watches(query: Query, write: Write) -> None:
+        slow.wait(60)
+        write({"type": "MODIFIED", "object": node("n0", 2, cordoned=True)})
+        server.hold(query, write)
+
+    rest.answers, server.watches, server.lists = answers, watches, lambda query: page(node("n0"))
+
+    async def whole() -> None:
+        async with server.api() as api:
+            fleet = Fleet(settings, api, lambda words: None)
+            task = asyncio.create_task(fleet.run())
+            try:
+                await until(lambda: bool(drains))
+            finally:
+                ends.set()
+                fleet.stop.set()
+                await task
+
+    asyncio.run(whole())
+    assert drains[0] is False, "while it still tells of them"
+
+
 def test_a_heartbeat_is_no_news(
     server: Server, rest: Rest, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
