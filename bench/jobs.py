@@ -44,13 +44,21 @@ user = pwd.getpwnam("alice")
 (runner,) = [pid for pid in os.listdir("/proc") if pid.isdigit()
              and open(f"/proc/{pid}/cmdline").read().endswith("health.runner\\0")
              and open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1] == "1"]
+def ticks(pid):
+    try:
+        return sum(map(int, open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[11:15]))
+    except OSError:
+        return 0  # a fork that has just ended
 def used():
-    fields = open(f"/proc/{runner}/stat").read().rpartition(")")[2].split()
-    return sum(map(int, fields[11:15])) * 1000 / os.sysconf("SC_CLK_TCK")
+    forks = open(f"/proc/{runner}/task/{runner}/children").read().split()
+    return sum(map(ticks, (runner, *forks))) * 1000 / os.sysconf("SC_CLK_TCK")
 said = {}
 for kind in ("prolog", "task_prolog", "epilog"):
-    walls, spent, before = [], 0.0, used()
-    for job in range(9000000, 9000000 + COUNT):
+    walls, spent = [], 0.0
+    for job in range(9000000, 9000001 + COUNT):
+        if job == 9000001:
+            # The first one is of a node that no round of checks has looked at, and looks itself.
+            walls, spent, before = [], 0.0, used()
         env = {"SLURM_JOB_ID": str(job), "SLURM_JOB_UID": str(user.pw_uid), "SLURM_JOB_GID": str(user.pw_gid)}
         if kind == "task_prolog":
             os.setresgid(user.pw_gid, user.pw_gid, 0); os.setresuid(user.pw_uid, user.pw_uid, 0)

@@ -8,6 +8,7 @@ checks (but for the load, which this measures itself), twice under two names, to
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -79,9 +80,13 @@ def figures(count: int, once: Callable[[], Cost]) -> tuple[float, float, float]:
 
 
 def used_ms(pid: int) -> float:
-    """Processor time of a process and of the children that it has waited for."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:15])) * 1000 / os.sysconf("SC_CLK_TCK")
+    """Processor time of a process, of its children, and of those that they have waited for."""
+    ticks = 0
+    for one in (pid, *Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
+        # A fork may just have ended.
+        with contextlib.suppress(OSError):
+            ticks += sum(map(int, Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()[11:15]))
+    return ticks * 1000 / os.sysconf("SC_CLK_TCK")
 
 
 def both(world: World, job: dict[str, str]) -> list[tuple[str, float, float, float]]:
