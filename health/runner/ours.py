@@ -39,12 +39,12 @@ class Step:
     lib: str
 
 
-def read(path: Path) -> Source:
+def read(path: str) -> Source:
     """A library has no first line; a script has ours, may be executed, and is Python."""
     try:
-        text = path.read_bytes()
-        fits = path.name.endswith(".py") or (text.startswith(HEAD) and os.access(path, os.X_OK))
-        return Source(text, compile(text, str(path), "exec") if fits else None)
+        text = Path(path).read_bytes()
+        fits = path.endswith(".py") or (text.startswith(HEAD) and os.access(path, os.X_OK))
+        return Source(text, compile(text, path, "exec") if fits else None)
     except (OSError, ValueError, SyntaxError):
         return Source(b"", None)
 
@@ -59,10 +59,10 @@ class Ours:
         code, library = self._same(tree, script), self._same(tree, LIBRARY)
         if code is None or library is None:
             return None
-        return Step(str(tree / script), code, library, str(tree / "lib"))
+        return Step(f"{tree}/{script}", code, library, f"{tree}/lib")
 
     def _same(self, tree: Path, name: str) -> CodeType | None:
-        places = tree / name, self._zero / name
+        places = f"{tree}/{name}", f"{self._zero}/{name}"
         mine, known = (self._kept.get(("source", path), [path], partial(read, path)) for path in places)
         return mine.code if mine.text == known.text else None
 
