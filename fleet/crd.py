@@ -53,6 +53,7 @@ STATUS = mapping(
     why=text("What holds it."),
     node=text("Its Node; empty: none at present."),
     nodeUid=text("Of that Node."),
+    boot=text("Of that Node, when it was last seen: within one boot no GPU comes or goes."),
     providerId=text("The provider's name for it.", 512),
     gpus={
         "type": "array",

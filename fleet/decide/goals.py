@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from fleet import words
 from fleet.decide.actions import Action, Cordon, Record, StartJob, Tell, Uncordon
-from fleet.decide.machines import Place, count, line, made, matched, places, seen
+from fleet.decide.machines import Place, believed, count, line, made, matched, places, seen
 from fleet.decide.remedy import Turn, counts
 from fleet.policy import Machines, Policy
 from fleet.world.kubernetes import Kubernetes
@@ -62,7 +62,7 @@ def goals(world: World, now: float, policy: Policy) -> Goals | None:
     here = world.kubernetes
     if isinstance(here, Unknown) or isinstance(world.slurm, Unknown) or here.machines is None:
         return None
-    found = places(here, list(world.workers()))
+    found = believed(here.machines, places(here, list(world.workers())))
     at = matched(here.machines, found)
     place_of = {machine: found[where] for where, machine in at.items()}
     common = _common(found.values(), policy)

@@ -1,5 +1,8 @@
 """Which Node is which machine, and what is seen of each. A machine is known by its GPUs, where its worker tells them;
 else by its provider's name for it; else by its Node. It outlives pods and Nodes: what was found of it stays with it.
+
+What a pod says of its GPUs may be a lie, and be another pod's. Within one boot of a Node no GPU comes or goes, so there
+it changes nothing; of several that claim one GPU it is the one's whose machine has it, or nobody's.
 """
 
 from __future__ import annotations
@@ -44,11 +47,9 @@ class Place:
 
     node: Node
     workers: Sequence[Worker] = ()
-
-    @property
-    def gpus(self) -> frozenset[str]:
-        said = (worker.pod.conditions.get(GPUS) for worker in self.workers)
-        return frozenset(_UUID.findall(" ".join(one.message for one in said if one))[: crd.GPUS])
+    said: frozenset[str] = frozenset()  # the GPUs that its pods tell of
+    gpus: frozenset[str] = frozenset()  # and those of them that are believed
+    same: str = ""  # the machine that it has been since its last boot, whatever is said
 
     @property
     def provider(self) -> str:
@@ -81,7 +82,39 @@ def places(kubernetes: Kubernetes, workers: Sequence[Worker]) -> Mapping[str, Pl
     on: dict[str, list[Worker]] = {}
     for worker in workers:
         on.setdefault(worker.pod.node, []).append(worker)
-    return {name: Place(node, on.get(name, ())) for name, node in sorted(kubernetes.nodes.items())}
+    return {
+        name: Place(node, on.get(name, ()), _said(on.get(name, ()))) for name, node in sorted(kubernetes.nodes.items())
+    }
+
+
+def _said(workers: Sequence[Worker]) -> frozenset[str]:
+    told = (worker.pod.conditions.get(GPUS) for worker in workers)
+    return frozenset(_UUID.findall(" ".join(one.message for one in told if one))[: crd.GPUS])
+
+
+def believed(machines: Mapping[str, Machine], found: Mapping[str, Place]) -> Mapping[str, Place]:
+    """The same places, with what is to be believed of their GPUs."""
+    same = {(one.status.node_uid, one.status.boot): key for key, one in machines.items() if _stays(one)}
+    here = {where: same.get((place.node.uid, place.node.boot), "") for where, place in found.items()}
+    owned = {gpu: key for key in sorted(here.values()) if key for gpu in machines[key].status.gpus}
+    claims = Counter(gpu for place in found.values() for gpu in place.said)
+
+    def true(where: str) -> frozenset[str]:
+        key, said = here[where], found[where].said
+        mine = frozenset(gpu for gpu in said if owned.get(gpu, key) == key and (gpu in owned or claims[gpu] == 1))
+        had = machines[key].status.gpus if key else ()
+        if not key or not had:
+            return mine
+        return frozenset((*had, *sorted(mine - set(had)))[: crd.GPUS]) if mine & set(had) else frozenset(had)
+
+    return {where: replace(place, gpus=true(where), same=here[where]) for where, place in found.items()}
+
+
+def _stays(machine: Machine) -> bool:
+    """One that was just made, and whose GPUs nobody has told yet, may turn out to be one that is known."""
+    one = machine.status
+    settled = bool(one.gpus or one.remedy or machine.goal not in ("", "up"))
+    return bool(one.node_uid and one.boot) and settled and not machine.deleting
 
 
 def matched(machines: Mapping[str, Machine], found: Mapping[str, Place]) -> Mapping[str, str]:
@@ -100,6 +133,8 @@ def matched(machines: Mapping[str, Machine], found: Mapping[str, Place]) -> Mapp
                 del free[key]
                 return
 
+    for where, place in found.items():
+        take(where, [place.same] if place.same else ())
     # Of several that claim one, who has it keeps it.
     held = {one.node_uid for one in free.values()}
     for where in sorted(found, key=lambda name: (found[name].node.uid not in held, name)):
@@ -143,12 +178,20 @@ def name(place: Place) -> str:
 def made(machines: Mapping[str, Machine], found: Mapping[str, Place], at: Mapping[str, str]) -> Iterator[Make | Tell]:
     """Of each Node that has a worker, and no machine yet."""
     known = {gpu: key for key, machine in machines.items() for gpu in machine.status.gpus}
+    claims = Counter(gpu for place in found.values() for gpu in place.said)
     for where, place in found.items():
+        strange = place.said - set(machines[at[where]].status.gpus if where in at else ())
+        if others := sorted({known[gpu] for gpu in strange if gpu in known}):
+            yield Tell(where, "twice", f"says that it has GPUs of {others[0]}, which is elsewhere: not believed")
+        elif any(claims[gpu] > 1 for gpu in strange):
+            yield Tell(where, "twice", "says that it has GPUs that another one says it has: neither is believed")
+        elif place.same and place.said and not place.said & place.gpus:
+            yield Tell(
+                where, "twice", f"says that it has other GPUs than {place.same} since its last boot: not believed"
+            )
         if where in at or not place.workers:
             continue
-        if twice := sorted({known[gpu] for gpu in place.gpus if gpu in known}):
-            yield Tell(where, "twice", f"says that it has GPUs of {' '.join(twice)}, which is elsewhere: not believed")
-        elif name(place) not in machines:
+        if not any(gpu in known for gpu in place.said) and name(place) not in machines:
             yield Make(name(place), where)
 
 
@@ -165,6 +208,7 @@ def seen(machine: Machine, place: Place | None, now: float, window_s: float) -> 
         before,
         node=node.name,
         node_uid=node.uid,
+        boot=node.boot,
         provider=place.provider or before.provider,
         gpus=tuple(sorted(place.gpus)) or before.gpus,
         worker=" ".join(worker.name for worker in place.workers)[:2048],

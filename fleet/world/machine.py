@@ -36,6 +36,7 @@ class Status:
     why: str = ""
     node: str = ""
     node_uid: str = ""
+    boot: str = ""  # of that Node, when it was last seen
     provider: str = ""
     gpus: tuple[str, ...] = ()
     worker: str = ""
@@ -91,6 +92,7 @@ def _status(said: Object) -> Status:
         why=text("why"),
         node=text("node"),
         node_uid=text("nodeUid"),
+        boot=text("boot"),
         provider=text("providerId"),
         gpus=tuple(gpus),
         worker=text("worker"),
@@ -131,6 +133,7 @@ def written(status: Status) -> dict[str, object]:
         "why": status.why,
         "node": status.node,
         "nodeUid": status.node_uid,
+        "boot": status.boot,
         "providerId": status.provider,
         "gpus": list(status.gpus),
         "worker": status.worker,

@@ -32,6 +32,7 @@ FULL = Status(
     why="a person",
     node="n0",
     node_uid="u0",
+    boot="b",
     provider="cloud:///a",
     gpus=("GPU-1",),
     worker="w0",

@@ -126,6 +126,7 @@ def test_gpus_say_more_than_a_node_and_its_provider(worlds: Worlds) -> None:
     first = next(one.name for one in kept(worlds).values() if one.status.node == "n0")
     assert kept(worlds)[first].status.gpus == A
     worlds.pods["w0"].gpus = B
+    worlds.boots("n0")
     worlds.settle_in()
     assert kept(worlds)[first].status.state == "Absent"
     assert len(kept(worlds)) == 3
@@ -139,6 +140,7 @@ def test_one_gpu_of_it_is_enough_and_what_is_new_is_noted(worlds: Worlds) -> Non
     worlds.pods["w0"].gpus = A
     worlds.settle_in()
     worlds.pods["w0"].gpus = (A[1], B[0])
+    worlds.boots("n0")
     worlds.settle_in()
     assert len(kept(worlds)) == 2
     assert worlds.status("n0").gpus == (A[1], B[0])
@@ -175,6 +177,81 @@ def test_nor_while_the_other_one_has_a_pod_that_has_not_told_its_own_yet(worlds:
     worlds.pods["w0"].gpus = A
     worlds.settle_in()
     assert kept(worlds)[name].status.node == "n1"
+
+
+FAKES = tuple(f"GPU-{number:08x}-ffff" for number in range(200))
+LIES: dict[str, tuple[str, ...]] = {
+    "another's": B,
+    "its own and another's": (*A, *B),
+    "one that is away": ("GPU-cccccccc-1",),
+    "nobody's": FAKES,
+    "its own and nobody's": (*A, *FAKES),
+}
+
+
+@pytest.mark.parametrize("after", ["", "one of its own and nobody's", "nobody's", "a boot"])
+@pytest.mark.parametrize("lie", LIES)
+def test_a_pod_that_lies_about_its_gpus_moves_nobodys_history_nor_goal(lie: str, after: str) -> None:
+    """Root in it may write its conditions, and those of others."""
+    worlds = Worlds(3)
+    worlds.machines = {}
+    for name, gpus in (("w0", A), ("w1", B), ("w2", ("GPU-cccccccc-1",))):
+        worlds.pods[name].gpus = gpus
+    worlds.verdict("w1")
+    worlds.settle_in()
+    worlds.person_resumes("w1")
+    for node in worlds.nodes:
+        worlds.wants(node, "drain", "fan 3")
+    worlds.settle_in()
+    worlds.controller.node = "n1"
+    del worlds.nodes["n2"], worlds.pods["w2"]
+    worlds.settle_in()
+    before = {name: one.status.node for name, one in kept(worlds).items()}
+    worlds.pods["w0"].gpus = LIES[lie]
+    worlds.settle_in()
+    if after == "a boot":
+        worlds.pods["w0"].gpus = A
+        worlds.boots("n0")
+    elif after:
+        worlds.pods["w0"].gpus = (*A[:1], *FAKES) if "own" in after else FAKES
+    worlds.settle_in()
+    assert {name: one.status.node for name, one in kept(worlds).items()} == before
+    assert [worlds.slurm[name].drained_by for name in ("w0", "w1")] == ["fleet", "fleet"]
+    assert worlds.status("n1").repeats == 1
+    assert set(worlds.status("n1").gpus) == set(B)
+    assert set(A) <= set(worlds.status("n0").gpus)
+    if lie in ("another's", "nobody's", "one that is away") and not after:
+        assert "not believed" in told(worlds)["n0", "twice"]
+    assert ("n1", "twice") not in told(worlds)
+    assert not jsonschema_errors(worlds.status("n0"))
+
+
+def test_of_two_new_ones_that_claim_one_that_is_away_neither_is_it(worlds: Worlds) -> None:
+    worlds.pods["w0"].gpus = A
+    worlds.settle_in()
+    (first,) = [one.name for one in kept(worlds).values() if one.status.node == "n0"]
+    for node in ("n0", "n1"):
+        moved(worlds, node, f"{node}-new")
+    worlds.pods["w1"].gpus = A
+    worlds.settle_in()
+    assert kept(worlds)[first].status.state == "Absent"
+    assert "elsewhere: not believed" in told(worlds)["n1", "twice"]
+    worlds.pods["w1"].gpus = B
+    worlds.settle_in()
+    assert kept(worlds)[first].status.node == "n0"
+
+
+def test_gpus_that_are_told_late_still_say_which_one_it_is(worlds: Worlds) -> None:
+    worlds.pods["w0"].gpus = A
+    worlds.settle_in()
+    (first,) = [one.name for one in kept(worlds).values() if one.status.node == "n0"]
+    moved(worlds, "n0", "node-new")
+    worlds.pods["w0"].gpus = ()
+    worlds.settle_in()
+    assert kept(worlds)[first].status.state == "Absent"
+    worlds.pods["w0"].gpus = A
+    worlds.settle_in()
+    assert kept(worlds)[first].status.node == "n0"
 
 
 @pytest.mark.parametrize("blind", ["kubernetes", "slurm", "machines"])
