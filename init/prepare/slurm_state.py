@@ -5,8 +5,8 @@ from __future__ import annotations
 from ground.files import read_plain
 from init.errors import ConfigError
 from init.fields import number
+from init.pod import release as slurm
 from init.pod.pod import Pod
-from init.prepare import release as slurm
 from init.slurm.conf import setting
 
 STATE = "/var/spool/slurmctld"

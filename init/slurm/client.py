@@ -42,7 +42,8 @@ def run(argv: Sequence[str], controller: str, *, within: float = 10.0) -> str:
         raise SlurmError(f"run {argv[0]}", error.strerror or str(error)) from error
     if done.returncode:
         text = done.stderr or done.stdout
-        raise SlurmError("ask slurmctld", judge(text, controller, _clocks(controller) if rejected(text) else ""))
+        clocks, releases = _causes(controller) if rejected(text) else ("", "")
+        raise SlurmError("ask slurmctld", judge(text, controller, clocks, releases))
     return done.stdout
 
 
@@ -51,19 +52,23 @@ def rejected(text: str) -> bool:
     return "Munge encode failed" not in text and any(words in text for words in KEY_REJECTED)
 
 
-def _clocks(controller: str) -> str:
-    """That the two clocks are too far apart, where they are."""
-    from init.slurm.clock import ahead_of, explain  # a boot that goes well does without
+def _causes(controller: str) -> tuple[str, str]:
+    """That the two clocks are too far apart, and that the two releases are, where they are."""
+    from init.pod import protocol  # a boot that goes well does without
+    from init.slurm import clock
 
-    ahead = ahead_of(controller)
-    return "" if ahead is None else explain(ahead)
+    ahead = clock.ahead_of(controller)
+    releases = protocol.explain(protocol.own(), protocol.spoken_by(controller), controller)
+    return "" if ahead is None else clock.explain(ahead), releases
 
 
-def judge(text: str, controller: str, clocks: str = "") -> str:
-    """What a client's complaint means; `clocks`: what is wrong with them, where that is known."""
+def judge(text: str, controller: str, clocks: str = "", releases: str = "") -> str:
+    """What a client's complaint means; `clocks`, `releases`: what is wrong with them, where that is known."""
     if "Munge encode failed" in text:
         return "this pod's munged does not answer"
     if rejected(text):
+        if releases:
+            return releases  # it has not looked at the credential
         refused = f"munge credential refused by {controller}: {clocks}"
         return refused if clocks else f"munge key rejected by {controller}"
     if "Name or service not known" in text or "getaddrinfo() failed" in text:

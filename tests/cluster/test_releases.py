@@ -16,6 +16,7 @@ from images.engine.docker import Engine
 from tests.cluster.conftest import IMAGES, NAME
 from tests.cluster.researcher import Researcher, World
 from tests.cluster.small import small_cluster
+from tests.slurm import has_pmix
 from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
@@ -64,6 +65,15 @@ def queue(world: World) -> dict[str, str]:
 
 def version(world: World, pod: str, daemon: str) -> str:
     return world.run(pod, daemon, "-V").split()[-1]
+
+
+def test_a_login_that_is_newer_than_its_controller_says_so(world: World, tags: dict[str, dict[str, str]]) -> None:
+    """slurmctld itself answers as to a wrong key."""
+    with pytest.raises(ClusterError) as caught:
+        roll(world, tags[NEW], "login", within=45)
+    said = f"has Slurm {OLD}, which does not understand this image's {NEW}: the controller is upgraded first"
+    assert said in str(caught.value)
+    roll(world, tags[OLD], "login")
 
 
 def test_jobs_that_run_and_jobs_that_wait_outlive_the_upgrade(
@@ -158,7 +168,8 @@ def test_a_whole_cluster_of_the_newer_one_works(world: World, bob: Researcher, t
     refused = bob.try_("srun --container=/tmp/bundle hostname")
     assert refused.returncode != 0 and "this cluster has no container runtime" in refused.stderr
     asked = bob.try_("srun --mpi=list")
-    assert "pmi2" in asked.stdout + asked.stderr and "pmix" not in asked.stdout + asked.stderr
+    listed = asked.stdout + asked.stderr
+    assert ("pmi2" in listed, "pmix" in listed) == (True, has_pmix(f"{IMAGES}/worker:{tags[NEW]['worker']}")), listed
 
 
 def test_metrics_are_read_where_a_site_wants_them(world: World, tags: dict[str, dict[str, str]]) -> None:

@@ -13,8 +13,9 @@ from images.definition.choose import choice
 from images.definition.load import load
 from images.make.code import slurm_json
 from init.errors import ConfigError
+from init.pod import release
 from init.pod.pod import Pod
-from init.prepare import release, slurm_state
+from init.prepare import slurm_state
 
 ROOT = Path(__file__).resolve().parents[3]
 DEFINITION = load(ROOT)
