@@ -36,7 +36,7 @@ test-slurm: .venv/ready  ## the cluster's tests on another release of Slurm: SLU
 	@python3 images/host.py test-tools
 	@$(PY) build.py build --when-vanished relock
 	@$(PY) build.py --slurm $(or $(SLURM),$(OTHER_SLURM)) build --when-vanished relock
-	@SLURM=$(or $(SLURM),$(OTHER_SLURM)) $(PY) -m pytest tests/cluster $(ARGS)
+	@MINIVM_BUILD_SLURM=$(or $(SLURM),$(OTHER_SLURM)) $(PY) -m pytest tests/cluster $(ARGS)
 
 test-emulated: .venv/ready  ## pods of another architecture, run by qemu: ARCH=arm64, and the images that they need
 	@$(MAKE) -s images ARCH=$(or $(ARCH),arm64) ROLES="controller worker"

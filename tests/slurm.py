@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 from images.definition.load import load
@@ -25,3 +27,14 @@ def release_of(image: str) -> Release:
 def has_pmix(image: str) -> bool:
     """Of the image and not of its release: a tarball has what the release's packages may lack."""
     return "pmix" in labels(image)["io.minivm.capabilities"].split()
+
+
+def built(prefix: str, role: str) -> str:
+    """An image that is made only where it is named, of the Slurm that the others here are of: its reference."""
+    wish = os.environ.get("MINIVM_BUILD_SLURM") or release_of(f"{prefix}/worker:latest").name
+    line = [sys.executable, "build.py", "--slurm", wish, "--set", f"prefix={prefix}", "build", role]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    versions = [labels(f"{prefix}/{name}:latest")["org.opencontainers.image.version"] for name in (role, "worker")]
+    assert versions[0] == versions[1], f"{versions}: one built as MINIVM_BUILD_SLURM says, the other not"
+    return f"{prefix}/{role}:latest"

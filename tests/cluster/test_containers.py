@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,11 @@ from tests.cluster.mpi import ON_TWO_NODES, compile_sum, met
 from tests.cluster.researcher import Researcher, World
 from tests.cluster.small import small_cluster
 from tests.container.registryd import Registryd
-from tests.slurm import has_pmix
+from tests.slurm import built, has_pmix
 from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
-ROOT = Path(__file__).resolve().parents[2]
 WORKER = "slurm-worker-0"
 PORT = 5000
 REGISTRIES = f'[[registry]]\nlocation = "127.0.0.1:{PORT}"\ninsecure = true\n'
@@ -38,9 +36,7 @@ def docker(*arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    build = [sys.executable, "build.py", "--set", f"prefix={IMAGES}", "build", "worker-containers"]
-    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    built(IMAGES, "worker-containers")
     values: dict[str, Any] = {"containers": {"enabled": True, "registries": REGISTRIES}}
     with small_cluster(Engine().client, f"{NAME}-boxes"[:21], tmp_path_factory.mktemp("boxes"), values, 2) as cluster:
         cluster.up(timeout=150)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -14,23 +11,20 @@ from tests.cluster.conftest import IMAGES, NAME
 from tests.cluster.mpi import ON_TWO_NODES, compile_sum, met
 from tests.cluster.researcher import Researcher, World
 from tests.cluster.small import small_cluster
-from tests.slurm import has_pmix
+from tests.slurm import built, has_pmix
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
-ROOT = Path(__file__).resolve().parents[2]
 TWO = "-N2 --ntasks-per-node=1 --mem-per-cpu=200M"
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """Its workers are of the image worker-devel, which is built where it is named."""
-    build = [sys.executable, "build.py", "--set", f"prefix={IMAGES}", "build", "worker-devel"]
-    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    image = built(IMAGES, "worker-devel")
     tag = f"{NAME}-devel"
     client = Engine().client
-    client.images.get(f"{IMAGES}/worker-devel:latest").tag(f"{IMAGES}/worker", tag)
+    client.images.get(image).tag(f"{IMAGES}/worker", tag)
     values = {"image": {"tags": {"worker": tag}}}
     try:
         with small_cluster(client, f"{NAME}-mpi"[:21], tmp_path_factory.mktemp("mpi"), values, 2) as cluster:

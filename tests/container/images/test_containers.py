@@ -9,7 +9,6 @@ import hashlib
 import json
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +16,10 @@ from pathlib import Path
 import pytest
 
 from tests.container import oci_layout
-from tests.container.conftest import IMAGES, docker, image_of
+from tests.container.conftest import IMAGES, docker
 from tests.container.oci_layout import entry, packed
 from tests.container.registryd import PUSHER, Registryd
+from tests.slurm import built
 from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
@@ -35,10 +35,7 @@ ROOM = "400m"
 
 @pytest.fixture(scope="module")
 def image() -> str:
-    build = [sys.executable, "build.py", "--set", f"prefix={IMAGES}", "build", "worker-containers"]
-    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    return image_of("worker-containers")
+    return built(IMAGES, "worker-containers")
 
 
 @dataclass(frozen=True, slots=True)

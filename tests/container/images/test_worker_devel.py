@@ -6,8 +6,6 @@ The image is not one of those that are built unless they are named: it is built 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +13,8 @@ import pytest
 import testinfra  # type: ignore[import-untyped]  # ships no types
 from testinfra.host import Host  # type: ignore[import-untyped]  # ships no types
 
-from tests.container.conftest import IMAGES, docker, image_of
+from tests.container.conftest import IMAGES, docker
+from tests.slurm import built
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
@@ -40,9 +39,6 @@ int main() {
 
 @pytest.fixture(scope="module")
 def devel() -> Iterator[Host]:
-    build = [sys.executable, "build.py", "--set", f"prefix={IMAGES}", "build", "worker-devel"]
-    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     command = (
         "run",
         "--detach",
@@ -50,7 +46,7 @@ def devel() -> Iterator[Host]:
         "none",
         "--entrypoint",
         "/bin/sleep",
-        image_of("worker-devel"),
+        built(IMAGES, "worker-devel"),
         "infinity",
     )
     container = docker(*command)
