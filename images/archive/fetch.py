@@ -52,19 +52,24 @@ def download(what: str, pin: Pin, directory: Path, settings: Settings, wanted: s
             raise OSError("it is empty")
         found = digest.hexdigest()
         if wanted and found != wanted:
-            raise ImagesError(what, f"checksum mismatch for {pin.url}: pinned {wanted}, found {found}", file=VERSIONS,
-                              field=f"pins.{pin.name}")  # fmt: skip
+            raise refused(what, f"checksum mismatch for {pin.url}: pinned {wanted}, found {found}", pin)
         kept = directory / found / file_name(pin)
         kept.parent.mkdir(exist_ok=True)
         temporary.chmod(0o644)
         temporary.rename(kept)
     except connection_errors() as error:
         why = getattr(error, "reason", None) or error
-        raise ImagesError(what, f"{pin.url}: {why}", file=VERSIONS, field=f"pins.{pin.name}",
-                          hint=BY_HAND.get(pin.name)) from error  # fmt: skip
+        raise refused(what, f"{pin.url}: {why}", pin, BY_HAND.get(pin.name)) from error
     finally:
         temporary.unlink(missing_ok=True)
     return kept
+
+
+def refused(what: str, why: str, pin: Pin, hint: str | None = None) -> ImagesError:
+    """Told by where the pin stands: who has given a file of his own has not written versions.yaml."""
+    if pin.setting:
+        return ImagesError(what, why, field=pin.setting)
+    return ImagesError(what, why, file=VERSIONS, field=f"pins.{pin.name}", hint=hint)
 
 
 def connection_errors() -> tuple[type[Exception], ...]:

@@ -170,6 +170,7 @@ class Pin:
     version: str
     url: str
     sha256: str
+    setting: str = ""  # that names it, in place of versions.yaml
 
 
 @dataclass(frozen=True, slots=True)

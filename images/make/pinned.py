@@ -21,7 +21,8 @@ def pins(place: Place) -> Mapping[str, Pin]:
         if not (settings.slurm_sha256 and settings.slurm_version):
             raise ImagesError("use the tarball", "slurm_sha256 and slurm_version must say what it is",
                               field="slurm_tarball")  # fmt: skip
-        found["slurm"] = Pin("slurm", settings.slurm_version, settings.slurm_tarball, settings.slurm_sha256)
+        given = settings.slurm_version, settings.slurm_tarball, settings.slurm_sha256
+        found["slurm"] = Pin("slurm", *given, setting="slurm_tarball")
     return found
 
 

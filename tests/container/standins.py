@@ -131,9 +131,14 @@ install: @all@
 """
 
 
+# As Slurm's own begins.
+META = "##\n# Metadata\n##\n  Meta:\t\t1\n  Name:\t\tslurm\n  Version:\t{}\n  Release:\t1\n"
+
+
 def slurm(target: Path, version: str) -> Path:
     """A tarball that configures, makes and installs as Slurm's does, in no time."""
     files = {"configure": CONFIGURE, "Makefile.in": MAKEFILE.replace("@version@", version), "pam.in": PAM}
+    files["META"] = META.format(version)
     return tarball(target, f"slurm-{version}", files)
 
 

@@ -98,6 +98,7 @@ def test_a_tarball_of_another_checksum_is_not_unpacked(built: Built, tmp_path: P
         with pytest.raises(ImagesError, match="checksum mismatch") as caught:
             definition.rebuild(session)
         assert sha256(built.tarball) in str(caught.value)
+        assert "(slurm_tarball)" in str(caught.value), "and not versions.yaml, in which it is not"
         assert not [name for name in definition.present(session) if "slurm-build" in name]
     finally:
         definition.remove(session)
@@ -111,6 +112,19 @@ def test_another_tarball_is_another_image(built: Built, tmp_path: Path) -> None:
     assert other.images["layer:os"].hash == built.composed.images["layer:os"].hash
 
 
+@pytest.mark.parametrize("said", ["26.05.3", "26.11.01", "26.11"])
+def test_a_tarball_of_another_version_than_it_is_said_to_be_is_not_compiled(
+    built: Built, tmp_path: Path, said: str
+) -> None:
+    root = definition.again(built.world.root, tmp_path / "repository")
+    session = Session.open(root, settings(built.world, built.tarball, slurm_version=said))
+    session.relock([definition.ROLE])
+    before = definition.present(session)
+    with pytest.raises(ImagesError, match=f"the tarball is Slurm {VERSION}, and not {said}"):
+        definition.rebuild(session)
+    assert definition.present(session) == before
+
+
 @pytest.mark.parametrize("missing", ["slurm_sha256", "slurm_version"])
 def test_a_tarball_without_its_checksum_or_version_is_refused(built: Built, missing: str) -> None:
     session = Session.open(built.world.root, settings(built.world, built.tarball, **{missing: ""}))
@@ -120,6 +134,7 @@ def test_a_tarball_without_its_checksum_or_version_is_refused(built: Built, miss
 
 def test_a_tarball_whose_configure_fails_shows_its_last_words(built: Built, tmp_path: Path) -> None:
     files = {"configure": "#!/bin/sh\necho 'configure: error: unable to locate munge'\nexit 1\n"}
+    files["META"] = standins.META.format(VERSION)
     tarball = standins.tarball(tmp_path / "broken.tar.gz", "broken", files)
     root = definition.again(built.world.root, tmp_path / "repository")
     session = Session.open(root, settings(built.world, tarball))

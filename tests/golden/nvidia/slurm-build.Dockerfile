@@ -11,6 +11,7 @@ RUN set -eu; umask 022; export SOURCE_DATE_EPOCH=1793491200 DEBIAN_FRONTEND=noni
         options="$options -o Acquire::https::CaInfo=$begin.pem"; export SSL_CERT_FILE="$begin.pem"; fi; \
     mkdir -p /usr/src/minivm/slurm /usr/src/minivm/out/all; \
     tar -x -f /usr/src/minivm/slurm-wlm_26.05.5.orig.tar.gz -C /usr/src/minivm/slurm --strip-components=1 --no-same-owner; \
+    { cd /usr/src/minivm/slurm && found=$(sed -n 's/^ *Version:[[:space:]]*//p' META) && case '26.05.5' in "$found"|"$found"-*) ;; *) echo "minivm: the tarball is Slurm $found, and not 26.05.5"; exit 1;; esac; } || exit 1; \
     { cd /usr/src/minivm/slurm && ./configure --quiet --prefix=/usr --sysconfdir=/etc/slurm --libdir=/usr/lib/x86_64-linux-gnu --localstatedir=/var --runstatedir=/run --disable-static --disable-developer --with-munge --with-jwt --with-yaml --with-json --with-libhttp_parser --with-hwloc --with-nvml=/usr/local/cuda --with-pmix=/usr/lib/x86_64-linux-gnu/pmix2 --with-pam_dir=/usr/lib/x86_64-linux-gnu/security --without-rsmi --without-oneapi --without-ucx --without-hdf5 --without-rdkafka --with-lua --with-bpf --disable-x11 > /usr/src/minivm/configure.log 2>&1 || { tail -n 40 /usr/src/minivm/configure.log; exit 1; }; } || exit 1; \
     make --silent -C /usr/src/minivm/slurm -j $(nproc); \
     make --silent -C /usr/src/minivm/slurm/contribs/pam_slurm_adopt -j $(nproc); \

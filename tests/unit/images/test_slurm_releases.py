@@ -23,7 +23,7 @@ from images.definition.fields import Fields
 from images.definition.load import load, read_yaml
 from images.definition.spec import AptSource, Choice, Definition, SlurmSource
 from images.errors import ImagesError
-from images.make import code
+from images.make import code, pinned
 from images.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -226,3 +226,16 @@ def test_a_pin_in_the_archive_is_fetched_from_the_sites_mirror(tmp_path: Path) -
     with pytest.raises(ImagesError, match=f"checksum mismatch .*pinned {pin.sha256}"):
         fetch(found, tmp_path / "kept", settings)
     assert not [path for path in (tmp_path / "kept").rglob("*") if path.is_file()]
+
+
+def test_a_tarball_that_a_site_has_given_is_told_by_its_setting(tmp_path: Path) -> None:
+    tarball = tmp_path / "slurm.tar.gz"
+    settings = Settings(slurm="source", slurm_tarball=str(tarball), slurm_version="26.05.3", slurm_sha256="a" * 64)
+    pin = pinned.pins(replace(place(tmp_path, "source"), settings=settings))["slurm"]
+    for why in ("No such file or directory", f"checksum mismatch for {tarball}: pinned {'a' * 64}, found "):
+        with pytest.raises(ImagesError, match=why) as caught:
+            fetch(pin, tmp_path / "kept", settings)
+        assert str(caught.value).endswith(" (slurm_tarball)"), (
+            "it is not in versions.yaml, and no hint says to give one"
+        )
+        tarball.write_bytes(b"another one")
