@@ -16,6 +16,7 @@ from init.plan.service import Service
 from init.plan.spec import parse_drain, parse_service
 
 VENV = "opt/minivm"
+Tree = Callable[[Path, str], list[Entry]]
 PACKAGES = ("ground", "init", "health", "gitsync")
 # What every package may use of the others.
 BELOW = ("ground", "init")
@@ -88,7 +89,7 @@ def site_packages(python: str) -> str:
     return f"{VENV}/lib/python{python}/site-packages"
 
 
-def entries(role: Role, plan: str, slurm: str, python: str, repository: Path) -> list[Entry]:
+def entries(plan: str, slurm: str, python: str, repository: Path, tree: Tree) -> list[Entry]:
     """Everything of the last layer but the SBOM, which describes the rest."""
     site = site_packages(python)
     found = [
@@ -98,21 +99,21 @@ def entries(role: Role, plan: str, slurm: str, python: str, repository: Path) ->
         content.file("usr/bin/minivm", LAUNCHER.format(venv=VENV, package="init").encode(), 0o755),
         content.file("usr/bin/gitsync", LAUNCHER.format(venv=VENV, package="gitsync").encode(), 0o755),
         Entry("usr/share/minivm/scripts", EntryKind.DIRECTORY, 0o755),
-        *content.tree(repository / "scripts", "usr/share/minivm/scripts"),
+        *tree(repository / "scripts", "usr/share/minivm/scripts"),
     ]
     for package in PACKAGES:
-        found += content.tree(repository / package, f"{site}/{package}")
+        found += tree(repository / package, f"{site}/{package}")
     return found
 
 
-def program(package: str, python: str, repository: Path) -> list[Entry]:
+def program(package: str, python: str, repository: Path, tree: Tree) -> list[Entry]:
     """A pod's only program, with what it stands on: no services, no scripts."""
     found = [
         *venv(python),
         content.file(f"usr/bin/{package}", LAUNCHER.format(venv=VENV, package=package).encode(), 0o755),
     ]
     for name in (*BELOW, package):
-        found += content.tree(repository / name, f"{site_packages(python)}/{name}")
+        found += tree(repository / name, f"{site_packages(python)}/{name}")
     return found
 
 

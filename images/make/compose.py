@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from images import architectures, emulation
@@ -53,6 +54,8 @@ class Composer:
         self.templates = place.repository / "images/templates"
         self.versions = place.definition.versions
         self.pins = pins(place)
+        # The roles have the same code: looked at once.
+        self.tree, self.input = cache(content.tree), cache(self.named)
         self.slurm = slurm_version(place, slices)
         self.settings = tuple(sorted(emulation.SETTINGS[place.choice.arch].items()))
         self.names = {"multiarch": architectures.KNOWN[place.choice.arch].multiarch}
@@ -193,11 +196,11 @@ class Composer:
             entries += content.resolve(entry, place.repository, self.versions.users, shown)
         verify, commands = list(self.filled(role.verify, shown)), list[str]()
         if role.program:
-            entries += code.program(role.program, place.variant.python, place.repository)
+            entries += code.program(role.program, place.variant.python, place.repository, self.tree)
         elif role.code:
             plan = code.plan_json(role, place.definition, place.choice, place.repository, self.read)
             slurm = code.slurm_json(place.definition, place.choice, self.slurm)
-            entries += code.entries(role, plan, slurm, place.variant.python, place.repository)
+            entries += code.entries(plan, slurm, place.variant.python, place.repository, self.tree)
         if role.code:
             found = expects.expects(self.versions, place.choice, tuple(sorted(provided)))
             entries.append(content.file(expects.PATH, found))
@@ -247,8 +250,7 @@ class Composer:
         inputs["base" if not parent else f"parent {parent}"] = self.images[parent].hash if parent else base
         for artifact, other in image.artifacts:
             inputs[f"artifact {other}{artifact.source} to {artifact.to}"] = self.images[other].hash
-        for entry in completed:
-            inputs[self.label(entry)] = entry.digest()
+        inputs |= map(self.input, completed)
         # The base's tag is its hash, and that is an input of its own: a change below must not read as one up here.
         if parent or base:
             text = render.dockerfile(image.step, self.templates)
@@ -256,6 +258,9 @@ class Composer:
         total = digest(json.dumps(inputs, sort_keys=True))
         self.images[image.key] = replace(image, tag=f"{image.tag}-{total[:12]}", hash=total, entries=completed,
                                          inputs=inputs, directories=directories)  # fmt: skip
+
+    def named(self, entry: Entry) -> tuple[str, str]:
+        return self.label(entry), entry.digest()
 
     def label(self, entry: Entry) -> str:
         """A file's name in the repository where it has one, its place in the image elsewhere."""
