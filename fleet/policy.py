@@ -54,6 +54,12 @@ class Machines:
 
 
 @dataclass(frozen=True, slots=True)
+class Topology:
+    # Labels of Nodes that name the switches above them, from the root on; none: Slurm is told of no places.
+    tiers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     # Keys of taints for maintenance, and of those of a machine that is about to go.
     taints: tuple[str, ...] = ("minivm.io/maintenance",)
@@ -87,6 +93,7 @@ class Policy:
     # How old the proof must be: a Node not ready for so long.
     dead_s: float = 300.0
     machines: Machines = Machines()
+    topology: Topology = Topology()
 
 
 def read_policy(path: Path) -> Policy:
@@ -137,6 +144,7 @@ def policy(data: Mapping[str, object], file: str = "") -> Policy:
         provider=names("provider", usual.provider),
         dead_s=reader.seconds("dead", usual.dead_s),
         machines=machines(reader.sub("machines")),
+        topology=topology(reader.sub("topology")),
     )
 
 
@@ -173,9 +181,19 @@ def treatment(reader: Reader) -> Treatment:
     return Treatment(annotate, job, reader.flag("onNode", False))
 
 
+def topology(reader: Reader) -> Topology:
+    reader.only("tiers")
+    tiers = reader.texts("tiers")
+    if len(tiers) > TIERS or len(set(tiers)) < len(tiers):
+        reader.fail("tiers", f"wanted at most {TIERS} labels, each once")
+    return Topology(tiers)
+
+
+# Of switches; real fabrics have three or four.
+TIERS = 6
 REMEDIES = ("reboot", "replace", "down")
 OF_MACHINES = ("mode", "atOnce", "share", "window", "attempts", "flaps", "verify", "remedies")
 KEYS = (
     "taints", "going", "conditions", "cordonReasons", "notReady", "share", "changes", "away", "leaveWithin", "gone",
-    "lost", "cordon", "nodeCondition", "fencing", "provider", "dead", "machines",
+    "lost", "cordon", "nodeCondition", "fencing", "provider", "dead", "machines", "topology",
 )  # fmt: skip

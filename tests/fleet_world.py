@@ -37,6 +37,7 @@ from fleet.decide.decide import Decision, decide
 from fleet.decide.memory import Memory
 from fleet.decide.remedy import counts
 from fleet.policy import Policy
+from fleet.topology.place import Place
 from fleet.world.kubernetes import Kubernetes, together
 from fleet.world.machine import Machine, Status, machine, written
 from fleet.world.proof import Proof
@@ -132,6 +133,7 @@ class SlurmNode:
     down_for: str = ""
     jobs: set[int] = field(default_factory=set)
     suspended: set[int] = field(default_factory=set)
+    place: str = ""
 
     @property
     def states(self) -> list[str]:
@@ -273,6 +275,7 @@ class Worlds:
             "state": [*node.states, "DYNAMIC_NORM"],
             "reason": node.reason,
             "comment": node.comment,
+            "topology": node.place,
             "address": name,
             "alloc_cpus": len(node.jobs - node.suspended),
             "reason_changed_at": {"set": True, "infinite": False, "number": int(node.since)},
@@ -324,6 +327,11 @@ class Worlds:
                     assert not machine.taints, "or tainted"
                     assert not self.pods[change.at.pod].free, "or others may evict its pod"
                 self._change_slurm(change, node)
+            case Place(name, place, was):
+                if name not in self.slurm or self.slurm[name].place != was:
+                    return
+                assert place != was, "it is there already"
+                self.slurm[name].place = place
             case Evict():
                 if not (self.still(change.pod, change.was) and self._pod_still(change)):
                     return

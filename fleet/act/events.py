@@ -31,6 +31,7 @@ from fleet.decide.actions import (
     Unfence,
     Withdraw,
 )
+from fleet.topology.place import Place
 from fleet.world.kubernetes import Kubernetes
 
 # The API server's own bound.
@@ -59,7 +60,10 @@ def events(actions: Iterable[Change | Tell], world: Kubernetes, namespace: str, 
 def event(action: Change | Tell, world: Kubernetes, namespace: str) -> Object | None:
     """None: of nothing that is there, or no news: a condition of the pod says by itself what it says."""
     match action:
-        case ShowOnPod() | ShowOnNode() | HideOnNode() | Free() | Protect() | Forget() | Remove() | Make() | Record():
+        case (
+            ShowOnPod() | ShowOnNode() | HideOnNode() | Free() | Protect() | Forget() | Remove() | Make() | Record()
+            | Place()
+        ):  # fmt: skip
             return None
         case Tell(about, kind):
             name, reason, type_, text = about, kind.capitalize(), "Warning", in_words(action)

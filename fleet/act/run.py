@@ -46,6 +46,7 @@ from fleet.decide.needs import asks_for_claims, asks_for_jobs
 from fleet.errors import FleetError
 from fleet.policy import Policy, read_policy
 from fleet.settings import Settings
+from fleet.topology.place import Place
 from fleet.world.kubernetes import Kubernetes
 from fleet.world.proof import Proof
 from fleet.world.slurm import Slurm
@@ -223,7 +224,7 @@ class Fleet:
         self._made += 1
         if self._made == self.settings.cut:
             os.kill(os.getpid(), signal.SIGKILL)
-        if isinstance(change, Drain | Undrain | Remove | Forget):
+        if isinstance(change, Drain | Undrain | Remove | Forget | Place):
             still = not isinstance(change, Undrain) or await self.api.still(change.at)
             done = still and await to_its_end(lambda: (slurm or self.slurm).change(change, self.leader.holds))
         elif isinstance(change, Free | Evict) and not await asyncio.to_thread(self.slurm.still, change.pod, change.was):

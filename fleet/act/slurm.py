@@ -14,10 +14,11 @@ from urllib.parse import quote, urlsplit
 from fleet.act.token import USER, token
 from fleet.decide.actions import Drain, Forget, Remove, Undrain
 from fleet.errors import FleetError
+from fleet.topology.place import Place
 from fleet.words import LIFTED
 from fleet.world import slurm
 from fleet.world.reading import items, mapping, number
-from fleet.world.slurm import Seen, Slurm
+from fleet.world.slurm import Seen, Slurm, SlurmNode
 
 # The newest that both sides know; each Slurm serves three or four of them. Of the keys that are read none differs.
 VERSIONS = ("v0.0.44", "v0.0.43", "v0.0.42", "v0.0.41", "v0.0.40")
@@ -28,7 +29,7 @@ MOST_BYTES = 256 << 20
 UNCHANGED = 304
 # That a node was deleted is no news to it: all of them are asked for so often.
 WHOLE_S = 60.0
-ToSlurm = Drain | Undrain | Remove | Forget
+ToSlurm = Drain | Undrain | Remove | Forget | Place
 
 
 class SlurmRest:
@@ -77,7 +78,8 @@ class SlurmRest:
     def change(self, act: ToSlurm, may: Callable[[], bool] = lambda: True) -> bool:
         """False: the node is no longer as it was when this was decided, or `may` no longer says so: nothing is done."""
         # Asked may be for long, and whoever has lost the Lease meanwhile is not the one to write.
-        if not self.still(act.name, act.was) or not may():
+        before = self._placed(act) if isinstance(act, Place) else self.still(act.name, act.was)
+        if not before or not may():
             return False
         if isinstance(act, Remove):
             self._call("DELETE", _path(act.name))
@@ -90,6 +92,14 @@ class SlurmRest:
         if was is None:
             self._asked = 0
             return name not in self.look(jobs=False).nodes
+        found = self._node(name)
+        return found is not None and found.seen == was
+
+    def _placed(self, act: Place) -> bool:
+        found = self._node(act.name)
+        return found is not None and found.topology == act.was
+
+    def _node(self, name: str) -> SlurmNode | None:
         try:
             answer = self._call("GET", _path(name)) or {}
         except FleetError:
@@ -97,9 +107,8 @@ class SlurmRest:
             self._asked = 0
             if name in self.look(jobs=False).nodes:
                 raise
-            return False
-        found = slurm.slurm(items(answer.get("nodes"), "nodes")).nodes.get(name)
-        return found is not None and found.seen == was
+            return None
+        return slurm.slurm(items(answer.get("nodes"), "nodes")).nodes.get(name)
 
     def _call(self, method: str, path: str, data: dict[str, object] | None = None) -> dict[str, object] | None:
         """None: nothing has changed since the last answer."""
@@ -152,7 +161,7 @@ def _path(name: str) -> str:
     return f"node/{quote(name, safe='')}"
 
 
-def body(act: Drain | Undrain | Forget) -> dict[str, object]:
+def body(act: Drain | Undrain | Forget | Place) -> dict[str, object]:
     """State, reason and mark in one update: it happens as a whole or not at all."""
     match act:
         case Drain(_, reason, comment, _, down):
@@ -161,6 +170,8 @@ def body(act: Drain | Undrain | Forget) -> dict[str, object]:
             said = {"state": ["RESUME" if down else "UNDRAIN"], "reason": LIFTED}
         case Forget():
             said, comment = {}, ""
+        case Place(_, place):
+            said, comment = {"topology_str": place}, None
     return said if comment is None else {**said, "comment": comment}
 
 

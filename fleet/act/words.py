@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fleet.decide import actions
+from fleet.topology.place import Place
 from ground.errors import one_line
 
 
@@ -52,5 +53,7 @@ def _words(action: actions.Change | actions.Tell) -> str:
             return f"ask for no remedy of {node} any more"
         case actions.StartJob(name, node, _, goal, why):
             return f"start {name}, to {goal} {node}: {why}"
+        case Place(name, place):
+            return f"place {name} at {place.rpartition(':')[2]} in Slurm"
         case actions.Tell(about, _, text):
             return f"{about}: {text}"

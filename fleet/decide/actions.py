@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fleet.topology.place import Place
 from fleet.world.kubernetes import Condition
 from fleet.world.machine import Machine, Status
 from fleet.world.slurm import Seen
@@ -222,5 +223,6 @@ Change = (
     Drain | Undrain | Remove | Forget | Free | Protect | Evict | ShowOnPod | ShowOnNode | HideOnNode | Cordon | Uncordon
     | Fence | Unfence | Delete | Make | Record
     | Annotate | Withdraw | StartJob
+    | Place
 )  # fmt: skip
 Action = Change | Tell

@@ -15,10 +15,14 @@ from fleet.decide.memory import Memory
 from fleet.decide.protect import protect
 from fleet.decide.show import beside, no_longer, on_node, on_pod
 from fleet.policy import Policy
+from fleet.topology import place
+from fleet.topology.place import Place
 from fleet.words import Mark, free
 from fleet.world.kubernetes import Kubernetes
 from fleet.world.slurm import Slurm
 from fleet.world.world import Unknown, Worker, World
+
+LAST = ShowOnPod | ShowOnNode | HideOnNode | Make | Record | Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +56,15 @@ def decide(world: World, memory: Memory, now: float, policy: Policy) -> Decision
         else:
             changes.append(action)
     # What is only shown comes last: where nobody may write it, it must not keep a drain from its turn.
-    changes.sort(key=lambda change: isinstance(change, ShowOnPod | ShowOnNode | HideOnNode | Make | Record))
+    changes.sort(key=lambda change: isinstance(change, LAST))
     if len(changes) > policy.changes:
         tells.append(Tell("fleet", "rate", f"more than {policy.changes} changes are due: the rest follow"))
     absent = {node.name: memory.absent.get(node.name, now) for node in world.orphans()}
     made = tuple(changes[: policy.changes])
     missed = lost.remembered(world, memory.lost, made, now)
     marks = _marks(memory, world, kubernetes, now, policy, known)
-    return _told(memory, tells, made, Memory(absent=absent, lost=missed, marks=marks))
+    moved = place.remembered(world.workers(), memory.moved, now) if policy.topology.tiers else {}
+    return _told(memory, tells, made, Memory(absent=absent, lost=missed, marks=marks, moved=moved))
 
 
 def _actions(
@@ -122,6 +127,19 @@ def _actions(
     if known is not None:
         yield from goals.cordons(known)
         yield from goals.kept(known, kubernetes, slurm, now, policy)
+    yield from _places(world, memory, now, policy)
+
+
+def _places(world: World, memory: Memory, now: float, policy: Policy) -> Iterator[Action]:
+    if policy.topology.tiers and any(one.slurm and one.slurm.topology is None for one in world.workers()):
+        yield Tell("fleet", "topology", "this release of Slurm is told no places of nodes: from 25.05 on it is")
+    for worker in world.workers():
+        if (found := place.due(worker, policy.topology)) is None:
+            continue
+        if place.restless(memory.moved.get(worker.name), now):
+            yield Tell(worker.name, "topology", "was elsewhere too often: its place waits for an hour of rest")
+        else:
+            yield found
 
 
 def _lost(worker: Worker, slurm: Slurm, memory: Memory, now: float, policy: Policy) -> Mapping[str, str]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from fleet.topology.place import Moved
 from fleet.words import Mark
 
 
@@ -25,3 +26,5 @@ class Memory:
     lost: Mapping[str, Lost] = field(default_factory=dict)
     # The marks of nodes whose comment somebody else uses.
     marks: Mapping[str, Mark] = field(default_factory=dict)
+    # Where nodes are in Slurm's topology, and how often that has changed.
+    moved: Mapping[str, Moved] = field(default_factory=dict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -55,6 +56,7 @@ class Node:
     boot: str = ""  # changes with each start of it
     conditions: Mapping[str, Condition] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +136,8 @@ def node(item: Object) -> Node:
         boot=reading.text(reading.mapping(status.get("nodeInfo"), "status.nodeInfo").get("bootID"), "bootID"),
         conditions=conditions(status.get("conditions")),
         annotations=reading.texts(metadata.get("annotations"), "metadata.annotations"),
+        # The same few on ten thousand Nodes.
+        labels={sys.intern(key): sys.intern(value) for key, value in labels.items()},
     )
 
 

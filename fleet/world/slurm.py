@@ -27,6 +27,7 @@ class SlurmNode:
     record: record.Node
     comment: str = ""
     since: float = 0.0  # when its reason was set
+    topology: str | None = None  # its place in each topology; None: releases before 25.05 do not tell
 
     @property
     def name(self) -> str:
@@ -133,7 +134,8 @@ def slurm_node(item: object) -> SlurmNode:
         author=reading.text(one.get("reason_set_by_user"), "node.reason_set_by_user"),
     )
     since = reading.number(one.get("reason_changed_at"), "node.reason_changed_at")
-    return SlurmNode(known, reading.text(one.get("comment"), "node.comment"), float(since))
+    place = reading.text(one["topology"], "node.topology") if "topology" in one else None
+    return SlurmNode(known, reading.text(one.get("comment"), "node.comment"), float(since), place)
 
 
 def _claims(jobs: Iterable[object], reservations: Iterable[object]) -> frozenset[str] | None:

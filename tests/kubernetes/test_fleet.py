@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from tests.container.conftest import docker, image_of
-from tests.container.init_pods import World, slurm_conf, world
+from tests.container.init_pods import Pod, World, slurm_conf, world
 from tests.helm import rendered_for
 from tests.kubernetes import programs
 from tests.kubernetes.apiserver import ApiServer, _port, api_server
@@ -44,6 +44,11 @@ class Both:
     names: tuple[str, ...] = ("w1", "w2")
     # Further lines of slurm.conf.
     conf: tuple[str, ...] = ()
+    # Of another release of Slurm: role -> image.
+    images: Mapping[str, str] = {}
+    # Beside slurm.conf.
+    files: Mapping[str, str] = {}
+    worker_env: Mapping[str, str] = {}
 
     def __init__(self, api: ApiServer, slurm: World, directory: Path) -> None:
         self.api, self.directory, self.slurm = api, directory, slurm
@@ -51,10 +56,10 @@ class Both:
         (slurm.mounts / "secrets" / "slurm").mkdir()
         self.key = slurm.mounts / "secrets" / "slurm" / "jwt_hs256.key"
         self.key.write_bytes(os.urandom(32))
-        slurm.configure({"slurm.conf": slurm_conf(*JWT, *self.conf, accounting=False)})
+        slurm.configure({"slurm.conf": slurm_conf(*JWT, *self.conf, accounting=False), **self.files})
         env = {"MINIVM_ACCOUNTING": "none", "MINIVM_SLURMRESTD": "0.0.0.0:6820"}
-        self.controller = slurm.pod("controller", "slurm-controller", env=env)
-        self.workers = {name: slurm.pod("worker", name, env={"MINIVM_ACCOUNTING": "none"}) for name in self.names}
+        self.controller = slurm.pod("controller", "slurm-controller", env=env, image=self.images.get("controller", ""))
+        self.workers = {name: self.worker(name) for name in self.names}
         for pod in (self.controller, *self.workers.values()):
             pod.add_user()
             pod.wait_ready(90)
@@ -67,6 +72,10 @@ class Both:
                 "POST", "/api/v1/nodes", {"metadata": {"name": f"n-{name}"}, "status": {"conditions": [READY]}}
             )
             self.new_pod(name)
+
+    def worker(self, name: str) -> Pod:
+        env = {"MINIVM_ACCOUNTING": "none", **self.worker_env}
+        return self.slurm.pod("worker", name, env=env, image=self.images.get("worker", ""))
 
     def new_pod(self, name: str, node: str = "") -> None:
         spec = {"nodeName": node or f"n-{name}", "containers": [{"name": "worker", "image": "x"}]}

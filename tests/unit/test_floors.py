@@ -29,7 +29,7 @@ FLOORS: dict[str, list[set[str]]] = {
     "health": [{""}, {"checks", "runner", "broker"}],
     "gitsync": [{""}, {"repo", "rings"}, {"tree"}, {"cycle", "mirror"}],
     "images": [{""}, {"definition"}, {"archive", "engine"}, {"make", "ship"}, {"cli"}],
-    "fleet": [{""}, {"world"}, {"decide"}, {"act"}],
+    "fleet": [{""}, {"world"}, {"topology"}, {"decide"}, {"act"}],
     "cluster": [{"", "rendered"}],
 }  # fmt: skip
 # What stands in a package's own folder and uses all of it.

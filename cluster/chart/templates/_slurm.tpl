@@ -133,6 +133,30 @@ yes
 {{- ternary "topology.yaml" "topology.conf" $yaml -}}
 {{- end -}}
 
+{{/* Whether the fleet tells slurmctld where in the fabric each worker is. */}}
+{{- define "minivm.places" -}}
+{{- $tiers := dig "topology" "tiers" list .Values.fleet.policy -}}
+{{- if and .Values.fleet.enabled $tiers -}}
+{{- $facts := include "minivm.slurm.facts" . | fromJson -}}
+{{- if ne $facts.topology "topology.yaml" }}{{ fail "fleet.policy.topology: this release of Slurm is told no places of dynamic nodes; from 25.05 on it is" }}{{ end -}}
+{{- if ne .Values.slurm.nodeMode "dynamic" }}{{ fail "fleet.policy.topology: places are told of dynamic nodes, and slurm.nodeMode is static" }}{{ end -}}
+{{- if or .Values.slurm.topologyConfig (hasKey .Values.slurm.files "topology.conf") }}{{ fail "fleet.policy.topology: slurm.topologyConfig, or a topology.conf in slurm.files, says it already" }}{{ end -}}
+yes
+{{- end -}}
+{{- end -}}
+
+{{/* A node that is in no switch gets no job: where it is until the fleet has looked. Its daemon may be of an older release
+than the controller's, during an upgrade. */}}
+{{- define "minivm.bornAt" -}}
+{{- $release := regexFind "^[0-9]{2}[.][0-9]{2}" (index .Values.image.tags "worker" | default "") -}}
+{{- if and (include "minivm.places" .) (or (not $release) (ge $release "25.05")) -}}
+{{- $path := "" -}}
+Topology=default:/
+{{- range $i, $_ := initial .Values.fleet.policy.topology.tiers }}{{ $path = printf "%sunknown/" $path }}:{{ $path }}{{ end -}}
+:{{ $path }}unknown
+{{- end -}}
+{{- end -}}
+
 {{/* Slurm's file for containers: the site's own wins. */}}
 {{- define "minivm.ociConf" -}}
 {{- if and .Values.containers.enabled (not (hasKey .Values.slurm.files "oci.conf")) }}yes{{ end -}}

@@ -14,6 +14,7 @@ from cluster.rendered.render import CHART, Document, render
 from fleet.decide.fence import RETURNS
 from fleet.policy import KEYS, OF_MACHINES, Policy, policy_from_json
 from fleet.settings import from_environment
+from fleet.topology.place import NAME, place
 from fleet.world.kubernetes import FREE
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -119,6 +120,42 @@ def test_the_chart_knows_all_of_the_policy_of_machines() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     known = schema["properties"]["fleet"]["properties"]["policy"]["properties"]["machines"]["properties"]
     assert set(known) == set(OF_MACHINES)
+
+
+TIERS = {"topology": {"tiers": ["example.com/row", "example.com/rack"]}}
+
+
+def test_a_topology_is_one_root_and_workers_are_born_below_it() -> None:
+    documents = rendered(fleet={"policy": TIERS}, slurm={"version": "26.05"})
+    data = only(documents, "ConfigMap", "slurm-config")["data"]
+    (tree,) = yaml.safe_load(data["topology.yaml"])
+    assert tree == {"topology": NAME, "cluster_default": True, "tree": {"switches": [{"switch": "/"}]}}
+    assert "TopologyPlugin" not in data["slurm.conf"]
+    (container,) = only(documents, "StatefulSet", "slurm-worker")["spec"]["template"]["spec"]["containers"]
+    env = {one["name"]: one.get("value") for one in container["env"]}
+    policy = policy_from_json(only(documents, "ConfigMap")["data"]["policy.json"])
+    assert env["MINIVM_NODE_PLACE"] == f"Topology={place({}, policy.topology)}"
+    assert rules(documents) == rules(rendered(slurm={"version": "26.05"})), "it needs no further leave"
+
+
+def test_a_worker_of_an_older_slurm_is_born_without_what_it_does_not_know() -> None:
+    image = {"tags": {"controller": "26.05.5-debian-0123456789ab", "worker": "24.11.5-debian-0123456789ab"}}
+    documents = rendered(fleet={"policy": TIERS}, image=image)
+    assert "MINIVM_NODE_PLACE" not in yaml.safe_dump_all(documents)
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"slurm": {"version": "24.11"}}, "from 25.05 on"),
+        ({"slurm": {"version": "26.05", "topologyConfig": "- topology: b\n"}}, "says it already"),
+        ({"slurm": {"version": "26.05", "files": {"topology.conf": "SwitchName=a Nodes=b\n"}}}, "says it already"),
+        ({"slurm": {"version": "26.05", "nodeMode": "static"}}, "is static"),
+    ],
+)
+def test_a_topology_that_could_not_be_is_refused(values: dict[str, Any], why: str) -> None:
+    with pytest.raises(ClusterError, match=why):
+        rendered(fleet={"policy": TIERS}, **values)
 
 
 def test_it_may_give_up_a_machine_only_where_the_policy_does() -> None:

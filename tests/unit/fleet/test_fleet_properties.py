@@ -15,7 +15,7 @@ from fleet import words
 from fleet.decide.actions import Change
 from fleet.decide.causes import BY_MACHINES
 from fleet.decide.memory import Memory
-from fleet.policy import Policy
+from fleet.policy import Policy, Topology
 from tests.fleet_world import OURS, Worlds
 
 SIZE = 4
@@ -54,6 +54,8 @@ EVENTS: dict[str, Callable[[Worlds, str, str], object]] = {
     "names no more": lambda w, name, node: w.pending.clear(),
     "wants none": lambda w, name, node: w.wants(node, "drain", "fan 3"),
     "wants it": lambda w, name, node: w.wants(node, "up"),
+    "label": lambda w, name, node: w.nodes[node].labels.update({"rack": f"r{w.count}"}),
+    "unlabel": lambda w, name, node: w.nodes[node].labels.pop("rack", None),
     "time": lambda w, name, node: setattr(w, "now", w.now + 70),
 }
 # Of names that have neither a pod nor a record too.
@@ -105,6 +107,7 @@ def run(worlds: Worlds, steps: list[tuple[str, int, int]]) -> None:
     st.booleans(),
     st.booleans(),
     st.booleans(),
+    st.booleans(),
 )
 def test_whatever_happens_nothing_is_touched_that_is_not_ours_and_it_settles(
     steps: list[tuple[str, int, int]],
@@ -115,6 +118,7 @@ def test_whatever_happens_nothing_is_touched_that_is_not_ours_and_it_settles(
     act: bool,
     returns: bool,
     keeps: bool,
+    places: bool,
 ) -> None:
     policy = Policy(
         conditions=("Sick",),
@@ -123,6 +127,7 @@ def test_whatever_happens_nothing_is_touched_that_is_not_ours_and_it_settles(
         changes=changes,
         leave_within_s=within,
         fencing="act" if act else "propose",
+        topology=Topology(("rack",) if places else ()),
     )
     worlds = Worlds(SIZE, policy, "w-")
     worlds.returns = returns
@@ -145,6 +150,9 @@ def test_whatever_happens_nothing_is_touched_that_is_not_ours_and_it_settles(
         by_person = cordoned or bool(machine.taints) or "minivm.io/leave" in pod.annotations or not wanted
         if worlds.machines is not None and not by_person and not cordon:
             assert not machine.cordoned, "the cordon of a goal goes with it"
+        if (name, "topology") not in told:
+            wanted_place = f"default:/:{machine.labels.get('rack', 'unknown')}" if places else ""
+            assert node.place == wanted_place, "it is where the labels of its Node say"
         by_machine = bool(machine.signs) or not machine.ready
         assert pod.free is bool(node.drained_by), "what may be evicted is what is drained and idle"
         if name in persons:

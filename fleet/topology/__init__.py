@@ -1,0 +1,1 @@
+"""Where workers are in the fabric: by the labels of their Nodes, in Slurm's words. Pure."""

@@ -1,0 +1,96 @@
+"""A worker's place in Slurm's tree of switches, by the labels of its Node alone: what another machine says of itself
+changes nothing of it.
+
+A switch is called by its whole path, and ends with a slash unless it is a leaf: `dc1/`, `dc1/row-4/`, `dc1/row-4/r7`.
+So each has one parent and one depth, whatever labels say, now or before: Slurm keeps the places of nodes beside its
+jobs, and does not start where one of them contradicts another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from fleet.policy import Topology
+from fleet.world.world import Worker
+
+# What slurmctld calls the only topology where no file says anything; and what all is below.
+NAME, ROOT = "default", "/"
+# In place of a label that is not there.
+UNKNOWN = "unknown"
+# Of a switch's name in a file, to slurmctld.
+MOST = 64
+# Colons and commas part places, brackets are lists of names, and jobs read their switches with dots between.
+_OTHER = re.compile(r"[^A-Za-z0-9_-]")
+# Each new name is one more switch to slurmctld until it is configured anew.
+OFTEN, WITHIN_S = 5, 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Tells Slurm where a node is, while it still says of it what it said."""
+
+    name: str
+    place: str
+    was: str
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A node's place as it was last seen, and when it was another one before."""
+
+    place: str
+    times: tuple[float, ...] = ()
+
+
+def part(value: str) -> str:
+    """What a label says, as a name: two that differ stay so."""
+    plain = _OTHER.sub("_", value)
+    return (value or UNKNOWN) if plain == value else f"{plain}{_mark(value)}"
+
+
+def _mark(value: str) -> str:
+    """With a sign that no plain name has: what is shortened is nothing else's whole name."""
+    return f"+{hashlib.sha256(value.encode(errors='backslashreplace')).hexdigest()[:8]}"
+
+
+def _name(path: str, end: str) -> str:
+    whole = f"{path}{end}"
+    return whole if len(whole) <= MOST else f"{path[: MOST - 10]}{_mark(path)}{end}"
+
+
+def switches(labels: Mapping[str, str], tiers: Iterable[str]) -> tuple[str, ...]:
+    """From the root to the leaf."""
+    parts = [part(labels.get(tier, "")) for tier in tiers]
+    paths = ["/".join(parts[: depth + 1]) for depth in range(len(parts))]
+    return (ROOT, *(_name(path, "/") for path in paths[:-1]), _name(paths[-1], ""))
+
+
+def place(labels: Mapping[str, str], topology: Topology) -> str:
+    return ":".join((NAME, *switches(labels, topology.tiers)))
+
+
+def due(worker: Worker, topology: Topology) -> Place | None:
+    """None also where Slurm does not tell places; of a worker whose Node is not known, and of a static node."""
+    known = worker.slurm
+    if not topology.tiers or worker.node is None or known is None or known.topology is None or not known.record.dynamic:
+        return None
+    wanted = place(worker.node.labels, topology)
+    return None if known.topology == wanted else Place(worker.name, wanted, known.topology)
+
+
+def restless(moved: Moved | None, now: float) -> bool:
+    return moved is not None and sum(now - at < WITHIN_S for at in moved.times) >= OFTEN
+
+
+def remembered(workers: Iterable[Worker], before: Mapping[str, Moved], now: float) -> Mapping[str, Moved]:
+    found = {}
+    for worker in workers:
+        if worker.slurm is not None and worker.slurm.topology is not None:
+            here = worker.slurm.topology
+            last = before.get(worker.name, Moved(here))
+            times = tuple(at for at in last.times if now - at < WITHIN_S)
+            found[worker.name] = Moved(here, times if here == last.place else (*times, now)[-OFTEN:])
+    return found

@@ -1,0 +1,181 @@
+"""Labels of Nodes in a real API server, and where a real slurmctld believes its nodes to be."""
+
+from __future__ import annotations
+
+import urllib.error
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cluster.rendered.render import render
+from cluster.rendered.tags import newest_here
+from fleet.topology.place import MOST
+from images.engine.docker import Engine
+from tests.container.conftest import IMAGES
+from tests.container.init_pods import World
+from tests.kubernetes.apiserver import ApiServer
+from tests.kubernetes.test_fleet import Both, Running, both_sides
+from tests.waiting import until
+
+pytestmark = [pytest.mark.docker, pytest.mark.cluster]
+
+SLURM = "26.05"
+ROW, RACK = "example.com/row", "example.com/rack"
+POLICY = '{"topology": {"tiers": ["example.com/row", "example.com/rack"]}}'
+NOWHERE = "unknown/unknown"
+
+
+class Fabric(Both):
+    """Four workers of a release that is told places; files and environment are the chart's."""
+
+    names = ("w1", "w2", "w3", "w4")
+
+    def __init__(self, api: ApiServer, slurm: World, directory: Path) -> None:
+        values = {
+            "slurm": {"version": SLURM},
+            "fleet": {"enabled": True, "policy": {"topology": {"tiers": [ROW, RACK]}}},
+        }
+        text = yaml.safe_dump_all(render(values, release="slurm", namespace="hpc"))
+        made = {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(text)}
+        self.files = {"topology.yaml": made["ConfigMap", "slurm-config"]["data"]["topology.yaml"]}
+        (container,) = made["StatefulSet", "slurm-worker"]["spec"]["template"]["spec"]["containers"]
+        env = {one["name"]: one.get("value", "") for one in container["env"]}
+        self.worker_env = {"MINIVM_NODE_PLACE": env["MINIVM_NODE_PLACE"]}
+        tags = newest_here(Engine().client, IMAGES, slurm=SLURM, variant="debian")
+        self.images = {role: f"{IMAGES}/{role}:{tag}" for role, tag in tags.items()}
+        super().__init__(api, slurm, directory)
+        self.policy.write_text(POLICY)
+
+    def label(self, name: str, row: str | None, rack: str | None) -> None:
+        self.api.merge(f"/api/v1/nodes/n-{name}", {"metadata": {"labels": {ROW: row, RACK: rack}}})
+
+    def switches(self) -> Mapping[str, str]:
+        """Each switch that has nodes, with these."""
+        lines = [line.split() for line in self.scontrol("show", "topology").splitlines() if line]
+        found = [dict(word.partition("=")[::2] for word in words) for words in lines]
+        return {one["SwitchName"]: one["Nodes"] for one in found if one.get("Nodes")}
+
+    def srun(self, *words: str) -> set[str]:
+        return set(self.controller.run("srun", "--chdir=/tmp", *words, "hostname", user="demo").split())
+
+    def racks(self, fleet: Running, row: str = "4") -> None:
+        for name, rack in (("w1", "r1"), ("w2", "r2"), ("w3", "r1"), ("w4", "r2")):
+            self.label(name, row, rack)
+        wanted = {"/": "w[1-4]", f"{row}/": "w[1-4]", f"{row}/r1": "w[1,3]", f"{row}/r2": "w[2,4]"}
+        until(lambda: fleet.there() and self.switches() == wanted, "racks are switches", seen=self.log)
+
+
+@pytest.fixture(scope="module")
+def fabric(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fabric]:
+    with both_sides(tmp_path_factory.mktemp("fleet"), "topology", Fabric) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def as_it_was(fabric: Fabric) -> Iterator[None]:
+    yield
+    for name in fabric.names:
+        fabric.label(name, None, None)
+
+
+def test_a_worker_takes_jobs_before_any_fleet_has_looked(fabric: Fabric) -> None:
+    """In no switch it would get none."""
+    assert fabric.switches() == {"/": "w[1-4]", "unknown/": "w[1-4]", NOWHERE: "w[1-4]"}
+    assert fabric.srun("-N4") == set(fabric.names)
+
+
+def test_a_label_is_a_switch_and_a_job_that_wants_one_gets_one(fabric: Fabric) -> None:
+    with fabric.running() as fleet:
+        fabric.racks(fleet)
+        for name in fabric.names:
+            others = {"w1": "w3", "w2": "w4", "w3": "w1", "w4": "w2"}
+            assert fabric.srun("-N2", "--switches=1", "-w", name) == {name, others[name]}, "and not w1 with w2"
+        fabric.label("w3", "5", "r1")
+        wanted = {"/": "w[1-4]", "4/": "w[1-2,4]", "4/r1": "w1", "4/r2": "w[2,4]", "5/": "w3", "5/r1": "w3"}
+        until(lambda: fabric.switches() == wanted, "a machine in another row is elsewhere", seen=fabric.log)
+        fabric.label("w3", None, None)
+        until(lambda: fabric.switches().get(NOWHERE) == "w3", "without labels it is unknown", seen=fabric.log)
+        assert fabric.srun("-N4") == set(fabric.names), "and takes jobs"
+
+
+def test_places_outlive_slurmctld_and_the_pod_and_a_pod_elsewhere_is_elsewhere(fabric: Fabric) -> None:
+    with fabric.running() as fleet:
+        fabric.racks(fleet)
+        wanted = fabric.switches()
+        job = fabric.controller.run(
+            "sbatch", "--parsable", "-w", "w2", "--chdir=/tmp", "--wrap", "sleep 7777", user="demo"
+        ).strip()
+        until(lambda: "R" in fabric.controller.run("squeue", "-h", "-j", job, "-o", "%t"), "a job runs")
+        fabric.scontrol("reconfigure")
+        until(lambda: fabric.switches() == wanted, "a reconfigure keeps them")
+        fabric.controller.run("minivm", "restart", "slurmctld")
+        until(partial(answers, fabric), "slurmctld answers")
+        assert fabric.switches() == wanted
+        # What a Node is given by the next pod of its name.
+        fabric.label("w2", "6", "r1")
+        until(lambda: fabric.switches().get("6/r1") == "w2", "placed under a job", seen=fabric.log)
+        assert fabric.controller.run("squeue", "-h", "-j", job, "-o", "%t").strip() == "R"
+        fabric.controller.run("scancel", job)
+        fabric.workers["w1"].container.restart(timeout=60)
+        fabric.workers["w1"].wait_ready(90)
+        assert fabric.switches()["4/r1"] == "w[1,3]", "a record stays as it is"
+        gone(fabric, "w1")
+        fabric.new_pod("w1", "n-w4")
+        until(lambda: fabric.switches().get("4/r2") == "w[1,4]", "its pod is on another machine", seen=fabric.log)
+        gone(fabric, "w1")
+        fabric.new_pod("w1")
+
+
+def answers(fabric: Fabric) -> bool:
+    return fabric.controller.code("scontrol", "ping")[0] == 0
+
+
+def gone(fabric: Fabric, name: str) -> None:
+    try:
+        fabric.api.ask("DELETE", f"/api/v1/namespaces/default/pods/{name}?gracePeriodSeconds=0")
+    except urllib.error.HTTPError as error:
+        assert error.code == 404, error
+
+
+def test_killed_before_each_place_it_ends_the_same(fabric: Fabric) -> None:
+    with fabric.running(cut=1, again=2) as fleet:
+        fabric.racks(fleet, "7")
+        assert fleet.killed >= 2
+
+
+def test_whatever_labels_say_slurmctld_takes_it_and_starts_with_it(fabric: Fabric) -> None:
+    """As long, and as like other names, as the API server takes them."""
+    longest, dots = "x" * 63, f"a{'.' * 61}b"
+    said = {"w1": (longest, longest), "w2": (dots, "1"), "w3": ("unknown", "unknown"), "w4": ("default", "w4")}
+    with fabric.running():
+        for name, (row, rack) in said.items():
+            fabric.label(name, row, rack)
+        until(lambda: fabric.switches().get("default/w4") == "w4", "placed", seen=fabric.log)
+        until(lambda: fabric.ask("plan") == "nothing to do\n", "all are", seen=fabric.log)
+    before = fabric.switches()
+    assert before[NOWHERE] == "w3"
+    assert len(before) == 8
+    assert max(map(len, before)) == MOST, "longer is none, and one is as long"
+    fabric.controller.run("minivm", "restart", "slurmctld")
+    until(partial(answers, fabric), "slurmctld answers")
+    assert fabric.switches() == before
+    assert fabric.srun("-N4") == set(fabric.names)
+
+
+def test_another_policy_contradicts_no_place_of_the_one_before(fabric: Fabric) -> None:
+    """A label that was a leaf's is a row's now: of a file Slurm would say that the switch has nodes."""
+    fabric.policy.write_text(f'{{"topology": {{"tiers": ["{ROW}"]}}}}')
+    try:
+        with fabric.running():
+            for name in fabric.names:
+                fabric.label(name, "4", "r1")
+            until(lambda: fabric.switches().get("4") == "w[1-4]", "a row is a leaf", seen=fabric.log)
+            fabric.policy.write_text(POLICY)
+            until(lambda: fabric.switches().get("4/r1") == "w[1-4]", "a row has racks", seen=fabric.log)
+    finally:
+        fabric.policy.write_text(POLICY)
+    fabric.scontrol("reconfigure")
+    until(lambda: fabric.switches() == {"/": "w[1-4]", "4/": "w[1-4]", "4/r1": "w[1-4]"}, "and nothing else is left")

@@ -1,0 +1,166 @@
+"""Where workers are in the fabric: labels of Nodes, and the places that Slurm is told."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.act.slurm import body
+from fleet.act.words import in_words
+from fleet.decide.actions import Drain
+from fleet.decide.decide import decide
+from fleet.decide.memory import Memory
+from fleet.policy import Policy, Topology, policy_from_json
+from fleet.topology.place import MOST, OFTEN, ROOT, Place, due, part, place, switches
+from fleet.world.kubernetes import Kubernetes, Node, Pod
+from fleet.world.slurm import Slurm, slurm_node
+from fleet.world.world import Worker, World
+from init.errors import ConfigError
+from tests.fleet_world import Worlds
+
+ROW, RACK = "example.com/row", "example.com/rack"
+TREE = Policy(topology=Topology((ROW, RACK)))
+NOWHERE = "default:/:unknown/:unknown/unknown"
+
+
+@pytest.mark.parametrize(
+    ("labels", "tiers", "wanted"),
+    [
+        ({RACK: "r7"}, (RACK,), "default:/:r7"),
+        ({ROW: "4", RACK: "7"}, (ROW, RACK), "default:/:4/:4/7"),
+        ({ROW: "5", RACK: "7"}, (ROW, RACK), "default:/:5/:5/7"),
+        ({ROW: "dc1", RACK: "dc1"}, (ROW, RACK), "default:/:dc1/:dc1/dc1"),
+        ({}, (ROW, RACK), NOWHERE),
+        ({RACK: "r7"}, (ROW, RACK), "default:/:unknown/:unknown/r7"),
+        ({ROW: "4"}, (ROW, RACK), "default:/:4/:4/unknown"),
+        ({ROW: "4", RACK: "7", "z": "n"}, (ROW, RACK, "z"), "default:/:4/:4/7/:4/7/n"),
+    ],
+)
+def test_labels_are_a_path_from_the_root_to_the_leaf(
+    labels: dict[str, str], tiers: tuple[str, ...], wanted: str
+) -> None:
+    assert place(labels, Topology(tiers)) == wanted
+
+
+LABELS = st.dictionaries(st.sampled_from(("a", "b", "c", "d")), st.text(max_size=80) | st.sampled_from("xy"))
+TIERS = st.lists(st.sampled_from(("a", "b", "c", "d")), min_size=1, unique=True)
+
+
+@given(st.lists(st.tuples(LABELS, TIERS), max_size=8))
+def test_a_switch_has_one_parent_and_is_a_leaf_always_or_never_whatever_labels_and_tiers_say(
+    nodes: list[tuple[dict[str, str], list[str]]],
+) -> None:
+    """Also of another policy, before: slurmctld keeps places, and does not start where one contradicts another."""
+    parents: dict[str, str] = {}
+    leaves, inner = set(), {ROOT}
+    for labels, tiers in nodes:
+        path = switches(labels, tiers)
+        assert place(labels, Topology(tuple(tiers))).split(":") == ["default", *path]
+        assert len(path) == len(tiers) + 1
+        assert all(parents.setdefault(name, above) == above for above, name in pairwise(path))
+        leaves.add(path[-1])
+        inner |= set(path[:-1])
+    assert not leaves & inner
+    for name in leaves | inner:
+        assert not set(name) - set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+/")
+        assert len(name) <= MOST
+
+
+@given(st.text(min_size=1), st.text(min_size=1))
+def test_labels_that_differ_are_switches_that_differ(one: str, other: str) -> None:
+    assert (part(one) == part(other)) is (one == other)
+
+
+def test_a_dot_and_a_long_name_are_told_apart_from_what_they_look_like() -> None:
+    assert len({switches({"a": said}, "a") for said in ("a.b", "a_b", "a" * 80, "a" * 81)}) == 4
+
+
+def placed(worlds: Worlds) -> list[Place]:
+    return [one for one in worlds.decide(worlds.world()).changes if isinstance(one, Place)]
+
+
+def test_a_label_that_changes_moves_the_node_and_no_other() -> None:
+    worlds = Worlds(policy=TREE)
+    assert {one.place for one in placed(worlds)} == {NOWHERE}
+    worlds.look()
+    worlds.nodes["n1"].labels.update({ROW: "4", RACK: "r7"})
+    (one,) = placed(worlds)
+    assert (one.name, one.place, one.was) == ("w1", "default:/:4/:4/r7", NOWHERE)
+    assert in_words(one) == "place w1 at 4/r7 in Slurm"
+    assert body(one) == {"topology_str": "default:/:4/:4/r7"}, "and nothing else of it is touched"
+    worlds.look()
+    assert not placed(worlds)
+
+
+def test_a_pod_on_another_node_is_placed_where_that_one_is() -> None:
+    worlds = Worlds(policy=TREE)
+    worlds.nodes["n1"].labels.update({ROW: "4", RACK: "r7"})
+    worlds.look()
+    worlds.replace("w0", "n1")
+    worlds.look()
+    assert worlds.slurm["w0"].place == worlds.slurm["w1"].place == "default:/:4/:4/r7"
+
+
+def test_unasked_no_place_is_told() -> None:
+    worlds = Worlds()
+    worlds.nodes["n1"].labels.update({ROW: "4", RACK: "r7"})
+    assert not placed(worlds)
+
+
+def test_a_slurm_that_tells_no_places_is_told_none() -> None:
+    """Before 25.05; and a static node is where slurm.conf says."""
+    item = {"name": "w0", "state": ["IDLE", "DYNAMIC_NORM"]}
+    older, newer = slurm_node(item), slurm_node({**item, "topology": ""})
+    assert (older.topology, newer.topology) == (None, "")
+    node, pod = Node("n0", "uid"), Pod("w0", "uid", node="n0")
+    for known in (older, slurm_node({**item, "state": ["IDLE"], "topology": ""}), None):
+        assert due(Worker("w0", pod, node, known), TREE.topology) is None
+    assert due(Worker("w0", pod, None, newer), TREE.topology) is None
+    assert due(Worker("w0", pod, node, newer), TREE.topology)
+    world = World(Kubernetes({"n0": node}, {"w0": pod}), Slurm({"w0": older}))
+    (told,) = [one for one in decide(world, Memory(), 1.0, TREE).stands if one.kind == "topology"]
+    assert (told.about, told.text) == ("fleet", "this release of Slurm is told no places of nodes: from 25.05 on it is")
+
+
+def test_a_machine_that_calls_itself_ever_anew_costs_slurm_few_switches() -> None:
+    worlds = Worlds(policy=TREE)
+    worlds.look()
+    seen = set()
+    for number in range(50):
+        worlds.nodes["n0"].labels[RACK] = f"r{number}"
+        worlds.look()
+        worlds.now += 1
+        seen.add(worlds.slurm["w0"].place)
+    assert len(seen) <= OFTEN + 1
+    told = {one.about: one.text for one in worlds.decide(worlds.world()).stands if one.kind == "topology"}
+    assert told == {"w0": "was elsewhere too often: its place waits for an hour of rest"}
+    worlds.now += 3700
+    worlds.look()
+    assert worlds.slurm["w0"].place.endswith("/r49")
+
+
+def test_no_place_keeps_a_drain_from_its_turn() -> None:
+    worlds = Worlds(policy=Policy(topology=TREE.topology, changes=1))
+    worlds.cordon("n2")
+    (one,) = worlds.decide(worlds.world()).changes
+    assert isinstance(one, Drain)
+
+
+@pytest.mark.parametrize(
+    "said",
+    ['{"tier": ["a"]}', '{"tiers": ["a", "a"]}', '{"tiers": ["a", "b", "c", "d", "e", "f", "g"]}'],
+)
+def test_tiers_are_few_labels_and_each_once(said: str) -> None:
+    with pytest.raises(ConfigError):
+        policy_from_json(f'{{"topology": {said}}}')
+    assert policy_from_json('{"topology": {"tiers": ["a", "b"]}}').topology.tiers == ("a", "b")
+
+
+def test_what_slurmd_is_born_with_is_not_compared_with_its_record() -> None:
+    """Compared, each pod that comes back would have its record made anew."""
+    text = (Path(__file__).resolve().parents[3] / "init/services/slurmd.yaml").read_text()
+    assert "${MINIVM_SLURMD_CONF} ${MINIVM_NODE_PLACE:-} " in text
