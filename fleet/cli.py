@@ -1,4 +1,4 @@
-"""The command line: fleet run | plan | status | why NAME | crd."""
+"""The command line: fleet run | plan | status | why NAME | topology | crd."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from fleet.crd import definition
 from fleet.decide.decide import Decision
 from fleet.decide.machines import line
 from fleet.errors import FleetError
+from fleet.policy import Topology
 from fleet.settings import from_environment
+from fleet.topology.file import conf
 from fleet.world.machine import stamp
 from fleet.world.world import Unknown, World
 from ground.errors import nearest
@@ -68,6 +70,21 @@ def run() -> None:
 def crd() -> None:
     """The definition of the kind `Machine`, for `kubectl apply`."""
     click.echo(json.dumps(definition(), indent=2))
+
+
+@main.command()
+@click.option("--tier", "tiers", multiple=True, help="A label of Nodes, from the root on. None: the policy's.")
+def topology(tiers: tuple[str, ...]) -> None:
+    """The labels of the workers' Nodes as a topology.conf, for a Slurm before 25.05. Touches nothing."""
+
+    async def made(fleet: Fleet) -> str:
+        here = (await fleet.look()).kubernetes
+        wanted = Topology(tiers) if tiers else fleet.policy.topology
+        if isinstance(here, Unknown) or not here.pods or not wanted.tiers:
+            raise FleetError("make a topology", here.why if isinstance(here, Unknown) else "no workers, or no tiers")
+        return conf(here, wanted)
+
+    click.echo(with_fleet(made), nl=False)
 
 
 @main.command()

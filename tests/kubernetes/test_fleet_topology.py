@@ -15,9 +15,9 @@ from cluster.rendered.tags import newest_here
 from fleet.topology.place import MOST
 from images.engine.docker import Engine
 from tests.container.conftest import IMAGES
-from tests.container.init_pods import World
+from tests.container.init_pods import World, slurm_conf
 from tests.kubernetes.apiserver import ApiServer
-from tests.kubernetes.test_fleet import Both, Running, both_sides
+from tests.kubernetes.test_fleet import JWT, Both, Running, both_sides
 from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
@@ -28,7 +28,21 @@ POLICY = '{"topology": {"tiers": ["example.com/row", "example.com/rack"]}}'
 NOWHERE = "unknown/unknown"
 
 
-class Fabric(Both):
+class Labelled(Both):
+    def label(self, name: str, row: str | None, rack: str | None) -> None:
+        self.api.merge(f"/api/v1/nodes/n-{name}", {"metadata": {"labels": {ROW: row, RACK: rack}}})
+
+    def switches(self) -> Mapping[str, str]:
+        """Each switch that has nodes, with these."""
+        lines = [line.split() for line in self.scontrol("show", "topology").splitlines() if line]
+        found = [dict(word.partition("=")[::2] for word in words) for words in lines]
+        return {one["SwitchName"]: one["Nodes"] for one in found if one.get("Nodes")}
+
+    def srun(self, *words: str) -> set[str]:
+        return set(self.controller.run("srun", "--chdir=/tmp", *words, "hostname", user="demo").split())
+
+
+class Fabric(Labelled):
     """Four workers of a release that is told places; files and environment are the chart's."""
 
     names = ("w1", "w2", "w3", "w4")
@@ -49,18 +63,6 @@ class Fabric(Both):
         super().__init__(api, slurm, directory)
         self.policy.write_text(POLICY)
 
-    def label(self, name: str, row: str | None, rack: str | None) -> None:
-        self.api.merge(f"/api/v1/nodes/n-{name}", {"metadata": {"labels": {ROW: row, RACK: rack}}})
-
-    def switches(self) -> Mapping[str, str]:
-        """Each switch that has nodes, with these."""
-        lines = [line.split() for line in self.scontrol("show", "topology").splitlines() if line]
-        found = [dict(word.partition("=")[::2] for word in words) for words in lines]
-        return {one["SwitchName"]: one["Nodes"] for one in found if one.get("Nodes")}
-
-    def srun(self, *words: str) -> set[str]:
-        return set(self.controller.run("srun", "--chdir=/tmp", *words, "hostname", user="demo").split())
-
     def racks(self, fleet: Running, row: str = "4") -> None:
         for name, rack in (("w1", "r1"), ("w2", "r2"), ("w3", "r1"), ("w4", "r2")):
             self.label(name, row, rack)
@@ -69,16 +71,16 @@ class Fabric(Both):
 
 
 @pytest.fixture(scope="module")
-def fabric(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fabric]:
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fabric]:
     with both_sides(tmp_path_factory.mktemp("fleet"), "topology", Fabric) as found:
         yield found
 
 
-@pytest.fixture(autouse=True)
-def as_it_was(fabric: Fabric) -> Iterator[None]:
-    yield
-    for name in fabric.names:
-        fabric.label(name, None, None)
+@pytest.fixture
+def fabric(made: Fabric) -> Iterator[Fabric]:
+    yield made
+    for name in made.names:
+        made.label(name, None, None)
 
 
 def test_a_worker_takes_jobs_before_any_fleet_has_looked(fabric: Fabric) -> None:
@@ -179,3 +181,39 @@ def test_another_policy_contradicts_no_place_of_the_one_before(fabric: Fabric) -
         fabric.policy.write_text(POLICY)
     fabric.scontrol("reconfigure")
     until(lambda: fabric.switches() == {"/": "w[1-4]", "4/": "w[1-4]", "4/r1": "w[1-4]"}, "and nothing else is left")
+
+
+class Older(Labelled):
+    """The default's release, which reads a file."""
+
+    names = ("w1", "w2", "w3")
+
+    def write(self) -> str:
+        """What the fleet says, as a person puts it into slurm.topologyConfig."""
+        text = self.ask("topology", "--tier", ROW, "--tier", RACK)
+        main = slurm_conf(*JWT, "TopologyPlugin=topology/tree", accounting=False)
+        self.slurm.configure({"slurm.conf": main, "topology.conf": text})
+        return text
+
+
+@pytest.fixture(scope="module")
+def older(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Older]:
+    with both_sides(tmp_path_factory.mktemp("older"), "older", Older) as found:
+        yield found
+
+
+def test_before_places_are_told_a_file_says_the_same(older: Older) -> None:
+    longest, dots = "x" * 63, f"a{'.' * 61}b"
+    for name, rack in (("w1", "r1"), ("w2", "r2"), ("w3", "r1")):
+        older.label(name, "4", rack)
+    text = older.write()
+    assert text == older.ask("topology", "--tier", ROW, "--tier", RACK)
+    wanted = {"/": "w[1-3]", "4/": "w[1-3]", "4/r1": "w1,w3", "4/r2": "w2"}
+    until(lambda: older.switches() == wanted, "racks are switches", seen=older.controller.account)
+    assert older.srun("-N2", "--switches=1", "-w", "w1") == {"w1", "w3"}
+    older.label("w3", None, None)
+    older.label("w2", longest, longest)
+    older.label("w1", dots, dots)
+    older.write()
+    until(lambda: older.switches().get(NOWHERE) == "w3", "other labels, other switches", seen=older.controller.account)
+    assert older.srun("-N3") == set(older.names), "whatever they say, nobody is left out"

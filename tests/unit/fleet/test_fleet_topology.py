@@ -15,6 +15,7 @@ from fleet.decide.actions import Drain
 from fleet.decide.decide import decide
 from fleet.decide.memory import Memory
 from fleet.policy import Policy, Topology, policy_from_json
+from fleet.topology.file import conf, tree
 from fleet.topology.place import MOST, OFTEN, ROOT, Place, due, part, place, switches
 from fleet.world.kubernetes import Kubernetes, Node, Pod
 from fleet.world.slurm import Slurm, slurm_node
@@ -158,6 +159,25 @@ def test_tiers_are_few_labels_and_each_once(said: str) -> None:
     with pytest.raises(ConfigError):
         policy_from_json(f'{{"topology": {said}}}')
     assert policy_from_json('{"topology": {"tiers": ["a", "b"]}}').topology.tiers == ("a", "b")
+
+
+def test_a_file_says_the_same_of_the_same_world_whatever_its_order() -> None:
+    paths = {"w2": ("/", "4/", "4/r1"), "w10": ("/", "4/", "4/r1"), "w1": ("/", "4/", "4/r2"), "x": ("/", "5/", "5/r1")}
+    text = (
+        "SwitchName=/ Switches=4/,5/\nSwitchName=4/ Switches=4/r1,4/r2\nSwitchName=5/ Switches=5/r1\n"
+        "SwitchName=4/r1 Nodes=w10,w2\nSwitchName=4/r2 Nodes=w1\nSwitchName=5/r1 Nodes=x\n"
+    )
+    assert tree(paths) == text
+    assert tree(dict(reversed(paths.items()))) == text
+
+
+def test_a_file_has_each_worker_once_also_one_without_a_node() -> None:
+    nodes = {"n0": Node("n0", "u", labels={ROW: "4", RACK: "r.1"}), "n9": Node("n9", "u", labels={ROW: "9"})}
+    pods = {"w0": Pod("w0", "u", node="n0"), "w1": Pod("w1", "u"), "w2": Pod("w2", "u", node="gone")}
+    lines = conf(Kubernetes(nodes, pods), TREE.topology).splitlines()
+    assert [line.partition("Nodes=")[2] for line in lines if "Nodes=" in line] == ["w0", "w1,w2"]
+    assert "SwitchName=unknown/unknown Nodes=w1,w2" in lines
+    assert not any("n9" in line or "9/" in line for line in lines), "a Node without a worker is none"
 
 
 def test_what_slurmd_is_born_with_is_not_compared_with_its_record() -> None:
