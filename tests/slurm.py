@@ -20,8 +20,13 @@ def labels(image: str) -> dict[str, str]:
     return found
 
 
+def version_of(image: str) -> str:
+    """Of its Slurm, by which its tag begins."""
+    return labels(image)["org.opencontainers.image.version"].partition("-")[0]
+
+
 def release_of(image: str) -> Release:
-    return load(ROOT).slurm[labels(image)["org.opencontainers.image.version"][:5]]
+    return load(ROOT).slurm[version_of(image)[:5]]
 
 
 def has_pmix(image: str) -> bool:
@@ -35,6 +40,6 @@ def built(prefix: str, role: str) -> str:
     line = [sys.executable, "build.py", "--slurm", wish, "--set", f"prefix={prefix}", "build", role]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    versions = [labels(f"{prefix}/{name}:latest")["org.opencontainers.image.version"] for name in (role, "worker")]
+    versions = [version_of(f"{prefix}/{name}:latest") for name in (role, "worker")]
     assert versions[0] == versions[1], f"{versions}: one built as MINIVM_BUILD_SLURM says, the other not"
     return f"{prefix}/{role}:latest"

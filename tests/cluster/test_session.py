@@ -15,7 +15,7 @@ import pytest
 from cluster.ports import free_port
 from tests.cluster.conftest import IMAGES
 from tests.cluster.researcher import Researcher, World
-from tests.slurm import labels
+from tests.slurm import version_of
 from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
@@ -200,8 +200,8 @@ def test_tab_completes_slurms_commands_as_they_are_typed(alice: Researcher) -> N
     shown = alice(options=("-tt",), stdin=typed)
     assert "Slurmctld(primary)" in shown and "is UP" in shown
     # Debian's has a name of its own.
-    version = labels(f"{IMAGES}/login:latest")["org.opencontainers.image.version"]
-    assert re.search(rf"^slurm(-wlm)? {re.escape(version)}\s*$", shown, re.MULTILINE), shown
+    version = re.escape(version_of(f"{IMAGES}/login:latest"))
+    assert re.search(rf"^slurm(-wlm)? {version}\s*$", shown, re.MULTILINE), shown
 
 
 def test_a_controller_that_is_away_is_told_at_login(alice: Researcher) -> None:
