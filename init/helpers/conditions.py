@@ -1,7 +1,8 @@
 """Readiness and its reasons as a condition of the pod, for a readiness gate and for `kubectl describe`.
 
 A service of its own, there when the pod has a service account's token. It follows PID 1's word and patches the pod's
-status; where it is not allowed to, it says so once and asks again now and then, and nothing else breaks.
+status; where it is not allowed to, it says so once and asks again now and then, and nothing else breaks. Beside it,
+once, which GPUs the pod has.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from init.errors import InitError
+from init.helpers import gpus
 from init.places import pod_name
 from init.pod.api_server import ACCOUNT, ApiError, ApiServer
 from init.pod.client import SOCKET, Client
+from init.pod.pod import Pod
 
 TYPE = "minivm.io/Ready"
 # Kubernetes' own bound for a message is 32 KiB; a person reads less.
@@ -24,6 +28,8 @@ MESSAGE = 1024
 PAUSE, LONGEST_PAUSE = 1.0, 30.0
 # The right may come later: a pod that `kubectl scale` made waits at its readiness gate for a Role that names it.
 REFUSED_PAUSE = 60.0
+# A driver that does not answer is asked so often.
+GPUS_PAUSE = 60.0
 
 
 def condition(found: dict[str, Any], before: dict[str, Any] | None, now: str) -> dict[str, Any]:
@@ -117,9 +123,24 @@ def run(api: Api, control: Path = SOCKET, pause: float = PAUSE, refused_pause: f
     return 1
 
 
+def tell_gpus(api: Api, look: Callable[[], tuple[str, ...]], pause: float = GPUS_PAUSE) -> None:
+    """Until it is told once. Of a refusal the other condition speaks, which is refused too."""
+    while True:
+        if found := look():
+            try:
+                return api.patch(gpus.condition(found, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())))
+            except ApiError as error:
+                if error.missing:
+                    return None
+        time.sleep(pause)
+
+
 def main() -> int:
     namespace = os.environ.get("MINIVM_POD_NAMESPACE") or (ACCOUNT / "namespace").read_text().strip()
-    return run(Api(namespace, pod_name(os.environ)))
+    api, pod = Api(namespace, pod_name(os.environ)), Pod(os.environ)
+    if gpus.present(pod):
+        threading.Thread(target=tell_gpus, args=(api, lambda: gpus.uuids(pod)), daemon=True).start()
+    return run(api)
 
 
 if __name__ == "__main__":

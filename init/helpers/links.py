@@ -72,11 +72,11 @@ def is_switch(device: Path) -> bool:
         return False
 
 
-def said_of_gpus(pod: Pod) -> str:
-    """The driver's own description, or nothing: a driver that hangs is the health checks' business."""
+def said_of_gpus(pod: Pod, question: str = "-q") -> str:
+    """What the driver itself says, or nothing: a driver that hangs is the health checks' business."""
     program, data, until = str(pod.path(NVIDIA_SMI)), b"", time.monotonic() + PATIENCE
     try:
-        child = subprocess.Popen([program, "-q"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        child = subprocess.Popen([program, question], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                  stderr=subprocess.DEVNULL)  # fmt: skip
     except OSError:
         return ""

@@ -13,7 +13,14 @@ from typing import Any
 
 import pytest
 
+from fleet import crd
+from fleet.decide.machines import places
+from fleet.world.kubernetes import Kubernetes, Node
+from fleet.world.kubernetes import pod as read_pod
+from fleet.world.world import Worker
 from init.helpers import conditions as kubernetes
+from init.helpers import gpus
+from init.pod.pod import Pod
 from tests.kube_api import serve
 
 NOT_READY = {"ready": False, "phase": "boot", "reasons": ["munge key not proven"], "degraded": []}
@@ -186,3 +193,76 @@ def test_an_authority_without_a_key_usage_is_believed(
     start(api_server, pid_1)
     pid_1.say(READY)
     assert [item["status"] for item in api_server.wait(1)] == ["True"]
+
+
+# Which GPUs the pod has
+
+SMI = "usr/bin/nvidia-smi"
+ONE, OTHER = "GPU-041a6be2-04b9-910d-91ab-94883a0ad281", "GPU-591acf50-02c8-2429-913a-3efdde8ce891"
+
+
+def machine(root: Path, *lines: str, ends: str = "", device: bool = True) -> Pod:
+    """Below `root`, with a driver whose program says these lines where it is asked for a list."""
+    for path in ("dev", "usr/bin"):
+        (root / path).mkdir(parents=True)
+    if device:
+        (root / "dev/nvidia0").touch()
+    said = "\n".join(lines)
+    (root / SMI).write_text(f"#!/bin/sh\n[ \"$*\" = -L ] || exit 9\ncat <<'END'\n{said}\nEND\n{ends}\n")
+    (root / SMI).chmod(0o755)
+    return Pod({}, root)
+
+
+def test_gpus_are_told_by_their_uuids_in_order_whatever_else_the_driver_says(tmp_path: Path) -> None:
+    pod = machine(
+        tmp_path,
+        f"GPU 1: NVIDIA H100 80GB HBM3 (UUID: {OTHER})",
+        f"GPU 0: NVIDIA H100 80GB HBM3 (UUID: {ONE})",
+        "  MIG 1g.10gb Device 0: (UUID: MIG-8f3b6d2a-2c1e-5a0d-9d8e-3f1c2b4a5d6e)",
+        f"GPU 0: twice (UUID: {ONE})",
+        "GPU 2: not yet (UUID: GPU-????????-????-????-????-????????????)",
+        f"and GPU 3: (UUID: {ONE[:-1]}f)",
+    )
+    assert gpus.present(pod)
+    assert gpus.uuids(pod) == (ONE, OTHER)
+
+
+def test_no_more_gpus_are_told_than_a_machine_keeps(tmp_path: Path) -> None:
+    listed = [f"GPU {number}: x (UUID: GPU-{number:08x}{ONE[12:]})" for number in range(200)]
+    assert len(gpus.uuids(machine(tmp_path, *listed))) == gpus.MOST == crd.GPUS
+
+
+@pytest.mark.parametrize("ends", ["exit 1", "kill -9 $$"])
+def test_a_driver_that_fails_has_told_nothing(tmp_path: Path, ends: str) -> None:
+    assert gpus.uuids(machine(tmp_path, f"GPU 0: x (UUID: {ONE})", ends=ends)) == ()
+
+
+def test_where_no_gpu_is_none_is_asked_for(tmp_path: Path) -> None:
+    assert not gpus.present(machine(tmp_path, device=False))
+
+
+def test_gpus_are_told_once_the_driver_answers_and_the_api_server_listens(api_server: ApiServer) -> None:
+    api = kubernetes.Api("ns", "w1", api_server.account, f"localhost:{api_server.server.server_port}")
+    api_server.answers = [503, 403]
+    answers = iter([(), (ONE, OTHER), (ONE, OTHER), (ONE, OTHER), (ONE,)])
+    kubernetes.tell_gpus(api, lambda: next(answers), 0.01)
+    assert [(item["type"], item["message"]) for item in api_server.wait(3)] == [
+        ("minivm.io/Gpus", f"{ONE} {OTHER}"),
+    ] * 3
+    assert next(answers) == (ONE,), "and not again"
+
+
+def test_the_fleet_reads_what_a_pod_tells(tmp_path: Path) -> None:
+    """The two do not share a line of code."""
+    told = gpus.condition(gpus.uuids(machine(tmp_path, f"GPU 0: x (UUID: {ONE})")), "2026-11-22T00:00:00Z")
+    item = {"metadata": {"name": "w1", "uid": "u"}, "spec": {"nodeName": "n1"}, "status": {"conditions": [told]}}
+    here = Kubernetes({"n1": Node("n1", "u")}, {"w1": read_pod(item)})
+    (place,) = places(here, [Worker("w1", here.pods["w1"], here.nodes["n1"], None)]).values()
+    assert place.said == {ONE}
+
+
+def test_a_pod_that_is_gone_is_not_told_of_its_gpus_for_ever(api_server: ApiServer) -> None:
+    api = kubernetes.Api("ns", "w1", api_server.account, f"localhost:{api_server.server.server_port}")
+    api_server.answers = [404]
+    kubernetes.tell_gpus(api, lambda: (ONE,), 0.01)
+    assert len(api_server.got) == 1
