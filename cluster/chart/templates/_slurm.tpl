@@ -76,6 +76,7 @@
 {{- range $key, $value := .Values.slurm.config -}}
   {{- if kindIs "invalid" $value }}{{ $_ := unset $lines $key }}{{ else }}{{ $_ := set $lines $key (toString $value) }}{{ end -}}
 {{- end -}}
+{{- include "minivm.mountsForJobs" . -}}
 # Made by the chart. The pod's name and the name that others reach it by are two things.
 ClusterName={{ .Values.clusterName }}
 SlurmctldHost={{ $full }}-controller-0({{ $full }}-controller)
@@ -112,6 +113,14 @@ image's tag, or the default; of a release that is not there, what is known of th
 {{- $facts := include "minivm.slurm.facts" . | fromJson -}}
 {{- $site := or (hasKey .Values.slurm.files "job_submit.lua") (hasKey .Values.slurm.config "JobSubmitPlugins") -}}
 {{- if and (eq (index $facts "user-env") "job_submit") (not $site) }}yes{{ end -}}
+{{- end -}}
+
+{{/* slurmd mounts a job's own /tmp itself: without the right to, it takes jobs, and every one of them fails. */}}
+{{- define "minivm.mountsForJobs" -}}
+{{- $said := .Values.slurm.extraConfig -}}
+{{- range $key, $value := .Values.slurm.config }}{{ $said = printf "%s\n%s=%v" $said $key $value }}{{ end -}}
+{{- $mounts := regexMatch "(?im)^\\s*(JobContainerType|NamespaceType)\\s*=\\s*\"?(job_container|namespace)/(tmpfs|linux)" $said -}}
+{{- if and $mounts (not (has "SYS_ADMIN" .Values.workers.capabilities)) }}{{ fail "slurm.config: a job's own /tmp is mounted by slurmd, which takes SYS_ADMIN in workers.capabilities; each job has a TMPDIR of its own without" }}{{ end -}}
 {{- end -}}
 
 {{/* slurmctld's own metrics, where its release has some and would give them to anybody. */}}

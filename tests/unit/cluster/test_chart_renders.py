@@ -809,6 +809,22 @@ def test_metrics_that_nobody_could_read_are_refused_with_the_reason(slurm: dict[
         with_slurm(slurm | {"metrics": True})
 
 
+@pytest.mark.parametrize(
+    "slurm",
+    [
+        {"config": {"JobContainerType": "job_container/tmpfs"}},
+        {"version": "26.05", "config": {"NamespaceType": "namespace/tmpfs"}},
+        {"version": "26.05", "extraConfig": "DebugFlags=none\nnamespacetype = namespace/linux"},
+    ],
+)
+def test_a_tmp_of_a_jobs_own_that_slurmd_may_not_mount_is_refused(slurm: dict[str, Any]) -> None:
+    """The node would be idle, and every job of it fail."""
+    with pytest.raises(ClusterError, match="takes SYS_ADMIN"):
+        with_slurm(slurm)
+    render({"slurm": slurm, "workers": {"capabilities": ["SYS_ADMIN"]}}, release="slurm", namespace="hpc")
+    with_slurm({"config": {"JobContainerType": "job_container/none"}})
+
+
 def test_so_it_is_where_no_setting_does() -> None:
     """By a filter, unless the site has its own."""
     data = config(version="26.05")
