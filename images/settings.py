@@ -44,6 +44,7 @@ class Settings:
     slurm_sha256: str = ""
     slurm_version: str = ""
     base_image: str = ""  # NAME@sha256:..., in place of the bootstrapped root
+    sources: str = ""  # pyxis=PATH,enroot=PATH: a repository, directory or archive of a pinned source
     mirrors: str = ""  # debian=URI,security=URI, or a vendor repository's name=URI
     http_proxy: str = ""
     https_proxy: str = ""
@@ -63,6 +64,16 @@ class Settings:
             if not name or not urlsplit(uri).scheme:
                 raise ImagesError("use the setting", f"{item!r} is not NAME=URI", field="mirrors")
             found[name] = uri
+        return found
+
+    @property
+    def source_map(self) -> dict[str, str]:
+        found = {}
+        for item in filter(None, (part.strip() for part in self.sources.split(","))):
+            name, _, address = item.partition("=")
+            if not (name and address):
+                raise ImagesError("use the setting", f"{item!r} is not NAME=PATH", field="sources")
+            found[name] = address
         return found
 
     @property
@@ -88,7 +99,7 @@ def read(environment: Mapping[str, str] = os.environ, assignments: Iterable[str]
         if hint := wrong(name, value):
             raise ImagesError("use the setting", f"{name} cannot be {value!r}", field=name, hint=hint)
     settings = Settings(**given)
-    _ = settings.mirror_map  # a mistake in it is told before anything else is done
+    _ = settings.mirror_map, settings.source_map  # a mistake in them is told before anything else is done
     return settings
 
 

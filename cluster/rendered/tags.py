@@ -11,7 +11,7 @@ from cluster.errors import ClusterError
 
 ROLES = ("controller", "login", "worker", "demo")
 # Built only when they are named.
-MORE_ROLES = ("worker-containers",)
+MORE_ROLES = ("worker-containers", "worker-pyxis", "login-pyxis")
 TAG = re.compile(r"(?P<slurm>[0-9.]+)-(?P<variant>[a-z0-9]+)(-(?P<arch>arm64))?-(?P<hash>[0-9a-f]{12})")
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import tempfile
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
+from images.archive import trees
 from images.definition.spec import UNFILLED, Pin
 from images.errors import ImagesError
 from images.settings import Settings
@@ -20,6 +22,8 @@ BY_HAND = {"slurm": "have it from elsewhere: --set slurm_tarball=PATH, with slur
 
 
 def file_name(pin: Pin) -> str:
+    if pin.commit:
+        return f"{pin.name}-{pin.version}.tar"
     return PurePosixPath(urlsplit(pin.url).path).name or pin.name
 
 
@@ -80,6 +84,8 @@ def connection_errors() -> tuple[type[Exception], ...]:
 
 
 def opened(pin: Pin, settings: Settings):  # type: ignore[no-untyped-def]  # a response or a file: both read bytes
+    if pin.commit:
+        return io.BytesIO(trees.packed(pin, settings))
     if not urlsplit(pin.url).scheme:
         return Path(pin.url).open("rb")
     # Late: a build that fetches nothing does not pay for TLS.

@@ -234,11 +234,14 @@ def user(name: str, parent: Fields, value: object) -> spec.User:
 
 
 def pin(name: str, parent: Fields, value: object) -> spec.Pin:
-    fields = Fields(value, parent.file, {"version", "url", "sha256"}, f"pins.{name}")
+    fields = Fields(value, parent.file, {"version", "url", "sha256", "commit"}, f"pins.{name}")
     digest = fields.text("sha256")
     if digest != spec.UNFILLED and not re.fullmatch(r"[0-9a-f]{64}", digest):
         raise fields.error("sha256", f"{digest!r} is not a SHA-256 checksum")
-    return spec.Pin(name, fields.text("version"), fields.text("url"), digest)
+    commit = fields.text("commit", "")
+    if commit and not re.fullmatch(r"[0-9a-f]{40}", commit):
+        raise fields.error("commit", f"{commit!r} is not a commit", "40 hexadecimal digits")
+    return spec.Pin(name, fields.text("version"), fields.text("url"), digest, commit=commit)
 
 
 RELEASE_KEYS = {"protocol", "reads", "mpi", "gpu", "configure", "user-env", "topology", "metrics", "ready", "absent"}

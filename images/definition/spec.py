@@ -164,13 +164,14 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A file from outside, by checksum."""
+    """A file from outside, by checksum; with `commit` the source that a git repository has there."""
 
     name: str
     version: str
     url: str
     sha256: str
     setting: str = ""  # that names it, in place of versions.yaml
+    commit: str = ""
 
 
 @dataclass(frozen=True, slots=True)

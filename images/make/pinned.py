@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from images.archive import origins
 from images.archive.fetch import fetch, file_name
 from images.archive.lock import Place
 from images.definition.spec import AptSource, Layer, Pin
-from images.errors import ImagesError
+from images.errors import ImagesError, nearest
 from images.make import content
 from images.make.content import Entry
 from images.make.plan import Image
 
 
 def pins(place: Place) -> Mapping[str, Pin]:
-    """The pins with the site's own Slurm tarball in place of the published one."""
+    """The pins, each at the address that the site gives in place of the published one."""
     found, settings = dict(place.definition.versions.pins), place.settings
     if settings.slurm_tarball:
         if not (settings.slurm_sha256 and settings.slurm_version):
@@ -23,6 +24,11 @@ def pins(place: Place) -> Mapping[str, Pin]:
                               field="slurm_tarball")  # fmt: skip
         given = settings.slurm_version, settings.slurm_tarball, settings.slurm_sha256
         found["slurm"] = Pin("slurm", *given, setting="slurm_tarball")
+    for name, address in settings.source_map.items():
+        sources = [pin.name for pin in found.values() if pin.commit]
+        if name not in sources:
+            raise ImagesError("use the setting", f"no source {name!r}", field="sources", hint=nearest(name, sources))
+        found[name] = replace(found[name], url=address, setting="sources")
     return found
 
 

@@ -26,7 +26,7 @@ NAME = os.environ.get("MINIVM_TEST_CLUSTER", "test")
 # of the shared cluster away comes after what wants it whole, and those with clusters of their own come late.
 ORDER = (
     "test_session", "test_life", "test_home_that_hangs", "test_containment", "test_accounting", "test_drop_ins",
-    "test_profiles", "test_own_scripts", "test_jobs", "test_pages_as_written", "test_containers",
+    "test_profiles", "test_own_scripts", "test_jobs", "test_pages_as_written", "test_containers", "test_pyxis",
     "test_mpi", "test_releases",
 )  # fmt: skip
 # A drain that a check caused ends as soon as the check is content, and nodes need not wait for each other.

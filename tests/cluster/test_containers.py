@@ -52,11 +52,7 @@ class registry_of:  # a context manager, called as one
 
     def __enter__(self) -> None:
         self.here.start()
-        (root, *_) = docker("image", "ls", "--quiet", f"{IMAGES}/layer-root").split()
-        there = f"127.0.0.1:{self.here.port}/site/debian:13"
-        docker("tag", root, there)
-        docker("push", "--quiet", there)
-        docker("rmi", there)
+        self.fill()
         self.here.kill()
         config = json.loads((self.here.root / "config.yml").read_text())
         config["http"]["addr"] = f"127.0.0.1:{PORT}"
@@ -71,6 +67,13 @@ class registry_of:  # a context manager, called as one
             return self.cluster.exec(WORKER, ["curl", "-sf", f"http://127.0.0.1:{PORT}/v2/"])[0] == 0
 
         until(listens, "the registry answers in the pod", seen=(self.here.root / "log").read_text)
+
+    def fill(self) -> None:
+        (root, *_) = docker("image", "ls", "--quiet", f"{IMAGES}/layer-root").split()
+        there = f"127.0.0.1:{self.here.port}/site/debian:13"
+        docker("tag", root, there)
+        docker("push", "--quiet", there)
+        docker("rmi", there)
 
     def __exit__(self, *_: object) -> None:
         self.here.kill()

@@ -76,6 +76,7 @@ def repositories(asked: Iterable[str]) -> Repositories:
     ]
     special = {
         "rdma-core": Standin("rdma-core", "50.0-ubuntu", {"usr/share/doc/rdma-core/from": "ubuntu\n"}),
+        "mount": Standin("mount", NEWEST, programs("usr/bin/mount", "usr/bin/umount")),
         "munge": Standin("munge", NEWEST, programs("usr/sbin/munged")),
         "sssd-tools": Standin("sssd-tools", NEWEST, programs("usr/sbin/sss_cache")),
         "python3": Standin("python3", NEWEST, {"usr/bin/python3": "#!/bin/sh\nexit 0\n"}),
@@ -146,10 +147,24 @@ def pyxis(target: Path) -> Path:
     return tarball(target, "pyxis", {"Makefile": "spank_pyxis.so: ; touch spank_pyxis.so\n"})
 
 
+# As enroot's own leaves it: paths that are written in when it is made, programs that ours stand in for, its hooks.
+ENROOT = """
+all: ; printf '#!/bin/sh\\necho stand-in\\n' > enroot
+install: all
+\tinstall -D -m 755 enroot $(DESTDIR)/usr/bin/enroot
+\tinstall -D -m 755 enroot $(DESTDIR)/usr/bin/enroot-aufs2ovlfs
+\tinstall -D -m 755 enroot $(DESTDIR)/usr/bin/enroot-mksquashovlfs
+\tmkdir -p $(DESTDIR)/usr/lib/enroot
+\tinstall -D -m 755 enroot $(DESTDIR)/etc/enroot/hooks.d/98-nvidia.sh
+\tinstall -D -m 755 enroot $(DESTDIR)/etc/enroot/hooks.d/10-cgroups.sh
+\tinstall -D -m 755 enroot $(DESTDIR)/usr/share/enroot/hooks.d/50-slurm-pmi.sh
+"""
+
+
+def enroot(target: Path) -> Path:
+    return tarball(target, "enroot", {"Makefile": ENROOT, "deps/Makefile": "libbsd: ; touch libbsd\n"})
+
+
 def hpcx(target: Path) -> Path:
     mpirun = {"ompi/bin/mpirun": SAYS.format("mpirun"), "hpcx-init.sh": "hpcx_load() { :; }\n"}
     return tarball(target, "hpcx", mpirun | {"sources/fat.tar": "x" * 1000})
-
-
-def enroot() -> tuple[Standin, Standin]:
-    return Standin("enroot", "4.0.1-1", programs("usr/bin/enroot")), Standin("enroot+caps", "4.0.1-1")

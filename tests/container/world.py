@@ -17,7 +17,7 @@ from images.engine.docker import Engine
 from images.settings import Settings
 from images.ship.push import push
 from tests.container import definition, standins
-from tests.container.archive import Key, Site, build, repository, served, sha256
+from tests.container.archive import Key, Site, repository, served, sha256
 from tests.container.registryd import REPOSITORY, Registryd
 
 SLURM = "25.05.4"
@@ -115,19 +115,17 @@ def describe(world: World) -> World:
     """versions.yaml as a site would fill it in: addresses, checksums, the base's digest."""
     files = world.files.root
     (files / "key.pub").write_text(world.key.public())
-    for package in standins.enroot():
-        build(package, files, files.with_name("enroot.work"))
     pinned = {
         "slurm": standins.slurm(files / f"slurm-{SLURM}.tar.gz", SLURM),
         "pyxis": standins.pyxis(files / "pyxis.tar.gz"),
         "hpcx": standins.hpcx(files / "hpcx.tbz"),
-        "enroot": files / "enroot_4.0.1-1_amd64.deb",
-        "enroot-caps": files / "enroot+caps_4.0.1-1_amd64.deb",
+        "enroot": standins.enroot(files / "enroot.tar.gz"),
         "cuda-keyring": files / "key.pub",
         "doca-keyring": files / "key.pub",
     }
     with definition.edited(world.root / "images/versions.yaml") as versions:
         for name, path in pinned.items():
+            versions["pins"][name].pop("commit", None)
             versions["pins"][name] |= {"url": f"{world.files.url}/{path.name}", "sha256": sha256(path)}
         versions["pins"]["slurm"]["version"] = SLURM
         variant = versions["variants"]["nvidia"]

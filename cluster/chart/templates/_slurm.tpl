@@ -171,6 +171,18 @@ Topology=default:/
 {{- if and .Values.containers.enabled (not (hasKey .Values.slurm.files "oci.conf")) }}yes{{ end -}}
 {{- end -}}
 
+{{/* Containers by pyxis, beside Slurm's own door: a plug-in that srun and sbatch have, too. */}}
+{{- define "minivm.byPyxis" -}}
+{{- if and .Values.containers.enabled (eq .Values.containers.by "pyxis") -}}
+{{- if hasKey .Values.slurm.files "plugstack.conf" }}{{ fail "containers.by: pyxis makes a plugstack.conf, and slurm.files has one, too" }}{{ end -}}
+yes
+{{- end -}}
+{{- end -}}
+
+{{- define "minivm.workerImage" -}}
+{{- if eq (include "minivm.byPyxis" .) "yes" }}worker-pyxis{{ else if .Values.containers.enabled }}worker-containers{{ else }}worker{{ end -}}
+{{- end -}}
+
 {{/* Without oci.conf, where the site has no filter of its own. */}}
 {{- define "minivm.refusesContainers" -}}
 {{- $site := or .Values.containers.enabled (hasKey .Values.slurm.files "oci.conf") (hasKey .Values.slurm.files "cli_filter.lua") (hasKey .Values.slurm.config "CliFilterPlugins") -}}

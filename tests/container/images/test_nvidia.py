@@ -44,7 +44,7 @@ def settings(here: World, **values: str):  # type: ignore[no-untyped-def]  # Set
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
-    with world(tmp_path_factory.mktemp("nvidia"), "worker", NEEDS) as here:
+    with world(tmp_path_factory.mktemp("nvidia"), "worker-pyxis", NEEDS) as here:
         session, composed = definition.build(here.root, settings(here))
         try:
             reference = composed.role(definition.ROLE).reference
@@ -77,7 +77,8 @@ def test_packages_come_from_the_repository_that_the_layer_switched_on(built: Bui
     assert origins["doca-ofed-userspace"] == "doca"
     assert origins["munge"] == "base"
     installed = {name.partition(":")[0] for name in built.contents.packages}
-    assert {"cuda-cudart-13-0", "libnccl2", "datacenter-gpu-manager-4-cuda13", "enroot", "enroot+caps"} <= installed
+    assert {"cuda-cudart-13-0", "libnccl2", "datacenter-gpu-manager-4-cuda13"} <= installed
+    assert {"usr/bin/enroot", "usr/lib/enroot/enroot"} <= built.contents.entries.keys()
 
 
 def test_the_vendors_older_package_wins_by_its_pin(built: Built) -> None:

@@ -946,11 +946,34 @@ def test_containers_in_jobs_are_one_switch() -> None:
     ]
 
 
+def test_containers_by_pyxis_are_slurms_own_and_a_plug_in_that_no_node_may_lack() -> None:
+    values: dict[str, Any] = {"containers": {"enabled": True, "by": "pyxis", "enroot": "ENROOT_ALLOW_HTTP y"}}
+    documents = render(values, release="slurm", namespace="n")
+    by_name = {item["metadata"]["name"]: item for item in documents if item["kind"] == "ConfigMap"}
+    config = by_name["slurm-config"]["data"]
+    lines = [line for line in config["plugstack.conf"].splitlines() if not line.startswith("#")]
+    # Optional ones, where they are not there, start the job outside of its container.
+    assert len(lines) == 1 and lines[0].startswith("required spank_pyxis.so ") and "oci.conf" in config
+    assert by_name["slurm-enroot"]["data"] == {"site.conf": "ENROOT_ALLOW_HTTP y"}
+    pods = {document["metadata"]["name"]: document for document in kind(documents, "StatefulSet")}
+    images = {name: container(pod)["image"].partition(":")[0] for name, pod in pods.items()}
+    assert images["slurm-worker"] == "minivm/worker-pyxis" and images["slurm-login"] == "minivm/login-pyxis"
+    security = container(pods["slurm-worker"])["securityContext"]
+    assert security["seccompProfile"]["localhostProfile"] == "minivm-containers.json"
+    assert "SYS_ADMIN" not in security["capabilities"]["add"]
+    mounted = [item["mountPath"] for item in container(pods["slurm-worker"])["volumeMounts"]]
+    assert "/etc/enroot/enroot.conf.d" in mounted
+    with pytest.raises(ClusterError, match="makes a plugstack"):
+        render(values | {"slurm": {"files": {"plugstack.conf": "x"}}}, release="slurm", namespace="n")
+    with pytest.raises(ClusterError, match="value must be one of"):
+        render({"containers": {"enabled": True, "by": "enroot"}}, release="slurm", namespace="n")
+
+
 def test_without_the_switch_nothing_of_containers_is_there() -> None:
-    documents = render({"containers": {"registries": "x"}}, release="slurm", namespace="n")
+    documents = render({"containers": {"registries": "x", "by": "pyxis"}}, release="slurm", namespace="n")
     assert not [each for each in documents if each["metadata"]["name"] == "slurm-registries"]
     text = json.dumps(documents)
-    for word in ("MINIVM_CONTAINERS", "appArmorProfile", "oci.conf: ", "worker-containers"):
+    for word in ("MINIVM_CONTAINERS", "appArmorProfile", "oci.conf: ", "worker-containers", "pyxis", "plugstack"):
         assert word not in text
 
 

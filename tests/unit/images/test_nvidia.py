@@ -28,7 +28,7 @@ from images.settings import Settings
 ROOT = Path(__file__).resolve().parents[3]
 GOLDEN = ROOT / "tests/golden/nvidia"
 NVIDIA = Choice("nvidia", SlurmSource.SOURCE, release="26.05")
-LAYERS = ("root", "slurm-build", "cuda", "nccl", "fabric", "dcgm", "pyxis-build", "containers", "worker-devel")
+LAYERS = ("root", "slurm-build", "cuda", "nccl", "fabric", "dcgm", "pyxis-build", "worker-pyxis", "worker-devel")
 
 
 @pytest.fixture(scope="module")
@@ -94,9 +94,11 @@ def test_every_capability_is_provided_or_declared_absent_with_a_reason(place: Pl
         assert set(role.needs) <= provided | absent.keys()
         _, debian_absent = capabilities(definition, role, Choice("debian", SlurmSource.PACKAGE, release="24.11"))
         assert all(reason.strip() for reason in (*absent.values(), *debian_absent.values()))
-    provided, absent = capabilities(definition, definition.roles["worker"], NVIDIA)
+    provided, absent = capabilities(definition, definition.roles["worker-pyxis"], NVIDIA)
     assert {"cuda", "nccl", "rdma", "mpi", "dcgm", "containers"} <= provided
     assert not absent
+    _, absent = capabilities(definition, definition.roles["worker"], NVIDIA)
+    assert set(absent) == {"containers"}
     _, debian_absent = capabilities(
         definition, definition.roles["worker"], Choice("debian", SlurmSource.PACKAGE, release="24.11")
     )

@@ -1,5 +1,5 @@
-# containers: Unprivileged containers in jobs - enroot, and pyxis as Slurm's plug-in for it
-FROM layer:dcgm
+# worker-pyxis: Containers in jobs, by enroot and pyxis - what srun --container-image starts
+FROM layer:worker
 ADD layer.tar /
 ARG MINIVM_SOURCES=""
 ARG MINIVM_CA=""
@@ -9,7 +9,10 @@ RUN set -eu; umask 022; export SOURCE_DATE_EPOCH=1793491200 DEBIAN_FRONTEND=noni
         options="$options -o Dir::Etc::SourceList=$begin.list -o Dir::Etc::SourceParts=/dev/null"; fi; \
     if [ -n "$MINIVM_CA" ]; then printf '%b' "$MINIVM_CA" > "$begin.pem"; chmod 644 "$begin.pem"; \
         options="$options -o Acquire::https::CaInfo=$begin.pem"; export SSL_CERT_FILE="$begin.pem"; fi; \
-    dpkg --install /usr/src/minivm/enroot_4.0.1-1_amd64.deb /usr/src/minivm/enroot+caps_4.0.1-1_amd64.deb; \
+    chmod u-s /usr/bin/mount /usr/bin/umount; \
+    mkdir -p /usr/libexec/minivm/stepd; \
+    { if [ -L /usr/sbin/slurmstepd ]; then ln -s "$(readlink -f /usr/sbin/slurmstepd)" /usr/libexec/minivm/stepd/slurmstepd; else mv /usr/sbin/slurmstepd /usr/libexec/minivm/stepd/slurmstepd; fi; } || exit 1; \
+    ln -sf /usr/libexec/minivm/slurmstepd /usr/sbin/slurmstepd; \
     echo "minivm: clean up"; \
     find /var/lib/apt/lists /var/cache/apt -type f ! -name lock -delete; \
     rm -rf /var/cache/debconf/*-old /var/lib/dpkg/*-old /var/cache/man/* \
@@ -21,25 +24,27 @@ RUN set -eu; umask 022; export SOURCE_DATE_EPOCH=1793491200 DEBIAN_FRONTEND=noni
     if [ -s /etc/machine-id ]; then : > /etc/machine-id; fi; \
     export PYTHONDONTWRITEBYTECODE=1; \
     printf 'minivm: verify %s\n' 'enroot version'; { enroot version; } || exit 1; \
-    printf 'minivm: verify %s\n' 'test -e /usr/lib/x86_64-linux-gnu/slurm/spank_pyxis.so'; { test -e /usr/lib/x86_64-linux-gnu/slurm/spank_pyxis.so; } || exit 1; \
+    printf 'minivm: verify %s\n' 'slurmstepd slurm_script_launcher /bin/true'; { slurmstepd slurm_script_launcher /bin/true; } || exit 1; \
+    printf 'minivm: verify %s\n' 'slurmstepd -V'; { slurmstepd -V; } || exit 1; \
+    printf 'minivm: verify %s\n' 'test -z "$(find /usr/bin/enroot* /usr/lib/enroot /usr/bin/mount /usr/bin/umount -perm /6000)"'; { test -z "$(find /usr/bin/enroot* /usr/lib/enroot /usr/bin/mount /usr/bin/umount -perm /6000)"; } || exit 1; \
     rm -rf /root/.cache /tmp/* /var/tmp/*; \
     find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /etc/hosts -o -path /etc/hostname \
         -o -path /etc/resolv.conf -o -path /etc/mtab -o -path /.dockerenv \) -prune -o -newermt "@$((now - 1))" -exec touch -h -d @1793491200 {} +
 
 # packages
-# - fuse-overlayfs
+# - bsdextrautils
+# - curl
 # - jq
+# - mount
 # - parallel
 # - pigz
 # - squashfs-tools
-# - squashfuse
 # - zstd
 
 # downloads
-# - enroot
-# - enroot-caps
 
 # artifacts
 # - pyxis-build:/usr/src/minivm/out/pyxis/ -> /
+# - pyxis-build:/usr/src/minivm/out/enroot/ -> /
 
 # sources

@@ -1,0 +1,41 @@
+#!/bin/bash
+# Into each container: its job's own directory, what the task prolog says, and of the GPU's driver what the pod's runtime
+# handed in.
+set -euo pipefail
+
+prolog=/usr/libexec/minivm/task_prolog
+job=/var/tmp/minivm/jobs/${SLURM_JOB_ID:-none}
+if [[ -d $job ]]; then
+    echo "$job $job none x-create=dir,bind,rw,nosuid,nodev" >> "$ENROOT_MOUNTS"
+    # slurmstepd starts it when the task is inside already, where nothing of the node's is: it runs here, once a step and
+    # node, and inside stands what it said.
+    said=$job/enroot/task_prolog.${SLURM_STEP_ID:-none}
+    lines=$("$prolog")
+    # shellcheck disable=SC2016  # of the script that is written
+    printf '#!/bin/sh\nwhile IFS= read -r line; do printf "%%s\\n" "$line"; done << "minivm: end"\n%s\nminivm: end\n' "$lines" > "$said"
+    chmod 700 "$said"
+    echo "$said $prolog none x-create=file,bind,ro,nosuid,nodev" >> "$ENROOT_MOUNTS"
+fi
+
+[[ -e /dev/nvidiactl ]] || exit 0
+driver=/usr/local/nvidia
+library='/lib(cuda|cudadebugger|nvidia-[a-z0-9-]+|nvcuvid|nvoptix)\.so\.[0-9][0-9.]*$'
+program='/bin/nvidia-[a-z0-9-]+$'
+while read -r point; do
+    name=${point##*/}
+    if [[ $point =~ $library ]]; then
+        # libcuda.so.580.65.06 is asked for as libcuda.so.1.
+        places=("lib64/$name" "lib64/${name%%.so.*}.so.1")
+    elif [[ $point =~ $program ]]; then
+        places=("bin/$name")
+    else
+        continue
+    fi
+    for place in "${places[@]}"; do
+        echo "$point $driver/$place none x-create=file,bind,ro,nosuid,nodev" >> "$ENROOT_MOUNTS"
+    done
+done < <(cut -d ' ' -f 5 /proc/self/mountinfo | sort -u)
+for pair in PATH:bin LD_LIBRARY_PATH:lib64; do
+    said=$(sed -n "s/^${pair%:*}=//p" "$ENROOT_ENVIRON" | tail -n 1)
+    echo "${pair%:*}=${said:+$said:}$driver/${pair#*:}" >> "$ENROOT_ENVIRON"
+done

@@ -1,0 +1,60 @@
+"""Images with enroot and pyxis, where their sources are at hand, and a small image for jobs to run in."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from images.settings import read
+from tests.container.conftest import IMAGES, docker
+from tests.container.oci_layout import entry, packed
+from tests.container.registryd import Registryd
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ("pyxis", "enroot")
+# By which a task starts, and looks around.
+PROGRAMS = ("cat", "env", "id", "ls", "sh", "sleep", "stat", "touch")
+
+
+def build(*roles: str) -> None:
+    """By the sources that are given; nobody's else is at hand on a machine that reaches no forge."""
+    missing = [name for name in SOURCES if name not in read(os.environ).source_map]
+    if missing:
+        pytest.skip(f"give the sources of {' and '.join(missing)}: MINIVM_BUILD_SOURCES=pyxis=PATH,enroot=PATH")
+    line = [sys.executable, "build.py", "--set", f"prefix={IMAGES}", "build", *roles]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+def small_root() -> bytes:
+    """This machine's shell and a few programs, with the libraries that they name."""
+    found: dict[str, Path] = {}
+    for name in PROGRAMS:
+        program = Path("/usr/bin", name).resolve()
+        found[f"usr/bin/{name}"] = program
+        said = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
+        for word in said.split():
+            if word.startswith("/"):
+                path = Path(word)
+                found[str(path).lstrip("/").removeprefix("usr/").join(("usr/", ""))] = path.resolve()
+    links = [entry(name, type=b"2", linkname=f"usr/{name}") for name in ("bin", "lib", "lib64")]
+    folders = [entry(name, type=b"5") for name in ("etc", "tmp", "proc", "sys", "dev", "var", "run")]
+    files = [entry(name, path.read_bytes()) for name, path in sorted(found.items())]
+    return packed([*links, *folders, entry("etc/debian_version", b"small\n"), *files])
+
+
+def push(registry: Registryd, name: str) -> str:
+    """Its address there, as enroot's users write it."""
+    there = f"127.0.0.1:{registry.port}/{name}"
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(small_root())
+        file.flush()
+        docker("import", file.name, there)
+    docker("push", "--quiet", there)
+    docker("rmi", there)
+    return f"127.0.0.1:{registry.port}#{name}"

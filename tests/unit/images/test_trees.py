@@ -1,0 +1,143 @@
+"""Sources by what is in them: one pin for a repository, a directory and an archive, and nothing else gets in by it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from images.archive.fetch import fetch
+from images.archive.trees import packed
+from images.definition.load import load
+from images.definition.spec import UNFILLED, Pin
+from images.errors import ImagesError
+from images.settings import Settings, read
+
+ROOT = Path(__file__).resolve().parents[3]
+OURS = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a", "GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a"}
+
+
+def git(where: Path, *words: str) -> str:
+    line = ["git", "-C", str(where), *words]
+    return subprocess.run(line, check=True, capture_output=True, text=True, env=os.environ | OURS).stdout.strip()
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    made = tmp_path / "tree"
+    (made / "src").mkdir(parents=True)
+    (made / "src/main.c").write_text("int main;\n")
+    (made / "build.sh").write_text("#!/bin/sh\n")
+    (made / "build.sh").chmod(0o755)
+    (made / "link").symlink_to("src/main.c")
+    return made
+
+
+@pytest.fixture
+def pin(tree: Path, tmp_path: Path) -> Pin:
+    """Of a repository that has gone on since."""
+    repository = tmp_path / "repository"
+    subprocess.run(["cp", "-a", tree, repository], check=True)
+    git(repository, "init", "--quiet")
+    git(repository, "add", ".")
+    git(repository, "commit", "--quiet", "--message=one")
+    commit = git(repository, "rev-parse", "HEAD")
+    (repository / "src/main.c").write_text("int later;\n")
+    git(repository, "commit", "--quiet", "--all", "--message=two")
+    (repository / "src/main.c").write_text("int never;\n")
+    found = Pin("tool", "1.0", str(repository), "0" * 64, commit=commit)
+    return replace(found, sha256=hashlib.sha256(packed(found, Settings())).hexdigest())
+
+
+def test_a_repository_an_archive_and_a_directory_of_one_commit_are_one_file(
+    pin: Pin, tree: Path, tmp_path: Path
+) -> None:
+    bare = tmp_path / "bare"
+    git(tmp_path, "clone", "--quiet", "--bare", pin.url, str(bare))
+    archive = tmp_path / "v1.0.tar.gz"
+    git(Path(pin.url), "archive", "--prefix=tool-v1.0/", f"--output={archive}", pin.commit)
+    # Times, owners and the other bits of a mode are whoever's unpacked it.
+    os.utime(tree / "build.sh", (1, 1))
+    (tree / "src/main.c").chmod(0o664)
+    for number, address in enumerate((pin.url, bare, archive, tree)):
+        kept = fetch(replace(pin, url=str(address)), tmp_path / str(number), Settings())
+        assert kept.name == "tool-1.0.tar" and hashlib.sha256(kept.read_bytes()).hexdigest() == pin.sha256
+    with tarfile.open(kept) as made:
+        entries = {entry.name: entry for entry in made}
+    assert set(entries) == {"tool-1.0/src/main.c", "tool-1.0/build.sh", "tool-1.0/link"}
+    assert entries["tool-1.0/build.sh"].mode == 0o755 and entries["tool-1.0/link"].issym()
+
+
+@pytest.mark.parametrize("change", ["content", "bit", "more", "less", "link"])
+def test_another_tree_is_refused_and_nothing_of_it_kept(pin: Pin, tree: Path, tmp_path: Path, change: str) -> None:
+    if change == "content":
+        (tree / "src/main.c").write_text("int evil;\n")
+    elif change == "bit":
+        (tree / "src/main.c").chmod(0o755)
+    elif change == "more":
+        (tree / ".hidden").write_text("")
+    elif change == "less":
+        (tree / "build.sh").unlink()
+    else:
+        (tree / "link").unlink()
+        (tree / "link").symlink_to("/etc/passwd")
+    with pytest.raises(ImagesError, match="checksum mismatch") as caught:
+        fetch(replace(pin, url=str(tree)), tmp_path / "kept", Settings())
+    assert "pins.tool" in str(caught.value)
+    assert not [path for path in (tmp_path / "kept").rglob("*") if path.is_file()]
+
+
+def test_a_repository_without_the_commit_is_told_with_the_way_out(pin: Pin, tmp_path: Path) -> None:
+    for change in ({"commit": "1" * 40}, {"url": "/nothing/here"}, {"url": "--upload-pack=x"}):
+        with pytest.raises(ImagesError, match="git has no commit") as caught:
+            fetch(replace(pin, **change), tmp_path / "kept", Settings())
+        assert "--set sources=tool=PATH" in str(caught.value.hint)
+
+
+def test_what_is_no_source_is_refused(pin: Pin, tree: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.tar"
+    broken.write_bytes(b"no tar at all")
+    os.mkfifo(tree / "pipe")
+    for address, why in ((broken, "cannot have the source"), (tree, "pipe is no file")):
+        with pytest.raises(ImagesError, match=why):
+            fetch(replace(pin, url=str(address)), tmp_path / "kept", Settings())
+
+
+def test_a_repository_s_own_settings_start_nothing_here(pin: Pin, tmp_path: Path) -> None:
+    """A filter that its configuration names would run in a checkout of it."""
+    ran = tmp_path / "ran"
+    repository = Path(pin.url)
+    git(repository, "config", "filter.evil.smudge", f"touch {ran}")
+    git(repository, "config", "tar.tar.command", f"touch {ran}")
+    (repository / ".git/info/attributes").write_text("* filter=evil\n")
+    assert hashlib.sha256(packed(pin, Settings())).hexdigest() == pin.sha256
+    assert not ran.exists()
+
+
+def test_the_shipped_sources_are_pinned_by_commit_and_content() -> None:
+    pins = load(ROOT).versions.pins
+    for name in ("pyxis", "enroot"):
+        assert pins[name].commit and pins[name].sha256 != UNFILLED and pins[name].url.startswith("https://")
+
+
+def test_a_source_of_the_sites_is_a_setting_and_a_typo_an_error() -> None:
+    assert read({}, ["sources=pyxis=/a, enroot=/b"]).source_map == {"pyxis": "/a", "enroot": "/b"}
+    with pytest.raises(ImagesError, match="'/a' is not NAME=PATH"):
+        read({}, ["sources=/a"])
+    from images.archive.lock import Place
+    from images.definition.spec import Choice, SlurmSource
+    from images.make.pinned import pins
+
+    definition, choice = load(ROOT), Choice("debian", SlurmSource.PACKAGE, release="24.11")
+    place = Place(ROOT, definition, choice, Settings(sources="enrot=/b"))
+    with pytest.raises(ImagesError, match="no source 'enrot'") as caught:
+        pins(place)
+    assert "enroot" in str(caught.value.hint)
+    place = Place(ROOT, definition, choice, Settings(sources="enroot=/b"))
+    shipped = definition.versions.pins["enroot"]
+    assert pins(place)["enroot"] == replace(shipped, url="/b", setting="sources")
