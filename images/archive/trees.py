@@ -46,8 +46,8 @@ def packed(pin: Pin, settings: Settings) -> bytes:
 
 def wrong(pin: Pin, why: str) -> ImagesError:
     where = {"field": pin.setting} if pin.setting else {"file": VERSIONS, "field": f"pins.{pin.name}"}
-    return ImagesError(f"have the source of {pin.name} {pin.version}", f"{pin.url}: {why}", **where, hint=f"have it from elsewhere: --set sources={pin.name}=PATH, a git"
-                       " repository, a directory or an archive of that version")  # fmt: skip
+    hint = f"have it from elsewhere: --set sources={pin.name}=PATH, a git repository, a directory or an archive of it"
+    return ImagesError(f"have the source of {pin.name} {pin.version}", f"{pin.url}: {why}", **where, hint=hint)
 
 
 def made(pin: Pin, tree: Tree) -> bytes:
