@@ -28,6 +28,11 @@ POLICY = '{"topology": {"tiers": ["example.com/row", "example.com/rack"]}}'
 NOWHERE = "unknown/unknown"
 
 
+def images(slurm: str) -> Mapping[str, str]:
+    tags = newest_here(Engine().client, IMAGES, slurm=slurm, variant="debian")
+    return {role: f"{IMAGES}/{role}:{tag}" for role, tag in tags.items()}
+
+
 class Labelled(Both):
     def label(self, name: str, row: str | None, rack: str | None) -> None:
         self.api.merge(f"/api/v1/nodes/n-{name}", {"metadata": {"labels": {ROW: row, RACK: rack}}})
@@ -58,8 +63,7 @@ class Fabric(Labelled):
         (container,) = made["StatefulSet", "slurm-worker"]["spec"]["template"]["spec"]["containers"]
         env = {one["name"]: one.get("value", "") for one in container["env"]}
         self.worker_env = {"MINIVM_NODE_PLACE": env["MINIVM_NODE_PLACE"]}
-        tags = newest_here(Engine().client, IMAGES, slurm=SLURM, variant="debian")
-        self.images = {role: f"{IMAGES}/{role}:{tag}" for role, tag in tags.items()}
+        self.images = images(SLURM)
         super().__init__(api, slurm, directory)
         self.policy.write_text(POLICY)
 
@@ -159,7 +163,7 @@ def test_whatever_labels_say_slurmctld_takes_it_and_starts_with_it(fabric: Fabri
         until(lambda: fabric.ask("plan") == "nothing to do\n", "all are", seen=fabric.log)
     before = fabric.switches()
     assert before[NOWHERE] == "w3"
-    assert len(before) == 8
+    assert len(before) == 9, "each its own row and rack, and the root"
     assert max(map(len, before)) == MOST, "longer is none, and one is as long"
     fabric.controller.run("minivm", "restart", "slurmctld")
     until(partial(answers, fabric), "slurmctld answers")
@@ -184,9 +188,13 @@ def test_another_policy_contradicts_no_place_of_the_one_before(fabric: Fabric) -
 
 
 class Older(Labelled):
-    """The default's release, which reads a file."""
+    """A release that reads a file."""
 
     names = ("w1", "w2", "w3")
+
+    def __init__(self, api: ApiServer, slurm: World, directory: Path) -> None:
+        self.images = images("24.11")
+        super().__init__(api, slurm, directory)
 
     def write(self) -> str:
         """What the fleet says, as a person puts it into slurm.topologyConfig."""
