@@ -40,7 +40,7 @@ def fork(work: Callable[[], None]) -> int:
     if pid:
         return pid
     try:
-        # What the collector would visit it would copy; the child lives for milliseconds.
+        # What the collector would visit it would copy. One that stays collects when nobody waits.
         gc.disable()
         os.setsid()
         signal.set_wakeup_fd(-1)
