@@ -5,7 +5,7 @@ the user's own rights, and the kernel keeps it from what is not his.
 """
 
 # Pathlib costs an epilog more than all it does here.
-# ruff: noqa: PTH103, PTH104, PTH110, PTH115, PTH119, PTH123, PTH208
+# ruff: noqa: PTH103, PTH104, PTH106, PTH110, PTH115, PTH119, PTH123, PTH208
 import contextlib
 import fcntl
 import marshal
@@ -210,10 +210,14 @@ def users_last(seen: Processes | None = None) -> bool:
 def sign_off() -> None:
     """Before anybody looks: of two jobs that end together, the one that looks last finds itself alone."""
     with contextlib.suppress(OSError):
-        if os.lstat(WORK).st_uid == os.getuid():
-            os.makedirs(f"{WORK}/{ENDED}", mode=0o700, exist_ok=True)
-            # A requeued job may have ended here before.
-            os.rename(f"{WORK}/{JOB}", f"{WORK}/{ENDED}/{JOB}.{time.time_ns()}")
+        if JOB.isdecimal() and os.lstat(WORK).st_uid == os.getuid():
+            try:
+                # Empty, as most are.
+                os.rmdir(f"{WORK}/{JOB}")
+            except OSError:
+                os.makedirs(f"{WORK}/{ENDED}", mode=0o700, exist_ok=True)
+                # A requeued job may have ended here before.
+                os.rename(f"{WORK}/{JOB}", f"{WORK}/{ENDED}/{JOB}.{time.time_ns()}")
 
 
 def as_user(

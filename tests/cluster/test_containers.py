@@ -105,7 +105,7 @@ def test_srun_starts_a_program_of_an_image_as_its_user_and_nothing_is_left(alice
 
     def left() -> str:
         return alice.world.cluster.exec(
-            WORKER, ["sh", "-c", f"ls {jobs} {jobs}/.ended /var/spool/slurmd | grep -E '^[0-9]|oci'"]
+            WORKER, ["sh", "-c", f"ls {jobs} {jobs}/.ended /var/spool/slurmd 2>/dev/null | grep -E '^[0-9]|oci'"]
         )[1]
 
     until(lambda: left() == "", "nothing of the jobs is left", seen=left)

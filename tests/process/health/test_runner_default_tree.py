@@ -170,6 +170,43 @@ def test_a_large_place_of_a_job_s_holds_up_nobody_and_goes(job: Job) -> None:
     until(lambda: not [path for path in ended.iterdir() if path.is_dir()], "another process removes it")
 
 
+def test_a_place_that_is_empty_is_not_first_put_aside(job: Job) -> None:
+    """Each of the two waits for a busy disk, and most jobs leave nothing."""
+    job.run("prolog")
+    job.run("epilog")
+    assert os.listdir(job.work) == []  # noqa: PTH208  # what is aside is hidden
+
+
+NO_ROOM = """
+import os, runpy, sys
+fork, asked = os.fork, []
+def refuse():
+    asked.append(1)
+    if len(asked) > 1:
+        raise BlockingIOError(11, "no more processes")
+    return fork()
+os.fork = refuse
+try:
+    runpy.run_path(sys.argv[1], run_name="__main__")
+finally:
+    os.write(1, b"over\\n")
+"""
+
+
+def test_where_no_process_can_be_had_only_one_goes_on(tmp_path: Path) -> None:
+    """The process that was to remove a job's place is a fork of whoever does the run."""
+    (tmp_path / "work/42/inner").mkdir(parents=True)
+    places = {"MINIVM_JOB_WORK": f"{tmp_path}/work", "MINIVM_JOB_LOGS": f"{tmp_path}/logs"}
+    said = subprocess.run(
+        [PYTHON, "-c", NO_ROOM, str(ROOT / "scripts/epilog.d/20-job-directories")],
+        env={**places, "MINIVM_SCRIPTS_TREE": str(ROOT / "scripts"), "SLURM_JOB_ID": "42", "SLURM_JOB_UID": str(USER)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert said.stdout == "over\n", said
+
+
 COUNTED = """
 import os, sys, time
 sys.path.insert(0, sys.argv[1])
