@@ -13,6 +13,7 @@ from typing import TypeVar
 import click
 
 from fleet.act.kubernetes import Api
+from fleet.act.picture import about
 from fleet.act.report import lines, worker_
 from fleet.act.run import Fleet
 from fleet.act.words import in_words
@@ -146,7 +147,3 @@ def why(name: str) -> None:
     for stands in decision.stands:
         if stands.about in {*names, "fleet", "Slurm", "Kubernetes"}:
             click.echo(in_words(stands))
-
-
-def about(change: object) -> str:
-    return str(getattr(change, "name", "") or getattr(change, "pod", "") or getattr(change, "node", ""))

@@ -10,7 +10,7 @@ from pathlib import Path
 from init.errors import ConfigError, nearest
 
 PREFIX = "MINIVM_FLEET_"
-KNOWN = ("RELEASE", "SLURM", "KEY", "POLICY", "LEASE", "HTTP", "MACHINES", "CUT")
+KNOWN = ("RELEASE", "SLURM", "KEY", "POLICY", "LEASE", "HTTP", "PAGE", "MACHINES", "CUT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,8 @@ class Settings:
     me: str = ""
     # Where probes and metrics are answered; None: nowhere.
     http: tuple[str, int] | None = None
+    # Where people see the fleet; None: nowhere.
+    page: tuple[str, int] | None = None
     # Whether machines are kept as objects; the kind must be known to the API server.
     machines: bool = False
     # For tests alone: SIGKILL to oneself before that change, counted from 1. 0: never.
@@ -59,16 +61,18 @@ def from_environment(env: Mapping[str, str]) -> Settings:
         policy=Path(env.get(f"{PREFIX}POLICY") or "/mnt/minivm/config/fleet/policy.json"),
         lease=lease,
         me=f"{needed('MINIVM_POD_NAME')}-{secrets.token_hex(4)}" if lease else "",
-        http=_address(env.get(f"{PREFIX}HTTP") or ""),
+        http=_address(env, "HTTP"),
+        page=_address(env, "PAGE"),
         machines=machines == "yes",
         cut=int(cut),
     )
 
 
-def _address(said: str) -> tuple[str, int] | None:
+def _address(env: Mapping[str, str], name: str) -> tuple[str, int] | None:
+    said = env.get(f"{PREFIX}{name}") or ""
     if not said:
         return None
     host, _, port = said.rpartition(":")
     if not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ConfigError("read the fleet's settings", f"{said!r} is no host:port", field=f"{PREFIX}HTTP")
+        raise ConfigError("read the fleet's settings", f"{said!r} is no host:port", field=f"{PREFIX}{name}")
     return host.strip("[]") or "0.0.0.0", int(port)

@@ -238,12 +238,20 @@ def register(arch: str) -> None:
         ) from error
 
 
+def ensure_test_tools() -> None:
+    apt_install(missing_packages(TOOLS["test"]))
+    try:
+        apt_install(missing_packages(TOOLS["browser"]))
+    except HostError as error:
+        log(f"no browser, and its tests are skipped: {error}")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="images/host.py", description=__doc__)
     steps: dict[str, Callable[[], None]] = {
         "venv": ensure_venv,
         "engine": ensure_engine,
-        "test-tools": lambda: apt_install(missing_packages(TOOLS["test"])),
+        "test-tools": ensure_test_tools,
     }
     parser.add_argument("step", choices=(*steps, "emulation"), help="what to make sure of")
     parser.add_argument("arch", nargs="?", default="", help="for emulation: arm64, amd64, or both")

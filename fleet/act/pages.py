@@ -20,15 +20,17 @@ Page = Callable[[], tuple[int, str]]
 
 
 class Pages:
+    longest, whom = LONGEST, "the kubelet"
+
     def __init__(self, pages: Mapping[str, Page]) -> None:
         self.pages = pages
         self._open = 0
 
     async def serve(self, host: str, port: int) -> asyncio.Server:
         try:
-            return await asyncio.start_server(self._answer, host, port, limit=LONGEST)
+            return await asyncio.start_server(self._answer, host, port, limit=self.longest)
         except OSError as error:
-            raise FleetError("listen for the kubelet", str(error), field=f"{host}:{port}") from error
+            raise FleetError(f"listen for {self.whom}", str(error), field=f"{host}:{port}") from error
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._open += 1
@@ -36,7 +38,9 @@ class Pages:
             if self._open <= MOST:
                 async with asyncio.timeout(WITHIN_S):
                     heads = await reader.readuntil(b"\r\n\r\n")
-                    writer.write(reply(heads, self.pages))
+                said = await self.reply(heads)
+                async with asyncio.timeout(WITHIN_S):
+                    writer.write(said)
                     await writer.drain()
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # whoever does not ask as http does is not answered
@@ -46,6 +50,9 @@ class Pages:
             with contextlib.suppress(OSError, TimeoutError):
                 async with asyncio.timeout(WITHIN_S):
                     await writer.wait_closed()
+
+    async def reply(self, heads: bytes) -> bytes:
+        return reply(heads, self.pages)
 
 
 def reply(heads: bytes, pages: Mapping[str, Page]) -> bytes:

@@ -17,6 +17,7 @@ from fleet.act.kubernetes import Api
 from fleet.act.lead import Alone, Lead, Leader
 from fleet.act.meanwhile import meanwhile
 from fleet.act.pages import Pages
+from fleet.act.people import People, Watch
 from fleet.act.report import Report, report
 from fleet.act.seen import Seen, name_of
 from fleet.act.slurm import SlurmRest, to_its_end
@@ -77,6 +78,9 @@ class Fleet:
         if settings.lease:
             self.leader = Lead(api, settings.lease, settings.me, say, self._news.set)
         self.seen = Seen(time.monotonic())
+        # With a slurmrestd of its own: whoever only watches keeps nobody from an answer.
+        shown = SlurmRest(settings.slurm, settings.key)
+        self.watch = Watch(self.cache, shown, lambda: self.policy, lambda: self.leader.holds())
         self._made = 0
         self._refused = ""
         # What could not be done at the last look, each told once.
@@ -92,6 +96,9 @@ class Fleet:
         async with contextlib.AsyncExitStack() as stack:
             if self.settings.http:
                 await stack.enter_async_context(await self._pages().serve(*self.settings.http))
+            if self.settings.page:
+                people = People(self.watch, self.settings.page[0])
+                await stack.enter_async_context(await people.serve(*self.settings.page))
             async with asyncio.TaskGroup() as group:
                 kinds = (self.cache.nodes, self.cache.pods, self.cache.sets, self.cache.machines)
                 follow = [group.create_task(kind.follow()) for kind in kinds if kind]
@@ -176,6 +183,7 @@ class Fleet:
         decision = decide(world, self.memory, time.time(), self.policy)
         self.memory = decision.memory
         self.seen.looked(world, decision.stands)
+        self.watch.saw(world, decision)
         done: list[Change | Tell] = []
         failed: set[str] = set()
         for one in decision.news:

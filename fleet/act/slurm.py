@@ -7,7 +7,7 @@ import contextlib
 import http.client
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
@@ -62,6 +62,10 @@ class SlurmRest:
             return slurm.with_jobs(self._last, holding)
         reserved = items((self._call("GET", "reservations/") or {}).get("reservations"), "reservations")
         return slurm.with_jobs(self._last, holding, reserved)
+
+    def holding(self) -> Mapping[str, tuple[str, ...]] | None:
+        """The jobs that hold nodes, by node, and nothing else; None: one of them cannot be read."""
+        return slurm.with_jobs(Slurm(), items((self._call("GET", "jobs/") or {}).get("jobs"), "jobs")).jobs
 
     def _changes(self) -> dict[str, object] | None:
         if time.monotonic() - self._whole >= WHOLE_S:

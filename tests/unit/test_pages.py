@@ -38,6 +38,7 @@ BLOCKS = {
     "run-containers": {"needs a name": 4, "values": 3, "shown": 1},  # tests/cluster/test_containers.py
     "switch-on-the-fleet": {"values": 2, "needs kubernetes": 3},
     "upgrade": {"runs": 2, "shown": 1, "needs a name": 1},
+    "watch-the-fleet": {"needs kubernetes": 1},
 }
 
 

@@ -218,6 +218,7 @@ def test_its_settings_are_those_that_it_takes() -> None:
     assert (settings.release, settings.slurm) == (instance, "slurm-controller:6820")
     assert only(documents, "Lease")["metadata"]["name"] == settings.lease
     assert settings.http == ("0.0.0.0", 8650)
+    assert settings.page == ("127.0.0.1", 8651), "nobody reaches it but by forwarding a port"
     mounts = {one["mountPath"] for one in pod(documents)["containers"][0]["volumeMounts"]}
     assert {str(settings.key.parent), str(settings.policy.parent)} <= mounts
 

@@ -1,0 +1,171 @@
+"""The page for people: served to a browser, read-only, without cookies; nothing in it is made where it is served.
+
+It listens on the pod's own loopback: who sees it is who may forward a port of the pod, and that the API server decides.
+A browser there has other pages open, too: what asks by another name than loopback's is such a page, and gets nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from importlib import resources
+from urllib.parse import parse_qs, urlsplit
+
+from fleet.act.cache import Cache
+from fleet.act.pages import Pages
+from fleet.act.picture import Jobs, detail, picture
+from fleet.act.slurm import SlurmRest
+from fleet.decide.decide import Decision, decide
+from fleet.decide.memory import Memory
+from fleet.errors import FleetError
+from fleet.policy import Policy
+from fleet.world.world import Unknown, World
+
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+# Slurm is asked for people, and for nobody else, no more often than that.
+SLURM_S = 15.0
+DATA = "/fleet.json"
+FILES = {
+    "/": ("index.html", "text/html"),
+    "/page.css": ("page.css", "text/css"),
+    "/page.js": ("page.js", "text/javascript"),
+}
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none';"
+    " frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+    "Vary": "Accept-Encoding",
+    "Connection": "close",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    type: str
+    plain: bytes
+    packed: bytes
+    tag: str
+    age: float = 0.0  # seconds since it was so
+
+
+def content(type_: str, text: bytes, age: float = 0.0) -> Content:
+    digest = hashlib.sha256(text).hexdigest()[:32]
+    return Content(type_, text, gzip.compress(text, 5, mtime=0), f'"{digest}"', age)
+
+
+class Watch:
+    """What there is to see. Whoever acts shows what he decided last; another one looks for himself when he is asked."""
+
+    def __init__(self, cache: Cache, rest: SlurmRest, policy: Callable[[], Policy], acts: Callable[[], bool]) -> None:
+        self.cache, self.rest, self.policy, self.acts = cache, rest, policy, acts
+        self._decided: tuple[float, World, Decision] | None = None
+        self._own: tuple[float, World, Decision] | None = None
+        self._jobs: tuple[float, Jobs | None] = (0.0, None)
+        self._one = asyncio.Lock()
+
+    def saw(self, world: World, decision: Decision) -> None:
+        self._decided = (time.monotonic(), world, decision)
+
+    async def now(self) -> tuple[float, World, Decision]:
+        if self.acts() and self._decided:
+            return self._decided
+        async with self._one:
+            if self._own is None or time.monotonic() - self._own[0] > SLURM_S:
+                try:
+                    slurm = await asyncio.to_thread(self.rest.look, jobs=False)
+                    world = World(self.cache.world(), slurm)
+                except FleetError as error:
+                    world = World(self.cache.world(), Unknown(str(error)))
+                decision = await asyncio.to_thread(decide, world, Memory(), time.time(), self.policy())
+                self._own = (time.monotonic(), world, decision)
+            return self._own
+
+    async def jobs(self) -> Jobs | None:
+        async with self._one:
+            if time.monotonic() - self._jobs[0] > SLURM_S:
+                try:
+                    found = await asyncio.to_thread(self.rest.holding)
+                except FleetError:
+                    found = None
+                self._jobs = (time.monotonic(), found)
+            return self._jobs[1]
+
+
+class People(Pages):
+    # A browser sends all the cookies that other programs have left on localhost.
+    longest, whom = 32768, "people"
+
+    def __init__(self, watch: Watch, host: str) -> None:
+        super().__init__({})
+        self.watch, self.local = watch, host in LOOPBACK
+        folder = resources.files("fleet") / "page"
+        self._files = {path: content(type_, (folder / name).read_bytes()) for path, (name, type_) in FILES.items()}
+        self._all: tuple[Decision, Content] | None = None
+        self._one = asyncio.Lock()
+
+    async def reply(self, heads: bytes) -> bytes:
+        first, *lines = heads.decode("latin-1").split("\r\n")
+        method, _, rest = first.partition(" ")
+        asked = {key.strip().lower(): said.strip() for key, _, said in (line.partition(":") for line in lines)}
+        if method not in ("GET", "HEAD"):
+            return _whole(405, method, content("text/plain", b"read only\n"), asked)
+        if self.local and _host(asked.get("host", "")) not in LOOPBACK:
+            return _whole(403, method, content("text/plain", b"not by this name\n"), asked)
+        try:
+            target = urlsplit(rest.partition(" ")[0])
+        except ValueError:
+            target = urlsplit("/?")
+        found = self._files.get(target.path)
+        if target.path == DATA:
+            found = await self._data(parse_qs(target.query, max_num_fields=4).get("about", [""])[0])
+        if found is None:
+            return _whole(404, method, content("text/plain", b"no such page, or no such machine\n"), asked)
+        return _whole(304 if asked.get("if-none-match") == found.tag else 200, method, found, asked)
+
+    async def _data(self, about: str) -> Content | None:
+        at, world, decision = await self.watch.now()
+        age = time.monotonic() - at
+        if about:
+            said = detail(about, world, decision, await self.watch.jobs())
+            return None if said is None else content("application/json", json.dumps(said).encode(), age)
+        async with self._one:
+            if self._all is None or self._all[0] is not decision:
+                self._all = (decision, await asyncio.to_thread(self._draw, world, decision))
+            return replace(self._all[1], age=age)
+
+    def _draw(self, world: World, decision: Decision) -> Content:
+        said = {"acts": self.watch.acts(), **picture(world, decision, self.watch.policy(), time.time())}
+        return content("application/json", json.dumps(said, separators=(",", ":")).encode())
+
+
+def _host(said: str) -> str:
+    name = said[: said.rindex("]") + 1] if said.startswith("[") and "]" in said else said.partition(":")[0]
+    return name.strip("[]").lower()
+
+
+def _whole(status: int, method: str, found: Content, asked: Mapping[str, str]) -> bytes:
+    packs = "gzip" in asked.get("accept-encoding", "") and len(found.plain) > 512
+    body = b"" if status == 304 else found.packed if packs else found.plain
+    headers = {
+        **HEADERS,
+        "Content-Type": f"{found.type}; charset=utf-8",
+        "ETag": found.tag,
+        "X-Fleet-Age": f"{found.age:.0f}",
+        **({} if status == 304 else {"Content-Length": str(len(body))}),
+        **({"Content-Encoding": "gzip"} if packs and status != 304 else {}),
+    }
+    head = f"HTTP/1.1 {status} {'OK' if status == 200 else 'No'}\r\n"
+    head += "".join(f"{key}: {said}\r\n" for key, said in headers.items())
+    return head.encode() + b"\r\n" + (b"" if method == "HEAD" else body)

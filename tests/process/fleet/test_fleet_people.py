@@ -1,0 +1,398 @@
+"""The page for people, over a real socket and in a real browser: what it shows, and what it lets nobody do."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.act import people as adapter
+from fleet.act.people import People, Watch
+from fleet.act.picture import CELLS, Jobs, detail, picture
+from fleet.decide.decide import Decision
+from fleet.errors import FleetError
+from fleet.policy import Machines, Policy
+from fleet.world.slurm import Slurm
+from fleet.world.world import Unknown, World
+from tests import browser as browsers
+from tests.browser import Browser, browser
+from tests.fleet_world import Worlds
+from tests.process.fleet.test_fleet_pages import asked
+
+HOSTILE = "<img src=x onerror='window.hurt=1'><script>window.hurt=1</script>\u202e\x1b[2J{{7*7}}"
+# The first paint, and from the data's arrival to the picture of it.
+TOOK = """(() => { const [drawn] = performance.getEntriesByName("drawn"),
+    [data] = performance.getEntriesByType("resource").filter((one) => one.name.endsWith("fleet.json"));
+    return [performance.getEntriesByName("first-paint")[0].startTime, drawn.startTime - data.responseEnd]; })()"""
+# Where the documentation's pictures are drawn anew: MINIVM_PICTURES=docs/pictures.
+PICTURES = os.environ.get("MINIVM_PICTURES", "")
+
+
+@dataclass
+class Seen(Watch):
+    """Worlds of a test's own, looked at as they are now."""
+
+    worlds: Worlds
+    blind: str = ""
+    leads: bool = True
+    known: Jobs | None = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.policy, self.acts = (lambda: self.worlds.policy), (lambda: self.leads)
+
+    async def now(self) -> tuple[float, World, Decision]:
+        world = self.worlds.world(blind=self.blind)
+        return time.monotonic(), world, self.worlds.decide(world)
+
+    async def jobs(self) -> Jobs | None:
+        return self.known
+
+
+@dataclass
+class Served:
+    watch: Seen
+    port: int = 0
+
+    def ask(self, path: str, *heads: str, method: str = "GET") -> tuple[int, dict[str, str], bytes]:
+        lines = [f"{method} {path} HTTP/1.1", *(heads or (f"Host: localhost:{self.port}",)), "", ""]
+        found = asyncio.run(asked(self.port, "\r\n".join(lines).encode()))
+        head, _, body = found.partition(b"\r\n\r\n")
+        first, *rest = head.decode().split("\r\n")
+        return int(first.split()[1]), dict(line.split(": ", 1) for line in rest), body
+
+    def data(self, path: str = "/fleet.json") -> dict[str, Any]:
+        status, _, body = self.ask(path)
+        assert status == 200, (status, body)
+        found: dict[str, Any] = json.loads(body)
+        return found
+
+    @property
+    def url(self) -> str:
+        return f"http://localhost:{self.port}/"
+
+
+@pytest.fixture
+def served() -> Iterator[Callable[[Worlds], Served]]:
+    ends: list[Callable[[], object]] = []
+
+    def serve(worlds: Worlds) -> Served:
+        made, ready, loop = Served(Seen(worlds)), threading.Event(), asyncio.new_event_loop()
+
+        async def whole() -> None:
+            async with await People(made.watch, "127.0.0.1").serve("127.0.0.1", 0) as server:
+                made.port = server.sockets[0].getsockname()[1]
+                over = asyncio.Event()
+                ends.append(lambda: loop.call_soon_threadsafe(over.set))
+                ready.set()
+                await over.wait()
+
+        thread = threading.Thread(target=lambda: loop.run_until_complete(whole()))
+        thread.start()
+        assert ready.wait(30)
+        ends.append(thread.join)
+        return made
+
+    yield serve
+    for end in ends:
+        end()
+
+
+def fleet(size: int = 12, policy: Policy | None = None) -> Worlds:
+    worlds = Worlds(size, policy)
+    worlds.machines = {}
+    worlds.settle_in(200)
+    return worlds
+
+
+Serve = Callable[[Worlds], Served]
+
+
+def test_it_is_read_by_get_alone_and_asks_a_browser_to_trust_nobody_else(served: Serve) -> None:
+    page = served(fleet())
+    for path, kind in (("/", "text/html"), ("/page.js", "text/javascript"), ("/page.css", "text/css"),
+                       ("/fleet.json", "application/json"), ("/nothing", "text/plain")):  # fmt: skip
+        status, heads, body = page.ask(path)
+        assert (status, heads["Content-Type"]) == (404 if path == "/nothing" else 200, f"{kind}; charset=utf-8")
+        policy = heads["Content-Security-Policy"]
+        assert "default-src 'none'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
+        assert heads["X-Content-Type-Options"] == "nosniff"
+        assert heads["Cross-Origin-Resource-Policy"] == "same-origin"
+        assert not {"Set-Cookie", "Access-Control-Allow-Origin"} & heads.keys()
+        assert b"style=" not in body and b"http://" not in body.replace(b"http://www.w3.org", b"")
+    for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
+        assert page.ask("/fleet.json", method=method)[0] in (403, 405)
+    assert page.ask("/../policy.json")[0] == 404
+    assert page.ask("/page.js/..%2f..%2fpolicy.py")[0] == 404
+    assert page.ask("/fleet.json?about=../../etc")[0] == 404
+
+
+def test_another_page_in_the_same_browser_does_not_see_it_by_a_name_of_its_own(served: Serve) -> None:
+    page = served(fleet())
+    for host in ("evil.example", "evil.example:8651", "localhost.evil.example", "", "127.0.0.1.evil.example"):
+        assert page.ask("/fleet.json", f"Host: {host}")[0] == 403, host
+    for host in ("localhost:1", "127.0.0.1", "[::1]:8651", "LOCALHOST"):
+        assert page.ask("/fleet.json", f"Host: {host}")[0] == 200, host
+
+
+def test_what_has_not_changed_is_not_sent_again_and_what_is_sent_is_packed(served: Serve) -> None:
+    worlds = fleet()
+    page = served(worlds)
+    here = f"Host: localhost:{page.port}"
+    _, heads, plain = page.ask("/fleet.json", here)
+    assert page.ask("/fleet.json", here, f"If-None-Match: {heads['ETag']}")[0] == 304
+    worlds.person_drains("w3")
+    status, after, packed = page.ask("/fleet.json", here, f"If-None-Match: {heads['ETag']}", "Accept-Encoding: gzip")
+    assert (status, after["Content-Encoding"]) == (200, "gzip")
+    assert len(packed) < len(plain)
+    cells = json.loads(gzip.decompress(packed))["cells"]
+    assert [one["name"] for one in cells if one["state"] == "Drained"] == ["w3"]
+
+
+def test_of_one_machine_all_is_told_and_of_its_jobs_the_numbers_alone(served: Serve) -> None:
+    worlds = fleet()
+    worlds.wants("n3", "drain", "fan 3")
+    worlds.verdict("w4", "gpu_lost[reboot]@9f2c001 7 of 8 GPUs")
+    worlds.slurm["w5"].jobs.add(77)
+    worlds.settle_in(200)
+    page = served(worlds)
+    page.watch.known = {"w5": ("77",)}
+    one = page.data("/fleet.json?about=w3")
+    assert (one["state"], one["reason"], one["machine"]["goal"]) == (
+        "Drained",
+        "minivm: fleet: goal: drain fan 3",
+        "drain",
+    )
+    assert [event["what"] for event in one["machine"]["history"]] == ["node"]
+    ill = page.data("/fleet.json?about=w4")
+    assert ill["machine"]["verdict"].startswith("gpu_lost[reboot]@9f2c001")
+    assert [event["what"] for event in ill["machine"]["history"]] == ["node", "verdict"]
+    assert any("would be reboot" in stand["text"] for stand in ill["stands"])
+    busy = page.data("/fleet.json?about=w5")
+    assert (busy["state"], busy["jobs"]) == ("Busy", ["77"])
+    page.watch.known = None
+    assert page.data("/fleet.json?about=w5")["jobs"] is None, "not known is not none"
+    cells = {one["name"]: one for one in page.data()["cells"]}
+    assert cells["w4"]["told"] == "proposal" and cells["w3"]["goal"] == "drain"
+
+
+def test_what_others_write_is_short_and_there_is_only_so_much_of_it() -> None:
+    worlds = Worlds(300)
+    for name, node in worlds.nodes.items():
+        node.annotations["minivm.io/cordon-reason"] = HOSTILE * 200
+        node.cordoned = True
+        node.labels["topology.kubernetes.io/rack"] = HOSTILE * 200
+        worlds.person_drains(f"w{name[1:]}")
+        worlds.slurm[f"w{name[1:]}"].reason = HOSTILE * 200
+    world = worlds.world()
+    decision = worlds.decide(world)
+    said = picture(world, decision, worlds.policy, worlds.now)
+    assert said["all"]["holds"] >= 300 > len(said["holds"])
+    assert said["holds"][0]["about"] == "fleet", "what is told of the whole is not left out"
+    assert len(json.dumps(said)) < 1_000_000
+    one = detail("w7", world, decision, {"w7": tuple(map(str, range(10_000)))})
+    assert one is not None and one["jobsInAll"] == 10_000
+    assert len(json.dumps(one)) < 20_000
+    assert all(text.isprintable() for text in (said["cells"][0]["rack"], said["cells"][0]["reason"], one["reason"]))
+    assert CELLS >= 5000
+
+
+def test_who_does_not_act_looks_for_himself_now_and_then_and_asks_for_jobs_no_more_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worlds = fleet()
+    asked_for: list[str] = []
+
+    class Rest:
+        def look(self, *, jobs: bool) -> Slurm:
+            asked_for.append("nodes")
+            if len(asked_for) > 1:
+                raise FleetError("ask slurmrestd", "no answer")
+            found = worlds.world().slurm
+            assert isinstance(found, Slurm)
+            return found
+
+        def holding(self) -> Jobs:
+            asked_for.append("jobs")
+            return {"w1": ("7",)}
+
+    class Cache:
+        def world(self) -> object:
+            return worlds.world().kubernetes
+
+    acts = False
+    watch = Watch(Cache(), Rest(), lambda: worlds.policy, lambda: acts)  # type: ignore[arg-type]  # all that it asks
+
+    async def whole() -> None:
+        nonlocal acts
+        for _ in range(5):
+            assert len(list((await watch.now())[1].workers())) == 12
+            assert await watch.jobs() == {"w1": ("7",)}
+        assert asked_for == ["nodes", "jobs"]
+        monkeypatch.setattr(adapter, "SLURM_S", -1.0)
+        assert isinstance((await watch.now())[1].slurm, Unknown)
+        acts = True
+        world = worlds.world()
+        watch.saw(world, worlds.decide(world))
+        assert (await watch.now())[1] is world, "what it has decided by"
+
+    asyncio.run(whole())
+
+
+# In a browser.
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[Browser]:
+    if not browsers.program():
+        pytest.skip(
+            "no chromium here: `make .venv/ready; python3 images/host.py test-tools` installs it where there is one"
+        )
+    with browser(tmp_path) as found:
+        yield found
+
+
+def site(size: int = 360) -> Worlds:
+    """Racks of 24, two thirds of them at work."""
+    worlds = fleet(size, Policy(machines=Machines(mode="propose")))
+    for number, (name, node) in enumerate(worlds.nodes.items()):
+        node.labels["topology.kubernetes.io/rack"] = f"rack {int(name[1:]) // 24 + 1}"
+        if number % 3:
+            worlds.slurm[f"w{number}"].jobs.add(number)
+    return worlds
+
+
+def healthy() -> Worlds:
+    return site()
+
+
+def rolling() -> Worlds:
+    worlds = site()
+    for number in range(120):
+        worlds.annotate(f"w{number}", "minivm.io/leave", "new template 7c6cc41e")
+    worlds.settle_in(200)
+    return worlds
+
+
+def incident() -> Worlds:
+    worlds = site()
+    worlds.verdict("w37", "gpu_lost[reboot]@9f2c001 GPU 3b:00 has fallen off the bus")
+    worlds.person_drains("w200")
+    worlds.cordon("n210", "n211")
+    for number in range(240, 348):
+        worlds.ready(f"n{number}", False)
+        if number % 2:
+            worlds.slurm[f"w{number}"].responds = False
+    worlds.now += 70
+    worlds.settle_in(200)
+    return worlds
+
+
+def shown(page: Browser, served: Served, many: int, *, dark: bool = False) -> None:
+    page.open(served.url, dark=dark)
+    page.until(f"document.querySelectorAll('button.cell').length === {many}", "every machine is a cell")
+
+
+def counts(page: Browser, kind: str) -> int:
+    found = page.value(f"document.querySelectorAll('button.cell.{kind}').length")
+    assert isinstance(found, int)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("scene", "dark", "wanted"),
+    [
+        (healthy, False, {"Busy": 240, "TakesJobs": 120}),
+        (rolling, False, {"Draining": 80}),
+        (incident, True, {"proposal": 1, "cordoned": 2}),
+    ],
+)
+def test_a_fleet_is_seen_as_it_is(
+    page: Browser, served: Serve, tmp_path: Path, scene: Callable[[], Worlds], dark: bool, wanted: dict[str, int]
+) -> None:
+    worlds = scene()
+    shown(page, served(worlds), 360, dark=dark)
+    assert {kind: counts(page, kind) for kind in wanted} == wanted
+    said = page.value("document.body.innerText")
+    assert "360 machines, this fleet acts" in said
+    alarm = page.value("document.getElementById('alarm').innerText")
+    assert ("more than 72 have machines that are unwell" in alarm) == (scene is incident)
+    if scene is incident:
+        page.value("document.querySelector('[data-name=w37]').click()")
+        page.until("document.getElementById('one').innerText.includes('gpu_lost')", "the evidence is there")
+    page.picture((Path(PICTURES) if PICTURES else tmp_path) / f"fleet-{scene.__name__}.png")
+    assert page.said == []
+
+
+def test_it_is_used_by_keys_alone(page: Browser, served: Serve) -> None:
+    worlds = site()
+    worlds.slurm["w2"].drained_by, worlds.slurm["w2"].reason = "person", "look at fan 3"
+    shown(page, served(worlds), 360)
+    at = "document.activeElement.dataset.name || document.activeElement.id"
+    for where in ("find", "w0"):
+        page.key("Tab")
+        assert page.value(at) == where, "one stop for all cells"
+    for key, where in (("ArrowRight", "w1"), ("ArrowRight", "w2")):
+        page.key(key)
+        assert page.value(at) == where
+    assert "look at fan 3" in page.value("document.activeElement.getAttribute('aria-label')")
+    page.key("Enter")
+    page.until("document.getElementById('one').innerText.includes('look at fan 3')", "what holds it is told")
+    page.key("Escape")
+    page.until("document.getElementById('one').hidden", "and gone")
+    assert page.value(at) == "w2"
+    page.key("ArrowDown")
+    assert page.value(at) not in ("w2", "find")
+    page.key("End")
+    assert page.value(at) == "w359"
+
+
+def test_no_word_of_others_is_markup(page: Browser, served: Serve) -> None:
+    worlds = fleet()
+    for name, node in worlds.nodes.items():
+        node.labels["topology.kubernetes.io/rack"] = HOSTILE
+        worlds.person_drains(f"w{name[1:]}")
+        worlds.slurm[f"w{name[1:]}"].reason = HOSTILE
+    worlds.cordon("n1")
+    shown(page, served(worlds), 12)
+    page.value("document.querySelector('[data-name=w1]').click()")
+    page.until("document.getElementById('one').innerText.includes('<img')", "it is text")
+    assert page.value("document.querySelectorAll('img, main script').length") == 0
+    assert page.value("window.hurt === undefined")
+    assert page.said == []
+
+
+def test_what_changes_is_seen_without_a_reload_and_what_is_not_known_is_said(page: Browser, served: Serve) -> None:
+    worlds = fleet()
+    here = served(worlds)
+    shown(page, here, 12)
+    page.value("void (window.mine = 1)")
+    worlds.person_drains("w3")
+    page.until("document.querySelectorAll('button.cell.Drained').length === 1", "a drain is seen")
+    here.watch.blind = "slurm"
+    page.until("document.getElementById('stand').innerText.includes('nothing is known')", "that nothing is known")
+    assert counts(page, "Drained") == 1, "what was seen last stays"
+    assert page.value("document.body.className") == "stale"
+    here.watch.blind = ""
+    page.until("document.body.className === ''", "and is over")
+    assert page.value("window.mine") == 1
+
+
+def test_five_thousand_cells_are_drawn_found_and_walked(page: Browser, served: Serve) -> None:
+    worlds = Worlds(5000)
+    worlds.person_drains("w4711")
+    shown(page, served(worlds), 5000)
+    page.value("(() => { const find = document.getElementById('find'); find.value = 'fan 3';"
+               " find.dispatchEvent(new Event('input')); })()")  # fmt: skip
+    assert page.value("document.querySelectorAll('button.cell:not(.not)').length") == 1
+    took = page.value(TOOK)
+    print(f"5,000 cells: first paint after {took[0]:.0f} ms, drawn {took[1]:.0f} ms after they were there")
+    assert page.said == []
