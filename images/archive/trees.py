@@ -79,8 +79,8 @@ def of_commit(pin: Pin, settings: Settings) -> Tree:
         ):
             done = ran(["git", *words], within=TIME, env=env)
             if done.returncode:
-                said = done.stderr.strip().splitlines()
-                raise wrong(pin, f"git has no commit {pin.commit} of it: {said[-1] if said else done.returncode}")
+                said = [line for line in done.stderr.splitlines() if line.startswith(("fatal: ", "error: "))]
+                raise wrong(pin, f"git has no commit {pin.commit} of it: {said[0] if said else done.returncode}")
         with tarfile.open(target) as archive:
             return dict(members(archive))
 
