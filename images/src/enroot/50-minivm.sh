@@ -35,7 +35,9 @@ while read -r point; do
         echo "$point $driver/$place none x-create=file,bind,ro,nosuid,nodev" >> "$ENROOT_MOUNTS"
     done
 done < <(cut -d ' ' -f 5 /proc/self/mountinfo | sort -u)
-for pair in PATH:bin LD_LIBRARY_PATH:lib64; do
-    said=$(sed -n "s/^${pair%:*}=//p" "$ENROOT_ENVIRON" | tail -n 1)
-    echo "${pair%:*}=${said:+$said:}$driver/${pair#*:}" >> "$ENROOT_ENVIRON"
-done
+of_image() { sed -n "s/^$1=//p" "$ENROOT_ENVIRON" | tail -n 1; }
+path=$(of_image PATH) libraries=$(of_image LD_LIBRARY_PATH)
+{
+    echo "PATH=${path:-/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin}:$driver/bin"
+    echo "LD_LIBRARY_PATH=${libraries:+$libraries:}$driver/lib64"
+} >> "$ENROOT_ENVIRON"

@@ -114,3 +114,22 @@ def test_nothing_of_it_lends_rights(node: Node) -> None:
     found = node.root("sh", "-c", "find / -xdev -perm /6000 -newer /etc/debian_version; true")
     assert not [path for path in found.split() if "mount" in path or "enroot" in path], found
     assert not node.root("sh", "-c", "getcap -r /usr/bin /usr/lib/enroot 2> /dev/null; true")
+
+
+def test_what_the_runtime_handed_in_of_the_driver_is_there(image: str, registry: Registryd, tmp_path: Path) -> None:
+    """By stand-ins, in the places where NVIDIA's runtime mounts them; the image names no PATH."""
+    volumes = []
+    for place in ("usr/lib/x86_64-linux-gnu/libcuda.so.580.1", "usr/bin/nvidia-smi"):
+        (tmp_path / Path(place).name).write_text(Path(place).name)
+        volumes += ["--volume", f"{tmp_path / Path(place).name}:/{place}:ro"]
+    (tmp_path / "home").mkdir()
+    gpu = started(image, tmp_path / "home", *volumes, "--security-opt", f"seccomp={PROFILE}")
+    try:
+        gpu.root("sh", "-c", "touch /dev/nvidiactl; echo ENROOT_ALLOW_HTTP y > /etc/enroot/enroot.conf.d/site.conf")
+        code, said = enroot(gpu, "load", "--name", "small", f"docker://{push(registry, 'site/small:2')}")
+        assert code == 0, said
+        line = "cat /usr/local/nvidia/lib64/libcuda.so.1 /usr/local/nvidia/bin/nvidia-smi; echo; echo $LD_LIBRARY_PATH"
+        code, said = enroot(gpu, "start", "small", "sh", "-c", line)
+        assert (code, said) == (0, "libcuda.so.580.1nvidia-smi\n/usr/local/nvidia/lib64\n"), said
+    finally:
+        docker("rm", "--force", gpu.container)
