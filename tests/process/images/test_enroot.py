@@ -102,6 +102,7 @@ def test_a_script_starts_with_a_group_of_its_own_and_no_descriptor_of_slurmstepd
     assert words[:3] == ["name", "word", "4"] and words[3] == words[4], out
 
 
+@pytest.mark.root
 def test_it_needs_nothing_of_the_file_system_that_it_is_in(launcher: Path, tmp_path: Path) -> None:
     """As in a container: no loader, no library, and the script the only program."""
     root = tmp_path / "root"
