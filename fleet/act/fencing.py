@@ -4,8 +4,14 @@ server."""
 from __future__ import annotations
 
 import asyncio
+import random
+import socket
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 from fleet.act.kubernetes import CHANGED_MEANWHILE, MERGE, Api, ApiError, Object
 from fleet.decide.actions import Delete, Fence, Unfence
@@ -28,40 +34,102 @@ WITNESSES = 3
 PORTS: Mapping[str, int] = {"worker": 6818, "controller": 6817, "login": 22}
 
 
-async def prove(api: Api, kubernetes: Kubernetes, policy: Policy) -> Mapping[str, Proof]:
+class Leases:
+    """For how long kubelets' leases have stood as they are, by our own clock since we saw it: their times are the
+    kubelets' words, and a kubelet's clock may be an hour behind."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[str, float]] = {}
+
+    async def follow(self, api: Api, kubernetes: Kubernetes, policy: Policy) -> None:
+        """Of all that are silent, so that it is known when one looks dead."""
+        silent = suspects(kubernetes, replace(policy, dead_s=0.0), time.time())[: 4 * MOST]
+        self._seen = {node.name: self._seen[node.name] for node in silent if node.name in self._seen}
+        await asyncio.gather(*(self.age(api, node.name) for node in silent))
+
+    async def age(self, api: Api, node: str) -> float | None:
+        found = await lease(api, node)
+        if found is None:
+            return None
+        version, now = str(reading.mapping(found.get("metadata"), "metadata").get("resourceVersion")), time.monotonic()
+        if self._seen.get(node, ("", 0.0))[0] != version:
+            self._seen[node] = (version, now)
+        return now - self._seen[node][1]
+
+
+async def prove(api: Api, kubernetes: Kubernetes, policy: Policy, leases: Leases | None = None) -> Mapping[str, Proof]:
+    """Without `leases` for whoever looks once: the age of a lease is what its own time says."""
+    if leases:
+        await leases.follow(api, kubernetes, policy)
     nodes = suspects(kubernetes, policy, time.time())[:MOST]
     if not nodes:
         return {}
     on = pods_on(kubernetes)
-    witness = asyncio.create_task(_witnessed(kubernetes.nodes.values()))
-    found = await asyncio.gather(*(_of(api, node, on[node.name]) for node in nodes))
+    witness = asyncio.create_task(_witnessed(api, kubernetes.nodes.values()))
+    found = await asyncio.gather(*(_of(api, node, on[node.name], leases) for node in nodes))
     seen = await witness
     return {
         node.name: Proof(lease, kubelet, pods, seen) for node, (lease, kubelet, pods) in zip(nodes, found, strict=True)
     }
 
 
-async def _witnessed(nodes: Iterable[Node]) -> bool:
-    well = [node for node in nodes if node.address and silent_for(node, time.time()) < 0][:WITNESSES]
-    return any(await asyncio.gather(*(answers(node.address, node.port) for node in well)))
+async def _witnessed(api: Api, nodes: Iterable[Node]) -> bool:
+    """Most of some that nobody can foresee: one kubelet's word for where it is may be a lie."""
+    nodes = list(nodes)
+    claimed = Counter(node.address for node in nodes)
+    server = urlsplit(api.server).hostname
+    well = [
+        node
+        for node in nodes
+        if silent_for(node, time.time()) < 0 and claimed[node.address] == 1 and elsewhere(node.address, server)
+    ]
+    asked = random.sample(well, min(WITNESSES, len(well)))
+    return sum(await asyncio.gather(*(answers(node.address, node.port) for node in asked))) * 2 > len(asked)
 
 
-async def _of(api: Api, node: Node, pods: Iterable[Pod]) -> tuple[float | None, bool | None, tuple[str, ...]]:
+def elsewhere(address: str, server: str | None) -> bool:
+    """Neither the API server, which answers us in any case, nor we ourselves."""
+    try:
+        ip = ip_address(address)
+    except ValueError:
+        return False
+    if ip.is_loopback or ip.is_unspecified or ip.is_link_local or ip.is_multicast or address == server:
+        return False
+    with socket.socket(socket.AF_INET if ip.version == 4 else socket.AF_INET6, socket.SOCK_DGRAM) as way:
+        try:
+            way.connect((address, 9))  # sends nothing: it chooses the address that we would have
+        except OSError:
+            return False
+        return bool(ip_address(way.getsockname()[0]) != ip)
+
+
+async def _of(
+    api: Api, node: Node, pods: Iterable[Pod], leases: Leases | None
+) -> tuple[float | None, bool | None, tuple[str, ...]]:
     known = [pod for pod in pods if pod.address]
     ports = [(node.address, node.port), *((pod.address, PORTS.get(pod.component, 6818)) for pod in known)]
-    lease = asyncio.create_task(lease_age(api, node.name))
+    age = asyncio.create_task(leases.age(api, node.name) if leases else lease_age(api, node.name))
     kubelet, *found = await asyncio.gather(*(answers(host, port) for host, port in ports))
     there = tuple(pod.name for pod, up in zip(known, found, strict=True) if up)
-    return await lease, kubelet if node.address else None, there
+    return await age, kubelet if node.address else None, there
+
+
+async def lease(api: Api, node: str) -> Object | None:
+    """None: it cannot be read, or was never renewed."""
+    try:
+        found = await api.ask(f"read the lease of {node}", (api.leases.read_namespaced_lease, _named(node, LEASES)))
+        return found if renewed(found) else None
+    except FleetError:
+        return None
+
+
+def renewed(found: Object) -> float:
+    return reading.moment(reading.mapping(found.get("spec"), "spec").get("renewTime"), "spec.renewTime")
 
 
 async def lease_age(api: Api, node: str) -> float | None:
-    try:
-        found = await api.ask(f"read the lease of {node}", (api.leases.read_namespaced_lease, _named(node, LEASES)))
-        renewed = reading.moment(reading.mapping(found.get("spec"), "spec").get("renewTime"), "spec.renewTime")
-    except FleetError:
-        return None
-    return time.time() - renewed if renewed else None
+    found = await lease(api, node)
+    return None if found is None else time.time() - renewed(found)
 
 
 async def answers(host: str, port: int) -> bool:

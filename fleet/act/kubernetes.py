@@ -60,6 +60,7 @@ class Api:
     def __init__(self, connection: client.ApiClient, namespace: str, release: str) -> None:
         self.core = client.CoreV1Api(connection)
         self._connection = connection
+        self.server = str(connection.configuration.host)
         self.namespace = namespace
         self._apps = client.AppsV1Api(connection)
         self.batch = client.BatchV1Api(connection)

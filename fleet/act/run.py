@@ -90,6 +90,7 @@ class Fleet:
         self._late = False  # something was not as it was seen when it was to be changed
         self._asked = -CLAIMS_S
         self._proofs: tuple[float, Mapping[str, Proof]] = (0.0, {})
+        self._leases = fencing.Leases()
 
     async def run(self) -> None:
         """Until `stop`. Who has ended gives the Lease back when nothing of his is begun any more."""
@@ -274,7 +275,7 @@ class Fleet:
         """Beside all else: what is dead answers late, and may be so for days."""
         while True:
             if self.leader.holds():
-                proofs = await self._prove(self.cache.counted())
+                proofs = await self._prove(self.cache.counted(), self._leases)
                 self._proofs = (time.monotonic(), proofs)
             await asyncio.sleep(AT_LEAST_S)
 
@@ -283,8 +284,10 @@ class Fleet:
         at, proofs = self._proofs
         return proofs if time.monotonic() - at < 3 * AT_LEAST_S else {}
 
-    async def _prove(self, kubernetes: Kubernetes | Unknown) -> Mapping[str, Proof]:
-        return {} if isinstance(kubernetes, Unknown) else await fencing.prove(self.api, kubernetes, self.policy)
+    async def _prove(
+        self, kubernetes: Kubernetes | Unknown, leases: fencing.Leases | None = None
+    ) -> Mapping[str, Proof]:
+        return {} if isinstance(kubernetes, Unknown) else await fencing.prove(self.api, kubernetes, self.policy, leases)
 
     async def _look(self, kubernetes: Kubernetes | Unknown) -> Slurm | Unknown:
         try:

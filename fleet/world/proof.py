@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    # Seconds since its kubelet renewed its lease, by the API server; None: not known.
+    # Seconds since its kubelet renewed its lease, as we have seen it; None: not known.
     lease_age: float | None
     # Whether its kubelet's port answers; None: it has no address.
     kubelet: bool | None

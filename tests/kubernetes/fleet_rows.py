@@ -7,10 +7,12 @@ is an answer; one that is killed answers nobody. What Kubernetes would make of t
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import threading
 import time
 import urllib.error
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -45,7 +47,9 @@ class Rows(Both):
         self.api.ask("POST", NODES, {"metadata": {"name": OTHER}})
         for node in (OTHER, *(f"n-{name}" for name in self.names)):
             self.api.ask("POST", LEASES, {"metadata": {"name": node}})
-        well = {"conditions": [READY], "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}]}
+        # Another machine than the fleet's own.
+        elsewhere = self.rest.partition(":")[0]
+        well = {"conditions": [READY], "addresses": [{"type": "InternalIP", "address": elsewhere}]}
         self.api.merge(f"{NODES}/{OTHER}/status", {"status": well})
         self.mend()
 
@@ -60,6 +64,25 @@ class Rows(Both):
         now = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(time.time() + 600))}.000000Z"
         lives = ready == "True" if renewed is None else renewed
         self.api.merge(f"{LEASES}/n-{name}", {"spec": {"renewTime": now if lives else f"{LONG_AGO[:-1]}.000000Z"}})
+
+    @contextlib.contextmanager
+    def renewing(self, name: str = NAME) -> Iterator[None]:
+        """Its kubelet is not ready, and goes on to renew its lease."""
+        over = threading.Event()
+
+        def renew() -> None:
+            for number in itertools.count():
+                self.api.merge(f"{LEASES}/n-{name}", {"spec": {"renewTime": f"{LONG_AGO[:-1]}.{number:06d}Z"}})
+                if over.wait(0.5):
+                    return
+
+        thread = threading.Thread(target=renew)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
     def dies(self, name: str = NAME) -> None:
         self.workers[name].container.kill()

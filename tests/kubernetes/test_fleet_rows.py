@@ -3,6 +3,7 @@ the same where it is killed between any two of its changes."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -274,7 +275,7 @@ def with_provider(rows: Rows) -> None:
 @pytest.mark.parametrize("sign", ALIVE)
 def test_a_machine_is_not_given_up_on_one_sign_alone(rows: Rows, sign: str) -> None:
     said, happens = ALIVE[sign]
-    with rows.running():
+    with rows.renewing() if "renewed" in sign else contextlib.nullcontext(), rows.running():
         happens(rows)
         until(lambda: said in rows.log(), sign, seen=rows.log)
     assert (rows.given_up(), rows.there()) == (False, True)

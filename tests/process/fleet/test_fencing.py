@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from tests.fleet_world import stamp
 
 TAINT = "node.kubernetes.io/out-of-service"
 # Where connections are neither made nor refused: the queue of whoever listens is full, and nobody takes from it.
-NOWHERE = "127.0.0.9"
+NOWHERE, *NOWHERE_ELSE = "127.0.0.9", "127.0.0.7", "127.0.0.8"
 
 
 class ApiServer:
@@ -36,6 +37,7 @@ class ApiServer:
             "spec": {"taints": [{"key": "x", "effect": "NoExecute", "timeAdded": "2026-11-20T10:32:18Z"}]},
         }
         self.renewed: str | None = stamp(time.time() - 900)
+        self.renewals = 1
         self.told: list[tuple[str, str, Any]] = []
 
     @asynccontextmanager
@@ -60,8 +62,17 @@ class ApiServer:
             return web.json_response({})
         if "/leases/" in request.path:
             assert request.path == "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n0"
-            return web.json_response({"spec": {"renewTime": self.renewed}}, status=200 if self.renewed else 404)
+            lease = {"metadata": {"resourceVersion": str(self.renewals)}, "spec": {"renewTime": self.renewed}}
+            return web.json_response(lease, status=200 if self.renewed else 404)
         return web.json_response(self.node)
+
+
+ELSEWHERE = fencing.elsewhere
+
+
+@pytest.fixture(autouse=True)
+def one_machine_is_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fencing, "elsewhere", lambda address, server: bool(address))
 
 
 @pytest.fixture
@@ -73,8 +84,8 @@ def listening() -> Iterator[int]:
 @pytest.fixture
 def nowhere() -> Iterator[tuple[str, int]]:
     with contextlib.ExitStack() as stack:
-        for port in (10250, 6818):
-            server = stack.enter_context(socket.create_server((NOWHERE, port), backlog=0))
+        for host, port in ((NOWHERE, 10250), (NOWHERE, 6818), *((host, 10250) for host in NOWHERE_ELSE)):
+            server = stack.enter_context(socket.create_server((host, port), backlog=0))
             for _ in range(2):
                 waiting = stack.enter_context(socket.socket())
                 waiting.setblocking(False)
@@ -119,6 +130,76 @@ def test_a_machine_is_asked_in_every_way(
     assert not proved(server, world(nowhere, nowhere)).witness
     server.renewed = None
     assert proved(server, world(nowhere, here)).lease_age is None
+
+
+def own_address() -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+        way.connect(("192.0.2.77", 9))
+        return str(way.getsockname()[0])
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.9.9.9", "::1", "0.0.0.0", "169.254.169.254", "fe80::1",
+                                     "224.0.0.1", "10.96.0.1", "", "n1", "own"])  # fmt: skip
+def test_a_witness_is_another_machine_and_not_the_api_server(address: str) -> None:
+    """A kubelet says by itself where it is."""
+    assert not ELSEWHERE(own_address() if address == "own" else address, "10.96.0.1")
+
+
+def test_another_machine_may_be_a_witness() -> None:
+    assert ELSEWHERE("192.0.2.77", "10.96.0.1")
+
+
+def test_of_several_witnesses_most_must_answer(
+    listening: int, nowhere: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of them that lies about where it is must not speak for the network of all."""
+    monkeypatch.setattr(fencing, "WITHIN_S", 0.3)
+    seen = world(nowhere, ("127.0.0.1", listening))
+    liar = seen.nodes["n1"]
+    others = {host: replace(liar, name=host, address=host, port=10250) for host in NOWHERE_ELSE}
+    assert not proved(ApiServer(), replace(seen, nodes={**seen.nodes, **others})).witness
+    same = {"n2": replace(liar, name="n2")}
+    assert not proved(ApiServer(), replace(seen, nodes={**seen.nodes, **same})).witness, "two are at one address"
+
+
+def test_a_lease_is_as_old_as_it_was_seen_unchanged_whatever_its_kubelets_clock_says() -> None:
+    server = ApiServer()
+
+    async def whole() -> None:
+        leases = fencing.Leases()
+        async with server.api() as api:
+            first = await leases.age(api, "n0")
+            assert first is not None and first < 60, "its clock is behind"
+            await asyncio.sleep(0.01)
+            later = await leases.age(api, "n0")
+            assert later is not None and later > first
+            server.renewals += 1
+            assert await leases.age(api, "n0") == 0, "and it is renewed"
+            server.renewed = stamp(time.time() + 3600)
+            await asyncio.sleep(0.01)
+            ahead = await leases.age(api, "n0")
+            assert ahead is not None and ahead > 0, "its clock was ahead"
+
+    asyncio.run(whole())
+
+
+def test_leases_are_followed_from_the_first_silence_on(nowhere: tuple[str, int]) -> None:
+    """Not from when a machine looks dead: that would be twice as long."""
+    server, seen = ApiServer(), world(nowhere, nowhere)
+    silent = {"Ready": Condition("Ready", "Unknown", since=time.time() - 1)}
+    seen = replace(seen, nodes={**seen.nodes, "n0": replace(seen.nodes["n0"], conditions=silent)})
+
+    async def whole() -> None:
+        leases = fencing.Leases()
+        async with server.api() as api:
+            assert await fencing.prove(api, seen, Policy(), leases) == {}
+            await asyncio.sleep(0.01)
+            age = await leases.age(api, "n0")
+            assert age is not None and age >= 0.01
+            await fencing.prove(api, replace(seen, nodes={"n1": seen.nodes["n1"]}), Policy(), leases)
+            assert await leases.age(api, "n0") == 0, "what is not silent any more is not remembered"
+
+    asyncio.run(whole())
 
 
 def test_a_machine_that_is_given_up_and_taken_back_keeps_the_taints_of_others() -> None:
