@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import tarfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from images import architectures, emulation
@@ -26,6 +27,23 @@ find var/log -type f -delete
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Native:
+    """Programs of this machine for a root of another architecture, while packages are put into it."""
+
+    tar: Path
+    at: str  # the directory of the root that has them
+    path: str  # PATH with them
+
+    def words(self) -> list[str]:
+        """They come once the essential packages have made that directory, empty."""
+        return [
+            f'--essential-hook=tar -x -f {shlex.quote(str(self.tar))} -C "$1"{self.at}',
+            f'--customize-hook=find "$1"{self.at} -mindepth 1 -delete',
+            f'--aptopt=DPkg::Path "{self.path}"',  # apt looks for programs inside the root
+        ]
+
+
 # The locked versions, also where the archive has newer ones by now. In the image apt is free again.
 PREFERENCES = "etc/apt/preferences.d/minivm-lock.pref"
 
@@ -34,7 +52,9 @@ def preferences(slice_: Slice) -> str:
     return "\n".join(f"Package: {p.name}\nPin: version {p.version}\nPin-Priority: 1001\n" for p in slice_.packages)
 
 
-def command(place: Place, slice_: Slice, dpkg_options: Sequence[str], target: Path, sources: Path) -> list[str]:
+def command(
+    place: Place, slice_: Slice, dpkg_options: Sequence[str], target: Path, sources: Path, native: Native | None = None
+) -> list[str]:
     """The whole call, ready to paste but for SOURCE_DATE_EPOCH; `sources` has the preferences beside it."""
     settings = place.settings
     chosen = origins.bootstrap_origins(place.variant, settings)
@@ -54,6 +74,7 @@ def command(place: Place, slice_: Slice, dpkg_options: Sequence[str], target: Pa
     locked = shlex.quote(str(sources.with_name("lock.pref")))
     words.append(f'--setup-hook=mkdir -p "$1/etc/apt/preferences.d" && cp {locked} "$1/{PREFERENCES}"')
     words.append(f'--customize-hook=rm "$1/{PREFERENCES}"')
+    words += native.words() if native else []
     words.append(f"--customize-hook={CLEAN}")
     # The image names the distribution's own mirror, whichever one this build used.
     words.append(f"--customize-hook=copy-in {sources} /etc/apt")
@@ -63,7 +84,12 @@ def command(place: Place, slice_: Slice, dpkg_options: Sequence[str], target: Pa
 
 
 def bootstrap(
-    place: Place, slice_: Slice, dpkg_options: Sequence[str], target: Path, line: Callable[[str], None]
+    place: Place,
+    slice_: Slice,
+    dpkg_options: Sequence[str],
+    target: Path,
+    line: Callable[[str], None],
+    native: Native | None = None,
 ) -> None:
     """The root file system as a tar at `target`, checked against the lock."""
     sources = target.parent / "sources.list"
@@ -71,7 +97,7 @@ def bootstrap(
     sources.write_text("".join(origin.lines(keyring) for origin in origins.default_origins(place.variant)))
     sources.chmod(0o644)
     sources.with_name("lock.pref").write_text(preferences(slice_))
-    words = command(place, slice_, dpkg_options, target, sources)
+    words = command(place, slice_, dpkg_options, target, sources, native)
     line("minivm: bootstrap")
     environment = os.environ | {"SOURCE_DATE_EPOCH": str(place.definition.versions.epoch), "LC_ALL": "C.UTF-8"}
     environment |= emulation.SETTINGS[place.choice.arch]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from images.cli.aid import tools
 from images.cli.session import Session
 from images.engine.docker import Engine
 from images.make.build import Maker, git_revision
@@ -47,7 +48,8 @@ def cold(session: Session, roles: Sequence[str], prefix: str, reporter: Reporter
     one = Session(session.repository, settings, session.definition, replace(session.place, settings=settings),
                   session.slices)  # fmt: skip
     composed = one.compose(roles)
-    maker = Maker(one.place, composed, one.engine, reporter, git_revision(session.repository), session.settings.prefix)
+    maker = Maker(one.place, composed, one.engine, reporter, git_revision(session.repository), session.settings.prefix,
+                  tools(session, reporter))  # fmt: skip
     made = {}
     for image in composed.needed(roles):
         reporter.start(image.key, "cold")

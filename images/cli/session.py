@@ -22,13 +22,14 @@ from images.definition.spec import Definition
 from images.errors import ImagesError, nearest
 from images.host import OWN_ENGINE
 from images.make.compose import Composer
-from images.make.plan import LAYER, Composed, Image, changed
+from images.make.plan import LAYER, NATIVE, Composed, Image, changed
 from images.make.render import dockerfile
 from images.make.state import State
 from images.settings import Settings, check_certificates
 
 if TYPE_CHECKING:
     from images.archive.origins import BaseFiles
+    from images.engine.builder import Tools
     from images.engine.docker import Engine, Present
     from images.make.progress import Reporter
 
@@ -40,6 +41,7 @@ class Session:
     definition: Definition
     place: Place
     slices: dict[str, Slice] = field(default_factory=dict)
+    tools: Tools | None = None  # of the engine's own machine: `images.cli.aid` has them built
     _engine: Engine | None = None
 
     @classmethod
@@ -102,7 +104,8 @@ class Session:
 
     def every_role(self, named: Sequence[str]) -> tuple[str, ...]:
         """For the lock: also what is built only when it is named."""
-        return self.roles(named) if named else tuple(self.definition.roles)
+        builders = [NATIVE] if NATIVE.removeprefix(LAYER) in self.definition.layers else []
+        return self.roles(named) if named else (*self.definition.roles, *builders)
 
     def layers(self, targets: Iterable[str]) -> list[str]:
         return [t.removeprefix(LAYER) if t.startswith(LAYER) else self.definition.roles[t].layer for t in targets]
@@ -238,16 +241,14 @@ class Session:
         return False
 
     def tell(self, moved: Sequence[str], reporter: Reporter) -> None:
-        for text in moved[:40]:
+        for text in (*moved[:40], *([f"and {len(moved) - 40} more"] if len(moved) > 40 else ())):
             reporter.log(f"lock: {text}")
-        if len(moved) > 40:
-            reporter.log(f"lock: and {len(moved) - 40} more")
 
     def build(self, composed: Composed, todo: Sequence[Planned], reporter: Reporter) -> list[Result]:
         """Make what is missing, parents first; names of roles move only when everything is there."""
         from images.make.build import Maker, git_revision
 
-        maker = Maker(self.place, composed, self.engine, reporter, git_revision(self.repository))
+        maker = Maker(self.place, composed, self.engine, reporter, git_revision(self.repository), tools=self.tools)
         state = self.state
         results = {planned.image.key: Result(planned.image, planned.why) for planned in todo}
         waiting = {planned.image.key: planned.image for planned in todo if not planned.present}

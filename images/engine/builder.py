@@ -9,7 +9,7 @@ import tarfile
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,7 @@ from images.errors import ImagesError
 
 Line = Callable[[str], None]
 RUNNING = " ---> Running in "
+STEP = re.compile(r"(.*\\\n)*.*")  # lines that go on, and the one that does not
 MADE = re.compile(r" ---> (?P<id>[0-9a-f]{12})")  # other words follow the arrow too, and change with the engine
 
 
@@ -32,6 +33,31 @@ class Daemon(Protocol):
     def build(self, context: IO[bytes], arguments: Mapping[str, str], network: str) -> Iterator[Mapping[str, Any]]: ...
     def kill(self, container: str) -> None: ...
     def discard(self, image_id: str) -> None: ...
+    def working(
+        self, image: str, script: str, environment: Mapping[str, str], network: str, tools: str, at: str
+    ) -> AbstractContextManager[Working]: ...
+
+
+class Working(Protocol):
+    """A step's container, that has begun."""
+
+    @property
+    def container(self) -> str: ...
+
+    def lines(self) -> Iterator[str]:
+        """What it writes, until it ends."""
+
+    def made(self) -> tuple[int, str]:
+        """Its exit status, and the image that it leaves if that is 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """Programs of the engine's own machine, for the steps of images of another architecture."""
+
+    image: str
+    at: str  # a directory of that image, and of every image that is built with it
+    environment: Mapping[str, str]
 
 
 @dataclass
@@ -57,10 +83,47 @@ class Builder:
                               hint="--set builder=classic does without")  # fmt: skip
         return True
 
-    def build(self, context: Path, arguments: Mapping[str, str], network: str, line: Line) -> str:
+    def build(
+        self, context: Path, arguments: Mapping[str, str], network: str, line: Line, tools: Tools | None = None
+    ) -> str:
         """Build a context directory from nothing cached; the id of an image without a name."""
-        one = self.with_buildx if self.buildx else self.classic
-        return one(context, arguments, network, line)
+        if self.buildx:
+            return self.with_buildx(context, arguments, network, line)
+        if tools:
+            return self.aided(context, arguments, network, line, tools)
+        return self.classic(context, arguments, network, line)
+
+    def aided(self, context: Path, arguments: Mapping[str, str], network: str, line: Line, tools: Tools) -> str:
+        """As the engine's own builder does it: the step's container leaves the layer. That builder mounts nothing, so
+        the container is ours here, with the tools in it.
+        """
+        path = context / "Dockerfile"
+        before, script, defaults = divided(path.read_text())
+        if not script:
+            return self.classic(context, arguments, network, line)
+        path.write_text(before)
+        below = self.classic(context, {}, network, line)
+        environment = {**defaults, **arguments, **tools.environment}
+        left = below
+        try:
+            with self.daemon.working(below, script, environment, network, tools.image, tools.at) as step:
+                self.steps.add(step.container)
+                try:
+                    for text in step.lines():
+                        if self.cancelled.is_set():
+                            raise StepFailed("interrupted")
+                        if text.strip():
+                            line(text.rstrip())
+                    status, made = step.made()
+                finally:
+                    self.steps.discard(step.container)
+            if status:
+                raise StepFailed(f"the step returned a non-zero code: {status}")
+            left = ""
+            return made
+        finally:
+            if left:
+                self.daemon.discard(left)
 
     def cancel(self) -> None:
         """End every build that runs, from another thread: its step is killed, and what waits for it sees it fail."""
@@ -126,6 +189,22 @@ class Builder:
             if status != 0:
                 raise StepFailed(last)
             return id_file.read_text().strip()
+
+
+def divided(dockerfile: str) -> tuple[str, str, dict[str, str]]:
+    """What comes before the one step, its script as the engine would give it to a shell, and its arguments' defaults.
+    What follows it is of the configuration, which is not made by the builder.
+    """
+    before, _, rest = dockerfile.partition("\nRUN ")
+    kept, defaults = [], dict[str, str]()
+    for text in before.splitlines():
+        if text.startswith("ARG "):
+            name, _, value = text.removeprefix("ARG ").partition("=")
+            defaults[name] = value.strip('"')
+        else:
+            kept.append(text)
+    script = STEP.match(rest)
+    return "\n".join(kept) + "\n", script[0].replace("\\\n", "") if script else "", defaults
 
 
 @contextmanager

@@ -6,8 +6,8 @@ import json
 import os
 import tarfile
 import tempfile
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import IO, Any
@@ -163,14 +163,34 @@ class Engine:
             self.api.kill(container)
 
     @contextmanager
-    def container(self, image: str) -> Iterator[str]:
-        """A container that is never started, to look into an image."""
+    def container(self, image: str, volumes: Sequence[str] = ()) -> Iterator[str]:
+        """A container that is never started, to look into an image; `volumes` are its directories that are to be had
+        by others."""
         with answering(f"look into {image}"):
-            made = self.api.create_container(image, command=["/nothing"], entrypoint=["/nothing"])["Id"]
+            made = self.api.create_container(image, ["/nothing"], entrypoint=["/nothing"], volumes=list(volumes))["Id"]
         try:
             yield made
         finally:
-            self.api.remove_container(made, force=True)
+            self.api.remove_container(made, force=True, v=True)
+
+    @contextmanager
+    def working(
+        self, image: str, script: str, environment: Mapping[str, str], network: str, tools: str, at: str
+    ) -> Iterator[Working]:
+        """A shell at work in an image, which has the directory `at` of the image `tools`."""
+        with self.container(tools, [at]) as lender, answering("run the step"):
+            # Whatever the engine's own choice of logs is: not all of them can be read.
+            logs = docker.types.LogConfig(type=docker.types.LogConfig.types.JSON)
+            host = self.api.create_host_config(volumes_from=[lender], network_mode=network or None, log_config=logs)
+            made = self.api.create_container(image, ["-c", script], entrypoint=["/bin/sh"], user="0",
+                                             environment=dict(environment), host_config=host)["Id"]  # fmt: skip
+            try:
+                self.api.start(made)
+                # A step may be silent for longer than any answer should take.
+                with closing(docker.from_env(timeout=None).api) as patient:
+                    yield Working(patient, made)
+            finally:
+                self.api.remove_container(made, force=True, v=True)
 
     def read_path(self, container: str, path: str) -> tarfile.TarFile:
         """A path out of a container, as a tar."""
@@ -183,6 +203,25 @@ class Engine:
             raise ImagesError("read a path of an image", f"{path} does not exist") from error
         spooled.seek(0)
         return tarfile.open(fileobj=spooled)  # the caller reads it
+
+
+@dataclass(frozen=True, slots=True)
+class Working:
+    """A step's container, that has begun."""
+
+    api: Any
+    container: str
+
+    def lines(self) -> Iterator[str]:
+        rest = b""
+        for piece in self.api.logs(self.container, stream=True, follow=True):
+            *whole, rest = (rest + piece).split(b"\n")
+            yield from (text.decode(errors="replace") for text in whole)
+        yield rest.decode(errors="replace")
+
+    def made(self) -> tuple[int, str]:
+        status = int(self.api.wait(self.container)["StatusCode"])
+        return status, "" if status else str(self.api.commit(self.container)["Id"])
 
 
 @contextmanager

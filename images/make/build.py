@@ -20,9 +20,10 @@ from images.archive import bootstrap, origins
 from images.archive.lock import Place
 from images.definition.spec import AptSource, EntryKind, Pin
 from images.engine import oci
+from images.engine.builder import Tools
 from images.engine.docker import Engine
 from images.errors import ImagesError
-from images.make import content, libraries, sbom, toolkit
+from images.make import content, libraries, native, sbom, toolkit
 from images.make.artifacts import taken
 from images.make.content import Entry
 from images.make.failures import failures
@@ -45,6 +46,7 @@ class Maker:
     reporter: Reporter
     revision: str
     shown_prefix: str = ""  # what labels call the images, where the names are those of a trial
+    tools: Tools | None = None  # of the engine's own machine, where the images are of another architecture
 
     @property
     def work(self) -> Path:
@@ -82,7 +84,8 @@ class Maker:
             context = Path(directory)
             if image.bootstrapped:
                 target = context / "root.tar"
-                bootstrap.bootstrap(self.place, image.slices[-1], image.dpkg_options, target, line)
+                options, aid = image.dpkg_options, self.packed(context)
+                bootstrap.bootstrap(self.place, image.slices[-1], options, target, line, aid)
                 with target.open("rb") as data:
                     return self.engine.import_root(data)
             if image.base:
@@ -92,7 +95,15 @@ class Maker:
                     line(f"minivm: pull {image.base}")
                 pulled(self.engine, image.base, self.place.choice.arch)
             self.context(image, context)
-            return self.engine.builder.build(context, self.arguments(image), self.place.settings.network, line)
+            network = self.place.settings.network
+            return self.engine.builder.build(context, self.arguments(image), network, line, self.tools)
+
+    def packed(self, directory: Path) -> bootstrap.Native | None:
+        """The tools for a root, which no engine makes."""
+        if self.tools is None:
+            return None
+        tar = native.packed(self.engine, self.tools.image, directory / "native.tar")
+        return bootstrap.Native(tar, native.AT, native.PATH)
 
     def context(self, image: Image, directory: Path) -> None:
         """The Dockerfile and its one tar."""

@@ -14,6 +14,7 @@ from images.make.content import Entry
 from images.make.toolkit import Asked
 
 LAYER = "layer:"
+NATIVE = f"{LAYER}native"  # no role stands on it: `images.make.native`
 
 
 @dataclass(frozen=True, slots=True)

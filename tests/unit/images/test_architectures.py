@@ -15,16 +15,19 @@ from images import architectures, emulation, host
 from images.archive import bootstrap, lock, origins
 from images.archive.lock import Place
 from images.archive.locked import Request, Slice
+from images.cli.aid import tools
 from images.cli.session import Session
 from images.definition.load import load, read_yaml
 from images.definition.spec import Choice, SlurmSource
 from images.engine.docker import Engine
 from images.errors import ImagesError
 from images.host import OWN_ENGINE
+from images.make import native
 from images.make.base import pulled
 from images.make.compose import Composer
 from images.make.failures import advice
 from images.make.plan import Composed, Image
+from images.make.progress import Plain
 from images.make.render import dockerfile
 from images.settings import Settings
 
@@ -118,6 +121,48 @@ def test_another_architecture_is_bootstrapped_by_name(monkeypatch: pytest.Monkey
 
     assert f"--architectures={OTHER}" in words(OTHER)
     assert not [word for word in words(OWN) if word.startswith("--architectures")]
+
+
+def test_the_roots_packages_have_this_machines_programs_and_the_root_does_not_keep_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(origins, "bootstrap_origins", lambda variant, settings: ())
+    slice_, sources = Slice("root", Request((), "", ()), ()), tmp_path / "sources.list"
+    root, tar = tmp_path / "root", tmp_path / "native.tar"
+    (root / "mnt").mkdir(parents=True)
+    (tmp_path / "minivm/bin").mkdir(parents=True)
+    subprocess.run(["tar", "-c", "-f", str(tar), "-C", str(tmp_path), "minivm"], check=True)
+
+    def words(aid: bootstrap.Native | None) -> list[str]:
+        return bootstrap.command(place(OTHER), slice_, (), tmp_path / "root.tar", sources, aid)
+
+    new = [word for word in words(bootstrap.Native(tar, native.AT, native.PATH)) if word not in words(None)]
+    (begins,) = (word.partition("=")[2] for word in new if word.startswith("--essential-hook="))
+    (ends,) = (word.partition("=")[2] for word in new if word.startswith("--customize-hook="))
+    subprocess.run(["sh", "-c", begins, "sh", str(root)], check=True)
+    assert f"/{(root / 'mnt/minivm/bin').relative_to(root)}" == native.PATH.split(":")[0]
+    assert [word for word in new if "DPkg::Path" in word and native.PATH in word]
+    subprocess.run(["sh", "-c", ends, "sh", str(root)], check=True)
+    assert not list((root / "mnt").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arch", "of", "builder", "base"),
+    [
+        (OWN, OWN, "classic", ""),
+        (OTHER, OWN, "buildx", ""),
+        (OTHER, OWN, "classic", "debian@sha256:1"),
+        (OWN, OTHER, "classic", ""),  # an engine elsewhere: this machine may not be able to make a root for it
+    ],
+)
+def test_a_build_that_does_without_this_machines_programs_builds_none(
+    arch: str, of: str, builder: str, base: str
+) -> None:
+    settings = Settings(base_image=base)
+    session = Session(ROOT, settings, DEFINITION, replace(place(arch), settings=settings))
+    engine = SimpleNamespace(arch=of, builder=SimpleNamespace(buildx=builder == "buildx"))
+    session._engine = cast("Engine", engine)
+    assert tools(session, Plain()) is None
 
 
 def test_qemu_is_told_which_processor_to_play_while_an_image_is_built_and_the_image_is_not() -> None:

@@ -12,14 +12,15 @@ import pytest
 from images.archive import bootstrap
 from images.archive.locked import Locked, Request, Slice
 from images.definition.spec import EntryKind
-from images.engine.builder import StepFailed
+from images.engine.builder import StepFailed, divided
 from images.errors import ImagesError
 from images.make.artifacts import taken
 from images.make.failures import failures
 from images.make.plan import Image
 from images.make.progress import Plain
-from images.make.render import Step, strict
+from images.make.render import Step, dockerfile, strict
 
+TEMPLATES = Path(__file__).resolve().parents[3] / "images/templates"
 ROOT = Slice("root", Request((), "", ()), (Locked("apt", "3.0.3", "amd64", 1, "a" * 64, "debian", "p"),))
 
 
@@ -65,6 +66,22 @@ def test_no_space_is_no_traceback(image: Image, tmp_path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "/here")
     with pytest.raises(OSError, match="bug"), failures(image, tmp_path):
         raise OSError(errno.EINVAL, "bug", "/here")
+
+
+def test_a_step_is_taken_out_of_its_instructions_as_the_engine_would_read_it() -> None:
+    step = Step("x", "base", 7, True, settings=(("QEMU_CPU", "one"),), commands=("a b", "c"), env=(("LANG", "C"),),
+                ports=(22,), stop_signal="SIGINT", entrypoint=("/x",))  # fmt: skip
+    before, script, defaults = divided(dockerfile(step, TEMPLATES))
+    assert before == '# x\nFROM base\nADD layer.tar /\nENV LANG="C"\n'
+    assert defaults == {"MINIVM_SOURCES": "", "MINIVM_CA": "", "QEMU_CPU": "one"}
+    assert script.startswith("set -eu; umask 022; export SOURCE_DATE_EPOCH=7 ")
+    assert "    a b;     c; " in script
+    assert script.endswith("-exec touch -h -d @7 {} +")
+    assert "\n" not in script
+
+
+def test_instructions_without_a_step_have_no_script() -> None:
+    assert divided(dockerfile(Step("x", "base", 7, True, ports=(22,)), TEMPLATES))[1] == ""
 
 
 @pytest.mark.parametrize(

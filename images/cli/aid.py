@@ -1,0 +1,34 @@
+"""What helps a build for another architecture: this engine's own programs, built first where they are missing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from images import architectures
+from images.cli.session import Session
+from images.make import native
+from images.make.plan import LAYER, NATIVE
+
+if TYPE_CHECKING:
+    from images.engine.builder import Tools
+    from images.make.progress import Reporter
+
+
+def tools(session: Session, reporter: Reporter, when_vanished: str = "fail") -> Tools | None:
+    """Built where they are missing. None where a build does without: for the engine's own architecture, on a base
+    image, by BuildKit, with an engine of another machine than this one, where roots are made."""
+    place, engine = session.place, session.engine
+    if place.choice.arch == engine.arch or place.base or engine.builder.buildx or engine.arch != architectures.own():
+        return None
+    if NATIVE.removeprefix(LAYER) not in place.definition.layers:
+        return None
+    # By the place: it is where the packages come from while they pass through a cache.
+    own = Session.of(session.repository, place.settings, place.definition, engine.arch)
+    own.ready_lock([NATIVE], when_vanished, reporter)
+    composed, planned = own.plan([NATIVE], own.present())
+    todo = [item.image for item in planned if not item.present]
+    if todo and not own.check_archive(todo, [NATIVE], when_vanished, reporter):
+        composed, planned = own.plan([NATIVE], own.present())
+    if todo:
+        own.build(composed, planned, reporter)
+    return native.tools(composed.images[NATIVE].reference)
