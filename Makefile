@@ -5,8 +5,8 @@ OTHER_SLURM := 26.05
 # ARCH=arm64, amd64 or both: for that architecture, in place of this machine's own.
 BUILD := $(PY) build.py $(if $(SLURM),--slurm $(SLURM)) $(if $(ARCH),--arch $(ARCH))
 
-.PHONY: help images other-slurm test test-slurm test-emulated up ssh status down lint map bench reproduce push clean \
-	test-kubernetes kube-up kube-status kube-down
+.PHONY: help images other-slurm other-architecture test test-slurm test-emulated up ssh status down lint map bench \
+	reproduce push clean test-kubernetes kube-up kube-status kube-down
 
 help:                ## this list
 	@grep -E '^[a-z-]+: .*##|^[a-z-]+:  +##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 18
@@ -23,12 +23,17 @@ images: .venv/ready  ## build every image, whatever is missing on this machine f
 test: images         ## every test: unit, process, container, cluster
 	@python3 images/host.py test-tools
 	@$(MAKE) -s other-slurm
+	@$(MAKE) -s other-architecture
 	@$(PY) -m tests $(ARGS)
 
 # What stands beside the default, for the test that goes from one to the other; `latest` stays the default's.
 other-slurm: images
 	@$(PY) build.py --slurm $(OTHER_SLURM) build --when-vanished relock
 	@$(BUILD) build
+
+# Where programs of the other architecture can be run; where not, this says why, and so do the tests that are left out.
+other-architecture: images
+	@! python3 images/host.py emulation both || $(PY) build.py --arch both build --when-vanished relock controller
 
 # `make test` has the upgrade from one to the other; everything else of a cluster it has of the default alone.
 test-slurm: .venv/ready  ## the cluster's tests on another release of Slurm: SLURM=26.05, or the one beside the default
@@ -83,7 +88,7 @@ bench: images        ## the figures of docs/performance.md
 reproduce: .venv/ready  ## build twice from nothing and compare every digest
 	@python3 images/host.py engine
 	@$(if $(ARCH),python3 images/host.py emulation $(ARCH))
-	@$(BUILD) reproduce
+	@$(BUILD) reproduce $(ROLES)
 
 push: images         ## push every image: make push REGISTRY=host:port/path
 	@$(BUILD) push --registry $(REGISTRY)

@@ -1,6 +1,7 @@
 """Pods of another architecture than this machine's: each program of theirs is run by qemu.
 
-Their images are those that were built for it, `make images ARCH=arm64`; without them there is nothing to start.
+Their images are those that were built for it: a controller by `make test`, the rest by `make test-emulated`; without
+them there is nothing to start.
 """
 
 from __future__ import annotations
