@@ -125,11 +125,10 @@ class People(Pages):
             return _whole(403, method, content("text/plain", b"not by this name\n"), asked)
         try:
             target = urlsplit(rest.partition(" ")[0])
+            path, about = target.path, parse_qs(target.query, max_num_fields=4).get("about", [""])[0]
         except ValueError:
-            target = urlsplit("/?")
-        found = self._files.get(target.path)
-        if target.path == DATA:
-            found = await self._data(parse_qs(target.query, max_num_fields=4).get("about", [""])[0])
+            path, about = "", ""
+        found = await self._data(about) if path == DATA else self._files.get(path)
         if found is None:
             return _whole(404, method, content("text/plain", b"no such page, or no such machine\n"), asked)
         return _whole(304 if asked.get("if-none-match") == found.tag else 200, method, found, asked)

@@ -133,6 +133,8 @@ def test_it_is_read_by_get_alone_and_asks_a_browser_to_trust_nobody_else(served:
     assert page.ask("/../policy.json")[0] == 404
     assert page.ask("/page.js/..%2f..%2fpolicy.py")[0] == 404
     assert page.ask("/fleet.json?about=../../etc")[0] == 404
+    for nonsense in ("//[", "/fleet.json?" + "a=1&" * 99, "http://[::1/fleet.json"):
+        assert page.ask(nonsense)[0] == 404, nonsense
 
 
 def test_another_page_in_the_same_browser_does_not_see_it_by_a_name_of_its_own(served: Serve) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,9 @@ from fleet.act.run import Fleet
 from fleet.decide.decide import decide
 from fleet.settings import Settings
 from fleet.world.world import Unknown
+from tests.kubernetes.apiserver import _port as free_port
 from tests.process.fleet.test_cache import Query, Server, Write, node, page, until
+from tests.process.fleet.test_fleet_pages import asked
 from tests.process.fleet.test_slurm_rest import Rest, nodes
 
 SLURM = {"name": "w0", "state": ["IDLE"], "reason": "", "comment": "", "alloc_cpus": 0}
@@ -85,6 +89,33 @@ def test_a_cordon_is_acted_on_when_it_is_heard_and_not_when_time_has_passed(
     assert "drain w0 in Slurm: minivm: fleet: cordon: node n0 is cordoned" in said
     (event,) = (body for _, path, body in server.asked if path.startswith("/api/v1/namespaces/default/events"))
     assert (event["involvedObject"]["name"], event["reason"]) == ("w0", "Drained")
+
+
+def test_people_see_what_it_has_decided_where_its_settings_say_and_nowhere_else(
+    server: Server, rest: Rest, settings: Settings
+) -> None:
+    ports = [free_port(), free_port()]
+    settings = replace(settings, http=("127.0.0.1", ports[0]), page=("127.0.0.1", ports[1]))
+    rest.answers, server.watches = (lambda method, path: nodes(SLURM)), server.hold
+    server.lists = lambda query: page(node("n0"))
+    heads = b" HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+    async def whole() -> None:
+        async with server.api() as api:
+            fleet = Fleet(settings, api, lambda words: None)
+            task = asyncio.create_task(fleet.run())
+            try:
+                await until(lambda: fleet.seen.workers == 1)
+                found = json.loads((await asked(ports[1], b"GET /fleet.json" + heads)).partition(b"\r\n\r\n")[2])
+                (cell,) = found["cells"]
+                assert (found["acts"], cell["name"], cell["state"], cell["node"]) == (True, "w0", "TakesJobs", "n0")
+                assert b" 404 " in (await asked(ports[1], b"GET /metrics" + heads)).splitlines()[0]
+                assert b" 404 " in (await asked(ports[0], b"GET /fleet.json" + heads)).splitlines()[0]
+            finally:
+                fleet.stop.set()
+                await task
+
+    asyncio.run(whole())
 
 
 def test_a_cordon_does_not_wait_until_slurm_has_told_of_all_its_nodes(

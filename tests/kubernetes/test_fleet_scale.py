@@ -1,0 +1,50 @@
+"""The bench's site at a size for every day: a mass event between a real API server and a real slurmctld."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from bench.fleet import Running, Site, known, site
+from tests.kubernetes import programs
+from tests.waiting import until
+
+pytestmark = [pytest.mark.docker, pytest.mark.cluster]
+
+SIZE, MANY = 40, 12
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Site]:
+    if not programs.built() and (why := programs.refusal()):
+        pytest.skip(f"no Kubernetes: {why}")
+    with site(tmp_path, SIZE) as found:
+        yield found
+
+
+def test_a_mass_event_is_a_pause_and_no_drains_and_a_cordon_counts_all_the_same(made: Site) -> None:
+    made.policy.write_text(json.dumps({"notReady": 2}))
+    fleet = Running(made)
+    log = fleet.log.read_text
+    try:
+        until(partial(known, made, fleet), "both sides are known", seen=log)
+        for number in range(MANY):
+            made.silent.add(number)
+            made.says(number, ready=False)
+        until(lambda: fleet.metric("stands", '{kind="pause"}'), "it pauses", seen=log)
+        assert "of 40 workers more than 8 have machines that are unwell" in log()
+        # What comes after it is decided by a look at all of them, by then silent for long enough.
+        for number in (SIZE - 1, SIZE - 2):
+            made.cordon(number)
+            until(partial(made.drained, number), "a person's cordon is a drain", seen=log)
+        until(lambda: fleet.done("showonnode") >= 2, "and shown", seen=log)
+        assert fleet.done("drain") == 2, log()
+        for number in range(MANY):
+            made.says(number, ready=True)
+        until(lambda: not fleet.metric("stands", '{kind="pause"}'), "it is over", seen=log)
+    finally:
+        fleet.end()
