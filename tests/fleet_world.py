@@ -89,6 +89,7 @@ class Node:
     since: float = BEGIN
     taints: dict[str, str] = field(default_factory=dict)
     signs: dict[str, str] = field(default_factory=dict)  # further conditions, type -> status
+    said: str = ""  # their message
     annotations: dict[str, str] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
     condition: tuple[str, str, str] | None = None
@@ -240,7 +241,7 @@ class Worlds:
                 "nodeInfo": {"bootID": f"{name}-{node.boot}"},
                 "conditions": [
                     ready,
-                    *({"type": type_, "status": said} for type_, said in node.signs.items()),
+                    *({"type": type_, "status": said, "message": node.said} for type_, said in node.signs.items()),
                     *_shown(node.condition),
                 ],
             },

@@ -11,7 +11,7 @@ from fleet.decide.budget import Budget, admitted, away, budget
 from fleet.decide.causes import causes, silent_for
 from fleet.decide.hold import hold
 from fleet.decide.leave import leave
-from fleet.decide.memory import Memory
+from fleet.decide.memory import Memory, Told
 from fleet.decide.protect import protect
 from fleet.decide.show import beside, no_longer, on_node, on_pod
 from fleet.policy import Policy
@@ -23,6 +23,10 @@ from fleet.world.slurm import Slurm
 from fleet.world.world import Unknown, Worker, World
 
 LAST = ShowOnPod | ShowOnNode | HideOnNode | Make | Record | Place
+
+
+# So often a minute what is told about one thing may be another sentence.
+MINUTE_S, NEWS = 60.0, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,7 @@ def decide(world: World, memory: Memory, now: float, policy: Policy) -> Decision
         here = None if isinstance(kubernetes, Unknown) else kubernetes
         found = list(fence.fence(here, slurm, world.proofs, policy, now)) if here else []
         tells += [one for one in found if isinstance(one, Tell)]
-        return _told(memory, tells, tuple(one for one in found if not isinstance(one, Tell)), memory)
+        return _told(memory, tells, tuple(one for one in found if not isinstance(one, Tell)), memory, now)
     tells, changes = [], []
     known = goals.goals(world, now, policy)
     for action in [
@@ -64,7 +68,7 @@ def decide(world: World, memory: Memory, now: float, policy: Policy) -> Decision
     missed = lost.remembered(world, memory.lost, made, now)
     marks = _marks(memory, world, kubernetes, now, policy, known)
     moved = place.remembered(world.workers(), memory.moved, now) if policy.topology.tiers else {}
-    return _told(memory, tells, made, Memory(absent=absent, lost=missed, marks=marks, moved=moved))
+    return _told(memory, tells, made, Memory(absent=absent, lost=missed, marks=marks, moved=moved), now)
 
 
 def _actions(
@@ -180,8 +184,28 @@ def _marks(
     return found
 
 
-def _told(memory: Memory, tells: Iterable[Tell], changes: tuple[Change, ...], after: Memory) -> Decision:
+def _told(memory: Memory, tells: Iterable[Tell], changes: tuple[Change, ...], after: Memory, now: float) -> Decision:
+    """What others may write, a message of a condition, must not fill the log: so often a minute it is news."""
     stands = tuple(tells)
-    news = tuple(one for one in stands if memory.told.get((one.about, one.kind)) != one.text)
-    told = {(one.about, one.kind): one.text for one in stands}
-    return Decision(changes, stands, news, replace(after, told=told))
+    said: dict[tuple[str, str], list[Tell]] = {}
+    for one in stands:
+        said.setdefault((one.about, one.kind), []).append(one)
+    # What stands no more is remembered for that minute: it may come and go, too.
+    told = {
+        key: replace(before, texts=frozenset())
+        for key, before in memory.told.items()
+        if key not in said and now - before.since < MINUTE_S
+    }
+    news: list[Tell] = []
+    for key, ones in said.items():
+        before = memory.told.get(key, Told(since=now))
+        fresh = [one for one in ones if one.text not in before.texts]
+        if fresh and now - before.since >= MINUTE_S:
+            before = replace(before, since=now, times=0)
+        if fresh and before.times >= NEWS:
+            told[key] = before  # what is still so is told then
+            continue
+        news += fresh
+        texts = frozenset(one.text for one in ones)
+        told[key] = Told(texts, before.since, before.times + bool(fresh))
+    return Decision(changes, stands, tuple(news), replace(after, told=told))

@@ -17,9 +17,16 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
+class Told:
+    texts: frozenset[str] = frozenset()
+    since: float = 0.0  # when the first of so many new ones was told
+    times: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     # What was told, by (about, kind): the same is not told twice.
-    told: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    told: Mapping[tuple[str, str], Told] = field(default_factory=dict)
     # Since when a node of Slurm has no pod.
     absent: Mapping[str, float] = field(default_factory=dict)
     # Pods that Slurm does not know.

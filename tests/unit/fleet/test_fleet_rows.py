@@ -1058,3 +1058,24 @@ def test_what_is_nearly_our_reason_is_not_ours(reason: str) -> None:
 )
 def test_a_mark_that_nobody_can_read_is_none(comment: str) -> None:
     assert words.marked(comment) is None
+
+
+@pytest.mark.parametrize("comes_and_goes", [False, True])
+def test_a_condition_whose_message_changes_each_second_does_not_fill_the_log(comes_and_goes: bool) -> None:
+    """A kubelet writes what it likes into it, as often as it likes."""
+    worlds = Worlds(size=5, policy=Policy(conditions=("Sick",)))
+    worlds.person_drains("w0")
+    worlds.look()
+    news = 0
+    for second in range(600):
+        worlds.now += 1
+        worlds.nodes["n0"].signs = {"Sick": "False" if comes_and_goes and second % 2 else "True"}
+        worlds.nodes["n0"].said = f"temperature {second}"
+        decision = worlds.decide(worlds.world())
+        worlds.memory = decision.memory
+        news += len(decision.news)
+    assert 8 <= news <= 8 * 11
+    worlds.now += 60
+    worlds.nodes["n0"].signs, worlds.nodes["n0"].said = {"Sick": "True"}, "and now"
+    (said,) = worlds.decide(worlds.world()).news
+    assert "and now" in said.text, "a minute later it is told again"
