@@ -143,10 +143,10 @@ class Cache:
         kept = None if why or machines.unread else dict(machines.found)
         return kubernetes.together(dict(nodes.found), dict(pods.found), known, unread, kept, blind=kept is None)
 
-    def counted(self) -> Kubernetes | Unknown:
+    def counted(self, wall: float | None = None) -> Kubernetes | Unknown:
         """The same for whoever acts: no Node has been silent for longer than we have seen it so. When it began says
         another machine's clock, and ours may be set: whoever puts it an hour ahead must not have made an hour pass."""
-        world, now, wall = self.world(), time.monotonic(), time.time()
+        world, now, wall = self.world(), time.monotonic(), time.time() if wall is None else wall
         if isinstance(world, Unknown):
             self._silent = {}
             return world

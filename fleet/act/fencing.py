@@ -13,6 +13,7 @@ from dataclasses import replace
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
+from fleet.act.clock import steady
 from fleet.act.kubernetes import CHANGED_MEANWHILE, MERGE, Api, ApiError, Object
 from fleet.decide.actions import Delete, Fence, Unfence
 from fleet.decide.causes import silent_for
@@ -43,7 +44,7 @@ class Leases:
 
     async def follow(self, api: Api, kubernetes: Kubernetes, policy: Policy) -> None:
         """Of all that are silent, so that it is known when one looks dead."""
-        silent = suspects(kubernetes, replace(policy, dead_s=0.0), time.time())[: 4 * MOST]
+        silent = suspects(kubernetes, replace(policy, dead_s=0.0), steady())[: 4 * MOST]
         self._seen = {node.name: self._seen[node.name] for node in silent if node.name in self._seen}
         await asyncio.gather(*(self.age(api, node.name) for node in silent))
 
@@ -61,7 +62,7 @@ async def prove(api: Api, kubernetes: Kubernetes, policy: Policy, leases: Leases
     """Without `leases` for whoever looks once: the age of a lease is what its own time says."""
     if leases:
         await leases.follow(api, kubernetes, policy)
-    nodes = suspects(kubernetes, policy, time.time())[:MOST]
+    nodes = suspects(kubernetes, policy, steady())[:MOST]
     if not nodes:
         return {}
     on = pods_on(kubernetes)
@@ -81,7 +82,7 @@ async def _witnessed(api: Api, nodes: Iterable[Node]) -> bool:
     well = [
         node
         for node in nodes
-        if silent_for(node, time.time()) < 0 and claimed[node.address] == 1 and elsewhere(node.address, server)
+        if silent_for(node, steady()) < 0 and claimed[node.address] == 1 and elsewhere(node.address, server)
     ]
     asked = random.sample(well, min(WITNESSES, len(well)))
     return sum(await asyncio.gather(*(answers(node.address, node.port) for node in asked))) * 2 > len(asked)

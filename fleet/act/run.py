@@ -12,6 +12,7 @@ from itertools import islice
 
 from fleet.act import fencing, machines
 from fleet.act.cache import Cache
+from fleet.act.clock import steady
 from fleet.act.events import events
 from fleet.act.kubernetes import Api
 from fleet.act.lead import Alone, Lead, Leader
@@ -134,14 +135,14 @@ class Fleet:
                 self._news.clear()
                 # Whoever acts meanwhile changes what we remember.
                 last, self.memory = None, Memory()
-                self.cache.counted()  # so that it need not begin to count when it begins to act
+                self.cache.counted(steady())  # so that it need not begin to count when it begins to act
                 await self._wait(AT_LEAST_S)
                 continue
             begun = time.monotonic()
             slurm = await meanwhile(self._look(self.cache.world()), self._news, self._hurry)
             took = time.monotonic() - begun
             # What came from Kubernetes while Slurm was asked counts too.
-            kubernetes, fresh = self.cache.counted(), self._news.is_set() or self._hurried is not None
+            kubernetes, fresh = self.cache.counted(steady()), self._news.is_set() or self._hurried is not None
             self._news.clear()
             if fresh or slurm != last or begun - decided >= AT_LEAST_S:
                 last, decided, self._late = slurm, begun, False
@@ -165,11 +166,11 @@ class Fleet:
         """Drains that people ask for, by what Slurm said last: it is asked of each whether it is still so."""
         self._hurried = self._hurried or set()
         at, slurm = self._known
-        world = World(self.cache.counted(), slurm)
+        world = World(self.cache.counted(steady()), slurm)
         if time.monotonic() - at > 3 * AT_LEAST_S or isinstance(world.kubernetes, Unknown):
             return
         done: list[Change | Tell] = []
-        drains = hurried(world, self.memory.marks, time.time(), self.policy)
+        drains = hurried(world, self.memory.marks, steady(), self.policy)
         for change in islice((one for one in drains if one.name not in self._hurried), self.policy.changes):
             if not self.leader.holds():
                 return
@@ -181,7 +182,7 @@ class Fleet:
     async def act(self, world: World) -> int:
         """Whatever is to be done now; how much was."""
         self._reread()
-        decision = decide(world, self.memory, time.time(), self.policy)
+        decision = decide(world, self.memory, steady(), self.policy)
         self.memory = decision.memory
         self.seen.looked(world, decision.stands)
         self.watch.saw(world, decision)
@@ -275,7 +276,7 @@ class Fleet:
         """Beside all else: what is dead answers late, and may be so for days."""
         while True:
             if self.leader.holds():
-                proofs = await self._prove(self.cache.counted(), self._leases)
+                proofs = await self._prove(self.cache.counted(steady()), self._leases)
                 self._proofs = (time.monotonic(), proofs)
             await asyncio.sleep(AT_LEAST_S)
 

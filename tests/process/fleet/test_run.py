@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -263,6 +264,38 @@ def test_a_node_that_was_silent_before_it_was_there_is_not_silent_for_long(
 
     asyncio.run(whole())
     assert not [path for method, path, _ in rest.asked if method == "POST"]
+
+
+def test_who_sets_the_clock_ahead_makes_no_time_pass(
+    server: Server, rest: Rest, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else what waits for its time (`gone`, `lost`, `leaveWithin`, `verify`) would be due at once."""
+    monkeypatch.setattr(loop, "AT_LEAST_S", 0.1)
+    monkeypatch.setattr(loop, "EVERY_S", 0.1)
+    hours: list[float] = []
+
+    def seen(world: Any, memory: Any, now: float, policy: Any) -> Any:
+        hours.append(now)
+        return decide(world, memory, now, policy)
+
+    monkeypatch.setattr(loop, "decide", seen)
+    rest.answers, server.watches = lambda method, path: nodes(SLURM), server.hold
+
+    async def whole() -> None:
+        async with server.api() as api:
+            fleet = Fleet(settings, api, lambda words: None)
+            task = asyncio.create_task(fleet.run())
+            await until(lambda: len(hours) >= 2)
+            wall = time.time
+            monkeypatch.setattr(time, "time", lambda: wall() + 86400)
+            before = len(hours)
+            await until(lambda: len(hours) >= before + 2)
+            fleet.stop.set()
+            await task
+
+    asyncio.run(whole())
+    assert hours == sorted(hours)
+    assert hours[-1] - hours[0] < 3600
 
 
 def test_a_slurm_that_answers_nobody_is_not_waited_for_three_times_as_long(
