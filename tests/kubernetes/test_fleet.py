@@ -495,7 +495,7 @@ def test_its_image_with_the_charts_account_keeps_them_so(both: Both, tmp_path: P
     (container,) = next(one for one in made if one["kind"] == "Deployment")["spec"]["template"]["spec"]["containers"]
     env = {one["name"]: one["value"] for one in container["env"] if "value" in one} | {
         "MINIVM_POD_NAME": "slurm-fleet-1", "MINIVM_POD_NAMESPACE": "default", "MINIVM_FLEET_SLURM": both.rest,
-        "MINIVM_FLEET_HTTP": f"127.0.0.1:{_port()}",
+        "MINIVM_FLEET_HTTP": f"127.0.0.1:{_port()}", "MINIVM_FLEET_PAGE": f"127.0.0.1:{_port()}",
         "KUBERNETES_SERVICE_HOST": "kubernetes.default.svc", "KUBERNETES_SERVICE_PORT": both.api.url.rpartition(":")[2],
     }  # fmt: skip
     at = {"account": "/var/run/secrets/kubernetes.io/serviceaccount", "key": "/mnt/minivm/secrets/slurm",
