@@ -23,7 +23,7 @@ from fleet.decide.machines import line
 from fleet.errors import FleetError
 from fleet.policy import Topology
 from fleet.settings import from_environment
-from fleet.topology.file import conf
+from fleet.topology.file import blocks, conf
 from fleet.world.machine import stamp
 from fleet.world.world import Unknown, World
 from ground.errors import nearest
@@ -75,15 +75,17 @@ def crd() -> None:
 
 @main.command()
 @click.option("--tier", "tiers", multiple=True, help="A label of Nodes, from the root on. None: the policy's.")
-def topology(tiers: tuple[str, ...]) -> None:
-    """The labels of the workers' Nodes as a topology.conf, for a Slurm before 25.05. Touches nothing."""
+@click.option("--block", default="", help="A label of Nodes that names a domain, as of NVLink: blocks, and no tree.")
+@click.option("--size", "sizes", multiple=True, type=click.IntRange(1), help="Of blocks; none: the smallest one's.")
+def topology(tiers: tuple[str, ...], block: str, sizes: tuple[int, ...]) -> None:
+    """The labels of the workers' Nodes as a topology.conf: for a Slurm before 25.05, or of blocks. Touches nothing."""
 
     async def made(fleet: Fleet) -> str:
         here = (await fleet.look()).kubernetes
         wanted = Topology(tiers) if tiers else fleet.policy.topology
-        if isinstance(here, Unknown) or not here.pods or not wanted.tiers:
-            raise FleetError("make a topology", here.why if isinstance(here, Unknown) else "no workers, or no tiers")
-        return conf(here, wanted)
+        if isinstance(here, Unknown) or not here.pods or not (wanted.tiers or block):
+            raise FleetError("make a topology", here.why if isinstance(here, Unknown) else "no workers, or no labels")
+        return blocks(here, block, sizes) if block else conf(here, wanted)
 
     click.echo(with_fleet(made), nl=False)
 

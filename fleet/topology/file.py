@@ -1,4 +1,4 @@
-"""The same as a file, for releases of Slurm that are told no places: topology.conf."""
+"""The same as a file, topology.conf: the tree, for releases of Slurm that are told no places, and blocks, for all."""
 
 from __future__ import annotations
 
@@ -12,8 +12,22 @@ from fleet.world.kubernetes import Kubernetes
 
 def conf(here: Kubernetes, topology: Topology) -> str:
     """Of a world the same bytes, whatever its order. A pod that has no Node yet is unknown."""
-    labels = {name: here.nodes[pod.node].labels if pod.node in here.nodes else {} for name, pod in here.pods.items()}
-    return tree({name: switches(found, topology.tiers) for name, found in labels.items()})
+    return tree({name: switches(found, topology.tiers) for name, found in _labels(here).items()})
+
+
+def _labels(here: Kubernetes) -> Mapping[str, Mapping[str, str]]:
+    return {name: here.nodes[pod.node].labels if pod.node in here.nodes else {} for name, pod in here.pods.items()}
+
+
+def blocks(here: Kubernetes, label: str, sizes: Iterable[int] = ()) -> str:
+    """By the domain that the label names, as of NVLink. Without sizes the smallest block's: 24.11 takes none that is
+    smaller than the first of them."""
+    found: dict[str, set[str]] = {}
+    for name, labels in _labels(here).items():
+        found.setdefault(switches(labels, (label,))[-1], set()).add(name)
+    wanted = list(sizes) or [min(map(len, found.values()))]
+    lines = [f"BlockName={name} Nodes={','.join(sorted(found[name]))}" for name in sorted(found)]
+    return "\n".join([*lines, f"BlockSizes={','.join(map(str, wanted))}"]) + "\n"
 
 
 def tree(paths: Mapping[str, Iterable[str]]) -> str:

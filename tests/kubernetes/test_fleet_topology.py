@@ -12,7 +12,7 @@ import yaml
 
 from cluster.rendered.render import render
 from cluster.rendered.tags import newest_here
-from fleet.topology.place import MOST
+from fleet.topology.place import MOST, part
 from images.engine.docker import Engine
 from tests.container.conftest import IMAGES
 from tests.container.init_pods import World, slurm_conf
@@ -196,10 +196,14 @@ class Older(Labelled):
         self.images = images("24.11")
         super().__init__(api, slurm, directory)
 
-    def write(self) -> str:
+    def blocks(self) -> str:
+        """A client of another plug-in than slurmctld's, in between, ends on its answer."""
+        return self.controller.code("scontrol", "show", "topology")[1]
+
+    def write(self, *words: str, plugin: str = "tree") -> str:
         """What the fleet says, as a person puts it into slurm.topologyConfig."""
-        text = self.ask("topology", "--tier", ROW, "--tier", RACK)
-        main = slurm_conf(*JWT, "TopologyPlugin=topology/tree", accounting=False)
+        text = self.ask("topology", *(words or ("--tier", ROW, "--tier", RACK)))
+        main = slurm_conf(*JWT, f"TopologyPlugin=topology/{plugin}", accounting=False)
         self.slurm.configure({"slurm.conf": main, "topology.conf": text})
         return text
 
@@ -225,3 +229,20 @@ def test_before_places_are_told_a_file_says_the_same(older: Older) -> None:
     older.write()
     until(lambda: older.switches().get(NOWHERE) == "w3", "other labels, other switches", seen=older.controller.account)
     assert older.srun("-N3") == set(older.names), "whatever they say, nobody is left out"
+
+
+def test_domains_are_blocks_by_a_file_also_where_one_is_small_or_unknown(older: Older) -> None:
+    for name, domain in (("w1", "d.1"), ("w2", None), ("w3", "d.1")):
+        older.label(name, None, domain)
+    text = older.write("--block", RACK, plugin="block")
+    block = part("d.1")
+    assert text == f"BlockName={block} Nodes=w1,w3\nBlockName=unknown Nodes=w2\nBlockSizes=1\n"
+    shown = f"BlockName={block} BlockIndex=0 Nodes=w1,w3 BlockSize=1"
+    until(lambda: shown in older.blocks(), "blocks", seen=older.controller.account)
+    assert older.srun("-w", "w2") == {"w2"}, "who has none takes jobs"
+    older.label("w2", None, "d.2")
+    older.label("w1", None, "d.2")
+    older.label("w3", None, "d.2")
+    older.write("--block", RACK, "--size", "3", plugin="block")
+    until(lambda: "BlockSize=3" in older.blocks(), "of its size", seen=older.controller.account)
+    assert older.srun("-N3", "--segment=3") == set(older.names)

@@ -15,7 +15,7 @@ from fleet.decide.actions import Drain
 from fleet.decide.decide import decide
 from fleet.decide.memory import Memory
 from fleet.policy import Policy, Topology, policy_from_json
-from fleet.topology.file import conf, tree
+from fleet.topology.file import blocks, conf, tree
 from fleet.topology.place import MOST, OFTEN, ROOT, Place, due, part, place, switches
 from fleet.world.kubernetes import Kubernetes, Node, Pod
 from fleet.world.slurm import Slurm, slurm_node
@@ -178,6 +178,17 @@ def test_a_file_has_each_worker_once_also_one_without_a_node() -> None:
     assert [line.partition("Nodes=")[2] for line in lines if "Nodes=" in line] == ["w0", "w1,w2"]
     assert "SwitchName=unknown/unknown Nodes=w1,w2" in lines
     assert not any("n9" in line or "9/" in line for line in lines), "a Node without a worker is none"
+
+
+def test_a_domain_is_a_block_and_no_block_is_smaller_than_the_first_size() -> None:
+    clique = "nvidia.com/gpu.clique"
+    nodes = {f"n{number}": Node(f"n{number}", "u", labels={clique: f"d.{number % 2}"}) for number in range(5)}
+    pods = {f"w{number}": Pod(f"w{number}", "u", node=f"n{number}") for number in range(5)}
+    one, other = (part(f"d.{number}") for number in range(2))
+    wanted = sorted((f"BlockName={one} Nodes=w0,w2,w4", f"BlockName={other} Nodes=w1,w3"))
+    assert blocks(Kubernetes(nodes, pods), clique).splitlines() == [*wanted, "BlockSizes=2"]
+    assert blocks(Kubernetes(nodes, pods), clique, (2, 4)).splitlines()[-1] == "BlockSizes=2,4"
+    assert blocks(Kubernetes({}, pods), clique) == "BlockName=unknown Nodes=w0,w1,w2,w3,w4\nBlockSizes=5\n"
 
 
 def test_what_slurmd_is_born_with_is_not_compared_with_its_record() -> None:
