@@ -26,6 +26,7 @@ RUN set -eu; umask 022; export SOURCE_DATE_EPOCH=1793491200 DEBIAN_FRONTEND=noni
     cp -a /usr/src/minivm/ours/. /usr/src/minivm/out/enroot/; \
     mkdir -p /usr/src/minivm/out/enroot/usr/libexec/minivm; \
     gcc -std=gnu17 -O2 -Wall -Wextra -Werror -fstack-protector-strong -fPIE -static-pie -Wl,-z,relro,-z,now -Wl,--build-id=none -s -o /usr/src/minivm/out/enroot/usr/libexec/minivm/slurmstepd /usr/src/minivm/slurmstepd.c; \
+    rm -r /usr/src/minivm/enroot; \
     echo "minivm: clean up"; \
     find /var/lib/apt/lists /var/cache/apt -type f ! -name lock -delete; \
     rm -rf /var/cache/debconf/*-old /var/lib/dpkg/*-old /var/cache/man/* \
