@@ -1,0 +1,122 @@
+"""Steps that have programs of the engine's own machine beside the image's: the same layers, and nothing left."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from images.engine.builder import StepFailed, Tools
+from images.engine.docker import Engine
+from images.make import content, native
+from tests.container.world import root_image
+from tests.waiting import PATIENCE, until
+
+pytestmark = [pytest.mark.docker, pytest.mark.root]
+
+TOOLS = """FROM {root}
+RUN mkdir -p {here}/bin && printf '#!/bin/sh\\necho by the tools\\n' > {here}/bin/of-the-tools \\
+    && chmod 755 {here}/bin/of-the-tools
+"""
+STEP = """# a layer
+FROM {root}
+ADD layer.tar /
+ENV NAME="name"
+ARG GREETING="hello"
+RUN set -eu; {script}; \\
+    if command -v of-the-tools > /dev/null; then of-the-tools; fi; \\
+    touch -d @0 /etc/made /etc
+STOPSIGNAL SIGINT
+"""
+MAKES = 'echo "$GREETING $NAME" > /etc/made'
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return Engine("classic")
+
+
+@pytest.fixture(scope="module")
+def tools(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tools]:
+    context = tmp_path_factory.mktemp("tools")
+    (context / "Dockerfile").write_text(TOOLS.format(root=root_image(engine), here=native.HERE))
+    name = f"minivm-test-{os.getpid()}/tools:1"
+    engine.tag(engine.builder.build(context, {}, "", print), name)
+    yield native.tools(name)
+    engine.remove(name)
+
+
+def step(engine: Engine, directory: Path, tools: Tools | None, script: str = MAKES, **arguments: str) -> str:
+    """Build it; what it wrote is in `said`."""
+    directory.mkdir()
+    (directory / "Dockerfile").write_text(STEP.format(root=root_image(engine), script=script))
+    with (directory / "layer.tar").open("wb") as target:
+        content.write_tar(target, [content.file("added", b"1\n")], 0)
+    with (directory / "said").open("w") as said:
+        return engine.builder.build(directory, arguments, "", lambda text: print(text, file=said, flush=True), tools)
+
+
+def left(engine: Engine, tools: Tools) -> list[str]:
+    """Containers of the tools' image, and volumes with what is in it."""
+    containers = engine.api.containers(all=True, filters={"ancestor": tools.image})
+    volumes = [Path(one["Mountpoint"], "minivm/bin/of-the-tools") for one in engine.api.volumes()["Volumes"] or ()]
+    return [*(one["Id"] for one in containers), *(str(path) for path in volumes if path.exists())]
+
+
+def test_the_tools_are_in_the_step_and_not_in_the_layer(engine: Engine, tools: Tools, tmp_path: Path) -> None:
+    made = {name: step(engine, tmp_path / name, aid) for name, aid in (("without", None), ("with", tools))}
+    try:
+        said = {name: (tmp_path / name / "said").read_text().splitlines() for name in made}
+        assert "by the tools" in said["with"]
+        assert "by the tools" not in said["without"]
+        layers = {name: engine.inspect(one)["RootFS"]["Layers"] for name, one in made.items()}
+        assert layers["with"] == layers["without"]
+        with engine.container(made["with"]) as container, engine.read_path(container, native.AT) as tar:
+            assert tar.getnames() == [native.AT.strip("/")]
+        assert not left(engine, tools)
+    finally:
+        for one in made.values():
+            engine.discard(one)
+
+
+def test_an_argument_takes_the_place_of_its_default(engine: Engine, tools: Tools, tmp_path: Path) -> None:
+    made = step(engine, tmp_path / "step", tools, GREETING="good day")
+    try:
+        with engine.container(made) as container, engine.read_path(container, "/etc/made") as tar:
+            data = tar.extractfile("made")
+            assert data is not None
+            assert data.read() == b"good day name\n"
+    finally:
+        engine.discard(made)
+
+
+def test_a_step_that_fails_leaves_nothing(engine: Engine, tools: Tools, tmp_path: Path) -> None:
+    before = {image.id for image in engine.images()}
+    with pytest.raises(StepFailed, match="returned a non-zero code: 3"):
+        step(engine, tmp_path / "step", tools, "(exit 3)")
+    assert not left(engine, tools)
+    mine = {image.id for image in engine.images() if not image.references} - before
+    assert not [one for one in mine if "hello" in str(engine.inspect(one)["Config"])]
+
+
+def test_a_step_is_ended_from_another_thread(engine: Engine, tools: Tools, tmp_path: Path) -> None:
+    one = Engine("classic")  # a builder that was told to stop builds nothing more
+    failed: list[BaseException] = []
+
+    def builds() -> None:
+        try:
+            step(one, tmp_path / "step", tools, "echo begun; sleep 600")
+        except StepFailed as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=builds)
+    thread.start()
+    said = tmp_path / "step/said"
+    until(lambda: said.exists() and "begun" in said.read_text().splitlines(), "the step has begun", within=PATIENCE)
+    one.builder.cancel()
+    thread.join(PATIENCE)
+    assert failed
+    assert not left(engine, tools)
