@@ -88,7 +88,9 @@ def wrong(status: dict[str, Any]) -> tuple[str, ...]:
     """What degrades a pod, and its services that somebody stopped."""
     stopped = [str(service["name"]) for service in status.get("services", ()) if service["state"] == "stopped"]
     also = [str(reason) for reason in status.get("degraded", ())]
-    return tuple(also + [f"{name}: stopped on request" for name in stopped if not any(name in text for text in also)])
+    said = [f"{name}: stopped on request" for name in stopped]
+    # What waits for it may have told it; what only names it has not.
+    return tuple(also + [text for text in said if not any(text in other for other in also)])
 
 
 def get(host: str, port: int, path: str) -> tuple[int, str]:

@@ -271,6 +271,14 @@ def test_a_service_that_somebody_stopped_is_told_with_what_degrades_the_pod() ->
     )
 
 
+def test_it_is_told_also_where_its_neighbour_complains_of_it_and_once() -> None:
+    services = [{"name": "slurmdbd", "state": "stopped"}]
+    accounting = "accounting: last run exited 1: slurmdbd does not answer"
+    assert wrong({"degraded": [accounting], "services": services}) == (accounting, "slurmdbd: stopped on request")
+    waits = "slurmrestd waits for slurmdbd: stopped on request"
+    assert wrong({"degraded": [waits], "services": services}) == (waits,)
+
+
 def test_slurms_states_carry_the_reason_of_a_drain() -> None:
     sinfo = "w-0|idle|none\nw-1|drained|minivm: 7 of 8 GPUs answer\nw-1|drained|minivm: 7 of 8 GPUs answer\n"
     assert report.slurm_states(sinfo) == {"w-0": "idle", "w-1": "drained (minivm: 7 of 8 GPUs answer)"}
