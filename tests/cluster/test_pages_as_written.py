@@ -28,6 +28,9 @@ def reader(tmp_path: Path) -> Iterator[Mapping[str, str]]:
     values = tmp_path / "values.yaml"
     values.write_text(yaml.safe_dump({"image": {"repository": IMAGES}}))
     env = os.environ | {"MINIVM_NAME": f"{NAME}-reader", "MINIVM_VALUES": str(values)}
+    # He has not called make with what this run was called with: ARGS would reach the page's own `make up`.
+    for name in ("MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "MAKELEVEL", "ARGS"):
+        env.pop(name, None)
     env["PATH"] = f"{programs(tmp_path / 'bin')}:{env['PATH']}"
     yield env
     subprocess.run([".venv/bin/python", "build.py", "down"], cwd=ROOT, env=env, check=False, timeout=120)
