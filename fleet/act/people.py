@@ -72,11 +72,11 @@ class Watch:
         self.cache, self.rest, self.policy, self.acts = cache, rest, policy, acts
         self._decided: tuple[float, World, Decision] | None = None
         self._own: tuple[float, World, Decision] | None = None
-        self._jobs: tuple[float, Jobs | None] = (0.0, None)
+        self._jobs: tuple[float, Jobs | None] = (float("-inf"), None)
         self._one = asyncio.Lock()
 
     def saw(self, world: World, decision: Decision) -> None:
-        self._decided = (time.monotonic(), world, decision)
+        self._decided, self._own = (time.monotonic(), world, decision), None
 
     async def now(self) -> tuple[float, World, Decision]:
         if self.acts() and self._decided:
