@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import click
 
+from fleet import crd_pools
 from fleet.act.kubernetes import Api
 from fleet.act.picture import about
 from fleet.act.report import lines, worker_
@@ -68,9 +69,10 @@ def run() -> None:
 
 
 @main.command()
-def crd() -> None:
-    """The definition of the kind `Machine`, for `kubectl apply`."""
-    click.echo(json.dumps(definition(), indent=2))
+@click.argument("kind", type=click.Choice(["machine", "workerpool"]), default="machine")
+def crd(kind: str) -> None:
+    """The definition of the kind `Machine`, or of `WorkerPool`, for `kubectl apply`."""
+    click.echo(json.dumps(definition() if kind == "machine" else crd_pools.definition(), indent=2))
 
 
 @main.command()

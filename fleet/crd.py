@@ -1,9 +1,9 @@
-"""The kind `Machine` as the API server is told of it: written here alone. The chart's file is made of it, and a test
-compares them (`fleet crd`)."""
+"""The kind `Machine` as the API server is told of it, and what the fleet's kinds have in common: written here alone.
+The chart's files are made of it, and a test compares them (`fleet crd`)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 GROUP, VERSION, KIND, PLURAL = "minivm.io", "v1alpha1", "Machine", "machines"
 GOALS = ("up", "drain", "reboot", "replace", "down")
@@ -91,7 +91,7 @@ STATUS = mapping(
     fulfilled=whole("The generation of the object whose goal is reached."),
 )
 
-COLUMNS = [
+COLUMNS: list[Mapping[str, object]] = [
     {"name": "Goal", "type": "string", "jsonPath": ".status.goal"},
     {"name": "State", "type": "string", "jsonPath": ".status.state"},
     {"name": "Node", "type": "string", "jsonPath": ".status.node"},
@@ -106,23 +106,34 @@ COLUMNS = [
 def definition() -> Mapping[str, object]:
     spec = {**SPEC, "x-kubernetes-validations": RULES}
     schema = mapping("One piece of hardware; it outlives pods and Nodes.", spec=spec, status=STATUS)
+    return defined(KIND, PLURAL, "mvm", schema, COLUMNS, {"status": {}})
+
+
+def defined(
+    kind: str,
+    plural: str,
+    short: str,
+    schema: Mapping[str, object],
+    columns: Sequence[Mapping[str, object]],
+    subresources: Mapping[str, object],
+) -> Mapping[str, object]:
     version = {
         "name": VERSION,
         "served": True,
         "storage": True,
         "schema": {"openAPIV3Schema": schema},
-        "subresources": {"status": {}},
-        "additionalPrinterColumns": COLUMNS,
+        "subresources": subresources,
+        "additionalPrinterColumns": columns,
     }
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        # A release that is taken away leaves what it knew of its machines.
-        "metadata": {"name": f"{PLURAL}.{GROUP}", "annotations": {"helm.sh/resource-policy": "keep"}},
+        # A release that is taken away leaves what it knew.
+        "metadata": {"name": f"{plural}.{GROUP}", "annotations": {"helm.sh/resource-policy": "keep"}},
         "spec": {
             "group": GROUP,
             "scope": "Namespaced",
-            "names": {"kind": KIND, "plural": PLURAL, "singular": KIND.lower(), "shortNames": ["mvm"]},
+            "names": {"kind": kind, "plural": plural, "singular": kind.lower(), "shortNames": [short]},
             "versions": [version],
         },
     }

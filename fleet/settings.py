@@ -10,7 +10,7 @@ from pathlib import Path
 from init.errors import ConfigError, nearest
 
 PREFIX = "MINIVM_FLEET_"
-KNOWN = ("RELEASE", "SLURM", "KEY", "POLICY", "LEASE", "HTTP", "PAGE", "MACHINES", "CUT")
+KNOWN = ("RELEASE", "SLURM", "KEY", "POLICY", "LEASE", "HTTP", "PAGE", "MACHINES", "POOLS", "CUT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,8 @@ class Settings:
     page: tuple[str, int] | None = None
     # Whether machines are kept as objects; the kind must be known to the API server.
     machines: bool = False
+    # The same of pools of workers, whose pods are then the fleet's to make.
+    pools: bool = False
     # For tests alone: SIGKILL to oneself before that change, counted from 1. 0: never.
     cut: int = 0
 
@@ -50,9 +52,13 @@ def from_environment(env: Mapping[str, str]) -> Settings:
     cut = env.get(f"{PREFIX}CUT") or "0"
     if not cut.isdecimal():
         raise ConfigError("read the fleet's settings", f"wanted a number, not {cut!r}", field=f"{PREFIX}CUT")
-    machines = env.get(f"{PREFIX}MACHINES") or "no"
-    if machines not in ("yes", "no"):
-        raise ConfigError("read the fleet's settings", f"wanted yes or no, not {machines!r}", field=f"{PREFIX}MACHINES")
+
+    def asked(name: str) -> bool:
+        said = env.get(f"{PREFIX}{name}") or "no"
+        if said not in ("yes", "no"):
+            raise ConfigError("read the fleet's settings", f"wanted yes or no, not {said!r}", field=f"{PREFIX}{name}")
+        return said == "yes"
+
     return Settings(
         namespace=needed("MINIVM_POD_NAMESPACE"),
         release=needed(f"{PREFIX}RELEASE"),
@@ -63,7 +69,8 @@ def from_environment(env: Mapping[str, str]) -> Settings:
         me=f"{needed('MINIVM_POD_NAME')}-{secrets.token_hex(4)}" if lease else "",
         http=_address(env, "HTTP"),
         page=_address(env, "PAGE"),
-        machines=machines == "yes",
+        machines=asked("MACHINES"),
+        pools=asked("POOLS"),
         cut=int(cut),
     )
 

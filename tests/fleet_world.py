@@ -309,7 +309,7 @@ class Worlds:
                     return
                 assert name not in self.pods, "the record of a pod that is there goes"
                 assert self.sets is not None, "or of one that may come"
-                assert int(name.rpartition("-")[2]) >= self.sets["w"], "or of one that comes"
+                assert not self.comes(name), "or of one that comes"
                 assert name not in self.pending, "or one that somebody names"
                 assert not self.slurm[name].jobs, "or that has a job"
                 assert self.slurm[name].drained_by != "person", "or that a person holds"
@@ -426,6 +426,9 @@ class Worlds:
                     assert OURS in seen.labels, "a person's cordon is lifted"
                     del seen.labels[OURS]
         self.done.append(change)
+
+    def comes(self, name: str) -> bool:
+        return int(name.rpartition("-")[2]) < (self.sets or {})["w"]
 
     def _treated(self, node: str, number: str) -> None:
         """Something is done to a machine, which ends whatever runs there."""

@@ -14,6 +14,7 @@ from fleet.errors import FleetError
 from fleet.world import kubernetes
 from fleet.world.kubernetes import Kubernetes, Node
 from fleet.world.machine import machine
+from fleet.world.pool import worker_pool
 from fleet.world.reading import Object
 from fleet.world.world import Unknown
 
@@ -22,6 +23,7 @@ PARSE: Mapping[str, Callable[[Object], Any]] = {
     "Pod": kubernetes.pod,
     "StatefulSet": kubernetes.stateful_set,
     "Machine": machine,
+    "WorkerPool": worker_pool,
 }
 # A watch that the server has ended is begun anew within this; after it nothing is known.
 STALE_S = 2.0 * WATCH_S
@@ -117,8 +119,11 @@ class Followed:
 
 
 class Cache:
-    def __init__(self, api: Api, changed: Callable[[], object] = lambda: None, *, machines: bool = False) -> None:
+    def __init__(
+        self, api: Api, changed: Callable[[], object] = lambda: None, *, machines: bool = False, pools: bool = False
+    ) -> None:
         self.machines = Followed(api, "Machine", changed) if machines else None
+        self.pools = Followed(api, "WorkerPool", changed) if pools else None
         self.nodes = Followed(api, "Node", changed)
         self.pods = Followed(api, "Pod", changed)
         self.sets = Followed(api, "StatefulSet", changed)
@@ -134,14 +139,11 @@ class Cache:
         # Of these alone it is no trouble to know nothing, and nothing to tell either where nobody has leave to ask.
         known = None if self.sets.unknown() or sets.unread else dict(sets.found)
         unread = {**nodes.unread, **pods.unread, **sets.unread}
-        if self.machines is None:
-            return kubernetes.together(dict(nodes.found), dict(pods.found), known, unread)
-        machines = self.machines.now
-        why = self.machines.unknown()
-        unread |= {"Machines": why} if why else machines.unread
-        # One that cannot be read may be any Node's.
-        kept = None if why or machines.unread else dict(machines.found)
-        return kubernetes.together(dict(nodes.found), dict(pods.found), known, unread, kept, blind=kept is None)
+        kept, blind = _kept(self.machines, unread)
+        pools, unsure = _kept(self.pools, unread)
+        return kubernetes.together(
+            dict(nodes.found), dict(pods.found), known, unread, kept, blind=blind, pools=pools, unsure=unsure
+        )
 
     def counted(self, wall: float | None = None) -> Kubernetes | Unknown:
         """The same for whoever acts: no Node has been silent for longer than we have seen it so. When it began says
@@ -154,6 +156,17 @@ class Cache:
         self._silent = {node.name: self._silent.get(node.name, now) for node in silent}
         seen = {node.name: _since(node, wall - (now - self._silent[node.name])) for node in silent}
         return replace(world, nodes={**world.nodes, **seen})
+
+
+def _kept(kind: Followed | None, unread: dict[str, str]) -> tuple[dict[str, Any] | None, bool]:
+    """What is kept of this kind, if it is asked for; and whether it is not known just now. One that cannot be read may
+    be any Node's, or any pod's."""
+    if kind is None:
+        return None, False
+    why = kind.unknown()
+    unread |= {f"{kind.kind}s": why} if why else kind.now.unread
+    unsure = bool(why or kind.now.unread)
+    return None if unsure else dict(kind.now.found), unsure
 
 
 def _since(node: Node, at: float) -> Node:

@@ -8,9 +8,11 @@ from collections.abc import Iterable
 from fleet.act.kubernetes import Object
 from fleet.act.words import in_words
 from fleet.decide.actions import (
+    Adopt,
     Annotate,
     Change,
     Cordon,
+    CreatePod,
     Delete,
     Drain,
     Evict,
@@ -19,6 +21,7 @@ from fleet.decide.actions import (
     Free,
     HideOnNode,
     Make,
+    NotePool,
     Protect,
     Record,
     Remove,
@@ -48,6 +51,7 @@ REASONS = {
     Annotate: "RemedyAsked",
     Withdraw: "RemedyWithdrawn",
     StartJob: "RemedyStarted",
+    Adopt: "Adopted",
 }
 
 
@@ -62,13 +66,13 @@ def event(action: Change | Tell, world: Kubernetes, namespace: str) -> Object | 
     match action:
         case (
             ShowOnPod() | ShowOnNode() | HideOnNode() | Free() | Protect() | Forget() | Remove() | Make() | Record()
-            | Place()
+            | Place() | CreatePod() | NotePool()
         ):  # fmt: skip
             return None
         case Tell(about, kind):
             name, reason, type_, text = about, kind.capitalize(), "Warning", in_words(action)
         case (
-            Drain(name) | Undrain(name) | Evict(name) | Delete(name)
+            Drain(name) | Undrain(name) | Evict(name) | Delete(name) | Adopt(name)
             | Annotate(name) | Withdraw(name) | StartJob(_, name)
             | Cordon(name) | Uncordon(name) | Fence(name) | Unfence(name)
         ):  # fmt: skip

@@ -16,7 +16,7 @@ import aiohttp
 from kubernetes_asyncio import client, config
 from kubernetes_asyncio.config import ConfigException
 
-from fleet import crd
+from fleet import crd, crd_pools
 from fleet.decide.actions import (
     Cordon,
     Evict,
@@ -34,6 +34,7 @@ from fleet.world.kubernetes import CORDONED, FREE, LABEL, LOST, WORKER, Conditio
 Object = dict[str, Any]
 ToKubernetes = Free | Protect | Evict | ShowOnPod | ShowOnNode | HideOnNode | Cordon | Uncordon
 MACHINES = {"group": crd.GROUP, "version": crd.VERSION, "plural": crd.PLURAL}
+POOLS = {**MACHINES, "plural": crd_pools.PLURAL}
 PAGE = 500
 # Beside our label on a Node that we have cordoned, for people.
 WHY = "minivm.io/cordoned"
@@ -139,6 +140,8 @@ class Api:
                 return self._apps.list_namespaced_stateful_set, words
             case "Machine":
                 return self.custom.list_namespaced_custom_object, {**words, **MACHINES}
+            case "WorkerPool":
+                return self.custom.list_namespaced_custom_object, {**words, **POOLS}
         return self.core.list_namespaced_pod, words
 
     async def change(self, act: ToKubernetes) -> bool:

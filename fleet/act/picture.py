@@ -40,7 +40,7 @@ def picture(world: World, decision: Decision, policy: Policy, now: float) -> Rep
     return {
         "unknown": [line(one.why, SHORT) for one in (world.kubernetes, world.slurm) if isinstance(one, Unknown)],
         "cells": cells[:CELLS],
-        "pools": pools(workers, policy),
+        "pools": pools(workers, world.kubernetes, policy),
         "budgets": budgets(workers, world, policy, now),
         "due": [line(in_words(one), SHORT) for one in decision.changes[:SAID]],
         "holds": holds[:SAID],

@@ -13,6 +13,7 @@ from fleet.decide.machines import line
 from fleet.decide.remedy import counts
 from fleet.decide.show import condition
 from fleet.policy import Policy
+from fleet.world.kubernetes import Kubernetes
 from fleet.world.machine import written
 from fleet.world.world import Unknown, Worker, World
 
@@ -27,7 +28,7 @@ def report(world: World, decision: Decision, policy: Policy, now: float) -> Repo
     return {
         "known": {"kubernetes": not isinstance(here, Unknown), "slurm": not isinstance(world.slurm, Unknown)},
         "workers": [worker_(worker) for worker in workers],
-        "pools": pools(workers, policy),
+        "pools": pools(workers, here, policy),
         "machines": [{"name": name, **written(one.status)} for name, one in sorted(machines.items())],
         "holds": [_stands(*one) for one in found if one[1] not in ("propose", "dead")],
         "proposals": [_stands(*one) for one in found if one[1] in ("propose", "dead")],
@@ -52,7 +53,8 @@ def worker_(worker: Worker) -> Report:
     }
 
 
-def pools(workers: list[Worker], policy: Policy) -> Report:
+def pools(workers: list[Worker], here: Kubernetes | Unknown, policy: Policy) -> Report:
+    own = {} if isinstance(here, Unknown) else {one.label: one.most for one in (here.pools or {}).values()}
     gone = away(workers)
     found: Report = {}
     for name in sorted({worker.pod.pool for worker in workers}):
@@ -62,7 +64,7 @@ def pools(workers: list[Worker], policy: Policy) -> Report:
             "workers": len(mine),
             "states": dict(sorted(states.items())),
             "away": len(gone.get(name, ())),
-            "mayBeAway": policy.away,
+            "mayBeAway": own.get(name, policy.away),
         }
     return found
 

@@ -19,13 +19,16 @@ from fleet.act.lead import Alone, Lead, Leader
 from fleet.act.meanwhile import meanwhile
 from fleet.act.pages import Pages
 from fleet.act.people import People, Watch
+from fleet.act.pools import pods
 from fleet.act.report import Report, report
 from fleet.act.seen import Seen, name_of
 from fleet.act.slurm import SlurmRest, to_its_end
 from fleet.act.words import in_words
 from fleet.decide.actions import (
+    Adopt,
     Annotate,
     Change,
+    CreatePod,
     Delete,
     Drain,
     Evict,
@@ -33,6 +36,7 @@ from fleet.decide.actions import (
     Forget,
     Free,
     Make,
+    NotePool,
     Record,
     Remove,
     StartJob,
@@ -74,7 +78,7 @@ class Fleet:
         self.policy = Policy()
         self.stop = asyncio.Event()
         self._news = asyncio.Event()
-        self.cache = Cache(api, self._news.set, machines=settings.machines)
+        self.cache = Cache(api, self._news.set, machines=settings.machines, pools=settings.pools)
         self.leader: Leader = Alone()
         if settings.lease:
             self.leader = Lead(api, settings.lease, settings.me, say, self._news.set)
@@ -102,7 +106,7 @@ class Fleet:
                 people = People(self.watch, self.settings.page[0])
                 await stack.enter_async_context(await people.serve(*self.settings.page))
             async with asyncio.TaskGroup() as group:
-                kinds = (self.cache.nodes, self.cache.pods, self.cache.sets, self.cache.machines)
+                kinds = (self.cache.nodes, self.cache.pods, self.cache.sets, self.cache.machines, self.cache.pools)
                 follow = [group.create_task(kind.follow()) for kind in kinds if kind]
                 follow.append(group.create_task(self._prove_on()))
                 leading = group.create_task(self.leader.keep())
@@ -245,6 +249,8 @@ class Fleet:
             done = await fencing.change(self.api, change)
         elif isinstance(change, Make | Record | Annotate | Withdraw | StartJob):
             done = await machines.change(self.api, change)
+        elif isinstance(change, CreatePod | Adopt | NotePool):
+            done = await pods.change(self.api, change)
         else:
             done = await self.api.change(change)
         self._late |= not done
@@ -258,8 +264,8 @@ class Fleet:
         await self.cache.pods.list()
         with contextlib.suppress(FleetError):
             await self.cache.sets.list()  # without leave for it, no record goes
-        if self.cache.machines:
-            await self.cache.machines.list()
+        for kind in filter(None, (self.cache.machines, self.cache.pools)):
+            await kind.list()
         kubernetes = self.cache.world()
         self._reread()
         return World(kubernetes, await self._look(kubernetes), await self._prove(kubernetes))

@@ -55,5 +55,11 @@ def _words(action: actions.Change | actions.Tell) -> str:
             return f"start {name}, to {goal} {node}: {why}"
         case Place(name, place):
             return f"place {name} at {place.rpartition(':')[2]} in Slurm"
+        case actions.CreatePod(name, node, pool):
+            return f"create {name} of {pool.name}{f' on {node}' if node else ''}: template {pool.hash}"
+        case actions.Adopt(pod, _, _, pool):
+            return f"take {pod} over into {pool.name}, as it is"
+        case actions.NotePool(name, _, status):
+            return f"note of {name}: {status.ready} of {status.wanted} ready, {status.updated} updated"
         case actions.Tell(about, _, text):
             return f"{about}: {text}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fleet.topology.place import Place
 from fleet.world.kubernetes import Condition
 from fleet.world.machine import Machine, Status
+from fleet.world.pool import PoolStatus, WorkerPool
 from fleet.world.slurm import Seen
 
 
@@ -211,6 +212,34 @@ class StartJob:
 
 
 @dataclass(frozen=True, slots=True)
+class CreatePod:
+    """One of a pool's. Its name is known before it is there: created twice, it is created once."""
+
+    name: str
+    node: str  # "": wherever it is placed
+    pool: WorkerPool
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """A pod that nobody makes any more, of a pool's name and label: from now on it is the pool's, as it is."""
+
+    pod: str
+    uid: str
+    version: str
+    pool: WorkerPool
+
+
+@dataclass(frozen=True, slots=True)
+class NotePool:
+    """A pool's status, as `Record`."""
+
+    name: str
+    version: str
+    status: PoolStatus
+
+
+@dataclass(frozen=True, slots=True)
 class Tell:
     """Why something is not done, or what a person should do. `about` names what it is about, once for each kind."""
 
@@ -224,5 +253,6 @@ Change = (
     | Fence | Unfence | Delete | Make | Record
     | Annotate | Withdraw | StartJob
     | Place
+    | CreatePod | Adopt | NotePool
 )  # fmt: skip
 Action = Change | Tell

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 from fleet import words
 from fleet.policy import Policy
@@ -15,7 +15,8 @@ LEAVE = "minivm.io/leave"
 # What machines say by themselves; the rest is a person's or a program's word about this one machine.
 BY_MACHINES = frozenset({"condition", "notready", "gone", "lost", "machine"})
 # For these the pod goes, too.
-TO_GO = frozenset({"leave", "going", "lost"})
+OF_POOL = frozenset({"update", "surplus"})
+TO_GO = frozenset({"leave", "going", "lost"}) | OF_POOL
 
 
 def causes(worker: Worker, policy: Policy, now: float) -> Mapping[str, str]:
@@ -26,18 +27,19 @@ def causes(worker: Worker, policy: Policy, now: float) -> Mapping[str, str]:
         found["notready"] = f"node {worker.node.name} is not ready"
     if LEAVE in worker.pod.annotations:
         found["leave"] = worker.pod.annotations[LEAVE] or "the pod is to go"
-    if worker.slurm is not None and found.keys() & TO_GO and late(worker.pod, worker.slurm, policy, now):
-        found["deadline"] = f"its jobs had {policy.leave_within_s:g} s"
+    within, kinds = policy.leave_within_s, found.keys() & TO_GO
+    if worker.slurm is not None and within > 0 and late(worker.pod, worker.slurm, kinds, within, now):
+        found["deadline"] = f"its jobs had {within:g} s"
     return found
 
 
-def late(pod: Pod, node: SlurmNode, policy: Policy, now: float) -> bool:
-    """Whether the jobs of one that is to go have had their time: since we drained it for that."""
+def late(pod: Pod, node: SlurmNode, kinds: Set[str], within: float, now: float) -> bool:
+    """Whether the jobs of one that is to go for these causes have had their time: since we drained it for that."""
     before = words.kinds(node.reason) if node.ours else frozenset[str]()
-    if not before & TO_GO or pod.created >= node.since:
+    if not before & kinds or pod.created >= node.since:
         return False  # not drained for it, or another pod since
     # That it is over is another reason, of another time.
-    return "deadline" in before or (policy.leave_within_s > 0 and now - node.since >= policy.leave_within_s)
+    return "deadline" in before or now - node.since >= within
 
 
 def of_node(node: Node, policy: Policy, now: float) -> Mapping[str, str]:

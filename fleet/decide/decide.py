@@ -6,12 +6,26 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from fleet.decide import fence, goals, gone, lost
-from fleet.decide.actions import Action, Change, Evict, HideOnNode, Make, Record, ShowOnNode, ShowOnPod, Tell
+from fleet.decide.actions import (
+    Action,
+    Adopt,
+    Change,
+    CreatePod,
+    Evict,
+    HideOnNode,
+    Make,
+    NotePool,
+    Record,
+    ShowOnNode,
+    ShowOnPod,
+    Tell,
+)
 from fleet.decide.budget import Budget, admitted, away, budget
 from fleet.decide.causes import causes, silent_for
 from fleet.decide.hold import hold
 from fleet.decide.leave import leave
 from fleet.decide.memory import Memory, Told
+from fleet.decide.pools.pools import Pools, pools
 from fleet.decide.protect import protect
 from fleet.decide.show import beside, no_longer, on_node, on_pod
 from fleet.policy import Policy
@@ -22,7 +36,8 @@ from fleet.world.kubernetes import Kubernetes
 from fleet.world.slurm import Slurm
 from fleet.world.world import Unknown, Worker, World
 
-LAST = ShowOnPod | ShowOnNode | HideOnNode | Make | Record | Place
+# What is only shown or made anew comes last: where nobody may write it, it must not keep a drain from its turn.
+LAST = (ShowOnPod, ShowOnNode, HideOnNode, Make, Record, Place, CreatePod, Adopt, NotePool)
 
 
 # So often a minute what is told about one thing may be another sentence.
@@ -50,23 +65,23 @@ def decide(world: World, memory: Memory, now: float, policy: Policy) -> Decision
         return _told(memory, tells, tuple(one for one in found if not isinstance(one, Tell)), memory, now)
     tells, changes = [], []
     known = goals.goals(world, now, policy)
+    rolls = pools(world.workers(), kubernetes, slurm, now, policy)
     for action in [
         *_unread(kubernetes, slurm),
-        *_actions(world, kubernetes, slurm, memory, now, policy, known),
+        *_actions(world, kubernetes, slurm, memory, now, policy, known, rolls),
         *fence.fence(kubernetes, slurm, world.proofs, policy, now),
     ]:
         if isinstance(action, Tell):
             tells.append(action)
         else:
             changes.append(action)
-    # What is only shown comes last: where nobody may write it, it must not keep a drain from its turn.
     changes.sort(key=lambda change: isinstance(change, LAST))
     if len(changes) > policy.changes:
         tells.append(Tell("fleet", "rate", f"more than {policy.changes} changes are due: the rest follow"))
     absent = {node.name: memory.absent.get(node.name, now) for node in world.orphans()}
     made = tuple(changes[: policy.changes])
     missed = lost.remembered(world, memory.lost, made, now)
-    marks = _marks(memory, world, kubernetes, now, policy, known)
+    marks = _marks(memory, world, kubernetes, now, policy, known, rolls)
     moved = place.remembered(world.workers(), memory.moved, now) if policy.topology.tiers else {}
     return _told(memory, tells, made, Memory(absent=absent, lost=missed, marks=marks, moved=moved), now)
 
@@ -79,6 +94,7 @@ def _actions(
     now: float,
     policy: Policy,
     known: goals.Goals | None,
+    rolls: Pools,
 ) -> Iterator[Action]:
     dead = fence.causes(kubernetes, slurm, world.proofs, policy, now)
     # Of a worker whose Node is not known it is not known either whether a cause is gone.
@@ -90,6 +106,7 @@ def _actions(
                 **dead.get(one.pod.node, {}),
                 **_lost(one, slurm, memory, now, policy),
                 **goals.causes(one, known, kubernetes),
+                **rolls.causes.get(one.name, {}),
             },
         )
         for one in world.workers()
@@ -106,8 +123,10 @@ def _actions(
         mark = _mark(worker, memory)
         count = admitted(worker.slurm, found, limits)
         yield from filter(None, [hold(worker, count, mark), protect(worker, slurm, count), on_pod(worker)])
+        if rolls.unsure:
+            continue
         out = absent.setdefault(worker.pod.pool, set())
-        if (going := leave(worker, slurm, count, len(out) - (name in out) < policy.away)) is not None:
+        if (going := leave(worker, slurm, count, rolls.room(worker, len(out) - (name in out), policy))) is not None:
             yield going
             if isinstance(going, Evict):
                 out.add(name)
@@ -128,6 +147,7 @@ def _actions(
         yield from filter(
             None, (no_longer(node, policy) for node in kubernetes.nodes.values() if node.name not in taken)
         )
+    yield from rolls.actions
     if known is not None:
         yield from goals.cordons(known)
         yield from goals.kept(known, kubernetes, slurm, now, policy)
@@ -170,7 +190,13 @@ def _mark(worker: Worker, memory: Memory) -> Mark | None:
 
 
 def _marks(
-    memory: Memory, world: World, kubernetes: Kubernetes, now: float, policy: Policy, known: goals.Goals | None
+    memory: Memory,
+    world: World,
+    kubernetes: Kubernetes,
+    now: float,
+    policy: Policy,
+    known: goals.Goals | None,
+    rolls: Pools,
 ) -> Mapping[str, Mark]:
     """Those that have no place in Slurm, as they were last seen there; they end with their causes."""
     found = {}
@@ -178,7 +204,10 @@ def _marks(
         if worker.slurm is not None and not free(worker.slurm.comment):
             mark = worker.slurm.mark if worker.slurm.ours else memory.marks.get(worker.name)
             if mark is not None and (
-                worker.node is None or causes(worker, policy, now) or goals.causes(worker, known, kubernetes)
+                worker.node is None
+                or causes(worker, policy, now)
+                or goals.causes(worker, known, kubernetes)
+                or worker.name in rolls.causes
             ):
                 found[worker.name] = mark
     return found

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fleet.decide.actions import Action, Evict, Tell
-from fleet.decide.causes import LEAVE, TO_GO
+from fleet.decide.causes import LEAVE, OF_POOL, TO_GO
 from fleet.world.slurm import Slurm, SlurmNode
 from fleet.world.world import Worker
+
+WHY = ("going", "lost", "surplus", "update")
 
 
 def is_to_go(worker: Worker, causes: Mapping[str, str]) -> bool:
@@ -20,11 +22,13 @@ def leave(worker: Worker, slurm: Slurm, causes: Mapping[str, str], room: bool) -
         return None
     name, node, pod = worker.name, worker.slurm, worker.pod
     if node is None:
-        if "lost" not in causes:
+        if not causes.keys() & {"lost", *OF_POOL}:
             return Tell(name, "leave", "is to go, and Slurm does not know it: nobody can say whether it is idle")
     elif not node.drained:
         return None  # the drain comes first
-    elif (node.ours or LEAVE not in pod.annotations) and pod.created >= node.since:
+    elif not node.ours and not causes.keys() & TO_GO - OF_POOL:
+        return None  # what others hold they may be looking at: for a pool it stays
+    elif not causes.keys() & OF_POOL and (node.ours or LEAVE not in pod.annotations) and pod.created >= node.since:
         # Of a drain of others nobody knows what it is for; that a person wants this very pod to go is said on it.
         return Tell(name, "leave", "has come back to where it is to go from, and is not evicted again")
     elif hindrance := hindered(node, slurm):
@@ -33,7 +37,7 @@ def leave(worker: Worker, slurm: Slurm, causes: Mapping[str, str], room: bool) -
         return None  # its label comes first
     if not room:
         return Tell(name, "leave", "is to go, and waits for the other pods of its pool that are away")
-    why = pod.annotations.get(LEAVE) or causes.get("going") or causes.get("lost") or "drained and idle"
+    why = pod.annotations.get(LEAVE) or next((causes[one] for one in WHY if one in causes), "drained and idle")
     return Evict(pod.name, pod.uid, pod.version, why, node.seen if node else None)
 
 

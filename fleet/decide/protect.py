@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fleet.decide.actions import Free, Protect
+from fleet.decide.causes import OF_POOL
 from fleet.world.slurm import Slurm, SlurmNode
 from fleet.world.world import Worker
 
@@ -18,7 +19,7 @@ def protect(worker: Worker, slurm: Slurm, causes: Mapping[str, str]) -> Free | P
     pod, node = worker.pod, worker.slurm
     if pod.deleting:
         return None
-    if node is None and "lost" in causes:
+    if node is None and causes.keys() & {"lost", *OF_POOL}:
         return None if pod.free else Free(pod.name, pod.uid, pod.version, None)
     if node is None and pod.lost and worker.name not in slurm.unread:
         return None  # it still is; a fleet that was started anew begins to count anew, and takes nothing back

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from fleet.errors import FleetError
 from fleet.world import reading
 from fleet.world.machine import Machine
+from fleet.world.pool import POOL, TEMPLATE, WorkerPool
 from fleet.world.reading import Object
 
 # A pod that nothing runs on and that gets nothing: of all others each pool's PodDisruptionBudget allows no eviction.
@@ -68,6 +69,8 @@ class Pod:
     address: str = ""
     component: str = ""  # of the cluster: worker, controller, login
     pool: str = ""
+    owner: str = ""  # the uid of who makes it
+    template: str = ""  # of which its WorkerPool made it
     created: float = 0.0
     ready: bool = False
     deleting: bool = False
@@ -87,15 +90,32 @@ class Kubernetes:
     # Kept of hardware; None: not asked for, or not known just now (`blind`).
     machines: Mapping[str, Machine] | None = None
     blind: bool = False
+    # Of workers, as the fleet makes them; None: not asked for, or not known just now (`unsure`).
+    pools: Mapping[str, WorkerPool] | None = None
+    unsure: bool = False
+    # The names of their pods, with the Node of each, by pool.
+    wanted: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     # Objects that are there and could not be read, by kind and name: nothing is concluded from their absence.
     unread: Mapping[str, str] = field(default_factory=dict)
 
     def made(self, name: str) -> bool | None:
         """Whether a worker of that name is made, now or again; None: nobody says, or it is none of the release's."""
-        set_, _, number = name.rpartition("-")
-        if self.sets is None or set_ not in self.sets or not CANONICAL.fullmatch(number):
+        if self.sets is None:
             return None
-        return int(number) < self.sets[set_]
+        if any(name in names for names in self.wanted.values()):
+            return True
+        set_, _, number = name.rpartition("-")
+        if set_ in self.sets:
+            return int(number) < self.sets[set_] if CANONICAL.fullmatch(number) else None
+        return False if self._of_a_pool(name) else None
+
+    def _of_a_pool(self, name: str) -> bool:
+        """Of one that a Node's pod had, it is known only where all Nodes are."""
+        for pool in (self.pools or {}).values():
+            rest = name.removeprefix(f"{pool.name}-")
+            if rest != name and (pool.replicas is None or CANONICAL.fullmatch(rest)):
+                return not any(key.startswith("Node/") for key in self.unread)
+        return False
 
 
 def together(
@@ -106,10 +126,14 @@ def together(
     machines: Mapping[str, Machine] | None = None,
     *,
     blind: bool = False,
+    pools: Mapping[str, WorkerPool] | None = None,
+    unsure: bool = False,
 ) -> Kubernetes:
     workers = {name: pod for name, pod in pods.items() if pod.component == WORKER}
     others = {name: pod for name, pod in pods.items() if pod.component != WORKER}
-    return Kubernetes(nodes, workers, others, sets, machines, blind, unread)
+    labels = {name: node.labels for name, node in nodes.items()} if pools else {}
+    wanted = {name: pool.names(labels) for name, pool in (pools or {}).items()}
+    return Kubernetes(nodes, workers, others, sets, machines, blind, pools, unsure, wanted, unread)
 
 
 def name_of(item: Object) -> str:
@@ -154,7 +178,9 @@ def pod(item: Object) -> Pod:
         node=reading.text(spec.get("nodeName"), "spec.nodeName"),
         address=reading.text(status.get("podIP"), "status.podIP"),
         component=labels.get(f"{LABEL}/component", ""),
-        pool=labels.get("minivm.io/pool", ""),
+        pool=labels.get(POOL, ""),
+        owner=_owner(metadata.get("ownerReferences")),
+        template=labels.get(TEMPLATE, ""),
         created=reading.moment(metadata.get("creationTimestamp"), "metadata.creationTimestamp"),
         ready="Ready" in found and found["Ready"].status == "True",
         deleting=metadata.get("deletionTimestamp") is not None,
@@ -163,6 +189,14 @@ def pod(item: Object) -> Pod:
         conditions=found,
         annotations=reading.texts(metadata.get("annotations"), "metadata.annotations"),
     )
+
+
+def _owner(value: object) -> str:
+    for item in reading.items(value, "metadata.ownerReferences"):
+        one = reading.mapping(item, "metadata.ownerReferences")
+        if reading.flag(one.get("controller"), "metadata.ownerReferences.controller"):
+            return reading.text(one.get("uid"), "metadata.ownerReferences.uid", needed=True)
+    return ""
 
 
 def _internal(value: object) -> str:

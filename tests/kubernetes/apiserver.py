@@ -15,6 +15,7 @@ import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,21 +109,22 @@ class ApiServer:
 
 def install(api: ApiServer) -> None:
     """The chart's own kinds, as it renders them for this version."""
-    values = {"fleet": {"enabled": True, "machines": {"enabled": True}}}
+    values = {"fleet": {"enabled": True, "machines": {"enabled": True}, "workerPools": {"enabled": True}}}
     texts = rendered_for("v1.20.2", values, release="slurm", namespace="default")
     (text,) = [text for name, text in texts.items() if name.endswith("templates/fleet.yaml")]
-    (made,) = [one for one in yaml.safe_load_all(text) if one and one["kind"] == "CustomResourceDefinition"]
-    api.ask("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", made)
-    machines = f"/apis/{crd.GROUP}/{crd.VERSION}/namespaces/default/{crd.PLURAL}"
+    made = [one for one in yaml.safe_load_all(text) if one and one["kind"] == "CustomResourceDefinition"]
+    for one in made:
+        api.ask("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", one)
 
-    def known() -> bool:
+    def known(plural: str) -> bool:
         try:
-            api.ask("GET", machines)
+            api.ask("GET", f"/apis/{crd.GROUP}/{crd.VERSION}/namespaces/default/{plural}")
         except urllib.error.HTTPError:
             return False
         return True
 
-    until(known, "the kind is known")
+    for one in made:
+        until(partial(known, one["spec"]["names"]["plural"]), "the kind is known")
 
 
 def _port() -> int:

@@ -16,9 +16,24 @@ from kubernetes_asyncio import client
 from fleet.act.kubernetes import Api, ApiError
 from fleet.act.lead import ours
 from fleet.act.machines import change
-from fleet.decide.actions import Cordon, Evict, Free, Make, Record, ShowOnNode, ShowOnPod, StartJob, Versions
+from fleet.act.pools.pods import change as change_pool
+from fleet.decide.actions import (
+    Adopt,
+    Cordon,
+    CreatePod,
+    Evict,
+    Free,
+    Make,
+    NotePool,
+    Record,
+    ShowOnNode,
+    ShowOnPod,
+    StartJob,
+    Versions,
+)
 from fleet.world.kubernetes import CORDONED, FENCED, Condition
 from fleet.world.machine import Machine, Status
+from fleet.world.pool import PoolStatus, worker_pool
 from fleet.world.slurm import Seen
 from tests.helm import rendered_for
 from tests.kubernetes import programs
@@ -45,8 +60,9 @@ def path(item: Object, name: str = "", *, namespace: str = "hpc") -> str:
     return f"{PLURAL[item['kind']]}{where}/{item['kind'].lower()}s{name and '/' + name}"
 
 
-def chart(*, keeps: bool = True, **policy: Any) -> list[Object]:
-    fleet = {"enabled": True, "policy": policy, "machines": {"enabled": keeps}}
+def chart(*, keeps: bool = True, pools: bool = False, **policy: Any) -> list[Object]:
+    kinds = {"machines": {"enabled": keeps}, "workerPools": {"enabled": pools}}
+    fleet = {"enabled": True, "policy": policy, **kinds}
     values = {"fleet": fleet, "workers": {"pools": {"worker": {"replicas": 1}}}}
     texts = rendered_for("v1.20.2", values, release="slurm", namespace="hpc")
     (text,) = [text for name, text in texts.items() if name.endswith("templates/fleet.yaml")]
@@ -235,6 +251,69 @@ def test_each_verb_is_needed_and_all_of_them_are_enough(place: Place) -> None:
 
 def answered(place: Place, key: tuple[str, str, str, bool], wanted: int) -> bool:
     return place.do(deeds(place)[key]) == wanted
+
+
+def test_what_pools_need_is_needed_and_is_there_with_them_alone(place: Place) -> None:
+    """Their pods' names are not known beforehand: nothing of it is for named pods alone."""
+    item = place.made["Role", ""]
+    (more,) = [one for one in chart(pools=True, cordon=True, machines=TREATS) if path(one) == path(item)]
+    worker, where = place.uid("namespaces/hpc/pods/slurm-worker-0"), path(item, item["metadata"]["name"])
+    spec = {"mode": "fixed", "replicas": 1, "template": {"spec": {"containers": [{"name": "x", "image": "x"}]}}}
+    pools = MACHINES.replace("machines", "workerpools")
+    ours = {f"app.kubernetes.io/{key}": said for key, said in WORKERS.items()}
+    kind = {"apiVersion": "minivm.io/v1alpha1", "kind": "WorkerPool"}
+    metadata = {"name": "slurm-worker", "labels": ours}
+    pool = worker_pool(place.api.ask("POST", pools, {**kind, "metadata": metadata, "spec": spec}))
+
+    async def created(api: Api) -> None:
+        # There already: a right is asked for before that.
+        try:
+            await change_pool(api, CreatePod("slurm-worker-0", "", pool))
+        except ApiError as error:
+            if error.status:
+                raise
+
+    async def noted(api: Api) -> None:
+        await change_pool(api, NotePool("slurm-worker", "1", PoolStatus()))
+
+    of_others = {key: deed for key, deed in deeds(place).items() if key[0] == "Role"}
+    needs: dict[tuple[str, str], Deed] = {
+        ("pods", "create"): created,
+        ("pods", "patch"): lambda api: change_pool(api, Adopt("slurm-worker-0", *worker, pool)),
+        ("pods/status", "patch"): of_others["Role", "pods/status", "patch", True],
+        ("pods/eviction", "create"): of_others["Role", "pods/eviction", "create", True],
+        ("workerpools", "list"): partial(_listed, kind="WorkerPool"),
+        ("workerpools", "watch"): partial(_listed, kind="WorkerPool", watch=True),
+        ("workerpools/status", "patch"): noted,
+    }
+    rules = {
+        (resource, verb): number
+        for number, rule in enumerate(more["rules"])
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+        if rule not in item["rules"]
+    }
+    assert rules.keys() == needs.keys()
+    assert place.do(created) == 403, "without pools there is none of it"
+    place.api.merge(where, {"rules": more["rules"]})
+    try:
+        for key, rule in rules.items():
+            until(partial(_answers, place, needs[key], 200), f"with it this is done: {key}")
+            with place.without(more, rule, key[1]):
+                until(partial(_answers, place, needs[key], 403), f"without it this is refused: {key}")
+        theirs = {**kind, "metadata": {"name": "x"}, "spec": spec}
+        assert place.asked_as(place.token, "POST", pools, theirs) == 403, "what people want is people's to write"
+    finally:
+        place.api.merge(where, {"rules": item["rules"]})
+
+
+async def _listed(api: Api, kind: str, *, watch: bool = False) -> None:
+    async for _ in api.list(kind) if not watch else api.watch(kind, "0"):
+        return
+
+
+def _answers(place: Place, deed: Deed, wanted: int) -> bool:
+    return place.do(deed) == wanted
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ BLOCKS = {
     # tests/container/images/test_push.py pushes
     "push-images": {"needs a name": 3, "values": 1, "needs kubernetes": 1},
     "replace-a-gpu-node": {"runs": 2, "needs kubernetes": 1},
+    "roll-a-pool-by-the-fleet": {"values": 2, "needs kubernetes": 2},
     "run-containers": {"needs a name": 4, "values": 3, "shown": 1},  # tests/cluster/test_containers.py
     "switch-on-the-fleet": {"values": 2, "needs kubernetes": 3},
     "upgrade": {"runs": 2, "shown": 1, "needs a name": 1},

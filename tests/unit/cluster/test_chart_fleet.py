@@ -16,6 +16,7 @@ from fleet.policy import KEYS, OF_MACHINES, Policy, policy_from_json
 from fleet.settings import from_environment
 from fleet.topology.place import NAME, place
 from fleet.world.kubernetes import FREE
+from fleet.world.pool import worker_pool
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -104,6 +105,74 @@ def test_machines_are_kept_only_where_they_are_asked_for() -> None:
     for less in (rendered(), rendered(fleet={"machines": {"enabled": True, "definition": False}})):
         assert "CustomResourceDefinition" not in {one["kind"] for one in less}
     assert "Role machines" not in rules(rendered())
+
+
+def test_pods_are_made_only_where_pools_are_asked_for() -> None:
+    pools = {"workerPools": {"enabled": True}}
+    documents = rendered(fleet=pools)
+    found = rules(documents)
+    assert found["Role workerpools"]["verbs"] == ["list", "watch"], "what people want of a pool is people's to write"
+    assert found["Role workerpools/status"]["verbs"] == ["patch"]
+    assert found["Role pods"]["verbs"] == ["create", "patch"] and "resourceNames" not in found["Role pods/eviction"]
+    assert rules(rendered(fleet={**pools, "policy": {"fencing": "act"}}))["Role pods"]["verbs"][-1] == "delete"
+    assert only(documents, "CustomResourceDefinition", "workerpools.minivm.io")
+    given = {one["name"]: one.get("value", "x") for one in pod(documents)["containers"][0]["env"]}
+    assert from_environment(given).pools
+    assert not from_environment({one["name"]: one.get("value", "x") for one in env_of(rendered())}).pools
+    for less in (rendered(), rendered(fleet={"workerPools": {"enabled": True, "definition": False}})):
+        assert "CustomResourceDefinition" not in {one["kind"] for one in less}
+    assert not [one for one in rules(rendered()).values() if "pods" in one["resources"] and "create" in one["verbs"]]
+
+
+POOL = "WorkerPool"
+OWNED: dict[str, Any] = {"enabled": True, "workerPools": {"enabled": True}}
+
+
+def pool_of(**pool: Any) -> dict[str, Any]:
+    return only(rendered(fleet=OWNED, workers={"pools": {"gpu": pool}}), POOL, "slurm-gpu")
+
+
+def test_a_pool_is_a_workerpool_or_a_statefulset_of_the_same_template() -> None:
+    usual: dict[str, Any] = {"replicas": 3, "gpu": {"count": 8}, "nodeSelector": {"gpu": "yes"}}
+    made = pool_of(kind=POOL, **usual)
+    before = only(rendered(fleet=OWNED, workers={"pools": {"gpu": usual}}), "StatefulSet", "slurm-gpu")
+    assert made["spec"]["template"] == before["spec"]["template"]
+    assert made["metadata"] == before["metadata"]
+    read = worker_pool({**made, "metadata": {**made["metadata"], "uid": "u"}})
+    assert (read.replicas, read.most, read.within_s, read.label) == (3, 1, None, "gpu")
+
+
+def test_a_pool_on_each_node_and_how_long_jobs_keep_a_pod() -> None:
+    made = pool_of(
+        kind=POOL, perNode=True, nodeSelector={"gpu": "yes"}, maxUnavailable=0,
+        update={"when": "deadline", "deadlineSeconds": 3600},
+    )  # fmt: skip
+    read = worker_pool({**made, "metadata": {**made["metadata"], "uid": "u"}})
+    assert (read.replicas, read.selector, read.most, read.within_s) == (None, {"gpu": "yes"}, 0, 3600.0)
+
+
+@pytest.mark.parametrize(
+    ("fleet", "wrong", "why"),
+    [
+        ({"enabled": True}, {}, "needs the fleet"),
+        ({"enabled": False}, {}, "needs the fleet"),
+        (OWNED, {"perNode": True}, "needs a nodeSelector"),
+        (OWNED, {"perNode": True, "nodeSelector": {"a": "b"}, "perPodServices": True}, "dynamic nodes"),
+        (OWNED, {"perNode": True, "kind": "StatefulSet"}, "needs kind: WorkerPool"),
+        (OWNED, {"maxUnavailable": "10%"}, "is a number"),
+        (OWNED, {"update": {"when": "deadline"}}, "needs deadlineSeconds"),
+    ],
+)
+def test_a_pool_that_the_fleet_could_not_make_is_refused(
+    fleet: dict[str, Any], wrong: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(ClusterError, match=why):
+        rendered(fleet=fleet, workers={"pools": {"gpu": {"kind": POOL, **wrong}}})
+
+
+def env_of(documents: list[Document]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = pod(documents)["containers"][0]["env"]
+    return found
 
 
 def test_jobs_are_started_only_where_a_remedy_is_one() -> None:

@@ -1,0 +1,1 @@
+"""Pods of pools, made and taken over."""

@@ -1,0 +1,189 @@
+"""What is to become of each pool's pods. Where a pool is not known nothing of its is begun, and nothing lifted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from fleet import words
+from fleet.decide.actions import Action, Adopt, CreatePod, Evict, NotePool, Tell
+from fleet.decide.causes import LEAVE, OF_POOL, of_node, silent_for
+from fleet.decide.pools.turns import Stale, is_to_go, turns
+from fleet.policy import Policy
+from fleet.world.kubernetes import Kubernetes, Node, Pod
+from fleet.world.pool import PoolStatus, Stand, WorkerPool
+from fleet.world.slurm import Slurm
+from fleet.world.world import Worker
+
+Causes = Mapping[str, str]
+NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    causes: Mapping[str, Causes] = field(default_factory=dict)
+    # Not known just now: what holds their pods stays, and none is evicted, for nobody knows who is missing.
+    unsure: bool = False
+    # How many of a pool may be away, and who is missing; by the label of its pods.
+    most: Mapping[str, int] = field(default_factory=dict)
+    missing: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    actions: tuple[Action, ...] = ()
+
+    def room(self, worker: Worker, away: int, policy: Policy) -> bool:
+        """`away`: so many others of its pool are there, and not well."""
+        label = worker.pod.pool
+        if label in self.most and not worker.pod.ready:
+            return True  # it is missed already
+        return away + len(self.missing.get(label, ())) < self.most.get(label, policy.away)
+
+
+def pools(workers: Iterable[Worker], kubernetes: Kubernetes, slurm: Slurm, now: float, policy: Policy) -> Pools:
+    everyone = list(workers)
+    if kubernetes.unsure:
+        return Pools({one.name: _before(one) for one in everyone}, unsure=True)
+    causes: dict[str, Causes] = {}
+    most: dict[str, int] = {}
+    missing: dict[str, frozenset[str]] = {}
+    actions: list[Action] = []
+    for pool in (kubernetes.pools or {}).values():
+        if pool.deleting:
+            continue
+        if kubernetes.sets is None or pool.name in kubernetes.sets:
+            by = "a StatefulSet of its name makes them" if kubernetes.sets else "who else makes them is not known"
+            actions.append(Tell(pool.name, "pool", f"none of its pods is touched: {by}"))
+            continue
+        here = Here(pool, kubernetes, everyone, now, policy)
+        causes |= turns(pool, here.stale, len(here.away | here.not_back), slurm, now, policy)
+        # Several of one label share what may be away of it.
+        most[pool.label] = min(pool.most, most.get(pool.label, pool.most))
+        missing[pool.label] = missing.get(pool.label, frozenset()) | here.missing
+        actions += [*here.never_placed(slurm), *here.to_come(), *here.note()]
+    return Pools(causes, False, most, missing, tuple(actions))
+
+
+def _before(worker: Worker) -> Causes:
+    node = worker.slurm
+    kinds = words.kinds(node.reason) & OF_POOL if node is not None and node.ours else frozenset[str]()
+    return dict.fromkeys(kinds, "as its pool was to be")
+
+
+class Here:
+    """One pool, as it is."""
+
+    def __init__(
+        self, pool: WorkerPool, kubernetes: Kubernetes, everyone: list[Worker], now: float, policy: Policy
+    ) -> None:
+        self.pool, self.kubernetes, self.now, self.policy = pool, kubernetes, now, policy
+        self.names = kubernetes.wanted.get(pool.name, {})
+        self.workers = {one.name: one for one in everyone if one.pod.owner == pool.uid}
+        self.absent = [name for name in self.names if self._absent(name)]
+        self.missing = frozenset(name for name in self.absent if self._takes(self.names[name]))
+        # Those of its label that it has not taken over yet among them.
+        of_it = [one for one in everyone if one.pod.owner == pool.uid or one.pod.pool == pool.label]
+        unwell = {one.name for one in of_it if one.pod.deleting or not one.pod.ready}
+        self.away = self.missing | unwell
+        mine = (one for one in self.workers.values() if not one.pod.deleting)
+        self.stale = [stale for one in mine if (stale := self._stale(one))]
+        to_go = {one.worker.name for one in self.stale}
+        # Replaced and not undrained yet, or sent away by a person.
+        self.not_back = frozenset(one.name for one in of_it if self._kept(one, one.name in to_go))
+
+    def _kept(self, worker: Worker, stale: bool) -> bool:
+        if worker.slurm is None or not worker.slurm.drained or worker.slurm.record.busy:
+            return False
+        return not stale if is_to_go(worker.slurm) else not worker.slurm.ours and LEAVE in worker.pod.annotations
+
+    def _absent(self, name: str) -> bool:
+        here = self.kubernetes
+        return name not in here.pods and name not in here.others and f"Pod/{name}" not in here.unread
+
+    def _takes(self, node: str) -> bool:
+        """A pod for a Node that is closed would wait there for its end; it comes when that is over."""
+        return not node or well(self.kubernetes.nodes[node], self.policy, self.now)
+
+    def _stale(self, worker: Worker) -> Stale | None:
+        pod, pool = worker.pod, self.pool
+        if pod.name not in self.names:
+            if pool.replicas is not None:
+                return Stale(worker, "surplus", f"{pool.name} has {pool.replicas}")
+            # Of a Node that cannot be read nobody knows whether it still matches.
+            if any(key.startswith("Node/") for key in self.kubernetes.unread):
+                return None
+            return Stale(worker, "surplus", f"its node is none of {pool.name}'s")
+        if pod.template == pool.hash or (worker.node and not well(worker.node, self.policy, self.now)):
+            return None
+        return Stale(worker, "update", f"template {pool.hash} of {pool.name}")
+
+    def never_placed(self, slurm: Slurm) -> Iterator[Evict]:
+        """Nothing has ever run in such a pod; what its name's record tells is of the one before."""
+        for one in self.stale:
+            pod, node = one.worker.pod, one.worker.slurm
+            if pod.node or not self.pool.most or pod.name in slurm.unread:
+                continue
+            idle = node is None or (node.drained and not node.record.busy and slurm.holding(pod.name) == ())
+            if idle:
+                yield Evict(pod.name, pod.uid, pod.version, one.why, node.seen if node else None)
+
+    def to_come(self) -> Iterator[CreatePod | Adopt | Tell]:
+        for name in self.absent:
+            if name in self.missing:
+                yield CreatePod(name, self.names[name], self.pool)
+        for name, pod in self.kubernetes.pods.items():
+            if name in self.workers:
+                continue
+            if self._left(pod):
+                yield Adopt(pod.name, pod.uid, pod.version, self.pool)
+            elif name in self.names:
+                yield Tell(name, "pool", f"is there, and not of {self.pool.name}'s making")
+
+    def _left(self, pod: Pod) -> bool:
+        """Nobody makes it any more; one that is too many is taken over too, for else it would stay for ever."""
+        mine = pod.name.startswith(f"{self.pool.name}-") and pod.pool == self.pool.label
+        return mine and not pod.owner and not pod.deleting and self.names.get(pod.name, "") in ("", pod.node)
+
+    def note(self) -> Iterator[NotePool]:
+        pool = self.pool
+        mine = [one.pod for one in self.workers.values() if not one.pod.deleting]
+        updated = [pod for pod in mine if pod.template == pool.hash]
+        unwell = sorted((self.away | {*self.absent}) & self.names.keys())
+        status = PoolStatus(
+            wanted=len(self.names),
+            replicas=len(mine),
+            ready=sum(pod.ready for pod in mine),
+            updated=len(updated),
+            away=len(self.away),
+            template=pool.hash,
+            generation=pool.generation,
+            conditions=(
+                self._stand("Ready", not unwell, "AllReady", "NotReady", f"not ready: {_few(unwell)}"),
+                self._stand("Updated", not self._left_over(), "AllUpdated", "Updating", self._left_over()),
+            ),
+        )
+        if status != pool.status:
+            yield NotePool(pool.name, pool.version, status)
+
+    def _left_over(self) -> str:
+        surplus = sum(name not in self.names for name in self.workers)
+        old = [one.name for one in self.workers.values() if one.name in self.names and self._old(one)]
+        said = [f"of an older template: {_few(sorted(old))}"] if old else []
+        said += [f"too many: {surplus}"] if surplus else []
+        return "; ".join([*said, *(["maxUnavailable is 0"] if said and not self.pool.most else [])])
+
+    def _old(self, worker: Worker) -> bool:
+        return worker.pod.template != self.pool.hash
+
+    def _stand(self, type_: str, yes: bool, good: str, bad: str, message: str) -> Stand:
+        """The time of the last transition changes with the status alone."""
+        wanted = Stand(type_, str(yes), good if yes else bad, "" if yes else message)
+        before = next((one for one in self.pool.status.conditions if one.type == type_), None)
+        return replace(wanted, since=before.since if before and before.status == wanted.status else int(self.now))
+
+
+def well(node: Node, policy: Policy, now: float) -> bool:
+    """A pod that is made for it can be placed there."""
+    return not (node.cordoned or node.fenced or silent_for(node, now) >= 0 or of_node(node, policy, now))
+
+
+def _few(names: list[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return " ".join(names[:NAMED]) + more

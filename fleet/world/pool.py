@@ -1,0 +1,198 @@
+"""A pool of workers as people want it, and what the fleet has noted of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fleet import crd_pools
+from fleet.errors import FleetError
+from fleet.world import reading
+from fleet.world.machine import stamp
+from fleet.world.reading import Object
+
+POOL = "minivm.io/pool"
+# Of which template a pod was made.
+TEMPLATE = "minivm.io/template"
+LONGEST = 63
+_NAME = re.compile(crd_pools.NAME)
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """A condition of it."""
+
+    type: str
+    status: str
+    reason: str
+    message: str = ""
+    since: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatus:
+    wanted: int = 0
+    replicas: int = 0
+    ready: int = 0
+    updated: int = 0
+    away: int = 0
+    template: str = ""
+    generation: int = 0
+    conditions: tuple[Stand, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPool:
+    name: str
+    uid: str
+    version: str
+    generation: int
+    template: Mapping[str, object]
+    hash: str
+    # What its pods have as label: the chart's pool, of which this may be a longer name.
+    label: str
+    # How many; None: one on each Node that the selector matches.
+    replicas: int | None = None
+    selector: Mapping[str, str] | None = None
+    # So many may be away at a time.
+    most: int = 1
+    # For so long jobs keep a pod from being replaced; None: as long as they take.
+    within_s: float | None = None
+    deleting: bool = False
+    status: PoolStatus = PoolStatus()
+
+    def selects(self, labels: Mapping[str, str]) -> bool:
+        return self.selector is not None and self.selector.items() <= labels.items()
+
+    def names(self, nodes: Mapping[str, Mapping[str, str]]) -> Mapping[str, str]:
+        """Of all its pods, with the Node of each; `nodes`: their labels. "": any Node."""
+        if self.replicas is not None:
+            return {f"{self.name}-{number}": "" for number in range(self.replicas)}
+        return {named(self.name, node): node for node, labels in nodes.items() if self.selects(labels)}
+
+
+def named(pool: str, node: str) -> str:
+    """A pod's name is its host's and its node's in Slurm: one label of DNS. What a Node's name has besides, or has too
+    much of, is told apart by a hash."""
+    if _LABEL.fullmatch(node) and len(pool) + 1 + len(node) <= LONGEST:
+        return f"{pool}-{node}"
+    plain = re.sub(r"[^a-z0-9]+", "-", node.lower())[: LONGEST - len(pool) - 10].strip("-")
+    return "-".join(filter(None, (pool, plain, hashlib.sha256(node.encode()).hexdigest()[:8])))
+
+
+def worker_pool(item: Object) -> WorkerPool:
+    metadata = reading.mapping(item.get("metadata"), "metadata")
+    spec = reading.mapping(item.get("spec"), "spec")
+    name = reading.text(metadata.get("name"), "metadata.name", needed=True)
+    if not _NAME.fullmatch(name):
+        raise FleetError("read metadata.name", f"{name[:60]!r} is no label of DNS of 40 letters at most")
+    template = reading.mapping(spec.get("template"), "spec.template")
+    reading.items(reading.mapping(template.get("spec"), "spec.template.spec").get("containers"), "containers")
+    own = reading.mapping(template.get("metadata"), "spec.template.metadata")
+    labels = reading.texts(own.get("labels"), "spec.template.metadata.labels")
+    reading.texts(own.get("annotations"), "spec.template.metadata.annotations")
+    mode = _one_of(spec, "mode", crd_pools.MODES)
+    # An autoscaler may have left the other mode's.
+    replicas = _count(spec, "replicas", crd_pools.MOST) if mode == crd_pools.FIXED else None
+    selector = None
+    if mode == crd_pools.PER_NODE:
+        selector = reading.texts(spec.get("nodeSelector"), "spec.nodeSelector")
+        if not selector:
+            raise FleetError("read spec.nodeSelector", "it names no label: every Node would have a pod")
+    update = reading.mapping(spec.get("update"), "spec.update")
+    return WorkerPool(
+        name=name,
+        uid=reading.text(metadata.get("uid"), "metadata.uid", needed=True),
+        version=reading.text(metadata.get("resourceVersion"), "metadata.resourceVersion"),
+        generation=reading.number(metadata.get("generation"), "metadata.generation"),
+        template=template,
+        hash=hashed(template),
+        label=labels.get(POOL) or name,
+        replicas=replicas,
+        selector=selector,
+        most=_count(update, "maxUnavailable", crd_pools.MOST) if "maxUnavailable" in update else 1,
+        within_s=_within(update),
+        deleting=metadata.get("deletionTimestamp") is not None,
+        status=_status(reading.mapping(item.get("status"), "status")),
+    )
+
+
+def hashed(template: Object) -> str:
+    """The same for the same words in whatever order: API servers fill in nothing here."""
+    text = json.dumps(template, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def _within(update: Object) -> float | None:
+    when = _one_of(update, "when", crd_pools.WHEN) if "when" in update else crd_pools.IDLE
+    if when == crd_pools.DEADLINE:
+        if seconds := _count(update, "deadlineSeconds", 1 << 40):
+            return float(seconds)
+        raise FleetError("read spec.update.deadlineSeconds", "it is not there, or 0: `when: now` says that")
+    return 0.0 if when == crd_pools.NOW else None
+
+
+def _one_of(spec: Object, key: str, known: tuple[str, ...]) -> str:
+    said = reading.text(spec.get(key), f"spec.{key}", needed=True)
+    if said not in known:
+        raise FleetError(f"read spec.{key}", f"{said[:40]!r} is not one of {', '.join(known)}")
+    return said
+
+
+def _count(spec: Object, key: str, most: int) -> int:
+    if key not in spec:
+        raise FleetError(f"read spec.{key}", "it is not there")
+    said = reading.number(spec.get(key), f"spec.{key}")
+    if not 0 <= said <= most:
+        raise FleetError(f"read spec.{key}", f"wanted 0 to {most}, not {said}")
+    return said
+
+
+def _status(said: Object) -> PoolStatus:
+    def count(key: str) -> int:
+        return reading.number(said.get(key), f"status.{key}")
+
+    return PoolStatus(
+        wanted=count("wanted"),
+        replicas=count("replicas"),
+        ready=count("ready"),
+        updated=count("updated"),
+        away=count("away"),
+        template=reading.text(said.get("template"), "status.template"),
+        generation=count("generation"),
+        conditions=tuple(_stand(one) for one in reading.items(said.get("conditions"), "status.conditions")),
+    )
+
+
+def _stand(item: object) -> Stand:
+    one = reading.mapping(item, "status.conditions")
+    found = {key: reading.text(one.get(key), f"status.conditions.{key}") for key in ("type", "status", "reason")}
+    since = reading.moment(one.get("lastTransitionTime"), "status.conditions.lastTransitionTime")
+    return Stand(**found, message=reading.text(one.get("message"), "status.conditions.message"), since=int(since))
+
+
+def written(status: PoolStatus) -> dict[str, object]:
+    """As the API server keeps it."""
+    return {
+        "wanted": status.wanted,
+        "replicas": status.replicas,
+        "ready": status.ready,
+        "updated": status.updated,
+        "away": status.away,
+        "template": status.template,
+        "generation": status.generation,
+        "conditions": [
+            {
+                "type": one.type,
+                "status": one.status,
+                "reason": one.reason,
+                **({"message": one.message} if one.message else {}),
+                "lastTransitionTime": stamp(one.since),
+            }
+            for one in status.conditions
+        ],
+    }

@@ -1,0 +1,253 @@
+"""Both worlds with pools whose pods the fleet makes: what is done to those is checked at each change, too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fleet import words
+from fleet.decide.actions import Adopt, Change, CreatePod, Drain, Evict, NotePool
+from fleet.decide.causes import OF_POOL
+from fleet.decide.pools.turns import is_to_go
+from fleet.policy import Policy
+from fleet.world.kubernetes import Kubernetes, together
+from fleet.world.pool import WorkerPool, worker_pool, written
+from fleet.world.world import World
+from tests.fleet_world import Pod, SlurmNode, Worlds
+
+POOL = "w"
+
+
+@dataclass
+class KeptPool:
+    """A WorkerPool, as the API server keeps it."""
+
+    spec: dict[str, Any]
+    uid: str = "pool-w"
+    version: int = 1
+    generation: int = 1
+    status: dict[str, Any] = field(default_factory=dict)
+
+
+class PoolWorlds(Worlds):
+    """One pool over `size` Nodes, settled; its pods are nobody's to make but the fleet's."""
+
+    def __init__(self, size: int = 4, policy: Policy | None = None, *, per_node: bool = False, **update: Any) -> None:
+        super().__init__(size, policy, f"{POOL}-n" if per_node else f"{POOL}-")
+        self.sets = {}
+        how: dict[str, Any] = {"mode": "perNode", "nodeSelector": {"gpu": "yes"}} if per_node else {"mode": "fixed"}
+        more = {} if per_node else {"replicas": size}
+        self.pool = KeptPool({**how, **more, "update": {"maxUnavailable": 1, **update}, "template": template("1")})
+        self.owner = dict.fromkeys(self.pods, self.pool.uid)
+        self.templates = dict.fromkeys(self.pods, self.read().hash)
+        # Pods that are told to go, and of which the kubelet has not said yet that they are gone.
+        self.leaving: set[str] = set()
+        # A pod of such a template never gets ready.
+        self.broken: set[str] = set()
+        # Those that no machine takes.
+        self.unplaced: set[str] = set()
+        for node in self.nodes.values():
+            node.labels["gpu"] = "yes"
+
+    def read(self) -> WorkerPool:
+        kept = self.pool
+        metadata = {"name": POOL, "uid": kept.uid, "resourceVersion": str(kept.version), "generation": kept.generation}
+        return worker_pool({"metadata": metadata, "spec": kept.spec, "status": kept.status})
+
+    def wants_of_it(self, **spec: Any) -> None:
+        """A person writes another spec."""
+        self.pool.spec = {**self.pool.spec, **spec}
+        self.pool.version, self.pool.generation = self.pool.version + 1, self.pool.generation + 1
+
+    def world(self, *, blind: str = "") -> World:
+        found = super().world(blind=blind)
+        here = found.kubernetes
+        if isinstance(here, Kubernetes):
+            unsure = blind == "pools"
+            pools = None if unsure else {POOL: self.read()}
+            everyone = {**here.pods, **here.others}
+            made = together(here.nodes, everyone, here.sets, here.unread, here.machines, pools=pools, unsure=unsure)
+            return replace(found, kubernetes=replace(made, blind=here.blind))
+        return found
+
+    def _pod(self, name: str) -> dict[str, Any]:
+        item = super()._pod(name)
+        metadata = item["metadata"]
+        metadata["labels"] |= {"minivm.io/pool": POOL, "minivm.io/template": self.templates[name]}
+        if self.owner[name]:
+            metadata["ownerReferences"] = [{"kind": "WorkerPool", "uid": self.owner[name], "controller": True}]
+        if name in self.leaving:
+            metadata["deletionTimestamp"] = "2026-11-22T00:00:00Z"
+        if name in self.unplaced:
+            item["spec"] = {}
+        return item
+
+    def perform(self, change: Change) -> None:
+        match change:
+            case CreatePod(name, node):
+                if name in self.pods:
+                    return  # 409
+                assert self.read().most >= 0 and change.pool.uid == self.pool.uid
+                where = node or next(iter(self._free_nodes()), "n0")
+                self.born(name, where, change.pool.hash)
+            case Adopt(name):
+                pod = self.pods.get(name)
+                if pod is None or (pod.uid, str(pod.version)) != (change.uid, change.version):
+                    return
+                assert not self.owner[name], "a pod of others is taken"
+                self.owner[name], self.templates[name], pod.version = self.pool.uid, change.pool.hash, pod.version + 1
+            case NotePool():
+                if str(self.pool.version) != change.version:
+                    return
+                self.pool.status, self.pool.version = written(change.status), self.pool.version + 1
+            case Evict():
+                if change.pod in self.leaving or not (self.still(change.pod, change.was) and self._pod_still(change)):
+                    return
+                self._evicted(change.pod)
+            case Drain(name) if self.still(name, change.was):
+                before = self.unavailable()
+                super().perform(change)
+                if name not in before and words.kinds(change.reason) & OF_POOL:
+                    assert len(self.unavailable()) <= max(self.read().most, len(before)), "above budget"
+                return
+            case _:
+                super().perform(change)
+                return
+        self.done.append(change)
+
+    def comes(self, name: str) -> bool:
+        return name in self.world_names()
+
+    def _evicted(self, name: str) -> None:
+        pod, node = self.pods[name], self.slurm.get(name)
+        if name not in self.unplaced:
+            assert pod.free, "its PodDisruptionBudget refuses"
+            # Of one that a person sends away it is enough that he has drained it.
+            allowed = {"fleet", "person"} if "minivm.io/leave" in pod.annotations else {"fleet"}
+            assert (node or SlurmNode(drained_by="fleet")).drained_by in allowed, "it is not drained by us"
+        assert not (node.jobs if node else ()), "a pod is deleted while its node runs a job"
+        if pod.ready:
+            assert len(self.away() | {name}) <= self.read().most, "more than maxUnavailable are away"
+        pod.ready = False
+        self.leaving.add(name)
+        self.slurmd_goes(name)
+
+    def kept_idle(self) -> set[str]:
+        """Idle, and kept from jobs for the pool's sake."""
+        slurm = self.world().slurm
+        nodes = getattr(slurm, "nodes", {})
+        return {name for name in self.pods if name in nodes and is_to_go(nodes[name]) and not self.slurm[name].jobs}
+
+    def away(self) -> set[str]:
+        """Those that are to be and are missing, and those that go or are not ready."""
+        gone = {name for name in set(self.world_names()) - self.pods.keys() if self._takes(name)}
+        return gone | {name for name, pod in self.pods.items() if not pod.ready or name in self.leaving}
+
+    def unavailable(self) -> set[str]:
+        return self.away() | self.kept_idle()
+
+    def _takes(self, name: str) -> bool:
+        node = self.world_names()[name]
+        return not node or not (self.nodes[node].cordoned or self.nodes[node].taints or not self.nodes[node].ready)
+
+    def world_names(self) -> dict[str, str]:
+        return dict(self.read().names({name: node.labels for name, node in self.nodes.items()}))
+
+    def _free_nodes(self) -> list[str]:
+        taken = {pod.node for pod in self.pods.values()}
+        return [name for name in self.nodes if name not in taken]
+
+    # What others do.
+
+    def born(self, name: str, node: str, template: str, owner: str | None = None) -> None:
+        self.count += 1
+        self.pods[name] = Pod(f"pod-{name}-{self.count}", node, ready=False, created=self.now)
+        self.owner[name] = self.pool.uid if owner is None else owner
+        self.templates[name] = template
+        if name not in self.names:
+            self.names.append(name)
+
+    def kubelets(self) -> None:
+        """What is told to go is gone; what is new is ready, unless it cannot be."""
+        for name in sorted(self.leaving):
+            self.pod_goes(name)
+        self.leaving.clear()
+        for name, pod in self.pods.items():
+            if not pod.ready and self.templates[name] not in self.broken and name not in self.unplaced:
+                pod.ready, pod.version = True, pod.version + 1
+                self.slurmd_answers(name)
+
+    def pod_goes(self, name: str) -> None:
+        super().pod_goes(name)
+        self.leaving.discard(name)
+        self.unplaced.discard(name)
+        if name in self.slurm:
+            self.jobs_end(name)
+            self.slurmd_goes(name)
+
+    def replace(self, name: str, where: str = "") -> None:
+        """Nobody but the fleet makes them anew."""
+        self.pod_goes(name)
+
+    def roll(self, to: str, **update: Any) -> None:
+        more = {"update": {**self.pool.spec["update"], **update}} if update else {}
+        self.wants_of_it(template=template(to), **more)
+
+    def turns(self, most: int = 60) -> int:
+        """Looks, a minute each, until nothing is left to do; how many it took."""
+        quiet = 0
+        for number in range(most):
+            quiet = 0 if self.look() else quiet + 1
+            if quiet == 3:
+                return number
+            self.kubelets()
+            self.now += 60
+        raise AssertionError(f"it never settles: {self.done[-8:]}")
+
+    def all_well(self) -> None:
+        """Everything else is well and quiet, and goes on until nothing is left to do."""
+        for name, node in self.slurm.items():
+            node.comment = "" if node.comment == "Ann's" else node.comment
+            if node.drained_by == "person":
+                self.person_resumes(name)
+        for name in self.nodes:
+            self.ready(name)
+            self.cordon(name, on=False)
+        for name in self.pods:
+            self.annotate(name, "minivm.io/leave", None)
+        quiet = 0
+        for _ in range(150):
+            quiet = 0 if self.look() else quiet + 1
+            if quiet == 3:
+                return
+            for name in self.slurm:
+                self.jobs_end(name)
+            self.kubelets()
+            for name in self.pods.keys() - self.leaving:
+                self.slurmd_answers(name)
+            self.now += 100
+        raise AssertionError(f"it never settles: {self.done[-8:]}")
+
+    def left_alone(self, number: int) -> None:
+        """Who made the pod has gone, and has left it."""
+        if (name := f"{POOL}-{number}") in self.pods and not self.leaving & {name}:
+            self.owner[name] = self.templates[name] = ""
+            self.pods[name].version += 1
+
+    def updated(self) -> set[str]:
+        return {name for name in self.pods if self.templates[name] == self.read().hash}
+
+    def starts(self, name: str, job: int = 7) -> bool:
+        """A job, where Slurm would place one."""
+        node = self.slurm.get(name)
+        if node is None or node.drained_by or node.down or not node.responds or name not in self.pods:
+            return False
+        node.jobs.add(job)
+        return True
+
+
+def template(said: str) -> dict[str, Any]:
+    return {"spec": {"containers": [{"name": "worker", "image": f"worker:{said}"}]}}
+
+
+__all__ = ["POOL", "PoolWorlds", "SlurmNode", "template"]

@@ -1,0 +1,308 @@
+"""WorkerPools before a real API server: their kind as the chart has it; pods are made, replaced and taken over.
+
+Of Slurm only what slurmrestd says: which pods may go is decided on that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+from kubernetes_asyncio import client
+
+from fleet import crd, crd_pools
+from fleet.act.cache import Cache
+from fleet.act.kubernetes import Api, ApiError
+from fleet.act.pools import pods as made
+from fleet.decide.actions import Adopt, Change, CreatePod, Drain, Evict, Forget, NotePool, Undrain
+from fleet.decide.decide import decide
+from fleet.decide.memory import Memory
+from fleet.policy import Policy
+from fleet.world.kubernetes import Kubernetes
+from fleet.world.pool import PoolStatus, Stand, WorkerPool, worker_pool
+from fleet.world.slurm import slurm
+from fleet.world.world import World
+from tests.kubernetes import programs
+from tests.kubernetes.apiserver import ApiServer, Object, api_server, install
+
+pytestmark = pytest.mark.timeout(3600)
+
+PODS = "/api/v1/namespaces/default/pods"
+POOLS = f"/apis/{crd.GROUP}/{crd.VERSION}/namespaces/default/{crd_pools.PLURAL}"
+KIND = {"apiVersion": f"{crd.GROUP}/{crd.VERSION}", "kind": crd_pools.KIND}
+LABELS = {"app.kubernetes.io/name": "minivm", "app.kubernetes.io/instance": "slurm"}
+READY = {"type": "Ready", "status": "True"}
+
+
+def template(image: str) -> Object:
+    return {"metadata": {"labels": {"minivm.io/pool": "gpu"}}, "spec": {"containers": [{"name": "x", "image": image}]}}
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    if not programs.built() and (why := programs.refusal()):
+        pytest.skip(f"no Kubernetes: {why}")
+    with api_server(programs.build(), tmp_path_factory.mktemp("pools")) as api:
+        install(api)
+        api.ask("POST", "/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": "default"}})
+        yield api
+
+
+@pytest.fixture
+def pool(api: ApiServer) -> Iterator[str]:
+    spec = {"mode": "fixed", "replicas": 3, "template": template("worker:1")}
+    api.ask("POST", POOLS, {**KIND, "metadata": {"name": "slurm-gpu", "labels": LABELS}, "spec": spec})
+    yield f"{POOLS}/slurm-gpu"
+    api.ask("DELETE", f"{POOLS}/slurm-gpu")
+    for item in api.ask("GET", PODS)["items"]:
+        now = {"gracePeriodSeconds": 0, "kind": "DeleteOptions", "apiVersion": "v1"}
+        api.ask("DELETE", f"{PODS}/{item['metadata']['name']}", now)
+
+
+def do(api: ApiServer, deed: Callable[[Api], Awaitable[Any]]) -> Any:
+    async def whole() -> Any:
+        settings = client.Configuration(host=api.url)
+        settings.verify_ssl = False
+        settings.api_key = {"BearerToken": f"Bearer {api.token}"}
+        fleet = Api(client.ApiClient(settings), "default", "slurm")
+        try:
+            return await deed(fleet)
+        finally:
+            await fleet.close()
+
+    return asyncio.run(whole())
+
+
+def read(api: ApiServer, where: str) -> WorkerPool:
+    return worker_pool(api.ask("GET", where))
+
+
+def pods(api: ApiServer) -> dict[str, Object]:
+    return {item["metadata"]["name"]: item for item in api.ask("GET", PODS)["items"]}
+
+
+def images(api: ApiServer) -> dict[str, str]:
+    return {name: pod["spec"]["containers"][0]["image"] for name, pod in pods(api).items()}
+
+
+def refused(api: ApiServer, where: str, body: Object) -> str:
+    try:
+        api.merge(where, body)
+    except urllib.error.HTTPError as error:
+        return str(json.load(error)["message"])
+    return ""
+
+
+class Cluster:
+    """A real API server; a Slurm of a few dictionaries; kubelets that say what is to be said."""
+
+    def __init__(self, api: ApiServer) -> None:
+        self.api = api
+        self.slurm: dict[str, Object] = {}
+        self.memory = Memory()
+        self.made: list[Change] = []
+        self.now = 1_800_000_000.0
+        self.policy = Policy(shows="")
+
+    def kubelets(self) -> None:
+        """Each pod has a Node, runs, and registers; what is to go goes."""
+        for name, pod in pods(self.api).items():
+            if "deletionTimestamp" in pod["metadata"]:
+                self._gone(name)
+            elif not pod["spec"].get("nodeName"):
+                node = f"n-{name}"
+                if not self._there(f"/api/v1/nodes/{node}"):
+                    made = {"metadata": {"name": node}, "status": {"conditions": [READY]}}
+                    self.api.ask("POST", "/api/v1/nodes", made)
+                bound = {"metadata": {"name": name}, "target": {"kind": "Node", "name": node}}
+                self.api.ask("POST", f"{PODS}/{name}/binding", bound)
+            elif not pod["status"].get("conditions") or pod["status"].get("phase") != "Running":
+                self.api.merge(f"{PODS}/{name}/status", {"status": {"phase": "Running", "conditions": [READY]}})
+                self.slurm.setdefault(name, {"name": name, "state": ["IDLE", "DYNAMIC_NORM"]})
+
+    def _there(self, where: str) -> bool:
+        try:
+            self.api.ask("GET", where)
+        except urllib.error.HTTPError:
+            return False
+        return True
+
+    def _gone(self, name: str) -> None:
+        now = {"gracePeriodSeconds": 0, "kind": "DeleteOptions", "apiVersion": "v1"}
+        self.api.ask("DELETE", f"{PODS}/{name}", now)
+
+    def job(self, name: str, *, on: bool = True) -> None:
+        kept = [state for state in self.slurm[name]["state"] if state not in ("IDLE", "ALLOCATED")]
+        self.slurm[name] |= {"state": ["ALLOCATED" if on else "IDLE", *kept], "alloc_cpus": int(on)}
+
+    def looks(self, most: int = 60) -> None:
+        """Until nothing is to be done any more."""
+        quiet = 0
+        for _ in range(most):
+            quiet = 0 if do(self.api, self.look) else quiet + 1
+            if quiet == 2:
+                return
+            self.kubelets()
+            self.now += 30
+        raise AssertionError(f"it never settles: {self.made[-5:]}")
+
+    async def look(self, api: Api) -> int:
+        cache = Cache(api, pools=True)
+        for kind in filter(None, (cache.nodes, cache.pods, cache.sets, cache.pools)):
+            await kind.list()
+        here = cache.world()
+        assert isinstance(here, Kubernetes) and not here.unread, here
+        jobs = [
+            {"job_id": 7, "job_state": ["RUNNING"], "nodes": name}
+            for name, node in self.slurm.items()
+            if node.get("alloc_cpus")
+        ]
+        decision = decide(World(here, slurm(self.slurm.values(), jobs, [])), self.memory, self.now, self.policy)
+        self.memory = decision.memory
+        return sum([await self.perform(api, change) for change in decision.changes])
+
+    async def perform(self, api: Api, change: Change) -> bool:
+        match change:
+            case Drain(name, reason):
+                state = [*(one for one in self.slurm[name]["state"] if one != "DRAIN"), "DRAIN"]
+                said = {"reason": reason, "comment": change.comment, "reason_changed_at": int(self.now)}
+                self.slurm[name] |= {"state": state, **said}
+            case Undrain(name) | Forget(name):
+                state = [one for one in self.slurm[name]["state"] if one != "DRAIN"]
+                self.slurm[name] |= {"state": state, "comment": ""}
+            case CreatePod() | Adopt() | NotePool():
+                if not await made.change(api, change):
+                    return False
+            case Evict(name):
+                assert not self.slurm.get(name, {}).get("alloc_cpus"), "a pod with a job"
+                if not await api.change(change):
+                    return False
+            case _:
+                return await api.change(change)  # type: ignore[arg-type]  # the rest is about pods
+        self.made.append(change)
+        return True
+
+    def done(self, *kinds: type) -> list[str]:
+        return [getattr(one, "pod", getattr(one, "name", "")) for one in self.made if isinstance(one, kinds)]
+
+
+def test_pods_are_made_as_a_statefulset_makes_them_and_the_next_template_reaches_all_but_the_busy_one(
+    api: ApiServer, pool: str
+) -> None:
+    cluster = Cluster(api)
+    cluster.looks()
+    assert images(api) == dict.fromkeys(("slurm-gpu-0", "slurm-gpu-1", "slurm-gpu-2"), "worker:1")
+    found = pods(api)["slurm-gpu-1"]
+    (owner,) = found["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["uid"], owner["controller"]) == ("WorkerPool", read(api, pool).uid, True)
+    assert (found["spec"]["hostname"], found["spec"]["subdomain"]) == ("slurm-gpu-1", "slurm-gpu")
+    assert found["metadata"]["labels"]["minivm.io/pool"] == "gpu"
+    busy = found["metadata"]["uid"]
+    cluster.job("slurm-gpu-1")
+    api.merge(pool, {"spec": {"template": template("worker:2")}})
+    cluster.looks()
+    assert images(api) == {"slurm-gpu-0": "worker:2", "slurm-gpu-1": "worker:1", "slurm-gpu-2": "worker:2"}
+    assert pods(api)["slurm-gpu-1"]["metadata"]["uid"] == busy
+    status = read(api, pool).status
+    assert (status.wanted, status.ready, status.updated) == (3, 3, 2)
+    cluster.job("slurm-gpu-1", on=False)
+    cluster.looks()
+    assert set(images(api).values()) == {"worker:2"}
+    assert sorted(cluster.done(Evict)) == ["slurm-gpu-0", "slurm-gpu-1", "slurm-gpu-2"], "each of them once"
+    assert {one.type: one.status for one in read(api, pool).status.conditions} == {"Ready": "True", "Updated": "True"}
+
+
+def test_it_is_scaled_as_everything_is(api: ApiServer, pool: str) -> None:
+    cluster = Cluster(api)
+    cluster.looks()
+    api.merge(f"{pool}/scale", {"spec": {"replicas": 1}})
+    cluster.job("slurm-gpu-2")
+    cluster.looks()
+    assert sorted(pods(api)) == ["slurm-gpu-0", "slurm-gpu-2"], "a busy one stays"
+    assert api.ask("GET", f"{pool}/scale")["status"]["replicas"] == 2
+    cluster.job("slurm-gpu-2", on=False)
+    cluster.looks()
+    assert sorted(pods(api)) == ["slurm-gpu-0"]
+
+
+def test_a_pod_is_made_once_and_never_over_anothers(api: ApiServer, pool: str) -> None:
+    theirs: Object = {"metadata": {"name": "slurm-gpu-0"}, "spec": {"containers": [{"name": "x", "image": "theirs"}]}}
+    api.ask("POST", PODS, theirs)
+    make = CreatePod("slurm-gpu-0", "", read(api, pool))
+    with pytest.raises(ApiError, match="a pod of that name is there"):
+        do(api, lambda fleet: made.change(fleet, make))
+    found = pods(api)["slurm-gpu-0"]
+    assert found["spec"]["containers"][0]["image"] == "theirs" and "ownerReferences" not in found["metadata"]
+
+
+def test_pods_that_a_statefulset_has_left_are_taken_over_as_they_are(api: ApiServer, pool: str) -> None:
+    labels = {**LABELS, "app.kubernetes.io/component": "worker", "minivm.io/pool": "gpu"}
+    for number in range(3):
+        spec = {"containers": [{"name": "x", "image": "worker:1"}]}
+        api.ask("POST", PODS, {"metadata": {"name": f"slurm-gpu-{number}", "labels": labels}, "spec": spec})
+    before = {name: pod["metadata"]["uid"] for name, pod in pods(api).items()}
+    cluster = Cluster(api)
+    cluster.looks()
+    assert {name: pod["metadata"]["uid"] for name, pod in pods(api).items()} == before, "none is another one"
+    owners = {pod["metadata"]["ownerReferences"][0]["uid"] for pod in pods(api).values()}
+    assert owners == {read(api, pool).uid} and not cluster.done(Evict, Drain, CreatePod)
+    api.merge(pool, {"spec": {"template": template("worker:2")}})
+    cluster.looks()
+    assert set(images(api).values()) == {"worker:2"}
+
+
+def test_one_that_has_changed_since_is_not_taken_over(api: ApiServer, pool: str) -> None:
+    theirs: Object = {"metadata": {"name": "slurm-gpu-0"}, "spec": {"containers": [{"name": "x", "image": "x"}]}}
+    seen = api.ask("POST", PODS, theirs)["metadata"]
+    api.merge(f"{PODS}/slurm-gpu-0", {"metadata": {"labels": {"a": "b"}}})
+    late = Adopt("slurm-gpu-0", seen["uid"], seen["resourceVersion"], read(api, pool))
+    assert not do(api, lambda fleet: made.change(fleet, late))
+    assert "ownerReferences" not in pods(api)["slurm-gpu-0"]["metadata"]
+
+
+FULL = PoolStatus(3, 3, 2, 1, 1, "abc", 7, (Stand("Ready", "False", "NotReady", "not ready: x", 1_795_000_000),))
+
+
+def test_what_is_noted_is_read_back_and_only_on_what_was_seen(api: ApiServer, pool: str) -> None:
+    """Every field passes the schema: one that the API server does not know it would drop without a word."""
+    seen = read(api, pool)
+    assert do(api, lambda fleet: made.change(fleet, NotePool(seen.name, seen.version, FULL)))
+    assert read(api, pool).status == FULL
+    assert not do(api, lambda fleet: made.change(fleet, NotePool(seen.name, seen.version, PoolStatus())))
+    assert read(api, pool).status == FULL
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"mode": "elastic"},
+        {"replicas": -1},
+        {"nodeSelector": {}},
+        {"update": {"when": "soon"}},
+        {"update": {"maxUnavailable": -1}},
+        {"template": None},
+        {"template": {"spec": None}},
+    ],
+)
+def test_what_is_none_is_refused_at_once(api: ApiServer, pool: str, spec: Object) -> None:
+    assert "spec." in refused(api, pool, {"spec": spec})
+
+
+def test_what_people_say_of_an_update_has_its_defaults_and_its_columns(api: ApiServer, pool: str) -> None:
+    api.merge(pool, {"spec": {"update": {}}})
+    assert api.ask("GET", pool)["spec"]["update"] == {"maxUnavailable": 1, "when": "idle"}
+    seen = read(api, pool)
+    do(api, lambda fleet: made.change(fleet, NotePool(seen.name, seen.version, FULL)))
+    headers = {"Authorization": f"Bearer {api.token}", "Accept": "application/json;as=Table;v=v1;g=meta.k8s.io"}
+    request = urllib.request.Request(f"{api.url}{POOLS}", headers=headers)
+    with urllib.request.urlopen(request, context=api.context, timeout=10) as reply:
+        table: dict[str, Any] = json.load(reply)
+    names = [one["name"] for one in table["columnDefinitions"]]
+    (row,) = [one["cells"] for one in table["rows"]]
+    wanted = {"Mode": "fixed", "Wanted": 3, "Ready": 2, "Updated": 1, "Away": 1, "When": "idle"}
+    assert wanted.items() <= dict(zip(names, row, strict=True)).items()

@@ -1,0 +1,170 @@
+"""Random histories of a pool, and a fleet that is cut, blind and late in them.
+
+What must never happen is asserted by the worlds themselves, at each change (`tests/fleet_pools_world.py`): no pod goes
+whose node runs a job or is not drained by the fleet, none beyond `maxUnavailable`, none of others is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet.decide.actions import Change
+from fleet.decide.memory import Memory
+from fleet.policy import Policy
+from tests.fleet_pools_world import PoolWorlds
+
+SIZE = 4
+EVENTS: dict[str, Callable[[PoolWorlds, str, str], object]] = {
+    "job": lambda w, name, node: w.starts(name),
+    "other job": lambda w, name, node: w.starts(name, 8),
+    "suspend": lambda w, name, node: w.slurm[name].suspended.update(w.slurm[name].jobs),
+    "end": lambda w, name, node: w.jobs_end(name),
+    "drains": lambda w, name, node: w.person_drains(name),
+    "resumes": lambda w, name, node: w.person_resumes(name),
+    "comments": lambda w, name, node: setattr(w.slurm[name], "comment", "Ann's"),
+    "leave": lambda w, name, node: w.annotate(name, "minivm.io/leave", "x"),
+    "stay": lambda w, name, node: w.annotate(name, "minivm.io/leave", None),
+    "cordon": lambda w, name, node: w.cordon(node),
+    "uncordon": lambda w, name, node: w.cordon(node, on=False),
+    "not ready": lambda w, name, node: w.ready(node, False),
+    "ready": lambda w, name, node: w.ready(node),
+    "pod is not ready": lambda w, name, node: setattr(w.pods[name], "ready", False),
+    "pod dies": lambda w, name, node: w.pod_goes(name),
+    "record goes": lambda w, name, node: None if w.slurm[name].jobs else w.slurm.pop(name),
+}
+# Of names that have neither a pod nor a record too.
+OF_POOL: dict[str, Callable[[PoolWorlds, int], object]] = {
+    "template": lambda w, number: w.roll(str(number)),
+    "breaks": lambda w, number: w.broken.add(w.read().hash),
+    "fewer": lambda w, number: w.wants_of_it(replicas=number),
+    "none may": lambda w, number: w.roll("1", maxUnavailable=0),
+    "many may": lambda w, number: w.roll("1", maxUnavailable=2),
+    "label": lambda w, number: w.nodes[f"n{number}"].labels.pop("gpu", None),
+    "label again": lambda w, number: w.nodes[f"n{number}"].labels.update(gpu="yes"),
+    "kubelets": lambda w, number: w.kubelets(),
+    "left": lambda w, number: w.left_alone(number),
+    "time": lambda w, number: setattr(w, "now", w.now + 70),
+    "hours": lambda w, number: setattr(w, "now", w.now + 7200),
+}
+LOOKS = ("look", "cut", "sees", "late", "blind to kubernetes", "blind to slurm", "blind to pools")
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from([*EVENTS, *OF_POOL, *LOOKS, "look", "look", "look", "job", "kubelets"]),
+        st.integers(0, SIZE - 1),
+        st.integers(0, 6),
+    ),
+    max_size=40,
+)
+
+
+def run(worlds: PoolWorlds, steps: list[tuple[str, int, int]]) -> None:
+    seen = worlds.world()
+    for what, number, cut in steps:
+        match what:
+            case "look":
+                seen = worlds.world()
+                worlds.look()
+            case "sees":
+                seen = worlds.world()
+            case "cut":
+                worlds.look(cut=cut)
+            case "late":
+                worlds.look(world=seen)
+            case "blind to kubernetes" | "blind to slurm":
+                assert worlds.look(blind=what.rpartition(" ")[2]) == 0
+            case "blind to pools":
+                worlds.look(blind="pools")
+            case what if what in OF_POOL:
+                OF_POOL[what](worlds, number)
+            case _:
+                name = worlds.names[number]
+                if name in worlds.pods and name in worlds.slurm:
+                    EVENTS[what](worlds, name, f"n{number}")
+
+
+HOW = st.sampled_from([{}, {"when": "now"}, {"when": "deadline", "deadlineSeconds": 3600}, {"maxUnavailable": 2}])
+
+
+@settings(max_examples=150, deadline=None)
+@given(STEPS, HOW, st.booleans(), st.sampled_from([2, 30]))
+def test_whatever_happens_no_pod_with_a_job_goes_no_more_than_may_be_are_away_and_it_settles(
+    steps: list[tuple[str, int, int]], how: dict[str, Any], per_node: bool, changes: int
+) -> None:
+    worlds = PoolWorlds(SIZE, Policy(changes=changes, share=1.0), per_node=per_node, **how)
+    run(worlds, steps)
+    worlds.broken.clear()
+    if not worlds.read().most:
+        worlds.roll("1", maxUnavailable=1)
+    worlds.all_well()
+    assert set(worlds.pods) == set(worlds.world_names()) == worlds.updated()
+    assert not [name for name, node in worlds.slurm.items() if node.drained_by == "fleet"], "and nothing is left behind"
+    assert {one.status for one in worlds.read().status.conditions} == {"True"}
+
+
+class Killed(Exception):
+    pass
+
+
+class Cut(PoolWorlds):
+    """Killed once, after so many changes."""
+
+    left = -1
+
+    def perform(self, change: Change) -> None:
+        if self.left == 0:
+            self.left = -1
+            raise Killed
+        self.left -= 1
+        super().perform(change)
+
+    def look_on(self) -> None:
+        quiet = 0
+        for _ in range(80):
+            try:
+                quiet = 0 if self.look() else quiet + 1
+            except Killed:
+                self.memory, quiet = Memory(), 0
+            if quiet == 3:
+                return
+            self.kubelets()
+            self.now += 60
+        raise AssertionError("it never ends")
+
+
+Story = tuple[Callable[[PoolWorlds], object], ...]
+STORIES: dict[str, Story] = {
+    "a roll": (lambda w: w.starts("w-1"), lambda w: w.roll("2"), lambda w: w.jobs_end("w-1")),
+    "back again": (lambda w: w.starts("w-0"), lambda w: w.roll("2"), lambda w: w.roll("1")),
+    "more and fewer": (lambda w: w.wants_of_it(replicas=5), lambda w: w.wants_of_it(replicas=2)),
+    "now": (lambda w: [w.starts(name) for name in w.names], lambda w: w.roll("2", when="now")),
+    "a person's": (lambda w: w.person_drains("w-0"), lambda w: w.roll("2"), lambda w: w.person_resumes("w-0")),
+    "taken over": (lambda w: w.left_alone(0), lambda w: w.left_alone(2), lambda w: w.roll("2")),
+}
+
+
+def ends(story: Story, cut: int, upto: int) -> tuple[object, int]:
+    worlds = Cut(3)
+    worlds.left = cut
+    worlds.look_on()
+    for event in story[:upto]:
+        event(worlds)
+        worlds.look_on()
+    pods = {name: (pod.free, worlds.templates[name], worlds.owner[name]) for name, pod in worlds.pods.items()}
+    held = {name: (node.drained_by, node.reason, node.comment) for name, node in worlds.slurm.items()}
+    status = [(one.type, one.status, one.message) for one in worlds.read().status.conditions]
+    return (pods, held, status), len(worlds.done)
+
+
+TURNS = [(name, upto) for name, story in STORIES.items() for upto in range(1, len(story) + 1)]
+
+
+@pytest.mark.parametrize(("name", "upto"), TURNS)
+def test_killed_between_any_two_changes_a_pool_ends_the_same(name: str, upto: int) -> None:
+    wanted, changes = ends(STORIES[name], -1, upto)
+    for cut in range(changes + 1):
+        assert ends(STORIES[name], cut, upto)[0] == wanted, f"cut after {cut} of {changes} changes"

@@ -1,0 +1,420 @@
+"""Pools whose pods the fleet makes: what comes, what is replaced, what goes, and whose turn it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema  # type: ignore[import-untyped]  # none are there
+import pytest
+
+from fleet import crd_pools
+from fleet.act.pools.pods import pod
+from fleet.decide.actions import Adopt, CreatePod, Drain, Evict, NotePool, Undrain
+from fleet.decide.memory import Memory
+from fleet.errors import FleetError
+from fleet.world.pool import named, worker_pool, written
+from tests.fleet_pools_world import POOL, PoolWorlds, template
+
+ROOT = Path(__file__).resolve().parents[3]
+DAY_S = 86400.0
+
+
+@pytest.fixture
+def worlds() -> PoolWorlds:
+    made = PoolWorlds()
+    made.turns()
+    return made
+
+
+def done(worlds: PoolWorlds, *kinds: type) -> list[str]:
+    return [getattr(one, "pod", getattr(one, "name", "")) for one in worlds.done if isinstance(one, kinds)]
+
+
+def told(worlds: PoolWorlds) -> dict[tuple[str, str], str]:
+    return {(one.about, one.kind): one.text for one in worlds.decide(worlds.world()).stands}
+
+
+def stands(worlds: PoolWorlds) -> dict[str, tuple[str, str]]:
+    return {one.type: (one.status, one.message) for one in worlds.read().status.conditions}
+
+
+def test_a_pool_that_is_as_wanted_is_noted_once_and_left_alone(worlds: PoolWorlds) -> None:
+    assert [type(one) for one in worlds.done if not done_shows(one)] == [NotePool]
+    status = worlds.read().status
+    assert (status.wanted, status.replicas, status.ready, status.updated, status.away) == (4, 4, 4, 4, 0)
+    assert stands(worlds) == {"Ready": ("True", ""), "Updated": ("True", "")}
+
+
+def done_shows(one: object) -> bool:
+    return type(one).__name__.startswith("Show")
+
+
+def test_what_is_missing_is_made_and_what_is_too_much_goes_drained_and_from_the_end(worlds: PoolWorlds) -> None:
+    worlds.wants_of_it(replicas=6)
+    worlds.turns()
+    assert sorted(done(worlds, CreatePod)) == ["w-4", "w-5"]
+    worlds.starts("w-5")
+    worlds.wants_of_it(replicas=3)
+    worlds.turns()
+    assert sorted(worlds.pods) == ["w-0", "w-1", "w-2", "w-5"], "one with a job stays until it has ended"
+    assert stands(worlds)["Updated"] == ("False", "too many: 1")
+    worlds.jobs_end("w-5")
+    worlds.turns()
+    assert sorted(worlds.pods) == ["w-0", "w-1", "w-2"]
+    assert sorted(worlds.slurm) == ["w-0", "w-1", "w-2"], "and their records go"
+
+
+def test_what_is_wanted_again_takes_jobs_again(worlds: PoolWorlds) -> None:
+    worlds.starts("w-3")
+    worlds.wants_of_it(replicas=3)
+    worlds.turns()
+    assert worlds.slurm["w-3"].drained_by == "fleet"
+    worlds.wants_of_it(replicas=4)
+    worlds.turns()
+    assert worlds.slurm["w-3"].drained_by == "" and worlds.slurm["w-3"].jobs == {7}
+    assert not done(worlds, Evict)
+
+
+def test_in_a_roll_a_pod_with_a_job_of_a_day_is_not_touched_and_every_other_gets_the_template() -> None:
+    worlds = PoolWorlds(8, maxUnavailable=2)
+    worlds.turns()
+    old = worlds.pods["w-3"].uid
+    worlds.starts("w-3")
+    worlds.roll("2")
+    begun, most = worlds.now, 0
+    while worlds.now - begun < DAY_S:
+        worlds.look()
+        most = max(most, len(worlds.unavailable()))
+        # Other jobs come wherever they may, and take ten minutes.
+        for name in [one for one in worlds.pods if one != "w-3"]:
+            worlds.jobs_end(name) if worlds.now % 600 < 60 else worlds.starts(name, 8)
+        worlds.kubelets()
+        worlds.now += 60
+    assert worlds.updated() == set(worlds.pods) - {"w-3"}
+    assert (worlds.pods["w-3"].uid, worlds.slurm["w-3"].jobs) == (old, {7})
+    assert most == 2, "and no more than may be were away"
+    worlds.jobs_end("w-3")
+    worlds.turns()
+    assert worlds.updated() == set(worlds.pods) and len(worlds.pods) == 8
+    assert stands(worlds) == {"Ready": ("True", ""), "Updated": ("True", "")}
+
+
+def test_those_that_wait_for_long_jobs_do_not_keep_the_others_from_their_turn() -> None:
+    """All are busy, and the first has the longest job."""
+    worlds = PoolWorlds(4)
+    worlds.turns()
+    for name in worlds.names:
+        worlds.starts(name)
+    worlds.roll("2")
+    worlds.look()
+    assert done(worlds, Drain) == ["w-0"], "one at a time is kept from new jobs"
+    worlds.now += 700
+    worlds.look()
+    assert done(worlds, Drain) == ["w-0", "w-1"]
+    worlds.jobs_end("w-1")
+    worlds.turns()
+    assert "w-1" in worlds.updated() and worlds.slurm["w-0"].jobs
+
+
+def test_one_that_gets_idle_when_there_is_no_room_takes_jobs_again() -> None:
+    worlds = PoolWorlds(3)
+    worlds.turns()
+    for name in ("w-0", "w-1"):
+        worlds.starts(name)
+    worlds.roll("2")
+    for _ in range(3):
+        worlds.look()
+        worlds.now += 700
+    assert {name for name, node in worlds.slurm.items() if node.drained_by} >= {"w-0", "w-1"}
+    worlds.pods["w-2"].ready = False
+    worlds.leaving.discard("w-2")
+    worlds.jobs_end("w-0")
+    worlds.look()
+    assert worlds.slurm["w-0"].drained_by == "", "w-2 is away, and that is as many as may be"
+    assert done(worlds, Undrain) == ["w-0"]
+
+
+def test_the_template_is_changed_back_and_who_waited_takes_jobs_again(worlds: PoolWorlds) -> None:
+    for name in worlds.names:
+        worlds.starts(name)
+    worlds.roll("2")
+    worlds.look()
+    assert worlds.slurm["w-0"].reason.startswith("minivm: fleet: update: template")
+    worlds.roll("1")
+    worlds.turns()
+    assert not [node for node in worlds.slurm.values() if node.drained_by]
+    assert not done(worlds, Evict)
+
+
+def test_a_template_that_never_gets_ready_stops_the_roll_and_the_next_one_replaces_it(worlds: PoolWorlds) -> None:
+    worlds.roll("2")
+    worlds.broken = {worlds.read().hash}
+    worlds.turns()
+    assert len(worlds.updated()) == 1, "the others stay as they are"
+    assert stands(worlds)["Ready"] == ("False", "not ready: w-0")
+    worlds.roll("3")
+    worlds.turns()
+    assert worlds.updated() == set(worlds.pods) == set(worlds.names)
+
+
+def test_a_pool_that_never_got_ready_is_replaced_too() -> None:
+    worlds = PoolWorlds(3)
+    worlds.pods.clear()
+    worlds.slurm.clear()
+    worlds.broken = {worlds.read().hash}
+    worlds.turns()
+    assert len(worlds.pods) == 3 and not worlds.slurm
+    worlds.roll("2")
+    worlds.turns()
+    assert worlds.updated() == set(worlds.pods) and all(pod.ready for pod in worlds.pods.values())
+
+
+def test_pods_that_no_machine_takes_are_replaced_without_a_turn(worlds: PoolWorlds) -> None:
+    worlds.wants_of_it(replicas=6)
+    worlds.look()
+    worlds.unplaced = {"w-4", "w-5"}
+    worlds.turns()
+    worlds.roll("2")
+    worlds.look()
+    assert set(done(worlds, Evict)) == {"w-4", "w-5"}
+    worlds.turns()
+    assert worlds.updated() == set(worlds.pods) and len(worlds.pods) == 6
+
+
+@pytest.mark.parametrize(("within", "ended"), [({"when": "now"}, True), ({"when": "idle"}, False)])
+def test_by_policy_jobs_run_elsewhere_at_once_or_never(within: dict[str, Any], ended: bool) -> None:
+    worlds = PoolWorlds(3)
+    worlds.turns()
+    for name in worlds.names:
+        worlds.starts(name)
+    worlds.roll("2", **within)
+    worlds.turns()
+    assert (worlds.updated() == set(worlds.pods)) is ended
+
+
+def test_by_policy_jobs_have_their_time_and_one_after_the_other_runs_elsewhere() -> None:
+    worlds = PoolWorlds(3)
+    worlds.turns()
+    for name in worlds.names:
+        worlds.starts(name)
+    worlds.roll("2", when="deadline", deadlineSeconds=3600)
+    worlds.look()
+    worlds.now += 3500
+    worlds.look()
+    assert all(node.jobs for node in worlds.slurm.values()), "not a minute earlier"
+    worlds.now += 200
+    for _ in range(3):
+        worlds.look()
+    assert sum(not node.jobs for node in worlds.slurm.values()) == 1
+    worlds.kubelets()
+    for _ in range(4):
+        worlds.now += 3600
+        worlds.turns()
+    assert worlds.updated() == set(worlds.pods)
+
+
+def test_what_a_person_holds_stays_and_takes_nobodys_turn(worlds: PoolWorlds) -> None:
+    worlds.person_drains("w-0")
+    worlds.roll("2")
+    worlds.turns()
+    assert worlds.updated() == {"w-1", "w-2", "w-3"}
+    assert worlds.slurm["w-0"].reason == "look at fan 3"
+    assert "update" in told(worlds)[("w-0", "held")]
+    worlds.person_resumes("w-0")
+    worlds.turns()
+    assert worlds.updated() == set(worlds.pods)
+
+
+def test_a_person_who_resumes_it_twice_is_believed_and_keeps_nobody_else_from_it(worlds: PoolWorlds) -> None:
+    worlds.starts("w-0")
+    worlds.roll("2")
+    for _ in range(2):
+        worlds.look()
+        worlds.person_resumes("w-0")
+    worlds.jobs_end("w-0")
+    worlds.turns()
+    assert worlds.updated() == {"w-1", "w-2", "w-3"}
+    assert ("w-0", "lifted") in told(worlds)
+
+
+def test_maxunavailable_0_takes_nothing_away_and_lifts_what_was_begun(worlds: PoolWorlds) -> None:
+    worlds.starts("w-0")
+    for name in ("w-1", "w-2", "w-3"):
+        worlds.starts(name)
+    worlds.roll("2")
+    worlds.look()
+    worlds.roll("2", maxUnavailable=0)
+    worlds.turns()
+    assert not worlds.updated() and not done(worlds, Evict)
+    assert not [node for node in worlds.slurm.values() if node.drained_by]
+    assert "maxUnavailable is 0" in stands(worlds)["Updated"][1]
+
+
+@pytest.mark.parametrize("blind", ["pools", "slurm", "kubernetes"])
+def test_of_what_is_not_known_nothing_is_begun_and_nothing_lifted(worlds: PoolWorlds, blind: str) -> None:
+    worlds.roll("2")
+    worlds.look()
+    worlds.wants_of_it(replicas=5)
+    held = {name for name, node in worlds.slurm.items() if node.drained_by}
+    assert held == {"w-0"}
+    before = len(worlds.done)
+    for _ in range(3):
+        worlds.memory = Memory()
+        worlds.now += 700
+        worlds.look(blind=blind)
+    assert not {type(one) for one in worlds.done[before:]} & {Evict, CreatePod, Undrain, Drain, NotePool}
+    assert {name for name, node in worlds.slurm.items() if node.drained_by} == held
+
+
+def test_a_statefulset_of_its_name_goes_first_and_its_pods_are_taken_over_as_they_are() -> None:
+    worlds = PoolWorlds(3)
+    worlds.sets = {POOL: 3}
+    worlds.owner = dict.fromkeys(worlds.owner, "a-statefulset")
+    worlds.templates = dict.fromkeys(worlds.templates, "")
+    uids = {name: pod.uid for name, pod in worlds.pods.items()}
+    worlds.turns()
+    assert not done(worlds, Adopt, CreatePod, Evict, Drain)
+    assert "StatefulSet" in told(worlds)[(POOL, "pool")]
+    worlds.sets = {}
+    worlds.turns()
+    assert not done(worlds, Adopt) and ("w-0", "pool") in told(worlds), "what another one makes stays his"
+    worlds.owner = dict.fromkeys(worlds.owner, "")
+    worlds.turns()
+    assert {name: pod.uid for name, pod in worlds.pods.items()} == uids, "none was made anew"
+    assert worlds.updated() == set(worlds.pods)
+    worlds.roll("2")
+    worlds.turns()
+    assert worlds.updated() == set(worlds.pods)
+
+
+# One on each Node
+
+
+@pytest.fixture
+def per_node() -> PoolWorlds:
+    made = PoolWorlds(3, per_node=True)
+    made.turns()
+    return made
+
+
+def test_each_node_that_matches_has_one_and_one_that_matches_no_more_has_none(per_node: PoolWorlds) -> None:
+    assert sorted(per_node.pods) == ["w-n0", "w-n1", "w-n2"] and not done(per_node, CreatePod)
+    del per_node.nodes["n1"].labels["gpu"]
+    per_node.starts("w-n1")
+    per_node.turns()
+    assert "w-n1" in per_node.pods, "its job ends first"
+    per_node.jobs_end("w-n1")
+    per_node.turns()
+    assert sorted(per_node.pods) == sorted(per_node.slurm) == ["w-n0", "w-n2"]
+    per_node.nodes["n1"].labels["gpu"] = "yes"
+    per_node.turns()
+    assert per_node.pods["w-n1"].node == "n1"
+
+
+def test_a_node_that_is_closed_gets_none_until_it_is_open_and_holds_up_nobody(per_node: PoolWorlds) -> None:
+    per_node.cordon("n0")
+    per_node.turns()
+    per_node.pod_goes("w-n0")
+    per_node.roll("2")
+    per_node.turns()
+    assert per_node.updated() == {"w-n1", "w-n2"} == set(per_node.pods)
+    per_node.cordon("n0", on=False)
+    per_node.turns()
+    assert per_node.updated() == {"w-n0", "w-n1", "w-n2"}
+
+
+def test_what_runs_on_a_closed_node_is_replaced_when_it_is_open(per_node: PoolWorlds) -> None:
+    per_node.cordon("n0")
+    per_node.roll("2")
+    per_node.turns()
+    assert per_node.updated() == {"w-n1", "w-n2"}
+    per_node.cordon("n0", on=False)
+    per_node.turns()
+    assert per_node.updated() == set(per_node.pods)
+
+
+def test_names_are_those_of_nodes_and_always_a_hosts() -> None:
+    assert named("gpu", "gpu-17") == "gpu-gpu-17"
+    long = ["ip-10-0-0-1.ec2.internal", "n" * 63, "a.b", "a-b.", "-", "A"]
+    names = [named("slurm-gpu", node) for node in long]
+    assert len({*names}) == len(long)
+    for name in names:
+        assert len(name) <= 63 and name.startswith("slurm-gpu-") and name.replace("-", "").isalnum(), name
+    assert named("p", "a.b") != named("p", "a-b")
+
+
+def test_a_pod_is_of_its_pool_and_of_its_node_whatever_its_template_says() -> None:
+    said: dict[str, Any] = {
+        "metadata": {"labels": {"app.kubernetes.io/instance": "others", "x": "y"}, "annotations": {"a": "b"}},
+        "spec": {"hostname": "x", "affinity": {"nodeAffinity": {"a": 1}, "podAffinity": {"b": 2}}, "containers": []},
+    }
+    pool = worker_pool({"metadata": {"name": "gpu", "uid": "u"}, "spec": {**SPEC, "template": said}})
+    made = pod(CreatePod("gpu-n0", "n0", pool), "app.kubernetes.io/name=minivm,app.kubernetes.io/instance=slurm")
+    assert made["metadata"]["labels"] == {
+        "x": "y", "app.kubernetes.io/name": "minivm", "app.kubernetes.io/instance": "slurm",
+        "app.kubernetes.io/component": "worker", "minivm.io/pool": "gpu", "minivm.io/template": pool.hash,
+        "statefulset.kubernetes.io/pod-name": "gpu-n0",
+    }  # fmt: skip
+    assert (made["spec"]["hostname"], made["spec"]["subdomain"]) == ("gpu-n0", "gpu")
+    affinity = made["spec"]["affinity"]
+    assert affinity["podAffinity"] == {"b": 2}
+    (term,) = affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert term == {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n0"]}]}
+    assert said["spec"]["hostname"] == "x", "the template itself stays"
+
+
+# As it is kept
+
+SPEC: dict[str, Any] = {"mode": "fixed", "replicas": 1, "template": template("1")}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"mode": "elastic"},
+        {"mode": "fixed"},
+        {"replicas": -1},
+        {"replicas": 70000},
+        {"replicas": "2"},
+        {"mode": "perNode"},
+        {"mode": "perNode", "nodeSelector": {}},
+        {"update": {"when": "soon"}},
+        {"update": {"when": "deadline"}},
+        {"update": {"when": "deadline", "deadlineSeconds": 0}},
+        {"update": {"maxUnavailable": -1}},
+        {"template": {"spec": {"containers": "x"}}},
+        {"template": {"metadata": {"labels": {"a": 1}}, "spec": {}}},
+    ],
+)
+def test_one_that_is_not_as_promised_is_refused_as_a_whole(wrong: dict[str, Any]) -> None:
+    spec = {**SPEC, **wrong}
+    if wrong == {"mode": "fixed"}:
+        del spec["replicas"]
+    with pytest.raises(FleetError, match="read "):
+        worker_pool({"metadata": {"name": "gpu", "uid": "u"}, "spec": spec})
+
+
+@pytest.mark.parametrize("name", ["a.b", "9gpu", "g" * 41, "gpu-"])
+def test_a_name_that_begins_no_hosts_is_refused(name: str) -> None:
+    with pytest.raises(FleetError, match=r"metadata\.name"):
+        worker_pool({"metadata": {"name": name, "uid": "u"}, "spec": SPEC})
+
+
+def test_what_is_noted_is_read_back_and_passes_the_schema(worlds: PoolWorlds) -> None:
+    worlds.roll("2")
+    worlds.look()
+    status = worlds.read().status
+    assert status.conditions
+    version: Any = crd_pools.definition()["spec"]
+    schema = version["versions"][0]["schema"]["openAPIV3Schema"]
+    item = {"spec": worlds.pool.spec, "status": written(status)}
+    assert not list(jsonschema.Draft202012Validator(schema).iter_errors(item))
+    assert set(written(status)) == set(schema["properties"]["status"]["properties"])
+
+
+def test_the_charts_definition_is_the_one_that_is_written_here() -> None:
+    text = (ROOT / "cluster/chart/files/workerpool.json").read_text()
+    said = json.dumps(crd_pools.definition(), indent=2) + "\n"
+    assert text == said, "fleet crd workerpool > cluster/chart/files/workerpool.json"
