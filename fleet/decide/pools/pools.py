@@ -17,6 +17,7 @@ from fleet.world.world import Worker
 
 Causes = Mapping[str, str]
 NAMED = 5
+UNKNOWN = "none of its pods is touched: which StatefulSets make pods is not known"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,9 @@ def pools(workers: Iterable[Worker], kubernetes: Kubernetes, slurm: Slurm, now: 
     everyone = list(workers)
     if kubernetes.unsure:
         return Pools({one.name: _before(one) for one in everyone}, unsure=True)
+    if kubernetes.pools and kubernetes.sets is None:
+        tells = [Tell(name, "pool", UNKNOWN) for name in kubernetes.pools]
+        return Pools({one.name: _before(one) for one in everyone}, unsure=True, actions=tuple(tells))
     causes: dict[str, Causes] = {}
     most: dict[str, int] = {}
     missing: dict[str, frozenset[str]] = {}
@@ -48,9 +52,8 @@ def pools(workers: Iterable[Worker], kubernetes: Kubernetes, slurm: Slurm, now: 
     for pool in (kubernetes.pools or {}).values():
         if pool.deleting:
             continue
-        if kubernetes.sets is None or pool.name in kubernetes.sets:
-            by = "a StatefulSet of its name makes them" if kubernetes.sets else "who else makes them is not known"
-            actions.append(Tell(pool.name, "pool", f"none of its pods is touched: {by}"))
+        if pool.name in (kubernetes.sets or {}):
+            actions.append(Tell(pool.name, "pool", "none of its pods is touched: a StatefulSet of its name makes them"))
             continue
         here = Here(pool, kubernetes, everyone, now, policy)
         causes |= turns(pool, here.stale, len(here.away | here.not_back), slurm, now, policy)

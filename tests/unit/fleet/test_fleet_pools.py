@@ -268,6 +268,17 @@ def test_of_what_is_not_known_nothing_is_begun_and_nothing_lifted(worlds: PoolWo
     assert {name for name, node in worlds.slurm.items() if node.drained_by} == held
 
 
+def test_where_statefulsets_are_not_known_nothing_is_begun_and_nothing_lifted(worlds: PoolWorlds) -> None:
+    worlds.roll("2")
+    worlds.look()
+    before, worlds.sets = len(worlds.done), None
+    for _ in range(3):
+        worlds.look()
+    assert not {type(one) for one in worlds.done[before:]} & {Evict, CreatePod, Undrain, Drain, NotePool}
+    assert (POOL, "pool") in told(worlds)
+    assert [name for name, node in worlds.slurm.items() if node.drained_by] == ["w-0"]
+
+
 def test_a_statefulset_of_its_name_goes_first_and_its_pods_are_taken_over_as_they_are() -> None:
     worlds = PoolWorlds(3)
     worlds.sets = {POOL: 3}
