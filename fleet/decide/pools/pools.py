@@ -92,9 +92,9 @@ class Here:
         self.not_back = frozenset(one.name for one in of_it if self._kept(one, one.name in to_go))
 
     def _kept(self, worker: Worker, stale: bool) -> bool:
-        if worker.slurm is None or not worker.slurm.drained or worker.slurm.record.busy:
+        if worker.slurm is None or worker.slurm.record.busy:
             return False
-        return not stale if is_to_go(worker.slurm) else not worker.slurm.ours and LEAVE in worker.pod.annotations
+        return not stale if is_to_go(worker.slurm) else LEAVE in worker.pod.annotations
 
     def _absent(self, name: str) -> bool:
         here = self.kubernetes
