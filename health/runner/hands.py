@@ -6,6 +6,7 @@ client's connection, the lease and the request. It looks at every file itself. O
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from dataclasses import dataclass
@@ -70,6 +71,9 @@ class Hands:
     def ended(self, pid: int) -> None:
         """Without its door it ends, if it has not."""
         if hand := self._hands.pop(pid, None):
+            # Forks that are not its own may hold copies of the door.
+            with contextlib.suppress(OSError):
+                hand.door.shutdown(socket.SHUT_RDWR)
             hand.door.close()
 
     def give(self, client: int, text: bytes, held: Lease, *, after_a_job: bool) -> bool:

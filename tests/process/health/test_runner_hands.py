@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gitsync.layout import Layout
+from health.runner.hands import Hands, pair
 from tests.process.runner_world import World, alive, compile_clients, make, resident
 from tests.waiting import until
 
@@ -169,3 +170,16 @@ def test_a_fork_grows_by_nothing_with_its_runs(world: World) -> None:
     assert len({line.split()[4] for line in (world.root / "found").read_text().splitlines()}) == 1
     assert sizes[2] - sizes[1] <= 16, f"{sizes} pages"
     assert len(descriptors) < 8
+
+
+def test_one_that_is_let_go_ends_though_another_fork_has_a_copy_of_its_door() -> None:
+    hands, (ours, theirs) = Hands(), pair()
+    hands.began(1, ours)
+    copy = os.dup(ours.fileno())
+    try:
+        hands.ended(1)
+        theirs.settimeout(10)
+        assert theirs.recv(1) == b""
+    finally:
+        os.close(copy)
+        theirs.close()
