@@ -8,11 +8,13 @@ commit, which git checks by itself.
 from __future__ import annotations
 
 import io
+import lzma
 import os
 import stat
 import subprocess
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -25,6 +27,9 @@ VERSIONS = "images/versions.yaml"
 # Of one source, unpacked.
 LARGEST = 64 << 20
 TIME = 300.0
+
+# What an archive that is cut, or is none, raises; ValueError: a name that no tar of ours can have.
+BROKEN = (tarfile.TarError, EOFError, ValueError, zlib.error, lzma.LZMAError)
 
 # A file's content and whether it may be executed, or where a link leads to.
 Tree = Mapping[str, tuple[bytes, bool] | str]
@@ -40,7 +45,7 @@ def packed(pin: Pin, settings: Settings) -> bytes:
         if address.is_dir() and not (address / ".git").exists() and not (address / "HEAD").is_file():
             return made(pin, dict(files(address)))
         return made(pin, of_commit(pin, settings))
-    except (OSError, tarfile.TarError, subprocess.TimeoutExpired) as error:
+    except (OSError, *BROKEN, subprocess.TimeoutExpired) as error:
         raise wrong(pin, str(error)) from error
 
 

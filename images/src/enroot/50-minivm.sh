@@ -10,7 +10,10 @@ if [[ -d $job ]]; then
     # slurmstepd starts it when the task is inside already, where nothing of the node's is: it runs here, once a step and
     # node, and inside stands what it said.
     said=$job/enroot/task_prolog.${SLURM_STEP_ID:-none}
-    lines=$("$prolog")
+    lines=$("$prolog") || {
+        sed -n 's/^print //p' <<< "$lines" >&2
+        exit 1
+    }
     # shellcheck disable=SC2016  # of the script that is written
     printf '#!/bin/sh\nwhile IFS= read -r line; do printf "%%s\\n" "$line"; done << "minivm: end"\n%s\nminivm: end\n' "$lines" > "$said"
     chmod 700 "$said"

@@ -157,3 +157,16 @@ def test_a_source_without_a_checksum_is_trusted_on_first_sight_as_any_file(pin: 
     versions.write_text(f"pins:\n  tool:\n    url: x\n    commit: {pin.commit}\n    sha256: {UNFILLED}\n")
     trust.record(versions, unfilled, pin.sha256)
     assert f"sha256: {pin.sha256}\n" in versions.read_text()
+
+
+def test_an_archive_that_is_cut_or_has_a_name_too_long_is_a_sentence(pin: Pin, tree: Path, tmp_path: Path) -> None:
+    (tree / "random").write_bytes(os.urandom(1 << 16))
+    cut = tmp_path / "cut.tgz"
+    with tarfile.open(cut, "w:gz") as archive:
+        archive.add(tree, "tool-1.0")
+    cut.write_bytes(cut.read_bytes()[: 1 << 15])
+    (tree / ("d" * 150)).mkdir()
+    (tree / ("d" * 150) / ("f" * 120)).touch()
+    for given in (cut, tree):
+        with pytest.raises(ImagesError, match="have the source of tool"):
+            packed(replace(pin, url=str(given)), Settings())
