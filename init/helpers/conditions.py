@@ -132,6 +132,8 @@ def tell_gpus(api: Api, look: Callable[[], tuple[str, ...]], pause: float = GPUS
             except ApiError as error:
                 if error.missing:
                     return None
+            except OSError:
+                pass  # the token is being exchanged
         time.sleep(pause)
 
 

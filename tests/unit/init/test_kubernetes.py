@@ -252,6 +252,23 @@ def test_gpus_are_told_once_the_driver_answers_and_the_api_server_listens(api_se
     assert next(answers) == (ONE,), "and not again"
 
 
+def test_a_token_that_is_away_for_a_moment_does_not_end_it(api_server: ApiServer) -> None:
+    api = kubernetes.Api("ns", "w1", api_server.account, f"localhost:{api_server.server.server_port}")
+    token = api_server.account / "token"
+    kept = token.read_text()
+    looks = iter(["away", "there"])
+
+    def look() -> tuple[str, ...]:
+        if next(looks) == "away":
+            token.unlink()
+        else:
+            token.write_text(kept)
+        return (ONE,)
+
+    kubernetes.tell_gpus(api, look, 0.01)
+    assert [item["message"] for item in api_server.wait(1)] == [ONE]
+
+
 def test_the_fleet_reads_what_a_pod_tells(tmp_path: Path) -> None:
     """The two do not share a line of code."""
     told = gpus.condition(gpus.uuids(machine(tmp_path, f"GPU 0: x (UUID: {ONE})")), "2026-11-22T00:00:00Z")
