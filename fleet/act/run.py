@@ -139,6 +139,7 @@ class Fleet:
                 self._news.clear()
                 # Whoever acts meanwhile changes what we remember.
                 last, self.memory = None, Memory()
+                self._reread()  # it is shown, and holds from the first moment that we lead
                 self.cache.counted(steady())  # so that it need not begin to count when it begins to act
                 await self._wait(AT_LEAST_S)
                 continue
@@ -175,12 +176,16 @@ class Fleet:
             return
         done: list[Change | Tell] = []
         drains = hurried(world, self.memory.marks, steady(), self.policy)
-        for change in islice((one for one in drains if one.name not in self._hurried), self.policy.changes):
+        most = self.policy.changes - len(self._hurried)
+        for change in islice((one for one in drains if one.name not in self._hurried), max(0, most)):
             if not self.leader.holds():
                 return
             self._hurried.add(change.name)
-            with contextlib.suppress(FleetError):  # it is tried again with all else, and told then
+            self.seen.turned = time.monotonic()
+            try:
                 done += [change] if await self._perform(change, self.beside) else []
+            except FleetError:
+                break  # who does not answer one of them answers none; all is tried again with all else, and told then
         await self._tell(world, done)
 
     async def act(self, world: World) -> int:

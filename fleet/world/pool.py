@@ -91,7 +91,10 @@ def worker_pool(item: Object) -> WorkerPool:
     if not _NAME.fullmatch(name):
         raise FleetError("read metadata.name", f"{name[:60]!r} is no label of DNS of 40 letters at most")
     template = reading.mapping(spec.get("template"), "spec.template")
-    reading.items(reading.mapping(template.get("spec"), "spec.template.spec").get("containers"), "containers")
+    of_pod = reading.mapping(template.get("spec"), "spec.template.spec")
+    reading.items(of_pod.get("containers"), "containers")
+    affinity = reading.mapping(of_pod.get("affinity"), "spec.template.spec.affinity")
+    reading.mapping(affinity.get("nodeAffinity"), "spec.template.spec.affinity.nodeAffinity")
     own = reading.mapping(template.get("metadata"), "spec.template.metadata")
     labels = reading.texts(own.get("labels"), "spec.template.metadata.labels")
     reading.texts(own.get("annotations"), "spec.template.metadata.annotations")

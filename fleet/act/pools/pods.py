@@ -65,9 +65,10 @@ def pod(act: CreatePod, labels: str) -> Object:
     # Its name is its host's, and resolves in the domain of the pool's Service.
     spec |= {"hostname": act.name, "subdomain": pool.name}
     if act.node:
-        affinity = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
+        affinity = spec.get("affinity") or {}
         field = {"key": "metadata.name", "operator": "In", "values": [act.node]}
-        affinity[REQUIRED] = {"nodeSelectorTerms": [{"matchFields": [field]}]}
+        of_node = {**(affinity.get("nodeAffinity") or {}), REQUIRED: {"nodeSelectorTerms": [{"matchFields": [field]}]}}
+        spec["affinity"] = {**affinity, "nodeAffinity": of_node}
     return {
         "metadata": {
             "name": act.name,

@@ -65,19 +65,22 @@ def turns(
                 if waiting + (used if pool.within_s == 0 else 0) >= pool.most:
                     continue
                 waiting += 1
-        if _over(one, pool, now) and (used < pool.most or turn(one.worker, slurm) is Turn.AWAY):
-            used += turn(one.worker, slurm) is not Turn.AWAY
+        if turn(one.worker, slurm) is not Turn.AWAY and _over(one, pool, now) and used < pool.most:
+            used += 1
             said["deadline"] = f"its jobs had {pool.within_s:g} s"
         found[one.worker.name] = said
     return found
 
 
 def turn(worker: Worker, slurm: Slurm) -> Turn:
-    if worker.pod.deleting or not worker.pod.ready or worker.slurm is None:
+    if worker.pod.deleting or worker.slurm is None:
         return Turn.AWAY
     held = is_to_go(worker.slurm)
+    # Its jobs run on whether or not it is ready.
     if worker.slurm.record.busy or slurm.holding(worker.name):
         return Turn.WAITS if held else Turn.BUSY
+    if not worker.pod.ready:
+        return Turn.AWAY
     return Turn.HELD if held else Turn.IDLE
 
 

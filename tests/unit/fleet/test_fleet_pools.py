@@ -215,6 +215,38 @@ def test_by_policy_jobs_have_their_time_and_one_after_the_other_runs_elsewhere()
     assert worlds.updated() == set(worlds.pods)
 
 
+def test_a_moment_in_which_no_pod_is_ready_ends_no_more_jobs_than_may_be_away() -> None:
+    """A probe that failed once says nothing of the jobs."""
+    worlds = PoolWorlds(6)
+    worlds.turns()
+    for name in worlds.names:
+        worlds.starts(name)
+        worlds.pods[name].ready = False
+    worlds.roll("2", when="now")
+    worlds.look()
+    worlds.look()
+    assert sum(not node.jobs for node in worlds.slurm.values()) <= 1
+
+
+@pytest.mark.parametrize("affinity", [None, {"nodeAffinity": None}, {"podAffinity": {}}])
+def test_an_affinity_that_says_nothing_is_none(affinity: object) -> None:
+    worlds = PoolWorlds(2, per_node=True)
+    worlds.wants_of_it(template={"spec": {"containers": [], "affinity": affinity}})
+    made = pod(CreatePod("w-n0", "n0", worlds.read()), "a=b")
+    required = made["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert required["nodeSelectorTerms"] == [
+        {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n0"]}]}
+    ]
+
+
+@pytest.mark.parametrize("affinity", ["x", {"nodeAffinity": "x"}])
+def test_an_affinity_that_is_none_is_a_sentence(affinity: object) -> None:
+    worlds = PoolWorlds(2)
+    worlds.wants_of_it(template={"spec": {"containers": [], "affinity": affinity}})
+    with pytest.raises(FleetError, match="affinity"):
+        worlds.read()
+
+
 def test_what_a_person_holds_stays_and_takes_nobodys_turn(worlds: PoolWorlds) -> None:
     worlds.person_drains("w-0")
     worlds.roll("2")
