@@ -369,6 +369,7 @@ def test_a_job_that_left_nothing_costs_no_look_at_all_processes(job: Job) -> Non
     shared = job.world.root / "runner"
     shared.mkdir(mode=0o700, exist_ok=True)
     job.run("prolog")
+    until(lambda: ask().returncode, "nobody of the prolog's is here")
     job.run("epilog")
     assert not (shared / "processes").exists()
     stray = begin([], USER, "sleep", "600")
