@@ -170,6 +170,12 @@ def test_a_pool_that_the_fleet_could_not_make_is_refused(
         rendered(fleet=fleet, workers={"pools": {"gpu": {"kind": POOL, **wrong}}})
 
 
+def test_a_pool_on_each_node_cannot_have_rights_by_name() -> None:
+    pools = {"gpu": {"kind": POOL, "perNode": True, "nodeSelector": {"a": "b"}}}
+    with pytest.raises(ClusterError, match="perNode goes without podConditions"):
+        rendered(fleet=OWNED, workers={"pools": pools}, podConditions={"enabled": True})
+
+
 def env_of(documents: list[Document]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = pod(documents)["containers"][0]["env"]
     return found
