@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
-from kubernetes_asyncio import client
 
 from fleet import crd
 from fleet.act import machines
-from fleet.act.kubernetes import Api
 from fleet.decide.actions import Annotate, Make, Record, StartJob, Withdraw
 from fleet.world.machine import Event, Machine, Remedy, Status, machine
 from tests.helm import rendered_for
 from tests.kubernetes import programs
 from tests.kubernetes.apiserver import ApiServer, Object, api_server, install
+from tests.kubernetes.fleet_api import do, refused
 
 pytestmark = pytest.mark.timeout(3600)
 
@@ -63,34 +61,12 @@ def name(api: ApiServer, request: pytest.FixtureRequest) -> Iterator[str]:
     api.ask("DELETE", f"{MACHINES}/{made}")
 
 
-def do(api: ApiServer, deed: Callable[[Api], Awaitable[bool]]) -> bool:
-    async def whole() -> bool:
-        settings = client.Configuration(host=api.url)
-        settings.verify_ssl = False
-        settings.api_key = {"BearerToken": f"Bearer {api.token}"}
-        fleet = Api(client.ApiClient(settings), "default", "slurm")
-        try:
-            return await deed(fleet)
-        finally:
-            await fleet.close()
-
-    return asyncio.run(whole())
-
-
 def read(api: ApiServer, name: str) -> Machine:
     return machine(api.ask("GET", f"{MACHINES}/{name}"))
 
 
 def note(api: ApiServer, seen: Machine, status: Status) -> bool:
     return do(api, lambda fleet: machines.change(fleet, Record(seen.name, seen.version, status)))
-
-
-def refused(api: ApiServer, name: str, body: Object) -> str:
-    try:
-        api.merge(f"{MACHINES}/{name}", body)
-    except urllib.error.HTTPError as error:
-        return str(json.load(error)["message"])
-    return ""
 
 
 def test_what_is_noted_is_read_back_and_what_is_over_goes(api: ApiServer, name: str) -> None:
@@ -166,7 +142,7 @@ def test_a_nodes_annotations_are_asked_for_and_taken_away_on_what_was_seen(api: 
 
 @pytest.mark.parametrize("spec", [{"goal": "sleep"}, {"goal": 1}, {"goal": "drain", "reason": "a\nb"}])
 def test_a_goal_that_is_none_is_refused_at_once(api: ApiServer, name: str, spec: Object) -> None:
-    assert "spec." in refused(api, name, {"spec": spec})
+    assert "spec." in refused(api, f"{MACHINES}/{name}", {"spec": spec})
 
 
 def test_people_see_them_in_columns(api: ApiServer, name: str) -> None:

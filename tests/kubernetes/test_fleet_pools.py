@@ -5,15 +5,13 @@ Of Slurm only what slurmrestd says: which pods may go is decided on that.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from kubernetes_asyncio import client
 
 from fleet import crd, crd_pools
 from fleet.act.cache import Cache
@@ -29,6 +27,7 @@ from fleet.world.slurm import slurm
 from fleet.world.world import World
 from tests.kubernetes import programs
 from tests.kubernetes.apiserver import ApiServer, Object, api_server, install
+from tests.kubernetes.fleet_api import do, refused
 
 pytestmark = pytest.mark.timeout(3600)
 
@@ -64,20 +63,6 @@ def pool(api: ApiServer) -> Iterator[str]:
         api.ask("DELETE", f"{PODS}/{item['metadata']['name']}", now)
 
 
-def do(api: ApiServer, deed: Callable[[Api], Awaitable[Any]]) -> Any:
-    async def whole() -> Any:
-        settings = client.Configuration(host=api.url)
-        settings.verify_ssl = False
-        settings.api_key = {"BearerToken": f"Bearer {api.token}"}
-        fleet = Api(client.ApiClient(settings), "default", "slurm")
-        try:
-            return await deed(fleet)
-        finally:
-            await fleet.close()
-
-    return asyncio.run(whole())
-
-
 def read(api: ApiServer, where: str) -> WorkerPool:
     return worker_pool(api.ask("GET", where))
 
@@ -88,14 +73,6 @@ def pods(api: ApiServer) -> dict[str, Object]:
 
 def images(api: ApiServer) -> dict[str, str]:
     return {name: pod["spec"]["containers"][0]["image"] for name, pod in pods(api).items()}
-
-
-def refused(api: ApiServer, where: str, body: Object) -> str:
-    try:
-        api.merge(where, body)
-    except urllib.error.HTTPError as error:
-        return str(json.load(error)["message"])
-    return ""
 
 
 class Cluster:
