@@ -16,7 +16,8 @@ from tests.cluster.conftest import IMAGES, NAME
 from tests.cluster.mpi import ON_TWO_NODES, compile_sum, met
 from tests.cluster.researcher import Researcher, World
 from tests.cluster.small import small_cluster
-from tests.container.registryd import Registryd
+from tests.container.conftest import docker
+from tests.container.registryd import Registryd, root_of
 from tests.slurm import built, has_pmix
 from tests.waiting import until
 
@@ -28,10 +29,6 @@ REGISTRIES = f'[[registry]]\nlocation = "127.0.0.1:{PORT}"\ninsecure = true\n'
 DEBIAN = f"127.0.0.1:{PORT}/site/debian:13"
 # The registry is on this one's loopback.
 HERE = f"-w {WORKER}"
-
-
-def docker(*arguments: str) -> str:
-    return subprocess.run(["docker", *arguments], capture_output=True, text=True, check=True).stdout.strip()
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +49,7 @@ class registry_of:  # a context manager, called as one
 
     def __enter__(self) -> None:
         self.here.start()
-        self.fill()
+        self.here.push(root_of(f"{IMAGES}/worker-containers:latest"), DEBIAN.partition("/")[2])
         self.here.kill()
         config = json.loads((self.here.root / "config.yml").read_text())
         config["http"]["addr"] = f"127.0.0.1:{PORT}"
@@ -67,13 +64,6 @@ class registry_of:  # a context manager, called as one
             return self.cluster.exec(WORKER, ["curl", "-sf", f"http://127.0.0.1:{PORT}/v2/"])[0] == 0
 
         until(listens, "the registry answers in the pod", seen=(self.here.root / "log").read_text)
-
-    def fill(self) -> None:
-        (root, *_) = docker("image", "ls", "--quiet", f"{IMAGES}/layer-root").split()
-        there = f"127.0.0.1:{self.here.port}/site/debian:13"
-        docker("tag", root, there)
-        docker("push", "--quiet", there)
-        docker("rmi", there)
 
     def __exit__(self, *_: object) -> None:
         self.here.kill()

@@ -12,12 +12,27 @@ from typing import Any
 
 from images.ship.credentials import Login
 from images.ship.registry import Place
+from tests.container.conftest import docker
 from tests.waiting import until
 
 # "correct horse" by bcrypt, as `htpasswd -B` writes it.
 HTPASSWD = "pusher:$2y$05$abcdefghijklmnopqrstuuHNbAKRhpaujgo33bRWs.NLUTJO3lOy2\n"
 PUSHER = Login("pusher", "correct horse")
 REPOSITORY = "minivm-test"
+
+
+def layers(image: str) -> list[str]:
+    found: list[str] = json.loads(docker("image", "inspect", "--format", "{{json .RootFS.Layers}}", image))
+    return found
+
+
+def root_of(image: str) -> str:
+    """The smallest image that there is here: Debian's root, and that one on which this image stands. There may be
+    another architecture's beside it, or another day's: all are created at one moment, the lock's, and the engine lists
+    what is of the same age in any order."""
+    listed = docker("image", "ls", "--format", "{{.Repository}}:{{.Tag}}", f"{image.rpartition('/')[0]}/layer-root")
+    (root, *_) = [each for each in listed.split() if layers(each) == layers(image)[:1]]
+    return root
 
 
 class Registryd:
@@ -65,6 +80,13 @@ class Registryd:
             self.process.kill()
             self.process.wait()
             self.process = None
+
+    def push(self, image: str, name: str) -> None:
+        """An image of the engine's, by another name."""
+        there = f"127.0.0.1:{self.port}/{name}"
+        docker("tag", image, there)
+        docker("push", "--quiet", there)
+        docker("rmi", there)
 
     @property
     def place(self) -> Place:

@@ -18,7 +18,7 @@ import pytest
 from tests.container import oci_layout
 from tests.container.conftest import IMAGES, docker
 from tests.container.oci_layout import entry, packed
-from tests.container.registryd import PUSHER, Registryd
+from tests.container.registryd import PUSHER, Registryd, root_of
 from tests.slurm import built
 from tests.waiting import until
 
@@ -84,15 +84,10 @@ def started(image: str, home: Path, *options: str) -> Node:
 
 
 @pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registryd]:
-    """With the smallest image that there is here: Debian's root, on which all others stand."""
+def registry(image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registryd]:
     found = Registryd(tmp_path_factory.mktemp("registry"), auth={})
     found.start()
-    (root, *_) = docker("image", "ls", "--quiet", f"{IMAGES}/layer-root").split()
-    there = f"127.0.0.1:{found.port}/site/debian:13"
-    docker("tag", root, there)
-    docker("push", "--quiet", there)
-    docker("rmi", there)
+    found.push(root_of(image), "site/debian:13")
     yield found
     found.kill()
 
