@@ -20,9 +20,8 @@ from types import FrameType
 
 from gitsync.layout import Layout
 from gitsync.lease import Lease
-from health.runner import hands
+from health.runner import hands, ours
 from health.runner import run as runner
-from health.runner.ours import Stopped
 from health.runner.request import LONGEST_TEXT, Request, accepted, ended, parse
 from health.runner.warm import Warm, policy_of
 
@@ -47,7 +46,7 @@ def fork(work: Callable[[], None]) -> int:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, _stop)
         work()
-    except Stopped:
+    except ours.Stopped:
         pass
     except BaseException:
         traceback.print_exc()
@@ -56,7 +55,7 @@ def fork(work: Callable[[], None]) -> int:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    raise Stopped
+    raise ours.Stopped
 
 
 def serve(
@@ -134,7 +133,9 @@ def _become(fd: int, place: int) -> None:
 
 
 def _is_as_before() -> bool:
-    """Nothing was said of the last run, and no process of it is left."""
+    """Nothing was said of the last run, no step of it was cut or failed, and no process of it is left."""
+    if not ours.whole:
+        return False
     try:
         os.waitpid(-1, os.WNOHANG)
     except ChildProcessError:
@@ -175,7 +176,7 @@ class _until_it_hangs_up:
     def _look(*_: object) -> None:
         # A client has nothing more to say: what there is to read is its end.
         if select.select([CLIENT], [], [], 0)[0]:
-            raise Stopped
+            raise ours.Stopped
 
     def __exit__(self, *_: object) -> None:
         signal.signal(signal.SIGIO, signal.SIG_IGN)

@@ -75,11 +75,16 @@ class _TooLong(BaseException):
     pass
 
 
+# In this process: whether each step so far has come to its end. One that was cut may have left anything open.
+whole = True
+
+
 def run(step: Step, env: Mapping[str, str], deadline_s: float, unfit: int) -> Outcome:
     """In this process, which is a fork made for runs: another for each step would cost more than the steps do.
 
     What a step changes of it is put back: other steps follow, and other runs.
     """
+    global whole
     start = time.monotonic()
     said, kept = os.memfd_create("step"), [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16) for fd in (1, 2)]
     ours, path, mask, code, broken = os.environ, sys.path[:], os.umask(0o022), 1, ""
@@ -104,6 +109,7 @@ def run(step: Step, env: Mapping[str, str], deadline_s: float, unfit: int) -> Ou
             os.close(old)
     text = os.pread(said, OUTPUT_LIMIT, max(0, os.fstat(said).st_size - OUTPUT_LIMIT)).decode(errors="replace")
     os.close(said)
+    whole = whole and not broken
     return Outcome(code, time.monotonic() - start, "", text, broken)
 
 

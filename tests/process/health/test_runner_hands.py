@@ -27,6 +27,15 @@ os.environ["LEFT"] = "1"
 print(*found, os.getpid(), file=open({place!r}, "a"))
 """
 
+# The second job's step ends in the middle.
+OPENS = """#!/usr/bin/python3 -IS
+import fcntl, os, time
+print(os.environ["SLURM_JOB_ID"], os.getpid(), file=open({ran!r}, "a"), flush=True)
+if os.environ["SLURM_JOB_ID"] == "2":
+    fcntl.flock(os.open({ran!r}, os.O_RDONLY), fcntl.LOCK_EX)
+    {end}
+"""
+
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
@@ -116,6 +125,24 @@ def test_one_whose_run_had_something_to_say_does_no_other(world: World) -> None:
     assert found["1"] == found["2"] != found["3"]
 
 
+@pytest.mark.parametrize("end", ["time.sleep(60)", "raise OSError"])
+def test_one_whose_step_was_cut_or_failed_does_no_other(world: World, end: str) -> None:
+    """It may have been cut between an open and its close, or with a lock in its hands."""
+    library = Path(__file__).resolve().parents[3] / "scripts/lib/jobs.py"
+    world.script("lib/jobs.py", library.read_text(), 0o644)
+    world.policy(runner={"scripts": {"prolog.d/20-opens": {"deadline_s": 0.3}}})
+    (world.tree / "prolog.d/10-x").unlink()
+    world.script("prolog.d/20-opens", OPENS.format(ran=str(world.root / "ran"), end=end))
+    with resident(world) as runner:
+        for job in (1, 2, 3):
+            one(world, job)
+        found = ran(world)
+        assert found["1"] == found["2"] != found["3"]
+        until(lambda: found["2"] not in children(runner), "it is gone, and what it held with it")
+        until(lambda: is_free_of(world.root / "ran"), "nobody holds it")
+    assert [entry["result"] for entry in world.records()] == ["ok", "broken", "ok"]
+
+
 def test_one_that_waits_holds_no_commit_and_the_next_run_is_of_what_is_current_then(world: World) -> None:
     layout, commits = Layout(world.root / "sync", world.tree), ["a" * 40, "b" * 40]
     layout.leases.mkdir()
@@ -135,6 +162,11 @@ def test_one_that_waits_holds_no_commit_and_the_next_run_is_of_what_is_current_t
     rows = [line.split() for line in (world.root / "of").read_text().splitlines()]
     assert [row[0] for row in rows] == [row[1] for row in rows] == [*commits, *commits]
     assert len({row[2] for row in rows}) == 1
+
+
+def is_free_of(path: Path) -> bool:
+    with path.open("rb") as file:
+        return is_free(file.fileno())
 
 
 def is_free(lease: int) -> bool:
