@@ -14,11 +14,11 @@ import click
 
 from fleet import crd_pools
 from fleet.act.kubernetes import Api
-from fleet.act.picture import about
 from fleet.act.report import lines, worker_
 from fleet.act.run import Fleet
 from fleet.act.words import in_words
 from fleet.crd import definition
+from fleet.decide.actions import about
 from fleet.decide.decide import Decision
 from fleet.decide.machines import line
 from fleet.errors import FleetError

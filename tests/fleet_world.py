@@ -4,7 +4,7 @@ checked against what must never happen."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,6 +32,7 @@ from fleet.decide.actions import (
     Undrain,
     Unfence,
     Withdraw,
+    deed,
 )
 from fleet.decide.decide import Decision, decide
 from fleet.decide.memory import Memory
@@ -169,6 +170,8 @@ class Worlds:
         self.memory = Memory()
         self.done: list[Change] = []
         self.count = 0
+        # What the API server does not take: a quota, a policy.
+        self.refuses: Callable[[Change], bool] = lambda change: False
 
     # What a fleet sees.
 
@@ -296,9 +299,11 @@ class Worlds:
             for change in decision.changes[:cut]:
                 self.perform(change)
             return min(cut, len(decision.changes))
-        self.memory = decision.memory
+        refused = {deed(change): "it is refused" for change in decision.changes if self.refuses(change)}
+        self.memory = decision.memory.tried(decision.changes, refused, self.now)
         for change in decision.changes:
-            self.perform(change)
+            if deed(change) not in refused:
+                self.perform(change)
         return len(decision.changes)
 
     def perform(self, change: Change) -> None:

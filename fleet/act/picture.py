@@ -11,6 +11,7 @@ from typing import Any
 
 from fleet.act.report import Report, budgets, pools, worker_
 from fleet.act.words import in_words
+from fleet.decide.actions import about
 from fleet.decide.decide import Decision
 from fleet.decide.machines import line
 from fleet.policy import Policy
@@ -154,7 +155,3 @@ def _short(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _short(one) for key, one in value.items()}
     return [_short(one) for one in value[:SAID]] if isinstance(value, list) else value
-
-
-def about(change: object) -> str:
-    return str(getattr(change, "name", "") or getattr(change, "pod", "") or getattr(change, "node", ""))

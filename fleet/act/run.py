@@ -35,6 +35,7 @@ from fleet.decide.actions import (
     Fence,
     Forget,
     Free,
+    Key,
     Make,
     NotePool,
     Record,
@@ -44,6 +45,7 @@ from fleet.decide.actions import (
     Undrain,
     Unfence,
     Withdraw,
+    deed,
 )
 from fleet.decide.decide import Decision, decide
 from fleet.decide.hold import hurried
@@ -88,8 +90,6 @@ class Fleet:
         self.watch = Watch(self.cache, shown, lambda: self.policy, lambda: self.leader.holds())
         self._made = 0
         self._refused = ""
-        # What could not be done at the last look, each told once.
-        self._failed: set[str] = set()
         self._known: tuple[float, Slurm | Unknown] = (0.0, Unknown("not asked yet"))
         self._hurried: set[str] | None = None  # whom for, since all was decided last
         self._late = False  # something was not as it was seen when it was to be changed
@@ -191,12 +191,14 @@ class Fleet:
     async def act(self, world: World) -> int:
         """Whatever is to be done now; how much was."""
         self._reread()
-        decision = decide(world, self.memory, steady(), self.policy)
+        now = steady()
+        decision = decide(world, self.memory, now, self.policy)
         self.memory = decision.memory
         self.seen.looked(world, decision.stands)
         self.watch.saw(world, decision)
         done: list[Change | Tell] = []
-        failed: set[str] = set()
+        tried: list[Change] = []
+        failed: dict[Key, str] = {}
         for one in decision.news:
             self.say(in_words(one))
         for change in decision.changes:
@@ -205,15 +207,17 @@ class Fleet:
             if isinstance(change, Drain) and change.name in (self._hurried or ()):
                 continue  # done already, and Slurm's answer may be from before
             self.seen.turned = time.monotonic()
+            tried.append(change)
             try:
                 if await self._perform(change):
                     done.append(change)
             except FleetError as error:
                 self.seen.failed[name_of(change)] += 1
-                failed.add(f"{in_words(change)}: {error}")
-        for text in sorted(failed - self._failed):
+                failed[deed(change)] = f"{in_words(change)}: {error}"
+        told = {one.text for one in self.memory.refused.values()}
+        for text in sorted({*failed.values()} - told):
             self.say(text)
-        self._failed = failed
+        self.memory = self.memory.tried(tried, failed, now)
         await self._tell(world, [*done, *decision.news])
         return len(done)
 

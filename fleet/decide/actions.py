@@ -256,3 +256,14 @@ Change = (
     | CreatePod | Adopt | NotePool
 )  # fmt: skip
 Action = Change | Tell
+Key = tuple[str, str]
+
+
+def about(change: object) -> str:
+    """The name of what it changes."""
+    return str(getattr(change, "name", "") or getattr(change, "pod", "") or getattr(change, "node", ""))
+
+
+def deed(change: Change) -> Key:
+    """The same deed, however often it is decided."""
+    return type(change).__name__, about(change)

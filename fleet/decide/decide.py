@@ -19,12 +19,13 @@ from fleet.decide.actions import (
     ShowOnNode,
     ShowOnPod,
     Tell,
+    deed,
 )
 from fleet.decide.budget import Budget, admitted, away, budget
 from fleet.decide.causes import causes, silent_for
 from fleet.decide.hold import hold
 from fleet.decide.leave import leave
-from fleet.decide.memory import Memory, Told
+from fleet.decide.memory import Memory, Refused, Told
 from fleet.decide.pools.pools import Pools, pools
 from fleet.decide.protect import protect
 from fleet.decide.show import beside, no_longer, on_node, on_pod
@@ -75,7 +76,11 @@ def decide(world: World, memory: Memory, now: float, policy: Policy) -> Decision
             tells.append(action)
         else:
             changes.append(action)
-    changes.sort(key=lambda change: isinstance(change, LAST))
+    due = {deed(change) for change in changes}
+    refused = {one: why for one, why in memory.refused.items() if one in due}
+    # What was refused (a quota, a budget, a policy) is not tried again at once: it is the others' turn.
+    changes = [one for one in changes if not _waits(refused.get(deed(one)), now)]
+    changes.sort(key=lambda change: (isinstance(change, LAST), deed(change) in refused))
     if len(changes) > policy.changes:
         tells.append(Tell("fleet", "rate", f"more than {policy.changes} changes are due: the rest follow"))
     absent = {node.name: memory.absent.get(node.name, now) for node in world.orphans()}
@@ -83,7 +88,11 @@ def decide(world: World, memory: Memory, now: float, policy: Policy) -> Decision
     missed = lost.remembered(world, memory.lost, made, now)
     marks = _marks(memory, world, kubernetes, now, policy, known, rolls)
     moved = place.remembered(world.workers(), memory.moved, now) if policy.topology.tiers else {}
-    return _told(memory, tells, made, Memory(absent=absent, lost=missed, marks=marks, moved=moved), now)
+    return _told(memory, tells, made, Memory({}, absent, missed, marks, moved, refused), now)
+
+
+def _waits(refused: Refused | None, now: float) -> bool:
+    return refused is not None and now < refused.until
 
 
 def _actions(

@@ -3,11 +3,15 @@ Slurm and Kubernetes, beside what it is about."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
+from fleet.decide.actions import Change, Key, deed
 from fleet.topology.place import Moved
 from fleet.words import Mark
+
+# What is refused is tried again at the latest after this.
+LONGEST_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,15 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
+class Refused:
+    """A change that could not be made: how often, in which words, and before when it is not tried again."""
+
+    times: int
+    text: str
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     # What was told, by (about, kind): the same is not told twice.
     told: Mapping[tuple[str, str], Told] = field(default_factory=dict)
@@ -35,3 +48,14 @@ class Memory:
     marks: Mapping[str, Mark] = field(default_factory=dict)
     # Where nodes are in Slurm's topology, and how often that has changed.
     moved: Mapping[str, Moved] = field(default_factory=dict)
+    # What could not be made, of what is still due.
+    refused: Mapping[Key, Refused] = field(default_factory=dict)
+
+    def tried(self, changes: Iterable[Change], refused: Mapping[Key, str], now: float) -> Memory:
+        """`refused`: those of the changes that could not be made, and why."""
+        tried = {deed(change) for change in changes}
+        found = {name: one for name, one in self.refused.items() if name not in tried}
+        for name, text in refused.items():
+            times = self.refused[name].times if name in self.refused else 0
+            found[name] = Refused(times + 1, text, now + min(LONGEST_S, 2.0 ** min(times, 10)))
+        return replace(self, refused=found)

@@ -239,6 +239,32 @@ def test_what_came_too_late_is_made_though_no_news_come(
     asyncio.run(whole())
 
 
+def test_what_is_refused_is_told_once_and_is_no_longer_due_at_each_look(
+    server: Server, rest: Rest, settings: Settings
+) -> None:
+    shown: list[str] = []
+
+    def changes(method: str, path: str, body: Any) -> int:
+        shown.extend([path] if path.endswith("w0/status") else [])
+        return 403 if path.endswith("w0/status") else 200
+
+    drained = {**SLURM, "state": ["IDLE", "DRAIN"], "reason": "fan 3"}
+    rest.answers = lambda method, path: (304, b"") if "update_time" in path else nodes(drained)
+    server.changes, server.lists = changes, lambda query: page(node("n0"))
+    said: list[str] = []
+
+    async def whole() -> None:
+        async with server.api() as api:
+            fleet = Fleet(settings, api, said.append)
+            world = await fleet.look()
+            for _ in range(5):
+                await fleet.act(world)
+            assert len([path for path in shown if "/pods/" in path]) == 1, "the others' turn comes first"
+            assert len([one for one in said if "show Slurm's state on w0" in one]) == 1, said
+
+    asyncio.run(whole())
+
+
 def test_a_node_that_was_silent_before_it_was_there_is_not_silent_for_long(
     server: Server, rest: Rest, settings: Settings
 ) -> None:

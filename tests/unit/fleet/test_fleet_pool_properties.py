@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.decide.actions import Change
+from fleet.decide.actions import Change, CreatePod, Evict, Free, NotePool, ShowOnNode, ShowOnPod, about
 from fleet.decide.memory import Memory
 from fleet.policy import Policy
 from tests.fleet_pools_world import PoolWorlds
@@ -104,6 +104,30 @@ def test_whatever_happens_no_pod_with_a_job_goes_no_more_than_may_be_are_away_an
     assert set(worlds.pods) == set(worlds.world_names()) == worlds.updated()
     assert not [name for name, node in worlds.slurm.items() if node.drained_by == "fleet"], "and nothing is left behind"
     assert {one.status for one in worlds.read().status.conditions} == {"True"}
+
+
+KINDS = (CreatePod, NotePool, ShowOnPod, ShowOnNode, Evict, Free)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sets(st.sampled_from(KINDS)), st.sets(st.integers(0, 7)), st.integers(2, 5), st.sampled_from([3, 8]), HOW)
+def test_whatever_is_refused_all_else_settles(
+    kinds: set[type], numbers: set[int], changes: int, size: int, how: dict[str, Any]
+) -> None:
+    """A quota, a policy, a budget of others: for whom of them, and for ever."""
+    worlds = PoolWorlds(4, Policy(changes=changes, share=1.0, shows=""), **{**how, "maxUnavailable": 40})
+    names = {f"w-{number}" for number in numbers}
+    worlds.refuses = lambda change: type(change) in kinds and about(change) in {*names, "w"}
+    worlds.wants_of_it(replicas=size)
+    worlds.roll("2")
+    for _ in range(120):
+        worlds.look()
+        worlds.kubelets()
+        worlds.now += 5
+    free = {f"w-{number}" for number in range(size)} - (names if kinds & {CreatePod, Evict, Free} else set())
+    assert free <= worlds.updated(), "those that nobody refuses are as they are to be"
+    if NotePool not in kinds:
+        assert worlds.read().status.updated == len(worlds.updated() & worlds.world_names().keys())
 
 
 class Killed(Exception):

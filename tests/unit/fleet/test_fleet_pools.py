@@ -332,6 +332,21 @@ def test_a_statefulset_of_its_name_goes_first_and_its_pods_are_taken_over_as_the
     assert worlds.updated() == set(worlds.pods)
 
 
+def test_pods_that_cannot_be_made_keep_nothing_else_from_being_done(worlds: PoolWorlds) -> None:
+    """A quota, and more of them than changes in a look."""
+    worlds.refuses = lambda change: isinstance(change, CreatePod) and change.name != "w-63"
+    worlds.wants_of_it(replicas=64)
+    tries = []
+    for _ in range(60):
+        worlds.look()
+        tries.append(len([one for one in worlds.memory.refused.values() if one.times]))
+        worlds.now += 1
+    assert "w-63" in worlds.pods, "one that can be made is"
+    assert (worlds.read().status.wanted, worlds.read().status.replicas) == (64, 5), "and it is noted"
+    most = max(one.times for one in worlds.memory.refused.values())
+    assert most <= 6, "and each is tried less and less often"
+
+
 # One on each Node
 
 
