@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from init.errors import InitError
-from init.pod.pod import MOUNTS, Pod, PrepareError, user, write
+from init.pod.pod import MOUNTS, Pod, PrepareError, user, writable, write
 
 SECRETS = f"{MOUNTS}/secrets"
 # What munged itself asks for: shorter keys are refused by it, longer ones are legal.
 MUNGE_KEY_BYTES = range(32, 1025)
+# Left to itself, sssd asks the directory for a person's groups where he is not in yet, and to know that it reads the
+# state of every process of the pod, three times a session. First of that directory's files: a site's own come after it.
+LOOKUP = b"pam_initgroups_scheme"
+LOOKUP_FILE = "/etc/sssd/conf.d/00-minivm.conf"
 
 
 def munge(pod: Pod) -> str:
@@ -54,7 +58,19 @@ def sssd(pod: Pod) -> str:
     if data is None:
         raise PrepareError("install sssd.conf", f"{mount} is missing", hint="it was there when the pod started")
     write(pod.path("/etc/sssd/sssd.conf"), data, mode=0o600, owner=(0, 0))
-    return "sssd.conf installed"
+    return f"sssd.conf installed{_look_up(pod, data)}"
+
+
+def _look_up(pod: Pod, site: bytes) -> str:
+    """It would come before the site's own word on it, too: sssd.conf is read first, and the last word counts."""
+    ours = pod.path(LOOKUP_FILE)
+    if not writable(ours.parent):
+        return f"; {ours.parent} is not ours to write, and a login looks at every process of the pod"
+    if any(line.partition(b"=")[0].strip().lower() == LOOKUP for line in site.splitlines()):
+        ours.unlink(missing_ok=True)
+    else:
+        write(ours, b"[pam]\n" + LOOKUP + b" = always\n", mode=0o600, owner=(0, 0))
+    return ""
 
 
 def _read(pod: Pod, mount: str) -> bytes | None:

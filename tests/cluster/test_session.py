@@ -255,6 +255,24 @@ def test_the_directorys_keys_are_those_that_sssds_own_program_tells(healthy: Wor
     assert healthy.run("slurm-login-0", *ours) == healthy.run("slurm-login-0", "sss_ssh_authorizedkeys", "alice")
 
 
+def test_a_login_looks_at_no_other_process_of_the_pod(alice: Researcher, healthy: World) -> None:
+    """sssd would read the state of each, three times a login: with the number of people the price of each one grew."""
+    others = 300
+
+    def reads() -> int:
+        said = healthy.run("slurm-login-0", "sh", "-c", "cat /proc/$(pgrep -x sssd_pam)/io")
+        return int(dict(line.split(": ") for line in said.splitlines())["syscr"])
+
+    start = f"for i in $(seq {others}); do sleep 600 > /dev/null 2>&1 & echo $!; done"
+    pids = healthy.run("slurm-login-0", "sh", "-c", start).split()
+    try:
+        before = reads()
+        alice("true")
+        assert reads() - before < others
+    finally:
+        healthy.run("slurm-login-0", "kill", *pids)
+
+
 def test_many_log_in_at_once(alice: Researcher) -> None:
     with ThreadPoolExecutor(200) as crowd:
         done = list(crowd.map(lambda number: alice.try_(f"echo {number}", timeout=240), range(200)))

@@ -97,6 +97,21 @@ def test_sssd_conf_is_installed_for_root_alone_and_one_that_has_gone_is_told(tmp
         secrets.sssd(found)
 
 
+def test_sssd_is_not_left_to_look_at_every_process_unless_the_site_says_how(tmp_path: Path) -> None:
+    mounted, ours = "mnt/minivm/secrets/sssd/sssd.conf", tmp_path / "etc/sssd/conf.d/00-minivm.conf"
+    found = scratch(tmp_path, {mounted: "[pam]\n# pam_initgroups_scheme = never\n", "etc/sssd/conf.d/README": ""})
+    assert secrets.sssd(found) == "sssd.conf installed"
+    assert ours.read_text() == "[pam]\npam_initgroups_scheme = always\n" and ours.stat().st_mode & 0o777 == 0o600
+    (tmp_path / mounted).write_text("[pam]\npam_initgroups_scheme=no_session\n")
+    secrets.sssd(found)
+    assert not ours.exists()
+
+
+def test_without_a_place_for_it_sssd_starts_all_the_same(tmp_path: Path) -> None:
+    found = scratch(tmp_path, {"/mnt/minivm/secrets/sssd/sssd.conf": "[sssd]"})
+    assert "every process" in secrets.sssd(found) and (tmp_path / "etc/sssd/sssd.conf").exists()
+
+
 def test_the_controller_has_the_mounted_configuration_or_its_own(tmp_path: Path, users: None) -> None:
     found = scratch(tmp_path, {}, MINIVM_CLUSTER="site", MINIVM_ACCOUNTING="none", MINIVM_CONTROLLER="ctl:7000")
     slurm_config.run(found)
