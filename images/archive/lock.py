@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ground.files import write_whole
+from ground.files import locked, write_whole
 from images import architectures
 from images.archive import origins
 from images.archive.apt import Archive, Origin
@@ -16,6 +18,9 @@ from images.definition.check import active_chain
 from images.definition.spec import Choice, Definition, Layer, Variant, cuda_selector
 from images.errors import ImagesError
 from images.settings import Settings
+
+# How long another build of this tree may take to read the lists of its repositories and resolve every layer.
+OTHERS_S = 900.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,29 +151,48 @@ def archive_origins(place: Place, base: BaseFiles | None, names: Iterable[str]) 
     )]  # fmt: skip
 
 
-def open_archive(place: Place, base: BaseFiles | None, names: Iterable[str]) -> Archive:
-    """An archive with every repository that these layers use, its lists fresh."""
+@contextmanager
+def open_archive(place: Place, base: BaseFiles | None, names: Iterable[str]) -> Iterator[Archive]:
+    """An archive with every repository that these layers use, its lists fresh. It is this build's alone: another one,
+    with other repositories, would make it one in which most packages have vanished."""
     for name in place.settings.mirror_map:
         origins.known_mirror(name, place.variant)
     options = {f"Acquire::{name.removesuffix('_proxy')}::Proxy": uri for name, uri in place.settings.proxies.items()
                if name != "no_proxy"}  # fmt: skip
     if place.settings.ca_certificates:
         options["Acquire::https::CaInfo"] = place.settings.ca_certificates
-    key = place.directory.name
-    archive = Archive(place.repository / "build/apt" / key, place.choice.arch, options)
+    directory = place.repository / "build/apt" / place.directory.name
     names = list(names)
     vendor = origins.vendor_sources(place.variant)
     pins = {name: origins.preferences(vendor[name]) for name in names if vendor[name].pin is not None}
-    archive.use(archive_origins(place, base, names), pins)
-    archive.update()
-    return archive
+    with alone(directory):
+        archive = Archive(directory, place.choice.arch, options)
+        archive.use(archive_origins(place, base, names), pins)
+        archive.update()
+        yield archive
+
+
+@contextmanager
+def alone(directory: Path) -> Iterator[None]:
+    directory.mkdir(parents=True, exist_ok=True)
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        if not locked(fd, OTHERS_S):
+            raise ImagesError("ask the archive", "another build of this tree has it, and does not end", file=directory)
+        yield
+    finally:
+        os.close(fd)
 
 
 def resolve(place: Place, base: BaseFiles | None, names: Iterable[str]) -> list[Slice]:
     """Every slice anew, from one look at the archive."""
     wants = wanted(place, names)
     switched = [name for w in wants for name in w.layer.sources.of(place.choice)]
-    archive = open_archive(place, base, switched)
+    with open_archive(place, base, switched) as archive:
+        return resolved(place, base, wants, archive)
+
+
+def resolved(place: Place, base: BaseFiles | None, wants: Iterable[Wanted], archive: Archive) -> list[Slice]:
     theirs = read(place.shared) if place.shared else {}
     stanzas: dict[str, list[str]] = {}
     slices: list[Slice] = []
@@ -207,8 +231,8 @@ def shared_stanzas(archive: Archive, slice_: Slice, place: Place) -> list[str]:
 
 def gone(place: Place, base: BaseFiles | None, slices: Sequence[Slice]) -> list[Gone]:
     """What the archive no longer has, of these slices."""
-    archive = open_archive(place, base, switched_on(place, [s.layer for s in slices]))
-    return vanished(slices, archive.versions())
+    with open_archive(place, base, switched_on(place, [s.layer for s in slices])) as archive:
+        return vanished(slices, archive.versions())
 
 
 def switched_on(place: Place, names: Iterable[str]) -> list[str]:

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from images.archive.apt import Archive
 from images.archive.lock import Place, open_archive
 from images.archive.locked import Request, Slice, to_json
 from images.cli.planned import Planned, Result
@@ -319,15 +318,14 @@ def test_another_configuration_over_the_same_layers_is_another_image(small: Smal
 def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Debian's docker command line with its BuildKit plugin, unpacked where only this test finds it."""
     whole = Session.open(definition.ROOT, Settings())
-    archive: Archive = open_archive(
-        Place(tmp_path, whole.definition, Choice("debian", SlurmSource.PACKAGE, release="24.11"), Settings()), None, ()
-    )
-    for package in archive.resolve(["docker-buildx", "docker-cli"], "this test"):
-        if package.name in ("docker-buildx", "docker-cli"):
-            subprocess.run(["apt-get", "download", "-qq", package.wanted], check=True, cwd=tmp_path,
-                           env={**os.environ, "APT_CONFIG": str(archive.directory / "apt.conf")})  # fmt: skip
-            (file,) = tmp_path.glob(f"{package.name}_*.deb")
-            subprocess.run(["dpkg", "-x", file, tmp_path / "unpacked"], check=True)
+    place = Place(tmp_path, whole.definition, Choice("debian", SlurmSource.PACKAGE, release="24.11"), Settings())
+    with open_archive(place, None, ()) as archive:
+        for package in archive.resolve(["docker-buildx", "docker-cli"], "this test"):
+            if package.name in ("docker-buildx", "docker-cli"):
+                subprocess.run(["apt-get", "download", "-qq", package.wanted], check=True, cwd=tmp_path,
+                               env={**os.environ, "APT_CONFIG": str(archive.directory / "apt.conf")})  # fmt: skip
+                (file,) = tmp_path.glob(f"{package.name}_*.deb")
+                subprocess.run(["dpkg", "-x", file, tmp_path / "unpacked"], check=True)
     plugins = tmp_path / "config/cli-plugins"
     plugins.mkdir(parents=True)
     shutil.copy2(next((tmp_path / "unpacked").rglob("cli-plugins/docker-buildx")), plugins)
