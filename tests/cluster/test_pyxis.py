@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from images.engine.docker import Engine
-from tests.cluster.conftest import NAME
+from tests.cluster.conftest import IMAGES, NAME
+from tests.cluster.mpi import compile_sum, met
 from tests.cluster.researcher import Researcher, World
 from tests.cluster.small import small_cluster
-from tests.cluster.test_containers import PORT, WORKER, registry_of
+from tests.cluster.test_containers import HERE, PORT, WORKER, registry_of
 from tests.container.pyxis import build, push
+from tests.slurm import has_pmix
 from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
@@ -31,7 +33,7 @@ class small_registry(registry_of):
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     build("worker-pyxis", "login-pyxis")
     values: dict[str, Any] = {"containers": {"enabled": True, "by": "pyxis", "enroot": "ENROOT_ALLOW_HTTP y\n"}}
-    with small_cluster(Engine().client, f"{NAME}-pyxis"[:21], tmp_path_factory.mktemp("pyxis"), values) as cluster:
+    with small_cluster(Engine().client, f"{NAME}-pyxis"[:21], tmp_path_factory.mktemp("pyxis"), values, 2) as cluster:
         cluster.up(timeout=150)
         with small_registry(cluster, tmp_path_factory.mktemp("registry")):
             yield World(cluster)
@@ -45,13 +47,13 @@ def alice(world: World) -> Researcher:
 
 def test_srun_starts_a_program_of_an_image_as_its_user_and_nothing_is_left(alice: Researcher) -> None:
     line = 'cat /etc/debian_version; id -u; echo "$TMPDIR"; touch "$TMPDIR/mine"; cat /proc/self/status'
-    out = alice.try_(f"srun --container-image={SMALL} sh -c '{line}'", timeout=120)
+    out = alice.try_(f"srun {HERE} --container-image={SMALL} sh -c '{line}'", timeout=120)
     said = out.stdout.splitlines()
     assert said[:2] == ["small", "20001"], out
     # What the task prolog says reaches a task that is inside already when Slurm starts one.
     assert said[2].startswith(f"{JOBS}/"), out
     assert any(line.startswith("CapEff:") and int(line.split()[1], 16) == 0 for line in said), out
-    assert alice.try_(f"srun --container-image={SMALL} sh -c 'exit 7'", timeout=120).returncode == 7
+    assert alice.try_(f"srun {HERE} --container-image={SMALL} sh -c 'exit 7'", timeout=120).returncode == 7
 
     def left() -> str:
         return alice.world.cluster.exec(WORKER, ["sh", "-c", f"ls {JOBS} {JOBS}/.ended | grep -E '^[0-9]'"])[1]
@@ -64,18 +66,33 @@ def test_srun_starts_a_program_of_an_image_as_its_user_and_nothing_is_left(alice
 def test_a_container_that_has_a_name_is_its_job_s_and_ends_with_it(alice: Researcher) -> None:
     first = f"srun -n2 -O --container-image={SMALL} --container-name=mine sh -c 'touch /$SLURM_PROCID; sleep 0'"
     script = f"{first}\nsrun -n1 --container-name=mine ls /0 /1\n"
-    job = alice.submit("-n2", "-O", "-o", "named.out", script=script)
+    job = alice.submit("-n2", "-O", "-w", WORKER, "-o", "named.out", script=script)
     alice.wait_for(job, "COMPLETED")
     assert alice("cat named.out").split()[-2:] == ["/0", "/1"]
-    later = alice.try_("srun --container-name=mine ls /", timeout=120)
+    later = alice.try_(f"srun {HERE} --container-name=mine ls /", timeout=120)
     assert later.returncode == 1 and 'a container with name "pyxis_mine" does not exist' in later.stderr, later
 
 
 def test_what_cannot_be_had_ends_the_job_in_words_and_drains_nobody(alice: Researcher) -> None:
-    refused = alice.try_(f"srun --container-image=127.0.0.1:{PORT}#site/nothing:1 true", timeout=120)
+    refused = alice.try_(f"srun {HERE} --container-image=127.0.0.1:{PORT}#site/nothing:1 true", timeout=120)
     assert refused.returncode == 1 and "site/nothing/manifests/1 returned error code: 404" in refused.stderr, refused
     kept = {"idle", "allocated", "mixed", "completing"}
     until(lambda: set(alice.world.node_states().values()) <= kept, "no node is drained", seen=alice.world.node_states)
+
+
+def test_ranks_on_two_nodes_meet_in_their_containers(alice: Researcher) -> None:
+    """The image is a file on the shared home, as a site has it that starts on many nodes at once."""
+    if not has_pmix(f"{IMAGES}/worker-pyxis:latest"):
+        pytest.skip("this Slurm has no PMIx")
+    compile_sum(alice)
+    alice(f"srun -n1 {HERE} enroot import --output small.sqsh docker://{SMALL}", timeout=120)
+    # The image has no MPI: it is lent the node's.
+    line = "srun -N2 --ntasks-per-node=2 -O --mpi=pmix --container-image=/home/alice/small.sqsh"
+    line += " --container-mounts=/usr:/usr:ro --container-mount-home --container-workdir=/home/alice"
+    line += " sh -c 'test -e /opt/minivm || ./sum'"
+    out = alice.try_(line, timeout=180)
+    ranks, nodes = met(out.stdout)
+    assert ranks == [f"{rank} of 4" for rank in range(4)] and nodes == [WORKER] * 2 + ["slurm-worker-1"] * 2, out
 
 
 def test_slurm_s_own_door_is_still_there(alice: Researcher) -> None:
@@ -86,12 +103,14 @@ def test_slurm_s_own_door_is_still_there(alice: Researcher) -> None:
         "the pod has found out",
         seen=lambda: alice.world.cluster.exec(WORKER, ["minivm", "why", "containers"])[1],
     )
-    out = alice.try_("srun --container=/nothing true", timeout=60)
+    out = alice.try_(f"srun {HERE} --container=/nothing true", timeout=60)
     assert out.returncode == 1 and "/nothing is no image" in out.stderr, out
 
 
 def test_on_a_node_without_the_plug_in_no_job_starts_outside_of_its_container(alice: Researcher) -> None:
     """The last: the node is drained by it."""
     alice.world.run(WORKER, "mv", PLUGIN, "/root/")
-    out = alice.try_(f"timeout 20 srun --container-image={SMALL} sh -c 'echo inside; cat /etc/hostname'", timeout=60)
+    out = alice.try_(
+        f"timeout 20 srun {HERE} --container-image={SMALL} sh -c 'echo inside; cat /etc/hostname'", timeout=60
+    )
     assert out.returncode and "inside" not in out.stdout, out

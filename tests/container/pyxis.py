@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -14,8 +13,8 @@ from images.settings import read
 from tests.container.conftest import IMAGES, docker
 from tests.container.oci_layout import entry, packed
 from tests.container.registryd import Registryd
+from tests.slurm import built
 
-ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("pyxis", "enroot")
 # By which a task starts, and looks around.
 PROGRAMS = ("cat", "env", "id", "ls", "sh", "sleep", "stat", "touch")
@@ -26,9 +25,8 @@ def build(*roles: str) -> None:
     missing = [name for name in SOURCES if name not in read(os.environ).source_map]
     if missing:
         pytest.skip(f"give the sources of {' and '.join(missing)}: MINIVM_BUILD_SOURCES=pyxis=PATH,enroot=PATH")
-    line = [sys.executable, "build.py", "--set", f"prefix={IMAGES}", "build", *roles]
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    for role in roles:
+        built(IMAGES, role)
 
 
 def small_root() -> bytes:

@@ -7,16 +7,8 @@ prolog=/usr/libexec/minivm/task_prolog
 job=/var/tmp/minivm/jobs/${SLURM_JOB_ID:-none}
 if [[ -d $job ]]; then
     echo "$job $job none x-create=dir,bind,rw,nosuid,nodev" >> "$ENROOT_MOUNTS"
-    # slurmstepd starts it when the task is inside already, where nothing of the node's is: it runs here, once a step and
-    # node, and inside stands what it said.
+    # As the task prolog left it before there was a container.
     said=$job/enroot/task_prolog.${SLURM_STEP_ID:-none}
-    lines=$("$prolog") || {
-        sed -n 's/^print //p' <<< "$lines" >&2
-        exit 1
-    }
-    # shellcheck disable=SC2016  # of the script that is written
-    printf '#!/bin/sh\nwhile IFS= read -r line; do printf "%%s\\n" "$line"; done << "minivm: end"\n%s\nminivm: end\n' "$lines" > "$said"
-    chmod 700 "$said"
     echo "$said $prolog none x-create=file,bind,ro,nosuid,nodev" >> "$ENROOT_MOUNTS"
 fi
 

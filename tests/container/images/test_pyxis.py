@@ -89,6 +89,25 @@ def test_what_a_layer_takes_away_is_gone(node: Node, registry: Registryd) -> Non
     assert {"/a/stays", "/kept", "/opaque/new"} <= listed and not {"/a/gone", "/opaque/old"} & listed
 
 
+def test_the_task_prolog_follows_the_runner_s_plan_as_it_does_outside(node: Node, registry: Registryd) -> None:
+    """In the container's namespace root's files are nobody's: no plan would hold, and a Python would be started."""
+    tree = "/opt/planned/task_prolog.d"
+    script = "#!/bin/sh\necho export SAID=$SLURM_JOB_ID.$(stat -c %u /etc/passwd)\n"
+    plan = (
+        "minivm task_prolog 2\ncommit\tc\ntree\t/opt/planned\nbudget\t8000\nscripts\n10-says\t3000\tcontinue\t\nend\n"
+    )
+    node.root("sh", "-c", f"mkdir -p {tree} /run/minivm; printf '{script}' > {tree}/10-says; chmod 755 {tree}/10-says")
+    node.root("sh", "-c", f"printf '{plan}' > /run/minivm/task_prolog.plan")
+    code, said = enroot(node, "load", "--name", "planned", f"docker://{push(registry, 'site/small:3')}")
+    assert code == 0, said
+    assert enroot(node, "start", "planned", "sh", "/usr/libexec/minivm/task_prolog") == (0, "export SAID=7.0\n")
+    # A script that refuses the task, in the words that its user is to read.
+    node.root("sh", "-c", f"printf '#!/bin/sh\necho refuse not today\n' > {tree}/10-says")
+    code, said = enroot(node, "start", "planned", "true")
+    assert code == 1 and "minivm: not today" in said, said
+    node.root("rm", "/run/minivm/task_prolog.plan")
+
+
 def test_where_namespaces_are_not_granted_a_person_is_told_before_anything_is_fetched(
     image: str, registry: Registryd, tmp_path: Path
 ) -> None:
