@@ -256,6 +256,8 @@ def build_one(opened: Session, names: Sequence[str], when_vanished: str, as_json
     from images.make.progress import Plain, reporter
 
     before = Plain(to=sys.stderr) if as_json else Plain()
+    if cleared := opened.engine.clear():
+        before.log(f"containers of builds that were cut, removed: {cleared}")
     with opened.caching():
         opened.ready_lock(names, when_vanished, before)
         composed, planned = opened.plan(names, opened.present())

@@ -81,7 +81,7 @@ class Session:
         if self._engine is None:
             from images.engine.docker import Engine
 
-            self._engine = Engine(self.settings.builder)
+            self._engine = Engine(self.settings.builder, self.repository / "build/marks")
         return self._engine
 
     @property

@@ -39,11 +39,12 @@ class Daemon(Protocol):
 
 
 class Working(Protocol):
-    """A step's container, that has begun."""
+    """A step's container."""
 
     @property
     def container(self) -> str: ...
 
+    def begin(self) -> None: ...
     def lines(self) -> Iterator[str]:
         """What it writes, until it ends."""
 
@@ -107,11 +108,14 @@ class Builder:
         left = below
         try:
             with self.daemon.working(below, script, environment, network, tools.image, tools.at) as step:
+                # It is known before it begins, and who was told to stop looks after that: `cancel` comes before the
+                # look or finds it at work.
                 self.steps.add(step.container)
                 try:
+                    step.begin()
+                    self.unless_cancelled()
                     for text in step.lines():
-                        if self.cancelled.is_set():
-                            raise StepFailed("interrupted")
+                        self.unless_cancelled()
                         if text.strip():
                             line(text.rstrip())
                     status, made = step.made()
@@ -133,6 +137,10 @@ class Builder:
         for container in list(self.steps):
             self.daemon.kill(container)
 
+    def unless_cancelled(self) -> None:
+        if self.cancelled.is_set():
+            raise StepFailed("interrupted")
+
     def classic(self, context: Path, arguments: Mapping[str, str], network: str, line: Line) -> str:
         made: list[str] = []
         finished = step = ""
@@ -143,8 +151,6 @@ class Builder:
                         raise StepFailed(str(event["error"]).strip())
                     if "aux" in event and "ID" in event["aux"]:
                         finished = event["aux"]["ID"]
-                    if self.cancelled.is_set():
-                        raise StepFailed("interrupted")
                     for text in str(event.get("stream", "")).splitlines():
                         if text.startswith(RUNNING):
                             self.steps.discard(step)
@@ -154,6 +160,8 @@ class Builder:
                             made.append(image["id"])
                         if text.strip():
                             line(text.rstrip())
+                    if not finished:
+                        self.unless_cancelled()  # after the step is known, as in `aided`
             return finished
         finally:
             self.steps.discard(step)
@@ -175,6 +183,8 @@ class Builder:
                                        text=True, errors="replace", env=os.environ | dict(arguments))  # fmt: skip
             last = ""
             self.processes.add(process)
+            if self.cancelled.is_set():
+                process.terminate()
             try:
                 assert process.stdout is not None
                 for text in process.stdout:

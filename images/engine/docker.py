@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import IO, Any
 
 import docker  # type: ignore[import-untyped]  # it has no types
@@ -17,6 +18,7 @@ import docker.errors  # type: ignore[import-untyped]  # it has no types
 import requests.exceptions
 
 from images.engine.builder import Builder
+from images.engine.marks import LABEL, Marks
 from images.engine.store import Store, store_of
 from images.errors import ImagesError
 from images.host import HostError, chosen_engine
@@ -34,9 +36,11 @@ class Present:
 class Engine:
     """Every call that the build makes of an engine. Each raises ImagesError when the engine does not answer."""
 
-    def __init__(self, builder: str = "classic") -> None:
+    def __init__(self, builder: str = "classic", marks: Path | None = None) -> None:
+        """`marks` is the directory by which the next build knows what this one left, if it is cut."""
         self.builder = Builder(builder, self)
         where, chosen_by = self.chosen()
+        self.marks = Marks(marks, where) if marks else None
         try:
             self.client = docker.from_env(timeout=600)
             self.client.ping()
@@ -158,6 +162,26 @@ class Engine:
                 buildargs=dict(arguments), network_mode=network or None,
             )  # fmt: skip
 
+    @property
+    def labels(self) -> dict[str, str]:
+        """Of every container that is made here."""
+        return {LABEL: self.marks.own()} if self.marks else {}
+
+    def clear(self) -> int:
+        """Remove what builds that were cut left: their containers, and the unnamed images that those stood on. How
+        many; what cannot be removed now is left to the next build."""
+        removed = 0
+        for mark in self.marks.dead() if self.marks else ():
+            with suppress(ImagesError), answering("remove what a build left"):
+                # The newest first, as the engine lists them: a step before what lends it the tools.
+                for left in self.api.containers(all=True, filters={"label": f"{LABEL}={mark.name}"}):
+                    with suppress(docker.errors.NotFound):
+                        self.api.remove_container(left["Id"], force=True, v=True)
+                    self.discard(left["ImageID"])
+                    removed += 1
+                mark.unlink()
+        return removed
+
     def kill(self, container: str) -> None:
         with suppress(docker.errors.APIError):
             self.api.kill(container)
@@ -167,7 +191,8 @@ class Engine:
         """A container that is never started, to look into an image; `volumes` are its directories that are to be had
         by others."""
         with answering(f"look into {image}"):
-            made = self.api.create_container(image, ["/nothing"], entrypoint=["/nothing"], volumes=list(volumes))["Id"]
+            made = self.api.create_container(image, ["/nothing"], entrypoint=["/nothing"], volumes=list(volumes),
+                                             labels=self.labels)["Id"]  # fmt: skip
         try:
             yield made
         finally:
@@ -177,15 +202,15 @@ class Engine:
     def working(
         self, image: str, script: str, environment: Mapping[str, str], network: str, tools: str, at: str
     ) -> Iterator[Working]:
-        """A shell at work in an image, which has the directory `at` of the image `tools`."""
+        """A shell in an image, which has the directory `at` of the image `tools`; its work is yet to begin."""
         with self.container(tools, [at]) as lender, answering("run the step"):
             # Whatever the engine's own choice of logs is: not all of them can be read.
             logs = docker.types.LogConfig(type=docker.types.LogConfig.types.JSON)
             host = self.api.create_host_config(volumes_from=[lender], network_mode=network or None, log_config=logs)
             made = self.api.create_container(image, ["-c", script], entrypoint=["/bin/sh"], user="0",
-                                             environment=dict(environment), host_config=host)["Id"]  # fmt: skip
+                                             environment=dict(environment), host_config=host,
+                                             labels=self.labels)["Id"]  # fmt: skip
             try:
-                self.api.start(made)
                 # A step may be silent for longer than any answer should take.
                 with closing(docker.from_env(timeout=None).api) as patient:
                     yield Working(patient, made)
@@ -207,10 +232,13 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Working:
-    """A step's container, that has begun."""
+    """A step's container."""
 
     api: Any
     container: str
+
+    def begin(self) -> None:
+        self.api.start(self.container)
 
     def lines(self) -> Iterator[str]:
         rest = b""

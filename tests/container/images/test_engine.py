@@ -23,6 +23,7 @@ from images.cli.session import Session
 from images.definition.spec import Choice, SlurmSource
 from images.engine import oci
 from images.engine.docker import Engine
+from images.engine.marks import LABEL
 from images.engine.saved import Chunks
 from images.engine.saved import read as contents
 from images.errors import ImagesError
@@ -212,8 +213,8 @@ def test_a_failure_inside_a_compound_command_counts(small: Small) -> None:
         small.build(small.open())
 
 
-def test_ctrl_c_stops_the_step_and_leaves_no_name(small: Small, engine: Engine) -> None:
-    small.layer("two", **{"from": "one"}, run=["echo minivm: waiting", f"sleep 300.{os.getpid()}"])
+def command_line(small: Small) -> tuple[list[str], dict[str, str]]:
+    """build.py of this repository, and its environment."""
     for name in ("root", "one", "two"):
         request = Request((), {"root": "", "one": "root", "two": "one"}[name], (small.base,))
         lock = small.root / "images/lock/debian-base"
@@ -223,7 +224,40 @@ def test_ctrl_c_stops_the_step_and_leaves_no_name(small: Small, engine: Engine) 
     command = [sys.executable, str(small.root / "build.py")]
     for setting in (f"prefix={small.prefix}", f"base_image={small.base}", "builder=classic"):
         command += ["--set", setting]
-    environment = {**os.environ, "PYTHONPATH": str(definition.ROOT)}
+    return command, {**os.environ, "PYTHONPATH": str(definition.ROOT)}
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from images.cli.session import Session
+from images.settings import Settings
+session = Session.open(Path(sys.argv[1]), Settings(base_image=sys.argv[2]))
+with session.engine.container(sys.argv[2]):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_build_begins_with_what_a_killed_one_left(small: Small, engine: Engine) -> None:
+    command, environment = command_line(small)
+    everything = {container["Id"] for container in engine.api.containers(all=True)}
+    killed = [sys.executable, "-c", KILLED, str(small.root), small.base]
+    assert subprocess.run(killed, env=environment, check=False).returncode == -signal.SIGKILL
+
+    def left() -> list[str]:
+        marks = [f"{LABEL}={mark.name}" for mark in (small.root / "build/marks").iterdir()]
+        found = [container for mark in marks for container in engine.api.containers(all=True, filters={"label": mark})]
+        return [container["Id"] for container in found if container["Id"] not in everything]
+
+    assert len(left()) == 1
+    built = subprocess.run([*command, "build"], env=environment, check=True, capture_output=True, text=True)
+    assert built.stdout.startswith("containers of builds that were cut, removed: 1\n")
+    assert not left()
+
+
+def test_ctrl_c_stops_the_step_and_leaves_no_name(small: Small, engine: Engine) -> None:
+    small.layer("two", **{"from": "one"}, run=["echo minivm: waiting", f"sleep 300.{os.getpid()}"])
+    command, environment = command_line(small)
     # A session of its own: pytest's own Ctrl-C is not this one. A shell's background job, which this whole run may be,
     # is born deaf to Ctrl-C, and its children with it.
     process = subprocess.Popen(["env", "--default-signal=INT", *command, "build"], env=environment, text=True,

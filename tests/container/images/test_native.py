@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from images.engine.builder import StepFailed, Tools
 from images.engine.docker import Engine
+from images.engine.marks import Marks
 from images.make import content, native
 from tests.container.world import root_image
 from tests.waiting import PATIENCE, until
@@ -100,6 +105,97 @@ def test_a_step_that_fails_leaves_nothing(engine: Engine, tools: Tools, tmp_path
     assert not left(engine, tools)
     mine = {image.id for image in engine.images() if not image.references} - before
     assert not [one for one in mine if "hello" in str(engine.inspect(one)["Config"])]
+
+
+@pytest.mark.parametrize("begun", [True, False], ids=["it has just begun", "it is about to begin"])
+def test_a_build_is_ended_while_its_step_begins(
+    engine: Engine, tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    one, api = Engine("classic"), type(engine.api)
+    start, failed, begins = api.start, list[BaseException](), list[str]()
+
+    def ended(client: object, container: str) -> None:
+        begins.append(container)
+        acts = [lambda: start(client, container), one.builder.cancel]
+        for act in acts if begun else reversed(acts):
+            act()
+
+    monkeypatch.setattr(api, "start", ended)
+
+    def builds() -> None:
+        try:
+            step(one, tmp_path / "step", tools, "sleep 600")
+        except StepFailed as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=builds)
+    thread.start()
+    thread.join(PATIENCE)
+    try:
+        assert failed
+        assert not left(engine, tools)
+    finally:
+        for container in begins:
+            engine.kill(container)
+        thread.join()
+
+
+BUILD = """
+import pathlib, sys
+from images.engine.docker import Engine
+from images.engine.marks import Marks
+from images.make import native
+directory, marks, tools = sys.argv[1:]
+engine = Engine("classic", pathlib.Path(marks))
+engine.builder.build(pathlib.Path(directory), {}, "", lambda text: print(text, flush=True), native.tools(tools))
+"""
+
+
+@contextmanager
+def building(engine: Engine, directory: Path, marks: Path, tools: Tools) -> Iterator[subprocess.Popen[str]]:
+    """A build of its own process, in the middle of a long step."""
+    directory.mkdir()
+    (directory / "Dockerfile").write_text(STEP.format(root=root_image(engine), script="echo begun; sleep 600"))
+    with (directory / "layer.tar").open("wb") as target:
+        content.write_tar(target, [content.file("added", b"1\n")], 0)
+    command = [sys.executable, "-c", BUILD, str(directory), str(marks), tools.image]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert "begun\n" in iter(process.stdout.readline, "")
+            yield process
+        finally:
+            process.kill()
+
+
+def test_what_a_killed_build_left_goes_with_the_next_one_and_nothing_of_one_that_lives(
+    engine: Engine, tools: Tools, tmp_path: Path
+) -> None:
+    marks, before = tmp_path / "marks", {image.id for image in engine.images()}
+    next_one = Engine("classic", marks)
+    with building(engine, tmp_path / "lives", marks, tools) as lives:
+        its = set(left(engine, tools))
+        with building(engine, tmp_path / "dies", marks, tools) as dies:
+            dies.send_signal(signal.SIGKILL)
+        assert len(left(engine, tools)) == 2 * len(its), "who cannot clean up leaves it all"
+        assert next_one.clear() == 2
+        assert set(left(engine, tools)) == its
+        assert lives.poll() is None
+        assert next_one.clear() == 0
+    assert next_one.clear() == 2
+    assert not left(engine, tools)
+    mine = {image.id for image in engine.images() if not image.references} - before
+    assert not [one for one in mine if "added" in str(engine.api.history(one))]
+    assert not list(marks.iterdir())
+
+
+def test_a_mark_of_another_engine_waits_for_that_one(tmp_path: Path) -> None:
+    script = "import pathlib, sys; from images.engine.marks import Marks; Marks(pathlib.Path(sys.argv[1]), 'one').own()"
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
+    assert not list(Marks(tmp_path, "another").dead())
+    alive = Marks(tmp_path, "one")
+    alive.own()
+    assert len(list(alive.dead())) == 1
 
 
 def test_a_step_is_ended_from_another_thread(engine: Engine, tools: Tools, tmp_path: Path) -> None:

@@ -1,0 +1,62 @@
+"""Whose a build's containers are, also when it was cut: each has the build's mark as a label.
+
+A mark is a file that its build keeps locked as long as it lives. One that nobody keeps is of a build that is dead, and
+the next build of the repository removes the containers that have it (`Engine.clear`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Lock
+from uuid import uuid4
+
+from ground.files import locked
+
+LABEL = "io.minivm.build"
+LONGEST = 4096
+
+
+class Marks:
+    def __init__(self, directory: Path, engine: str) -> None:
+        """`engine` is its address: what was left on another one waits until that one is used again."""
+        self.directory, self.engine = directory, engine
+        self._one = Lock()
+        self._own = ""
+
+    def own(self) -> str:
+        """This build's, from its first container on; the kernel opens the lock with the process's end."""
+        with self._one:
+            if not self._own:
+                self.directory.mkdir(parents=True, exist_ok=True)
+                name = uuid4().hex
+                fd = os.open(self.directory / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                try:
+                    held = locked(fd, within=1.0)
+                except OSError:  # a file system without locks
+                    held = False
+                # What says no engine is never judged: what cannot be locked, and what is not locked yet.
+                if held:
+                    os.write(fd, self.engine.encode())
+                self._own = name
+            return self._own
+
+    def dead(self) -> Iterator[Path]:
+        """Those of builds that ended, each locked until the next one is asked for."""
+        for path in sorted(self.directory.iterdir()) if self.directory.is_dir() else ():
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except OSError:  # another build has dealt with it
+                continue
+            try:
+                if self._is_dead(fd):
+                    yield path
+            finally:
+                os.close(fd)
+
+    def _is_dead(self, fd: int) -> bool:
+        try:
+            return locked(fd) and os.read(fd, LONGEST) == self.engine.encode()
+        except OSError:
+            return False
