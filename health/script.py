@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import select
 import signal
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 OUTPUT_LIMIT = 64 * 1024
 GRACE_S = 1.0
@@ -61,39 +64,95 @@ def environment(kind: str, given: Mapping[str, str], commit: str, tree: str, unf
 
 
 def run(argv: list[str], env: Mapping[str, str], deadline_s: float, unfit: int) -> Outcome:
-    start = time.monotonic()
+    return _watch(partial(_spawn, argv, env), argv[0], deadline_s, unfit)
+
+
+def run_here(work: Callable[[], bytes], env: Mapping[str, str], deadline_s: float) -> Outcome:
+    """What is Python of ours, without an interpreter of its own: a fork of this process, otherwise run as a script is.
+
+    What `work` gives is its output.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        # What is not out yet would be said twice.
+        with contextlib.suppress(OSError):
+            stream.flush()
+    return _watch(partial(_fork, work, env), "a fork", deadline_s, UNFIT)
+
+
+def _spawn(argv: list[str], env: Mapping[str, str], out: int, err: int) -> int:
+    return os.posix_spawn(
+        argv[0],
+        argv,
+        env,
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_DUP2, out, 1),
+            (os.POSIX_SPAWN_DUP2, err, 2),
+        ],
+        setsid=True,
+        setsigmask=[],
+        # Python ignores SIGPIPE, and what is ignored stays ignored over exec.
+        setsigdef=[signal.SIGPIPE, signal.SIGTERM, signal.SIGINT],
+    )
+
+
+def _fork(work: Callable[[], bytes], env: Mapping[str, str], out: int, err: int) -> int:
+    pid = os.fork()
+    if pid:
+        # A group of its own, by whichever of the two is first: it may be ended before it has done anything.
+        with contextlib.suppress(OSError):
+            os.setpgid(pid, pid)
+        return pid
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        signal.set_wakeup_fd(-1)
+        for number in (*GIVES_UP, signal.SIGINT, signal.SIGALRM, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        # By numbers above those that they go to, so that none is lost on the way.
+        given = (os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC), out, err)
+        for place, fd in enumerate([fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16) for fd in given]):
+            os.dup2(fd, place)
+        os.closerange(3, 1 << 20)
+        os.environ.clear()
+        os.environ.update(env)
+        said = memoryview(work())
+        while said:
+            said = said[os.write(1, said) :]
+        code = 0
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):
+                stream.flush()
+        os._exit(code)
+
+
+def _watch(start: Callable[[int, int], int], name: str, deadline_s: float, unfit: int) -> Outcome:
+    """`start` is given the two ends to write to, and returns the pid, which leads a group of its own."""
+    begun = time.monotonic()
     out_r, out_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     err_r, err_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     # The script gets blocking ends: a program that meets EAGAIN on its standard output loses lines.
     os.set_blocking(out_w, True)
     os.set_blocking(err_w, True)
-    actions = [
-        (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
-        (os.POSIX_SPAWN_DUP2, out_w, 1),
-        (os.POSIX_SPAWN_DUP2, err_w, 2),
-    ]
     pid = 0
     try:
         # A signal's handler may give the run up, and between the start and our knowing its pid nobody could end it.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, GIVES_UP)
         try:
-            pid = os.posix_spawn(
-                argv[0],
-                argv,
-                env,
-                file_actions=actions,
-                setsid=True,
-                setsigmask=[],
-                # Python ignores SIGPIPE, and what is ignored stays ignored over exec.
-                setsigdef=[signal.SIGPIPE, signal.SIGTERM, signal.SIGINT],
-            )
+            pid = start(out_w, err_w)
         except OSError as error:
-            return Outcome(None, time.monotonic() - start, broken=_not_started(argv[0], error))
+            return Outcome(None, time.monotonic() - begun, broken=_not_started(name, error))
         finally:
             os.close(out_w)
             os.close(err_w)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        out, err, ended = _read(pid, out_r, err_r, start + deadline_s)
+        out, err, ended = _read(pid, out_r, err_r, begun + deadline_s)
         code = _reap(pid, ended)
         # What the script left running in its session goes with it; a daemon makes a session of its own.
         _kill(pid, signal.SIGKILL)
@@ -106,7 +165,7 @@ def run(argv: list[str], env: Mapping[str, str], deadline_s: float, unfit: int) 
                 os.waitpid(pid, 0)
         os.close(out_r)
         os.close(err_r)
-    seconds = time.monotonic() - start
+    seconds = time.monotonic() - begun
     broken = "" if ended else f"did not end within {deadline_s:g} s"
     return Outcome(code if ended else None, seconds, out, err, broken or why_broken(code, unfit))
 

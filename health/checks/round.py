@@ -106,8 +106,18 @@ def _broken(name: str, why: str, setting: Setting) -> Judged:
     return Judged(Verdict(name, Result.UNKNOWN, Class.NODE, reason, commit=setting.commit, at=setting.now), {}, why)
 
 
+def perform(tree: Path, commit: str, asked: Asked, captures: Mapping[str, Capture] | None = None) -> str:
+    """One JSON line: what each check said."""
+    places = Places.from_environment()
+    with one_round(places, patient=not asked.only_due) as alone:
+        if asked.only_due and not alone:
+            return json.dumps({"ran": [], "busy": True})
+        done = run(tree, commit, asked, places, captures)
+    return json.dumps({"ran": [_summary(judged) for judged in done if judged.verdict.applies]})
+
+
 def main(arguments: list[str]) -> int:
-    """Prints one JSON line: what each check said. The exit code says only whether the round could be run."""
+    """Prints it. The exit code says only whether the round could be run."""
     import argparse
 
     parser = argparse.ArgumentParser(prog="health_run")
@@ -119,15 +129,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--without-slurm", action="store_true", help="leave out checks that ask Slurm")
     parser.add_argument("--recording", type=Path)
     options = parser.parse_args(arguments)
-    places = Places.from_environment()
     asked = Asked(options.when, options.checks, options.due, options.without_slurm)
-    with one_round(places, patient=not asked.only_due) as alone:
-        if asked.only_due and not alone:
-            print(json.dumps({"ran": [], "busy": True}))
-            return 0
-        captures = read_case(options.recording).captures if options.recording else None
-        done = run(options.tree, options.commit, asked, places, captures)
-    print(json.dumps({"ran": [_summary(judged) for judged in done if judged.verdict.applies]}))
+    captures = read_case(options.recording).captures if options.recording else None
+    print(perform(options.tree, options.commit, asked, captures))
     return 0
 
 

@@ -6,7 +6,6 @@ A healthy node costs a few small files to read. Only what is not fresh is run, i
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from pathlib import Path
 from health.index import Index, read_index
 from health.places import Places, boot_id
 from health.runner.kept import Kept
-from health.script import UNFIT, run
+from health.script import run_here
 from health.verdict import Class, Result, Verdict, read_verdict
 
 # Of the host itself: what a job's user can do to it is judged as his, and keeps nobody off.
@@ -115,9 +114,7 @@ def stops_a_job(verdict: Verdict) -> bool:
 def _run(
     kind: str, tree: Path, commit: str, names: list[str] | None, env: Mapping[str, str], budget_s: float
 ) -> tuple[list[str], str]:
-    argv = [sys.executable, "-I", "-m", "health.checks.round", "--tree", str(tree), "--commit", commit]
-    argv += ["--when", kind] if names is None else ["--checks", ",".join(names)]
-    done = run(argv, env, budget_s, UNFIT)
+    done = run_here(partial(_round, kind, tree, commit, names), env, budget_s)
     if done.broken or done.code:
         last = done.err.strip().splitlines()[-1:] or [""]
         return [], f"the checks could not be run: {done.broken or f'exit {done.code}'} {last[0]}"[:300]
@@ -127,3 +124,17 @@ def _run(
         return [str(item["check"]) for item in said], "; ".join(broken)[:300]
     except (ValueError, KeyError, TypeError):
         return [], "the checks said nothing that can be read"
+
+
+def _round(kind: str, tree: Path, commit: str, names: list[str] | None) -> bytes:
+    from health.api import When
+    from health.checks.round import perform
+    from health.checks.select import Asked
+
+    asked = Asked(When(kind)) if names is None else Asked(names=tuple(names))
+    return perform(tree, commit, asked).encode()
+
+
+def prepare() -> None:
+    """Spares the forks of this process the import. Not before it is wanted: most runs begin and end without."""
+    import health.checks.round  # noqa: F401

@@ -99,6 +99,7 @@ class Server:
             self.look()
         self.hands.rest(now)
         if self.after.is_due(now):
+            gate.prepare()
             self._fork(self.after.work, lambda pid: self.after.began(pid, now))
 
     def look(self) -> None:

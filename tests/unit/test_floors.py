@@ -26,7 +26,7 @@ FLOORS: dict[str, list[set[str]]] = {
     "init": [
         {""}, {"plan"}, {"engine", "dropins"}, {"view"}, {"pid1", "pod"}, {"slurm"}, {"prepare", "drain", "helpers"},
     ],
-    "health": [{""}, {"checks", "runner", "broker"}],
+    "health": [{""}, {"checks"}, {"runner", "broker"}],
     "gitsync": [{""}, {"repo", "rings"}, {"tree"}, {"cycle", "mirror"}],
     "images": [{""}, {"definition"}, {"archive", "engine"}, {"make", "ship"}, {"cli"}],
     "fleet": [{""}, {"world"}, {"topology"}, {"decide"}, {"act"}],

@@ -317,6 +317,35 @@ def test_one_look_at_the_node_serves_all_jobs_that_have_ended(world: World) -> N
     assert world.verdict("one")["result"] == "ok"
 
 
+LOOKS = """
+import os
+from health.api import Check, Class, When, ok
+CHECK = Check(name="one", about="x", class_=Class.NODE, period_s=3600, sources=(), thresholds="",
+              when=frozenset({{When.EPILOG}}))
+def parse(inputs):
+    fds = [os.readlink(f"/proc/self/fd/{{fd}}").partition(":")[0] for fd in range(3)]
+    # Beside these: the lock of rounds, and this directory.
+    more = [fd for fd in os.listdir("/proc/self/fd") if int(fd) > 4]
+    print(*fds, more, "NOTIFY_SOCKET" in os.environ, os.environ["MINIVM_KIND"], file=open({place!r}, "w"))
+    print(open("/proc/self/cmdline").read(), file=open({place!r}, "a"))
+def judge(measured, context): return [ok("fine")]
+"""
+
+
+def test_the_look_after_jobs_starts_no_interpreter_and_has_nothing_of_the_runner_s(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = world.root / "seen"
+    monkeypatch.setitem(world.environment_extra, "NOTIFY_SOCKET", "/nowhere")
+    world.script("health.d/one.py", LOOKS.format(place=str(place)), 0o644)
+    with resident(world):
+        assert world.run("epilog") == (0, "", "")
+        until(lambda: any(entry["kind"] == "after" for entry in world.records()), "the node is looked at")
+    seen, who = place.read_text().splitlines()
+    assert seen == "/dev/null pipe pipe [] False epilog"
+    assert who.endswith("-m\0health.runner\0"), who
+
+
 # The task prolog, as the job's user.
 
 
