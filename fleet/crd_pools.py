@@ -14,6 +14,8 @@ WHEN = (IDLE, DEADLINE, NOW)
 # A pod's name is its host's, of 63 letters at most: so much is left for a number, or for a Node's name.
 NAME = r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?"
 MOST = 65533
+# Of so many of a pool's pods it is counted at a time how often they ended.
+ENDED = 128
 # Known to API servers from 1.25 on; the chart leaves them out before. The fleet itself refuses the same.
 RULES = [
     {"rule": "self.mode != 'fixed' || has(self.replicas)", "message": "mode fixed says how many, in replicas"},
@@ -110,6 +112,23 @@ STATUS = mapping(
             "required": ["type", "status", "reason", "lastTransitionTime"],
         },
         # Applied as a whole: field by field, a message that is over would leave an empty one.
+        "x-kubernetes-list-type": "atomic",
+    },
+    ended={
+        "type": "array",
+        "maxItems": ENDED,
+        "description": "Pods that ran no more: each goes, and is made anew, the next time after longer.",
+        "items": {
+            **mapping(
+                "",
+                name=text("Which.", 64),
+                uid=text("The last one of that name.", 64),
+                times=whole("How often."),
+                since=time_("When that was seen of the last one."),
+                why=text("Its phase, and what its kubelet said."),
+            ),
+            "required": ["name", "uid", "times", "since"],
+        },
         "x-kubernetes-list-type": "atomic",
     },
 )

@@ -46,6 +46,9 @@ class PoolWorlds(Worlds):
         self.broken: set[str] = set()
         # Those that no machine takes.
         self.unplaced: set[str] = set()
+        # Those whose phase says that they have ended, and when such a one was sent away.
+        self.over: set[str] = set()
+        self.made_anew: list[tuple[str, float]] = []
         for node in self.nodes.values():
             node.labels["gpu"] = "yes"
 
@@ -80,6 +83,8 @@ class PoolWorlds(Worlds):
             metadata["deletionTimestamp"] = "2026-11-22T00:00:00Z"
         if name in self.unplaced:
             item["spec"] = {}
+        if name in self.over:
+            item["status"] |= {"phase": "Failed", "reason": "Evicted", "message": "The node was low on memory."}
         return item
 
     def perform(self, change: Change) -> None:
@@ -120,6 +125,12 @@ class PoolWorlds(Worlds):
 
     def _evicted(self, name: str) -> None:
         pod, node = self.pods[name], self.slurm.get(name)
+        if name in self.over:  # the API server asks no budget for it, and waits for no kubelet
+            quiet = node is None or node.down or not node.responds or (node.drained_by and not node.jobs)
+            assert quiet, "a pod goes whose slurmd is heard, and may have a job"
+            self.made_anew.append((name, self.now))
+            self.pod_goes(name)
+            return
         if name not in self.unplaced:
             assert pod.free, "its PodDisruptionBudget refuses"
             # Of one that a person sends away it is enough that he has drained it.
@@ -173,7 +184,8 @@ class PoolWorlds(Worlds):
             self.pod_goes(name)
         self.leaving.clear()
         for name, pod in self.pods.items():
-            if not pod.ready and self.templates[name] not in self.broken and name not in self.unplaced:
+            kept = self.templates[name] in self.broken or name in self.unplaced | self.over
+            if not pod.ready and not kept:
                 pod.ready, pod.version = True, pod.version + 1
                 self.slurmd_answers(name)
 
@@ -181,8 +193,17 @@ class PoolWorlds(Worlds):
         super().pod_goes(name)
         self.leaving.discard(name)
         self.unplaced.discard(name)
+        self.over.discard(name)
         if name in self.slurm:
             self.jobs_end(name)
+            self.slurmd_goes(name)
+
+    def ends(self, name: str, *, lie: bool = False) -> None:
+        """Its kubelet has evicted it; or somebody has written so, and all in it runs on."""
+        pod = self.pods[name]
+        pod.ready, pod.version = False, pod.version + 1
+        self.over.add(name)
+        if not lie:
             self.slurmd_goes(name)
 
     def replace(self, name: str, where: str = "") -> None:
@@ -215,6 +236,8 @@ class PoolWorlds(Worlds):
             self.cordon(name, on=False)
         for name in self.pods:
             self.annotate(name, "minivm.io/leave", None)
+        for name in self.over:
+            self.slurmd_goes(name)
         quiet = 0
         for _ in range(150):
             quiet = 0 if self.look() else quiet + 1
@@ -223,7 +246,7 @@ class PoolWorlds(Worlds):
             for name in self.slurm:
                 self.jobs_end(name)
             self.kubelets()
-            for name in self.pods.keys() - self.leaving:
+            for name in self.pods.keys() - self.leaving - self.over:
                 self.slurmd_answers(name)
             self.now += 100
         raise AssertionError(f"it never settles: {self.done[-8:]}")

@@ -39,5 +39,5 @@ def _asks(worker: Worker) -> bool:
     node = worker.slurm
     if node is None or not node.drained or worker.pod.deleting:
         return False
-    leaves = LEAVE in worker.pod.annotations or bool(words.kinds(node.reason) & TO_GO)
+    leaves = bool(worker.pod.ended) or LEAVE in worker.pod.annotations or bool(words.kinds(node.reason) & TO_GO)
     return leaves or not (node.record.busy or worker.pod.free)

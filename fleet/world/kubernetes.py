@@ -23,6 +23,8 @@ TAINT = "node.kubernetes.io/out-of-service"
 FENCED = "minivm.node-restriction.kubernetes.io/fenced"
 LABEL = "app.kubernetes.io"
 WORKER = "worker"
+# Phases of a pod that runs no more; and so much of why is kept.
+ENDED, MOST = ("Failed", "Succeeded"), 200
 # As a StatefulSet writes it: w-07 is nobody's.
 CANONICAL = re.compile(r"0|[1-9][0-9]{0,8}")
 
@@ -74,6 +76,7 @@ class Pod:
     created: float = 0.0
     ready: bool = False
     deleting: bool = False
+    ended: str = ""  # how, where nothing of it runs any more
     free: bool = False  # labelled so by the fleet: it may be evicted
     lost: bool = False  # and that is because Slurm did not know it
     conditions: Mapping[str, Condition] = field(default_factory=dict)
@@ -184,11 +187,17 @@ def pod(item: Object) -> Pod:
         created=reading.moment(metadata.get("creationTimestamp"), "metadata.creationTimestamp"),
         ready="Ready" in found and found["Ready"].status == "True",
         deleting=metadata.get("deletionTimestamp") is not None,
+        ended=_ended(status),
         free=labels.get(FREE) in ("true", LOST),
         lost=labels.get(FREE) == LOST,
         conditions=found,
         annotations=reading.texts(metadata.get("annotations"), "metadata.annotations"),
     )
+
+
+def _ended(status: Object) -> str:
+    said = [reading.text(status.get(key), f"status.{key}") for key in ("phase", "reason", "message")]
+    return ": ".join(filter(None, said))[:MOST] if said[0] in ENDED else ""
 
 
 def _owner(value: object) -> str:

@@ -34,6 +34,17 @@ class Stand:
 
 
 @dataclass(frozen=True, slots=True)
+class Ended:
+    """One of its pods that ran no more: which, for the so manieth time, since when it is known, and why."""
+
+    name: str
+    uid: str
+    times: int
+    since: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class PoolStatus:
     wanted: int = 0
     replicas: int = 0
@@ -43,6 +54,7 @@ class PoolStatus:
     template: str = ""
     generation: int = 0
     conditions: tuple[Stand, ...] = ()
+    ended: tuple[Ended, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +180,15 @@ def _status(said: Object) -> PoolStatus:
         template=reading.text(said.get("template"), "status.template"),
         generation=count("generation"),
         conditions=tuple(_stand(one) for one in reading.items(said.get("conditions"), "status.conditions")),
+        ended=tuple(_ended(one) for one in reading.items(said.get("ended"), "status.ended")),
     )
+
+
+def _ended(item: object) -> Ended:
+    one = reading.mapping(item, "status.ended")
+    found = {key: reading.text(one.get(key), f"status.ended.{key}") for key in ("name", "uid", "why")}
+    times = reading.number(one.get("times"), "status.ended.times")
+    return Ended(**found, times=times, since=int(reading.moment(one.get("since"), "status.ended.since")))
 
 
 def _stand(item: object) -> Stand:
@@ -197,5 +217,9 @@ def written(status: PoolStatus) -> dict[str, object]:
                 "lastTransitionTime": stamp(one.since),
             }
             for one in status.conditions
+        ],
+        "ended": [
+            {"name": one.name, "uid": one.uid, "times": one.times, "since": stamp(one.since), "why": one.why}
+            for one in status.ended
         ],
     }

@@ -22,7 +22,7 @@ from fleet.decide.decide import decide
 from fleet.decide.memory import Memory
 from fleet.policy import Policy
 from fleet.world.kubernetes import Kubernetes
-from fleet.world.pool import PoolStatus, Stand, WorkerPool, worker_pool
+from fleet.world.pool import Ended, PoolStatus, Stand, WorkerPool, worker_pool
 from fleet.world.slurm import slurm
 from fleet.world.world import World
 from tests.kubernetes import programs
@@ -36,6 +36,8 @@ POOLS = f"/apis/{crd.GROUP}/{crd.VERSION}/namespaces/default/{crd_pools.PLURAL}"
 KIND = {"apiVersion": f"{crd.GROUP}/{crd.VERSION}", "kind": crd_pools.KIND}
 LABELS = {"app.kubernetes.io/name": "minivm", "app.kubernetes.io/instance": "slurm"}
 READY = {"type": "Ready", "status": "True"}
+NOT_READY = {"type": "Ready", "status": "False"}
+BUDGETS = "/apis/policy/v1beta1/namespaces/default/poddisruptionbudgets"
 
 
 def template(image: str) -> Object:
@@ -98,9 +100,10 @@ class Cluster:
                     self.api.ask("POST", "/api/v1/nodes", made)
                 bound = {"metadata": {"name": name}, "target": {"kind": "Node", "name": node}}
                 self.api.ask("POST", f"{PODS}/{name}/binding", bound)
-            elif not pod["status"].get("conditions") or pod["status"].get("phase") != "Running":
+            elif not pod["status"].get("conditions") or pod["status"].get("phase") == "Pending":
                 self.api.merge(f"{PODS}/{name}/status", {"status": {"phase": "Running", "conditions": [READY]}})
-                self.slurm.setdefault(name, {"name": name, "state": ["IDLE", "DYNAMIC_NORM"]})
+                here = self.slurm.setdefault(name, {"name": name, "state": ["IDLE", "DYNAMIC_NORM"]})
+                here["state"] = [state for state in here["state"] if state != "NOT_RESPONDING"]
 
     def _there(self, where: str) -> bool:
         try:
@@ -116,6 +119,12 @@ class Cluster:
     def job(self, name: str, *, on: bool = True) -> None:
         kept = [state for state in self.slurm[name]["state"] if state not in ("IDLE", "ALLOCATED")]
         self.slurm[name] |= {"state": ["ALLOCATED" if on else "IDLE", *kept], "alloc_cpus": int(on)}
+
+    def ends(self, name: str) -> None:
+        """As a kubelet does it that runs out of memory."""
+        said = {"phase": "Failed", "reason": "Evicted", "message": "low on memory", "conditions": [NOT_READY]}
+        self.api.merge(f"{PODS}/{name}/status", {"status": said})
+        self.slurm[name]["state"].append("NOT_RESPONDING")
 
     def looks(self, most: int = 60) -> None:
         """Until nothing is to be done any more."""
@@ -194,6 +203,25 @@ def test_pods_are_made_as_a_statefulset_makes_them_and_the_next_template_reaches
     assert {one.type: one.status for one in read(api, pool).status.conditions} == {"Ready": "True", "Updated": "True"}
 
 
+def test_a_pod_that_has_ended_is_made_anew_whatever_its_budget_says(api: ApiServer, pool: str) -> None:
+    cluster = Cluster(api)
+    cluster.looks()
+    budget = {"maxUnavailable": 0, "selector": {"matchLabels": {"minivm.io/pool": "gpu"}}}
+    api.ask("POST", BUDGETS, {"metadata": {"name": "gpu"}, "spec": budget})
+    try:
+        before = {name: pod["metadata"]["uid"] for name, pod in pods(api).items()}
+        cluster.ends("slurm-gpu-1")
+        cluster.looks()
+        after = {name: pod["metadata"]["uid"] for name, pod in pods(api).items()}
+        assert after.keys() == before.keys()
+        assert {name for name, uid in after.items() if uid != before[name]} == {"slurm-gpu-1"}
+        (noted,) = read(api, pool).status.ended
+        assert (noted.uid, noted.times, noted.why) == (before["slurm-gpu-1"], 1, "Failed: Evicted: low on memory")
+        assert {one.type: one.status for one in read(api, pool).status.conditions}["Ready"] == "True"
+    finally:
+        api.ask("DELETE", f"{BUDGETS}/gpu")
+
+
 def test_it_is_scaled_as_everything_is(api: ApiServer, pool: str) -> None:
     cluster = Cluster(api)
     cluster.looks()
@@ -242,7 +270,10 @@ def test_one_that_has_changed_since_is_not_taken_over(api: ApiServer, pool: str)
     assert "ownerReferences" not in pods(api)["slurm-gpu-0"]["metadata"]
 
 
-FULL = PoolStatus(3, 3, 2, 1, 1, "abc", 7, (Stand("Ready", "False", "NotReady", "not ready: x", 1_795_000_000),))
+FULL = PoolStatus(
+    3, 3, 2, 1, 1, "abc", 7, (Stand("Ready", "False", "NotReady", "not ready: x", 1_795_000_000),),
+    (Ended("x", "u", 2, 1_795_000_001, "Failed"),),
+)  # fmt: skip
 
 
 def test_what_is_noted_is_read_back_and_only_on_what_was_seen(api: ApiServer, pool: str) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 from fleet import words
 from fleet.decide.actions import Action, Adopt, CreatePod, Evict, NotePool, Tell
 from fleet.decide.causes import LEAVE, OF_POOL, of_node, silent_for
+from fleet.decide.pools import ended
 from fleet.decide.pools.turns import Stale, is_to_go, turns
 from fleet.policy import Policy
+from fleet.words import plain
 from fleet.world.kubernetes import Kubernetes, Node, Pod
 from fleet.world.pool import PoolStatus, Stand, WorkerPool
 from fleet.world.slurm import Slurm
@@ -60,7 +63,7 @@ def pools(workers: Iterable[Worker], kubernetes: Kubernetes, slurm: Slurm, now: 
         # Several of one label share what may be away of it.
         most[pool.label] = min(pool.most, most.get(pool.label, pool.most))
         missing[pool.label] = missing.get(pool.label, frozenset()) | here.missing
-        actions += [*here.never_placed(slurm), *here.to_come(), *here.note()]
+        actions += [*here.never_placed(slurm), *here.ended(slurm), *here.to_come(), *here.note()]
     return Pools(causes, False, most, missing, tuple(actions))
 
 
@@ -106,6 +109,8 @@ class Here:
 
     def _stale(self, worker: Worker) -> Stale | None:
         pod, pool = worker.pod, self.pool
+        if pod.ended:
+            return None  # it goes for that
         if pod.name not in self.names:
             if pool.replicas is not None:
                 return Stale(worker, "surplus", f"{pool.name} has {pool.replicas}")
@@ -126,6 +131,10 @@ class Here:
             idle = node is None or (node.drained and not node.record.busy and slurm.holding(pod.name) == ())
             if idle:
                 yield Evict(pod.name, pod.uid, pod.version, one.why, node.seen if node else None)
+
+    def ended(self, slurm: Slurm) -> Iterator[Evict | Tell]:
+        mine = [one for one in self.workers.values() if not one.pod.deleting]
+        yield from ended.ended(self.pool.status.ended, self.names, mine, slurm, self.now)
 
     def to_come(self) -> Iterator[CreatePod | Adopt | Tell]:
         for name in self.absent:
@@ -148,6 +157,9 @@ class Here:
         pool = self.pool
         mine = [one.pod for one in self.workers.values() if not one.pod.deleting]
         updated = [pod for pod in mine if pod.template == pool.hash]
+        over = [
+            f"{pod.name} has ended: {plain(pod.ended)}" for pod in sorted(mine, key=attrgetter("name")) if pod.ended
+        ]
         unwell = sorted((self.away | {*self.absent}) & self.names.keys())
         status = PoolStatus(
             wanted=len(self.names),
@@ -158,9 +170,12 @@ class Here:
             template=pool.hash,
             generation=pool.generation,
             conditions=(
-                self._stand("Ready", not unwell, "AllReady", "NotReady", f"not ready: {_few(unwell)}"),
+                self._stand(
+                    "Ready", not unwell, "AllReady", "NotReady", "; ".join([f"not ready: {_few(unwell)}", *over[:1]])
+                ),
                 self._stand("Updated", not self._left_over(), "AllUpdated", "Updating", self._left_over()),
             ),
+            ended=ended.counted(pool.status.ended, self.names, {pod.name: pod for pod in mine}, self.now),
         )
         if status != pool.status:
             yield NotePool(pool.name, pool.version, status)

@@ -35,6 +35,8 @@ EVENTS: dict[str, Callable[[PoolWorlds, str, str], object]] = {
     "ready": lambda w, name, node: w.ready(node),
     "pod is not ready": lambda w, name, node: setattr(w.pods[name], "ready", False),
     "pod dies": lambda w, name, node: w.pod_goes(name),
+    "pod ends": lambda w, name, node: w.ends(name),
+    "pod is said to have ended": lambda w, name, node: w.ends(name, lie=True),
     "record goes": lambda w, name, node: None if w.slurm[name].jobs else w.slurm.pop(name),
 }
 # Of names that have neither a pod nor a record too.
@@ -167,6 +169,7 @@ STORIES: dict[str, Story] = {
     "more and fewer": (lambda w: w.wants_of_it(replicas=5), lambda w: w.wants_of_it(replicas=2)),
     "now": (lambda w: [w.starts(name) for name in w.names], lambda w: w.roll("2", when="now")),
     "a person's": (lambda w: w.person_drains("w-0"), lambda w: w.roll("2"), lambda w: w.person_resumes("w-0")),
+    "ended": (lambda w: w.starts("w-1"), lambda w: w.ends("w-1"), lambda w: w.ends("w-1"), lambda w: w.roll("2")),
     "taken over": (lambda w: w.left_alone(0), lambda w: w.left_alone(2), lambda w: w.roll("2")),
 }
 

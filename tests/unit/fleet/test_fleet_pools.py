@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from fleet.act.pools.pods import pod
 from fleet.decide.actions import Adopt, CreatePod, Drain, Evict, NotePool, Undrain
 from fleet.decide.memory import Memory
 from fleet.errors import FleetError
+from fleet.policy import Policy
 from fleet.world.pool import named, worker_pool, written
 from tests.fleet_pools_world import POOL, PoolWorlds, template
 
@@ -330,6 +332,62 @@ def test_a_statefulset_of_its_name_goes_first_and_its_pods_are_taken_over_as_the
     worlds.roll("2")
     worlds.turns()
     assert worlds.updated() == set(worlds.pods)
+
+
+def test_a_pod_that_has_ended_is_made_anew_and_it_is_said_why(worlds: PoolWorlds) -> None:
+    old = worlds.pods["w-1"].uid
+    worlds.starts("w-1")
+    worlds.ends("w-1")
+    worlds.look()
+    worlds.look()
+    worlds.look()
+    assert stands(worlds)["Ready"][1].startswith("not ready: w-1")
+    (evicted,) = [one for one in worlds.done if isinstance(one, Evict)]
+    assert (evicted.uid, evicted.why) == (old, "Failed: Evicted: The node was low on memory.")
+    worlds.turns()
+    assert worlds.pods["w-1"].uid != old and worlds.pods["w-1"].ready and not worlds.slurm["w-1"].drained_by
+    (noted,) = worlds.read().status.ended
+    assert (noted.name, noted.uid, noted.times) == ("w-1", old, 1)
+    worlds.now += 3600
+    worlds.turns()
+    assert worlds.read().status.ended == (), "that it is well for a while is the end of it"
+
+
+def test_one_that_ends_again_and_again_is_made_anew_ever_more_seldom(worlds: PoolWorlds) -> None:
+    begun = worlds.now
+    while worlds.now - begun < 7200:
+        if "w-1" in worlds.pods and "w-1" not in worlds.over:
+            worlds.ends("w-1")
+        worlds.look()
+        worlds.now += 5
+        worlds.memory = Memory() if worlds.now % 3 else worlds.memory  # whoever looks
+    times = [at - begun for _, at in worlds.made_anew]
+    pauses = [after - before for before, after in pairwise(times)]
+    assert pauses[:3] == sorted(pauses[:3]) and pauses[0] >= 30
+    assert 6 <= len(times) <= 9, pauses
+    assert "has ended" in told(worlds)[("w-1", "ended")]
+
+
+def test_what_is_said_of_a_pod_that_slurm_hears_makes_nothing_go(worlds: PoolWorlds) -> None:
+    """Who may write a pod's status may write that it has ended."""
+    worlds.starts("w-1")
+    for name in ("w-0", "w-1"):
+        worlds.ends(name, lie=True)
+    worlds.turns()
+    assert not done(worlds, Evict, CreatePod) and worlds.slurm["w-1"].jobs
+    assert "stays until Slurm does not hear" in told(worlds)[("w-1", "ended")]
+
+
+def test_no_more_pods_that_ended_are_made_anew_at_a_time_than_are_counted() -> None:
+    worlds = PoolWorlds(300, Policy(changes=1000), maxUnavailable=300)
+    worlds.turns()
+    for name in worlds.names:
+        worlds.ends(name)
+    for _ in range(5):
+        worlds.look()
+    assert len(worlds.made_anew) == len(worlds.read().status.ended) == 128
+    worlds.turns()
+    assert len(worlds.made_anew) == 300 and all(pod.ready for pod in worlds.pods.values())
 
 
 def test_pods_that_cannot_be_made_keep_nothing_else_from_being_done(worlds: PoolWorlds) -> None:
