@@ -100,8 +100,8 @@ def _is_step(directory: Path) -> bool:
     return False
 
 
-def wait_for_jobs(name: str, controller: str, deadline: Deadline) -> list[str]:
-    """The jobs that are still there when the time for them is over."""
+def wait_for_jobs(name: str, controller: str, deadline: Deadline) -> dict[str, str]:
+    """The jobs that are still there when the time for them is over, each with its state."""
     last = ""
 
     def missed() -> None:
@@ -111,8 +111,8 @@ def wait_for_jobs(name: str, controller: str, deadline: Deadline) -> list[str]:
     while True:
         jobs = asked(lambda: client.jobs(name, controller), deadline, missed)
         if not jobs:
-            return []
-        text = f"waiting for {len(jobs)} jobs: {' '.join(jobs[:8])}{' ...' if len(jobs) > 8 else ''}"
+            return {}
+        text = f"waiting for {len(jobs)} jobs: {' '.join([*jobs][:8])}{' ...' if len(jobs) > 8 else ''}"
         if text != last:
             report(text)
             last = text

@@ -18,6 +18,7 @@ KEY_REJECTED = ("Protocol authentication error", "Invalid authentication credent
 NOT_REACHED = ("Unable to contact slurm controller", "Connection refused", "connect failure", "timed out")
 FETCHED = "/run/slurm/conf/slurm.conf"
 AT_ONCE = 8
+OVER = ("CG", "SO")  # a job's program has ended, and what comes after it has not
 
 
 class SlurmError(InitError):
@@ -108,10 +109,12 @@ def update(name: str, changes: Sequence[str], controller: str) -> None:
     run([SCONTROL, "update", f"nodename={name}", *changes], controller)
 
 
-def jobs(name: str, controller: str) -> list[str]:
-    """Ids of the jobs that hold the node, array members as Slurm writes them."""
-    text = run([SQUEUE, "--noheader", "--nodelist", name, "--states", "R,CG,S,CF,SI,SO", "--format", "%A"], controller)
-    return sorted(set(text.split()), key=lambda job: (len(job), job))
+def jobs(name: str, controller: str) -> dict[str, str]:
+    """The jobs that hold the node: their ids, array members as Slurm writes them, and in which state each is."""
+    states = "R,CG,S,CF,SI,SO"
+    text = run([SQUEUE, "--noheader", "--nodelist", name, "--states", states, "--format", "%A %t"], controller)
+    found = sorted((line.split() for line in text.splitlines()), key=lambda words: (len(words[0]), words[0]))
+    return dict(found)
 
 
 def delete(name: str, controller: str) -> None:
@@ -123,13 +126,14 @@ def delete(name: str, controller: str) -> None:
             raise
 
 
-def free(jobs: Sequence[str], controller: str, log: Callable[[str], object]) -> None:
+def free(jobs: Mapping[str, str], controller: str, log: Callable[[str], object]) -> None:
     """Each job by itself: one that may not be requeued must not keep the others. Some at a time: a node of many small
-    jobs has but seconds for them all, and a client mostly waits."""
+    jobs has but seconds for them all, and a client mostly waits. One that is over is let alone: slurmctld would take
+    the word, and it would run once more."""
     from concurrent.futures import ThreadPoolExecutor  # mostly there is no job left
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for said in pool.map(lambda job: _free(job, controller), jobs):
+        for said in pool.map(lambda job: _free(job, controller), (job for job in jobs if jobs[job] not in OVER)):
             for text in said:
                 log(text)
 

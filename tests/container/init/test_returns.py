@@ -25,11 +25,14 @@ class Cluster:
         self.world = made
         another = io.BytesIO(f"FROM {image_of('worker')}\nLABEL minivm-test=rolled\n".encode())
         self.next_image = str(made.client.images.build(fileobj=another, rm=True)[0].id)
-        made.configure({"slurm.conf": slurm_conf(accounting=False)})
+        self.configure()
         self.controller = made.pod("controller", "slurm-controller", env=ENV)
         self.workers = {name: made.pod("worker", name, env=ENV) for name in ("w1", "w2")}
         for pod in (self.controller, *self.workers.values()):
             pod.add_user()
+
+    def configure(self, *lines: str) -> None:
+        self.world.configure({"slurm.conf": slurm_conf(*lines, accounting=False)})
 
     def slurm(self, *argv: str, user: str = "root") -> str:
         return self.controller.run(*argv, user=user)
@@ -222,6 +225,29 @@ def test_a_controller_that_goes_while_jobs_are_waited_for_costs_none_of_them(clu
     assert (cluster.job(job), cluster.job(job, "Restarts")) == ("RUNNING", "0")
     cluster.cancel()
     until(lambda: worker.status()["drain"] == "drained", "the drain is over")
+    worker.run("minivm", "resume")
+    cluster.wait_node("w1", "idle")
+
+
+def test_a_job_that_is_over_is_not_run_once_more_when_its_node_leaves(cluster: Cluster) -> None:
+    """Its epilog takes longer than the drain may, and slurmctld would requeue a job whose program has ended."""
+    worker, epilog = cluster.workers["w1"], "#!/bin/sh\nwhile [ -e /tmp/held ]; do sleep 0.1; done\n"
+    for pod in cluster.workers.values():
+        pod.run("sh", "-c", f"printf '{epilog}' > /tmp/epilog; chmod 755 /tmp/epilog; touch /tmp/held")
+    cluster.configure("Epilog=/tmp/epilog")
+    until(lambda: worker.code("grep", "^Epilog=", "/run/slurm/conf/slurm.conf")[0] == 0, "slurmd has an epilog")
+    try:
+        job = cluster.submit("--nodelist=w1")
+        cluster.wait_job(job, "RUNNING")
+        cluster.slurm("scancel", "--batch", "--signal=KILL", job)
+        cluster.wait_job(job, "COMPLETING")
+        # Down ends what is left of it.
+        worker.run("minivm", "drain")
+        assert (cluster.job(job), cluster.job(job, "Restarts")) == ("FAILED", "0")
+    finally:
+        for pod in cluster.workers.values():
+            pod.run("rm", "-f", "/tmp/held")
+        cluster.configure()
     worker.run("minivm", "resume")
     cluster.wait_node("w1", "idle")
 

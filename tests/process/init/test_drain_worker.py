@@ -55,7 +55,7 @@ def test_a_slurmctld_that_is_away_is_asked_again_while_jobs_run(
 ) -> None:
     with step(tmp_path, 0) as pid:
         assert pid in drain_worker.steps()
-        assert drain_worker.wait_for_jobs("w1", "ctl:6817", Deadline(60.0)) == []
+        assert drain_worker.wait_for_jobs("w1", "ctl:6817", Deadline(60.0)) == {}
     assert away.read_text().count("x") == 4
     assert capsys.readouterr().out == "jobs run here, and slurmctld is asked again: ctl:6817 cannot be reached\n"
 
@@ -95,7 +95,7 @@ def test_many_small_jobs_are_let_go_some_at_a_time(tmp_path: Path, monkeypatch: 
         program.chmod(0o755)
         monkeypatch.setattr(client, program.name.upper(), str(program))
     told: list[str] = []
-    client.free([str(job) for job in range(1, 5)], "ctl:6817", told.append)
+    client.free({str(job): "R" for job in range(1, 5)}, "ctl:6817", told.append)
     assert told == [
         "requeued job 1", "requeued job 2", "job 3 is not requeued: Job may not be requeued", "cancelled job 3",
         "requeued job 4",
