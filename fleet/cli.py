@@ -14,8 +14,8 @@ import click
 
 from fleet import crd_pools
 from fleet.act.kubernetes import Api
-from fleet.act.report import lines, worker_
 from fleet.act.run import Fleet
+from fleet.act.shown.report import lines, worker_
 from fleet.act.words import in_words
 from fleet.crd import definition
 from fleet.decide.actions import about

@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import islice
 
 from fleet.act import fencing, machines
@@ -16,12 +16,13 @@ from fleet.act.clock import steady
 from fleet.act.events import events
 from fleet.act.kubernetes import Api
 from fleet.act.lead import Alone, Lead, Leader
+from fleet.act.look import Look
 from fleet.act.meanwhile import meanwhile
-from fleet.act.pages import Pages
-from fleet.act.people import People, Watch
 from fleet.act.pools import pods
-from fleet.act.report import Report, report
 from fleet.act.seen import Seen, name_of
+from fleet.act.shown.pages import Pages
+from fleet.act.shown.people import People, Watch
+from fleet.act.shown.report import Report, report
 from fleet.act.slurm import SlurmRest, to_its_end
 from fleet.act.words import in_words
 from fleet.decide.actions import (
@@ -50,13 +51,10 @@ from fleet.decide.actions import (
 from fleet.decide.decide import Decision, decide
 from fleet.decide.hold import hurried
 from fleet.decide.memory import Memory
-from fleet.decide.needs import asks_for_claims, asks_for_jobs
 from fleet.errors import FleetError
 from fleet.policy import Policy, read_policy
 from fleet.settings import Settings
 from fleet.topology.place import Place
-from fleet.world.kubernetes import Kubernetes
-from fleet.world.proof import Proof
 from fleet.world.slurm import Slurm
 from fleet.world.world import Unknown, World
 from init.errors import InitError
@@ -66,7 +64,6 @@ EVERY_S = 1.0
 # Time alone changes something too: a Node has not been ready for long enough.
 AT_LEAST_S = 5.0
 SOON_S = 0.2
-CLAIMS_S = 15.0
 Say = Callable[[str], object]
 
 
@@ -93,9 +90,7 @@ class Fleet:
         self._known: tuple[float, Slurm | Unknown] = (0.0, Unknown("not asked yet"))
         self._hurried: set[str] | None = None  # whom for, since all was decided last
         self._late = False  # something was not as it was seen when it was to be changed
-        self._asked = -CLAIMS_S
-        self._proofs: tuple[float, Mapping[str, Proof]] = (0.0, {})
-        self._leases = fencing.Leases()
+        self._look = Look(api, self.slurm, lambda: self.policy)
 
     async def run(self) -> None:
         """Until `stop`. Who has ended gives the Lease back when nothing of his is begun any more."""
@@ -108,7 +103,7 @@ class Fleet:
             async with asyncio.TaskGroup() as group:
                 kinds = (self.cache.nodes, self.cache.pods, self.cache.sets, self.cache.machines, self.cache.pools)
                 follow = [group.create_task(kind.follow()) for kind in kinds if kind]
-                follow.append(group.create_task(self._prove_on()))
+                follow.append(group.create_task(self._look.prove_on(self.cache, self.leader.holds)))
                 leading = group.create_task(self.leader.keep())
                 working = group.create_task(self._decide())
                 await self.stop.wait()
@@ -144,7 +139,7 @@ class Fleet:
                 await self._wait(AT_LEAST_S)
                 continue
             begun = time.monotonic()
-            slurm = await meanwhile(self._look(self.cache.world()), self._news, self._hurry)
+            slurm = await meanwhile(self._look.slurm(self.cache.world()), self._news, self._hurry)
             took = time.monotonic() - begun
             # What came from Kubernetes while Slurm was asked counts too.
             kubernetes, fresh = self.cache.counted(steady()), self._news.is_set() or self._hurried is not None
@@ -152,7 +147,7 @@ class Fleet:
             if fresh or slurm != last or begun - decided >= AT_LEAST_S:
                 last, decided, self._late = slurm, begun, False
                 self._known = (time.monotonic(), slurm)
-                changed = await self.act(World(kubernetes, slurm, self._proven()))
+                changed = await self.act(World(kubernetes, slurm, self._look.proven()))
                 # What has changed meanwhile need not be news by itself.
                 last = None if self._late else last
                 self._hurried = None
@@ -277,7 +272,7 @@ class Fleet:
             await kind.list()
         kubernetes = self.cache.world()
         self._reread()
-        return World(kubernetes, await self._look(kubernetes), await self._prove(kubernetes))
+        return World(kubernetes, await self._look.slurm(kubernetes), await self._look.prove(kubernetes))
 
     async def plan(self) -> Decision:
         return decide(await self.look(), Memory(), time.time(), read_policy(self.settings.policy))
@@ -286,34 +281,3 @@ class Fleet:
         world = await self.look()
         now = time.time()
         return report(world, decide(world, Memory(), now, self.policy), self.policy, now)
-
-    async def _prove_on(self) -> None:
-        """Beside all else: what is dead answers late, and may be so for days."""
-        while True:
-            if self.leader.holds():
-                proofs = await self._prove(self.cache.counted(steady()), self._leases)
-                self._proofs = (time.monotonic(), proofs)
-            await asyncio.sleep(AT_LEAST_S)
-
-    def _proven(self) -> Mapping[str, Proof]:
-        """Nothing, where it is not of these seconds."""
-        at, proofs = self._proofs
-        return proofs if time.monotonic() - at < 3 * AT_LEAST_S else {}
-
-    async def _prove(
-        self, kubernetes: Kubernetes | Unknown, leases: fencing.Leases | None = None
-    ) -> Mapping[str, Proof]:
-        return {} if isinstance(kubernetes, Unknown) else await fencing.prove(self.api, kubernetes, self.policy, leases)
-
-    async def _look(self, kubernetes: Kubernetes | Unknown) -> Slurm | Unknown:
-        try:
-            found = await asyncio.to_thread(self.slurm.look, jobs=False)
-            world = World(kubernetes, found)
-            # That a record goes is no haste, and what names it may name it for months.
-            claims = time.monotonic() - self._asked >= CLAIMS_S and asks_for_claims(world)
-            if claims or asks_for_jobs(world):
-                found = await asyncio.to_thread(self.slurm.look, jobs=True, claims=claims)
-                self._asked = time.monotonic() if claims else self._asked
-            return found
-        except FleetError as error:
-            return Unknown(str(error))

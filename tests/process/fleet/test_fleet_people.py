@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from fleet.act import people as adapter
-from fleet.act.people import People, Watch
-from fleet.act.picture import CELLS, Jobs, detail, picture
+from fleet.act.shown import people as adapter
+from fleet.act.shown.people import People, Watch
+from fleet.act.shown.picture import CELLS, Jobs, detail, picture
 from fleet.decide.decide import Decision
 from fleet.errors import FleetError
 from fleet.policy import Machines, Policy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from fleet.act.report import lines, report
+from fleet.act.shown.report import lines, report
 from fleet.policy import Machines, Policy
 from tests.fleet_world import Worlds
 

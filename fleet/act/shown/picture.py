@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fleet.act.report import Report, budgets, pools, worker_
+from fleet.act.shown.report import Report, budgets, pools, worker_
 from fleet.act.words import in_words
 from fleet.decide.actions import about
 from fleet.decide.decide import Decision

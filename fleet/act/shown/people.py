@@ -17,8 +17,8 @@ from importlib import resources
 from urllib.parse import parse_qs, urlsplit
 
 from fleet.act.cache import Cache
-from fleet.act.pages import Pages
-from fleet.act.picture import Jobs, detail, picture
+from fleet.act.shown.pages import Pages
+from fleet.act.shown.picture import Jobs, detail, picture
 from fleet.act.slurm import SlurmRest
 from fleet.decide.decide import Decision, decide
 from fleet.decide.memory import Memory

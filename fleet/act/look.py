@@ -1,0 +1,66 @@
+"""What is asked of the world beside the watch: Slurm's nodes, and the jobs where somebody must know; and of machines
+that look dead, whether they are."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+
+from fleet.act import fencing
+from fleet.act.cache import Cache
+from fleet.act.clock import steady
+from fleet.act.kubernetes import Api
+from fleet.act.slurm import SlurmRest
+from fleet.decide.needs import asks_for_claims, asks_for_jobs
+from fleet.errors import FleetError
+from fleet.policy import Policy
+from fleet.world.kubernetes import Kubernetes
+from fleet.world.proof import Proof
+from fleet.world.slurm import Slurm
+from fleet.world.world import Unknown, World
+
+CLAIMS_S = 15.0
+# Proofs are asked for anew after so long, and hold for three times that.
+PROOFS_S = 5.0
+
+
+class Look:
+    def __init__(self, api: Api, slurm: SlurmRest, policy: Callable[[], Policy]) -> None:
+        self.api, self.rest, self.policy = api, slurm, policy
+        self._asked = -CLAIMS_S
+        self._proofs: tuple[float, Mapping[str, Proof]] = (0.0, {})
+        self._leases = fencing.Leases()
+
+    async def slurm(self, kubernetes: Kubernetes | Unknown) -> Slurm | Unknown:
+        try:
+            found = await asyncio.to_thread(self.rest.look, jobs=False)
+            world = World(kubernetes, found)
+            # That a record goes is no haste, and what names it may name it for months.
+            claims = time.monotonic() - self._asked >= CLAIMS_S and asks_for_claims(world)
+            if claims or asks_for_jobs(world):
+                found = await asyncio.to_thread(self.rest.look, jobs=True, claims=claims)
+                self._asked = time.monotonic() if claims else self._asked
+            return found
+        except FleetError as error:
+            return Unknown(str(error))
+
+    async def prove_on(self, cache: Cache, may: Callable[[], bool]) -> None:
+        """Beside all else: what is dead answers late, and may be so for days."""
+        while True:
+            if may():
+                proofs = await self.prove(cache.counted(steady()), self._leases)
+                self._proofs = (time.monotonic(), proofs)
+            await asyncio.sleep(PROOFS_S)
+
+    def proven(self) -> Mapping[str, Proof]:
+        """Nothing, where it is not of these seconds."""
+        at, proofs = self._proofs
+        return proofs if time.monotonic() - at < 3 * PROOFS_S else {}
+
+    async def prove(
+        self, kubernetes: Kubernetes | Unknown, leases: fencing.Leases | None = None
+    ) -> Mapping[str, Proof]:
+        if isinstance(kubernetes, Unknown):
+            return {}
+        return await fencing.prove(self.api, kubernetes, self.policy(), leases)

@@ -1,0 +1,1 @@
+"""What people and programs are told over HTTP and on a terminal, of a world and a decision."""
