@@ -40,6 +40,8 @@ class PoolWorlds(Worlds):
         self.pool = KeptPool({**how, **more, "update": {"maxUnavailable": 1, **update}, "template": template("1")})
         self.owner = dict.fromkeys(self.pods, self.pool.uid)
         self.templates = dict.fromkeys(self.pods, self.read().hash)
+        # Pools of others, as they are read.
+        self.more: dict[str, WorkerPool] = {}
         # Pods that are told to go, and of which the kubelet has not said yet that they are gone.
         self.leaving: set[str] = set()
         # A pod of such a template never gets ready.
@@ -67,7 +69,7 @@ class PoolWorlds(Worlds):
         here = found.kubernetes
         if isinstance(here, Kubernetes):
             unsure = blind == "pools"
-            pools = None if unsure else {POOL: self.read()}
+            pools = None if unsure else {POOL: self.read(), **self.more}
             everyone = {**here.pods, **here.others}
             made = together(here.nodes, everyone, here.sets, here.unread, here.machines, pools=pools, unsure=unsure)
             return replace(found, kubernetes=replace(made, blind=here.blind))
@@ -101,6 +103,9 @@ class PoolWorlds(Worlds):
                     return
                 assert not self.owner[name], "a pod of others is taken"
                 self.owner[name], self.templates[name], pod.version = self.pool.uid, change.pool.hash, pod.version + 1
+            case NotePool(name, version, status) if name != POOL:
+                assert version == self.more[name].version, "not the one that is there"
+                self.more[name] = replace(self.more[name], status=status)
             case NotePool():
                 if str(self.pool.version) != change.version:
                     return
@@ -147,12 +152,15 @@ class PoolWorlds(Worlds):
         """Idle, and kept from jobs for the pool's sake."""
         slurm = self.world().slurm
         nodes = getattr(slurm, "nodes", {})
-        return {name for name in self.pods if name in nodes and is_to_go(nodes[name]) and not self.slurm[name].jobs}
+        return {name for name in self._own() if name in nodes and is_to_go(nodes[name]) and not self.slurm[name].jobs}
 
     def away(self) -> set[str]:
         """Those that are to be and are missing, and those that go or are not ready."""
         gone = {name for name in set(self.world_names()) - self.pods.keys() if self._takes(name)}
-        return gone | {name for name, pod in self.pods.items() if not pod.ready or name in self.leaving}
+        return gone | {name for name in self._own() if not self.pods[name].ready or name in self.leaving}
+
+    def _own(self) -> set[str]:
+        return {name for name in self.pods if self.owner[name] in (self.pool.uid, "")}
 
     def unavailable(self) -> set[str]:
         return self.away() | self.kept_idle()

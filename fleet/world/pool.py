@@ -74,6 +74,7 @@ class WorkerPool:
     most: int = 1
     # For so long jobs keep a pod from being replaced; None: as long as they take.
     within_s: float | None = None
+    created: float = 0.0
     deleting: bool = False
     status: PoolStatus = PoolStatus()
 
@@ -131,6 +132,7 @@ def worker_pool(item: Object) -> WorkerPool:
         selector=selector,
         most=_count(update, "maxUnavailable", crd_pools.MOST) if "maxUnavailable" in update else 1,
         within_s=_within(update),
+        created=reading.moment(metadata.get("creationTimestamp"), "metadata.creationTimestamp"),
         deleting=metadata.get("deletionTimestamp") is not None,
         status=_status(reading.mapping(item.get("status"), "status")),
     )

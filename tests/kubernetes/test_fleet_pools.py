@@ -6,6 +6,7 @@ Of Slurm only what slurmrestd says: which pods may go is decided on that.
 from __future__ import annotations
 
 import json
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from fleet.world.world import World
 from tests.kubernetes import programs
 from tests.kubernetes.apiserver import ApiServer, Object, api_server, install
 from tests.kubernetes.fleet_api import do, refused
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(3600)
 
@@ -220,6 +222,21 @@ def test_a_pod_that_has_ended_is_made_anew_whatever_its_budget_says(api: ApiServ
         assert {one.type: one.status for one in read(api, pool).status.conditions}["Ready"] == "True"
     finally:
         api.ask("DELETE", f"{BUDGETS}/gpu")
+
+
+def test_of_two_pools_of_one_label_the_younger_one_is_told_and_has_no_pods(api: ApiServer, pool: str) -> None:
+    older = read(api, pool).created
+    until(lambda: time.time() >= older + 1, "the next one is younger")
+    spec = {"mode": "fixed", "replicas": 2, "template": template("worker:9")}
+    api.ask("POST", POOLS, {**KIND, "metadata": {"name": "slurm-other", "labels": LABELS}, "spec": spec})
+    try:
+        cluster = Cluster(api)
+        cluster.looks()
+        assert set(images(api)) == {"slurm-gpu-0", "slurm-gpu-1", "slurm-gpu-2"}
+        (said,) = [one for one in read(api, f"{POOLS}/slurm-other").status.conditions if one.type == "Updated"]
+        assert (said.status, said.reason) == ("False", "Refused") and "slurm-gpu, older" in said.message
+    finally:
+        api.ask("DELETE", f"{POOLS}/slurm-other")
 
 
 def test_it_is_scaled_as_everything_is(api: ApiServer, pool: str) -> None:

@@ -52,19 +52,38 @@ def pools(workers: Iterable[Worker], kubernetes: Kubernetes, slurm: Slurm, now: 
     most: dict[str, int] = {}
     missing: dict[str, frozenset[str]] = {}
     actions: list[Action] = []
+    refused = refusals(kubernetes)
     for pool in (kubernetes.pools or {}).values():
         if pool.deleting:
+            continue
+        if why := refused.get(pool.name):
+            actions += [Tell(pool.name, "pool", why), *Here(pool, kubernetes, everyone, now, policy).note(why)]
             continue
         if pool.name in (kubernetes.sets or {}):
             actions.append(Tell(pool.name, "pool", "none of its pods is touched: a StatefulSet of its name makes them"))
             continue
         here = Here(pool, kubernetes, everyone, now, policy)
         causes |= turns(pool, here.stale, len(here.away | here.not_back), slurm, now, policy)
-        # Several of one label share what may be away of it.
-        most[pool.label] = min(pool.most, most.get(pool.label, pool.most))
-        missing[pool.label] = missing.get(pool.label, frozenset()) | here.missing
+        most[pool.label], missing[pool.label] = pool.most, here.missing
         actions += [*here.never_placed(slurm), *here.ended(slurm), *here.to_come(), *here.note()]
     return Pools(causes, False, most, missing, tuple(actions))
+
+
+def refusals(kubernetes: Kubernetes) -> Mapping[str, str]:
+    """Pools that are in an older one's way, and why. One that is about to go still has its pods."""
+    labels: dict[str, str] = {}
+    names: dict[str, str] = {}
+    refused: dict[str, str] = {}
+    for pool in sorted((kubernetes.pools or {}).values(), key=lambda one: (one.created, one.uid)):
+        wanted = kubernetes.wanted.get(pool.name, {})
+        if pool.label in labels:
+            refused[pool.name] = f"none of its pods is touched: {labels[pool.label]}, older, has its label {pool.label}"
+        elif both := next((name for name in wanted if name in names), ""):
+            refused[pool.name] = f"none of its pods is touched: {names[both]}, older, has {both} too"
+        else:
+            labels[pool.label] = pool.name
+            names |= dict.fromkeys(wanted, pool.name)
+    return refused
 
 
 def _before(worker: Worker) -> Causes:
@@ -85,7 +104,8 @@ class Here:
         self.absent = [name for name in self.names if self._absent(name)]
         self.missing = frozenset(name for name in self.absent if self._takes(self.names[name]))
         # Those of its label that it has not taken over yet among them.
-        of_it = [one for one in everyone if one.pod.owner == pool.uid or one.pod.pool == pool.label]
+        others = {one.uid for one in (kubernetes.pools or {}).values()} - {pool.uid}
+        of_it = [one for one in everyone if one.pod.owner not in others and self._of_it(one.pod)]
         unwell = {one.name for one in of_it if one.pod.deleting or not one.pod.ready}
         self.away = self.missing | unwell
         mine = (one for one in self.workers.values() if not one.pod.deleting)
@@ -93,6 +113,9 @@ class Here:
         to_go = {one.worker.name for one in self.stale}
         # Replaced and not undrained yet, or sent away by a person.
         self.not_back = frozenset(one.name for one in of_it if self._kept(one, one.name in to_go))
+
+    def _of_it(self, pod: Pod) -> bool:
+        return pod.owner == self.pool.uid or pod.pool == self.pool.label
 
     def _kept(self, worker: Worker, stale: bool) -> bool:
         if worker.slurm is None or worker.slurm.record.busy:
@@ -151,12 +174,21 @@ class Here:
     def _left(self, pod: Pod) -> bool:
         """Nobody makes it any more; one that is too many is taken over too, for else it would stay for ever."""
         mine = pod.name.startswith(f"{self.pool.name}-") and pod.pool == self.pool.label
-        return mine and not pod.owner and not pod.deleting and self.names.get(pod.name, "") in ("", pod.node)
+        theirs = any(pod.name in names for pool, names in self.kubernetes.wanted.items() if pool != self.pool.name)
+        return (
+            mine
+            and not theirs
+            and not pod.owner
+            and not pod.deleting
+            and self.names.get(pod.name, "") in ("", pod.node)
+        )
 
-    def note(self) -> Iterator[NotePool]:
+    def note(self, refused: str = "") -> Iterator[NotePool]:
+        """`refused`: why it is no pool to the fleet."""
         pool = self.pool
         mine = [one.pod for one in self.workers.values() if not one.pod.deleting]
         updated = [pod for pod in mine if pod.template == pool.hash]
+        left = refused or self._left_over()
         over = [
             f"{pod.name} has ended: {plain(pod.ended)}" for pod in sorted(mine, key=attrgetter("name")) if pod.ended
         ]
@@ -173,7 +205,7 @@ class Here:
                 self._stand(
                     "Ready", not unwell, "AllReady", "NotReady", "; ".join([f"not ready: {_few(unwell)}", *over[:1]])
                 ),
-                self._stand("Updated", not self._left_over(), "AllUpdated", "Updating", self._left_over()),
+                self._stand("Updated", not left, "AllUpdated", "Refused" if refused else "Updating", left),
             ),
             ended=ended.counted(pool.status.ended, self.names, {pod.name: pod for pod in mine}, self.now),
         )

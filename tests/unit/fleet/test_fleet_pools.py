@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ from fleet import crd_pools
 from fleet.act.pools.pods import pod
 from fleet.decide.actions import Adopt, CreatePod, Drain, Evict, NotePool, Undrain
 from fleet.decide.memory import Memory
+from fleet.decide.pools.pools import refusals
 from fleet.errors import FleetError
 from fleet.policy import Policy
+from fleet.world.kubernetes import Node, together
 from fleet.world.pool import named, worker_pool, written
-from tests.fleet_pools_world import POOL, PoolWorlds, template
+from tests.fleet_pools_world import POOL, PoolWorlds, SlurmNode, template
 
 ROOT = Path(__file__).resolve().parents[3]
 DAY_S = 86400.0
@@ -403,6 +406,45 @@ def test_pods_that_cannot_be_made_keep_nothing_else_from_being_done(worlds: Pool
     assert (worlds.read().status.wanted, worlds.read().status.replicas) == (64, 5), "and it is noted"
     most = max(one.times for one in worlds.memory.refused.values())
     assert most <= 6, "and each is tried less and less often"
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_of_two_pools_of_one_label_the_older_one_has_it_and_nothing_of_the_others_is_touched(begun: bool) -> None:
+    worlds = PoolWorlds(3)
+    worlds.turns()
+    theirs = replace(worlds.read(), name="v", uid="pool-v", created=worlds.now, replicas=2, hash="v2")
+    if begun:  # they had a label of their own until just now
+        worlds.born("v-0", "n0", "v1", "pool-v")
+        worlds.slurm["v-0"] = SlurmNode(drained_by="fleet", reason="minivm: fleet: update: x", since=worlds.now)
+    worlds.more["v"] = theirs
+    worlds.roll("2")
+    worlds.turns()
+    assert worlds.updated() == {"w-0", "w-1", "w-2"}, "the older one goes on"
+    assert {*worlds.pods} - worlds.updated() == ({"v-0"} if begun else set())
+    held = {name for name, node in worlds.slurm.items() if node.drained_by}
+    assert held == set(), "and what was begun of the other is lifted"
+    (said,) = [one for one in worlds.more["v"].status.conditions if one.type == "Updated"]
+    assert (said.status, said.reason) == ("False", "Refused") and "w, older, has its label w" in said.message
+    assert told(worlds)[("v", "pool")] == said.message
+    worlds.more["v"] = replace(theirs, label="v")
+    assert {one.name for one in worlds.decide(worlds.world()).changes if isinstance(one, CreatePod)} >= {"v-1"}
+
+
+@pytest.mark.parametrize("deleting", [False, True])
+def test_who_is_younger_is_refused_also_while_the_older_one_goes(worlds: PoolWorlds, deleting: bool) -> None:
+    worlds.more["v"] = replace(worlds.read(), name="v", uid="pool-v", replicas=0, created=-1.0, deleting=deleting)
+    worlds.roll("2")
+    worlds.look()
+    assert "v, older, has its label w" in told(worlds)[("w", "pool")]
+    assert not [name for name, node in worlds.slurm.items() if node.drained_by]
+
+
+def test_of_two_pools_that_would_have_a_pod_of_one_name_the_older_one_makes_it() -> None:
+    nodes = {"x-0": Node("x-0", "u", labels={"gpu": "yes"})}
+    young = PoolWorlds(1, per_node=True).read()
+    old = replace(PoolWorlds(1).read(), name="w-x", uid="pool-wx", label="w-x", created=-1.0)
+    found = refusals(together(nodes, {}, {}, {}, pools={"w": young, "w-x": old}))
+    assert found == {"w": "none of its pods is touched: w-x, older, has w-x-0 too"}
 
 
 # One on each Node
