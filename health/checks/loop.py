@@ -2,8 +2,9 @@
 
     python3 -I -m health.checks.loop
 
-Each round is a short child of its own: a check that leaks or hangs ends with it. The first round waits a part of the
-interval that the pod's name gives, so that a fleet that starts at once does not ask its drivers at once for ever.
+Each round is a short child of its own, a fork: a check that leaks or hangs ends with it. The first round waits a part
+of the interval that the pod's name gives, so that a fleet that starts at once does not ask its drivers at once for
+ever.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import select
 import signal
 import sys
 import time
+from functools import partial
+from pathlib import Path
 from types import FrameType
 
 from gitsync import lease
@@ -22,10 +25,10 @@ from gitsync.errors import GitsyncError
 from ground.sockets import notify
 from health.api import When
 from health.ask import ask_broker
-from health.checks.select import due
+from health.checks.select import Asked, due
 from health.index import read_index
 from health.places import Places, boot_id
-from health.script import UNFIT, environment, run
+from health.script import UNFIT, environment, run_here
 from health.spread import share
 from health.tell import metrics, sentence, tell, write_metrics
 from health.verdict import read_verdict, read_verdicts
@@ -42,10 +45,9 @@ def round_once(when: str, limit_s: float, *, only_due: bool) -> str:
     """Why the round could not be run, or ""."""
     try:
         with lease.hold() as held:
-            argv = [sys.executable, "-I", "-m", "health.checks.round", "--tree", str(held.path)]
-            argv += ["--commit", held.commit, "--when", when, *(["--due"] if only_due else [])]
+            asked = Asked(When(when), only_due=only_due)
             env = environment("health", os.environ, held.commit, str(held.path), UNFIT)
-            done = run(argv, env, limit_s, UNFIT)
+            done = run_here(partial(_perform, held.path, held.commit, asked), env, limit_s)
     except (GitsyncError, OSError) as error:
         return str(error)
     if done.broken:
@@ -55,6 +57,13 @@ def round_once(when: str, limit_s: float, *, only_due: bool) -> str:
         if any(item["result"] == "problem" for item in json.loads(done.out)["ran"]):
             ask_broker({"ask": "look"}, 0.5)
     return ""
+
+
+def _perform(tree: Path, commit: str, asked: Asked) -> bytes:
+    # In the child alone: what sleeps between rounds has no need of it.
+    from health.checks.round import perform
+
+    return perform(tree, commit, asked).encode()
 
 
 def anything_due(now: float) -> bool:

@@ -492,6 +492,26 @@ def test_the_loop_makes_the_first_round_at_once_tells_readiness_and_stops_on_ter
             process.wait()
 
 
+SAYS_WHO = "open({place!r}, 'w').write(str(__import__('os').getppid()) + open('/proc/self/cmdline').read())\n"
+DEAF = "__import__('signal').pthread_sigmask(0, range(1, 65)); __import__('time').sleep(600)\n"
+
+
+def test_a_round_of_the_loop_starts_no_interpreter_and_ends_in_its_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(world, "one", when="[When.BACKGROUND]")
+    for name, value in world.environment.items():
+        monkeypatch.setenv(name, value)
+    place, check = world.root / "who", world.tree / "health.d/one.py"
+    text = check.read_text()
+    world.script("health.d/one.py", text + SAYS_WHO.format(place=str(place)), 0o644)
+    assert health_loop.round_once("background", 60.0, only_due=False) == ""
+    assert place.read_text() == f"{os.getpid()}{Path('/proc/self/cmdline').read_text()}"
+    assert world.verdict("one")["result"] == "ok"
+    world.script("health.d/one.py", text + DEAF, 0o644)
+    assert "did not end within 0.5 s" in health_loop.round_once("background", 0.5, only_due=False)
+
+
 def test_the_loop_starts_no_round_while_nothing_is_due(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     add(world, "one", period=3600, when="[When.BACKGROUND]")
     for name, value in world.environment.items():
