@@ -337,6 +337,31 @@ def test_a_pushed_prolog_runs_on_every_node_and_a_broken_one_on_none(healthy: Wo
     until(lambda: all(mended in each for each in everywhere()), "the mended one is on every node", seen=everywhere)
 
 
+def test_a_job_whose_prolog_takes_its_time_is_not_taken_for_lost(healthy: World, alice: Researcher) -> None:
+    """slurmctld requeues a batch job that its node, when it registers, does not tell of so long after its start."""
+
+    def taken(commit: str) -> None:
+        healthy.run(WORKERS[0], "gitsync", "now")
+        current = ("readlink", "/var/lib/minivm/scripts/current")
+        until(lambda: commit in healthy.run(WORKERS[0], *current), "the push is there")
+
+    # As long as two that look at GPUs may take; Slurm's own patience would be 20 s.
+    slow = "printf '#!/bin/sh\\nexec sleep 10\\n'"
+    taken(push(healthy, f"for n in 91 92 93; do {slow} > prolog.d/$n-slow; chmod 755 prolog.d/$n-slow; done"))
+    try:
+        begun = time.monotonic()
+        job = alice.submit("-w", WORKERS[0], "-o", "/dev/null", script="sleep 1")
+        alice.wait_for(job, "RUNNING")
+        until(lambda: time.monotonic() - begun > 26, "its prolog runs for long")
+        # As each node does every quarter of an hour, and here because somebody has lifted a drain.
+        for state in ("drain", "resume"):
+            healthy.slurm("scontrol", "update", f"nodename={WORKERS[0]}", f"state={state}", "reason=to look")
+        alice.wait_for(job, "COMPLETED")
+        assert "Restarts=0" in healthy.slurm("scontrol", "-o", "show", "job", job)
+    finally:
+        taken(push(healthy, "git rm -q 'prolog.d/9*-slow'"))
+
+
 def test_without_directory_and_git_server_people_and_jobs_go_on(healthy: World, alice: Researcher) -> None:
     alice("true")
     demo = healthy.running("slurm-demo-0")

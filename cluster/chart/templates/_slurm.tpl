@@ -59,6 +59,8 @@
     {{- $_ := set $lines "HealthCheckInterval" (toString .Values.slurm.scripts.healthCheckInterval) -}}
   {{- end -}}
   {{- $_ := set $lines "PrologEpilogTimeout" (toString .Values.slurm.scripts.prologEpilogTimeout) -}}
+  {{- /* A batch job whose prolog takes longer is taken for lost when its node registers, and requeued. */ -}}
+  {{- $_ := set $lines "BatchStartTimeout" (toString .Values.slurm.scripts.prologEpilogTimeout) -}}
 {{- end -}}
 {{- if eq .Values.accounting.mode "none" -}}
   {{- $_ := set $lines "AccountingStorageType" "accounting_storage/none" -}}

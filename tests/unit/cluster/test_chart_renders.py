@@ -725,6 +725,11 @@ def with_slurm(slurm: dict[str, Any]) -> list[str]:
     return config["data"]["slurm.conf"].splitlines()  # type: ignore[no-any-return]  # YAML has no types
 
 
+def test_a_prolog_may_take_as_long_before_a_batch_job_as_before_any_other() -> None:
+    lines = with_slurm({"scripts": {"prologEpilogTimeout": 90}})
+    assert {"PrologEpilogTimeout=90", "BatchStartTimeout=90"} <= {*lines}
+
+
 @pytest.mark.parametrize("name", PROFILES)
 def test_a_profile_is_lines_of_slurm_conf_and_the_sites_own_are_over_them(name: str) -> None:
     lines = with_slurm({"profile": name})
