@@ -252,11 +252,10 @@ def build(ctx: click.Context, roles: Sequence[str], when_vanished: str, as_json:
 
 def build_one(opened: Session, names: Sequence[str], when_vanished: str, as_json: bool) -> list[Result]:
     """Of one architecture."""
-    from images.cli.aid import tools
     from images.make.progress import Plain, reporter
 
     before = Plain(to=sys.stderr) if as_json else Plain()
-    if cleared := opened.engine.clear():
+    if cleared := opened.clear():
         before.log(f"containers of builds that were cut, removed: {cleared}")
     with opened.caching():
         opened.ready_lock(names, when_vanished, before)
@@ -267,7 +266,10 @@ def build_one(opened: Session, names: Sequence[str], when_vanished: str, as_json
         if todo and not opened.check_archive(todo, names, when_vanished, before):
             composed, planned = opened.plan(names, opened.present())
             todo = [item.image for item in planned if not item.present]
-        opened.tools = tools(opened, before, when_vanished) if todo else None
+        if todo:
+            from images.cli.aid import tools
+
+            opened.tools = tools(opened, before, when_vanished)
         with reporter(len(todo), sys.stderr if as_json else sys.stdout) as progress:
             return opened.build(composed, planned, progress)
 

@@ -71,7 +71,7 @@ def build_twice(
     session: Session, roles: Sequence[str], reporter: Reporter, log: Callable[[str], None]
 ) -> list[Compared]:
     """Both builds are removed again. The second never sees the first: an engine would otherwise keep its layers."""
-    session.engine.clear()
+    session.clear()
     found: list[Mapping[str, Made]] = []
     images: list[Image] = []
     for number in (1, 2):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from images.definition import load
 from images.definition.check import known_cuda
 from images.definition.choose import choice
 from images.definition.spec import Definition
+from images.engine import look
 from images.errors import ImagesError, nearest
 from images.host import OWN_ENGINE
 from images.make.compose import Composer
@@ -28,9 +28,12 @@ from images.make.state import State
 from images.settings import Settings, check_certificates
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from images.archive.origins import BaseFiles
     from images.engine.builder import Tools
-    from images.engine.docker import Engine, Present
+    from images.engine.docker import Engine
+    from images.engine.look import Present
     from images.make.progress import Reporter
 
 
@@ -43,6 +46,8 @@ class Session:
     slices: dict[str, Slice] = field(default_factory=dict)
     tools: Tools | None = None  # of the engine's own machine: `images.cli.aid` has them built
     _engine: Engine | None = None
+    _present: dict[str, Present] | None = None
+    _arch: str = ""  # the engine's
 
     @classmethod
     def open(cls, repository: Path, settings: Settings) -> Session:
@@ -81,8 +86,16 @@ class Session:
         if self._engine is None:
             from images.engine.docker import Engine
 
-            self._engine = Engine(self.settings.builder, self.repository / "build/marks")
+            self._engine = Engine(self.settings.builder, self.marks)
         return self._engine
+
+    @property
+    def marks(self) -> Path:
+        return self.repository / "build/marks"
+
+    def clear(self) -> int:
+        """Remove what builds that were cut left on the engine, where there were any."""
+        return self.engine.clear() if self.marks.is_dir() and any(self.marks.iterdir()) else 0
 
     @property
     def state(self) -> State:
@@ -196,7 +209,12 @@ class Session:
                 self.place = before
 
     def present(self) -> dict[str, Present]:
-        return {reference: image for image in self.engine.images() for reference in image.references}
+        """Asked for once, and anew after this session has changed it."""
+        if self._present is None:
+            listed = look.images() if self._engine is None else None
+            found = self.engine.images() if listed is None else listed
+            self._present = {reference: image for image in found for reference in image.references}
+        return self._present
 
     # The build.
 
@@ -246,12 +264,22 @@ class Session:
 
     def build(self, composed: Composed, todo: Sequence[Planned], reporter: Reporter) -> list[Result]:
         """Make what is missing, parents first; names of roles move only when everything is there."""
+        results = {planned.image.key: Result(planned.image, planned.why) for planned in todo}
+        if waiting := {planned.image.key: planned.image for planned in todo if not planned.present}:
+            self._present = None
+            self.make(composed, waiting, results, reporter)
+        self.alias(composed)
+        return list(results.values())
+
+    def make(
+        self, composed: Composed, waiting: dict[str, Image], results: Mapping[str, Result], reporter: Reporter
+    ) -> None:
+        from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+
         from images.make.build import Maker, git_revision
 
         maker = Maker(self.place, composed, self.engine, reporter, git_revision(self.repository), tools=self.tools)
         state = self.state
-        results = {planned.image.key: Result(planned.image, planned.why) for planned in todo}
-        waiting = {planned.image.key: planned.image for planned in todo if not planned.present}
         running: dict[Future[float], str] = {}
 
         def one(image: Image) -> float:
@@ -277,8 +305,8 @@ class Session:
                 pool.shutdown(wait=False, cancel_futures=True)
                 self.engine.builder.cancel()
                 raise
-        self.alias(composed)
-        return list(results.values())
+        if self.engine.marks:
+            self.engine.marks.release()
 
     @property
     def jobs(self) -> int:
@@ -293,8 +321,10 @@ class Session:
                 continue
             latest = self.newest(image.repo)
             if latest not in present or present[latest].id != present[image.reference].id:
+                self._present = None
                 self.engine.tag(image.reference, latest)
 
     def newest(self, repo: str) -> str:
+        self._arch = self._arch or (look.arch() if self._engine is None else "") or self.engine.arch
         arch = self.place.choice.arch
-        return f"{repo}:latest" if arch == self.engine.arch else f"{repo}:latest-{arch}"
+        return f"{repo}:latest" if arch == self._arch else f"{repo}:latest-{arch}"

@@ -18,19 +18,11 @@ import docker.errors  # type: ignore[import-untyped]  # it has no types
 import requests.exceptions
 
 from images.engine.builder import Builder
+from images.engine.look import Present, present
 from images.engine.marks import LABEL, Marks
 from images.engine.store import Store, store_of
 from images.errors import ImagesError
 from images.host import HostError, chosen_engine
-
-
-@dataclass(frozen=True, slots=True)
-class Present:
-    """One image that the engine has."""
-
-    id: str
-    size: int
-    references: tuple[str, ...]
 
 
 class Engine:
@@ -42,8 +34,7 @@ class Engine:
         where, chosen_by = self.chosen()
         self.marks = Marks(marks, where) if marks else None
         try:
-            self.client = docker.from_env(timeout=600)
-            self.client.ping()
+            self.client = docker.from_env(timeout=600)  # it asks for the engine's version, and so whether it answers
         except docker.errors.DockerException as error:
             start = "`make images` installs and starts one; DOCKER_HOST names another"
             raise ImagesError(
@@ -67,7 +58,7 @@ class Engine:
     def images(self) -> list[Present]:
         with answering("list the images"):
             listed = self.api.images(all=False)
-        return [Present(item["Id"], item["Size"], tuple(item.get("RepoTags") or ())) for item in listed]
+        return [present(item) for item in listed]
 
     def inspect(self, reference: str) -> Mapping[str, Any]:
         with answering(f"inspect {reference}"):

@@ -23,7 +23,7 @@ class Marks:
         """`engine` is its address: what was left on another one waits until that one is used again."""
         self.directory, self.engine = directory, engine
         self._one = Lock()
-        self._own = ""
+        self._own, self._fd = "", -1
 
     def own(self) -> str:
         """This build's, from its first container on; the kernel opens the lock with the process's end."""
@@ -39,8 +39,16 @@ class Marks:
                 # What says no engine is never judged: what cannot be locked, and what is not locked yet.
                 if held:
                     os.write(fd, self.engine.encode())
-                self._own = name
+                self._own, self._fd = name, fd
             return self._own
+
+    def release(self) -> None:
+        """No container of ours is left."""
+        with self._one:
+            if self._own:
+                (self.directory / self._own).unlink(missing_ok=True)
+                os.close(self._fd)
+                self._own = ""
 
     def dead(self) -> Iterator[Path]:
         """Those of builds that ended, each locked until the next one is asked for."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import shutil
 import signal
@@ -253,6 +254,36 @@ def test_a_build_begins_with_what_a_killed_one_left(small: Small, engine: Engine
     built = subprocess.run([*command, "build"], env=environment, check=True, capture_output=True, text=True)
     assert built.stdout.startswith("containers of builds that were cut, removed: 1\n")
     assert not left()
+
+
+def test_a_build_with_nothing_to_do_asks_without_the_library_and_sees_all_that_changed(
+    small: Small, engine: Engine
+) -> None:
+    (python, *command), environment = command_line(small)
+
+    def built() -> tuple[set[str], str]:
+        """The images that were built, and what was imported."""
+        whole = [python, "-X", "importtime", *command, "build", "--json"]
+        done = subprocess.run(whole, env=environment, check=True, capture_output=True, text=True)
+        names = [one["image"].partition(":")[0] for one in json.loads(done.stdout) if one["built"]]
+        return {name.rpartition("/")[2] for name in names}, done.stderr
+
+    assert built()[0] == {"layer-root", "layer-one", "layer-two", "small"}
+    nothing, imported = built()
+    assert nothing == set()
+    assert "images.cli.session" in imported
+    for library in ("docker", "requests", "urllib3"):
+        assert f" {library}\n" not in imported
+    (small.root / "images/rootfs/one/etc/one.conf").write_text("2\n")
+    changed, imported = built()
+    assert changed == {"layer-one", "layer-two", "small"}
+    assert " docker\n" in imported
+    role = small.open().compose(ROLES).role("small").reference
+    engine.tag(small.base, f"{small.prefix}/small:latest")
+    assert built()[0] == set()
+    assert engine.image_id(f"{small.prefix}/small:latest") == engine.image_id(role)
+    engine.remove(role)
+    assert built()[0] == {"small"}
 
 
 def test_ctrl_c_stops_the_step_and_leaves_no_name(small: Small, engine: Engine) -> None:
