@@ -69,12 +69,14 @@ def forgotten(node: Node, pools: Pools | None) -> bool:
     return lost and node.dynamic and pools is not None and pools.beyond(node.name)
 
 
-def down_for(node: Node) -> str:
+def down_for(node: Node, pools: Pools | None) -> str:
     """The reason with which a drained node that is away is set down; empty where it is to stay as it is."""
     if "DRAIN" not in node.flags or "DOWN" in node.flags or node.responds or node.busy:
         return ""
     if node.held_by_us:
-        return node.reason  # its pod has set it down, and its slurmd registered once more before it ended
+        # Its pod has set it down, and its slurmd answered once more before it ended. One that comes back lifts this
+        # drain itself: said a moment after, `down` would end the first jobs of the new pod.
+        return node.reason if pools is not None and pools.beyond(node.name) else ""
     # A verdict's drain is the broker's, whoever Slurm says has set it.
     return "" if node.reason.startswith(PREFIX) or not node.author else f"{node.reason} [{node.author}]"
 
@@ -92,7 +94,7 @@ def look_after(node: Node, pools: Pools | None, controller: str) -> None:
         if forgotten(node, pools):
             client.delete(node.name, controller)
             print(f"{node.name} is deleted from Slurm: the chart makes no such pod")
-        elif reason := down_for(node):
+        elif reason := down_for(node, pools):
             client.update(node.name, ["state=down", f"reason={reason}"], controller)
             print(f"{node.name} is away and now down: {reason}")
     except SlurmError as error:

@@ -67,7 +67,7 @@ def test_only_a_node_that_nobody_speaks_of_is_forgotten(found: Node, pools: Pool
         ("MIXED+DRAIN+NOT_RESPONDING", "fan is loud", 1, ""),  # it may be a moment only, and down would end the job
         ("IDLE+DRAIN", "fan is loud", 0, ""),
         ("DOWN+DRAIN+NOT_RESPONDING", "fan is loud", 0, ""),
-        ("IDLE+DRAIN+NOT_RESPONDING", STOPPING, 0, STOPPING),
+        ("IDLE+DRAIN+NOT_RESPONDING", STOPPING, 0, ""),  # its pod may be back by now, with jobs
         ("IDLE+DRAIN", STOPPING, 0, ""),
         ("IDLE+DRAIN+NOT_RESPONDING", VERDICT, 0, ""),
         ("IDLE+NOT_RESPONDING", "", 0, ""),
@@ -76,7 +76,14 @@ def test_only_a_node_that_nobody_speaks_of_is_forgotten(found: Node, pools: Pool
 def test_a_drained_node_that_is_away_is_down_and_keeps_its_author(
     state: str, reason: str, busy: int, kept: str
 ) -> None:
-    assert down_for(node("slurm-gpu-0", state, reason, busy=busy)) == kept
+    assert down_for(node("slurm-gpu-0", state, reason, busy=busy), POOLS) == kept
+
+
+def test_a_node_whose_pod_is_no_longer_made_is_down_for_good() -> None:
+    """It answered once more when its pod had set it down, and only one that is down is forgotten."""
+    found = node("slurm-gpu-2", "IDLE+DRAIN+NOT_RESPONDING", STOPPING)
+    assert down_for(found, POOLS) == STOPPING
+    assert down_for(found, None) == ""
 
 
 def test_only_what_may_concern_us_is_looked_at() -> None:
