@@ -39,6 +39,6 @@ def test_the_first_drop_in_is_asked_about_and_taken_live(healthy: World, drop_in
         drop_in("command: [/bin/sleep, '1000']\nneeds: [mungd]\n")  # the chart cannot know: the image does
     assert healthy.running("slurm-login-0").container == pod and healthy.row("slurm-login-0").ready
     drop_in("command: [/bin/sleep, '1000']\nneeds: [munged]\n")
-    until(lambda: "extra " in healthy.run("slurm-login-0", "minivm", "status"), "it is taken", within=30)
+    until(lambda: "extra " in healthy.run("slurm-login-0", "minivm", "status"), "it is taken")
     assert healthy.run("slurm-login-0", "minivm", "why", "extra") == "extra is ready\n"
     assert healthy.running("slurm-login-0").container == pod, "the pod that people are in is the same"

@@ -255,7 +255,7 @@ def test_a_login_pod_that_goes_leaves_no_node_taken(plain: World, bob: Researche
 
         until(lambda: len(running()) == len(lines), "they run", seen=lambda: plain.slurm("squeue"))
         cluster.kubelet.stop(cluster.kubelet.running()[LOGIN])
-        until(lambda: running() == [], "their nodes are free", within=20, seen=running)
+        until(lambda: running() == [], "their nodes are free", seen=running)
         for name, process in started.items():
             said, _ = process.communicate(timeout=20)
             assert TOLD in said, name

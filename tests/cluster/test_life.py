@@ -132,7 +132,7 @@ def test_the_controller_restarts_under_fifty_queued_and_two_running_jobs(healthy
     def completed() -> str:
         return alice(f"sacct -n -X -P -j {array} -o state")
 
-    until(lambda: completed().split().count("COMPLETED") == 10, "ten are completed", within=30, seen=completed)
+    until(lambda: completed().split().count("COMPLETED") == 10, "ten are completed", seen=completed)
 
 
 def test_workers_roll_to_a_new_image_while_an_array_runs(healthy: World, alice: Researcher, tmp_path: Path) -> None:
@@ -155,7 +155,14 @@ def test_workers_roll_to_a_new_image_while_an_array_runs(healthy: World, alice: 
     def states() -> str:
         return alice(f"sacct -n -X -P -j {array} -o state")
 
-    until(lambda: states().split() == ["COMPLETED"] * 24, "all are completed", within=90, seen=states)
+    def story() -> str:
+        """Why one of them is not: what slurmctld says of it now, and what it has said."""
+        now = healthy.slurm("scontrol", "show", "job", array), healthy.slurm("sinfo", "-N", "-o", "%N %T %E")
+        said = healthy.run("slurm-controller-0", "minivm", "logs", "slurmctld", "--lines", "300")
+        told = [line for line in said.splitlines() if "WEXITSTATUS" not in line and not line.endswith(" done")]
+        return "\n".join((states(), *now, shown, *told))
+
+    until(lambda: states().split() == ["COMPLETED"] * 24, "all are completed", within=90, seen=story)
     # Drained first, by Slurm's own record, and so no task was cut and begun again.
     events = healthy.slurm("sacctmgr", "-nP", "show", "events", f"start={begun}", "format=nodename,state,reason")
     drained = {line.split("|")[0] for line in events.splitlines() if "DRAIN" in line and "minivm: pod stops" in line}
@@ -163,11 +170,15 @@ def test_workers_roll_to_a_new_image_while_an_array_runs(healthy: World, alice: 
     assert set(alice(f"sacct -n -X -D -P -j {array} -o jobid").split()) == {f"{array}_{n}" for n in range(1, 25)}
 
 
+def partitions(world: World) -> list[str]:
+    return world.slurm("sinfo", "-h", "-o", "%R").split()
+
+
 def test_a_new_partition_is_live_without_restarts(healthy: World, alice: Researcher) -> None:
     pods = ("slurm-controller-0", "slurm-worker-0", "slurm-login-0")
     before = {pod: (healthy.running(pod).container, healthy.running(pod).restarts) for pod in pods}
     change(healthy, {"slurm": {"extraConfig": "PartitionName=short Nodes=pool_worker MaxTime=10 State=UP"}})
-    until(lambda: "short" in healthy.slurm("sinfo", "-h", "-o", "%R"), "it is live")
+    until(lambda: "short" in partitions(healthy), "it is live", seen=lambda: partitions(healthy))
     assert alice("srun -p short -N2 -l true") == ""
     assert {pod: (healthy.running(pod).container, healthy.running(pod).restarts) for pod in pods} == before
 
@@ -206,7 +217,7 @@ def test_a_partition_comes_beside_the_others_and_goes_only_without_jobs(
     long = {"pools": ["worker"], "default": True, "options": {"MaxTime": "7-00:00:00"}}
     before = dict(healthy.cluster.options.overrides)
     change(healthy, {"slurm": {"partitions": {"long": long}}})
-    until(lambda: "long" in healthy.slurm("sinfo", "-h", "-o", "%R"), "it is live")
+    until(lambda: "long" in partitions(healthy), "it is live", seen=lambda: partitions(healthy))
     ends = alice.submit("--mem=10", "-o", "/dev/null", script="sleep 600")
     alice.wait_for(ends, "RUNNING")
 
@@ -214,7 +225,7 @@ def test_a_partition_comes_beside_the_others_and_goes_only_without_jobs(
         """Number and start: one that was requeued and runs again is another line."""
         return set(healthy.slurm("squeue", "-h", "-t", "R", "-o", "%i %S").splitlines())
 
-    both = until(lambda: found if len(found := running()) == 2 else None, "both run")
+    both = until(lambda: found if len(found := running()) == 2 else None, "both run", seen=running)
     # Looked at first, from outside.
     values = tmp_path / "values.yaml"
     values.write_text(yaml.safe_dump(before))
@@ -229,8 +240,9 @@ def test_a_partition_comes_beside_the_others_and_goes_only_without_jobs(
     assert told.returncode == 1
     accepted = build(healthy, "config", "accept", told.stdout.partition(":")[0])
     assert accepted.returncode == 0, accepted
-    until(lambda: "long" not in healthy.slurm("sinfo", "-h", "-o", "%R"), "it is gone")
-    until(lambda: running() == {line for line in both or () if line.startswith(f"{stays} ")}, "the other runs on")
+    until(lambda: "long" not in partitions(healthy), "it is gone", seen=lambda: partitions(healthy))
+    on = {line for line in both or () if line.startswith(f"{stays} ")}
+    until(lambda: running() == on, "the other runs on", seen=running)
     alice("scancel -u alice")
 
 
@@ -343,7 +355,11 @@ def test_a_job_whose_prolog_takes_its_time_is_not_taken_for_lost(healthy: World,
     def taken(commit: str) -> None:
         healthy.run(WORKERS[0], "gitsync", "now")
         current = ("readlink", "/var/lib/minivm/scripts/current")
-        until(lambda: commit in healthy.run(WORKERS[0], *current), "the push is there")
+        until(
+            lambda: commit in healthy.run(WORKERS[0], *current),
+            "the push is there",
+            seen=lambda: healthy.row(WORKERS[0]),
+        )
 
     # As long as two that look at GPUs may take; Slurm's own patience would be 20 s.
     slow = "printf '#!/bin/sh\\nexec sleep 10\\n'"

@@ -113,7 +113,7 @@ def test_jobs_that_run_and_jobs_that_wait_outlive_the_upgrade(
         return sorted(line.partition("|")[0] for line in listed if line.endswith("|COMPLETED"))
 
     wanted = sorted([before, *running, *waiting])
-    until(lambda: accounted() == wanted, "all are accounted, also who ran before", within=60, seen=accounted)
+    until(lambda: accounted() == wanted, "all are accounted, also who ran before", seen=accounted)
 
 
 def test_the_way_back_is_refused_and_nothing_is_touched(world: World, tags: dict[str, dict[str, str]]) -> None:
@@ -185,6 +185,6 @@ def test_metrics_are_read_where_a_site_wants_them(world: World, tags: dict[str, 
     def page(name: str) -> str:
         return world.run(LOGIN, "python3", "-c", ask, f"http://slurm-controller:6817/metrics/{name}")
 
-    until(lambda: "slurm_nodes" in page("nodes"), "slurmctld tells", within=60, seen=lambda: page("nodes")[:2000])
+    until(lambda: "slurm_nodes" in page("nodes"), "slurmctld tells", seen=lambda: page("nodes")[:2000])
     for name in ("jobs", "partitions", "scheduler", "jobs-users-accts"):
         assert page(name).startswith("#"), name

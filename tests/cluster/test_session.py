@@ -36,7 +36,7 @@ def test_a_job_on_two_nodes_writes_into_the_shared_home_and_is_accounted(alice: 
     def accounted() -> str:
         return alice(f"sacct -n -X -P -j {job} -o jobid,state,nnodes,user")
 
-    until(lambda: accounted().strip() == f"{job}|COMPLETED|2|alice", "it is accounted", within=20, seen=accounted)
+    until(lambda: accounted().strip() == f"{job}|COMPLETED|2|alice", "it is accounted", seen=accounted)
 
 
 def test_slurms_commands_answer_at_once(alice: Researcher) -> None:
@@ -66,7 +66,7 @@ def test_a_person_at_a_terminal_is_told_the_state_and_others_are_not(alice: Rese
     def message() -> str:
         return alice.world.run("slurm-login-0", "cat", "/run/motd.d/50-minivm")
 
-    until(lambda: "2/2" in message(), "the message of the day counts both nodes", within=40, seen=message)
+    until(lambda: "2/2" in message(), "the message of the day counts both nodes", seen=message)
     job = alice.submit("-J", "seen-at-login", script="sleep 120")
     alice.wait_for(job, "RUNNING")
     shown = alice(options=("-tt",), stdin="exit\n")
@@ -181,10 +181,10 @@ def test_ports_and_sockets_are_forwarded_as_remote_editors_need(alice: Researche
                 return done.stdout
 
             alive = f"http://127.0.0.1:{port}/livez"
-            until(lambda: answer(alive) == "ok\n", "the controller answers through the tunnel", within=20)
+            until(lambda: answer(alive) == "ok\n", "the controller answers through the tunnel")
             through = ("--socks5-hostname", f"127.0.0.1:{proxy}", "http://slurm-controller:8650/livez")
             assert answer(*through) == "ok\n"
-            until(lambda: hello() == b"hello", "the server answers through the socket", within=20)
+            until(lambda: hello() == b"hello", "the server answers through the socket")
         finally:
             tunnel.terminate()
 
@@ -289,4 +289,4 @@ def test_a_burst_of_submissions_loses_none(alice: Researcher) -> None:
     def queue() -> str:
         return alice("squeue --me -h")
 
-    until(lambda: queue() == "", "the queue is empty", within=30, seen=queue)
+    until(lambda: queue() == "", "the queue is empty", seen=queue)
