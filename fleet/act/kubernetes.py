@@ -17,6 +17,7 @@ from kubernetes_asyncio import client, config
 from kubernetes_asyncio.config import ConfigException
 
 from fleet import crd, crd_pools
+from fleet.act.clock import Clocks
 from fleet.decide.actions import (
     Cordon,
     Evict,
@@ -59,6 +60,7 @@ class Api:
     """One API server, as far as the fleet needs it: Nodes, and the pods of one release."""
 
     def __init__(self, connection: client.ApiClient, namespace: str, release: str) -> None:
+        self.clocks = Clocks()
         self.core = client.CoreV1Api(connection)
         self._connection = connection
         self.server = str(connection.configuration.host)
@@ -250,6 +252,7 @@ class Api:
 
     async def _reply(self, what: str, call: tuple[Any, Mapping[str, object]], **further: object) -> Any:
         ask, words = call
+        began = time.monotonic()
         try:
             async with asyncio.timeout(WITHIN_S):
                 reply = await ask(**words, **further, _preload_content=False)
@@ -258,6 +261,7 @@ class Api:
         except (aiohttp.ClientError, OSError, TimeoutError, ConfigException) as error:
             # The last is about the account's token, which is read again now and then.
             raise ApiError(what, _words(error)) from error
+        self.clocks.http(began, reply.headers.get("Date"))
         if reply.status >= 300:
             text = (await reply.read()).decode(errors="replace")
             raise ApiError(what, f"{reply.status} {_message(text)}", int(reply.status))

@@ -4,12 +4,13 @@ that look dead, whether they are."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 
 from fleet.act import fencing
 from fleet.act.cache import Cache
-from fleet.act.clock import steady
+from fleet.act.clock import SLURM, steady
 from fleet.act.kubernetes import Api
 from fleet.act.slurm import SlurmRest
 from fleet.decide.needs import asks_for_claims, asks_for_jobs
@@ -23,18 +24,21 @@ from fleet.world.world import Unknown, World
 CLAIMS_S = 15.0
 # Proofs are asked for anew after so long, and hold for three times that.
 PROOFS_S = 5.0
+# Another clock goes wrong when somebody sets it.
+HOUR_S = 30.0
 
 
 class Look:
     def __init__(self, api: Api, slurm: SlurmRest, policy: Callable[[], Policy]) -> None:
         self.api, self.rest, self.policy = api, slurm, policy
-        self._asked = -CLAIMS_S
+        self._asked = self._hour = float("-inf")
         self._proofs: tuple[float, Mapping[str, Proof]] = (0.0, {})
         self._leases = fencing.Leases()
 
     async def slurm(self, kubernetes: Kubernetes | Unknown) -> Slurm | Unknown:
         try:
             found = await asyncio.to_thread(self.rest.look, jobs=False)
+            await self._clock()
             world = World(kubernetes, found)
             # That a record goes is no haste, and what names it may name it for months.
             claims = time.monotonic() - self._asked >= CLAIMS_S and asks_for_claims(world)
@@ -44,6 +48,16 @@ class Look:
             return found
         except FleetError as error:
             return Unknown(str(error))
+
+    async def _clock(self) -> None:
+        began = time.monotonic()
+        if began - self._hour < HOUR_S and not self.api.clocks.wrong(SLURM):
+            return
+        self._hour = began
+        # One that does not tell is none that is wrong.
+        with contextlib.suppress(FleetError):
+            if said := await asyncio.to_thread(self.rest.hour):
+                self.api.clocks.heard(SLURM, began, said)
 
     async def prove_on(self, cache: Cache, may: Callable[[], bool]) -> None:
         """Beside all else: what is dead answers late, and may be so for days."""

@@ -115,7 +115,7 @@ class Fleet:
     def _pages(self) -> Pages:
         def ready() -> tuple[int, str]:
             self.seen.heard, self.seen.leader = self.leader.heard, self.leader.holds()
-            self.seen.kubernetes = self.cache.unknown()
+            self.seen.kubernetes, self.seen.apart = self.cache.unknown(), self.api.clocks.apart
             return self.seen.ready()
 
         def metrics() -> tuple[int, str]:
@@ -147,7 +147,9 @@ class Fleet:
             if fresh or slurm != last or begun - decided >= AT_LEAST_S:
                 last, decided, self._late = slurm, begun, False
                 self._known = (time.monotonic(), slurm)
-                changed = await self.act(World(kubernetes, slurm, self._look.proven()))
+                if self.api.clocks.renewed:
+                    self.memory, self.api.clocks.renewed = Memory(), False
+                changed = await self.act(World(kubernetes, slurm, self._look.proven(), self.api.clocks.why()))
                 # What has changed meanwhile need not be news by itself.
                 last = None if self._late else last
                 self._hurried = None
@@ -272,7 +274,8 @@ class Fleet:
             await kind.list()
         kubernetes = self.cache.world()
         self._reread()
-        return World(kubernetes, await self._look.slurm(kubernetes), await self._look.prove(kubernetes))
+        found = await self._look.slurm(kubernetes)
+        return World(kubernetes, found, await self._look.prove(kubernetes), self.api.clocks.why())
 
     async def plan(self) -> Decision:
         return decide(await self.look(), Memory(), time.time(), read_policy(self.settings.policy))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fleet.decide.actions import Change, Tell
@@ -25,6 +26,7 @@ class Seen:
     late: Counter[str] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
     stands: Counter[str] = field(default_factory=Counter)
+    apart: Mapping[str, float] = field(default_factory=dict)  # by how much our clock is ahead of another
 
     def looked(self, world: World, stands: tuple[Tell, ...]) -> None:
         self.slurm = world.slurm.why if isinstance(world.slurm, Unknown) else ""
@@ -50,6 +52,8 @@ class Seen:
         lines += family("minivm_fleet_known", "0: of this side nothing is known, and nothing is done.", known)
         lines += family("minivm_fleet_workers", "Worker pods.", [({}, str(self.workers))])
         lines += family("minivm_fleet_stands", "What is told and not done, by kind.", _each("kind", self.stands))
+        ahead = [({"of": who}, f"{by:.0f}") for who, by in sorted(self.apart.items())]
+        lines += family("minivm_fleet_clock_ahead_seconds", "By how much its clock is ahead, at least.", ahead)
         for name, about, of in (
             ("changes", "Changes that were made.", self.done),
             ("late", "Changes that came too late for what they were decided on, and did nothing.", self.late),

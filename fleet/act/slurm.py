@@ -63,6 +63,11 @@ class SlurmRest:
         reserved = items((self._call("GET", "reservations/") or {}).get("reservations"), "reservations")
         return slurm.with_jobs(self._last, holding, reserved)
 
+    def hour(self) -> int:
+        """slurmctld's clock; 0: it does not tell."""
+        said = mapping((self._call("GET", "diag/") or {}).get("statistics"), "statistics")
+        return number(said.get("req_time"), "statistics.req_time")
+
     def holding(self) -> Mapping[str, tuple[str, ...]] | None:
         """The jobs that hold nodes, by node, and nothing else; None: one of them cannot be read."""
         return slurm.with_jobs(Slurm(), items((self._call("GET", "jobs/") or {}).get("jobs"), "jobs")).jobs

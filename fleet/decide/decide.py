@@ -56,15 +56,17 @@ class Decision:
 
 def decide(world: World, memory: Memory, now: float, policy: Policy) -> Decision:
     kubernetes, slurm = world.kubernetes, world.slurm
+    doubts = [Tell("fleet", "clock", f"{world.clocks}: no proof and no deadline counts")] if world.clocks else []
+    policy = timeless(policy) if doubts else policy
     if isinstance(kubernetes, Unknown) or isinstance(slurm, Unknown):
         blind = [("Kubernetes", kubernetes), ("Slurm", slurm)]
-        tells = [Tell(side, "unknown", it.why) for side, it in blind if isinstance(it, Unknown)]
+        tells = [*doubts, *(Tell(side, "unknown", it.why) for side, it in blind if isinstance(it, Unknown))]
         # Slurm's controller may be what lies on a dead machine.
         here = None if isinstance(kubernetes, Unknown) else kubernetes
         found = list(fence.fence(here, slurm, world.proofs, policy, now)) if here else []
         tells += [one for one in found if isinstance(one, Tell)]
         return _told(memory, tells, tuple(one for one in found if not isinstance(one, Tell)), memory, now)
-    tells, changes = [], []
+    tells, changes = doubts, []
     known = goals.goals(world, now, policy)
     rolls = pools(world.workers(), kubernetes, slurm, now, policy)
     for action in [
@@ -93,6 +95,13 @@ def decide(world: World, memory: Memory, now: float, policy: Policy) -> Decision
 
 def _waits(refused: Refused | None, now: float) -> bool:
     return refused is not None and now < refused.until
+
+
+def timeless(policy: Policy) -> Policy:
+    """What is done because time has passed is not due; what stands for it stays."""
+    never = float("inf")
+    within = policy.leave_within_s and never
+    return replace(policy, dead_s=never, not_ready_s=never, leave_within_s=within)
 
 
 def _actions(
@@ -159,7 +168,8 @@ def _actions(
     yield from rolls.actions
     if known is not None:
         yield from goals.cordons(known)
-        yield from goals.kept(known, kubernetes, slurm, now, policy)
+        # Whether a remedy has helped in its time, and what else is noted with the hour, waits for the right one.
+        yield from () if world.clocks else goals.kept(known, kubernetes, slurm, now, policy)
     yield from _places(world, memory, now, policy)
 
 

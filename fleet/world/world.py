@@ -33,6 +33,7 @@ class World:
     slurm: Slurm | Unknown
     # Of machines that look dead, by Node.
     proofs: Mapping[str, Proof] = field(default_factory=dict)
+    clocks: str = ""  # why the hour is not believed
 
     def workers(self) -> Iterator[Worker]:
         """In the order of their names; none where one of the sides is not known."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from time import time as wall
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -51,6 +52,7 @@ class Server:
         self.versions: dict[str, str] = {}
         self.asked: list[tuple[str, str, Any]] = []
         self.ended = threading.Event()
+        self.clock = wall  # its own, whatever a test sets ours to
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -87,6 +89,9 @@ class Server:
             def write(self, body: object) -> None:
                 self.wfile.write(json.dumps(body).encode() + b"\n")
                 self.wfile.flush()
+
+            def date_time_string(self, timestamp: float | None = None) -> str:
+                return super().date_time_string(server.clock())
 
             def log_message(self, format: str, *args: object) -> None:
                 pass

@@ -1,0 +1,76 @@
+"""Where the clocks differ nobody knows whose is wrong: what would end jobs because time has passed is not due."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fleet import words
+from fleet.act.clock import apart
+from fleet.decide.actions import Delete, Drain, Fence, Undrain, Unfence
+from fleet.decide.decide import Decision
+from fleet.policy import Policy
+from tests.fleet_world import Worlds
+
+WHY = "the API server's clock is behind ours by over 30 s"
+
+
+def doubted(worlds: Worlds, **further: object) -> Decision:
+    return worlds.decide(replace(worlds.world(**further), clocks=WHY))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("asked", "heard", "said", "ahead"),
+    [
+        (100.0, 100.2, 100, 0.0),
+        (100.9, 101.1, 100, 0.0),  # said in the last tenth of a second that is a hundred
+        (100.0, 115.0, 107, 0.0),  # a slow answer may be of any moment of its way
+        (160.0, 160.1, 100, 59.0),
+        (100.0, 100.5, 160, -59.5),
+    ],
+)
+def test_what_was_said_on_the_way_is_no_difference(asked: float, heard: float, said: float, ahead: float) -> None:
+    assert apart(asked, heard, said) == pytest.approx(ahead)
+
+
+@pytest.mark.parametrize("blind", ["", "slurm"])
+def test_no_machine_is_dead_by_a_clock_that_is_not_believed(blind: str) -> None:
+    worlds = Worlds(6, Policy(fencing="act"), "w-")
+    worlds.look()
+    worlds.dies("n5" if blind else "n0")
+    worlds.now += 400
+    decision = doubted(worlds, blind=blind)
+    assert not [one for one in decision.changes if isinstance(one, Fence | Delete | Drain)]
+    assert ("fleet", "clock", f"{WHY}: no proof and no deadline counts") in [
+        (one.about, one.kind, one.text) for one in decision.stands
+    ]
+    right = worlds.decide(worlds.world(blind=blind))
+    assert [one for one in right.changes if isinstance(one, Fence | Drain)]
+    assert "clock" not in {one.kind for one in right.stands}
+
+
+def test_what_is_given_up_stays_so_and_what_is_held_stays_held() -> None:
+    worlds = Worlds(6, Policy(fencing="act"), "w-")
+    worlds.look()
+    worlds.dies("n0")
+    worlds.now += 400
+    worlds.settle_in()
+    held = {name: node.reason for name, node in worlds.slurm.items()}
+    worlds.nodes["n0"].dead, worlds.nodes["n0"].ready, worlds.nodes["n0"].since = False, True, worlds.now
+    worlds.now += 7200
+    assert not [one for one in doubted(worlds).changes if isinstance(one, Unfence)]
+    assert [one for one in worlds.decide(worlds.world()).changes if isinstance(one, Unfence)]
+    assert {name: node.reason for name, node in worlds.slurm.items()} == held
+
+
+def test_jobs_have_their_time_by_a_clock_that_is_believed() -> None:
+    worlds = Worlds(policy=Policy(leave_within_s=600))
+    worlds.slurm["w0"].jobs.add(7)
+    worlds.annotate("w0", "minivm.io/leave", "new template")
+    worlds.settle_in()
+    worlds.now += 7200
+    assert not [one for one in doubted(worlds).changes if isinstance(one, Drain | Undrain)]
+    worlds.look()
+    assert words.kinds(worlds.slurm["w0"].reason) == {"deadline", "leave"}
+    assert not [one for one in doubted(worlds).changes if isinstance(one, Drain | Undrain)], "what is over stays over"
