@@ -1,7 +1,7 @@
 """One person's part of a login pod: a cgroup each, over all of his sessions, tmux and what he left behind.
 
 Nothing of systemd is here to make them. This step finds out what the pod may write to, makes the common directories,
-and writes down in two small tables what is left to do at a login (`/usr/libexec/minivm/user-limits`, by PAM) and at a
+and writes down in two small tables what is left to do at a login (`/usr/libexec/minivm/admit`, by PAM) and at a
 prompt (`/etc/profile.d/60-minivm-limits.sh`). What cgroups cannot hold is held by ulimits, which know no sum.
 """
 

@@ -33,7 +33,7 @@ def compiled_in(host: Host) -> Host:
     settings = [f"-D{name}='\"{WHERE}/{file}\"'" for name, file in PLACES.items()]
     settings += [f"-D{name}={value}" for name, value in PATIENCE.items()]
     flags = f"-std=c17 -O2 -Wall -Wextra -Werror {' '.join(settings)}"
-    for program in ("authorized-keys", "home-answers", "user-limits"):
+    for program in ("authorized-keys", "admit"):
         host.check_output(f"gcc {flags} -o {WHERE}/{program} {WHERE}/login/{program}.c")
     host.check_output("id nina || useradd --create-home --uid 20001 --shell /bin/bash nina")
     return host
@@ -186,7 +186,7 @@ def test_keys_behind_a_link_into_a_strict_place_let_in(login: Host) -> None:
 
 
 def answers(host: Host) -> tuple[int, str]:
-    done = host.run(f"PAM_USER=nina {WHERE}/home-answers")
+    done = host.run(f"PAM_USER=nina {WHERE}/admit")
     return done.rc, done.stdout
 
 
@@ -235,7 +235,7 @@ def hung(tmp_path: Path) -> Iterator[tuple[Host, SharedHome]]:
 
 
 # What the one who asks holds, as long as the home hangs.
-HELD = f"""PAM_USER=nina {WHERE}/home-answers > /dev/null &
+HELD = f"""PAM_USER=nina {WHERE}/admit > /dev/null &
 until question=$(pgrep -P $!) && [ "$(readlink /proc/$question/fd/1)" = "" ]; do :; done
 ls /proc/$question/fd; wait"""
 
@@ -253,15 +253,15 @@ def test_a_home_that_hangs_is_told_and_waited_for_no_longer_than_that(hung: tupl
     assert answers(host) == (0, "")
 
 
-def limits(host: Host, running: str, *, type_: str = "open_session") -> tuple[int, str]:
+def limits(host: Host, running: str) -> tuple[int, str]:
     """A login with this many processes of nina's already there, in a table of the test's own."""
     users = f"{WHERE}/users"
     host.check_output(
         f"mkdir -p {users}/rescue {users}/20001 && echo {running} > {users}/20001/pids.current"
         f" && printf '%s\n' '{users} pids.max 100' '{users} memory.max 7' > {WHERE}/table"
     )
-    done = host.run(f"sh -c 'echo $$ > {WHERE}/caller; PAM_TYPE={type_} PAM_USER=nina {WHERE}/user-limits; exit $?'")
-    return done.rc, done.stdout
+    done = host.run(f"sh -c 'echo $$ > {WHERE}/caller; PAM_USER=nina {WHERE}/admit; exit $?'")
+    return done.rc, done.stdout + done.stderr
 
 
 def test_a_login_puts_its_process_into_the_persons_cgroup(login: Host) -> None:
@@ -279,13 +279,20 @@ def test_who_has_no_process_left_is_told_and_gets_in_to_end_some(login: Host) ->
     assert login.check_output(f"ls {WHERE}/users/20001") == "pids.current"
 
 
-def test_the_end_of_a_session_changes_no_limit(login: Host) -> None:
-    assert limits(login, "1", type_="close_session") == (0, "")
+def test_root_has_no_share(login: Host) -> None:
+    limits(login, "1")
+    login.check_output(f'rm -r {WHERE}/users/* && PAM_USER=root {WHERE}/admit && test -z "$(ls {WHERE}/users)"')
+
+
+def test_who_is_not_let_in_takes_no_share(login: Host) -> None:
+    login.check_output(f"mkdir -p {WHERE}/asked && echo 1 $(cut -d' ' -f22 /proc/1/stat) > {WHERE}/asked/nina")
+    assert limits(login, "1")[0] == 1
     assert login.check_output(f"ls {WHERE}/users/20001") == "pids.current"
 
 
-def test_a_cgroup_that_cannot_be_written_is_told(login: Host) -> None:
+def test_a_cgroup_that_cannot_be_written_is_told_and_keeps_nobody_out(login: Host) -> None:
     login.check_output(f"mkdir -p {WHERE}/users/20001/memory.max")
-    assert limits(login, "1")[0] == 1
+    code, said = limits(login, "1")
+    assert code == 0 and f"cannot write 7 to {WHERE}/users/20001/memory.max" in said
     # The rest is done all the same.
     assert login.check_output(f"cat {WHERE}/users/20001/pids.max") == "100"

@@ -1,7 +1,6 @@
-/* Puts a login into its person's cgroup, made here if it is the first. Called by PAM (pam_exec) as a session opens; the
- * caller is sshd's process for this session, and all that comes of it inherits the cgroup.
- * Which directories, files and values: written at boot by minivm, in TABLE. */
-#define _GNU_SOURCE
+/* Puts a login into its person's cgroup, made here if it is the first: sshd's process for this session, and all that comes
+ * of it inherits the cgroup. What cannot be done is told, and keeps nobody out.
+ * Which directories, files and values: written at boot by minivm, in TABLE; where there is none nobody has a share. */
 #include <pwd.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -25,20 +24,17 @@ static const char *path_of(const char *directory, const char *share, const char 
     static char *path;
     free(path);
     if (asprintf(&path, "%s/%s%s%s", directory, share, *file ? "/" : "", file) < 0)
-        abort();
-    return path;
+        path = NULL;
+    return path ? path : "";
 }
 
-static bool write_to(const char *directory, const char *share, const char *file, const char *value) {
+static void write_to(const char *directory, const char *share, const char *file, const char *value) {
     const char *path = path_of(directory, share, file);
     FILE *target = fopen(path, "we");
     bool written = target && fprintf(target, "%s\n", value) > 0;
     /* The kernel refuses when the buffer reaches it. */
-    if (!target || fclose(target) || !written) {
+    if (!target || fclose(target) || !written)
         fprintf(stderr, "cannot write %s to %s: %m\n", value, path);
-        return false;
-    }
-    return true;
 }
 
 /* Processes and threads in a share; -1: it is not there yet. */
@@ -53,27 +49,19 @@ static long running(const char *directory, const char *share) {
     return count;
 }
 
-int main(void) {
+static void take_share(uid_t person, pid_t session) {
     static struct limit limits[MOST];
-    const char *type = getenv("PAM_TYPE"), *user = getenv("PAM_USER");
-    char own[32], caller[32];
-    int count = 0, failed = 0;
-    FILE *table = type && strcmp(type, "open_session") == 0 ? fopen(TABLE, "re") : NULL;
+    char own[32], process[32];
+    int count = 0;
+    FILE *table = person == 0 ? NULL : fopen(TABLE, "re");
     if (!table)
-        return 0;
+        return;
     while (count < MOST && fscanf(table, "%511s %127s %63s", limits[count].directory, limits[count].file,
                                   limits[count].value) == 3)
         count++;
     fclose(table);
-    if (!count)
-        return 0;
-    const struct passwd *person = user ? getpwnam(user) : NULL;
-    if (!person)
-        return 1;
-    if (person->pw_uid == 0)
-        return 0;
-    snprintf(own, sizeof own, "%u", person->pw_uid);
-    snprintf(caller, sizeof caller, "%ld", (long)getppid());
+    snprintf(own, sizeof own, "%u", person);
+    snprintf(process, sizeof process, "%ld", (long)session);
     const char *share = own;
     for (const struct limit *limit = limits; limit < limits + count; limit++) {
         long now = strcmp(limit->file, "pids.max") == 0 ? running(limit->directory, own) : -1;
@@ -86,8 +74,7 @@ int main(void) {
     for (const struct limit *limit = limits; limit < limits + count; limit++) {
         mkdir(path_of(limit->directory, share, ""), 0755);
         if (share == own)
-            failed |= !write_to(limit->directory, share, limit->file, limit->value);
-        failed |= !write_to(limit->directory, share, "cgroup.procs", caller);
+            write_to(limit->directory, share, limit->file, limit->value);
+        write_to(limit->directory, share, "cgroup.procs", process);
     }
-    return failed;
 }
