@@ -1,7 +1,9 @@
 """What a login costs: as the image has it, and beside it a plain sshd of the same image with a file of keys.
 
-The clients are the image's own ssh, in a container of their own on the same two cores. In the end the crowd comes once
-more with this machine's ssh: an older one may spend more on the exchange of keys than the whole login costs here.
+The clients are the image's own ssh, in a container of their own on the same cores, where elsewhere they are two hundred
+other machines. So beside the time until the last of a crowd is in stands what pod and clients had of the processors,
+and how long the pod would take with all of them to itself. In the end the crowd comes once more with this machine's
+ssh: an older one may spend more on the exchange of keys than the whole login costs here.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ from images.engine.docker import Engine
 
 POD = "slurm-login-0"
 PEOPLE, ROUNDS, SINGLE = 200, 6, 10
-OURS, PLAIN = 22, 2222
-# Debian's defaults, with the same limits for a crowd; PAM has the same modules, but for what is ours.
+OURS, PLAIN, BARE = 22, 2222, 2223
+# Debian's defaults, with the same limits for a crowd; PAM has the same modules, but for what is ours, or is not asked.
 PLAIN_SSHD = f"""Port {PLAIN}
 PidFile /run/sshd-plain.pid
 HostKey /etc/ssh/ssh_host_ed25519_key
@@ -43,13 +45,15 @@ mkdir -p /etc/ssh/plain_keys
 sss_ssh_authorizedkeys alice > /etc/ssh/plain_keys/alice
 sed '/pam_exec/d' /etc/pam.d/sshd > /etc/pam.d/sshd-plain
 printf '%s' "$0" > /run/sshd-plain.conf
+sed '/PAM/d; s/plain.pid/bare.pid/; s/^Port .*/Port '"$1"'/' /run/sshd-plain.conf > /run/sshd-bare.conf
 /usr/sbin/sshd -f /run/sshd-plain.conf
+/usr/sbin/sshd -f /run/sshd-bare.conf
 """
 USAGE = "cd /sys/fs/cgroup; cat cpuacct/cpuacct.usage 2>/dev/null || awk '/usage_usec/ {print $2 * 1000}' cpu.stat"
 # In the container of clients: for each line "ADDRESS PORT COUNT AT-ONCE" the seconds of each login, how many failed,
-# and the seconds of all.
+# the seconds of all, and how many of a processor's the clients had.
 CLIENTS = """
-import json, subprocess, sys, time
+import json, resource, subprocess, sys, time
 from concurrent.futures import ThreadPoolExecutor
 options = ["-F", "none", "-i", "/root/key"]
 for name, value in (("BatchMode", "yes"), ("IdentitiesOnly", "yes"), ("UserKnownHostsFile", "/dev/null"),
@@ -59,13 +63,16 @@ def enter(address, port):
     begun = time.monotonic()
     done = subprocess.run(["ssh", *options, "-p", port, f"alice@{address}", "true"], capture_output=True)
     return time.monotonic() - begun, done.returncode
+def spent():
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return children.ru_utime + children.ru_stime
 for line in sys.stdin:
     address, port, count, at_once = line.split()
-    begun = time.monotonic()
+    begun, before = time.monotonic(), spent()
     with ThreadPoolExecutor(int(at_once)) as people:
         done = list(people.map(lambda _: enter(address, port), range(int(count))))
     whole, failed = time.monotonic() - begun, sum(code != 0 for _, code in done)
-    print(json.dumps([[one for one, _ in done], failed, whole]), flush=True)
+    print(json.dumps([[one for one, _ in done], failed, whole, spent() - before]), flush=True)
 """
 
 
@@ -89,12 +96,12 @@ class People:
     def __init__(self, asked: subprocess.Popen[str], address: str) -> None:
         self.asked, self.address = asked, address
 
-    def enter(self, port: int, count: int, at_once: int = 1) -> tuple[list[float], int, float]:
+    def enter(self, port: int, count: int, at_once: int = 1) -> tuple[list[float], int, float, float]:
         assert self.asked.stdin and self.asked.stdout
         self.asked.stdin.write(f"{self.address} {port} {count} {at_once}\n")
         self.asked.stdin.flush()
-        times, failed, whole = json.loads(self.asked.stdout.readline())
-        return times, failed, whole
+        times, failed, whole, spent = json.loads(self.asked.stdout.readline())
+        return times, failed, whole, spent
 
 
 @contextmanager
@@ -115,9 +122,9 @@ def clients(cluster: LocalCluster) -> Iterator[People]:
 
 
 def measure(cluster: LocalCluster, people: People) -> None:
-    said = cluster.exec(POD, ["sh", "-c", BEGIN_PLAIN, PLAIN_SSHD])
+    said = cluster.exec(POD, ["sh", "-c", BEGIN_PLAIN, PLAIN_SSHD, str(BARE)])
     assert said[0] == 0, said[1]
-    ports = {"as the image has it": OURS, "plain sshd, a file of keys": PLAIN}
+    ports = {"as the image has it": OURS, "plain sshd, a file of keys": PLAIN, "plain sshd, without PAM": BARE}
     for port in ports.values():
         people.enter(port, 2)
     times: dict[str, list[float]] = {what: [] for what in ports}
@@ -130,11 +137,16 @@ def measure(cluster: LocalCluster, people: People) -> None:
     for what in ports:
         more = f"{statistics.median(spent[what]) * 1000:.0f} ms of processor time in the pod"
         row(f"a login, {what}", statistics.median(times[what]) * 1000, "ms", more)
-    ours, plain = (statistics.median(times[what]) for what in ports)
+    ours, plain, _ = (statistics.median(times[what]) for what in ports)
     row("  ours against plain", ours / plain, "x", "target 1.3")
+    cores = len(os.sched_getaffinity(0))
     for what, port in ports.items():
-        _, failed, whole = people.enter(port, PEOPLE, PEOPLE)
+        before = usage(cluster)
+        _, failed, whole, clients_spent = people.enter(port, PEOPLE, PEOPLE)
+        pod_spent = usage(cluster) - before
         row(f"{PEOPLE} logins at once, {what}: the last one in", whole, "s", f"{failed} failed")
+        each = f"of each the pod {pod_spent / PEOPLE * 1000:.0f} ms, its client {clients_spent / PEOPLE * 1000:.0f}"
+        row(f"  the pod alone, all its time on {cores} processors", pod_spent / cores, "s", each)
     version = subprocess.run(["ssh", "-V"], capture_output=True, text=True, check=True).stderr.split()[0].strip(",")
     begun = time.monotonic()
     with ThreadPoolExecutor(PEOPLE) as hands:
