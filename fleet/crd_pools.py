@@ -114,6 +114,7 @@ STATUS = mapping(
         # Applied as a whole: field by field, a message that is over would leave an empty one.
         "x-kubernetes-list-type": "atomic",
     },
+    adopted=text("The template that those count as made of which were taken over.", 64),
     ended={
         "type": "array",
         "maxItems": ENDED,

@@ -48,6 +48,8 @@ class PoolWorlds(Worlds):
         self.broken: set[str] = set()
         # Those that no machine takes.
         self.unplaced: set[str] = set()
+        # What somebody has written into the label of a pod that says of which template it is.
+        self.labelled: dict[str, str] = {}
         # Those whose phase says that they have ended, and when such a one was sent away.
         self.over: set[str] = set()
         self.made_anew: list[tuple[str, float]] = []
@@ -78,13 +80,17 @@ class PoolWorlds(Worlds):
     def _pod(self, name: str) -> dict[str, Any]:
         item = super()._pod(name)
         metadata = item["metadata"]
-        metadata["labels"] |= {"minivm.io/pool": POOL, "minivm.io/template": self.templates[name]}
+        labelled = self.labelled.get(name, self.templates[name])
+        metadata["labels"] |= {"minivm.io/pool": POOL, "minivm.io/template": labelled}
+        if self.templates[name]:
+            env = [{"name": "MINIVM_TEMPLATE", "value": self.templates[name]}]
+            item["spec"]["containers"] = [{"name": "worker", "env": env}]
         if self.owner[name]:
             metadata["ownerReferences"] = [{"kind": "WorkerPool", "uid": self.owner[name], "controller": True}]
         if name in self.leaving:
             metadata["deletionTimestamp"] = "2026-11-22T00:00:00Z"
         if name in self.unplaced:
-            item["spec"] = {}
+            del item["spec"]["nodeName"]
         if name in self.over:
             item["status"] |= {"phase": "Failed", "reason": "Evicted", "message": "The node was low on memory."}
         return item
@@ -102,7 +108,7 @@ class PoolWorlds(Worlds):
                 if pod is None or (pod.uid, str(pod.version)) != (change.uid, change.version):
                     return
                 assert not self.owner[name], "a pod of others is taken"
-                self.owner[name], self.templates[name], pod.version = self.pool.uid, change.pool.hash, pod.version + 1
+                self.owner[name], pod.version = self.pool.uid, pod.version + 1
             case NotePool(name, version, status) if name != POOL:
                 assert version == self.more[name].version, "not the one that is there"
                 self.more[name] = replace(self.more[name], status=status)
@@ -266,7 +272,8 @@ class PoolWorlds(Worlds):
             self.pods[name].version += 1
 
     def updated(self) -> set[str]:
-        return {name for name in self.pods if self.templates[name] == self.read().hash}
+        pool = self.read()
+        return {name for name in self.pods if (self.templates[name] or pool.status.adopted) == pool.hash}
 
     def starts(self, name: str, job: int = 7) -> bool:
         """A job, where Slurm would place one."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from fleet.errors import FleetError
 from fleet.world import reading
 from fleet.world.machine import Machine
-from fleet.world.pool import POOL, TEMPLATE, WorkerPool
+from fleet.world.pool import MADE_OF, POOL, WorkerPool
 from fleet.world.reading import Object
 
 # A pod that nothing runs on and that gets nothing: of all others each pool's PodDisruptionBudget allows no eviction.
@@ -72,7 +72,7 @@ class Pod:
     component: str = ""  # of the cluster: worker, controller, login
     pool: str = ""
     owner: str = ""  # the uid of who makes it
-    template: str = ""  # of which its WorkerPool made it
+    template: str = ""  # of which its WorkerPool made it; "": it did not
     created: float = 0.0
     ready: bool = False
     deleting: bool = False
@@ -183,7 +183,7 @@ def pod(item: Object) -> Pod:
         component=labels.get(f"{LABEL}/component", ""),
         pool=labels.get(POOL, ""),
         owner=_owner(metadata.get("ownerReferences")),
-        template=labels.get(TEMPLATE, ""),
+        template=_made_of(spec),
         created=reading.moment(metadata.get("creationTimestamp"), "metadata.creationTimestamp"),
         ready="Ready" in found and found["Ready"].status == "True",
         deleting=metadata.get("deletionTimestamp") is not None,
@@ -193,6 +193,16 @@ def pod(item: Object) -> Pod:
         conditions=found,
         annotations=reading.texts(metadata.get("annotations"), "metadata.annotations"),
     )
+
+
+def _made_of(spec: Object) -> str:
+    for item in reading.items(spec.get("containers"), "spec.containers"):
+        one = reading.mapping(item, "spec.containers")
+        for said in reading.items(one.get("env"), "spec.containers.env"):
+            variable = reading.mapping(said, "spec.containers.env")
+            if variable.get("name") == MADE_OF:
+                return sys.intern(reading.text(variable.get("value"), MADE_OF))
+    return ""
 
 
 def _ended(status: Object) -> str:

@@ -15,8 +15,11 @@ from fleet.world.machine import stamp
 from fleet.world.reading import Object
 
 POOL = "minivm.io/pool"
-# Of which template a pod was made.
+# Of which template a pod was made: for people, who select by it.
 TEMPLATE = "minivm.io/template"
+# The same for the fleet, in the environment of its first container: with a pod's status its labels may be written, too,
+# and its spec may not.
+MADE_OF = "MINIVM_TEMPLATE"
 LONGEST = 63
 _NAME = re.compile(crd_pools.NAME)
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
@@ -55,6 +58,8 @@ class PoolStatus:
     generation: int = 0
     conditions: tuple[Stand, ...] = ()
     ended: tuple[Ended, ...] = ()
+    # The template that those count as made of which were taken over: as it was when that began.
+    adopted: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +110,9 @@ def worker_pool(item: Object) -> WorkerPool:
         raise FleetError("read metadata.name", f"{name[:60]!r} is no label of DNS of 40 letters at most")
     template = reading.mapping(spec.get("template"), "spec.template")
     of_pod = reading.mapping(template.get("spec"), "spec.template.spec")
-    reading.items(of_pod.get("containers"), "containers")
+    for container in reading.items(of_pod.get("containers"), "containers"):
+        for variable in reading.items(reading.mapping(container, "containers").get("env"), "containers.env"):
+            reading.mapping(variable, "containers.env")
     affinity = reading.mapping(of_pod.get("affinity"), "spec.template.spec.affinity")
     reading.mapping(affinity.get("nodeAffinity"), "spec.template.spec.affinity.nodeAffinity")
     own = reading.mapping(template.get("metadata"), "spec.template.metadata")
@@ -183,6 +190,7 @@ def _status(said: Object) -> PoolStatus:
         generation=count("generation"),
         conditions=tuple(_stand(one) for one in reading.items(said.get("conditions"), "status.conditions")),
         ended=tuple(_ended(one) for one in reading.items(said.get("ended"), "status.ended")),
+        adopted=reading.text(said.get("adopted"), "status.adopted"),
     )
 
 
@@ -224,4 +232,6 @@ def written(status: PoolStatus) -> dict[str, object]:
             {"name": one.name, "uid": one.uid, "times": one.times, "since": stamp(one.since), "why": one.why}
             for one in status.ended
         ],
+        # An empty text that is applied comes as null to the schema.
+        **({"adopted": status.adopted} if status.adopted else {}),
     }

@@ -224,6 +224,20 @@ def test_a_pod_that_has_ended_is_made_anew_whatever_its_budget_says(api: ApiServ
         api.ask("DELETE", f"{BUDGETS}/gpu")
 
 
+def test_a_label_that_is_written_with_a_pods_status_is_not_believed(api: ApiServer, pool: str) -> None:
+    cluster = Cluster(api)
+    cluster.looks()
+    for name in pods(api):
+        spec = {"containers": [{"name": "x", "image": "worker:1", "env": [{"name": "MINIVM_TEMPLATE", "value": "a"}]}]}
+        words = {"metadata": {"labels": {"minivm.io/template": "another"}}, "spec": spec}
+        api.merge(f"{PODS}/{name}/status", words)
+        assert pods(api)[name]["metadata"]["labels"]["minivm.io/template"] == "another", "so much is allowed"
+    before = {name: pod["metadata"]["uid"] for name, pod in pods(api).items()}
+    cluster.looks()
+    assert {name: pod["metadata"]["uid"] for name, pod in pods(api).items()} == before
+    assert not cluster.done(Drain, Evict) and read(api, pool).status.updated == 3
+
+
 def test_of_two_pools_of_one_label_the_younger_one_is_told_and_has_no_pods(api: ApiServer, pool: str) -> None:
     older = read(api, pool).created
     until(lambda: time.time() >= older + 1, "the next one is younger")
@@ -289,7 +303,7 @@ def test_one_that_has_changed_since_is_not_taken_over(api: ApiServer, pool: str)
 
 FULL = PoolStatus(
     3, 3, 2, 1, 1, "abc", 7, (Stand("Ready", "False", "NotReady", "not ready: x", 1_795_000_000),),
-    (Ended("x", "u", 2, 1_795_000_001, "Failed"),),
+    (Ended("x", "u", 2, 1_795_000_001, "Failed"),), "def",
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from fleet.act.kubernetes import MERGE, POOLS, Api, ApiError, Object
 from fleet.act.machines import APPLY, CHANGED_MEANWHILE, US
 from fleet.decide.actions import Adopt, CreatePod, NotePool
 from fleet.world.kubernetes import LABEL, WORKER
-from fleet.world.pool import POOL, TEMPLATE, WorkerPool, written
+from fleet.world.pool import MADE_OF, POOL, TEMPLATE, WorkerPool, written
 
 KIND = {"apiVersion": f"{crd.GROUP}/{crd.VERSION}", "kind": crd_pools.KIND}
 # What a Service of one pod selects by.
@@ -25,7 +25,7 @@ async def change(api: Api, act: CreatePod | Adopt | NotePool) -> bool:
             case CreatePod(name):
                 await _create(api, name, pod(act, api.labels))
             case Adopt(name, uid, version, pool):
-                labels = {TEMPLATE: pool.hash, OF_ONE: name}
+                labels = {TEMPLATE: pool.status.adopted or pool.hash, OF_ONE: name}
                 own = {"uid": uid, "resourceVersion": version, "labels": labels, "ownerReferences": [owner(pool)]}
                 words = {"name": name, "namespace": api.namespace, "body": {"metadata": own}, "_content_type": MERGE}
                 await api.ask(f"take {name} over", (api.core.patch_namespaced_pod, words))
@@ -64,6 +64,9 @@ def pod(act: CreatePod, labels: str) -> Object:
     ours = {f"{LABEL}/component": WORKER, POOL: pool.label, TEMPLATE: pool.hash, OF_ONE: act.name}
     # Its name is its host's, and resolves in the domain of the pool's Service.
     spec |= {"hostname": act.name, "subdomain": pool.name}
+    for container in spec["containers"][:1]:
+        of_it = [one for one in container.get("env") or [] if one.get("name") != MADE_OF]
+        container["env"] = [*of_it, {"name": MADE_OF, "value": pool.hash}]
     if act.node:
         affinity = spec.get("affinity") or {}
         field = {"key": "metadata.name", "operator": "In", "values": [act.node]}

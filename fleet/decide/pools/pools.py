@@ -102,6 +102,7 @@ class Here:
         self.names = kubernetes.wanted.get(pool.name, {})
         self.workers = {one.name: one for one in everyone if one.pod.owner == pool.uid}
         self.absent = [name for name in self.names if self._absent(name)]
+        self.left = [pod for pod in kubernetes.pods.values() if self._left(pod)]
         self.missing = frozenset(name for name in self.absent if self._takes(self.names[name]))
         # Those of its label that it has not taken over yet among them.
         others = {one.uid for one in (kubernetes.pools or {}).values()} - {pool.uid}
@@ -141,7 +142,7 @@ class Here:
             if any(key.startswith("Node/") for key in self.kubernetes.unread):
                 return None
             return Stale(worker, "surplus", f"its node is none of {pool.name}'s")
-        if pod.template == pool.hash or (worker.node and not well(worker.node, self.policy, self.now)):
+        if not self._old(pod) or (worker.node and not well(worker.node, self.policy, self.now)):
             return None
         return Stale(worker, "update", f"template {pool.hash} of {pool.name}")
 
@@ -166,28 +167,26 @@ class Here:
         for name, pod in self.kubernetes.pods.items():
             if name in self.workers:
                 continue
-            if self._left(pod):
-                yield Adopt(pod.name, pod.uid, pod.version, self.pool)
+            if pod in self.left:
+                # What it counts as made of is noted first.
+                if pod.template or self.pool.status.adopted:
+                    yield Adopt(pod.name, pod.uid, pod.version, self.pool)
             elif name in self.names:
                 yield Tell(name, "pool", f"is there, and not of {self.pool.name}'s making")
 
     def _left(self, pod: Pod) -> bool:
         """Nobody makes it any more; one that is too many is taken over too, for else it would stay for ever."""
         mine = pod.name.startswith(f"{self.pool.name}-") and pod.pool == self.pool.label
-        theirs = any(pod.name in names for pool, names in self.kubernetes.wanted.items() if pool != self.pool.name)
-        return (
-            mine
-            and not theirs
-            and not pod.owner
-            and not pod.deleting
-            and self.names.get(pod.name, "") in ("", pod.node)
-        )
+        if not mine or pod.owner or pod.deleting or self.names.get(pod.name, "") not in ("", pod.node):
+            return False
+        return not any(pod.name in names for pool, names in self.kubernetes.wanted.items() if pool != self.pool.name)
 
     def note(self, refused: str = "") -> Iterator[NotePool]:
         """`refused`: why it is no pool to the fleet."""
         pool = self.pool
         mine = [one.pod for one in self.workers.values() if not one.pod.deleting]
-        updated = [pod for pod in mine if pod.template == pool.hash]
+        updated = [pod for pod in mine if not self._old(pod)]
+        taken = any(not pod.template for pod in [*mine, *self.left])
         left = refused or self._left_over()
         over = [
             f"{pod.name} has ended: {plain(pod.ended)}" for pod in sorted(mine, key=attrgetter("name")) if pod.ended
@@ -207,6 +206,7 @@ class Here:
                 ),
                 self._stand("Updated", not left, "AllUpdated", "Refused" if refused else "Updating", left),
             ),
+            adopted=(pool.status.adopted or pool.hash) if taken else "",
             ended=ended.counted(pool.status.ended, self.names, {pod.name: pod for pod in mine}, self.now),
         )
         if status != pool.status:
@@ -214,13 +214,13 @@ class Here:
 
     def _left_over(self) -> str:
         surplus = sum(name not in self.names for name in self.workers)
-        old = [one.name for one in self.workers.values() if one.name in self.names and self._old(one)]
+        old = [one.name for one in self.workers.values() if one.name in self.names and self._old(one.pod)]
         said = [f"of an older template: {_few(sorted(old))}"] if old else []
         said += [f"too many: {surplus}"] if surplus else []
         return "; ".join([*said, *(["maxUnavailable is 0"] if said and not self.pool.most else [])])
 
-    def _old(self, worker: Worker) -> bool:
-        return worker.pod.template != self.pool.hash
+    def _old(self, pod: Pod) -> bool:
+        return (pod.template or self.pool.status.adopted or self.pool.hash) != self.pool.hash
 
     def _stand(self, type_: str, yes: bool, good: str, bad: str, message: str) -> Stand:
         """The time of the last transition changes with the status alone."""

@@ -408,6 +408,38 @@ def test_pods_that_cannot_be_made_keep_nothing_else_from_being_done(worlds: Pool
     assert most <= 6, "and each is tried less and less often"
 
 
+def test_what_is_written_into_a_pods_label_neither_brings_nor_holds_off_another_template(worlds: PoolWorlds) -> None:
+    """Who may patch a pod's status, may patch its labels with it."""
+    for name in worlds.names:
+        worlds.starts(name)
+    worlds.roll("1", when="now")
+    worlds.labelled = dict.fromkeys(worlds.names, "another")
+    worlds.turns()
+    assert not done(worlds, Drain, Evict)
+    worlds.roll("2", when="now")
+    worlds.labelled = dict.fromkeys(worlds.names, worlds.read().hash)
+    worlds.turns()
+    assert set(done(worlds, Evict)) == set(worlds.names) and worlds.updated() == set(worlds.pods)
+
+
+def test_a_pod_says_of_which_template_it_is_where_no_status_can_be_written() -> None:
+    pool = PoolWorlds(1).read()
+    (container,) = pod(CreatePod("w-0", "", pool), "a=b")["spec"]["containers"]
+    assert container["env"] == [{"name": "MINIVM_TEMPLATE", "value": pool.hash}]
+    assert "env" not in template("1")["spec"]["containers"][0], "its hash is not of itself"
+
+
+def test_what_is_taken_over_counts_as_made_of_what_was_there_then(worlds: PoolWorlds) -> None:
+    """Killed in between, and the template changed meanwhile."""
+    worlds.left_alone(0)
+    worlds.look(cut=1)
+    assert not worlds.owner["w-0"] and worlds.read().status.adopted == worlds.read().hash, "noted first"
+    worlds.roll("2")
+    worlds.turns()
+    assert "w-0" in done(worlds, Adopt) and "w-0" in done(worlds, Evict)
+    assert worlds.updated() == set(worlds.pods) and worlds.read().status.adopted == "", "and that is over"
+
+
 @pytest.mark.parametrize("begun", [False, True])
 def test_of_two_pools_of_one_label_the_older_one_has_it_and_nothing_of_the_others_is_touched(begun: bool) -> None:
     worlds = PoolWorlds(3)
@@ -543,6 +575,8 @@ SPEC: dict[str, Any] = {"mode": "fixed", "replicas": 1, "template": template("1"
         {"update": {"when": "deadline", "deadlineSeconds": 0}},
         {"update": {"maxUnavailable": -1}},
         {"template": {"spec": {"containers": "x"}}},
+        {"template": {"spec": {"containers": ["x"]}}},
+        {"template": {"spec": {"containers": [{"env": ["x"]}]}}},
         {"template": {"metadata": {"labels": {"a": 1}}, "spec": {}}},
     ],
 )
@@ -563,7 +597,7 @@ def test_a_name_that_begins_no_hosts_is_refused(name: str) -> None:
 def test_what_is_noted_is_read_back_and_passes_the_schema(worlds: PoolWorlds) -> None:
     worlds.roll("2")
     worlds.look()
-    status = worlds.read().status
+    status = replace(worlds.read().status, adopted="abc")
     assert status.conditions
     version: Any = crd_pools.definition()["spec"]
     schema = version["versions"][0]["schema"]["openAPIV3Schema"]
