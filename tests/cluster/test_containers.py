@@ -49,7 +49,7 @@ class registry_of:  # a context manager, called as one
 
     def __enter__(self) -> None:
         self.here.start()
-        self.here.push(root_of(f"{IMAGES}/worker-containers:latest"), DEBIAN.partition("/")[2])
+        self.fill()
         self.here.kill()
         config = json.loads((self.here.root / "config.yml").read_text())
         config["http"]["addr"] = f"127.0.0.1:{PORT}"
@@ -64,6 +64,9 @@ class registry_of:  # a context manager, called as one
             return self.cluster.exec(WORKER, ["curl", "-sf", f"http://127.0.0.1:{PORT}/v2/"])[0] == 0
 
         until(listens, "the registry answers in the pod", seen=(self.here.root / "log").read_text)
+
+    def fill(self) -> None:
+        self.here.push(root_of(f"{IMAGES}/worker-containers:latest"), DEBIAN.partition("/")[2])
 
     def __exit__(self, *_: object) -> None:
         self.here.kill()
