@@ -119,7 +119,7 @@ def status(output: str) -> None:
 @main.command()
 @click.argument("name")
 def why(name: str) -> None:
-    """What holds a worker, a Node, a machine or the whole fleet, and what would be done about it."""
+    """What holds a worker, a Node, a machine, a pool or the whole fleet, and what would be done about it."""
 
     async def both(fleet: Fleet) -> tuple[World, Decision]:
         return await fleet.look(), await fleet.plan()
@@ -130,17 +130,20 @@ def why(name: str) -> None:
     machine = machines.get(name)
     where = machine.status.node if machine else name
     names = {name, where, here[name].pod.node} if name in here else {name, where}
+    pools = {} if isinstance(world.kubernetes, Unknown) else world.kubernetes.pools or {}
     nodes = {worker.pod.node for worker in here.values()}
-    if here and not machine and name not in here and name not in nodes and name != "fleet":
-        click.echo(
-            f"error: no worker, Node or machine {name!r} ({nearest(name, [*here, *nodes, *machines])})", err=True
-        )
+    if here and not machine and name not in {*here, *nodes, *pools, "fleet"}:
+        hint = nearest(name, [*here, *nodes, *machines, *pools])
+        click.echo(f"error: no worker, Node, machine or pool {name!r} ({hint})", err=True)
         sys.exit(1)
     for worker in here.values():
         if worker.name in names or worker.pod.node in names - {""}:
             one = worker_(worker)
             said = f"{one['slurm']} {one['reason']}".rstrip() or "not in Slurm"
             click.echo(f"{worker.name} on {one['node'] or '-'}{' cordoned' if one['cordoned'] else ''}: {said}")
+    if name in pools:
+        for stand in pools[name].status.conditions:
+            click.echo(f"{name}: {stand.type} {stand.status} {stand.message}".rstrip())
     for key, kept in machines.items():
         if key in names or kept.status.node in names - {""}:
             for event in kept.status.history:

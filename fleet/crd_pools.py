@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from fleet.crd import defined, mapping, text, time_, whole
 
 KIND, PLURAL = "WorkerPool", "workerpools"
-FIXED, PER_NODE = "fixed", "perNode"
-MODES = (FIXED, PER_NODE)
+FIXED, PER_NODE, ELASTIC = "fixed", "perNode", "elastic"
+MODES = (FIXED, PER_NODE, ELASTIC)
 IDLE, DEADLINE, NOW = "idle", "deadline", "now"
 WHEN = (IDLE, DEADLINE, NOW)
 # A pod's name is its host's, of 63 letters at most: so much is left for a number, or for a Node's name.
@@ -24,6 +24,14 @@ RULES = [
         "message": "mode perNode says which Nodes, in nodeSelector",
     },
     {
+        "rule": "self.mode != 'elastic' || has(self.elastic)",
+        "message": "mode elastic says between how many, in elastic",
+    },
+    {
+        "rule": "!has(self.elastic) || self.elastic.min <= self.elastic.max",
+        "message": "elastic.min is no more than elastic.max",
+    },
+    {
         "rule": "!has(self.update) || !has(self.update.when) || (self.update.when == 'deadline') == "
         "has(self.update.deadlineSeconds)",
         "message": "update.when deadline says when, in update.deadlineSeconds, and no other does",
@@ -36,6 +44,11 @@ NAMED = [
     }
 ]
 
+
+def whole_of(about: str, least: int) -> dict[str, object]:
+    return {**whole(about), "minimum": least, "maximum": MOST}
+
+
 SPEC = {
     **mapping(
         "What people want.",
@@ -43,7 +56,7 @@ SPEC = {
             "type": "string",
             "enum": list(MODES),
             "description": "fixed: so many as replicas says, named NAME-0 and on. perNode: one on each Node that "
-            "nodeSelector matches, named after it.",
+            "nodeSelector matches, named after it. elastic: as many as jobs ask for, named as those of fixed.",
         },
         replicas={**whole("How many, with mode fixed."), "maximum": MOST},
         nodeSelector={
@@ -52,6 +65,23 @@ SPEC = {
             "maxProperties": 16,
             "additionalProperties": {"type": "string", "maxLength": 63},
             "description": "Labels of the Nodes that have a pod each, with mode perNode.",
+        },
+        elastic={
+            **mapping(
+                "Between how many, with mode elastic, and how quick.",
+                min=whole_of("So many there are always.", 0),
+                max=whole_of("And never more; what its numbers end at.", 1),
+                idleSeconds={**whole("A pod that nothing has run on for so long goes."), "default": 600},
+                pendingSeconds={**whole("A job waits so long before pods are made for it."), "default": 30},
+                step={**whole_of("So many are on their way at a time; min comes at once.", 1), "default": 10},
+                partitions={
+                    "type": "array",
+                    "maxItems": 64,
+                    "items": text("", 64),
+                    "description": "Of Slurm, whose jobs it serves. None: those of all.",
+                },
+            ),
+            "required": ["min", "max"],
         },
         update=mapping(
             "How a pod that is to be another one, or none, is taken away.",
@@ -99,7 +129,8 @@ STATUS = mapping(
     conditions={
         "type": "array",
         "maxItems": 8,
-        "description": "Ready: all are there and ready. Updated: all are of the present template, and none too many.",
+        "description": "Ready: all are there and ready. Updated: all are of the present template, and none too many. "
+        "Fits, of an elastic one: what jobs ask for is to be had here.",
         "items": {
             **mapping(
                 "",
@@ -140,6 +171,7 @@ COLUMNS = [
     {"name": "Ready", "type": "integer", "jsonPath": ".status.ready"},
     {"name": "Updated", "type": "integer", "jsonPath": ".status.updated"},
     {"name": "Away", "type": "integer", "jsonPath": ".status.away"},
+    {"name": "Max", "type": "integer", "jsonPath": ".spec.elastic.max"},
     {"name": "When", "type": "string", "jsonPath": ".spec.update.when"},
     {"name": "Why", "type": "string", "jsonPath": ".status.conditions[?(@.type=='Updated')].message"},
     {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},

@@ -149,7 +149,8 @@ class PoolWorlds(Worlds):
             assert (node or SlurmNode(drained_by="fleet")).drained_by in allowed, "it is not drained by us"
         assert not (node.jobs if node else ()), "a pod is deleted while its node runs a job"
         if pod.ready:
-            assert len(self.away() | {name}) <= self.read().most, "more than maxUnavailable are away"
+            missed = (self.away() | {name}) - self.spare()
+            assert len(missed) <= self.read().most, "more than maxUnavailable are away"
         pod.ready = False
         self.leaving.add(name)
         self.slurmd_goes(name)
@@ -167,6 +168,10 @@ class PoolWorlds(Worlds):
 
     def _own(self) -> set[str]:
         return {name for name in self.pods if self.owner[name] in (self.pool.uid, "")}
+
+    def spare(self) -> set[str]:
+        """Those that nobody misses."""
+        return set()
 
     def unavailable(self) -> set[str]:
         return self.away() | self.kept_idle()

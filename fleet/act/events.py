@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
+from fleet import crd, crd_pools
 from fleet.act.kubernetes import Object
 from fleet.act.words import in_words
 from fleet.decide.actions import (
@@ -82,6 +83,9 @@ def event(action: Change | Tell, world: Kubernetes, namespace: str) -> Object | 
     elif node := world.nodes.get(name):
         # Its Events stand where those of other Nodes do; a Node has no namespace.
         of, namespace = {"kind": "Node", "name": name, "uid": node.uid}, "default"
+    elif pool := (world.pools or {}).get(name):
+        own = {"apiVersion": f"{crd.GROUP}/{crd.VERSION}", "kind": crd_pools.KIND}
+        of = {**own, "name": name, "uid": pool.uid, "namespace": namespace}
     else:
         return None
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

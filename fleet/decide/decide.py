@@ -68,7 +68,7 @@ def decide(world: World, memory: Memory, now: float, policy: Policy) -> Decision
         return _told(memory, tells, tuple(one for one in found if not isinstance(one, Tell)), memory, now)
     tells, changes = doubts, []
     known = goals.goals(world, now, policy)
-    rolls = pools(world.workers(), kubernetes, slurm, now, policy)
+    rolls = pools(world.workers(), kubernetes, slurm, now, policy, memory.fed)
     for action in [
         *_unread(kubernetes, slurm),
         *_actions(world, kubernetes, slurm, memory, now, policy, known, rolls),
@@ -85,12 +85,12 @@ def decide(world: World, memory: Memory, now: float, policy: Policy) -> Decision
     changes.sort(key=lambda change: (isinstance(change, LAST), deed(change) in refused))
     if len(changes) > policy.changes:
         tells.append(Tell("fleet", "rate", f"more than {policy.changes} changes are due: the rest follow"))
-    absent = {node.name: memory.absent.get(node.name, now) for node in world.orphans()}
+    absent = {node.name: memory.absent.get(node.name, now) for node in gone.awake(world)}
     made = tuple(changes[: policy.changes])
     missed = lost.remembered(world, memory.lost, made, now)
     marks = _marks(memory, world, kubernetes, now, policy, known, rolls)
     moved = place.remembered(world.workers(), memory.moved, now) if policy.topology.tiers else {}
-    return _told(memory, tells, made, Memory({}, absent, missed, marks, moved, refused), now)
+    return _told(memory, tells, made, Memory({}, absent, missed, marks, moved, refused, rolls.fed), now)
 
 
 def _waits(refused: Refused | None, now: float) -> bool:
@@ -130,7 +130,9 @@ def _actions(
         for one in world.workers()
         if one.node is not None
     }
-    orphans = {one.name: (one, gone.causes(now - memory.absent.get(one.name, now), policy)) for one in world.orphans()}
+    orphans = {
+        one.name: (one, gone.causes(now - memory.absent.get(one.name, now), policy)) for one in gone.awake(world)
+    }
     silent = [name for name, (one, _) in workers.items() if one.node and silent_for(one.node, now) >= 0]
     held = {name: (one.slurm, found) for name, (one, found) in workers.items()}
     limits = budget({**held, **orphans}, policy, [*silent, *orphans])

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
+from fleet import words
 from fleet.decide.actions import Action, Remove
 from fleet.decide.hold import drain
 from fleet.policy import Policy
 from fleet.world.slurm import Slurm, SlurmNode
+from fleet.world.world import Unknown, World
 
 WHY: Mapping[str, str] = {"gone": "its pod is gone"}
+
+
+def awake(world: World) -> Iterator[SlurmNode]:
+    """All of them but those of elastic pools that went: they are no loss, and their records show what may be had."""
+    here = world.kubernetes
+    for node in world.orphans():
+        if isinstance(here, Unknown) or not (here.elastic(node.name) and asleep(node)):
+            yield node
+        elif over(node) and here.made(node.name) is False:
+            yield node  # beyond max
+
+
+def asleep(node: SlurmNode) -> bool:
+    """Kept from jobs by us for that, or by its pod itself when it ended, and by nobody else."""
+    mine = node.ours and words.kinds(node.reason) <= {"surplus", "gone"}
+    return (node.drained or node.down) and not node.record.busy and (mine or node.record.held_by_us)
 
 
 def causes(absent: float, policy: Policy) -> Mapping[str, str]:

@@ -50,6 +50,8 @@ class Memory:
     moved: Mapping[str, Moved] = field(default_factory=dict)
     # What could not be made, of what is still due.
     refused: Mapping[Key, Refused] = field(default_factory=dict)
+    # Since when a job that waits has had as many idle nodes as it asks for.
+    fed: Mapping[str, float] = field(default_factory=dict)
 
     def tried(self, changes: Iterable[Change], refused: Mapping[Key, str], now: float) -> Memory:
         """`refused`: those of the changes that could not be made, and why."""

@@ -27,11 +27,13 @@ def _idles(worker: Worker) -> bool:
 
 
 def asks_for_claims(world: World) -> bool:
-    """Who names a node whose record is to go."""
+    """Who names a node whose record is to go; and which jobs wait that an elastic pool may serve."""
     here = world.kubernetes
-    return not isinstance(here, Unknown) and any(
-        over(node) and here.made(node.name) is False for node in world.orphans()
-    )
+    if isinstance(here, Unknown):
+        return False
+    if any(pool.elastic for pool in (here.pools or {}).values()):
+        return True
+    return any(over(node) and here.made(node.name) is False for node in world.orphans())
 
 
 def _asks(worker: Worker) -> bool:

@@ -117,7 +117,8 @@ function drawSums(now) {
   table.append(head);
   for (const [pool, one] of Object.entries(now.pools)) {
     const row = make("tr");
-    for (const text of [pool, one.workers, `${one.away} of ${one.mayBeAway}`]) row.append(make("td", text));
+    const workers = one.max === undefined ? one.workers : `${one.workers} of ${one.min} to ${one.max}`;
+    for (const text of [pool, workers, `${one.away} of ${one.mayBeAway}`]) row.append(make("td", text));
     table.append(row);
   }
   const list = make("dl"), budgets = now.budgets;

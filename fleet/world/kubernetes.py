@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from dataclasses import dataclass, field
 from fleet.errors import FleetError
 from fleet.world import reading
 from fleet.world.machine import Machine
-from fleet.world.pool import MADE_OF, POOL, WorkerPool
+from fleet.world.pool import CANONICAL, MADE_OF, POOL, WorkerPool
 from fleet.world.reading import Object
 
 # A pod that nothing runs on and that gets nothing: of all others each pool's PodDisruptionBudget allows no eviction.
@@ -25,8 +24,6 @@ LABEL = "app.kubernetes.io"
 WORKER = "worker"
 # Phases of a pod that runs no more; and so much of why is kept.
 ENDED, MOST = ("Failed", "Succeeded"), 200
-# As a StatefulSet writes it: w-07 is nobody's.
-CANONICAL = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +102,9 @@ class Kubernetes:
         """Whether a worker of that name is made, now or again; None: nobody says, or it is none of the release's."""
         if self.sets is None:
             return None
-        if any(name in names for names in self.wanted.values()):
+        if any(name in names for names in self.wanted.values()) or any(
+            pool.may_have(name) for pool in (self.pools or {}).values()
+        ):
             return True
         set_, _, number = name.rpartition("-")
         if set_ in self.sets:
@@ -116,9 +115,13 @@ class Kubernetes:
         """Of one that a Node's pod had, it is known only where all Nodes are."""
         for pool in (self.pools or {}).values():
             rest = name.removeprefix(f"{pool.name}-")
-            if rest != name and (pool.replicas is None or CANONICAL.fullmatch(rest)):
+            if rest != name and (pool.selector is not None or CANONICAL.fullmatch(rest)):
                 return not any(key.startswith("Node/") for key in self.unread)
         return False
+
+    def elastic(self, name: str) -> bool:
+        """Whether it is a name of an elastic pool's; also beyond what it may have now."""
+        return any(pool.numbered(name) >= 0 for pool in (self.pools or {}).values())
 
 
 def together(

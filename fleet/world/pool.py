@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fleet import crd_pools
 from fleet.errors import FleetError
 from fleet.world import reading
+from fleet.world.elastic import Elastic, elastic
 from fleet.world.machine import stamp
 from fleet.world.reading import Object
 
@@ -23,6 +24,8 @@ MADE_OF = "MINIVM_TEMPLATE"
 LONGEST = 63
 _NAME = re.compile(crd_pools.NAME)
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+# As a StatefulSet writes it: w-07 is nobody's.
+CANONICAL = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +75,10 @@ class WorkerPool:
     hash: str
     # What its pods have as label: the chart's pool, of which this may be a longer name.
     label: str
-    # How many; None: one on each Node that the selector matches.
+    # How many; None: one on each Node that the selector matches, or as many as jobs ask for.
     replicas: int | None = None
     selector: Mapping[str, str] | None = None
+    elastic: Elastic | None = None
     # So many may be away at a time.
     most: int = 1
     # For so long jobs keep a pod from being replaced; None: as long as they take.
@@ -86,8 +90,20 @@ class WorkerPool:
     def selects(self, labels: Mapping[str, str]) -> bool:
         return self.selector is not None and self.selector.items() <= labels.items()
 
+    def numbered(self, name: str) -> int:
+        """The number of one of an elastic pool's; -1: it is none of its."""
+        rest = name.removeprefix(f"{self.name}-")
+        return int(rest) if self.elastic is not None and rest != name and CANONICAL.fullmatch(rest) else -1
+
+    def may_have(self, name: str) -> bool:
+        """Whether one of that name may come when jobs ask for it."""
+        return self.elastic is not None and 0 <= self.numbered(name) < self.elastic.most
+
     def names(self, nodes: Mapping[str, Mapping[str, str]]) -> Mapping[str, str]:
-        """Of all its pods, with the Node of each; `nodes`: their labels. "": any Node."""
+        """Of all its pods, with the Node of each; `nodes`: their labels. "": any Node. Which an elastic pool has is
+        decided by what jobs ask for."""
+        if self.elastic is not None:
+            return {}
         if self.replicas is not None:
             return {f"{self.name}-{number}": "" for number in range(self.replicas)}
         return {named(self.name, node): node for node, labels in nodes.items() if self.selects(labels)}
@@ -126,6 +142,9 @@ def worker_pool(item: Object) -> WorkerPool:
         selector = reading.texts(spec.get("nodeSelector"), "spec.nodeSelector")
         if not selector:
             raise FleetError("read spec.nodeSelector", "it names no label: every Node would have a pod")
+    wants = None
+    if mode == crd_pools.ELASTIC:
+        wants = elastic(reading.mapping(spec.get("elastic"), "spec.elastic"), template, crd_pools.MOST)
     update = reading.mapping(spec.get("update"), "spec.update")
     return WorkerPool(
         name=name,
@@ -137,6 +156,7 @@ def worker_pool(item: Object) -> WorkerPool:
         label=labels.get(POOL) or name,
         replicas=replicas,
         selector=selector,
+        elastic=wants,
         most=_count(update, "maxUnavailable", crd_pools.MOST) if "maxUnavailable" in update else 1,
         within_s=_within(update),
         created=reading.moment(metadata.get("creationTimestamp"), "metadata.creationTimestamp"),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from fleet import words
 from fleet.errors import FleetError
 from fleet.world import reading
+from fleet.world.pending import UNSAID, Offer, Pending, offer, pending
 from fleet.world.reading import Object
 from init.slurm import node as record
 from init.slurm.conf import expanded
@@ -28,6 +30,8 @@ class SlurmNode:
     comment: str = ""
     since: float = 0.0  # when its reason was set
     topology: str | None = None  # its place in each topology; None: releases before 25.05 do not tell
+    last_busy: float = 0.0  # 0: not told
+    offer: Offer = UNSAID
 
     @property
     def name(self) -> str:
@@ -86,6 +90,8 @@ class Slurm:
     jobs: Mapping[str, tuple[str, ...]] | None = None
     # Nodes that a pending job or a reservation names; None as above.
     claims: frozenset[str] | None = None
+    # Those that wait; None as above.
+    pending: tuple[Pending, ...] | None = None
     unread: Mapping[str, str] = field(default_factory=dict)
 
     def holding(self, node: str) -> tuple[str, ...] | None:
@@ -116,7 +122,7 @@ def of_nodes(nodes: Iterable[object]) -> Slurm:
 def with_jobs(here: Slurm, jobs: Iterable[object], reservations: Iterable[object] | None = None) -> Slurm:
     jobs = list(jobs)
     claims = None if reservations is None else _claims(jobs, reservations)
-    return replace(here, jobs=_holding(jobs), claims=claims)
+    return replace(here, jobs=_holding(jobs), claims=claims, pending=pending(jobs))
 
 
 def slurm_node(item: object) -> SlurmNode:
@@ -135,7 +141,22 @@ def slurm_node(item: object) -> SlurmNode:
     )
     since = reading.number(one.get("reason_changed_at"), "node.reason_changed_at")
     place = reading.text(one["topology"], "node.topology") if "topology" in one else None
-    return SlurmNode(known, reading.text(one.get("comment"), "node.comment"), float(since), place)
+    comment = reading.text(one.get("comment"), "node.comment")
+    return SlurmNode(known, comment, float(since), place, *_of_jobs(one))
+
+
+def _of_jobs(one: Object) -> tuple[float, Offer]:
+    """What only elastic pools ask for: a node whose drain can be read is not unread for it."""
+    try:
+        return float(reading.number(one.get("last_busy"), "node.last_busy")), _shared(offer(one))
+    except FleetError:
+        return 0.0, UNSAID
+
+
+@lru_cache(maxsize=256)
+def _shared(found: Offer) -> Offer:
+    """The same few on ten thousand nodes."""
+    return found
 
 
 def _claims(jobs: Iterable[object], reservations: Iterable[object]) -> frozenset[str] | None:

@@ -319,7 +319,11 @@ def test_what_is_noted_is_read_back_and_only_on_what_was_seen(api: ApiServer, po
 @pytest.mark.parametrize(
     "spec",
     [
-        {"mode": "elastic"},
+        {"mode": "stretchy"},
+        {"elastic": {"min": 0}},
+        {"elastic": {"min": -1, "max": 4}},
+        {"elastic": {"min": 0, "max": 0}},
+        {"elastic": {"min": 0, "max": 4, "step": 0}},
         {"replicas": -1},
         {"nodeSelector": {}},
         {"update": {"when": "soon"}},

@@ -196,7 +196,7 @@ yes
 {{- $counts := dict -}}
 {{- range $name, $_ := include "minivm.pools" . | fromJson -}}
   {{- $pool := include "minivm.pool" (dict "root" $ "name" $name) | fromJson -}}
-  {{- $_ := set $counts (printf "%s-%s" $full $name) (int $pool.replicas) -}}
+  {{- $_ := set $counts (printf "%s-%s" $full $name) (include "minivm.pool.names" $pool | int) -}}
 {{- end -}}
 {{- dict "release" $full "pools" $counts | toJson -}}
 {{- end -}}
@@ -234,6 +234,11 @@ A partition that goes takes its jobs with it: so nothing that is added makes ano
   {{- $gres = prepend $gres $gpu -}}
 {{- end -}}
 {{- join "," $gres -}}
+{{- end -}}
+
+{{/* How many names its pods may have. */}}
+{{- define "minivm.pool.names" -}}
+{{- if and (eq .kind "WorkerPool") .elastic }}{{ int .elastic.max }}{{ else }}{{ int .replicas }}{{ end -}}
 {{- end -}}
 
 {{/* The pool's own name is always a feature: node sets and partitions are made of it. */}}

@@ -54,10 +54,11 @@ def worker_(worker: Worker) -> Report:
 
 
 def pools(workers: list[Worker], here: Kubernetes | Unknown, policy: Policy) -> Report:
-    own = {} if isinstance(here, Unknown) else {one.label: one.most for one in (here.pools or {}).values()}
+    known = {} if isinstance(here, Unknown) else {one.label: one for one in (here.pools or {}).values()}
+    own = {label: one.most for label, one in known.items()}
     gone = away(workers)
     found: Report = {}
-    for name in sorted({worker.pod.pool for worker in workers}):
+    for name in sorted({worker.pod.pool for worker in workers} | {name for name, one in known.items() if one.elastic}):
         mine = [worker for worker in workers if worker.pod.pool == name]
         states = Counter(worker_(worker)["state"] for worker in mine)
         found[name] = {
@@ -66,6 +67,8 @@ def pools(workers: list[Worker], here: Kubernetes | Unknown, policy: Policy) -> 
             "away": len(gone.get(name, ())),
             "mayBeAway": own.get(name, policy.away),
         }
+        if name in known and (elastic := known[name].elastic):
+            found[name] |= {"wanted": known[name].status.wanted, "min": elastic.least, "max": elastic.most}
     return found
 
 
@@ -92,7 +95,8 @@ def lines(said: Mapping[str, Any]) -> Iterator[str]:
         yield f"{one['name']:24} {where:24} {state}"
     for name, one in said["pools"].items():
         states = ", ".join(f"{many} {state}" for state, many in one["states"].items())
-        yield f"pool {name}: {one['workers']} workers: {states}; {one['away']} of {one['mayBeAway']} away"
+        sizes = f" of {one['min']} to {one['max']}, {one['wanted']} wanted" if "max" in one else ""
+        yield f"pool {name}: {one['workers']} workers{sizes}: {states}; {one['away']} of {one['mayBeAway']} away"
     for one in said["machines"]:
         if one["goal"] != "up" or one.get("why") or one["state"] != "TakesJobs" or one.get("repeats"):
             repeats = f"{one['repeats']} verdicts" if one.get("repeats") else ""

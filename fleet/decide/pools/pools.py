@@ -10,6 +10,7 @@ from fleet import words
 from fleet.decide.actions import Action, Adopt, CreatePod, Evict, NotePool, Tell
 from fleet.decide.causes import LEAVE, OF_POOL, of_node, silent_for
 from fleet.decide.pools import ended
+from fleet.decide.pools.elastic import SURPLUS, Sized, sized
 from fleet.decide.pools.turns import Stale, is_to_go, turns
 from fleet.policy import Policy
 from fleet.words import plain
@@ -32,41 +33,61 @@ class Pools:
     most: Mapping[str, int] = field(default_factory=dict)
     missing: Mapping[str, frozenset[str]] = field(default_factory=dict)
     actions: tuple[Action, ...] = ()
+    # Those that nobody misses: their pools have shrunk.
+    spare: frozenset[str] = frozenset()
+    fed: Mapping[str, float] = field(default_factory=dict)
 
     def room(self, worker: Worker, away: int, policy: Policy) -> bool:
         """`away`: so many others of its pool are there, and not well."""
         label = worker.pod.pool
+        if worker.name in self.spare:
+            return True
         if label in self.most and not worker.pod.ready:
             return True  # it is missed already
         return away + len(self.missing.get(label, ())) < self.most.get(label, policy.away)
 
 
-def pools(workers: Iterable[Worker], kubernetes: Kubernetes, slurm: Slurm, now: float, policy: Policy) -> Pools:
-    everyone = list(workers)
+def pools(
+    workers: Iterable[Worker],
+    kubernetes: Kubernetes,
+    slurm: Slurm,
+    now: float,
+    policy: Policy,
+    fed: Mapping[str, float] | None = None,
+) -> Pools:
+    """`fed`: since when jobs have had enough of idle nodes."""
+    everyone, fed = list(workers), fed or {}
     if kubernetes.unsure:
-        return Pools({one.name: _before(one) for one in everyone}, unsure=True)
+        return Pools({one.name: _before(one) for one in everyone}, unsure=True, fed=fed)
     if kubernetes.pools and kubernetes.sets is None:
         tells = [Tell(name, "pool", UNKNOWN) for name in kubernetes.pools]
-        return Pools({one.name: _before(one) for one in everyone}, unsure=True, actions=tuple(tells))
+        return Pools({one.name: _before(one) for one in everyone}, unsure=True, actions=tuple(tells), fed=fed)
     causes: dict[str, Causes] = {}
     most: dict[str, int] = {}
     missing: dict[str, frozenset[str]] = {}
     actions: list[Action] = []
-    refused = refusals(kubernetes)
-    for pool in (kubernetes.pools or {}).values():
-        if pool.deleting:
-            continue
+    spare: set[str] = set()
+    known = [one for one in (kubernetes.pools or {}).values() if not one.deleting]
+    refused, sets = refusals(kubernetes), kubernetes.sets or {}
+    working = (one for one in known if one.name not in sets and one.name not in refused)
+    sizes, fed = sized(working, everyone, kubernetes, slurm, fed, now)
+    for pool in known:
         if why := refused.get(pool.name):
             actions += [Tell(pool.name, "pool", why), *Here(pool, kubernetes, everyone, now, policy).note(why)]
             continue
-        if pool.name in (kubernetes.sets or {}):
+        if pool.name in sets:
             actions.append(Tell(pool.name, "pool", "none of its pods is touched: a StatefulSet of its name makes them"))
             continue
-        here = Here(pool, kubernetes, everyone, now, policy)
-        causes |= turns(pool, here.stale, len(here.away | here.not_back), slurm, now, policy)
+        size = sizes.get(pool.name)
+        here = Here(pool, kubernetes, everyone, now, policy, size)
+        causes |= turns(pool, here.in_turn(), len(here.away | here.not_back), slurm, now, policy)
+        if size is not None:
+            causes |= {name: {SURPLUS: why} for name, why in size.going.items()}
+            spare |= size.going.keys()
+            actions += size.tells
         most[pool.label], missing[pool.label] = pool.most, here.missing
         actions += [*here.never_placed(slurm), *here.ended(slurm), *here.to_come(), *here.note()]
-    return Pools(causes, False, most, missing, tuple(actions))
+    return Pools(causes, False, most, missing, tuple(actions), frozenset(spare), fed)
 
 
 def refusals(kubernetes: Kubernetes) -> Mapping[str, str]:
@@ -74,13 +95,17 @@ def refusals(kubernetes: Kubernetes) -> Mapping[str, str]:
     labels: dict[str, str] = {}
     names: dict[str, str] = {}
     refused: dict[str, str] = {}
+    elastic: list[WorkerPool] = []
     for pool in sorted((kubernetes.pools or {}).values(), key=lambda one: (one.created, one.uid)):
         wanted = kubernetes.wanted.get(pool.name, {})
         if pool.label in labels:
             refused[pool.name] = f"none of its pods is touched: {labels[pool.label]}, older, has its label {pool.label}"
-        elif both := next((name for name in wanted if name in names), ""):
+        elif both := next((name for name in wanted if name in names), "") or next(filter(pool.may_have, names), ""):
             refused[pool.name] = f"none of its pods is touched: {names[both]}, older, has {both} too"
+        elif other := next((one for one in elastic if any(map(one.may_have, wanted))), None):
+            refused[pool.name] = f"none of its pods is touched: {other.name}, older, may have one of their names"
         else:
+            elastic += [pool] if pool.elastic else []
             labels[pool.label] = pool.name
             names |= dict.fromkeys(wanted, pool.name)
     return refused
@@ -96,10 +121,17 @@ class Here:
     """One pool, as it is."""
 
     def __init__(
-        self, pool: WorkerPool, kubernetes: Kubernetes, everyone: list[Worker], now: float, policy: Policy
+        self,
+        pool: WorkerPool,
+        kubernetes: Kubernetes,
+        everyone: list[Worker],
+        now: float,
+        policy: Policy,
+        size: Sized | None = None,
     ) -> None:
         self.pool, self.kubernetes, self.now, self.policy = pool, kubernetes, now, policy
-        self.names = kubernetes.wanted.get(pool.name, {})
+        self.size = size
+        self.names = size.names if size else kubernetes.wanted.get(pool.name, {})
         self.workers = {one.name: one for one in everyone if one.pod.owner == pool.uid}
         self.absent = [name for name in self.names if self._absent(name)]
         self.left = [pod for pod in kubernetes.pods.values() if self._left(pod)]
@@ -136,6 +168,8 @@ class Here:
         if pod.ended:
             return None  # it goes for that
         if pod.name not in self.names:
+            if self.size is not None:
+                return Stale(worker, SURPLUS, self.size.going[pod.name])
             if pool.replicas is not None:
                 return Stale(worker, "surplus", f"{pool.name} has {pool.replicas}")
             # Of a Node that cannot be read nobody knows whether it still matches.
@@ -145,6 +179,10 @@ class Here:
         if not self._old(pod) or (worker.node and not well(worker.node, self.policy, self.now)):
             return None
         return Stale(worker, "update", f"template {pool.hash} of {pool.name}")
+
+    def in_turn(self) -> Iterator[Stale]:
+        """What an elastic pool has too many of nobody misses: it needs no turn."""
+        return (one for one in self.stale if self.size is None or one.kind != SURPLUS)
 
     def never_placed(self, slurm: Slurm) -> Iterator[Evict]:
         """Nothing has ever run in such a pod; what its name's record tells is of the one before."""
@@ -193,7 +231,7 @@ class Here:
         ]
         unwell = sorted((self.away | {*self.absent}) & self.names.keys())
         status = PoolStatus(
-            wanted=len(self.names),
+            wanted=self.size.wanted if self.size else len(self.names),
             replicas=len(mine),
             ready=sum(pod.ready for pod in mine),
             updated=len(updated),
@@ -205,12 +243,20 @@ class Here:
                     "Ready", not unwell, "AllReady", "NotReady", "; ".join([f"not ready: {_few(unwell)}", *over[:1]])
                 ),
                 self._stand("Updated", not left, "AllUpdated", "Refused" if refused else "Updating", left),
+                *self._fits(),
             ),
             adopted=(pool.status.adopted or pool.hash) if taken else "",
             ended=ended.counted(pool.status.ended, self.names, {pod.name: pod for pod in mine}, self.now),
         )
         if status != pool.status:
             yield NotePool(pool.name, pool.version, status)
+
+    def _fits(self) -> Iterator[Stand]:
+        if self.size is not None and self.size.short is not None:
+            word, why = self.size.short
+            yield self._stand("Fits", not word, "Fits", word, why)
+        elif self.size is not None:
+            yield from (one for one in self.pool.status.conditions if one.type == "Fits")
 
     def _left_over(self) -> str:
         surplus = sum(name not in self.names for name in self.workers)

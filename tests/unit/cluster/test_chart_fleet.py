@@ -15,7 +15,9 @@ from fleet.decide.fence import RETURNS
 from fleet.policy import KEYS, OF_MACHINES, Policy, policy_from_json
 from fleet.settings import from_environment
 from fleet.topology.place import NAME, place
+from fleet.world.elastic import Elastic
 from fleet.world.kubernetes import FREE
+from fleet.world.pending import Offer
 from fleet.world.pool import worker_pool
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -151,6 +153,21 @@ def test_a_pool_on_each_node_and_how_long_jobs_keep_a_pod() -> None:
     assert (read.replicas, read.selector, read.most, read.within_s) == (None, {"gpu": "yes"}, 0, 3600.0)
 
 
+def test_a_pool_that_grows_serves_its_partitions_and_its_pods_have_their_rights_by_name() -> None:
+    pools = {"gpu": {"kind": POOL, "elastic": {"min": 0, "max": 3, "idleSeconds": 60}, "gpu": {"count": 8}}}
+    documents = rendered(
+        fleet=OWNED, workers={"pools": {**pools, "cpu": {"replicas": 1}}}, podConditions={"enabled": True}
+    )
+    made = only(documents, POOL, "slurm-gpu")
+    read = worker_pool({**made, "metadata": {**made["metadata"], "uid": "u"}})
+    says = Offer(features=frozenset({"minivm", "gpu"}), gpus=8)
+    assert read.elastic == Elastic(0, 3, 60.0, 30.0, 10, frozenset({"all", "gpu"}), says)
+    (rule,) = only(documents, "Role", "slurm-pod-conditions")["rules"]
+    assert {"slurm-gpu-0", "slurm-gpu-1", "slurm-gpu-2", "slurm-cpu-0"} <= set(rule["resourceNames"])
+    counts = json.loads(only(documents, "ConfigMap", "slurm-config")["data"]["pools.json"])["pools"]
+    assert counts == {"slurm-gpu": 3, "slurm-cpu": 1}, "the controller keeps the records of those that sleep"
+
+
 @pytest.mark.parametrize(
     ("fleet", "wrong", "why"),
     [
@@ -159,6 +176,11 @@ def test_a_pool_on_each_node_and_how_long_jobs_keep_a_pod() -> None:
         (OWNED, {"perNode": True}, "needs a nodeSelector"),
         (OWNED, {"perNode": True, "nodeSelector": {"a": "b"}, "perPodServices": True}, "dynamic nodes"),
         (OWNED, {"perNode": True, "kind": "StatefulSet"}, "needs kind: WorkerPool"),
+        (OWNED, {"elastic": {"min": 3, "max": 2}}, "is more than"),
+        (OWNED, {"elastic": {"min": 0, "max": 2}, "perPodServices": True}, "elastic needs dynamic nodes"),
+        (OWNED, {"elastic": {"min": 0, "max": 2}, "perNode": True, "nodeSelector": {"a": "b"}}, "not with perNode"),
+        (OWNED, {"elastic": {"min": 0, "max": 2}, "kind": "StatefulSet"}, "elastic needs kind: WorkerPool"),
+        (OWNED, {"elastic": {"max": 2}}, "elastic"),
         (OWNED, {"maxUnavailable": "10%"}, "is a number"),
         (OWNED, {"update": {"when": "deadline"}}, "needs deadlineSeconds"),
     ],

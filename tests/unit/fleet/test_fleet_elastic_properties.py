@@ -1,0 +1,184 @@
+"""Random histories of a pool that grows and shrinks, and a fleet that is cut, blind and late in them.
+
+What must never happen the worlds assert at each change: no pod goes that has a job, is named by a reservation, or is
+not drained by the fleet; none has a name beyond max.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet.decide.actions import Change
+from fleet.decide.memory import Memory
+from fleet.policy import Policy
+from tests.fleet_elastic_world import ElasticWorlds
+
+SIZE = 4
+EVENTS: dict[str, Callable[[ElasticWorlds, int], object]] = {
+    "submit": lambda w, n: w.submit(n + 1),
+    "submit what never begins": lambda w, n: w.submit(n + 1, stuck=True),
+    "submit what waits for another": lambda w, n: w.submit(n + 1, reason="Dependency"),
+    "end": lambda w, n: w.is_done(min(w.queue, default=0)),
+    "schedule": lambda w, n: w.schedules(),
+    "kubelets": lambda w, n: w.kubelets(),
+    "seconds": lambda w, n: setattr(w, "now", w.now + 20),
+    "minutes": lambda w, n: setattr(w, "now", w.now + 700),
+    "reserved": lambda w, n: w.reserved.add(f"w-{n}"),
+    "reserved no more": lambda w, n: w.reserved.discard(f"w-{n}"),
+    "template": lambda w, n: w.roll(str(n)),
+    "breaks": lambda w, n: w.broken.add(w.read().hash),
+    "max": lambda w, n: w.elastic_is(max=n + 1, min=min(n, w.read().elastic.least)),  # type: ignore[union-attr]  # it is one
+    "min": lambda w, n: w.elastic_is(min=min(n, w.most)),
+    "none may": lambda w, n: w.roll("1", maxUnavailable=n % 2),
+    "not asked": lambda w, n: setattr(w, "asked", n % 2 == 0),
+    "claims not asked": lambda w, n: setattr(w, "claims", n % 2 == 0),
+}
+OF_ONE: dict[str, Callable[[ElasticWorlds, str], object]] = {
+    "drains": lambda w, name: w.person_drains(name),
+    "resumes": lambda w, name: w.person_resumes(name),
+    "suspends": lambda w, name: w.slurm[name].suspended.update(w.slurm[name].jobs),
+    "pod is not ready": lambda w, name: setattr(w.pods[name], "ready", False),
+    "pod dies": lambda w, name: w.pod_goes(name),
+    "record goes": lambda w, name: None if w.slurm[name].jobs else w.slurm.pop(name),
+    "cordon": lambda w, name: w.cordon(w.pods[name].node),
+}
+LOOKS = ("look", "cut", "sees", "late", "blind to kubernetes", "blind to slurm", "blind to pools")
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            [*EVENTS, *OF_ONE, *LOOKS, *["look"] * 6, "submit", "kubelets", "schedule", "minutes", "kubelets"]
+        ),
+        st.integers(0, SIZE - 1),
+    ),
+    max_size=50,
+)
+
+
+def run(worlds: ElasticWorlds, steps: list[tuple[str, int]]) -> None:
+    seen = worlds.world()
+    for what, number in steps:
+        match what:
+            case "look":
+                seen = worlds.world()
+                worlds.look()
+            case "sees":
+                seen = worlds.world()
+            case "cut":
+                worlds.look(cut=number)
+            case "late":
+                worlds.look(world=seen)
+            case "blind to kubernetes" | "blind to slurm":
+                assert worlds.look(blind=what.rpartition(" ")[2]) == 0
+            case "blind to pools":
+                worlds.look(blind="pools")
+            case what if what in EVENTS:
+                EVENTS[what](worlds, number)
+            case _:
+                name = f"w-{number}"
+                if name in worlds.pods and name in worlds.slurm:
+                    OF_ONE[what](worlds, name)
+
+
+@settings(max_examples=200, deadline=None)
+@given(STEPS, st.integers(0, SIZE), st.integers(0, 2), st.integers(1, 3))
+def test_whatever_happens_no_pod_with_a_job_goes_max_is_never_passed_and_it_ends_at_min(
+    steps: list[tuple[str, int]], size: int, least: int, step: int
+) -> None:
+    worlds = ElasticWorlds(size, Policy(share=1.0), min=least, step=step)
+    run(worlds, steps)
+    worlds.broken.clear()
+    worlds.reserved.clear()
+    worlds.asked = worlds.claims = True
+    for number in list(worlds.queue):
+        worlds.is_done(number)
+    if not worlds.read().most:
+        worlds.roll("1", maxUnavailable=1)
+    worlds.all_well()
+    worlds.now += 3600
+    worlds.all_well()
+    wants = worlds.read().elastic
+    assert wants is not None and len(worlds.pods) == wants.least, (sorted(worlds.pods), wants)
+    assert worlds.updated() == set(worlds.pods), "and all of them of the present template"
+    assert {name for name, node in worlds.slurm.items() if node.drained_by == "fleet"} == worlds.slurm.keys() - set(
+        worlds.pods
+    ), "who is there takes jobs, and who is not gets none"
+
+
+class Killed(Exception):
+    pass
+
+
+class Cut(ElasticWorlds):
+    """Killed once, after so many changes."""
+
+    left = -1
+
+    def perform(self, change: Change) -> None:
+        if self.left == 0:
+            self.left = -1
+            raise Killed
+        self.left -= 1
+        super().perform(change)
+
+    def look_on(self) -> None:
+        quiet = 0
+        for _ in range(80):
+            try:
+                quiet = 0 if self.look() else quiet + 1
+            except Killed:
+                self.memory, quiet = Memory(), 0
+            if quiet == 4:
+                return
+            self.kubelets()
+            self.schedules()
+            self.now += 60
+        raise AssertionError("it never ends")
+
+
+# No story takes so long by itself.
+LONG_S = 100_000
+
+
+def later(worlds: ElasticWorlds) -> None:
+    worlds.now += LONG_S
+
+
+Story = tuple[Callable[[ElasticWorlds], object], ...]
+STORIES: dict[str, Story] = {
+    "grows and shrinks": (
+        lambda w: w.submit(3),
+        lambda w: w.is_done(min(w.queue)),
+        later,
+        lambda w: w.submit(2),
+    ),
+    "is asked again as it goes": (later, lambda w: w.submit(4)),
+    "fewer at most": (lambda w: w.submit(4), lambda w: w.elastic_is(max=2), lambda w: w.is_done(min(w.queue)), later),
+}
+
+
+def ends(story: Story, cut: int, upto: int) -> tuple[object, int]:
+    worlds = Cut(2, idleSeconds=LONG_S)
+    worlds.left = cut
+    worlds.look_on()
+    for event in story[:upto]:
+        event(worlds)
+        worlds.look_on()
+    pods = {name: pod.free for name, pod in worlds.pods.items()}
+    held = {name: (node.drained_by, node.reason if node.drained_by else "") for name, node in worlds.slurm.items()}
+    jobs = {number: len(job.on) for number, job in worlds.queue.items()}
+    status = [(one.type, one.status, one.message) for one in worlds.read().status.conditions]
+    return (pods, held, jobs, status, worlds.read().status.wanted), len(worlds.done)
+
+
+TURNS = [(name, upto) for name, story in STORIES.items() for upto in range(1, len(story) + 1)]
+
+
+@pytest.mark.parametrize(("name", "upto"), TURNS)
+def test_killed_between_any_two_changes_an_elastic_pool_ends_the_same(name: str, upto: int) -> None:
+    wanted, changes = ends(STORIES[name], -1, upto)
+    for cut in range(changes + 1):
+        assert ends(STORIES[name], cut, upto)[0] == wanted, f"cut after {cut} of {changes} changes"
