@@ -137,7 +137,7 @@ def test_a_job_wakes_the_workers_that_it_asks_for_and_idle_ones_go_whenever_the_
         until(lambda: fleet.there() and then(), what, within=within, seen=both.account)  # type: ignore[operator]  # a call
 
     with both.running(cut=2, again=2) as fleet:
-        # Slurm before 25.11 refuses what asks for more nodes than it has seen: so each is seen once.
+        # Slurm 24.11 refuses what asks for more nodes than it has seen: so each is seen once.
         both.size(min=2)
         names = ["slurm-gpu-0", "slurm-gpu-1"]
         waited("both come", lambda: both.there() == names and both.states() == dict.fromkeys(names, "idle"))
