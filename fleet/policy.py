@@ -74,6 +74,8 @@ class Policy:
     share: float = 0.2
     # So many changes in Slurm a pass; the others wait for the next.
     changes: int = 30
+    # What is shown and what is lifted ends nobody's job: so many a second.
+    rate: int = 100
     # So many pods of a pool may be away at a time, those that went by themselves among them.
     away: int = 1
     # The jobs of a pod that is to go have so long until they are requeued; 0: as long as they take.
@@ -134,6 +136,7 @@ def policy(data: Mapping[str, object], file: str = "") -> Policy:
         not_ready_s=reader.seconds("notReady", usual.not_ready_s),
         share=reader.real("share", usual.share, most=1.0),
         changes=reader.number("changes", usual.changes, least=1),
+        rate=reader.number("rate", usual.rate, least=1),
         away=reader.number("away", usual.away),
         leave_within_s=reader.seconds("leaveWithin", usual.leave_within_s),
         gone_s=reader.seconds("gone", usual.gone_s),
@@ -194,6 +197,6 @@ TIERS = 6
 REMEDIES = ("reboot", "replace", "down")
 OF_MACHINES = ("mode", "atOnce", "share", "window", "attempts", "flaps", "verify", "remedies")
 KEYS = (
-    "taints", "going", "conditions", "cordonReasons", "notReady", "share", "changes", "away", "leaveWithin", "gone",
-    "lost", "cordon", "nodeCondition", "fencing", "provider", "dead", "machines", "topology",
+    "taints", "going", "conditions", "cordonReasons", "notReady", "share", "changes", "rate", "away", "leaveWithin",
+    "gone", "lost", "cordon", "nodeCondition", "fencing", "provider", "dead", "machines", "topology",
 )  # fmt: skip

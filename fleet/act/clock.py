@@ -28,7 +28,7 @@ class Clocks:
 
     def __init__(self) -> None:
         self.apart: dict[str, float] = {}
-        self.renewed = False  # ours was taken anew: what is remembered is of another hour
+        self._renewed = False
 
     def http(self, began: float, date: str | None) -> None:
         """The API server's, by a header of its answer; `began`: when it was asked, monotonic."""
@@ -41,11 +41,16 @@ class Clocks:
         wall = time.time()
         if self.wrong(KUBERNETES) and abs(apart(wall - passed, wall, said)) <= MOST_S:
             global _began
-            _began, self.renewed = wall - time.monotonic(), True
+            _began, self._renewed = wall - time.monotonic(), True
             self.heard(KUBERNETES, began, said)
 
     def heard(self, who: str, began: float, said: float) -> None:
         self.apart[who] = apart(_began + began, steady(), said)
+
+    def anew(self) -> bool:
+        """Whether ours was taken anew since this was asked last: what is remembered is of another hour."""
+        found, self._renewed = self._renewed, False
+        return found
 
     def wrong(self, who: str) -> bool:
         return abs(self.apart.get(who, 0.0)) > MOST_S

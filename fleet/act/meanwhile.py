@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 # News come in crowds.
 PAUSE_S = 0.2
+# Fewer than threads that ask Slurm: whoever is hurried for has one.
+HANDS = 4
 
 
 async def meanwhile(look: Coroutine[Any, Any, T], news: asyncio.Event, hurry: Callable[[], Awaitable[None]]) -> T:
@@ -28,3 +31,18 @@ async def meanwhile(look: Coroutine[Any, Any, T], news: asyncio.Event, hurry: Ca
         return await looking
     finally:
         looking.cancel()
+        await asyncio.wait([looking])  # a change that is begun is seen to its end
+
+
+async def at_once(works: Iterable[Callable[[], Awaitable[None]]], rate: float) -> None:
+    """Several at a time, and so many a second. Whoever cancels it waits until those that are begun have ended."""
+    hands, begun = asyncio.Semaphore(HANDS), time.monotonic()
+
+    async def one(number: int, work: Callable[[], Awaitable[None]]) -> None:
+        async with hands:
+            await asyncio.sleep(max(0.0, begun + number / rate - time.monotonic()))
+            await work()
+
+    async with asyncio.TaskGroup() as group:
+        for number, work in enumerate(works):
+            group.create_task(one(number, work))

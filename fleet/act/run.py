@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 
 from fleet.act import fencing, machines
@@ -17,7 +18,7 @@ from fleet.act.events import events
 from fleet.act.kubernetes import Api
 from fleet.act.lead import Alone, Lead, Leader
 from fleet.act.look import Look
-from fleet.act.meanwhile import meanwhile
+from fleet.act.meanwhile import at_once, meanwhile
 from fleet.act.pools import pods
 from fleet.act.seen import Seen, name_of
 from fleet.act.shown.pages import Pages
@@ -48,7 +49,7 @@ from fleet.decide.actions import (
     Withdraw,
     deed,
 )
-from fleet.decide.decide import Decision, decide
+from fleet.decide.decide import MANY, Decision, decide
 from fleet.decide.hold import hurried
 from fleet.decide.memory import Memory
 from fleet.errors import FleetError
@@ -89,6 +90,7 @@ class Fleet:
         self._refused = ""
         self._known: tuple[float, Slurm | Unknown] = (0.0, Unknown("not asked yet"))
         self._hurried: set[str] | None = None  # whom for, since all was decided last
+        self._before: set[str] = set()  # and before that: Slurm's answer may be from before it was done
         self._late = False  # something was not as it was seen when it was to be changed
         self._look = Look(api, self.slurm, lambda: self.policy)
 
@@ -147,16 +149,22 @@ class Fleet:
             if fresh or slurm != last or begun - decided >= AT_LEAST_S:
                 last, decided, self._late = slurm, begun, False
                 self._known = (time.monotonic(), slurm)
-                if self.api.clocks.renewed:
-                    self.memory, self.api.clocks.renewed = Memory(), False
-                changed = await self.act(World(kubernetes, slurm, self._look.proven(), self.api.clocks.why()))
+                self.memory = Memory() if self.api.clocks.anew() else self.memory
+                world = World(kubernetes, slurm, self._look.proven(), self.api.clocks.why())
+                # Of what is hurried for from here on the next look decides.
+                self._before, self._hurried = self._hurried or set(), None
+                changed = await meanwhile(self.act(world), self._news, self._hurry)
                 # What has changed meanwhile need not be news by itself.
                 last = None if self._late else last
-                self._hurried = None
+            # Slurm is asked for no more than half of the time, whatever is heard: its answers to changes would be late.
+            pause = 0.0 if isinstance(slurm, Unknown) else min(took, AT_LEAST_S)
+            await meanwhile(asyncio.sleep(pause), self._news, self._hurry)
+            if self._hurried is not None:
+                continue
             # What we have changed ourselves comes back as news. One that does not answer has no work with us; and where
             # that is because its machine is dead, time alone makes the difference.
             seldom = AT_LEAST_S if isinstance(slurm, Unknown) else 3 * took
-            await self._wait(SOON_S if changed else max(EVERY_S, seldom))
+            await self._wait(SOON_S if changed else max(EVERY_S, seldom) - pause)
 
     async def _wait(self, most: float) -> None:
         # No `wait_for`: until Python 3.12 it forgets who cancels it in the turn in which the news come.
@@ -174,11 +182,10 @@ class Fleet:
         done: list[Change | Tell] = []
         drains = hurried(world, self.memory.marks, steady(), self.policy)
         most = self.policy.changes - len(self._hurried)
-        for change in islice((one for one in drains if one.name not in self._hurried), max(0, most)):
+        for change in islice((one for one in drains if one.name not in self._hurried | self._before), max(0, most)):
             if not self.leader.holds():
                 return
             self._hurried.add(change.name)
-            self.seen.turned = time.monotonic()
             try:
                 done += [change] if await self._perform(change, self.beside) else []
             except FleetError:
@@ -189,21 +196,19 @@ class Fleet:
         """Whatever is to be done now; how much was."""
         self._reread()
         now = steady()
-        decision = decide(world, self.memory, now, self.policy)
+        # It takes long where there are many, and is no reason to keep a person's cordon waiting.
+        decision = await asyncio.to_thread(decide, world, self.memory, now, self.policy)
         self.memory = decision.memory
         self.seen.looked(world, decision.stands)
         self.watch.saw(world, decision)
         done: list[Change | Tell] = []
         tried: list[Change] = []
         failed: dict[Key, str] = {}
-        for one in decision.news:
-            self.say(in_words(one))
-        for change in decision.changes:
-            if not self.leader.holds():
-                break
-            if isinstance(change, Drain) and change.name in (self._hurried or ()):
-                continue  # done already, and Slurm's answer may be from before
-            self.seen.turned = time.monotonic()
+
+        async def attempt(change: Change) -> None:
+            done_already = isinstance(change, Drain) and change.name in self._before | (self._hurried or set())
+            if done_already or not self.leader.holds():
+                return
             tried.append(change)
             try:
                 if await self._perform(change):
@@ -211,6 +216,13 @@ class Fleet:
             except FleetError as error:
                 self.seen.failed[name_of(change)] += 1
                 failed[deed(change)] = f"{in_words(change)}: {error}"
+
+        for one in decision.news:
+            self.say(in_words(one))
+        for change in decision.changes:
+            if not isinstance(change, MANY):
+                await attempt(change)
+        await at_once([partial(attempt, one) for one in decision.changes if isinstance(one, MANY)], self.policy.rate)
         told = {one.text for one in self.memory.refused.values()}
         for text in sorted({*failed.values()} - told):
             self.say(text)
@@ -241,7 +253,7 @@ class Fleet:
         self._refused = said
 
     async def _perform(self, change: Change, slurm: SlurmRest | None = None) -> bool:
-        self._made += 1
+        self._made, self.seen.turned = self._made + 1, time.monotonic()
         if self._made == self.settings.cut:
             os.kill(os.getpid(), signal.SIGKILL)
         if isinstance(change, Drain | Undrain | Remove | Forget | Place):

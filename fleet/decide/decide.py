@@ -15,10 +15,12 @@ from fleet.decide.actions import (
     HideOnNode,
     Make,
     NotePool,
+    Protect,
     Record,
     ShowOnNode,
     ShowOnPod,
     Tell,
+    Undrain,
     deed,
 )
 from fleet.decide.budget import Budget, admitted, away, budget
@@ -39,8 +41,9 @@ from fleet.world.world import Unknown, Worker, World
 
 # What is only shown or made anew comes last: where nobody may write it, it must not keep a drain from its turn.
 LAST = (ShowOnPod, ShowOnNode, HideOnNode, Make, Record, Place, CreatePod, Adopt, NotePool)
-
-
+# No job ends by these: there may be many at a time, and they do not wait for one another.
+MANY = (Undrain, Protect, ShowOnPod, ShowOnNode, HideOnNode)
+LOOK_S = 3.0
 # So often a minute what is told about one thing may be another sentence.
 MINUTE_S, NEWS = 60.0, 8
 
@@ -83,10 +86,15 @@ def decide(world: World, memory: Memory, now: float, policy: Policy) -> Decision
     # What was refused (a quota, a budget, a policy) is not tried again at once: it is the others' turn.
     changes = [one for one in changes if not _waits(refused.get(deed(one)), now)]
     changes.sort(key=lambda change: (isinstance(change, LAST), deed(change) in refused))
-    if len(changes) > policy.changes:
-        tells.append(Tell("fleet", "rate", f"more than {policy.changes} changes are due: the rest follow"))
+    most, many = policy.changes, int(policy.rate * LOOK_S)
+    careful = [change for change in changes if not isinstance(change, MANY)]
+    light = [change for change in changes if isinstance(change, MANY)]
+    if len(careful) > most or len(light) > many:
+        tells.append(
+            Tell("fleet", "rate", f"more than {most if len(careful) > most else many} changes are due: the rest follow")
+        )
     absent = {node.name: memory.absent.get(node.name, now) for node in gone.awake(world)}
-    made = tuple(changes[: policy.changes])
+    made = (*careful[:most], *light[:many])
     missed = lost.remembered(world, memory.lost, made, now)
     marks = _marks(memory, world, kubernetes, now, policy, known, rolls)
     moved = place.remembered(world.workers(), memory.moved, now) if policy.topology.tiers else {}

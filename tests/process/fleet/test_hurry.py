@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from fleet.act import run as loop
+from fleet.act.meanwhile import HANDS
 from fleet.act.run import Fleet
 from fleet.settings import Settings
 from tests.process.fleet.test_cache import Query, Server, Write, node, page, until
@@ -79,6 +80,85 @@ def test_who_answers_one_hurried_drain_with_an_error_is_not_asked_for_the_others
 
     tried = asyncio.run(whole())
     assert len(tried) == len(refused) == 1
+
+
+def test_a_cordon_does_not_wait_until_all_else_is_done(server: Server, rest: Rest, settings: Settings) -> None:
+    """What is shown on ten thousand pods and Nodes takes minutes, and a server may take long for each."""
+    ends = threading.Event()
+    drained: list[bool] = []
+    begun = threading.Event()
+
+    def changes(method: str, path: str, body: object) -> int:
+        if path.endswith("w0/status"):
+            begun.set()
+            ends.wait(60)
+        return 200
+
+    def answers(method: str, path: str) -> tuple[int, bytes]:
+        drained.extend([ends.is_set()] if method == "POST" else [])
+        return nodes(*({**SLURM, "name": f"w{number}"} for number in range(2)))
+
+    def watches(query: Query, write: Write) -> None:
+        begun.wait(60)
+        write({"type": "MODIFIED", "object": node("n1", 2, cordoned=True)})
+        server.hold(query, write)
+
+    unshown = {**pod(0), "status": {}}
+    server.pods, server.changes = [unshown, pod(1)], changes
+    rest.answers, server.watches = answers, watches
+    server.lists = lambda query: page(node("n0"), node("n1"))
+
+    async def whole() -> None:
+        async with server.api() as api:
+            fleet = Fleet(settings, api, lambda words: None)
+            task = asyncio.create_task(fleet.run())
+            try:
+                await until(lambda: bool(drained))
+            finally:
+                ends.set()
+                fleet.stop.set()
+                await task
+
+    asyncio.run(whole())
+    assert drained[0] is False, "while that is still on its way"
+
+
+def test_what_ends_no_job_is_done_several_at_a_time_and_not_all_at_once(
+    server: Server, rest: Rest, settings: Settings
+) -> None:
+    now = most = done = 0
+    lock, several = threading.Lock(), threading.Event()
+
+    def changes(method: str, path: str, body: object) -> int:
+        nonlocal now, most, done
+        if path.endswith("/status"):
+            with lock:
+                now += 1
+                most = max(most, now)
+                several.set() if now == HANDS else None
+            several.wait(30)
+            with lock:
+                now, done = now - 1, done + 1
+        return 200
+
+    server.pods, server.changes = [{**pod(number), "status": {}} for number in range(3 * HANDS)], changes
+    rest.answers = lambda method, path: nodes(*({**SLURM, "name": f"w{number}"} for number in range(3 * HANDS)))
+    server.watches = server.hold
+    server.lists = lambda query: page(*(node(f"n{number}") for number in range(3 * HANDS)))
+
+    async def whole() -> None:
+        async with server.api() as api:
+            fleet = Fleet(settings, api, lambda words: None)
+            task = asyncio.create_task(fleet.run())
+            try:
+                await until(lambda: done >= 3 * HANDS)
+            finally:
+                several.set()
+                fleet.stop.set()
+                await task
+
+    asyncio.run(whole())
+    assert most == HANDS
 
 
 class Waits:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from fleet.decide.actions import Drain, ShowOnPod, Undrain
+from fleet.policy import Policy
 from tests.fleet_world import Worlds
 
 SIZE, MANY, WITHIN_S = 100, 30, 60
@@ -54,3 +56,22 @@ def test_when_they_are_back_it_is_over_and_one_that_goes_alone_is_drained_as_eve
     worlds.ready("n7", False)
     assert "pause" not in goes_on(worlds, 2 * WITHIN_S)
     assert [name for name, node in worlds.slurm.items() if node.drained_by == "fleet"] == ["w-7"]
+
+
+def test_what_ends_no_job_does_not_wait_for_the_budget_of_what_may() -> None:
+    worlds = Worlds(SIZE, Policy(changes=10, rate=20), prefix="w-")
+
+    def many(kind: type) -> int:
+        return sum(isinstance(change, kind) for change in worlds.decide(worlds.world()).changes)
+
+    assert many(ShowOnPod) == 60, "of a hundred, at 20 a second and for three"
+    worlds.settle_in()
+    for name in worlds.nodes:
+        worlds.cordon(name)
+    assert many(Drain) == 10
+    worlds.settle_in(most=50)
+    worlds.policy = Policy(changes=10, rate=200)
+    for name in worlds.nodes:
+        worlds.cordon(name, on=False)
+    worlds.look()  # each is protected first
+    assert many(Undrain) == SIZE

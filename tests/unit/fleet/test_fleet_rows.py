@@ -940,9 +940,9 @@ def test_a_pod_that_slurm_does_not_know_is_not_free(worlds: Worlds) -> None:
 
 
 def test_what_nobody_may_show_keeps_no_drain_from_its_turn() -> None:
-    worlds = Worlds(size=5, policy=Policy(changes=2))
+    worlds = Worlds(size=5, policy=Policy(changes=2, rate=1))
     worlds.cordon("n4")
-    assert [type(change) for change in worlds.decide(worlds.world()).changes] == [Drain, ShowOnPod]
+    assert [type(change) for change in worlds.decide(worlds.world()).changes] == [Drain, *[ShowOnPod] * 3]
 
 
 def test_by_policy_a_persons_drain_cordons_and_its_end_uncordons() -> None:
@@ -1016,6 +1016,8 @@ def test_a_node_that_cannot_be_read_is_not_one_without_a_cause(worlds: Worlds) -
 
 def test_so_many_changes_a_pass_and_the_rest_later() -> None:
     worlds = Worlds(size=5, policy=Policy(changes=2))
+    worlds.settle_in()
+    worlds.cordon(*worlds.nodes)
     assert worlds.look() == 2
     assert told(worlds)["fleet", "rate"] == "more than 2 changes are due: the rest follow"
     worlds.settle()
