@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import time
-from collections.abc import Callable
 from functools import partial
 from itertools import islice
 
@@ -16,7 +16,7 @@ from fleet.act.cache import Cache
 from fleet.act.clock import steady
 from fleet.act.events import events
 from fleet.act.kubernetes import Api
-from fleet.act.lead import Alone, Lead, Leader
+from fleet.act.lead import Alone, Lead, Leader, Say
 from fleet.act.look import Look
 from fleet.act.meanwhile import at_once, meanwhile
 from fleet.act.pools import pods
@@ -63,9 +63,7 @@ from init.errors import InitError
 # Slurm is asked so often, and where an answer takes long not more often than a quarter of the time.
 EVERY_S = 1.0
 # Time alone changes something too: a Node has not been ready for long enough.
-AT_LEAST_S = 5.0
-SOON_S = 0.2
-Say = Callable[[str], object]
+AT_LEAST_S, SOON_S = 5.0, 0.2
 
 
 class Fleet:
@@ -96,6 +94,8 @@ class Fleet:
 
     async def run(self) -> None:
         """Until `stop`. Who has ended gives the Lease back when nothing of his is begun any more."""
+        # An answer of Slurm's is a million objects and no circle: a search of them all for one keeps everybody waiting.
+        gc.set_threshold(200_000, 20, 20)
         async with contextlib.AsyncExitStack() as stack:
             if self.settings.http:
                 await stack.enter_async_context(await self._pages().serve(*self.settings.http))
