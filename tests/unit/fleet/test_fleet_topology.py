@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fleet.act.slurm import body
 from fleet.act.words import in_words
 from fleet.decide.actions import Drain
-from fleet.decide.decide import decide
+from fleet.decide.decide import MANY, decide
 from fleet.decide.memory import Memory
 from fleet.policy import Policy, Topology, policy_from_json
 from fleet.topology.file import blocks, conf, tree
@@ -147,7 +147,7 @@ def test_a_machine_that_calls_itself_ever_anew_costs_slurm_few_switches() -> Non
 def test_no_place_keeps_a_drain_from_its_turn() -> None:
     worlds = Worlds(policy=Policy(topology=TREE.topology, changes=1))
     worlds.cordon("n2")
-    (one,) = worlds.decide(worlds.world()).changes
+    (one,) = [change for change in worlds.decide(worlds.world()).changes if not isinstance(change, MANY)]
     assert isinstance(one, Drain)
 
 
