@@ -13,6 +13,7 @@ import pytest
 import yaml
 from kubernetes_asyncio import client
 
+from fleet.act import fencing
 from fleet.act.kubernetes import Api, ApiError
 from fleet.act.lead import ours
 from fleet.act.machines import change
@@ -21,6 +22,7 @@ from fleet.decide.actions import (
     Adopt,
     Cordon,
     CreatePod,
+    Delete,
     Evict,
     Free,
     Make,
@@ -305,6 +307,33 @@ def test_what_pools_need_is_needed_and_is_there_with_them_alone(place: Place) ->
         assert place.asked_as(place.token, "POST", pools, theirs) == 403, "what people want is people's to write"
     finally:
         place.api.merge(where, {"rules": item["rules"]})
+
+
+@pytest.mark.parametrize("pools", [False, True])
+def test_what_giving_a_machine_up_needs_is_needed_and_is_there_for_it_alone(place: Place, pools: bool) -> None:
+    item, worker = place.made["Role", ""], place.uid("namespaces/hpc/pods/slurm-worker-0")
+    found = chart(pools=pools, cordon=True, machines=TREATS, fencing="act")
+    (more,) = [one for one in found if path(one) == path(item)]
+    (rule,) = [number for number, one in enumerate(more["rules"]) if "delete" in one["verbs"]]
+    assert more["rules"][rule]["resources"] == ["pods"]
+
+    async def deleted(api: Api) -> None:
+        # Of another pod of this name, so that this one stays: a right is asked for before that is seen.
+        await fencing.change(api, Delete("slurm-worker-0", "another", "n0", place.uid("nodes/n0")[1]))
+
+    where = path(item, item["metadata"]["name"])
+    assert place.do(deleted) == 403, "unless machines are given up there is none of it"
+    place.api.merge(where, {"rules": more["rules"]})
+    try:
+        until(partial(_answers, place, deleted, 200), "with it this is done")
+        with place.without(more, rule, "delete"):
+            until(partial(_answers, place, deleted, 403), "without it this is refused")
+        others = "/api/v1/namespaces/hpc/pods/notebook"
+        if not pools:
+            assert place.asked_as(place.token, "DELETE", others) == 403, "no pod that is not of the release"
+    finally:
+        place.api.merge(where, {"rules": item["rules"]})
+    assert place.uid("namespaces/hpc/pods/slurm-worker-0") == worker
 
 
 async def _listed(api: Api, kind: str, *, watch: bool = False) -> None:
