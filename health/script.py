@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import FrameType
 
 OUTPUT_LIMIT = 64 * 1024
 GRACE_S = 1.0
@@ -22,6 +23,8 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/
 # Beside SLURM_* and MINIVM_*: which GPUs the job has.
 PASSED = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 
+# Where what a fork gives goes, in the fork: not where everything goes that is printed in it.
+GIVEN = 3
 UNFIT = 80  # with which a script says that it is the node that is unfit
 # Before each name of a task's own environment, in that of its task prolog.
 JOB_ENV = "MINIVM_JOB_ENV_"
@@ -36,6 +39,10 @@ class Outcome:
     err: str = ""
     # Why it is the script that is wrong, and not the node.
     broken: str = ""
+
+
+class _Ended(BaseException):
+    """A fork is told to end. No SystemExit: what loads a check takes that for the check's."""
 
 
 def environment(kind: str, given: Mapping[str, str], commit: str, tree: str, unfit: int) -> dict[str, str]:
@@ -70,12 +77,10 @@ def run(argv: list[str], env: Mapping[str, str], deadline_s: float, unfit: int) 
 def run_here(work: Callable[[], bytes], env: Mapping[str, str], deadline_s: float) -> Outcome:
     """What is Python of ours, without an interpreter of its own: a fork of this process, otherwise run as a script is.
 
-    What `work` gives is its output.
+    What `work` gives is its output; what is printed meanwhile is with its errors.
     """
-    for stream in (sys.stdout, sys.stderr):
-        # What is not out yet would be said twice.
-        with contextlib.suppress(OSError):
-            stream.flush()
+    # What is not out yet would be said twice.
+    _flush()
     return _watch(partial(_fork, work, env), "a fork", deadline_s, UNFIT)
 
 
@@ -109,27 +114,43 @@ def _fork(work: Callable[[], bytes], env: Mapping[str, str], out: int, err: int)
         signal.set_wakeup_fd(-1)
         for number in (*GIVES_UP, signal.SIGINT, signal.SIGALRM, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
+        # It has started others, in groups of their own.
+        signal.signal(signal.SIGTERM, _end)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         # By numbers above those that they go to, so that none is lost on the way.
-        given = (os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC), out, err)
+        given = (os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC), err, err, out)
         for place, fd in enumerate([fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16) for fd in given]):
-            os.dup2(fd, place)
-        os.closerange(3, 1 << 20)
+            os.dup2(fd, place, inheritable=place < GIVEN)
+        os.closerange(GIVEN + 1, 1 << 20)
         os.environ.clear()
         os.environ.update(env)
         said = memoryview(work())
         while said:
-            said = said[os.write(1, said) :]
+            said = said[os.write(GIVEN, said) :]
         code = 0
+    except _Ended:
+        pass
     except BaseException:
         import traceback
 
         traceback.print_exc()
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError):
-                stream.flush()
-        os._exit(code)
+        # Whatever was done to the streams: who came back from here would go on as a second one of us.
+        try:
+            _flush()
+        finally:
+            os._exit(code)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise _Ended
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        # One that was closed says so by a ValueError.
+        with contextlib.suppress(Exception):
+            stream.flush()
 
 
 def _watch(start: Callable[[int, int], int], name: str, deadline_s: float, unfit: int) -> Outcome:

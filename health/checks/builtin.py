@@ -11,6 +11,7 @@ import ctypes
 import os
 import re
 import select
+import signal
 import threading
 import time
 from collections import deque
@@ -129,14 +130,10 @@ def _ask(paths: list[str]) -> tuple[dict[str, str], float]:
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        os.close(reader)
-        os.setsid()
-        for path in paths:
-            threading.Thread(target=_statvfs, args=(path, writer), daemon=True).start()
-        for thread in threading.enumerate():
-            if thread is not threading.current_thread():
-                thread.join(MOUNT_DEADLINE_S * 4)
-        os._exit(0)
+        try:
+            _ask_each(paths, writer)
+        finally:
+            os._exit(0)
     os.close(writer)
     text, deadline = b"", time.monotonic() + MOUNT_DEADLINE_S
     while (left := deadline - time.monotonic()) > 0 and select.select([reader], [], [], left)[0]:
@@ -162,6 +159,19 @@ def _ask(paths: list[str]) -> tuple[dict[str, str], float]:
         with contextlib.suppress(OSError):
             write_whole(ABANDONED_MOUNTS, "\n".join([str(child), *(path for path in paths if path not in states)]))
     return states, waited
+
+
+def _ask_each(paths: list[str], writer: int) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.setsid()
+    # It may hang for ever, and what it held with it: a lock of the round's is locked until its last copy is closed.
+    os.closerange(3, writer)
+    os.closerange(writer + 1, 1 << 20)
+    for path in paths:
+        threading.Thread(target=_statvfs, args=(path, writer), daemon=True).start()
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread():
+            thread.join(MOUNT_DEADLINE_S * 4)
 
 
 def _statvfs(path: str, writer: int) -> None:

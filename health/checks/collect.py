@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -113,8 +113,8 @@ def _run_all(
 ) -> list[tuple[str, str, Capture]]:
     done: list[tuple[str, str, Capture]] = []
     waiting = list(reversed(commands))
-    with selectors.DefaultSelector() as selector:
-        running: dict[int, _Running] = {}
+    running: dict[int, _Running] = {}
+    with selectors.DefaultSelector() as selector, _ended_with_us(running):
         while waiting or running:
             while waiting and len(running) < AT_ONCE:
                 name, label, command, argv = waiting.pop()
@@ -149,12 +149,29 @@ def _run_all(
                 entry.output += chunk[: LIMIT + 1 - len(entry.output)]
                 if not chunk:
                     selector.unregister(key.fileobj)
-                    done.append(_finish(running.pop(key.fd), stuck))
+                    done.append(_finish(entry, stuck))
+                    del running[key.fd]
             for fd in [fd for fd, entry in running.items() if time.monotonic() >= entry.deadline]:
-                entry = running.pop(fd)
                 selector.unregister(fd)
-                done.append(_give_up(entry, stuck))
+                done.append(_give_up(running[fd], stuck))
+                del running[fd]
     return done
+
+
+@contextlib.contextmanager
+def _ended_with_us(running: Mapping[int, _Running]) -> Iterator[None]:
+    """A round may be cut before its programs' deadlines are over, and each of them has a session of its own."""
+    try:
+        yield
+    finally:
+        for entry in running.values():
+            if entry.process.returncode is None:
+                _kill(entry.process.pid)
+
+
+def _kill(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
 
 
 def _finish(entry: _Running, stuck: dict[str, int]) -> tuple[str, str, Capture]:
@@ -176,8 +193,7 @@ def _finish(entry: _Running, stuck: dict[str, int]) -> tuple[str, str, Capture]:
 
 def _give_up(entry: _Running, stuck: dict[str, int]) -> tuple[str, str, Capture]:
     waited = kept_waiting(entry.process.pid)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(entry.process.pid, signal.SIGKILL)
+    _kill(entry.process.pid)
     try:
         entry.process.wait(0.5)
     except subprocess.TimeoutExpired:

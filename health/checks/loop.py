@@ -67,7 +67,7 @@ def _perform(tree: Path, commit: str, asked: Asked) -> bytes:
 
 
 def anything_due(now: float) -> bool:
-    """Whether a round would run a check: a few small files to read, where the round is an interpreter to start."""
+    """Whether a round would run a check: a few small files to read, where the round is a fork and loads each check."""
     places = Places.from_environment()
     boot = boot_id()
     index = read_index(places.index)

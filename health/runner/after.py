@@ -23,6 +23,7 @@ class After:
         self._owed_at: float | None = None
         self._pid = 0
         self._last = float("-inf")
+        self._put_off = False
 
     @property
     def is_owed(self) -> bool:
@@ -40,7 +41,12 @@ class After:
         return self._owed_at is not None and not self._pid and now >= self._owed_at
 
     def began(self, pid: int, now: float) -> None:
-        self._pid, self._owed_at, self._last = pid, None, now
+        self._pid, self._owed_at, self._last, self._put_off = pid, None, now, False
+
+    def put_off(self, now: float) -> bool:
+        """It could not begin, and is owed still. Whether that is new."""
+        first, self._put_off, self._owed_at = not self._put_off, True, now + APART_S
+        return first
 
     def ended(self, pid: int) -> None:
         if pid == self._pid:

@@ -99,8 +99,12 @@ class Server:
             self.look()
         self.hands.rest(now)
         if self.after.is_due(now):
-            gate.prepare()
-            self._fork(self.after.work, lambda pid: self.after.began(pid, now))
+            try:
+                gate.prepare()
+                self._fork(self.after.work, lambda pid: self.after.began(pid, now))
+            except OSError as error:
+                if self.after.put_off(now):
+                    self._tell(f"cannot look at the node after a job, and tries again: {error}")
 
     def look(self) -> None:
         """Reads what has changed, so that no run has to; whatever is wrong with it, each run finds out by itself."""

@@ -186,6 +186,30 @@ def test_a_mount_that_does_not_answer_is_called_hung_after_its_deadline() -> Non
     assert next(line for line in done.stdout.splitlines() if line.startswith("hung")).endswith(" /")
 
 
+def test_who_hangs_on_a_mount_holds_no_lock_of_rounds(tmp_path: Path) -> None:
+    code = f"""
+import os
+import health.checks.builtin as builtin
+from health.checks.notes import one_round
+from health.places import Places
+from pathlib import Path
+builtin.ABANDONED_MOUNTS = Path({str(tmp_path / "abandoned")!r})
+# As the kernel does with a child that waits for a server: no signal ends it.
+real, builtin.os.kill = os.kill, lambda *_: None
+{HUNG}
+"""
+    code = code.replace("text = builtin", "with one_round(places, patient=False) as first:\n    text = builtin")
+    code = code.replace("start = time", f"places = Places(state=Path({str(tmp_path)!r}))\nstart = time")
+    code += """
+child = int(builtin.ABANDONED_MOUNTS.read_text().splitlines()[0])
+with one_round(places, patient=False) as second:
+    print("alone:", first, second, "still hangs:", Path(f"/proc/{child}").exists())
+real(child, 9)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    assert "alone: True True still hangs: True\n" in done.stdout, done.stdout + done.stderr
+
+
 def test_a_mount_that_answers_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health_builtin, "NETWORK_FILE_SYSTEMS", {ROOT_TYPE})
     line = next(line for line in mounts().text.splitlines() if line.endswith(" /") and not line.startswith("other"))

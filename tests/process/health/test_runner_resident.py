@@ -317,6 +317,19 @@ def test_one_look_at_the_node_serves_all_jobs_that_have_ended(world: World) -> N
     assert world.verdict("one")["result"] == "ok"
 
 
+def test_a_runner_that_is_killed_before_the_look_after_a_job_leaves_it_to_the_next(world: World) -> None:
+    world.script("health.d/one.py", CHECK.format(name="one", when="When.EPILOG, When.BACKGROUND"), 0o644)
+    with resident(world) as runner:
+        assert world.run("epilog") == (0, "", "")
+        runner.kill()
+        runner.wait()
+        assert not any(entry["kind"] == "after" for entry in world.records()), "it looks a second later"
+        # A killed one removes nothing; `resident` clears up after the tests.
+        assert (world.root / "runner/socket").exists()
+        with resident(world):
+            until(lambda: any(entry["kind"] == "after" for entry in world.records()), "the node is looked at")
+
+
 LOOKS = """
 import os
 from health.api import Check, Class, When, ok
@@ -324,8 +337,8 @@ CHECK = Check(name="one", about="x", class_=Class.NODE, period_s=3600, sources=(
               when=frozenset({{When.EPILOG}}))
 def parse(inputs):
     fds = [os.readlink(f"/proc/self/fd/{{fd}}").partition(":")[0] for fd in range(3)]
-    # Beside these: the lock of rounds, and this directory.
-    more = [fd for fd in os.listdir("/proc/self/fd") if int(fd) > 4]
+    # Beside these: where its answer goes, the lock of rounds, and this directory.
+    more = [fd for fd in os.listdir("/proc/self/fd") if int(fd) > 5]
     print(*fds, more, "NOTIFY_SOCKET" in os.environ, os.environ["MINIVM_KIND"], file=open({place!r}, "w"))
     print(open("/proc/self/cmdline").read(), file=open({place!r}, "a"))
 def judge(measured, context): return [ok("fine")]

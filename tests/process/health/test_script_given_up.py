@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.process.runner_world import alive
+from tests.waiting import until
+
 ROUNDS = 900
 
 # One thread, as the runner is: in a second one a blocked signal would still be heard.
@@ -55,12 +58,12 @@ from health.script import run_here
 def work():
     if not os.fork():
         time.sleep(600)
-    signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     print("before", flush=True)
     time.sleep(600)
 
 done = run_here(work, {}, 0.5)
-assert (done.code, done.out, done.broken) == (None, "before\\n", "did not end within 0.5 s"), done
+assert (done.code, done.out, done.err, done.broken) == (None, "", "before\\n", "did not end within 0.5 s"), done
 done = run_here(lambda: 1 / 0, {}, 60.0)
 assert done.code == 1 and "ZeroDivisionError" in done.err, done
 done = run_here(lambda: os._exit(3), {}, 60.0)
@@ -85,6 +88,64 @@ def test_a_fork_that_takes_no_signal_breaks_or_floods_is_ended_as_a_script_is(tm
         assert process.returncode == 0, told
     session = [one for one in Path("/proc").glob("[0-9]*/stat") if is_of(one, process.pid)]
     assert not session, "who was started by it is ended, too"
+
+
+# What a check of a site may do to the process that it is loaded into.
+CLOSES = """
+import os, sys
+from health.script import run_here
+
+if sys.argv[1] == "ours":
+    sys.stdout.close()
+try:
+    said = run_here(lambda: (DOES, b"x")[1], {}, 60.0).out
+except Exception as error:
+    # As the loop does, which goes on.
+    said = error
+os.write(os.open("who", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), f"{os.getpid()} {said}\\n".encode())
+"""
+
+
+@pytest.mark.parametrize("does", ["sys.stdout.close()", "setattr(sys, 'stdout', None)", "sys.stderr.close()"])
+@pytest.mark.parametrize("whose", ["theirs", "ours"])
+def test_whatever_is_done_to_the_streams_nobody_comes_back_but_who_has_forked(
+    tmp_path: Path, does: str, whose: str
+) -> None:
+    with subprocess.Popen([sys.executable, "-c", CLOSES.replace("DOES", does), whose], cwd=tmp_path) as process:
+        process.wait(60)
+    assert (tmp_path / "who").read_text() == f"{process.pid} x\n"
+
+
+def test_what_is_printed_in_a_fork_is_not_what_it_gives() -> None:
+    code = """
+import os
+from health.script import run_here
+done = run_here(lambda: (print("debug"), os.system("echo of a program"), b"given")[2], {}, 60.0)
+assert (done.code, done.out, sorted(done.err.split("\\n"))) == (0, "given", ["", "debug", "of a program"]), done
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+LEAVES = """
+from health.api import Command
+from health.checks.collect import collect
+from health.script import run_here
+
+# Both at once: one that goes on with nothing more to say, and one that says nothing.
+CODE = "echo $$ > NAME; END exec sleep 600"
+asked = [Command(name, ("sh", "-c", CODE.replace("NAME", os.path.abspath(name)).replace("END", end)), deadline_s=600.0)
+         for name, end in (("quiet", ""), ("closed", "exec > /dev/null 2>&1;"))]
+done = run_here(lambda: collect(asked) and b"", {}, 3.0)
+assert done.broken == "did not end within 3 s", done
+assert done.err == "", done
+"""
+
+
+def test_a_round_that_is_cut_leaves_none_of_the_programs_that_it_asks(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", f"import os{LEAVES}"], cwd=tmp_path, check=True, timeout=60)
+    for name in ("quiet", "closed"):
+        pid = int((tmp_path / name).read_text())
+        until(lambda pid=pid: not alive(pid), f"{name} is ended")  # type: ignore[misc]
 
 
 def is_of(stat: Path, session: int) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import signal
+import socket
 import time
 from pathlib import Path
 
@@ -12,11 +15,14 @@ from gitsync.layout import Layout
 from health.index import Index, Listed, write_index
 from health.places import Places, boot_id
 from health.policy import RunnerPolicy, ScriptPolicy
-from health.runner import gate, plan, record
+from health.runner import fork, gate, plan, record
 from health.runner.after import APART_S, WAIT_S, After
 from health.runner.kept import Kept
 from health.runner.request import MOST, ended, parse
+from health.runner.server import Server
 from health.verdict import Class, Result, Verdict, write_verdict
+
+NONE = "[Errno 11] Resource temporarily unavailable"
 
 
 def test_a_request_is_a_line_and_variables() -> None:
@@ -133,6 +139,36 @@ def test_looks_after_jobs_are_apart_and_owed_until_one_is_over() -> None:
     after.began(9, 111.0)
     after.ended(9)
     assert not after.is_owed
+
+
+def test_a_look_for_which_there_is_no_process_is_owed_until_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(work: object) -> int:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    told: list[str] = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGCHLD, signal.SIGTERM)}
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        try:
+            server = Server(listener, Places(), Layout(tmp_path, tmp_path), told.append)
+            monkeypatch.setattr(server, "look", lambda: None)
+            server.after.owe(time.monotonic() - 60)
+            monkeypatch.setattr(fork, "fork", none)
+            server.turn()
+            assert server.after.is_owed and server.after.times()[0] > time.monotonic(), "with a pause"
+            assert server.after.put_off(time.monotonic() - 60) is False
+            server.turn()
+            assert told == ["cannot look at the node after a job, and tries again: " + NONE]
+            server.after.put_off(time.monotonic() - 60)
+            monkeypatch.setattr(fork, "fork", lambda work: 7)
+            server.turn()
+            assert not server.after.times() and server.after.is_owed, "it is under way"
+        finally:
+            signal.set_wakeup_fd(-1)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
 
 def test_what_a_run_asks_for_is_looked_at_once_also_by_its_fork(tmp_path: Path) -> None:
