@@ -55,17 +55,19 @@ BEGIN = 1_790_000_000.0
 OUT = "node.kubernetes.io/out-of-service"
 # The fleet's own cordon. A machine can write what it likes into its annotations, and no label of this kind.
 OURS = "minivm.node-restriction.kubernetes.io/cordoned"
+MARK = "lab.slurm"  # of the fleet under test
 FENCED = "minivm.node-restriction.kubernetes.io/fenced"
 
 
 def kubernetes(nodes: Iterable[Object], pods: Iterable[Object], sets: Iterable[Object] | None = None) -> Kubernetes:
     """What the API server lists, as the fleet reads it."""
-    read = {kind: Objects(kind) for kind in ("Node", "Pod", "StatefulSet")}
+    read = {kind: Objects(kind, MARK) for kind in ("Node", "Pod", "StatefulSet")}
     for kind, listed in (("Node", nodes), ("Pod", pods), ("StatefulSet", sets or ())):
         for item in listed:
             read[kind].take(item)
     unread = {**read["Node"].unread, **read["Pod"].unread}
-    return together(read["Node"].found, read["Pod"].found, None if sets is None else read["StatefulSet"].found, unread)
+    kept = None if sets is None else read["StatefulSet"].found
+    return together(read["Node"].found, read["Pod"].found, kept, unread, whose=MARK)
 
 
 def stamp(at: float) -> str:
@@ -426,7 +428,7 @@ class Worlds:
                     return
                 seen.cordoned, seen.version = isinstance(change, Cordon), seen.version + 1
                 if isinstance(change, Cordon):
-                    seen.labels[OURS] = "true"
+                    seen.labels[OURS] = MARK
                 else:
                     assert OURS in seen.labels, "a person's cordon is lifted"
                     del seen.labels[OURS]

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fleet.act.kubernetes import WATCH_S, Api, ApiError
@@ -19,7 +20,6 @@ from fleet.world.reading import Object
 from fleet.world.world import Unknown
 
 PARSE: Mapping[str, Callable[[Object], Any]] = {
-    "Node": kubernetes.node,
     "Pod": kubernetes.pod,
     "StatefulSet": kubernetes.stateful_set,
     "Machine": machine,
@@ -33,8 +33,11 @@ PAUSES = (0.5, 1.0, 2.0, 5.0, 10.0)
 class Objects:
     """Those of one kind, read: or why one cannot be."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, whose: str) -> None:
+        """`whose`: the mark of this fleet."""
         self.kind = kind
+        self.whose = whose
+        self._parse = partial(kubernetes.node, whose=whose) if kind == "Node" else PARSE[kind]
         self.found: dict[str, Any] = {}
         self.unread: dict[str, str] = {}
 
@@ -44,7 +47,7 @@ class Objects:
         before = self.found.get(name)
         self.drop(name)
         try:
-            self.found[name] = after = PARSE[self.kind](item)
+            self.found[name] = after = self._parse(item)
         except FleetError as error:
             self.unread[f"{self.kind}/{name}"] = str(error)
             return True
@@ -64,7 +67,7 @@ class Followed:
 
     def __init__(self, api: Api, kind: str, changed: Callable[[], object]) -> None:
         self.api, self.kind, self.changed = api, kind, changed
-        self.now = Objects(kind)
+        self.now = Objects(kind, api.mark)
         self.heard = 0.0  # monotonic; 0: never
         self.why = "not asked yet"
 
@@ -81,7 +84,7 @@ class Followed:
 
     async def list(self) -> str:
         """Whole or not at all: until it is complete, what was there before stays."""
-        listed, version = Objects(self.kind), ""
+        listed, version = Objects(self.kind, self.api.mark), ""
         async for items, version in self.api.list(self.kind):  # noqa: B007 - the last one is used
             for item in items:
                 listed.take(item)
@@ -122,6 +125,7 @@ class Cache:
     def __init__(
         self, api: Api, changed: Callable[[], object] = lambda: None, *, machines: bool = False, pools: bool = False
     ) -> None:
+        self.whose = api.mark
         self.machines = Followed(api, "Machine", changed) if machines else None
         self.pools = Followed(api, "WorkerPool", changed) if pools else None
         self.nodes = Followed(api, "Node", changed)
@@ -142,7 +146,15 @@ class Cache:
         kept, blind = _kept(self.machines, unread)
         pools, unsure = _kept(self.pools, unread)
         return kubernetes.together(
-            dict(nodes.found), dict(pods.found), known, unread, kept, blind=blind, pools=pools, unsure=unsure
+            dict(nodes.found),
+            dict(pods.found),
+            known,
+            unread,
+            kept,
+            blind=blind,
+            pools=pools,
+            unsure=unsure,
+            whose=self.whose,
         )
 
     def counted(self, wall: float | None = None) -> Kubernetes | Unknown:

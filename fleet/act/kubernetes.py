@@ -30,7 +30,7 @@ from fleet.decide.actions import (
     Versions,
 )
 from fleet.errors import FleetError
-from fleet.world.kubernetes import CORDONED, FREE, LABEL, LOST, WORKER, Condition
+from fleet.world.kubernetes import CORDONED, FREE, LABEL, LOST, WORKER, Condition, mark
 
 Object = dict[str, Any]
 ToKubernetes = Free | Protect | Evict | ShowOnPod | ShowOnNode | HideOnNode | Cordon | Uncordon
@@ -70,6 +70,7 @@ class Api:
         self.custom = client.CustomObjectsApi(connection)
         self.leases = client.CoordinationV1Api(connection)
         self.labels = f"{LABEL}/name=minivm,{LABEL}/instance={release}"
+        self.mark = mark(namespace, release)
 
     @classmethod
     async def open(cls, namespace: str, release: str) -> Api:
@@ -235,7 +236,7 @@ class Api:
                     raise
 
     async def _patch_node(self, name: str, uid: str, version: str, spec: Object, why: str | None) -> None:
-        ours = {"labels": {CORDONED: "true" if why else None}, "annotations": {WHY: why}}
+        ours = {"labels": {CORDONED: self.mark if why else None}, "annotations": {WHY: why}}
         metadata = {"uid": uid, "resourceVersion": version, **ours}
         words = {"name": name, "body": {"metadata": metadata, "spec": spec}, "_content_type": MERGE}
         await self.ask(f"cordon or uncordon {name}", (self.core.patch_node, words))

@@ -169,12 +169,11 @@ def _actions(
         # What is not known, or not begun in a pause, is not lifted either.
         if not kubernetes.blind and (goal.up or goal.person or not limits.paused):
             yield from filter(None, [on_node(machine, on, policy, goal.words)])
-        yield from filter(None, [beside(machine, on, policy)])
+        yield from filter(None, [beside(machine, on, policy, kubernetes.whose)])
     if not any(name.startswith("Pod/") for name in kubernetes.unread):
         taken = {pod.node for pod in kubernetes.pods.values()}
-        yield from filter(
-            None, (no_longer(node, policy) for node in kubernetes.nodes.values() if node.name not in taken)
-        )
+        empty = (node for node in kubernetes.nodes.values() if node.name not in taken)
+        yield from filter(None, (no_longer(node, policy, kubernetes.whose) for node in empty))
     yield from rolls.actions
     if known is not None:
         yield from goals.cordons(known)

@@ -38,29 +38,31 @@ def on_pod(worker: Worker) -> Action | None:
     return None if same(wanted, found) else ShowOnPod(worker.pod.name, worker.pod.uid, since(wanted, found))
 
 
-def summary(type_: str, workers: Sequence[Worker]) -> Condition | None:
-    """Of all workers of a Node; None: what Slurm says of one of them is not known."""
+def summary(type_: str, workers: Sequence[Worker], whose: str) -> Condition | None:
+    """Of all workers of a Node, and whose they are; None: what Slurm says of one of them is not known."""
     found = [(worker.name, condition(worker.slurm)) for worker in workers if worker.slurm is not None]
     if len(found) < len(workers):
         return None
     worst = max((one for _, one in found), key=lambda one: WORST.index(one.reason))
     said = "; ".join(f"{name}: {one.reason} {one.message}".rstrip() for name, one in found if one.status != "True")
-    return Condition(type_, worst.status, worst.reason, said[:MOST])
+    return Condition(type_, worst.status, worst.reason, (f"{whose}: {said}" if said else whose)[:MOST])
 
 
-def beside(node: Node, workers: Sequence[Worker], policy: Policy) -> Action | None:
+def beside(node: Node, workers: Sequence[Worker], policy: Policy, whose: str) -> Action | None:
     """The same on the Node, for those who look there: a repair that waits until its machine is drained."""
     if not policy.shows or not workers:
         return None
-    wanted, found = summary(policy.shows, workers), node.conditions.get(policy.shows)
+    wanted, found = summary(policy.shows, workers, whose), node.conditions.get(policy.shows)
     if wanted is None or same(wanted, found):
         return None
     return ShowOnNode(node.name, node.uid, since(wanted, found))
 
 
-def no_longer(node: Node, policy: Policy) -> Action | None:
-    """No worker of ours is on it."""
-    return HideOnNode(node.name, node.uid, policy.shows) if policy.shows in node.conditions else None
+def no_longer(node: Node, policy: Policy, whose: str) -> Action | None:
+    """No worker of ours is on it; another cluster's may be, of which its own fleet tells."""
+    found = node.conditions.get(policy.shows)
+    mine = found is not None and (found.message == whose or found.message.startswith(f"{whose}: "))
+    return HideOnNode(node.name, node.uid, policy.shows) if mine else None
 
 
 def same(wanted: Condition, found: Condition | None) -> bool:

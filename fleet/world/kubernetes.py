@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,8 +16,10 @@ from fleet.world.reading import Object
 # A pod that nothing runs on and that gets nothing: of all others each pool's PodDisruptionBudget allows no eviction.
 FREE = "minivm.io/free"
 LOST = "lost"  # its value where that is because Slurm does not know it
-# A cordon of ours. A machine cannot set a label of this kind: the API server keeps kubelets from it (NodeRestriction).
+# A cordon of a fleet's; its value says whose. A machine cannot set a label of this kind: the API server keeps kubelets
+# from it (NodeRestriction).
 CORDONED = "minivm.node-restriction.kubernetes.io/cordoned"
+ANYBODYS = "true"  # a mark from before marks said whose they are
 # What Kubernetes knows for a machine that is given up; and our label, of the same kind, which says that it was we.
 TAINT = "node.kubernetes.io/out-of-service"
 FENCED = "minivm.node-restriction.kubernetes.io/fenced"
@@ -24,6 +27,7 @@ LABEL = "app.kubernetes.io"
 WORKER = "worker"
 # Phases of a pod that runs no more; and so much of why is kept.
 ENDED, MOST = ("Failed", "Succeeded"), 200
+LONGEST = 63  # of a label's value
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,7 @@ class Node:
     uid: str
     version: str = ""  # resourceVersion: what was seen, for a change that is meant for this and no later state
     cordoned: bool = False
-    ours: bool = False  # labelled so by the fleet: the cordon follows Slurm, and goes with it
+    ours: bool = False  # labelled so by this fleet: the cordon follows Slurm, and goes with it
     fenced: bool = False  # labelled so by the fleet: given up
     taints: tuple[Taint, ...] = ()
     address: str = ""
@@ -97,6 +101,7 @@ class Kubernetes:
     wanted: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     # Objects that are there and could not be read, by kind and name: nothing is concluded from their absence.
     unread: Mapping[str, str] = field(default_factory=dict)
+    whose: str = ""  # the mark of this fleet
 
     def made(self, name: str) -> bool | None:
         """Whether a worker of that name is made, now or again; None: nobody says, or it is none of the release's."""
@@ -134,12 +139,13 @@ def together(
     blind: bool = False,
     pools: Mapping[str, WorkerPool] | None = None,
     unsure: bool = False,
+    whose: str = "",
 ) -> Kubernetes:
     workers = {name: pod for name, pod in pods.items() if pod.component == WORKER}
     others = {name: pod for name, pod in pods.items() if pod.component != WORKER}
     labels = {name: node.labels for name, node in nodes.items()} if pools else {}
     wanted = {name: pool.names(labels) for name, pool in (pools or {}).items()}
-    return Kubernetes(nodes, workers, others, sets, machines, blind, pools, unsure, wanted, unread)
+    return Kubernetes(nodes, workers, others, sets, machines, blind, pools, unsure, wanted, unread, whose)
 
 
 def name_of(item: Object) -> str:
@@ -147,7 +153,13 @@ def name_of(item: Object) -> str:
     return str(metadata.get("name", "?")) if isinstance(metadata, dict) else "?"
 
 
-def node(item: Object) -> Node:
+def mark(namespace: str, release: str) -> str:
+    """Whose a cordon is: several clusters of Slurm may share the Nodes, each with a fleet. A label's value is short."""
+    whose = f"{namespace}.{release}"
+    return whose if len(whose) <= LONGEST else hashlib.sha256(whose.encode()).hexdigest()[:LONGEST]
+
+
+def node(item: Object, whose: str) -> Node:
     metadata = reading.mapping(item.get("metadata"), "metadata")
     spec = reading.mapping(item.get("spec"), "spec")
     status = reading.mapping(item.get("status"), "status")
@@ -157,7 +169,7 @@ def node(item: Object) -> Node:
         uid=reading.text(metadata.get("uid"), "metadata.uid", needed=True),
         version=reading.text(metadata.get("resourceVersion"), "metadata.resourceVersion"),
         cordoned=reading.flag(spec.get("unschedulable"), "spec.unschedulable"),
-        ours=labels.get(CORDONED) == "true",
+        ours=labels.get(CORDONED) in (whose, ANYBODYS),
         fenced=labels.get(FENCED) == "true",
         taints=tuple(taint(one) for one in reading.items(spec.get("taints"), "spec.taints")),
         address=_internal(status.get("addresses")),

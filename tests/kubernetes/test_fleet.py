@@ -268,7 +268,7 @@ def test_a_persons_drain_is_told_shown_and_never_touched(both: Both) -> None:
         both.cordon("w1", "rack 4")
         until(lambda: "w1: drained by others (look at fan 3)" in both.log(), "it is told", seen=both.log)
         until(lambda: both.shown("w1") == "Drained look at fan 3", "and shown", seen=both.log)
-        shown = "Drained w1: Drained look at fan 3"
+        shown = "Drained default.slurm: w1: Drained look at fan 3"
         until(lambda: both.shown_on_node("w1") == shown, "on its Node, too", seen=both.log)
         both.cordon("w2", "rack 4")
         until(lambda: both.reason("w2"), "the other one is drained", seen=both.log)

@@ -136,4 +136,10 @@ def test_a_wrong_policy_is_refused_with_its_field(text: str, words: str) -> None
 
 def test_what_is_refused_says_where() -> None:
     with pytest.raises(FleetError, match=r"cannot read spec\.unschedulable: wanted true or false, not str"):
-        kubernetes.node({**NODE, "spec": {"unschedulable": "true"}})
+        kubernetes.node({**NODE, "spec": {"unschedulable": "true"}}, "lab.slurm")
+
+
+def test_a_mark_says_whose_it_is_and_fits_a_label() -> None:
+    assert kubernetes.mark("lab", "slurm") == "lab.slurm"
+    long = {kubernetes.mark("n" * 40, release * 30) for release in "ab"}
+    assert len(long) == 2 and {len(mark) for mark in long} == {63}

@@ -31,7 +31,7 @@ from fleet.world.slurm import Slurm, slurm_node
 from fleet.world.world import World
 from health.broker import decide as broker
 from init.slurm import node as init_node
-from tests.fleet_world import BEGIN, FENCED, OUT, Worlds
+from tests.fleet_world import BEGIN, FENCED, MARK, OURS, OUT, Worlds
 
 REASON = "minivm: fleet: cordon: node n0 is cordoned"
 
@@ -590,17 +590,25 @@ def test_a_condition_keeps_the_time_of_its_last_transition(worlds: Worlds) -> No
 
 
 def test_slurms_word_is_shown_on_the_node_too_and_goes_with_its_last_worker(worlds: Worlds) -> None:
-    assert worlds.nodes["n0"].condition == ("True", "TakesJobs", "")
+    assert worlds.nodes["n0"].condition == ("True", "TakesJobs", MARK)
     worlds.person_drains("w0")
     worlds.look()
-    assert worlds.nodes["n0"].condition == ("False", "Drained", "w0: Drained look at fan 3")
+    drained = ("False", "Drained", f"{MARK}: w0: Drained look at fan 3")
+    assert worlds.nodes["n0"].condition == drained
     worlds.pods["w1"].node = "n0"
     worlds.settle()
-    assert worlds.nodes["n0"].condition == ("False", "Drained", "w0: Drained look at fan 3"), "of two, the worse"
+    assert worlds.nodes["n0"].condition == drained, "of two, the worse"
     assert worlds.nodes["n1"].condition is None
     worlds.person_resumes("w0")
     worlds.settle()
-    assert worlds.nodes["n0"].condition == ("True", "TakesJobs", "")
+    assert worlds.nodes["n0"].condition == ("True", "TakesJobs", MARK)
+
+
+def test_what_another_clusters_fleet_says_of_a_node_is_left_there(worlds: Worlds) -> None:
+    worlds.pods["w1"].node = "n0"
+    worlds.nodes["n1"].condition = ("False", "Drained", f"{MARK}-2: w7: Drained fan")
+    worlds.settle()
+    assert worlds.nodes["n1"].condition == ("False", "Drained", f"{MARK}-2: w7: Drained fan")
 
 
 def test_of_a_node_one_of_whose_workers_is_not_known_nothing_is_shown(worlds: Worlds) -> None:
@@ -982,6 +990,23 @@ def test_a_persons_cordon_is_not_lifted_with_slurms_drain() -> None:
     worlds.cordon("n0")
     worlds.look()
     assert not changed(worlds.decide(worlds.world()), Cordon, Uncordon)
+
+
+@pytest.mark.parametrize("cordon", [False, True])
+@pytest.mark.parametrize("here", [False, True], ids=["no worker on it", "a worker on it"])
+def test_a_cordon_of_another_clusters_fleet_is_lifted_by_that_one_alone(here: bool, cordon: bool) -> None:
+    worlds = Worlds(policy=Policy(cordon=cordon))
+    if not here:
+        worlds.pods["w0"].node = "n1"
+    worlds.cordon("n0")
+    worlds.nodes["n0"].labels[OURS] = f"{MARK}-2"
+    worlds.settle()
+    assert worlds.nodes["n0"].cordoned
+    assert worlds.slurm["w0"].drained_by == ("fleet" if here else "")
+    # Of a mark from before marks said whose they are.
+    worlds.nodes["n0"].labels[OURS] = "true"
+    worlds.settle()
+    assert worlds.nodes["n0"].cordoned == (not here), "gone where a worker is"
 
 
 def test_a_policy_that_cordons_no_more_takes_its_cordons_back() -> None:
