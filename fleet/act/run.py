@@ -8,47 +8,25 @@ import gc
 import os
 import signal
 import time
+import traceback
 from functools import partial
 from itertools import islice
 
-from fleet.act import fencing, machines
 from fleet.act.cache import Cache
+from fleet.act.change import made
 from fleet.act.clock import steady
 from fleet.act.events import events
 from fleet.act.kubernetes import Api
 from fleet.act.lead import Alone, Lead, Leader, Say
 from fleet.act.look import Look
 from fleet.act.meanwhile import at_once, meanwhile
-from fleet.act.pools import pods
 from fleet.act.seen import Seen, name_of
 from fleet.act.shown.pages import Pages
 from fleet.act.shown.people import People, Watch
 from fleet.act.shown.report import Report, report
 from fleet.act.slurm import SlurmRest, to_its_end
 from fleet.act.words import in_words
-from fleet.decide.actions import (
-    Adopt,
-    Annotate,
-    Change,
-    CreatePod,
-    Delete,
-    Drain,
-    Evict,
-    Fence,
-    Forget,
-    Free,
-    Key,
-    Make,
-    NotePool,
-    Record,
-    Remove,
-    StartJob,
-    Tell,
-    Undrain,
-    Unfence,
-    Withdraw,
-    deed,
-)
+from fleet.decide.actions import Change, Drain, Evict, Forget, Free, Key, Remove, Tell, Undrain, deed
 from fleet.decide.decide import MANY, Decision, decide
 from fleet.decide.hold import hurried
 from fleet.decide.memory import Memory
@@ -216,6 +194,9 @@ class Fleet:
             except FleetError as error:
                 self.seen.failed[name_of(change)] += 1
                 failed[deed(change)] = f"{in_words(change)}: {error}"
+            except Exception:  # a mistake of ours about one thing keeps nothing else from its turn
+                self.seen.failed[name_of(change)] += 1
+                failed[deed(change)] = f"{in_words(change)}: a mistake of the fleet's: {traceback.format_exc(-8)}"
 
         for one in decision.news:
             self.say(in_words(one))
@@ -263,14 +244,8 @@ class Fleet:
             done = False  # somebody has resumed it: it may get a job in this moment
         elif not self.leader.holds():
             done = False  # that took long
-        elif isinstance(change, Fence | Unfence | Delete):
-            done = await fencing.change(self.api, change)
-        elif isinstance(change, Make | Record | Annotate | Withdraw | StartJob):
-            done = await machines.change(self.api, change)
-        elif isinstance(change, CreatePod | Adopt | NotePool):
-            done = await pods.change(self.api, change)
         else:
-            done = await self.api.change(change)
+            done = await made(self.api, change)
         self._late |= not done
         (self.seen.done if done else self.seen.late)[name_of(change)] += 1
         self.say(in_words(change) if done else f"{in_words(change)}: not as it was seen, looked at again")

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, cast
 
 from fleet import crd_pools
 from fleet.errors import FleetError
@@ -126,6 +127,8 @@ def worker_pool(item: Object) -> WorkerPool:
         raise FleetError("read metadata.name", f"{name[:60]!r} is no label of DNS of 40 letters at most")
     template = reading.mapping(spec.get("template"), "spec.template")
     of_pod = reading.mapping(template.get("spec"), "spec.template.spec")
+    if not reading.items(of_pod.get("containers"), "containers"):
+        raise FleetError("read spec.template.spec.containers", "it names no container")
     for container in reading.items(of_pod.get("containers"), "containers"):
         for variable in reading.items(reading.mapping(container, "containers").get("env"), "containers.env"):
             reading.mapping(variable, "containers.env")
@@ -167,8 +170,18 @@ def worker_pool(item: Object) -> WorkerPool:
 
 def hashed(template: Object) -> str:
     """The same for the same words in whatever order: API servers fill in nothing here."""
-    text = json.dumps(template, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:10]
+    return hashlib.sha256(_text(template).encode()).hexdigest()[:10]
+
+
+def copied(template: Object) -> dict[str, Any]:
+    return cast(dict[str, Any], json.loads(_text(template)))
+
+
+def _text(template: Object) -> str:
+    try:
+        return json.dumps(template, sort_keys=True, separators=(",", ":"))
+    except RecursionError:
+        raise FleetError("read spec.template", "it is nested too deeply") from None
 
 
 def _within(update: Object) -> float | None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-from typing import cast
-
 from fleet import crd, crd_pools
 from fleet.act.kubernetes import MERGE, POOLS, Api, ApiError, Object
 from fleet.act.machines import APPLY, CHANGED_MEANWHILE, US
 from fleet.decide.actions import Adopt, CreatePod, NotePool
 from fleet.world.kubernetes import LABEL, WORKER
-from fleet.world.pool import MADE_OF, POOL, TEMPLATE, WorkerPool, written
+from fleet.world.pool import MADE_OF, POOL, TEMPLATE, WorkerPool, copied, written
 
 KIND = {"apiVersion": f"{crd.GROUP}/{crd.VERSION}", "kind": crd_pools.KIND}
 # What a Service of one pod selects by.
@@ -58,7 +55,7 @@ def owner(pool: WorkerPool) -> Object:
 def pod(act: CreatePod, labels: str) -> Object:
     """`labels`: of the release."""
     pool = act.pool
-    template = cast(Object, copy.deepcopy(dict(pool.template)))
+    template = copied(pool.template)
     own, spec = template.get("metadata") or {}, template["spec"]
     said = dict(label.split("=") for label in labels.split(","))
     ours = {f"{LABEL}/component": WORKER, POOL: pool.label, TEMPLATE: pool.hash, OF_ONE: act.name}

@@ -427,3 +427,42 @@ def test_it_ends_when_it_is_to_end_also_in_the_turn_in_which_news_come(
             return ended
 
     assert asyncio.run(whole())
+
+
+def test_a_mistake_about_one_thing_keeps_nothing_else_from_its_turn_and_is_told_once(
+    server: Server, rest: Rest, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each fleet that leads would meet it again: nothing at all would be done any more."""
+    rest.answers = lambda method, path: nodes(SLURM, {**SLURM, "name": "w1"})
+    server.lists, server.watches = (lambda query: page(node("n0"))), server.hold
+    server.pods = [
+        {**POD, "metadata": {**POD["metadata"], "name": name, "uid": name}, "status": {}} for name in ("w0", "w1")
+    ]
+    said: list[str] = []
+    tried = 0
+
+    async def whole() -> None:
+        async with server.api() as api:
+            right = api._show
+
+            async def shows(name: str, *further: Any) -> None:
+                nonlocal tried
+                if name == "w0":
+                    tried += 1
+                    raise KeyError("containers")
+                await right(name, *further)
+
+            monkeypatch.setattr(api, "_show", shows)
+            fleet = Fleet(settings, api, said.append)
+            task = asyncio.create_task(fleet.run())
+            try:
+                await until(lambda: task.done() or tried >= 2)
+                assert not task.done()
+            finally:
+                fleet.stop.set()
+                await asyncio.wait([task])
+
+    asyncio.run(whole())
+    assert any(path.endswith("/w1/status") for _, path, _ in server.asked)
+    (told,) = (words for words in said if "Traceback" in words)
+    assert "w0" in told and "KeyError: 'containers'" in told

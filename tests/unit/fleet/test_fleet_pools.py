@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import replace
 from itertools import pairwise
@@ -236,7 +237,7 @@ def test_a_moment_in_which_no_pod_is_ready_ends_no_more_jobs_than_may_be_away() 
 @pytest.mark.parametrize("affinity", [None, {"nodeAffinity": None}, {"podAffinity": {}}])
 def test_an_affinity_that_says_nothing_is_none(affinity: object) -> None:
     worlds = PoolWorlds(2, per_node=True)
-    worlds.wants_of_it(template={"spec": {"containers": [], "affinity": affinity}})
+    worlds.wants_of_it(template={"spec": {"containers": [{"name": "a"}], "affinity": affinity}})
     made = pod(CreatePod("w-n0", "n0", worlds.read()), "a=b")
     required = made["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     assert required["nodeSelectorTerms"] == [
@@ -247,7 +248,7 @@ def test_an_affinity_that_says_nothing_is_none(affinity: object) -> None:
 @pytest.mark.parametrize("affinity", ["x", {"nodeAffinity": "x"}])
 def test_an_affinity_that_is_none_is_a_sentence(affinity: object) -> None:
     worlds = PoolWorlds(2)
-    worlds.wants_of_it(template={"spec": {"containers": [], "affinity": affinity}})
+    worlds.wants_of_it(template={"spec": {"containers": [{"name": "a"}], "affinity": affinity}})
     with pytest.raises(FleetError, match="affinity"):
         worlds.read()
 
@@ -538,7 +539,11 @@ def test_names_are_those_of_nodes_and_always_a_hosts() -> None:
 def test_a_pod_is_of_its_pool_and_of_its_node_whatever_its_template_says() -> None:
     said: dict[str, Any] = {
         "metadata": {"labels": {"app.kubernetes.io/instance": "others", "x": "y"}, "annotations": {"a": "b"}},
-        "spec": {"hostname": "x", "affinity": {"nodeAffinity": {"a": 1}, "podAffinity": {"b": 2}}, "containers": []},
+        "spec": {
+            "hostname": "x",
+            "affinity": {"nodeAffinity": {"a": 1}, "podAffinity": {"b": 2}},
+            "containers": [{"name": "a"}],
+        },
     }
     pool = worker_pool({"metadata": {"name": "gpu", "uid": "u"}, "spec": {**SPEC, "template": said}})
     made = pod(CreatePod("gpu-n0", "n0", pool), "app.kubernetes.io/name=minivm,app.kubernetes.io/instance=slurm")
@@ -557,6 +562,7 @@ def test_a_pod_is_of_its_pool_and_of_its_node_whatever_its_template_says() -> No
 
 # As it is kept
 
+DEEP: list[Any] = functools.reduce(lambda inner, _: [inner], range(100_000), [])
 SPEC: dict[str, Any] = {"mode": "fixed", "replicas": 1, "template": template("1")}
 
 
@@ -577,7 +583,11 @@ SPEC: dict[str, Any] = {"mode": "fixed", "replicas": 1, "template": template("1"
         {"template": {"spec": {"containers": "x"}}},
         {"template": {"spec": {"containers": ["x"]}}},
         {"template": {"spec": {"containers": [{"env": ["x"]}]}}},
-        {"template": {"metadata": {"labels": {"a": 1}}, "spec": {}}},
+        {"template": {"metadata": {"labels": {"a": 1}}, "spec": {"containers": [{"name": "a"}]}}},
+        {"template": {"spec": {}}},
+        {"template": {"spec": {"containers": None}}},
+        {"template": {"spec": {"containers": []}}},
+        {"template": {"spec": {"containers": [{"name": "a"}], "x": DEEP}}},
     ],
 )
 def test_one_that_is_not_as_promised_is_refused_as_a_whole(wrong: dict[str, Any]) -> None:
