@@ -137,7 +137,8 @@ class PoolWorlds(Worlds):
     def _evicted(self, name: str) -> None:
         pod, node = self.pods[name], self.slurm.get(name)
         if name in self.over:  # the API server asks no budget for it, and waits for no kubelet
-            quiet = node is None or node.down or not node.responds or (node.drained_by and not node.jobs)
+            idle = node is not None and not node.jobs
+            quiet = node is None or node.down or (idle and (node.drained_by or not node.responds))
             assert quiet, "a pod goes whose slurmd is heard, and may have a job"
             self.made_anew.append((name, self.now))
             self.pod_goes(name)

@@ -63,7 +63,11 @@ def ended(
         times = known[pod.uid].times if pod.name in wanted else 1
         said, due = plain(pod.ended), pod.name not in wanted or now >= known[pod.uid].since + pause(times)
         if not over(worker, slurm):
-            yield Tell(pod.name, "ended", f"has ended ({said}), and stays until Slurm does not hear its slurmd either")
+            yield Tell(
+                pod.name,
+                "ended",
+                f"has ended ({said}), and stays until Slurm does not hear its slurmd either, and has no job there",
+            )
         elif due:
             node = worker.slurm
             yield Evict(pod.name, pod.uid, pod.version, said, node.seen if node else None)
@@ -76,6 +80,8 @@ def over(worker: Worker, slurm: Slurm) -> bool:
     node = worker.slurm
     if node is None:
         return worker.name not in slurm.unread
-    if node.down or not node.record.responds:
+    if node.down:
         return True
-    return node.drained and not node.record.busy and slurm.holding(worker.name) == ()
+    # One that is not heard for a moment may have its jobs still.
+    quiet = node.drained or not node.record.responds
+    return quiet and not node.record.busy and slurm.holding(worker.name) == ()

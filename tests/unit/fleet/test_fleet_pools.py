@@ -342,6 +342,7 @@ def test_a_pod_that_has_ended_is_made_anew_and_it_is_said_why(worlds: PoolWorlds
     old = worlds.pods["w-1"].uid
     worlds.starts("w-1")
     worlds.ends("w-1")
+    worlds.slurm["w-1"].down = True
     worlds.look()
     worlds.look()
     worlds.look()
@@ -380,6 +381,27 @@ def test_what_is_said_of_a_pod_that_slurm_hears_makes_nothing_go(worlds: PoolWor
     worlds.turns()
     assert not done(worlds, Evict, CreatePod) and worlds.slurm["w-1"].jobs
     assert "stays until Slurm does not hear" in told(worlds)[("w-1", "ended")]
+
+
+@pytest.mark.parametrize(
+    ("left", "goes"),
+    [
+        ({"jobs": {7}, "responds": False}, False),  # its slurmd is not heard for a moment
+        ({"suspended": {7}, "jobs": {7}, "responds": False}, False),
+        ({"jobs": {7}, "responds": False, "down": True}, True),  # Slurm has given its jobs back
+        ({"responds": False}, True),
+        ({"jobs": {7}, "drained_by": "person"}, False),
+    ],
+)
+def test_one_that_is_said_to_have_ended_keeps_its_jobs_until_slurm_gives_them_up(
+    worlds: PoolWorlds, left: dict[str, Any], goes: bool
+) -> None:
+    worlds.ends("w-1", lie=True)
+    for key, value in left.items():
+        setattr(worlds.slurm["w-1"], key, value)
+    for _ in range(3):
+        worlds.look()
+    assert ("w-1" in done(worlds, Evict)) is goes
 
 
 def test_no_more_pods_that_ended_are_made_anew_at_a_time_than_are_counted() -> None:
