@@ -71,7 +71,7 @@ def decide(world: World, memory: Memory, now: float, policy: Policy) -> Decision
         return _told(memory, tells, tuple(one for one in found if not isinstance(one, Tell)), memory, now)
     tells, changes = doubts, []
     known = goals.goals(world, now, policy)
-    rolls = pools(world.workers(), kubernetes, slurm, now, policy, memory.fed)
+    rolls = pools(world.workers(), _undated(kubernetes) if doubts else kubernetes, slurm, now, policy, memory.fed)
     for action in [
         *_unread(kubernetes, slurm),
         *_actions(world, kubernetes, slurm, memory, now, policy, known, rolls),
@@ -110,6 +110,14 @@ def timeless(policy: Policy) -> Policy:
     never = float("inf")
     within = policy.leave_within_s and never
     return replace(policy, dead_s=never, not_ready_s=never, leave_within_s=within)
+
+
+def _undated(kubernetes: Kubernetes) -> Kubernetes:
+    """The same of pools: "now" is no time that has passed."""
+    never = {
+        name: replace(pool, within_s=pool.within_s and float("inf")) for name, pool in (kubernetes.pools or {}).items()
+    }
+    return replace(kubernetes, pools=None if kubernetes.pools is None else never)
 
 
 def _actions(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from fleet.act.clock import apart
 from fleet.decide.actions import Delete, Drain, Fence, Undrain, Unfence
 from fleet.decide.decide import Decision
 from fleet.policy import Policy
+from tests.fleet_pools_world import PoolWorlds
 from tests.fleet_world import Worlds
 
 WHY = "the API server's clock is behind ours by over 30 s"
@@ -74,3 +76,25 @@ def test_jobs_have_their_time_by_a_clock_that_is_believed() -> None:
     worlds.look()
     assert words.kinds(worlds.slurm["w0"].reason) == {"deadline", "leave"}
     assert not [one for one in doubted(worlds).changes if isinstance(one, Drain | Undrain)], "what is over stays over"
+
+
+@pytest.mark.parametrize(("when", "ends"), [({"when": "deadline", "deadlineSeconds": 3600}, 0), ({"when": "now"}, 1)])
+def test_a_pools_own_deadline_is_of_a_clock_that_is_believed(when: dict[str, Any], ends: int) -> None:
+    worlds = PoolWorlds()
+    worlds.turns()
+    for name in worlds.names:
+        worlds.starts(name)
+    worlds.roll("2", **when)
+    worlds.look()
+    worlds.now += 7200
+
+    def over(decision: Decision) -> int:
+        return sum(isinstance(one, Drain) and "deadline" in words.kinds(one.reason) for one in decision.changes)
+
+    held = sum("deadline" in words.kinds(node.reason) for node in worlds.slurm.values())
+    assert held + over(doubted(worlds)) == ends
+    assert held + over(worlds.decide(worlds.world())) == 1
+    if ends:
+        return
+    worlds.look()
+    assert not [one for one in doubted(worlds).changes if isinstance(one, Undrain)], "what is over stays over"
