@@ -28,6 +28,7 @@ from fleet.decide.causes import causes, silent_for
 from fleet.decide.hold import hold
 from fleet.decide.leave import leave
 from fleet.decide.memory import Memory, Refused, Told
+from fleet.decide.pools import births
 from fleet.decide.pools.pools import Pools, pools
 from fleet.decide.protect import protect
 from fleet.decide.show import beside, no_longer, on_node, on_pod
@@ -71,7 +72,9 @@ def decide(world: World, memory: Memory, now: float, policy: Policy) -> Decision
         return _told(memory, tells, tuple(one for one in found if not isinstance(one, Tell)), memory, now)
     tells, changes = doubts, []
     known = goals.goals(world, now, policy)
-    rolls = pools(world.workers(), _undated(kubernetes) if doubts else kubernetes, slurm, now, policy, memory.fed)
+    # How long a job has waited and a node been idle is not known then, as where Slurm was not asked.
+    here, timed = (_undated(kubernetes), replace(slurm, pending=None)) if doubts else (kubernetes, slurm)
+    rolls = pools(world.workers(), here, timed, now, policy, memory.fed)
     for action in [
         *_unread(kubernetes, slurm),
         *_actions(world, kubernetes, slurm, memory, now, policy, known, rolls),
@@ -85,7 +88,8 @@ def decide(world: World, memory: Memory, now: float, policy: Policy) -> Decision
     refused = {one: why for one, why in memory.refused.items() if one in due}
     # What was refused (a quota, a budget, a policy) is not tried again at once: it is the others' turn.
     changes = [one for one in changes if not _waits(refused.get(deed(one)), now)]
-    changes.sort(key=lambda change: (isinstance(change, LAST), deed(change) in refused))
+    changes = births.in_turn(changes, refused, memory.paces)
+    changes.sort(key=lambda change: (isinstance(change, LAST), deed(change) in refused, isinstance(change, CreatePod)))
     most, many = policy.changes, int(policy.rate * LOOK_S)
     careful = [change for change in changes if not isinstance(change, MANY)]
     light = [change for change in changes if isinstance(change, MANY)]
@@ -97,8 +101,9 @@ def decide(world: World, memory: Memory, now: float, policy: Policy) -> Decision
     made = (*careful[:most], *light[:many])
     missed = lost.remembered(world, memory.lost, made, now)
     marks = _marks(memory, world, kubernetes, now, policy, known, rolls)
+    paces = {name: pace for name, pace in memory.paces.items() if name in (kubernetes.pools or {})}
     moved = place.remembered(world.workers(), memory.moved, now) if policy.topology.tiers else {}
-    return _told(memory, tells, made, Memory({}, absent, missed, marks, moved, refused, rolls.fed), now)
+    return _told(memory, tells, made, Memory({}, absent, missed, marks, moved, refused, rolls.fed, paces), now)
 
 
 def _waits(refused: Refused | None, now: float) -> bool:

@@ -6,12 +6,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from fleet.decide.actions import Change, Key, deed
+from fleet.decide.actions import Change, CreatePod, Key, deed
 from fleet.topology.place import Moved
 from fleet.words import Mark
 
 # What is refused is tried again at the latest after this.
 LONGEST_S = 30.0
+# From so many at a time on nobody counts.
+FASTEST = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +54,29 @@ class Memory:
     refused: Mapping[Key, Refused] = field(default_factory=dict)
     # Since when a job that waits has had as many idle nodes as it asks for.
     fed: Mapping[str, float] = field(default_factory=dict)
+    # How many of a pool's pods are made in a look, since one of them was refused.
+    paces: Mapping[str, int] = field(default_factory=dict)
 
     def tried(self, changes: Iterable[Change], refused: Mapping[Key, str], now: float) -> Memory:
         """`refused`: those of the changes that could not be made, and why."""
-        tried = {deed(change) for change in changes}
-        found = {name: one for name, one in self.refused.items() if name not in tried}
+        tried = tuple(changes)
+        deeds = {deed(change) for change in tried}
+        found = {name: one for name, one in self.refused.items() if name not in deeds}
         for name, text in refused.items():
             times = self.refused[name].times if name in self.refused else 0
             found[name] = Refused(times + 1, text, now + min(LONGEST_S, 2.0 ** min(times, 10)))
-        return replace(self, refused=found)
+        return replace(self, refused=found, paces=self._paces(tried, refused))
+
+    def _paces(self, tried: Iterable[Change], refused: Mapping[Key, str]) -> Mapping[str, int]:
+        """What refuses one of them, a quota, is likely to refuse the next one too: one by one, and where those come
+        twice as many each time."""
+        found = dict(self.paces)
+        made = [one for one in tried if isinstance(one, CreatePod)]
+        for name in {one.pool.name for one in made}:
+            if any(one.pool.name == name and deed(one) in refused for one in made):
+                found[name] = 1
+            elif name in found and found[name] < FASTEST:
+                found[name] *= 2
+            else:
+                found.pop(name, None)
+        return found

@@ -431,6 +431,38 @@ def test_pods_that_cannot_be_made_keep_nothing_else_from_being_done(worlds: Pool
     assert most <= 6, "and each is tried less and less often"
 
 
+def test_a_big_pool_that_has_none_of_its_pods_keeps_no_other_from_its_own_and_asks_seldom(worlds: PoolWorlds) -> None:
+    big = replace(worlds.read(), name="a", uid="pool-a", label="a", replicas=2000)
+    worlds.more["a"], full = big, True
+    worlds.wants_of_it(replicas=5)
+    worlds.left_alone(0)
+    worlds.refuses = lambda change: isinstance(change, CreatePod) and change.name.startswith("a-") and full
+
+    def tries() -> list[str]:
+        return [one.name for one in worlds.decide(worlds.world()).changes if isinstance(one, CreatePod)]
+
+    changes = worlds.decide(worlds.world()).changes
+    assert [one.name for one in changes if isinstance(one, CreatePod)][:3] == ["a-0", "w-4", "a-1"]
+    assert {one.name for one in changes if isinstance(one, NotePool)} == {"a", "w"}
+    asked = tries()
+    worlds.look()
+    worlds.look()
+    assert "w-4" in worlds.pods and done(worlds, Adopt) == ["w-0"]
+    for _ in range(30):
+        (name,) = tries()
+        asked.append(name)
+        worlds.look()
+        worlds.now += 1
+    assert len({*asked}) == len(asked), "one at a time, and another one each time"
+    full = False
+    paces: list[int] = []
+    while len(paces) < 6:
+        changes = worlds.decide(worlds.world()).changes
+        paces.append(len([one for one in changes if isinstance(one, CreatePod)]))
+        worlds.memory = worlds.memory.tried(changes, {}, worlds.now)
+    assert paces == [1, 2, 4, 8, 16, 30], "and once it may it comes quickly"
+
+
 def test_what_is_written_into_a_pods_label_neither_brings_nor_holds_off_another_template(worlds: PoolWorlds) -> None:
     """Who may patch a pod's status, may patch its labels with it."""
     for name in worlds.names:
