@@ -15,7 +15,7 @@ from fleet import words
 from fleet.decide.actions import Tell
 from fleet.decide.gone import asleep
 from fleet.world.elastic import Elastic, offered
-from fleet.world.kubernetes import Kubernetes
+from fleet.world.kubernetes import Kubernetes, Pod
 from fleet.world.pending import BEHIND, Offer, Pending, nodes_of, serves
 from fleet.world.pool import WorkerPool
 from fleet.world.slurm import Slurm, SlurmNode
@@ -73,7 +73,7 @@ def sized(
     now: float,
 ) -> tuple[Mapping[str, Sized], Mapping[str, float]]:
     """By pool; and since when jobs have had enough of idle nodes."""
-    crews = [_crew(pool, pool.elastic, everyone, slurm) for pool in pools if pool.elastic is not None]
+    crews = [_crew(pool, pool.elastic, everyone, kubernetes, slurm) for pool in pools if pool.elastic is not None]
     if slurm.pending is None:
         return {crew.pool.name: _unchanged(crew) for crew in crews}, fed
     fed = _asked(crews, slurm, slurm.pending, fed, now)
@@ -84,7 +84,14 @@ def sized(
     return found, fed
 
 
-def _crew(pool: WorkerPool, wants: Elastic, everyone: Iterable[Worker], slurm: Slurm) -> Crew:
+def left(pool: WorkerPool, pod: Pod, kubernetes: Kubernetes) -> bool:
+    """Nobody makes it any more, and it is of the pool's name and label."""
+    if pod.owner or pod.deleting or not pod.name.startswith(f"{pool.name}-") or pod.pool != pool.label:
+        return False
+    return not any(pod.name in names for other, names in kubernetes.wanted.items() if other != pool.name)
+
+
+def _crew(pool: WorkerPool, wants: Elastic, everyone: Iterable[Worker], kubernetes: Kubernetes, slurm: Slurm) -> Crew:
     # Also of pods that are away: their records are what is known of them.
     records = [node.offer for name, node in slurm.nodes.items() if pool.numbered(name) >= 0]
     seen = Offer(
@@ -96,6 +103,8 @@ def _crew(pool: WorkerPool, wants: Elastic, everyone: Iterable[Worker], slurm: S
     )
     crew = Crew(pool, wants, offered(wants, seen))
     for worker in everyone:
+        if left(pool, worker.pod, kubernetes):
+            crew.alive.append(worker)  # it is taken over before it is asked what it does
         if worker.pod.owner != pool.uid or worker.pod.deleting:
             continue
         crew.alive.append(worker)
@@ -246,14 +255,16 @@ def _shares(partitions: frozenset[str], job: Pending) -> bool:
 def _give(
     crew: Crew, nodes: float, job: Pending, fed: Mapping[str, float], after: dict[str, float], now: float
 ) -> None:
-    # An array of which one has begun since is another one.
-    key = f"{job.job}:{job.times}"
+    # An array of which one has begun since is another one. So is a job that idle nodes were kept from for another,
+    # once it is the first itself.
+    behind = job.reason.startswith(BEHIND)
+    key = f"{job.job}:{job.times}:{'behind' if behind else 'first'}"
     enough = crew.ready >= math.ceil(nodes)
     over = key in fed and now - fed[key] >= HELPLESS_S
     if enough or over:
         after[key] = fed.get(key, now)
     if over:
-        crew.helpless += [job.job] if not job.reason.startswith(BEHIND) else []
+        crew.helpless += [job.job] if not behind else []
         return
     crew.soon += nodes * job.times
     if now - job.since >= crew.wants.pending_s:

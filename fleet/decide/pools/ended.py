@@ -6,7 +6,7 @@ How often stands in the pool's status before the pod goes: killed between the tw
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from fleet import crd_pools
 from fleet.decide.actions import Evict, Tell
@@ -26,11 +26,12 @@ def pause(times: int) -> float:
     return 0.0 if times < 2 else min(LONGEST_S, FIRST_S * 2.0 ** min(times - 2, 10))
 
 
-def counted(before: Iterable[Ended], names: Iterable[str], pods: Mapping[str, Pod], now: float) -> tuple[Ended, ...]:
-    """`names`: of those that are to be."""
-    wanted = set(names)
-    kept = {one.name: one for one in before if one.name in wanted and not _well(one, pods.get(one.name), now)}
-    new = [pod for name, pod in pods.items() if pod.ended and name in wanted and _uid(kept, name) != pod.uid]
+def counted(
+    before: Iterable[Ended], wanted: Callable[[str], bool], pods: Mapping[str, Pod], now: float
+) -> tuple[Ended, ...]:
+    """`wanted`: whether one of that name is to be, or may be when a job asks."""
+    kept = {one.name: one for one in before if wanted(one.name) and not _past(one, pods.get(one.name), now)}
+    new = [pod for name, pod in pods.items() if pod.ended and wanted(name) and _uid(kept, name) != pod.uid]
     # So many are counted at a time, and so many made anew: who is ready again makes room for who is not.
     ready = sorted((one.since, name) for name, one in kept.items() if name in pods and pods[name].ready)
     for pod in sorted(new, key=lambda one: one.name):
@@ -47,21 +48,22 @@ def _uid(kept: Mapping[str, Ended], name: str) -> str:
     return kept[name].uid if name in kept else ""
 
 
-def _well(one: Ended, pod: Pod | None, now: float) -> bool:
-    return pod is not None and pod.ready and now - one.since >= WELL_S + pause(one.times)
+def _past(one: Ended, pod: Pod | None, now: float) -> bool:
+    """It is well, or nobody has asked for one of its name since."""
+    return (pod is None or pod.ready) and now - one.since >= WELL_S + pause(one.times)
 
 
 def ended(
-    noted: Iterable[Ended], names: Iterable[str], workers: Iterable[Worker], slurm: Slurm, now: float
+    noted: Iterable[Ended], wanted: Callable[[str], bool], workers: Iterable[Worker], slurm: Slurm, now: float
 ) -> Iterator[Evict | Tell]:
     """`noted`: as it stands in the status."""
-    known, wanted = {one.uid: one for one in noted}, set(names)
+    known = {one.uid: one for one in noted}
     for worker in workers:
         pod = worker.pod
-        if not pod.ended or (pod.name in wanted and pod.uid not in known):
+        if not pod.ended or (wanted(pod.name) and pod.uid not in known):
             continue
-        times = known[pod.uid].times if pod.name in wanted else 1
-        said, due = plain(pod.ended), pod.name not in wanted or now >= known[pod.uid].since + pause(times)
+        times = known[pod.uid].times if wanted(pod.name) else 1
+        said, due = plain(pod.ended), not wanted(pod.name) or now >= known[pod.uid].since + pause(times)
         if not over(worker, slurm):
             yield Tell(
                 pod.name,

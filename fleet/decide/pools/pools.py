@@ -10,7 +10,7 @@ from fleet import words
 from fleet.decide.actions import Action, Adopt, CreatePod, Evict, NotePool, Tell
 from fleet.decide.causes import LEAVE, OF_POOL, of_node, silent_for
 from fleet.decide.pools import ended
-from fleet.decide.pools.elastic import SURPLUS, Sized, sized
+from fleet.decide.pools.elastic import SURPLUS, Sized, left, sized
 from fleet.decide.pools.turns import Stale, is_to_go, turns
 from fleet.policy import Policy
 from fleet.words import plain
@@ -67,7 +67,8 @@ def pools(
     missing: dict[str, frozenset[str]] = {}
     actions: list[Action] = []
     spare: set[str] = set()
-    known = [one for one in (kubernetes.pools or {}).values() if not one.deleting]
+    # In the order of their names: each status that is written puts its pool elsewhere among those that are read.
+    known = [one for _, one in sorted((kubernetes.pools or {}).items()) if not one.deleting]
     refused, sets = refusals(kubernetes), kubernetes.sets or {}
     working = (one for one in known if one.name not in sets and one.name not in refused)
     sizes, fed = sized(working, everyone, kubernetes, slurm, fed, now)
@@ -196,7 +197,11 @@ class Here:
 
     def ended(self, slurm: Slurm) -> Iterator[Evict | Tell]:
         mine = [one for one in self.workers.values() if not one.pod.deleting]
-        yield from ended.ended(self.pool.status.ended, self.names, mine, slurm, self.now)
+        yield from ended.ended(self.pool.status.ended, self._is_to_be, mine, slurm, self.now)
+
+    def _is_to_be(self, name: str) -> bool:
+        """Or may come again: between two of an elastic pool's of one name there is none."""
+        return name in self.names or self.pool.may_have(name)
 
     def to_come(self) -> Iterator[CreatePod | Adopt | Tell]:
         for name in self.absent:
@@ -214,10 +219,7 @@ class Here:
 
     def _left(self, pod: Pod) -> bool:
         """Nobody makes it any more; one that is too many is taken over too, for else it would stay for ever."""
-        mine = pod.name.startswith(f"{self.pool.name}-") and pod.pool == self.pool.label
-        if not mine or pod.owner or pod.deleting or self.names.get(pod.name, "") not in ("", pod.node):
-            return False
-        return not any(pod.name in names for pool, names in self.kubernetes.wanted.items() if pool != self.pool.name)
+        return left(self.pool, pod, self.kubernetes) and self.names.get(pod.name, "") in ("", pod.node)
 
     def note(self, refused: str = "") -> Iterator[NotePool]:
         """`refused`: why it is no pool to the fleet."""
@@ -246,7 +248,7 @@ class Here:
                 *self._fits(),
             ),
             adopted=(pool.status.adopted or pool.hash) if taken else "",
-            ended=ended.counted(pool.status.ended, self.names, {pod.name: pod for pod in mine}, self.now),
+            ended=ended.counted(pool.status.ended, self._is_to_be, {pod.name: pod for pod in mine}, self.now),
         )
         if status != pool.status:
             yield NotePool(pool.name, pool.version, status)

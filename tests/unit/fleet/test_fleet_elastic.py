@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from fleet.decide.actions import CreatePod, Drain, Evict, Remove, Undrain
+from fleet.decide.actions import Adopt, CreatePod, Drain, Evict, Remove, Undrain
 from fleet.decide.memory import Memory
 from fleet.decide.pools.pools import refusals
 from fleet.errors import FleetError
@@ -15,7 +16,7 @@ from fleet.policy import Policy
 from fleet.world.kubernetes import Kubernetes
 from fleet.world.pending import Offer, Pending, gpus, nodes_of, pending, serves, tasks
 from fleet.world.pool import WorkerPool, worker_pool
-from tests.fleet_elastic_world import ElasticWorlds, template
+from tests.fleet_elastic_world import ElasticWorlds, Job, template
 
 
 def done(worlds: ElasticWorlds, *kinds: type) -> list[str]:
@@ -253,6 +254,86 @@ def test_a_job_that_does_not_begin_on_idle_nodes_keeps_none_and_has_no_more_made
     worlds.is_done(job)
     worlds.goes_on(60)
     assert ("w", "fit") not in told(worlds)
+
+
+def test_a_job_that_idle_nodes_were_kept_from_for_another_gets_its_own_once_it_is_the_first() -> None:
+    worlds = ElasticWorlds(1, idleSeconds=7200)
+    worlds.queue[5] = behind = Job(worlds.now, reason="Priority", stuck=True)
+    for _ in range(8):
+        worlds.goes_on(60)
+    assert ("w", "fit") not in told(worlds) and sorted(worlds.pods) == ["w-0"]
+    worlds.starts("w-0")  # the job that they were kept for
+    behind.reason, behind.stuck = "Resources", False
+    worlds.goes_on(60)
+    assert behind.on == ["w-1"]
+
+
+def test_of_two_pools_that_serve_a_job_the_first_by_name_grows_in_whatever_order_they_are_read() -> None:
+    worlds = ElasticWorlds()
+    worlds.submit(2)
+    worlds.now += 60
+    worlds.more["v"] = replace(worlds.read(), name="v", uid="pool-v", label="v")
+    world = worlds.world()
+    assert isinstance(world.kubernetes, Kubernetes) and world.kubernetes.pools is not None
+    pools = [*world.kubernetes.pools.items()]
+    either = [replace(world, kubernetes=replace(world.kubernetes, pools=dict(one))) for one in (pools, pools[::-1])]
+    changes = [worlds.decide(one).changes for one in either]
+    assert changes[0] == changes[1]
+    assert [one.name for one in changes[0] if isinstance(one, CreatePod)] == ["v-0", "v-1"]
+
+
+def test_one_that_ends_whenever_it_comes_is_made_anew_ever_more_seldom() -> None:
+    worlds = ElasticWorlds(max=1)
+    worlds.submit(stuck=True)
+    begun = worlds.now
+    while worlds.now - begun < 3600:
+        if "w-0" in worlds.pods and "w-0" not in worlds.over:
+            worlds.ends("w-0")
+        worlds.look()
+        worlds.asked = not worlds.asked  # between two of that name there are looks at which none is to be
+        worlds.now += 5
+    pauses = [after - before for (_, before), (_, after) in pairwise(worlds.made_anew)]
+    assert 5 <= len(pauses) <= 7, pauses
+    assert all(after > 1.5 * before for before, after in pairwise(pauses)), "twice as long each time"
+    (noted,) = worlds.read().status.ended
+    assert noted.times > len(pauses)
+    worlds.queue.clear()
+    worlds.asked = True
+    worlds.now += 7200
+    worlds.turns()
+    worlds.now += 7200
+    worlds.turns()
+    assert not worlds.pods and not worlds.read().status.ended, "and a name that nobody wants is forgotten"
+
+
+def test_those_that_are_taken_over_count_before_they_are() -> None:
+    worlds = ElasticWorlds(4, min=4, max=8)
+    worlds.owner = dict.fromkeys(worlds.owner, "")
+    worlds.templates = dict.fromkeys(worlds.templates, "")
+    for name in worlds.pods:
+        worlds.starts(name)
+    worlds.goes_on()
+    assert len(done(worlds, Adopt)) == 4 and not done(worlds, CreatePod)
+
+
+def test_by_a_clock_that_is_not_believed_nothing_comes_goes_or_is_called_back() -> None:
+    worlds = ElasticWorlds(2, max=8)
+    worlds.now += 3600
+    worlds.submit(3)
+    wrong = "slurmctld's clock is ahead"
+    worlds.look(world=replace(worlds.world(), clocks=wrong))
+    assert not done(worlds, CreatePod, Drain)
+    worlds.queue.clear()
+    worlds.look(world=replace(worlds.world(), clocks=wrong))
+    assert not done(worlds, Drain), "a hundred years idle, it says"
+    worlds.look()
+    assert len(done(worlds, Drain)) == 2
+    worlds.submit(3)
+    worlds.look(world=replace(worlds.world(), clocks=wrong))
+    assert not done(worlds, Undrain, CreatePod)
+    for _ in range(3):
+        worlds.goes_on()
+    assert len(worlds.pods) == 3, "once it is right it goes on"
 
 
 KEEPS: dict[str, Any] = {
