@@ -314,8 +314,9 @@ def test_a_dead_machine_whose_worker_a_person_holds_in_slurm_is_given_up_and_he_
 def test_a_machine_that_may_not_be_given_up_is_told(rows: Rows) -> None:
     rows.policy_is(fencing="propose")
     rows.dies()
+    # Slurm has to lose its slurmd first.
+    until(lambda: "`act` would give it up" in rows.ask("why", f"n-{NAME}"), "it is told", seen=rows.log)
     said = rows.ask("why", f"n-{NAME}")
-    assert "`act` would give it up" in said
     assert f"kubectl taint nodes n-{NAME} {OUT}=" in said
     assert (rows.given_up(), rows.there()) == (False, True)
 
