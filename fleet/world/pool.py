@@ -190,6 +190,8 @@ def _within(update: Object) -> float | None:
         if seconds := _count(update, "deadlineSeconds", 1 << 40):
             return float(seconds)
         raise FleetError("read spec.update.deadlineSeconds", "it is not there, or 0: `when: now` says that")
+    if "deadlineSeconds" in update:
+        raise FleetError("read spec.update.deadlineSeconds", f"it is there, and spec.update.when is {when}")
     return 0.0 if when == crd_pools.NOW else None
 
 
