@@ -16,9 +16,8 @@ help:                ## this list
 	@python3 images/host.py venv
 
 images: .venv/ready  ## build every image, whatever is missing on this machine first
-	@python3 images/host.py engine
 	@$(if $(ARCH),python3 images/host.py emulation $(ARCH))
-	@$(BUILD) build --when-vanished relock $(ROLES)
+	@$(BUILD) build --ready-engine --when-vanished relock $(ROLES)
 
 test: images         ## every test: unit, process, container, cluster
 	@python3 images/host.py test-tools

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -233,12 +234,15 @@ def lock(ctx: click.Context, roles: Sequence[str], check: bool, trust_first: boo
 @click.argument("roles", nargs=-1)
 @click.option("--when-vanished", type=click.Choice(("fail", "relock")), default="fail", show_default=True,
               help="What to do when the lock does not fit or the archive no longer has a locked package.")  # fmt: skip
+@click.option("--ready-engine", is_flag=True, help="First install and start a docker engine, where there is none.")
 @AS_JSON
 @click.pass_context
-def build(ctx: click.Context, roles: Sequence[str], when_vanished: str, as_json: bool) -> None:
+def build(ctx: click.Context, roles: Sequence[str], when_vanished: str, ready_engine: bool, as_json: bool) -> None:
     """Build what is missing: the roles named, or all."""
     from images.cli import report
 
+    if ready_engine:
+        ensure_engine()
     results: list[Result] = []
     sizes: dict[str, int] = {}
     for opened in each(ctx):
@@ -248,6 +252,17 @@ def build(ctx: click.Context, roles: Sequence[str], when_vanished: str, as_json:
         report.as_json(report.result_data(results, sizes))
         return
     report.table(("image", "size", "what changed", "seconds"), report.result_rows(results, sizes))
+
+
+def ensure_engine() -> None:
+    """In this process: a Python of its own would be a quarter of a build with nothing to do."""
+    from images import host
+
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # what a build says there is a table, or JSON
+            host.ensure_engine()
+    except host.HostError as error:
+        raise ImagesError("make this machine ready", str(error)) from error
 
 
 def build_one(opened: Session, names: Sequence[str], when_vanished: str, as_json: bool) -> list[Result]:

@@ -24,7 +24,7 @@ from images.host import OWN_ENGINE
 from images.make.compose import Composer
 from images.make.plan import LAYER, NATIVE, Composed, Image, changed
 from images.make.render import dockerfile
-from images.make.state import State
+from images.make.state import Rendered, State
 from images.settings import Settings, check_certificates
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class Session:
     tools: Tools | None = None  # of the engine's own machine: `images.cli.aid` has them built
     _engine: Engine | None = None
     _present: dict[str, Present] | None = None
+    _known: Rendered | None = None
     _arch: str = ""  # the engine's
 
     @classmethod
@@ -100,6 +101,13 @@ class Session:
     @property
     def state(self) -> State:
         return State(self.repository / "build/state" / f"{self.place.directory.name}.json")
+
+    @property
+    def known(self) -> Rendered:
+        if self._known is None:
+            path = self.repository / f"build/state/{self.place.directory.name}.rendered.json"
+            self._known = Rendered(self.repository / "images/templates", path)
+        return self._known
 
     def roles(self, named: Sequence[str]) -> tuple[str, ...]:
         """The named targets (roles, or layer:NAME), or all roles that are built by default."""
@@ -179,7 +187,7 @@ class Session:
     # The plan.
 
     def compose(self, roles: Iterable[str]) -> Composed:
-        return Composer(self.place, self.slices, load.read_yaml).compose(roles)
+        return Composer(self.place, self.slices, load.read_yaml, self.known).compose(roles)
 
     def plan(self, roles: Sequence[str], present: Mapping[str, Present]) -> tuple[Composed, list[Planned]]:
         composed, state = self.compose(roles), self.state
@@ -269,6 +277,7 @@ class Session:
             self._present = None
             self.make(composed, waiting, results, reporter)
         self.alias(composed)
+        self.known.keep()
         return list(results.values())
 
     def make(

@@ -18,7 +18,7 @@ import docker.errors  # type: ignore[import-untyped]  # it has no types
 import requests.exceptions
 
 from images.engine.builder import Builder
-from images.engine.look import Present, present
+from images.engine.look import Present, presents
 from images.engine.marks import LABEL, Marks
 from images.engine.store import Store, store_of
 from images.errors import ImagesError
@@ -58,7 +58,10 @@ class Engine:
     def images(self) -> list[Present]:
         with answering("list the images"):
             listed = self.api.images(all=False)
-        return [present(item) for item in listed]
+        found = presents(listed)
+        if found is None:
+            raise ImagesError("list the images", "what the docker engine answered is no list of images")
+        return found
 
     def inspect(self, reference: str) -> Mapping[str, Any]:
         with answering(f"inspect {reference}"):

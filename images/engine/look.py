@@ -26,16 +26,29 @@ class Present:
 
 
 def images() -> list[Present] | None:
-    listed = asked("/images/json")
-    return None if listed is None else [present(item) for item in listed]
+    return presents(asked("/images/json"))
 
 
-def present(item: Any) -> Present:
-    return Present(item["Id"], item["Size"], tuple(item.get("RepoTags") or ()))
+def presents(answer: Any) -> list[Present] | None:
+    """What an engine lists; None where it is no list of images."""
+    if not isinstance(answer, list):
+        return None
+    found = [present(item) for item in answer if isinstance(item, dict)]
+    whole = [image for image in found if image is not None]
+    return whole if len(whole) == len(answer) else None
+
+
+def present(item: dict[str, Any]) -> Present | None:
+    known, size, names = item.get("Id"), item.get("Size"), item.get("RepoTags") or []
+    if not (isinstance(known, str) and isinstance(size, int) and isinstance(names, list)):
+        return None
+    return Present(known, size, tuple(map(str, names)))
 
 
 def arch() -> str:
-    return str((asked("/version") or {}).get("Arch", ""))
+    said = asked("/version")
+    found = said.get("Arch") if isinstance(said, dict) else None
+    return found if isinstance(found, str) else ""
 
 
 def asked(path: str) -> Any:
@@ -52,5 +65,5 @@ def asked(path: str) -> Any:
             answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))
         head, _, body = answer.partition(b"\r\n\r\n")
         return json.loads(body) if head.split(b" ")[1:2] == [b"200"] else None
-    except (HostError, OSError, ValueError):
+    except (HostError, OSError, ValueError, RecursionError):
         return None

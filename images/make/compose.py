@@ -25,6 +25,7 @@ from images.make import code, content, expects, libraries, render, toolkit
 from images.make.content import Entry
 from images.make.pinned import pins, switched
 from images.make.plan import LAYER, Composed, Image, digest
+from images.make.state import Rendered
 
 # Part of every hash: raised when the engine itself starts to make other bytes of the same definition.
 FORMAT = 1
@@ -48,14 +49,18 @@ def slurm_version(place: Place, slices: Mapping[str, Slice]) -> str:
 class Composer:
     """Builds the images of one choice; holds what the layers share while it does."""
 
-    def __init__(self, place: Place, slices: Mapping[str, Slice], read: ReadYaml) -> None:
-        self.place, self.slices, self.read = place, slices, read
+    def __init__(
+        self, place: Place, slices: Mapping[str, Slice], read: ReadYaml, rendered: Rendered | None = None
+    ) -> None:
+        self.place, self.slices = place, slices
         self.images: dict[str, Image] = {}
         self.templates = place.repository / "images/templates"
+        self.rendered = rendered or Rendered(self.templates)
         self.versions = place.definition.versions
         self.pins = pins(place)
-        # The roles have the same code: looked at once.
-        self.tree, self.input = cache(content.tree), cache(self.named)
+        self.own = f"{place.repository}/"
+        # The roles have the same code and services: looked at once.
+        self.tree, self.input, self.read = cache(content.tree), cache(self.named), cache(read)
         self.slurm = slurm_version(place, slices)
         self.settings = tuple(sorted(emulation.SETTINGS[place.choice.arch].items()))
         self.names = {"multiarch": architectures.KNOWN[place.choice.arch].multiarch}
@@ -251,10 +256,8 @@ class Composer:
         for artifact, other in image.artifacts:
             inputs[f"artifact {other}{artifact.source} to {artifact.to}"] = self.images[other].hash
         inputs |= map(self.input, completed)
-        # The base's tag is its hash, and that is an input of its own: a change below must not read as one up here.
         if parent or base:
-            text = render.dockerfile(image.step, self.templates)
-            inputs["instructions"] = digest(text.replace(image.step.base, "parent", 1))
+            inputs["instructions"] = self.rendered.instructions(image.step)
         total = digest(json.dumps(inputs, sort_keys=True))
         self.images[image.key] = replace(image, tag=f"{image.tag}-{total[:12]}", hash=total, entries=completed,
                                          inputs=inputs, directories=directories)  # fmt: skip
@@ -264,8 +267,8 @@ class Composer:
 
     def label(self, entry: Entry) -> str:
         """A file's name in the repository where it has one, its place in the image elsewhere."""
-        if isinstance(entry.data, Path) and entry.data.is_relative_to(self.place.repository):
-            return f"{entry.data.relative_to(self.place.repository)} as /{entry.path}"
+        if isinstance(entry.data, Path) and (name := str(entry.data)).startswith(self.own):
+            return f"{name.removeprefix(self.own)} as /{entry.path}"
         if entry.path.startswith("usr/share/minivm/packages/"):
             return "lock"
         return f"/{entry.path}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import tarfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -54,18 +55,17 @@ def tree(root: Path, to: str = "") -> list[Entry]:
     """A directory as it is: owned by root, 0755 for directories and executables, 0644 for the rest."""
     if not root.is_dir():
         return []
-    found = []
-    for path in sorted(root.rglob("*")):
-        relative = path.relative_to(root)
-        if IGNORED & set(relative.parts):
-            continue
-        name = f"{to.strip('/')}/{relative.as_posix()}".lstrip("/")
-        if path.is_symlink():
-            found.append(link(name, str(path.readlink())))
-        elif path.is_dir():
-            found.append(Entry(name, EntryKind.DIRECTORY, 0o755))
+    found: list[Entry] = []
+    with os.scandir(root) as listed:
+        items = sorted((item for item in listed if item.name not in IGNORED), key=lambda item: item.name)
+    for item in items:
+        name = f"{to.strip('/')}/{item.name}".lstrip("/")
+        if item.is_symlink():
+            found.append(link(name, str(Path(item).readlink())))
+        elif item.is_dir():
+            found += [Entry(name, EntryKind.DIRECTORY, 0o755), *tree(Path(item), name)]
         else:
-            found.append(file(name, path, 0o755 if path.stat().st_mode & 0o111 else 0o644))
+            found.append(file(name, Path(item), 0o755 if item.stat().st_mode & 0o111 else 0o644))
     return found
 
 

@@ -1,18 +1,25 @@
-"""Dockerfiles and components from their templates. Pure but for reading images/templates; the importer of jinja2."""
+"""Dockerfiles and components from their templates. Pure but for reading images/templates; the importer of jinja2.
+
+That is made where something is rendered: it is an eighth of a build with nothing to do, which `state.py` tells what
+it would have read.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-
-import jinja2
+from typing import TYPE_CHECKING
 
 from images.definition.spec import User
 from images.errors import ImagesError, nearest
+
+if TYPE_CHECKING:
+    import jinja2
 
 # In a layer's commands and paths; a template has all of jinja.
 NAMED = re.compile(r"\{\{\s*(\w+)\s*\}\}")
@@ -46,6 +53,8 @@ class Step:
 
 @cache
 def environment(templates: Path) -> jinja2.Environment:
+    import jinja2
+
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(templates),
         undefined=jinja2.StrictUndefined,
@@ -57,6 +66,13 @@ def environment(templates: Path) -> jinja2.Environment:
 
 def dockerfile(step: Step, templates: Path) -> str:
     return environment(templates).get_template("Dockerfile.j2").render(step=step)
+
+
+def makers(templates: Path) -> list[Path]:
+    """The files that decide what is made of a step: the templates, this one, and the one that has jinja's version."""
+    found = importlib.util.find_spec("jinja2")
+    assert found is not None and found.origin is not None
+    return [*sorted(templates.glob("*.j2")), Path(__file__), Path(found.origin)]
 
 
 def filled(text: str, names: Mapping[str, str], asked_by: str) -> str:
@@ -82,6 +98,8 @@ def verified(command: str) -> tuple[str, str]:
 
 def component(name: str, templates: Path, values: Mapping[str, object], asked_by: str) -> tuple[str, ...]:
     """A component template as commands, one a line; a backslash at the end joins the next."""
+    import jinja2
+
     shown = f"images/templates/{name}.sh.j2"
     try:
         text = environment(templates).get_template(f"{name}.sh.j2").render(values)

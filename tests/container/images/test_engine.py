@@ -272,7 +272,7 @@ def test_a_build_with_nothing_to_do_asks_without_the_library_and_sees_all_that_c
     nothing, imported = built()
     assert nothing == set()
     assert "images.cli.session" in imported
-    for library in ("docker", "requests", "urllib3"):
+    for library in ("docker", "requests", "urllib3", "jinja2"):
         assert f" {library}\n" not in imported
     (small.root / "images/rootfs/one/etc/one.conf").write_text("2\n")
     changed, imported = built()

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import build
+from images import host
 
 ROOT = Path(__file__).resolve().parents[3]
 HEAVY = ("yaml", "jinja2", "docker", "requests", "rich", "images.cli.session", "cluster.cli")
@@ -72,6 +73,34 @@ def test_an_engine_that_is_away_is_told_by_the_commands_that_need_one(
     assert result.exit_code == 1
     assert "cannot reach the docker engine" in result.output
     assert "make images" in result.output
+
+
+def test_an_engine_that_cannot_be_made_ready_is_told_and_the_output_is_the_table_s(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nobody")
+    result = run("build", "--ready-engine", "--json", "layer:root")
+    assert result.exit_code == 1
+    assert result.output.startswith(
+        "error: cannot make this machine ready: cannot reach the docker engine: DOCKER_HOST"
+    )
+
+    def fail() -> None:
+        host.log("installing docker.io")
+        raise host.HostError("cannot install docker.io: not root")
+
+    monkeypatch.setattr(host, "ensure_engine", fail)
+    result = run("build", "--ready-engine", "--json", "layer:root")
+    assert result.stdout == ""
+    assert result.stderr.splitlines()[0] == "host: installing docker.io"
+    assert result.stderr.splitlines()[1].startswith("error: cannot make this machine ready: cannot install docker.io")
+
+
+def test_make_images_starts_one_python() -> None:
+    words = ["make", "--dry-run", "--assume-old=.venv/ready", "images", "SLURM=", "ARCH=", "ROLES="]
+    done = subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True)
+    (line,) = (line for line in done.stdout.splitlines() if "python" in line)
+    assert line.split() == [".venv/bin/python", "build.py", "build", "--ready-engine", "--when-vanished", "relock"]
 
 
 def test_a_bug_is_not_dressed_up(monkeypatch: pytest.MonkeyPatch) -> None:

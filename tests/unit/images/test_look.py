@@ -6,10 +6,14 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from socketserver import ThreadingUnixStreamServer
 
 import pytest
+from click.testing import CliRunner
 
+import build
 from images.engine import look
 
 LISTED = b'[{"Id": "sha256:1", "Size": 5, "RepoTags": ["a:1", "b:2"]}, {"Id": "sha256:2", "Size": 6, "RepoTags": null}]'
@@ -54,8 +58,26 @@ def test_an_answer_is_read_to_its_end(tmp_path: Path, monkeypatch: pytest.Monkey
         b"HTTP/1.0 200 OK\r\n\r\n\xff\xfe",
         b"not an engine at all, by no means",
         b"",
+        b'HTTP/1.0 200 OK\r\n\r\n{"message": "no"}',
+        b"HTTP/1.0 200 OK\r\n\r\n[1]",
+        b"HTTP/1.0 200 OK\r\n\r\n" + LISTED.replace(b'"Size": 6', b'"Size": "6"'),
+        b"HTTP/1.0 200 OK\r\n\r\n" + LISTED.replace(b'["a:1", "b:2"]', b'"a:1"'),
+        b"HTTP/1.0 200 OK\r\n\r\n" + LISTED.replace(b'"Id"', b'"id"'),
+        b"HTTP/1.0 200 OK\r\n\r\n" + b"[" * 100_000,
     ],
-    ids=["refused", "cut", "not text", "something else", "nothing"],
+    ids=[
+        "refused",
+        "cut",
+        "not text",
+        "something else",
+        "nothing",
+        "an object",
+        "numbers",
+        "a size of words",
+        "a name",
+        "no id",
+        "deep",
+    ],
 )
 def test_another_answer_leaves_it_to_the_library(
     answer: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -64,8 +86,45 @@ def test_another_answer_leaves_it_to_the_library(
         assert look.images() is None
 
 
+@pytest.mark.parametrize("said", [b"[]", b"7", b"null", b'{"Arch": 7}'])
+def test_an_engine_that_does_not_say_what_it_is_leaves_it_to_the_library(
+    said: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with answering(tmp_path, b"HTTP/1.0 200 OK\r\n\r\n" + said, monkeypatch):
+        assert look.arch() == ""
+
+
 @pytest.mark.parametrize("host", ["tcp://127.0.0.1:9", "ssh://somewhere", "unix:///nowhere/engine.sock"])
 def test_an_engine_elsewhere_is_the_librarys(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", host)
     assert look.images() is None
     assert look.arch() == ""
+
+
+@pytest.mark.parametrize("listed", [b'{"message": "no"}', b"[1]", b'[{"Id": 1, "Size": 1}]', b"null"])
+def test_what_is_no_list_of_images_to_the_library_either_is_a_sentence(
+    listed: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Said(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = listed if "/images/json" in self.path else b'{"ApiVersion": "1.41", "Arch": "amd64"}'
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def address_string(self) -> str:
+            return "somebody"
+
+        def log_message(self, *_: object) -> None:
+            """To nobody."""
+
+    path = str(tmp_path / "engine.sock")
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
+    with ThreadingUnixStreamServer(path, Said) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        result = CliRunner().invoke(build.main, ["build", "layer:root"])
+        server.shutdown()
+    assert result.exit_code == 1
+    assert result.output.startswith("error: cannot list the images: what the docker engine answered is no list")

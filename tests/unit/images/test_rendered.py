@@ -1,0 +1,155 @@
+"""What a Dockerfile's digest was is believed as long as nothing has changed that decides its text."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from images.make import render, state
+from images.make.render import Step
+from images.make.state import Rendered
+
+ROOT = Path(__file__).resolve().parents[3]
+STEP = Step("one: a layer", "minivm/layer-root:debian-1", 1, True, commands=("true",))
+
+
+@pytest.fixture
+def templates(tmp_path: Path) -> Path:
+    copied = tmp_path / "templates"
+    shutil.copytree(ROOT / "images/templates", copied)
+    return copied
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
+    """What was rendered."""
+    steps: list[Step] = []
+    real = render.dockerfile
+
+    def dockerfile(step: Step, templates: Path) -> str:
+        steps.append(step)
+        return real(step, templates)
+
+    monkeypatch.setattr(render, "dockerfile", dockerfile)
+    return steps
+
+
+def kept(templates: Path, *steps: Step) -> Rendered:
+    found = Rendered(templates, templates.parent / "state/debian.rendered.json")
+    for step in steps:
+        assert found.instructions(step) == Rendered(templates).instructions(step)
+    found.keep()
+    return found
+
+
+def test_nothing_is_rendered_twice(templates: Path, made: list[Step]) -> None:
+    kept(templates, STEP)
+    made.clear()
+    again = Rendered(templates, templates.parent / "state/debian.rendered.json")
+    assert again.instructions(STEP)
+    assert made == []
+    before = again.path.stat() if again.path else None
+    again.keep()
+    assert again.path is not None and again.path.stat() == before
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        replace(STEP, commands=("false",)),
+        replace(STEP, commands=("true', 'false",)),
+        replace(STEP, base="minivm/layer-root:debian-2"),
+        replace(STEP, settings=(("QEMU_CPU", "max"),)),
+        replace(STEP, epoch=2),
+    ],
+)
+def test_another_step_is_another(step: Step, templates: Path, made: list[Step]) -> None:
+    kept(templates, STEP)
+    made.clear()
+    Rendered(templates, templates.parent / "state/debian.rendered.json").instructions(step)
+    assert made == [step]
+
+
+def test_a_template_of_the_same_size_and_time_is_another(templates: Path, made: list[Step]) -> None:
+    kept(templates, STEP)
+    path = templates / "Dockerfile.j2"
+    time, before = path.stat().st_mtime_ns, kept(templates).instructions(STEP)
+    path.write_text(path.read_text().replace("umask 022", "umask 077"))
+    os.utime(path, ns=(time, time))
+    render.environment.cache_clear()  # another process
+    made.clear()
+    assert kept(templates, STEP).instructions(STEP) != before
+    assert made[0] == STEP
+
+
+def test_another_jinja_renders_anew(
+    templates: Path, made: list[Step], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    kept(templates, STEP)
+    *others, library = render.makers(templates)
+    assert "__version__" in library.read_text() and library.parent.name == "jinja2"
+    newer = tmp_path / "__init__.py"
+    newer.write_text(library.read_text() + "# newer\n")
+    monkeypatch.setattr(render, "makers", lambda _: [*others, newer])
+    made.clear()
+    Rendered(templates, templates.parent / "state/debian.rendered.json").instructions(STEP)
+    assert made == [STEP]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "7", '{"a": 1}', "\xff", "[" * 100_000, '{"a": "b"'])
+def test_a_damaged_file_costs_time_alone(text: str, templates: Path, made: list[Step]) -> None:
+    found = kept(templates, STEP)
+    assert found.path is not None
+    found.path.write_text(text, encoding="latin-1")
+    made.clear()
+    kept(templates, STEP)
+    assert made[0] == STEP
+    made.clear()
+    assert Rendered(templates, found.path).instructions(STEP) and made == []
+
+
+def test_where_it_cannot_be_written_nothing_is_said(templates: Path) -> None:
+    (templates.parent / "state").write_text("a file where the directory should be")
+    kept(templates, STEP)
+
+
+def test_what_is_no_digest_is_not_believed(templates: Path) -> None:
+    found = kept(templates, STEP)
+    assert found.path is not None
+    (key,) = found.used
+    for value in ('""', '"latest"', f'"{"A" * 64}"', f'"{"0" * 63}"', "1" * 64, "[]"):
+        found.path.write_text(f'{{"{key}": {value}}}')
+        assert Rendered(templates, found.path).instructions(STEP) == Rendered(templates).instructions(STEP)
+
+
+def test_what_was_rendered_while_somebody_edited_is_not_kept(templates: Path) -> None:
+    path = templates / "Dockerfile.j2"
+    before = path.read_text()
+    found = Rendered(templates, templates.parent / "state/debian.rendered.json")
+    path.write_text(before.replace("umask 022", "umask 077"))
+    found.instructions(STEP)
+    found.keep()
+    path.write_text(before)
+    render.environment.cache_clear()
+    kept(templates, STEP)
+
+
+def test_it_does_not_grow(templates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "KEPT", 3)
+    steps = [replace(STEP, epoch=number) for number in range(5)]
+    for step in steps:
+        kept(templates, step)
+    found = Rendered(templates, templates.parent / "state/debian.rendered.json")
+    assert len(found.known) == 3
+    assert found.known.keys() == {key(templates, step) for step in steps[2:]}
+
+
+def key(templates: Path, step: Step) -> str:
+    found = Rendered(templates)
+    found.instructions(step)
+    (one,) = found.used
+    return one
