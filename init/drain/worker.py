@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 # Kept of the budget for the requeue and the removal that follow the wait for the jobs.
 RESERVE = 5.0
+LEFT = 1.0  # of it, for the removal
 LOOK_EVERY = 0.5
 
 
@@ -43,7 +44,7 @@ def drain(controller: str, deadline: Deadline) -> None:
         asked(lambda: client.update(name, ["state=drain", f"reason={STOPPING}"], controller), deadline)
     jobs = wait_for_jobs(name, controller, deadline)
     if jobs:
-        client.free(jobs, controller, report)
+        client.free(jobs, controller, report, within=max(1.0, deadline.left - LEFT))
         wait_until_idle(name, controller, deadline)
     insisted(lambda: leave(name, controller), deadline)
 
@@ -122,8 +123,9 @@ def wait_for_jobs(name: str, controller: str, deadline: Deadline) -> dict[str, s
 
 
 def wait_until_idle(name: str, controller: str, deadline: Deadline) -> None:
-    while deadline.left > 1.0 and client.jobs(name, controller):
-        deadline.pause(0.2)
+    with contextlib.suppress(SlurmError):  # it is down in Slurm that the node has to be, sooner or later
+        while deadline.left > LEFT and client.jobs(name, controller):
+            deadline.pause(0.2)
 
 
 def register_again(name: str) -> None:

@@ -19,10 +19,14 @@ NOT_REACHED = ("Unable to contact slurm controller", "Connection refused", "conn
 FETCHED = "/run/slurm/conf/slurm.conf"
 AT_ONCE = 8
 OVER = ("CG", "SO")  # a job's program has ended, and what comes after it has not
+# slurmctld's words for a job that said --no-requeue, and for one of srun and salloc.
+NEVER = ("Requested operation is presently disabled", "Only batch jobs are accepted or processed")
 
 
 class SlurmError(InitError):
     """A client of Slurm failed, in words that tell the key, the network and the request apart."""
+
+    said = ""  # all that it has printed
 
 
 def environment(controller: str) -> dict[str, str]:
@@ -44,7 +48,9 @@ def run(argv: Sequence[str], controller: str, *, within: float = 10.0) -> str:
     if done.returncode:
         text = done.stderr or done.stdout
         clocks, releases = _causes(controller) if rejected(text) else ("", "")
-        raise SlurmError("ask slurmctld", judge(text, controller, clocks, releases))
+        failed = SlurmError("ask slurmctld", judge(text, controller, clocks, releases))
+        failed.said = text
+        raise failed
     return done.stdout
 
 
@@ -110,11 +116,16 @@ def update(name: str, changes: Sequence[str], controller: str) -> None:
 
 
 def jobs(name: str, controller: str) -> dict[str, str]:
-    """The jobs that hold the node: their ids, array members as Slurm writes them, and in which state each is."""
+    """The jobs that hold the node, and in which state each is. Of an array each member by itself: the number alone of
+    one of them is the whole array's, on other nodes too. Of a heterogeneous job the first part: it speaks for all."""
     states = "R,CG,S,CF,SI,SO"
-    text = run([SQUEUE, "--noheader", "--nodelist", name, "--states", states, "--format", "%A %t"], controller)
-    found = sorted((line.split() for line in text.splitlines()), key=lambda words: (len(words[0]), words[0]))
-    return dict(found)
+    text = run([SQUEUE, "--noheader", "--nodelist", name, "--states", states, "--format", "%i %t"], controller)
+    found: dict[str, str] = {}
+    for shown, state in sorted((line.split() for line in text.splitlines()), key=lambda words: (len(words[0]), words)):
+        job = shown.partition("+")[0]
+        if found.get(job, OVER[0]) in OVER:
+            found[job] = state
+    return found
 
 
 def delete(name: str, controller: str) -> None:
@@ -126,30 +137,49 @@ def delete(name: str, controller: str) -> None:
             raise
 
 
-def free(jobs: Mapping[str, str], controller: str, log: Callable[[str], object]) -> None:
-    """Each job by itself: one that may not be requeued must not keep the others. Some at a time: a node of many small
-    jobs has but seconds for them all, and a client mostly waits. One that is over is let alone: slurmctld would take
-    the word, and it would run once more."""
+def free(jobs: Mapping[str, str], controller: str, log: Callable[[str], object], *, within: float = 10.0) -> None:
+    """Requeued, or cancelled where a job may not be. By a few clients at once, each with its part of them: a node of
+    many small jobs has but seconds for them all."""
     from concurrent.futures import ThreadPoolExecutor  # mostly there is no job left
 
+    left = [job for job in jobs if jobs[job] not in OVER]
+    parts = [left[start::AT_ONCE] for start in range(min(AT_ONCE, len(left)))]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for said in pool.map(lambda job: _free(job, controller), (job for job in jobs if jobs[job] not in OVER)):
+        for said in pool.map(lambda part: _free(part, controller, within), parts):
             for text in said:
                 log(text)
 
 
-def _free(job: str, controller: str) -> list[str]:
+def _free(jobs: Sequence[str], controller: str, within: float) -> list[str]:
+    refused: dict[str, str] = {}
     try:
-        run([SCONTROL, "requeue", job], controller)
+        # Incomplete: one that has ended since it was looked at is let alone. slurmctld would take the word for one that
+        # waits for its epilog, and it would run once more.
+        run([SCONTROL, "requeue", "incomplete", ",".join(jobs)], controller, within=within)
     except SlurmError as error:
-        said = [f"job {job} is not requeued: {error.why}"]
-    else:
-        return [f"requeued job {job}"]
-    try:
-        run([SCANCEL, job], controller)
-    except SlurmError as error:
-        return [*said, f"job {job} is not cancelled: {error.why}"]
-    return [*said, f"cancelled job {job}"]
+        refused = {job: why for job in jobs if (why := _refusal(job, error.said))}
+        if not refused:
+            return [f"job {job} is not requeued: {error.why}" for job in jobs]
+    said = [
+        f"job {job} is not requeued: {judge(refused[job], controller)}" if job in refused else f"requeued job {job}"
+        for job in jobs
+    ]
+    if never := [job for job in jobs if refused.get(job, "").startswith(NEVER)]:
+        try:
+            run([SCANCEL, *never], controller, within=within)
+            said += [f"cancelled job {job}" for job in never]
+        except SlurmError as error:
+            said.append(f"not cancelled: {' '.join(never)}: {error.why}")
+    return said
+
+
+def _refusal(job: str, said: str) -> str:
+    """scontrol goes on with the next one, and names each that was not taken."""
+    for line in said.splitlines():
+        for why, named in (line.rpartition(" for job ")[::2], line.partition(": ")[::-2]):
+            if named == job:
+                return why
+    return ""
 
 
 def address(env: Mapping[str, str]) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.container.init_pods import Pod, World, image_of, slurm_conf, world
+from tests.container.init_pods import PYTHON, Pod, World, image_of, slurm_conf, world
 from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
@@ -241,6 +241,9 @@ def test_a_job_that_is_over_is_not_run_once_more_when_its_node_leaves(cluster: C
         cluster.wait_job(job, "RUNNING")
         cluster.slurm("scancel", "--batch", "--signal=KILL", job)
         cluster.wait_job(job, "COMPLETING")
+        # It may end between the look at all of the node's jobs and the word about it.
+        free = f"from init.slurm.client import free; free({{{job!r}: 'R'}}, 'slurm-controller:6817', print)"
+        worker.run(PYTHON, "-I", "-c", free)
         # Down ends what is left of it.
         worker.run("minivm", "drain")
         assert (cluster.job(job), cluster.job(job, "Restarts")) == ("FAILED", "0")
@@ -250,6 +253,26 @@ def test_a_job_that_is_over_is_not_run_once_more_when_its_node_leaves(cluster: C
         cluster.configure()
     worker.run("minivm", "resume")
     cluster.wait_node("w1", "idle")
+
+
+def test_a_leaving_node_takes_no_member_of_an_array_from_another_node(cluster: Cluster) -> None:
+    """The last member has the array's number, which means all of them to slurmctld."""
+    job = cluster.submit("--array=0-1", "--exclusive", "--no-requeue")
+
+    def runs() -> dict[str, str]:
+        shown = cluster.slurm("squeue", "--noheader", "--states=R", "--format=%N %i").splitlines()
+        return dict(line.split() for line in shown)
+
+    until(lambda: runs().keys() == {"w1", "w2"}, "a member runs on each node")
+    last = next(node for node, member in runs().items() if member == f"{job}_1")
+    (other,) = cluster.workers.keys() - {last}
+    cluster.workers[last].run("minivm", "drain")
+    try:
+        assert runs() == {other: f"{job}_0"}
+    finally:
+        cluster.cancel()
+        cluster.workers[last].run("minivm", "resume")
+    cluster.wait_node(last, "idle")
 
 
 def test_a_pod_that_offers_something_else_is_taken_at_its_word(cluster: Cluster) -> None:

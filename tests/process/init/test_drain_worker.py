@@ -87,7 +87,7 @@ def test_many_small_jobs_are_let_go_some_at_a_time(tmp_path: Path, monkeypatch: 
     """A node of hundreds of them has five seconds. Here a client of Slurm ends only once it is not the only one."""
     scontrol, scancel = tmp_path / "scontrol", tmp_path / "scancel"
     scontrol.write_text(
-        f"#!/bin/sh\ntouch {tmp_path}/asked-$2\n[ $2 = 3 ] && {{ echo 'Job may not be requeued' >&2; exit 1; }}\n"
+        f"#!/bin/sh\ntouch {tmp_path}/asked-$3\n[ $3 = 3 ] && {{ echo '{client.NEVER[0]} for job 3' >&2; exit 1; }}\n"
         f"for _ in 1 2 3 4 5 6 7 8 9; do [ $(ls {tmp_path} | grep -c asked-) -gt 1 ] && exit 0; sleep 1; done\nexit 1\n"
     )
     scancel.write_text("#!/bin/sh\nexit 0\n")
@@ -97,8 +97,74 @@ def test_many_small_jobs_are_let_go_some_at_a_time(tmp_path: Path, monkeypatch: 
     told: list[str] = []
     client.free({str(job): "R" for job in range(1, 5)}, "ctl:6817", told.append)
     assert told == [
-        "requeued job 1", "requeued job 2", "job 3 is not requeued: Job may not be requeued", "cancelled job 3",
+        "requeued job 1", "requeued job 2", f"job 3 is not requeued: {client.NEVER[0]}", "cancelled job 3",
         "requeued job 4",
+    ]  # fmt: skip
+
+
+def test_of_hundreds_of_jobs_a_few_clients_speak_and_each_job_has_its_own_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cancelled is only who may not be requeued: what has gone meanwhile may be pending, and an answer that does not
+    come may have been a yes."""
+    said = {
+        "7": f"{client.NEVER[0]} for job 7", "8": f"{client.NEVER[1]} for job 8", "4_1": f"4_1: {client.NEVER[0]}",
+        "9": "Invalid job id specified for job 9", "10": "Unable to contact slurm controller for job 10",
+    }  # fmt: skip
+    scontrol, scancel, told = tmp_path / "scontrol", tmp_path / "scancel", tmp_path / "told"
+    cases = "".join(f"*,{job},*) echo '{text}' >&2; rc=1;; esac\ncase ,$3, in " for job, text in said.items())
+    scontrol.write_text(f'#!/bin/sh\necho "$1 $2" >> {told}\nrc=0\ncase ,$3, in {cases}*) exit $rc;; esac\n')
+    scancel.write_text(f'#!/bin/sh\necho "cancel $*" >> {told}\n')
+    for program in (scontrol, scancel):
+        program.chmod(0o755)
+        monkeypatch.setattr(client, program.name.upper(), str(program))
+    jobs = [*said, *(str(job) for job in range(100, 500))]
+    heard: list[str] = []
+    client.free(dict.fromkeys(jobs, "R") | {"600": "CG"}, "ctl:6817", heard.append)
+    lines = told.read_text().splitlines()
+    assert lines.count("requeue incomplete") == client.AT_ONCE
+    assert {word for line in lines if line.startswith("cancel ") for word in line.split()[1:]} == {"7", "8", "4_1"}
+    assert {line for line in heard if not line.startswith("requeued job ")} == {
+        f"job 7 is not requeued: {client.NEVER[0]}", f"job 8 is not requeued: {client.NEVER[1]}",
+        f"job 4_1 is not requeued: {client.NEVER[0]}", "job 9 is not requeued: Invalid job id specified",
+        "job 10 is not requeued: ctl:6817 cannot be reached",
+        "cancelled job 7", "cancelled job 8", "cancelled job 4_1",
+    }  # fmt: skip
+    assert len(heard) == len(jobs) + 3
+
+
+def test_a_job_is_named_so_that_no_other_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last member of an array has the whole array's number, and only the first part of a heterogeneous job is
+    taken; where that is elsewhere, its part here runs as long."""
+    squeue = tmp_path / "squeue"
+    squeue.write_text(
+        "#!/bin/sh\ncase $7 in\n%i*) printf '12_1 R\\n5+1 R\\n5+0 CG\\n20+0 R\\n20+1 CG\\n9 CF\\n';;\n"
+        "*) printf '12 R\\n';;\nesac\n"
+    )
+    squeue.chmod(0o755)
+    monkeypatch.setattr(client, "SQUEUE", str(squeue))
+    assert client.jobs("w1", "ctl:6817") == {"9": "CF", "5": "R", "20": "R", "12_1": "R"}
+
+
+def test_a_slurmctld_that_goes_while_the_last_jobs_end_is_told_that_the_node_is_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scontrol, squeue, told = tmp_path / "scontrol", tmp_path / "squeue", tmp_path / "told"
+    scontrol.write_text(
+        f'#!/bin/sh\ncase "$*" in *show*) echo \'NodeName=w1 State=IDLE\';; *) echo "$*" >> {told};; esac\n'
+    )
+    squeue.write_text(
+        f"#!/bin/sh\nmkdir {tmp_path}/looked && {{ echo '7 R'; exit; }}\n"
+        "echo 'Unable to contact slurm controller' >&2\nexit 1\n"
+    )
+    for program in (scontrol, squeue):
+        program.chmod(0o755)
+        monkeypatch.setattr(client, program.name.upper(), str(program))
+    monkeypatch.setattr(drain_worker, "name_of_node", lambda: "w1")
+    drain_worker.drain("ctl:6817", Deadline(drain_worker.RESERVE))
+    assert told.read_text().splitlines() == [
+        "update nodename=w1 state=drain reason=minivm: pod stops", "requeue incomplete 7",
+        "update nodename=w1 state=down reason=minivm: pod stops",
     ]  # fmt: skip
 
 
