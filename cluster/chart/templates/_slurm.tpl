@@ -59,8 +59,7 @@
     {{- $_ := set $lines "HealthCheckInterval" (toString .Values.slurm.scripts.healthCheckInterval) -}}
   {{- end -}}
   {{- $_ := set $lines "PrologEpilogTimeout" (toString .Values.slurm.scripts.prologEpilogTimeout) -}}
-  {{- /* A batch job whose prolog takes longer is taken for lost when its node registers, and requeued. */ -}}
-  {{- $_ := set $lines "BatchStartTimeout" (toString .Values.slurm.scripts.prologEpilogTimeout) -}}
+  {{- $_ := set $lines "BatchStartTimeout" $lines.PrologEpilogTimeout -}}
 {{- end -}}
 {{- if eq .Values.accounting.mode "none" -}}
   {{- $_ := set $lines "AccountingStorageType" "accounting_storage/none" -}}
@@ -78,6 +77,9 @@
 {{- range $key, $value := .Values.slurm.config -}}
   {{- if kindIs "invalid" $value }}{{ $_ := unset $lines $key }}{{ else }}{{ $_ := set $lines $key (toString $value) }}{{ end -}}
 {{- end -}}
+{{- /* A batch job whose prolog takes longer is taken for lost when its node registers, and requeued. */ -}}
+{{- $prolog := regexFind "(?im)^\\s*PrologEpilogTimeout\\s*=\\s*[0-9]+" .Values.slurm.extraConfig | regexFind "[0-9]+$" | default (get $lines "PrologEpilogTimeout") -}}
+{{- if and $prolog (not (hasKey .Values.slurm.config "BatchStartTimeout")) }}{{ $_ := set $lines "BatchStartTimeout" $prolog }}{{ end -}}
 {{- include "minivm.mountsForJobs" . -}}
 # Made by the chart. The pod's name and the name that others reach it by are two things.
 ClusterName={{ .Values.clusterName }}

@@ -730,6 +730,23 @@ def test_a_prolog_may_take_as_long_before_a_batch_job_as_before_any_other() -> N
     assert {"PrologEpilogTimeout=90", "BatchStartTimeout=90"} <= {*lines}
 
 
+@pytest.mark.parametrize(
+    ("slurm", "said"),
+    [
+        ({"config": {"PrologEpilogTimeout": 300}}, "300"),
+        ({"config": {"PrologEpilogTimeout": 300}, "scripts": {"enabled": False}}, "300"),
+        ({"extraConfig": "# the site's\nprologepilogtimeout = 240 # s"}, "240"),
+        ({"config": {"PrologEpilogTimeout": 300, "BatchStartTimeout": 20}}, "20"),
+        ({"config": {"PrologEpilogTimeout": None}}, "60"),
+        ({"config": {"BatchStartTimeout": None}}, ""),
+        ({"scripts": {"enabled": False}}, ""),
+    ],
+)
+def test_what_a_site_says_of_prologs_counts_before_a_batch_job_too(slurm: dict[str, Any], said: str) -> None:
+    found = [line.partition("=")[2] for line in with_slurm(slurm) if line.startswith("BatchStartTimeout=")]
+    assert found == ([said] if said else [])
+
+
 @pytest.mark.parametrize("name", PROFILES)
 def test_a_profile_is_lines_of_slurm_conf_and_the_sites_own_are_over_them(name: str) -> None:
     lines = with_slurm({"profile": name})
