@@ -9,9 +9,10 @@ SECRETS = f"{MOUNTS}/secrets"
 # What munged itself asks for: shorter keys are refused by it, longer ones are legal.
 MUNGE_KEY_BYTES = range(32, 1025)
 # Left to itself, sssd asks the directory for a person's groups where he is not in yet, and to know that it reads the
-# state of every process of the pod, three times a session. First of that directory's files: a site's own come after it.
+# state of every process of the pod, three times a session.
 LOOKUP = b"pam_initgroups_scheme"
-LOOKUP_FILE = "/etc/sssd/conf.d/00-minivm.conf"
+SNIPPETS = "/etc/sssd/conf.d"
+LOOKUP_FILE = f"{SNIPPETS}/00-minivm.conf"
 
 
 def munge(pod: Pod) -> str:
@@ -62,15 +63,21 @@ def sssd(pod: Pod) -> str:
 
 
 def _look_up(pod: Pod, site: bytes) -> str:
-    """It would come before the site's own word on it, too: sssd.conf is read first, and the last word counts."""
+    """Unless the site says something of it, in whichever file: the last word counts, and which file sssd reads last is
+    for the alphabet of the pod's language to say."""
     ours = pod.path(LOOKUP_FILE)
     if not writable(ours.parent):
         return f"; {ours.parent} is not ours to write, and a login looks at every process of the pod"
-    if any(line.partition(b"=")[0].strip().lower() == LOOKUP for line in site.splitlines()):
+    others = (path for path in ours.parent.glob("[!.]*.conf") if path != ours and path.is_file())
+    if any(_says(LOOKUP, text) for text in (site, *(_read(pod, f"{SNIPPETS}/{path.name}") or b"" for path in others))):
         ours.unlink(missing_ok=True)
     else:
         write(ours, b"[pam]\n" + LOOKUP + b" = always\n", mode=0o600, owner=(0, 0))
     return ""
+
+
+def _says(key: bytes, text: bytes) -> bool:
+    return any(line.partition(b"=")[0].strip().lower() == key for line in text.splitlines())
 
 
 def _read(pod: Pod, mount: str) -> bytes | None:

@@ -107,6 +107,20 @@ def test_sssd_is_not_left_to_look_at_every_process_unless_the_site_says_how(tmp_
     assert not ours.exists()
 
 
+@pytest.mark.parametrize("name", ["00-aaa.conf", "zz.conf"])
+def test_a_site_s_own_word_to_sssd_counts_whatever_its_file_is_called(name: str, tmp_path: Path) -> None:
+    """sssd reads that directory by the alphabet of its language, and the last word counts."""
+    mounted, ours = "mnt/minivm/secrets/sssd/sssd.conf", tmp_path / "etc/sssd/conf.d/00-minivm.conf"
+    found = scratch(tmp_path, {mounted: "[sssd]", f"etc/sssd/conf.d/{name}": "[pam]\n PAM_initgroups_scheme = never\n"})
+    ours.write_text("[pam]\npam_initgroups_scheme = always\n")  # an earlier start's
+    assert secrets.sssd(found) == "sssd.conf installed" and not ours.exists()
+    # What sssd does not read is no word of the site's.
+    for old, new in ((name, f".{name}"), (f".{name}", f"{name}.old")):
+        (ours.parent / old).rename(ours.parent / new)
+        secrets.sssd(found)
+        assert ours.exists()
+
+
 def test_without_a_place_for_it_sssd_starts_all_the_same(tmp_path: Path) -> None:
     found = scratch(tmp_path, {"/mnt/minivm/secrets/sssd/sssd.conf": "[sssd]"})
     assert "every process" in secrets.sssd(found) and (tmp_path / "etc/sssd/sssd.conf").exists()
