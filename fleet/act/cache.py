@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,11 +13,12 @@ from fleet.act.kubernetes import WATCH_S, Api, ApiError
 from fleet.decide.causes import silent_for
 from fleet.errors import FleetError
 from fleet.world import kubernetes
-from fleet.world.kubernetes import Kubernetes, Node
+from fleet.world.kubernetes import WORKER, Kubernetes, Node
 from fleet.world.machine import machine
 from fleet.world.pool import worker_pool
 from fleet.world.reading import Object
-from fleet.world.world import Unknown
+from fleet.world.slurm import Slurm
+from fleet.world.world import Unknown, Worker
 
 PARSE: Mapping[str, Callable[[Object], Any]] = {
     "Pod": kubernetes.pod,
@@ -68,6 +69,7 @@ class Followed:
     def __init__(self, api: Api, kind: str, changed: Callable[[], object]) -> None:
         self.api, self.kind, self.changed = api, kind, changed
         self.now = Objects(kind, api.mark)
+        self.touched: set[str] = set()  # since somebody has taken these names
         self.heard = 0.0  # monotonic; 0: never
         self.why = "not asked yet"
 
@@ -89,6 +91,7 @@ class Followed:
             for item in items:
                 listed.take(item)
         self.now = listed
+        self.touched = set(listed.found)
         self._hear(news=True)
         return version
 
@@ -97,11 +100,12 @@ class Followed:
         while True:
             async for what, item in self.api.watch(self.kind, version):
                 version = str(item.get("metadata", {}).get("resourceVersion", version))
-                news = what == "DELETED"
+                news, name = what == "DELETED", kubernetes.name_of(item)
                 if news:
-                    self.now.drop(kubernetes.name_of(item))
-                elif what != "BOOKMARK":
-                    news = self.now.take(item)
+                    self.now.drop(name)
+                    self.touched.discard(name)
+                elif what != "BOOKMARK" and (news := self.now.take(item)):
+                    self.touched.add(name)
                 self._hear(news=news)
             self._hear(news=False)
 
@@ -156,6 +160,18 @@ class Cache:
             unsure=unsure,
             whose=self.whose,
         )
+
+    def touched(self) -> set[str]:
+        """Pods of which there are news since they were asked for, of themselves or of their Nodes."""
+        names, nodes = self.pods.touched, self.nodes.touched
+        self.pods.touched, self.nodes.touched = set(), set()
+        return names | {pod.name for pod in self.pods.now.found.values() if nodes and pod.node in nodes}
+
+    def workers(self, names: Iterable[str], slurm: Slurm) -> Iterator[Worker]:
+        pods, nodes = self.pods.now.found, self.nodes.now.found
+        for name in sorted(names):
+            if (pod := pods.get(name)) and pod.component == WORKER:
+                yield Worker(name, pod, nodes.get(pod.node), slurm.nodes.get(name))
 
     def counted(self, wall: float | None = None) -> Kubernetes | Unknown:
         """The same for whoever acts: no Node has been silent for longer than we have seen it so. When it began says

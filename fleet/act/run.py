@@ -9,17 +9,17 @@ import os
 import signal
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import islice
 
 from fleet.act.cache import Cache
 from fleet.act.change import made
 from fleet.act.clock import steady
 from fleet.act.events import events
+from fleet.act.hands import at_once
 from fleet.act.kubernetes import Api
 from fleet.act.lead import Alone, Lead, Leader, Say
 from fleet.act.look import Look
-from fleet.act.meanwhile import at_once, meanwhile
 from fleet.act.seen import Seen, name_of
 from fleet.act.shown.pages import Pages
 from fleet.act.shown.people import People, Watch
@@ -48,13 +48,13 @@ class Fleet:
     def __init__(self, settings: Settings, api: Api, say: Say) -> None:
         self.settings, self.api, self.say = settings, api, say
         self.slurm = SlurmRest(settings.slurm, settings.key)
-        # For what is done while the first one waits for its answer.
-        self.beside = SlurmRest(settings.slurm, settings.key)
+        # For whom is hurried: while the first one waits for its answer, and others for all threads that there are.
+        self.beside, self._thread = SlurmRest(settings.slurm, settings.key), ThreadPoolExecutor(1, "hurry")
         self.memory = Memory()
         self.policy = Policy()
         self.stop = asyncio.Event()
-        self._news = asyncio.Event()
-        self.cache = Cache(api, self._news.set, machines=settings.machines, pools=settings.pools)
+        self._news, self._heard = asyncio.Event(), asyncio.Event()  # the second: by whoever hurries
+        self.cache = Cache(api, self._changed, machines=settings.machines, pools=settings.pools)
         self.leader: Leader = Alone()
         if settings.lease:
             self.leader = Lead(api, settings.lease, settings.me, say, self._news.set)
@@ -65,8 +65,11 @@ class Fleet:
         self._made = 0
         self._refused = ""
         self._known: tuple[float, Slurm | Unknown] = (0.0, Unknown("not asked yet"))
-        self._hurried: set[str] | None = None  # whom for, since all was decided last
+        self._hurrying = ""  # whom for, in this moment
+        self._hurried: set[str] = set()  # and since all was decided last
         self._before: set[str] = set()  # and before that: Slurm's answer may be from before it was done
+        self._later: set[str] = set()  # those that are too many for now
+        self._untold: list[Change | Tell] = []
         self._late = False  # something was not as it was seen when it was to be changed
         self._look = Look(api, self.slurm, lambda: self.policy)
 
@@ -84,6 +87,7 @@ class Fleet:
                 kinds = (self.cache.nodes, self.cache.pods, self.cache.sets, self.cache.machines, self.cache.pools)
                 follow = [group.create_task(kind.follow()) for kind in kinds if kind]
                 follow.append(group.create_task(self._look.prove_on(self.cache, self.leader.holds)))
+                follow.append(group.create_task(self._hurry_on()))
                 leading = group.create_task(self.leader.keep())
                 working = group.create_task(self._decide())
                 await self.stop.wait()
@@ -113,16 +117,16 @@ class Fleet:
             if not self.leader.holds():
                 self._news.clear()
                 # Whoever acts meanwhile changes what we remember.
-                last, self.memory = None, Memory()
+                last, self.memory, self._known = None, Memory(), (0.0, Unknown("not asked yet"))
                 self._reread()  # it is shown, and holds from the first moment that we lead
                 self.cache.counted(steady())  # so that it need not begin to count when it begins to act
                 await self._wait(AT_LEAST_S)
                 continue
             begun = time.monotonic()
-            slurm = await meanwhile(self._look.slurm(self.cache.world()), self._news, self._hurry)
+            slurm = await self._look.slurm(self.cache.world())
             took = time.monotonic() - begun
             # What came from Kubernetes while Slurm was asked counts too.
-            kubernetes, fresh = self.cache.counted(steady()), self._news.is_set() or self._hurried is not None
+            kubernetes, fresh = self.cache.counted(steady()), self._news.is_set()
             self._news.clear()
             if fresh or slurm != last or begun - decided >= AT_LEAST_S:
                 last, decided, self._late = slurm, begun, False
@@ -130,15 +134,14 @@ class Fleet:
                 self.memory = Memory() if self.api.clocks.anew() else self.memory
                 world = World(kubernetes, slurm, self._look.proven(), self.api.clocks.why())
                 # Of what is hurried for from here on the next look decides.
-                self._before, self._hurried = self._hurried or set(), None
-                changed = await meanwhile(self.act(world), self._news, self._hurry)
+                self._before, self._hurried = self._hurried, set()
+                self._heard.set()
+                changed = await self.act(world)
                 # What has changed meanwhile need not be news by itself.
                 last = None if self._late else last
             # Slurm is asked for no more than half of the time, whatever is heard: its answers to changes would be late.
             pause = 0.0 if isinstance(slurm, Unknown) else min(took, AT_LEAST_S)
-            await meanwhile(asyncio.sleep(pause), self._news, self._hurry)
-            if self._hurried is not None:
-                continue
+            await asyncio.sleep(pause)
             # What we have changed ourselves comes back as news. One that does not answer has no work with us; and where
             # that is because its machine is dead, time alone makes the difference.
             seldom = AT_LEAST_S if isinstance(slurm, Unknown) else 3 * took
@@ -150,25 +153,45 @@ class Fleet:
             async with asyncio.timeout(most):
                 await self._news.wait()
 
+    def _changed(self) -> None:
+        self._news.set()
+        self._heard.set()
+
+    async def _hurry_on(self) -> None:
+        while await self._heard.wait():
+            self._heard.clear()
+            await self._hurry()
+
     async def _hurry(self) -> None:
-        """Drains that people ask for, by what Slurm said last: it is asked of each whether it is still so."""
-        self._hurried = self._hurried or set()
-        at, slurm = self._known
-        world = World(self.cache.counted(steady()), slurm)
-        if time.monotonic() - at > 3 * AT_LEAST_S or isinstance(world.kubernetes, Unknown):
+        """Drains that people ask for, of what has changed and by what Slurm said last: of each it is asked whether it
+        is still so. What is not done here is decided with all else."""
+        names, (at, slurm) = self.cache.touched() | self._later, self._known
+        self._later = set()
+        if isinstance(slurm, Unknown) or time.monotonic() - at > 3 * AT_LEAST_S or self.cache.unknown():
             return
-        done: list[Change | Tell] = []
-        drains = hurried(world, self.memory.marks, steady(), self.policy)
-        most = self.policy.changes - len(self._hurried)
-        for change in islice((one for one in drains if one.name not in self._hurried | self._before), max(0, most)):
+        done_already = self._hurried | self._before
+        workers = [one for one in self.cache.workers(names, slurm) if one.name not in done_already]
+        drains = list(hurried(workers, self.memory.marks, steady(), self.policy))
+        most = max(0, self.policy.changes - len(self._hurried))
+        self._later = {change.name for change in drains[most:]}
+        for change in drains[:most]:
             if not self.leader.holds():
                 return
+            self._hurrying = change.name
             self._hurried.add(change.name)
             try:
-                done += [change] if await self._perform(change, self.beside) else []
-            except FleetError:
-                break  # who does not answer one of them answers none; all is tried again with all else, and told then
-        await self._tell(world, done)
+                if await self._perform(change, self.beside):
+                    self._untold.append(change)
+            except Exception as error:
+                # Who does not answer one of them answers none; all is tried again with all else, and told then. So is
+                # a mistake of ours.
+                self._later, self._known = set(), (at, Unknown(str(error)))
+                return
+            finally:
+                # Also where all was decided meanwhile: what Slurm was asked before this moment may not know of it.
+                self._hurried.add(change.name)
+                self._hurrying = ""
+                self._news.set()
 
     async def act(self, world: World) -> int:
         """Whatever is to be done now; how much was."""
@@ -184,8 +207,11 @@ class Fleet:
         failed: dict[Key, str] = {}
 
         async def attempt(change: Change) -> None:
-            done_already = isinstance(change, Drain) and change.name in self._before | (self._hurried or set())
-            if done_already or not self.leader.holds():
+            if isinstance(change, Drain):
+                if change.name in self._before | self._hurried | {self._hurrying}:
+                    return
+                self._hurried.add(change.name)
+            if not self.leader.holds():
                 return
             tried.append(change)
             try:
@@ -208,6 +234,8 @@ class Fleet:
         for text in sorted({*failed.values()} - told):
             self.say(text)
         self.memory = self.memory.tried(tried, failed, now)
+        before, self._untold = self._untold, []
+        await self._tell(world, before)
         await self._tell(world, [*done, *decision.news])
         return len(done)
 
@@ -239,7 +267,8 @@ class Fleet:
             os.kill(os.getpid(), signal.SIGKILL)
         if isinstance(change, Drain | Undrain | Remove | Forget | Place):
             still = not isinstance(change, Undrain) or await self.api.still(change.at)
-            done = still and await to_its_end(lambda: (slurm or self.slurm).change(change, self.leader.holds))
+            work = partial((slurm or self.slurm).change, change, self.leader.holds)
+            done = still and await to_its_end(work, self._thread if slurm else None)
         elif isinstance(change, Free | Evict) and not await asyncio.to_thread(self.slurm.still, change.pod, change.was):
             done = False  # somebody has resumed it: it may get a job in this moment
         elif not self.leader.holds():

@@ -8,6 +8,7 @@ import http.client
 import json
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
@@ -155,9 +156,9 @@ class SlurmRest:
         return reply.status, text
 
 
-async def to_its_end(work: Callable[[], bool]) -> bool:
+async def to_its_end(work: Callable[[], bool], of: Executor | None = None) -> bool:
     """Also where we are told to end: no thread can be called back, and until it is through nobody else may begin."""
-    thread = asyncio.create_task(asyncio.to_thread(work))
+    thread = asyncio.get_running_loop().run_in_executor(of, work)
     try:
         return await asyncio.shield(thread)
     except asyncio.CancelledError:

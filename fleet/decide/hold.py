@@ -6,14 +6,14 @@ and then he has said it twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from fleet import words
 from fleet.decide.actions import Drain, Forget, Tell, Undrain, Versions
 from fleet.decide.causes import causes as of
 from fleet.policy import Policy
 from fleet.world.slurm import SlurmNode
-from fleet.world.world import Worker, World
+from fleet.world.world import Worker
 
 MOST_TIMES = 2
 Held = Drain | Undrain | Forget | Tell | None
@@ -23,10 +23,10 @@ Held = Drain | Undrain | Forget | Tell | None
 SAID = frozenset({"cordon", "maintenance", "going", "leave"})
 
 
-def hurried(world: World, marks: Mapping[str, words.Mark], now: float, policy: Policy) -> Iterator[Drain]:
+def hurried(workers: Iterable[Worker], marks: Mapping[str, words.Mark], now: float, policy: Policy) -> Iterator[Drain]:
     """The drains that need not wait until Slurm has told of all its nodes once more; whether each is still as it was is
     asked when it is drained. Whatever else follows from the same causes follows later."""
-    for worker in world.workers():
+    for worker in workers:
         if worker.node is None or worker.slurm is None or worker.slurm.drained or worker.slurm.down:
             continue
         found = of(worker, policy, now)

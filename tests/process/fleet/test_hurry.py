@@ -6,14 +6,20 @@ import asyncio
 import gc
 import json
 import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from fleet.act import run as loop
-from fleet.act.meanwhile import HANDS
+from fleet.act.hands import HANDS
 from fleet.act.run import Fleet
+from fleet.decide import hold
+from fleet.decide.actions import Drain
 from fleet.settings import Settings
 from fleet.world.slurm import of_nodes
+from fleet.world.world import Worker
 from tests.process.fleet.test_cache import Query, Server, Write, node, page, until
 from tests.process.fleet.test_run import POD, SLURM, server, settings
 from tests.process.fleet.test_slurm_rest import Rest, nodes
@@ -123,6 +129,99 @@ def test_a_cordon_does_not_wait_until_all_else_is_done(server: Server, rest: Res
 
     asyncio.run(whole())
     assert drained[0] is False, "while that is still on its way"
+
+
+def test_a_cordon_waits_neither_for_threads_nor_for_what_is_told_of_the_one_before(
+    server: Server, rest: Rest, settings: Settings
+) -> None:
+    """Whoever asks Slurm beside it, the page or what is lifted, may have every thread that there is for minutes."""
+    drained: list[str] = []
+    shown, ends = threading.Event(), threading.Event()
+
+    def changes(method: str, path: str, body: object) -> int:
+        if path.endswith("/events"):
+            ends.wait(60)
+        return 200
+
+    def answers(method: str, path: str) -> tuple[int, bytes]:
+        drained.extend([path.rpartition("/")[2]] if method == "POST" else [])
+        return nodes(*({**SLURM, "name": f"w{number}"} for number in range(2)))
+
+    def watches(query: Query, write: Write) -> None:
+        shown.wait(60)
+        write({"type": "MODIFIED", "object": node("n0", 2, cordoned=True)})
+        while not drained and not ends.is_set():
+            ends.wait(0.01)
+        write({"type": "MODIFIED", "object": node("n1", 2, cordoned=True)})
+        server.hold(query, write)
+
+    server.pods, server.changes = [pod(0), pod(1)], changes
+    rest.answers, server.watches = answers, watches
+    server.lists = lambda query: page(node("n0"), node("n1"))
+
+    async def whole() -> None:
+        async with server.api() as api:
+            fleet = Fleet(settings, api, lambda words: None)
+            task = asyncio.create_task(fleet.run())
+            try:
+                await until(lambda: fleet.seen.workers == 2)
+                threads = ThreadPoolExecutor(1)
+                asyncio.get_running_loop().set_default_executor(threads)
+                threads.submit(ends.wait, 60)
+                shown.set()
+                await until(lambda: len(drained) == 2)
+            finally:
+                ends.set()
+                fleet.stop.set()
+                await task
+
+    asyncio.run(whole())
+    assert drained == ["w0", "w1"]
+
+
+def test_of_a_cordon_only_what_has_changed_is_looked_at(
+    server: Server, rest: Rest, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of five thousand each time, that took longer than all else."""
+    drained: list[str] = []
+    known = threading.Event()
+    looked_at: list[list[str]] = []
+    wrapped = hold.hurried
+
+    def hurried(workers: Iterable[Worker], *more: Any) -> Iterator[Drain]:
+        found = list(workers)
+        looked_at.append([one.name for one in found])
+        return wrapped(found, *more)
+
+    def answers(method: str, path: str) -> tuple[int, bytes]:
+        drained.extend([path.rpartition("/")[2]] if method == "POST" else [])
+        return nodes(*({**SLURM, "name": f"w{number}"} for number in range(MANY)))
+
+    def watches(query: Query, write: Write) -> None:
+        known.wait(60)
+        write({"type": "MODIFIED", "object": node("n3", 2, cordoned=True)})
+        server.hold(query, write)
+
+    server.pods = [pod(number) for number in range(MANY)]
+    rest.answers, server.watches = answers, watches
+    server.lists = lambda query: page(*(node(f"n{number}") for number in range(MANY)))
+
+    async def whole() -> None:
+        async with server.api() as api:
+            fleet = Fleet(settings, api, lambda words: None)
+            task = asyncio.create_task(fleet.run())
+            try:
+                await until(lambda: fleet.seen.workers == MANY)
+                monkeypatch.setattr(loop, "hurried", hurried)
+                known.set()
+                await until(lambda: bool(drained))
+            finally:
+                fleet.stop.set()
+                await task
+
+    asyncio.run(whole())
+    assert drained == ["w3"]
+    assert ["w3"] in looked_at and all(len(names) <= 1 for names in looked_at)
 
 
 def test_what_ends_no_job_is_done_several_at_a_time_and_not_all_at_once(
