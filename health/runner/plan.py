@@ -14,6 +14,7 @@ from gitsync.layout import Layout, commit_of_link, is_script
 from ground.files import write_whole
 from health.places import Places
 from health.policy import IN_A_TREE, RunnerPolicy
+from health.runner import settings
 
 KIND = "task_prolog"
 # In a script's first lines: it has nothing to do for a task without this variable, and is not started then.
@@ -30,7 +31,13 @@ def link_of(layout: Layout) -> str:
 
 def rests_on(places: Places, tree: Path) -> list[Path]:
     folder = tree / f"{KIND}.d"
-    return [places.policy, tree / IN_A_TREE, folder, *(folder / name for name in scripts(tree, KIND))]
+    return [
+        places.policy,
+        tree / IN_A_TREE,
+        folder,
+        *(folder / name for name in scripts(tree, KIND)),
+        *settings.files(tree),
+    ]
 
 
 def scripts(tree: Path, kind: str) -> list[str]:
@@ -57,14 +64,20 @@ def render(
     commit: str,
     policy: RunnerPolicy,
     names: Mapping[str, str],
+    told: settings.Settings = settings.NONE,
 ) -> str | None:
-    """`names`: the scripts, and what each is about. None where a name or a path has what separates them."""
+    """`names`: the scripts, and what each is about; `told`: which of them need no shell.
+
+    None where a name or a path has what separates them.
+    """
     tree = layout.tree(commit)
     rows = [["link", str(layout.current), link]]
     rows += [["same", str(path), stamp] for path, stamp in stamps]
     rows += [["commit", commit], ["tree", str(tree)], ["budget", f"{policy.kind(KIND).budget_s * 1000:.0f}"]]
+    rows += [["set", *row] for row in told.rows]
     steps = [
         [name, f"{policy.deadline_s(KIND, script) * 1000:.0f}", policy.broken(KIND, script), variable]
+        + ([told.known[name]] if name in told.known else [])
         for name, script, variable in ((name, f"{KIND}.d/{name}", variable) for name, variable in names.items())
     ]
     if any(mark in word for row in (*rows, *steps) for word in row for mark in "\t\n\0"):
@@ -93,7 +106,11 @@ def write(places: Places, layout: Layout, commit: str, policy: RunnerPolicy) -> 
     if commit == said or (not link and layout.tree(commit) == layout.zero):
         tree = layout.tree(commit)
         names = {name: only_with(tree / f"{KIND}.d" / name) for name in scripts(tree, KIND)}
-        text = render(layout, link, stamps, commit, policy, names)
+        told = settings.read(tree, names)
+        # A site's own script may have other files there, which its users may not see: the plan does not rest on those.
+        unread = {*settings.files(tree)} - {*told.files}
+        stamps = [(path, stamp) for path, stamp in stamps if path not in unread]
+        text = render(layout, link, stamps, commit, policy, names, told)
     if text is None:
         places.plan.unlink(missing_ok=True)
     else:

@@ -17,6 +17,7 @@
 #include <spawn.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdio_ext.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -41,12 +42,13 @@
 #define UNFIT 80
 #define PREFIX "MINIVM_JOB_ENV_"
 
-extern char **environ;
-
 static char plan[LARGEST + 1];
 static char *variables[2 * MOST_VARIABLES + 16];
 static size_t held;
 static pid_t running;
+static const char *commit = "", *tree;
+
+#include "settings.h"
 
 static int64_t now_ms(void) {
     struct timespec at;
@@ -134,8 +136,9 @@ static int is_identifier(const char *entry) {
 }
 
 /* What a script sees: what Slurm set, and under other names all that the user has. */
-static void environment(const char *commit, const char *tree) {
+static void environment(void) {
     size_t count = 0;
+    if (held) return;
     for (char **entry = environ; *entry; entry++) {
         if (++count > MOST_VARIABLES) slow_way("a large environment");
         if (passes(*entry)) set(*entry);
@@ -191,7 +194,22 @@ static int make_pipe(struct stream *one) {
     return ends[1];
 }
 
-static pid_t start(const char *path) {
+/* In a fork: a look that may hang is given up as a script is. What it leaves to the script is the script's. */
+static void look(const char *path, int output, int errors) {
+    char *argv[] = {(char *)path, NULL};
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    for (int at = 0; at < 3; at++) signal((int[]){SIGTERM, SIGPIPE, SIGINT}[at], SIG_DFL);
+    int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (setsid() < 0 || dup2(nothing, 0) < 0 || dup2(output, 1) < 0 || dup2(errors, 2) < 0) _exit(1);
+    __fpurge(stdout); /* of the process that it is a copy of */
+    if (say_nccl()) _exit(fflush(stdout) ? 1 : 0);
+    execve(path, argv, variables);
+    _exit(126);
+}
+
+static pid_t start(const char *path, int looks) {
     posix_spawn_file_actions_t streams;
     posix_spawnattr_t how;
     sigset_t none, ours;
@@ -212,7 +230,11 @@ static pid_t start(const char *path) {
     posix_spawnattr_setsigmask(&how, &none);
     posix_spawnattr_setsigdefault(&how, &ours);
     if (output < 0 || errors < 0) slow_way("no descriptors");
-    if (posix_spawn(&pid, path, &streams, &how, argv, variables)) pid = -1;
+    environment();
+    if (looks) {
+        pid = fork();
+        if (!pid) look(path, output, errors);
+    } else if (posix_spawn(&pid, path, &streams, &how, argv, variables)) pid = -1;
     close(output);
     close(errors);
     return pid;
@@ -228,9 +250,9 @@ static void end(pid_t pid, int process) {
 }
 
 /* How the script ended: its exit code, or -1 where it was not started, did not end by itself, or not in time. */
-static int run(const char *path, int64_t until) {
+static int run(const char *path, int64_t until, int looks) {
     int status = 0, over = 0;
-    pid_t pid = start(path);
+    pid_t pid = start(path, looks);
     if (pid < 0) {
         close(out.fd);
         close(err.fd);
@@ -288,7 +310,7 @@ int main(void) {
     if (getuid() == 0 || geteuid() != getuid()) slow_way("root's own");
     const char *why = read_plan();
     if (why) slow_way(why);
-    char *rest = plan, *line, *commit = "", *tree = NULL;
+    char *rest = plan, *line;
     int64_t begun = now_ms(), budget_ms = 0;
     if (strcmp(strsep(&rest, "\n"), "minivm task_prolog 2")) slow_way("another plan");
     while ((line = strsep(&rest, "\n")) && strcmp(line, "scripts")) {
@@ -301,12 +323,16 @@ int main(void) {
             tree = word(&line);
         } else if (!strcmp(what, "budget")) {
             budget_ms = strtoll(word(&line), NULL, 10);
+        } else if (!strcmp(what, "set") && settings_held < MOST_SETTINGS) {
+            struct setting *one = &settings[settings_held++];
+            one->of = word(&line);
+            one->name = word(&line);
+            one->value = word(&line);
         } else {
             slow_way("another plan");
         }
     }
     if (!tree || chdir("/")) slow_way("another plan");
-    environment(commit, tree);
     signal(SIGTERM, ended);
     signal(SIGINT, ended);
     int fails = 0;
@@ -317,9 +343,13 @@ int main(void) {
         /* The variable that it is about; of the task's own environment, as that came. */
         const char *about = word(&line), *given = *about ? getenv(about) : "";
         if (*about && (!given || !*given)) continue;
+        const char *known = word(&line);
+        int directories = !strcmp(known, "directories"), nccl = !strcmp(known, "nccl");
         int64_t until = now + deadline_ms < begun + budget_ms ? now + deadline_ms : begun + budget_ms;
         if (snprintf(path, sizeof path, "%s/task_prolog.d/%s", tree, name) >= (int)sizeof path) continue;
-        int code = until - now > 100 ? run(path, until) : -1;
+        if (until - now > 100 && directories && say_directories()) continue;
+        if (until - now > 100 && nccl && !has_adapters() && say_nccl()) continue;
+        int code = until - now > 100 ? run(path, until, nccl) : -1;
         if (code == UNFIT) continue; /* the word of a user's process about a node: recorded nowhere */
         if (code == 0 && pass_on()) {
             fails = 1;
