@@ -19,7 +19,7 @@ import requests.exceptions
 
 from images.engine.builder import Builder
 from images.engine.look import Present, presents
-from images.engine.marks import LABEL, Marks
+from images.engine.marks import LABEL, Marks, engine_of
 from images.engine.store import Store, store_of
 from images.errors import ImagesError
 from images.host import HostError, chosen_engine
@@ -32,7 +32,6 @@ class Engine:
         """`marks` is the directory by which the next build knows what this one left, if it is cut."""
         self.builder = Builder(builder, self)
         where, chosen_by = self.chosen()
-        self.marks = Marks(marks, where) if marks else None
         try:
             self.client = docker.from_env(timeout=600)  # it asks for the engine's version, and so whether it answers
         except docker.errors.DockerException as error:
@@ -43,6 +42,7 @@ class Engine:
                 hint=f"{chosen_by} says so; without it `make images` starts this machine's own" if chosen_by else start,
             ) from error
         self.api = self.client.api
+        self.marks = Marks(marks, engine_of(self.info, where)) if marks else None
 
     @staticmethod
     def chosen() -> tuple[str, str]:
@@ -69,9 +69,15 @@ class Engine:
             return found
 
     @cached_property
+    def info(self) -> Mapping[str, Any]:
+        with answering("ask what it is"):
+            said = self.api.info()
+        return said if isinstance(said, dict) else {}
+
+    @cached_property
     def store(self) -> Store:
         with answering("ask what it is"):
-            return store_of(self.api.info(), self)
+            return store_of(self.info, self)
 
     def image_id(self, reference: str) -> str:
         """The configuration's digest, whatever the engine itself calls the image."""
@@ -173,7 +179,7 @@ class Engine:
                         self.api.remove_container(left["Id"], force=True, v=True)
                     self.discard(left["ImageID"])
                     removed += 1
-                mark.unlink()
+                mark.unlink(missing_ok=True)  # two builds may have opened it, one after the other
         return removed
 
     def kill(self, container: str) -> None:

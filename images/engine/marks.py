@@ -7,9 +7,10 @@ the next build of the repository removes the containers that have it (`Engine.cl
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from threading import Lock
+from typing import Any
 from uuid import uuid4
 
 from ground.files import locked
@@ -18,9 +19,17 @@ LABEL = "io.minivm.build"
 LONGEST = 4096
 
 
+def engine_of(info: Mapping[str, Any], address: str) -> str:
+    """Which engine, by its own word: two machines that share a tree have one each at the same address. One that does
+    not say is known by its address, and by the machine where that is a socket's."""
+    if own := info.get("ID"):
+        return str(own)
+    return f"{os.uname().nodename} {address}" if address.startswith("unix://") else address
+
+
 class Marks:
     def __init__(self, directory: Path, engine: str) -> None:
-        """`engine` is its address: what was left on another one waits until that one is used again."""
+        """`engine` is which one: what was left on another waits until that one is used again."""
         self.directory, self.engine = directory, engine
         self._one = Lock()
         self._own, self._fd = "", -1

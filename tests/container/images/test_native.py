@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from ground.files import locked
 from images.engine.builder import StepFailed, Tools
 from images.engine.docker import Engine
-from images.engine.marks import Marks
+from images.engine.marks import Marks, engine_of
 from images.make import content, native
 from tests.container.world import root_image
 from tests.waiting import PATIENCE, until
@@ -196,6 +197,31 @@ def test_a_mark_of_another_engine_waits_for_that_one(tmp_path: Path) -> None:
     alive = Marks(tmp_path, "one")
     alive.own()
     assert len(list(alive.dead())) == 1
+
+
+def test_the_engine_is_known_by_its_own_word_and_else_by_the_machine(engine: Engine, tmp_path: Path) -> None:
+    """Two machines that share a home have an engine each, at one address."""
+    mine = Engine("classic", tmp_path)
+    assert mine.marks and (tmp_path / mine.marks.own()).read_text() == engine.api.info()["ID"]
+    socket, host = "unix:///var/run/docker.sock", os.uname().nodename
+    assert (engine_of({"ID": ""}, socket), engine_of({}, "tcp://e:1")) == (f"{host} {socket}", "tcp://e:1")
+
+
+def test_two_builds_that_find_one_mark_do_not_stumble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one has opened it when the other has dealt with it."""
+    script = (
+        "import pathlib, sys; from images.engine.docker import Engine; Engine(marks=pathlib.Path(sys.argv[1])).labels"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
+    one, other = (Engine("classic", tmp_path) for _ in range(2))
+
+    def late(fd: int) -> bool:
+        monkeypatch.undo()
+        assert other.clear() == 0 and not list(tmp_path.iterdir())
+        return locked(fd)
+
+    monkeypatch.setattr("images.engine.marks.locked", late)
+    assert one.clear() == 0
 
 
 def test_a_step_is_ended_from_another_thread(engine: Engine, tools: Tools, tmp_path: Path) -> None:
