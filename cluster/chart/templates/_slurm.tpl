@@ -78,8 +78,9 @@
   {{- if kindIs "invalid" $value }}{{ $_ := unset $lines $key }}{{ else }}{{ $_ := set $lines $key (toString $value) }}{{ end -}}
 {{- end -}}
 {{- /* A batch job whose prolog takes longer is taken for lost when its node registers, and requeued. */ -}}
-{{- $prolog := regexFind "(?im)^\\s*PrologEpilogTimeout\\s*=\\s*[0-9]+" .Values.slurm.extraConfig | regexFind "[0-9]+$" | default (get $lines "PrologEpilogTimeout") -}}
+{{- $prolog := include "minivm.slurm.says" (dict "key" "PrologEpilogTimeout" "lines" $lines "root" .) -}}
 {{- if and $prolog (not (hasKey .Values.slurm.config "BatchStartTimeout")) }}{{ $_ := set $lines "BatchStartTimeout" $prolog }}{{ end -}}
+{{- include "minivm.nodesFit" (dict "lines" $lines "root" .) -}}
 {{- include "minivm.mountsForJobs" . -}}
 # Made by the chart. The pod's name and the name that others reach it by are two things.
 ClusterName={{ .Values.clusterName }}
@@ -98,6 +99,22 @@ NodeSet=pool_{{ $name }} Feature={{ $name }}
 PartitionName={{ $name }} Nodes={{ range $i, $pool := $partition.pools }}{{ if $i }},{{ end }}pool_{{ $pool }}{{ end }} Default={{ ternary "YES" "NO" (default false $partition.default) }} State=UP{{ range $key, $value := $partition.options }} {{ $key }}={{ $value }}{{ end }}
 {{- end }}
 {{ .Values.slurm.extraConfig }}
+{{- end -}}
+
+{{/* A number in slurm.conf: of two lines of one name the last counts, and the site's own come last. */}}
+{{- define "minivm.slurm.says" -}}
+{{- regexFind (printf "(?im)^\\s*%s\\s*=\\s*[0-9]+" .key) .root.Values.slurm.extraConfig | regexFind "[0-9]+$" | default (get .lines .key) -}}
+{{- end -}}
+
+{{/* slurmd of a node for which slurmctld has no room ends. A pod that sleeps keeps its record: every name counts. */}}
+{{- define "minivm.nodesFit" -}}
+{{- $most := include "minivm.slurm.says" (dict "key" "MaxNodeCount" "lines" .lines "root" .root) -}}
+{{- $names := 0 -}}
+{{- range $name, $_ := include "minivm.pools" .root | fromJson -}}
+  {{- $pool := include "minivm.pool" (dict "root" $.root "name" $name) | fromJson -}}
+  {{- if not $pool.perNode }}{{ $names = add $names (include "minivm.pool.names" $pool | int) }}{{ end -}}
+{{- end -}}
+{{- if and (eq .root.Values.slurm.nodeMode "dynamic") $most (gt (int $names) (int $most)) }}{{ fail (printf "slurm.maxNodes: workers.pools have %d nodes together, by replicas and elastic.max, and slurmctld takes %s" (int $names) $most) }}{{ end -}}
 {{- end -}}
 
 {{/* What the release of Slurm in the controller's image is and can, as JSON: files/slurm.yaml. By slurm.version, or the
@@ -241,6 +258,16 @@ A partition that goes takes its jobs with it: so nothing that is added makes ano
 {{/* How many names its pods may have. */}}
 {{- define "minivm.pool.names" -}}
 {{- if and (eq .kind "WorkerPool") .elastic }}{{ int .elastic.max }}{{ else }}{{ int .replicas }}{{ end -}}
+{{- end -}}
+
+{{/* A right is given to pods by their names, one by one, and etcd takes no object above 1.5 MiB. */}}
+{{- define "minivm.fitsInARole" -}}
+{{- $bytes := 0 -}}
+{{- range $name, $_ := include "minivm.pools" .root | fromJson -}}
+  {{- $count := include "minivm.pool" (dict "root" $.root "name" $name) | fromJson | include "minivm.pool.names" | int -}}
+  {{- $bytes = printf "\"%s-%s-%d\"," (include "minivm.fullname" $.root) $name $count | len | mul $count | add $bytes -}}
+{{- end -}}
+{{- if gt (mul .times $bytes) 1400000 }}{{ fail (printf "workers.pools: %s names each worker in a Role, and they are too many for one: fewer replicas, a lower elastic.max, or %s" .of .without) }}{{ end -}}
 {{- end -}}
 
 {{/* The pool's own name is always a feature: node sets and partitions are made of it. */}}

@@ -685,6 +685,11 @@ def test_the_drain_fits_into_the_grace_period() -> None:
         render({"workers": {"pools": {"a": {"graceSeconds": 60, "drainSeconds": 55}}}}, release="s", namespace="n")
 
 
+POOLED: dict[str, Any] = {"fleet": {"enabled": True, "workerPools": {"enabled": True}}}
+ELASTIC = {"kind": "WorkerPool", "elastic": {"min": 0, "max": 64000}}
+MANY = {"slurm": {"maxNodes": 65000}}
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [
@@ -702,11 +707,29 @@ def test_the_drain_fits_into_the_grace_period() -> None:
         ({"podMonitor": {"enabled": True}}, "networkPolicy.metricsFrom"),
         ({"workers": {"pools": {"login": {}}}}, "belongs to another part"),
         ({"mounts": {"data": {"mountPath": "/data"}}}, "mounts"),
+        ({"workers": {"pools": {"a": {"replicas": 1000}, "b": {"replicas": 25}}}}, "have 1025 nodes together"),
+        (POOLED | {"workers": {"pools": {"a": ELASTIC}}}, "maxNodes: .*elastic.max, and slurmctld takes 1024"),
+        (MANY | {"fleet": {"enabled": True}, "workers": {"pools": {"a": {"replicas": 60000}}}}, "too many for one"),
+        (MANY | POOLED | {"podConditions": {"enabled": True}, "workers": {"pools": {"a" * 20: ELASTIC}}}, "too many"),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_name(values: dict[str, Any], said: str) -> None:
     with pytest.raises(ClusterError, match=said):
         render(values, release="slurm", namespace="hpc")
+
+
+@pytest.mark.parametrize(
+    "slurm",
+    [
+        {"maxNodes": 1100},
+        {"config": {"MaxNodeCount": 1100}},
+        {"extraConfig": "maxnodecount=1100"},
+        {"nodeMode": "static"},
+    ],
+)
+def test_as_many_nodes_as_slurm_takes_are_taken(slurm: dict[str, Any]) -> None:
+    pool = {"replicas": 1100, "node": {"cpus": 1, "memoryMiB": 1000}}
+    assert with_slurm(slurm, pool)
 
 
 def test_slurmd_is_kept_from_what_a_pod_must_not() -> None:
@@ -719,8 +742,8 @@ def test_slurmd_is_kept_from_what_a_pod_must_not() -> None:
 PROFILES: dict[str, dict[str, str]] = yaml.safe_load((CHART / "files/profiles.yaml").read_text())
 
 
-def with_slurm(slurm: dict[str, Any]) -> list[str]:
-    documents = render({"slurm": slurm}, release="slurm", namespace="hpc")
+def with_slurm(slurm: dict[str, Any], pool: dict[str, Any] | None = None) -> list[str]:
+    documents = render({"slurm": slurm, "workers": {"pools": {"worker": pool or {}}}}, release="slurm", namespace="hpc")
     (config,) = [item for item in documents if item["metadata"]["name"] == "slurm-config"]
     return config["data"]["slurm.conf"].splitlines()  # type: ignore[no-any-return]  # YAML has no types
 
