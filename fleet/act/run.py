@@ -7,6 +7,7 @@ import contextlib
 import gc
 import os
 import signal
+import sys
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
@@ -69,6 +70,7 @@ class Fleet:
         self._hurried: set[str] = set()  # and since all was decided last
         self._before: set[str] = set()  # and before that: Slurm's answer may be from before it was done
         self._later: set[str] = set()  # those that are too many for now
+        self._pace = (0.0, 0)  # since when, and for how many
         self._untold: list[Change | Tell] = []
         self._late = False  # something was not as it was seen when it was to be changed
         self._look = Look(api, self.slurm, lambda: self.policy)
@@ -77,6 +79,8 @@ class Fleet:
         """Until `stop`. Who has ended gives the Lease back when nothing of his is begun any more."""
         # An answer of Slurm's is a million objects and no circle: a search of them all for one keeps everybody waiting.
         gc.set_threshold(200_000, 20, 20)
+        # Whoever hurries takes turns with whoever reads such an answer, or decides by it.
+        sys.setswitchinterval(0.001)
         async with contextlib.AsyncExitStack() as stack:
             if self.settings.http:
                 await stack.enter_async_context(await self._pages().serve(*self.settings.http))
@@ -135,7 +139,6 @@ class Fleet:
                 world = World(kubernetes, slurm, self._look.proven(), self.api.clocks.why())
                 # Of what is hurried for from here on the next look decides.
                 self._before, self._hurried = self._hurried, set()
-                self._heard.set()
                 changed = await self.act(world)
                 # What has changed meanwhile need not be news by itself.
                 last = None if self._late else last
@@ -172,11 +175,14 @@ class Fleet:
         done_already = self._hurried | self._before
         workers = [one for one in self.cache.workers(names, slurm) if one.name not in done_already]
         drains = list(hurried(workers, self.memory.marks, steady(), self.policy))
-        most = max(0, self.policy.changes - len(self._hurried))
-        self._later = {change.name for change in drains[most:]}
+        begun, many = self._pace if time.monotonic() - self._pace[0] < EVERY_S else (time.monotonic(), 0)
+        most = max(0, self.policy.changes - many)
+        self._pace, self._later = (begun, many + len(drains[:most])), {change.name for change in drains[most:]}
         for change in drains[:most]:
             if not self.leader.holds():
                 return
+            if change.name in self._hurried:
+                continue  # it was its turn meanwhile
             self._hurrying = change.name
             self._hurried.add(change.name)
             try:
@@ -192,6 +198,9 @@ class Fleet:
                 self._hurried.add(change.name)
                 self._hurrying = ""
                 self._news.set()
+        if self._later:
+            await asyncio.sleep(max(0.0, begun + EVERY_S - time.monotonic()))
+            self._heard.set()
 
     async def act(self, world: World) -> int:
         """Whatever is to be done now; how much was."""

@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import http.client
 import json
+import socket
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from pathlib import Path
 from urllib.parse import quote, urlsplit
@@ -18,7 +20,7 @@ from fleet.errors import FleetError
 from fleet.topology.place import Place
 from fleet.words import LIFTED
 from fleet.world import slurm
-from fleet.world.reading import items, mapping, number
+from fleet.world.reading import Object, each, items, mapping, number
 from fleet.world.slurm import Seen, Slurm, SlurmNode
 
 # The newest that both sides know; each Slurm serves three or four of them. Of the keys that are read none differs.
@@ -27,10 +29,14 @@ PORT = 6820
 WITHIN_S = 20.0
 # Ten thousand nodes are 25 MB of JSON; what is larger by far is no answer to our questions.
 MOST_BYTES = 256 << 20
+# Who does not even acknowledge what was sent is not there any more; whoever works at an answer does.
+GONE_MS = 5000
 UNCHANGED = 304
 # That a node was deleted is no news to it: all of them are asked for so often.
 WHOLE_S = 60.0
 ToSlurm = Drain | Undrain | Remove | Forget | Place
+# Of a request: method, path, body, headers.
+Words = tuple[str, str, str | None, dict[str, str]]
 
 
 class SlurmRest:
@@ -47,22 +53,23 @@ class SlurmRest:
         self._last = Slurm()  # the same one as long as nothing changes
         self._whole = 0.0  # when all was asked for; monotonic
         self._asked = 0  # Slurm's clock at its last answer
+        # A connection for each thread. slurmrestd looks for the name of each address that connects, and until it has
+        # found it or given up, after seconds, it answers nobody.
+        self._own = threading.local()
 
     def look(self, *, jobs: bool, claims: bool = False) -> Slurm:
         """`jobs`: also which jobs hold nodes; they are asked for only where somebody needs to know. `claims`: also who
         names a node."""
-        answer = self._changes()
-        if answer is not None:
-            found = slurm.of_nodes(items(answer.get("nodes"), "nodes"))
-            self._asked = number(answer.get("last_update"), "last_update")
+        rest: dict[str, object] = {}
+        text = self._changes()
+        if text is not None:
+            found = slurm.of_nodes(self._each(text, "nodes", rest))
+            self._asked = number(rest.get("last_update"), "last_update")
             self._last = found
         if not jobs:
             return self._last
-        holding = items((self._call("GET", "jobs/") or {}).get("jobs"), "jobs")
-        if not claims:
-            return slurm.with_jobs(self._last, holding)
-        reserved = items((self._call("GET", "reservations/") or {}).get("reservations"), "reservations")
-        return slurm.with_jobs(self._last, holding, reserved)
+        holding = self._list("jobs")
+        return slurm.with_jobs(self._last, holding, self._list("reservations") if claims else None)
 
     def hour(self) -> int:
         """slurmctld's clock; 0: it does not tell."""
@@ -71,19 +78,19 @@ class SlurmRest:
 
     def holding(self) -> Mapping[str, tuple[str, ...]] | None:
         """The jobs that hold nodes, by node, and nothing else; None: one of them cannot be read."""
-        return slurm.with_jobs(Slurm(), items((self._call("GET", "jobs/") or {}).get("jobs"), "jobs")).jobs
+        return slurm.with_jobs(Slurm(), self._list("jobs")).jobs
 
-    def _changes(self) -> dict[str, object] | None:
+    def _changes(self) -> bytes | None:
         if time.monotonic() - self._whole >= WHOLE_S:
             self._asked = 0
         if self._asked:
             try:
-                return self._call("GET", f"nodes/?update_time=uts{self._asked}")
+                return self._text("GET", f"nodes/?update_time=uts{self._asked}")
             except FleetError:
                 # It asks for partitions with the same time: where nodes alone have changed, that is an error to it.
                 self._asked = 0
         self._whole = time.monotonic()
-        return self._call("GET", "nodes/")
+        return self._text("GET", "nodes/")
 
     def change(self, act: ToSlurm, may: Callable[[], bool] = lambda: True) -> bool:
         """False: the node is no longer as it was when this was decided, or `may` no longer says so: nothing is done."""
@@ -120,8 +127,29 @@ class SlurmRest:
             return None
         return slurm.slurm(items(answer.get("nodes"), "nodes")).nodes.get(name)
 
+    def _list(self, what: str) -> list[object]:
+        return list(self._each(self._text("GET", f"{what}/") or b"{}", what, {}))
+
+    def _each(self, text: bytes, key: str, rest: dict[str, object]) -> Iterator[object]:
+        """Others have their turn between two of them: nobody hears a cordon while one call of the json library lasts,
+        and of ten thousand nodes at once that is a quarter of a second."""
+        try:
+            yield from each(text.decode("utf-8", "surrogatepass"), key, rest)
+        except (ValueError, RecursionError):
+            raise FleetError("ask slurmrestd", "the answer is no JSON object") from None
+        items(rest.get(key), key)  # it was no list
+        self._complains(200, rest)
+
     def _call(self, method: str, path: str, data: dict[str, object] | None = None) -> dict[str, object] | None:
         """None: nothing has changed since the last answer."""
+        text = self._text(method, path, data)
+        if text is None:
+            return None
+        found = _read(text)
+        self._complains(200, found)
+        return found
+
+    def _text(self, method: str, path: str, data: dict[str, object] | None = None) -> bytes | None:
         for version in [self._version] if self._version else VERSIONS:
             status, text = self._ask(method, f"/slurm/{version}/{path}", data)
             if status != 404:
@@ -129,31 +157,57 @@ class SlurmRest:
             self._version = ""  # an upgrade of Slurm drops the oldest
         if status == UNCHANGED:
             return None
-        found = _read(text)
+        if status >= 300:
+            self._complains(status, _read(text))
+        self._version = version
+        return text
+
+    def _complains(self, status: int, found: Object) -> None:
         errors = items(found.get("errors"), "errors")
         if status >= 300 or errors:
             said = mapping(errors[0], "errors") if errors else {}
             why = str(said.get("error") or said.get("description") or f"HTTP {status}")
             raise FleetError("ask slurmrestd", f"{why}, says {self.host}:{self.port}")
-        self._version = version
-        return found
 
     def _ask(self, method: str, path: str, data: dict[str, object] | None) -> tuple[int, bytes]:
         headers = {"X-SLURM-USER-NAME": USER, "X-SLURM-USER-TOKEN": token(self.key, time.time())}
         if data is not None:
             headers["Content-Type"] = "application/json"
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=WITHIN_S)
+        words = (method, path, None if data is None else json.dumps(data), headers)
+        kept, self._own.kept = getattr(self._own, "kept", None), None
         try:
-            connection.request(method, path, None if data is None else json.dumps(data), headers)
-            reply = connection.getresponse()
-            text = reply.read(MOST_BYTES + 1)
+            try:
+                status, text = self._over(kept or self._connection(), words)
+            except (ConnectionError, http.client.HTTPException):
+                # The other end may end what is kept when it likes. What changes something is not sent twice.
+                if kept is None or method != "GET":
+                    raise
+                status, text = self._over(self._connection(), words)
         except (OSError, http.client.HTTPException) as error:
             raise FleetError("ask slurmrestd", f"{self.host}:{self.port}: {error or type(error).__name__}") from error
-        finally:
-            connection.close()
         if len(text) > MOST_BYTES:
             raise FleetError("ask slurmrestd", f"an answer of more than {MOST_BYTES >> 20} MiB")
-        return reply.status, text
+        return status, text
+
+    def _connection(self) -> http.client.HTTPConnection:
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=WITHIN_S)
+        connection.connect()
+        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GONE_MS)
+        return connection
+
+    def _over(self, connection: http.client.HTTPConnection, words: Words) -> tuple[int, bytes]:
+        """Kept is what has answered, whole."""
+        try:
+            method, path, body, headers = words
+            connection.request(method, path, body, headers)
+            reply = connection.getresponse()
+            text = reply.read(MOST_BYTES + 1)
+            if reply.isclosed() and not reply.will_close:
+                self._own.kept = connection
+            return reply.status, text
+        finally:
+            if self._own.kept is not connection:
+                connection.close()
 
 
 async def to_its_end(work: Callable[[], bool], of: Executor | None = None) -> bool:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 
 from fleet.errors import FleetError
 
 Object = Mapping[str, object]
+_DECODER = json.JSONDecoder()
+_SPACE = re.compile(r"[ \t\n\r]*")
 
 
 def mapping(value: object, where: str) -> Object:
@@ -66,3 +70,54 @@ def moment(value: object, where: str) -> float:
         return datetime.fromisoformat(said.replace("Z", "+00:00")).timestamp()
     except (ValueError, OverflowError):
         raise FleetError(f"read {where}", f"{said[:40]!r} is no time") from None
+
+
+def each(text: str, key: str, rest: dict[str, object]) -> Iterator[object]:
+    """The items of one list of a JSON object, one by one and none kept; `rest` gets what else it says, also `key` where
+    that is no list. ValueError: it is no such object."""
+    here = _Cursor(text)
+    here.take("{")
+    for _ in here.until("}"):
+        name = here.value()
+        here.take(":")
+        if not isinstance(name, str) or name in rest:
+            raise ValueError(name)
+        if name == key and here.next() == "[":
+            rest[name] = None
+            here.take("[")
+            for _ in here.until("]"):
+                yield here.value()
+        else:
+            rest[name] = here.value()
+    if here.next():
+        raise ValueError("more than one value")
+
+
+class _Cursor:
+    def __init__(self, text: str) -> None:
+        self.text, self.at = text, 0
+
+    def next(self) -> str:
+        """ "" at the end."""
+        if (space := _SPACE.match(self.text, self.at)) is not None:
+            self.at = space.end()
+        return self.text[self.at : self.at + 1]
+
+    def take(self, letter: str) -> None:
+        if self.next() != letter:
+            raise ValueError(letter)
+        self.at += 1
+
+    def value(self) -> object:
+        self.next()
+        found, self.at = _DECODER.raw_decode(self.text, self.at)
+        return found
+
+    def until(self, end: str) -> Iterator[None]:
+        """Stands before each item, as long as there is another one."""
+        if self.next() != end:
+            yield
+            while self.next() == ",":
+                self.take(",")
+                yield
+        self.take(end)

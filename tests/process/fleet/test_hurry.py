@@ -224,6 +224,51 @@ def test_of_a_cordon_only_what_has_changed_is_looked_at(
     assert ["w3"] in looked_at and all(len(names) <= 1 for names in looked_at)
 
 
+def test_cordons_in_a_crowd_are_as_many_a_second_as_a_look_has_changes_and_not_as_many_a_look(
+    server: Server, rest: Rest, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look at five thousand nodes takes seconds: whoever cordons a row of racks waited for several of them."""
+    monkeypatch.setattr(loop, "EVERY_S", 0.1)
+    settings.policy.write_text(json.dumps({"changes": 2}))
+    ends, begun = threading.Event(), threading.Event()
+    drained: list[str] = []
+
+    def changes(method: str, path: str, body: object) -> int:
+        if path.endswith("w0/status"):
+            begun.set()
+            ends.wait(60)
+        return 200
+
+    def answers(method: str, path: str) -> tuple[int, bytes]:
+        drained.extend([path.rpartition("/")[2]] if method == "POST" else [])
+        return nodes(*({**SLURM, "name": f"w{number}"} for number in range(3 * MANY)))
+
+    def watches(query: Query, write: Write) -> None:
+        begun.wait(60)
+        for number in range(1, 3 * MANY):
+            write({"type": "MODIFIED", "object": node(f"n{number}", 2, cordoned=True)})
+        server.hold(query, write)
+
+    unshown = {**pod(0), "status": {}}
+    server.pods, server.changes = [unshown, *(pod(number) for number in range(1, 3 * MANY))], changes
+    rest.answers, server.watches = answers, watches
+    server.lists = lambda query: page(*(node(f"n{number}") for number in range(3 * MANY)))
+
+    async def whole() -> None:
+        async with server.api() as api:
+            fleet = Fleet(settings, api, lambda words: None)
+            task = asyncio.create_task(fleet.run())
+            try:
+                await until(lambda: len(drained) == 3 * MANY - 1)
+            finally:
+                ends.set()
+                fleet.stop.set()
+                await task
+
+    asyncio.run(whole())
+    assert len(drained) == len({*drained}) == 3 * MANY - 1
+
+
 def test_what_ends_no_job_is_done_several_at_a_time_and_not_all_at_once(
     server: Server, rest: Rest, settings: Settings
 ) -> None:

@@ -7,7 +7,8 @@ import hashlib
 import hmac
 import json
 import threading
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -243,3 +244,96 @@ def test_without_a_key_nobody_is_asked(rest: Rest) -> None:
     with pytest.raises(FleetError, match="No such file"):
         rest.client.look(jobs=False)
     assert not rest.asked
+
+
+class Kept:
+    """One that keeps connections, as slurmrestd does; `ends`: after each answer it ends one without a word."""
+
+    def __init__(self, key: Path) -> None:
+        self.asked: list[str] = []
+        self.connections = 0
+        self.ends = False
+        self.answer = nodes(NODE)
+        kept = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def setup(self) -> None:
+                kept.connections += 1
+                super().setup()
+
+            def do_GET(self) -> None:
+                self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                kept.asked.append(self.command)
+                status, text = kept.answer
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+                self.close_connection = kept.ends
+
+            do_POST = do_GET
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        key.write_bytes(SECRET)
+        self.client = SlurmRest(f"127.0.0.1:{self.server.server_port}", key)
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[Kept]:
+    made = Kept(tmp_path / "key")
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+
+
+def test_who_asks_again_does_not_connect_again(kept: Kept) -> None:
+    """slurmrestd looks for the name of each address that connects, and answers nobody until it knows."""
+    for _ in range(3):
+        kept.client.look(jobs=False)
+    assert kept.client.change(Drain("w1", "r", "c", SEEN))
+    assert kept.connections == 1
+    asking = threading.Thread(target=lambda: kept.client.look(jobs=False))
+    asking.start()
+    asking.join(30)
+    assert kept.connections == 2, "two threads never share one"
+
+
+def test_a_connection_that_was_ended_is_made_again_and_nothing_is_changed_twice(kept: Kept) -> None:
+    kept.ends = True
+    for _ in range(3):
+        assert kept.client.look(jobs=False).nodes
+    assert kept.asked == ["GET"] * 3
+    with pytest.raises(FleetError):
+        kept.client.change(Drain("w1", "r", "c", SEEN))
+    assert kept.asked == ["GET"] * 4, "what was sent may have been heard"
+    kept.ends = False
+    assert kept.client.change(Drain("w1", "r", "c", SEEN))
+
+
+def test_an_answer_of_many_nodes_is_read_one_by_one_and_counts_whole_or_not_at_all(kept: Kept) -> None:
+    """While one call of the json library reads them all nobody has his turn, and all of them lie there twice."""
+    many = [
+        {**NODE, "name": f"w{number}", "more": {f"key{key}": number for key in range(30)}} for number in range(2000)
+    ]
+    size = len(nodes(*many)[1])
+    kept.answer = nodes(*many)
+    tracemalloc.start()
+    try:
+        assert len(kept.client.look(jobs=False).nodes) == 2000
+        assert tracemalloc.get_traced_memory()[1] < 4 * size
+    finally:
+        tracemalloc.stop()
+    before = kept.client.look(jobs=False)
+    text = nodes(*many)[1]
+    for broken in (text[:-9], text + b"x", text.replace(b'"last_update"', b'"nodes"')):
+        kept.answer = (200, broken)
+        with pytest.raises(FleetError):
+            kept.client.look(jobs=False)
+    kept.answer = (304, b"")
+    assert kept.client.look(jobs=False) is before

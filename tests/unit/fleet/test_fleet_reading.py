@@ -3,6 +3,7 @@ and told; the others are read."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from fleet.errors import FleetError
 from fleet.policy import Policy, policy, policy_from_json
 from fleet.world import kubernetes, slurm
+from fleet.world.reading import each
 from init.errors import ConfigError
 from tests import fleet_world
 
@@ -143,3 +145,31 @@ def test_a_mark_says_whose_it_is_and_fits_a_label() -> None:
     assert kubernetes.mark("lab", "slurm") == "lab.slurm"
     long = {kubernetes.mark("n" * 40, release * 30) for release in "ab"}
     assert len(long) == 2 and {len(mark) for mark in long} == {63}
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.sampled_from(["nodes", "jobs", "errors", ""]), VALUES), st.sampled_from([None, 2]))
+def test_a_list_that_is_read_item_by_item_is_the_same_list(said: dict[str, Any], indent: int | None) -> None:
+    rest: dict[str, object] = {}
+    found = list(each(f" {json.dumps(said, indent=indent)}\n", "nodes", rest))
+    if isinstance(said.get("nodes"), list):
+        assert found == said["nodes"]
+        said = {**said, "nodes": None}
+    else:
+        assert not found
+    assert rest == said
+
+
+@given(st.dictionaries(st.sampled_from(["nodes", "jobs"]), VALUES, min_size=1), st.data())
+def test_an_answer_that_is_cut_or_changed_is_none(said: dict[str, Any], data: st.DataObject) -> None:
+    text = json.dumps(said)
+    cut = data.draw(st.integers(0, len(text) - 1))
+    for broken in (text[:cut], text[:cut] + "\x00" + text[cut:], text + "]"):
+        with pytest.raises(ValueError):
+            list(each(broken, "nodes", {}))
