@@ -27,7 +27,7 @@ from fleet.act.shown.people import People, Watch
 from fleet.act.shown.report import Report, report
 from fleet.act.slurm import SlurmRest, to_its_end
 from fleet.act.words import in_words
-from fleet.decide.actions import Change, Drain, Evict, Forget, Free, Key, Remove, Tell, Undrain, deed
+from fleet.decide.actions import Change, Drain, Evict, Forget, Free, Key, Protect, Remove, Tell, Undrain, deed
 from fleet.decide.decide import MANY, Decision, decide
 from fleet.decide.hold import hurried
 from fleet.decide.memory import Memory
@@ -91,12 +91,12 @@ class Fleet:
                 kinds = (self.cache.nodes, self.cache.pods, self.cache.sets, self.cache.machines, self.cache.pools)
                 follow = [group.create_task(kind.follow()) for kind in kinds if kind]
                 follow.append(group.create_task(self._look.prove_on(self.cache, self.leader.holds)))
-                follow.append(group.create_task(self._hurry_on()))
                 leading = group.create_task(self.leader.keep())
-                working = group.create_task(self._decide())
+                working = [group.create_task(self._decide()), group.create_task(self._hurry_on())]
                 await self.stop.wait()
-                working.cancel()
-                await asyncio.wait([working])
+                for task in working:
+                    task.cancel()
+                await asyncio.wait(working)
                 for task in (*follow, leading):
                     task.cancel()
 
@@ -184,18 +184,17 @@ class Fleet:
             if change.name in self._hurried:
                 continue  # it was its turn meanwhile
             self._hurrying = change.name
-            self._hurried.add(change.name)
             try:
                 if await self._perform(change, self.beside):
                     self._untold.append(change)
+                    # Also where all was decided meanwhile: what Slurm was asked before this moment may not know of it.
+                    self._hurried.add(change.name)
             except Exception as error:
                 # Who does not answer one of them answers none; all is tried again with all else, and told then. So is
                 # a mistake of ours.
                 self._later, self._known = set(), (at, Unknown(str(error)))
                 return
             finally:
-                # Also where all was decided meanwhile: what Slurm was asked before this moment may not know of it.
-                self._hurried.add(change.name)
                 self._hurrying = ""
                 self._news.set()
         if self._later:
@@ -216,13 +215,11 @@ class Fleet:
         failed: dict[Key, str] = {}
 
         async def attempt(change: Change) -> None:
-            if isinstance(change, Drain):
-                if change.name in self._before | self._hurried | {self._hurrying}:
-                    return
-                self._hurried.add(change.name)
-            if not self.leader.holds():
+            drains = {change.name} if isinstance(change, Drain) else set()
+            if not self.leader.holds() or drains & (self._before | self._hurried | {self._hurrying}):
                 return
             tried.append(change)
+            self._hurried |= drains  # nobody else begins it
             try:
                 if await self._perform(change):
                     done.append(change)
@@ -232,13 +229,17 @@ class Fleet:
             except Exception:  # a mistake of ours about one thing keeps nothing else from its turn
                 self.seen.failed[name_of(change)] += 1
                 failed[deed(change)] = f"{in_words(change)}: a mistake of the fleet's: {traceback.format_exc(-8)}"
+            self._hurried -= set() if change in done else drains  # it is due still
 
         for one in decision.news:
             self.say(in_words(one))
+        # What may get a job is protected before anything that may take long.
+        light = [one for one in decision.changes if isinstance(one, MANY)]
+        await at_once([partial(attempt, one) for one in light if isinstance(one, Protect)], self.policy.rate)
         for change in decision.changes:
             if not isinstance(change, MANY):
                 await attempt(change)
-        await at_once([partial(attempt, one) for one in decision.changes if isinstance(one, MANY)], self.policy.rate)
+        await at_once([partial(attempt, one) for one in light if not isinstance(one, Protect)], self.policy.rate)
         told = {one.text for one in self.memory.refused.values()}
         for text in sorted({*failed.values()} - told):
             self.say(text)

@@ -80,7 +80,7 @@ def test_who_answers_one_hurried_drain_with_an_error_is_not_asked_for_the_others
             task = asyncio.create_task(fleet.run())
             try:
                 await until(lambda: hurries >= 1 and bool(refused))
-                return set(fleet._hurried or ())
+                return {path.rpartition("/")[2] for path in refused}
             finally:
                 ends.set()
                 fleet.stop.set()
@@ -88,6 +88,113 @@ def test_who_answers_one_hurried_drain_with_an_error_is_not_asked_for_the_others
 
     tried = asyncio.run(whole())
     assert len(tried) == len(refused) == 1
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["refused", "late"])
+def test_a_hurried_drain_that_was_not_done_is_tried_when_all_is_decided_next(
+    server: Server, rest: Rest, settings: Settings, late: bool
+) -> None:
+    """It is due still: whoever remembers it as done leaves it out once more, and the node takes jobs meanwhile."""
+    ends, slow, asked = threading.Event(), threading.Event(), threading.Event()
+    looks = 0
+    drained: list[str] = []
+    passes: list[bool] = []
+
+    def answers(method: str, path: str) -> tuple[int, bytes]:
+        nonlocal looks
+        looks += "update_time" in path
+        if method == "POST":
+            drained.append(path)
+        elif "update_time" in path and looks > 3 and not asked.is_set():
+            slow.set()
+            ends.wait(60)
+        elif "/node/" in path and not ends.is_set():
+            asked.set()
+            if not late:
+                return 500, json.dumps({"errors": [{"error": "no"}]}).encode()
+            return nodes({**SLURM, "comment": "changed, for a moment"})
+        return nodes(SLURM)
+
+    def watches(query: Query, write: Write) -> None:
+        slow.wait(60)
+        write({"type": "MODIFIED", "object": node("n0", 2, cordoned=True)})
+        server.hold(query, write)
+
+    rest.answers, server.watches, server.lists = answers, watches, lambda query: page(node("n0"))
+
+    async def whole() -> None:
+        async with server.api() as api:
+            fleet = Fleet(settings, api, lambda words: None)
+            act, hurry, hurries = fleet.act, fleet._hurry, 0
+
+            async def noted(world: Any) -> int:
+                after = ends.is_set()
+                changed = await act(world)
+                passes.extend([bool(drained)] if after else [])
+                return changed
+
+            async def counted() -> None:
+                nonlocal hurries
+                await hurry()
+                hurries += asked.is_set()
+
+            fleet.act, fleet._hurry = noted, counted  # type: ignore[method-assign]
+            task = asyncio.create_task(fleet.run())
+            try:
+                await until(lambda: hurries >= 1)
+                ends.set()
+                await until(lambda: bool(passes))
+            finally:
+                ends.set()
+                fleet.stop.set()
+                await task
+
+    asyncio.run(whole())
+    assert passes[0], "the next one tries it"
+
+
+def test_a_pod_that_may_get_a_job_is_protected_before_what_takes_long(
+    server: Server, rest: Rest, settings: Settings
+) -> None:
+    """Up to thirty changes go one by one, and each may take its whole deadline: until then others could evict it."""
+    ends = threading.Event()
+    drained: list[bool] = []
+    protected: list[bool] = []
+
+    def answers(method: str, path: str) -> tuple[int, bytes]:
+        if method == "POST":
+            drained.append(bool(protected))
+            ends.wait(60)
+        return nodes(*({**SLURM, "name": f"w{number}"} for number in range(2)))
+
+    def changes(method: str, path: str, body: Any) -> int:
+        protected.extend([ends.is_set()] if "minivm.io/free" in body.get("metadata", {}).get("labels", {}) else [])
+        return 200
+
+    labels = {**POD["metadata"]["labels"], "minivm.io/free": "true"}
+    free = {**pod(1), "metadata": {**POD["metadata"], "name": "w1", "uid": "u1", "labels": labels}}
+    server.pods, server.changes = [pod(0), free], changes
+    rest.answers, server.watches = answers, server.hold
+    server.lists = lambda query: page(node("n0", cordoned=True), node("n1"))
+
+    async def whole() -> None:
+        async with server.api() as api:
+            fleet = Fleet(settings, api, lambda words: None)
+            # What people ask for has a hand of its own, and is not what is waited for here.
+            fleet._hurry = never  # type: ignore[method-assign]
+            task = asyncio.create_task(fleet.run())
+            try:
+                await until(lambda: bool(drained))
+            finally:
+                ends.set()
+                fleet.stop.set()
+                await task
+
+    async def never() -> None:
+        return
+
+    asyncio.run(whole())
+    assert drained[0] and protected[0] is False
 
 
 def test_a_cordon_does_not_wait_until_all_else_is_done(server: Server, rest: Rest, settings: Settings) -> None:
