@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -177,11 +178,24 @@ def alone(directory: Path) -> Iterator[None]:
     directory.mkdir(parents=True, exist_ok=True)
     fd = os.open(directory, os.O_RDONLY)
     try:
+        if not locked(fd):
+            print(f"build: waiting for {_holder(fd)}, which has {directory}", file=sys.stderr, flush=True)
         if not locked(fd, OTHERS_S):
             raise ImagesError("ask the archive", "another build of this tree has it, and does not end", file=directory)
         yield
     finally:
         os.close(fd)
+
+
+def _holder(fd: int) -> str:
+    """By the kernel's list of locks, of this machine's processes."""
+    inode = str(os.fstat(fd).st_ino)
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/locks").read_text().splitlines():
+            _, kind, _, _, pid, what, *_ = line.split()
+            if kind == "FLOCK" and what.rpartition(":")[2] == inode and pid != "0":
+                return f"process {pid}, another build of this tree"
+    return "another build of this tree"
 
 
 def resolve(place: Place, base: BaseFiles | None, names: Iterable[str]) -> list[Slice]:

@@ -6,6 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from images.archive import lock
+from images.errors import ImagesError
+
 ROOT = Path(__file__).resolve().parents[3]
 # What a build asks with, for long enough to meet the other's; no repository is needed for it.
 BUILD = """
@@ -35,3 +40,20 @@ def test_two_builds_at_once_ask_each_its_own_archive(tmp_path: Path) -> None:
     for build in builds:
         said, _ = build.communicate()
         assert build.returncode == 0, said
+
+
+def test_a_build_that_waits_for_another_one_says_so_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], 0), fcntl.LOCK_EX); print(flush=True); input()"
+    monkeypatch.setattr(lock, "OTHERS_S", 0.0)
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdin=pipe, stdout=pipe) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"\n"
+        with pytest.raises(ImagesError, match="another build"), lock.alone(tmp_path):
+            pass
+        other.communicate(b"\n")
+    said = capsys.readouterr().err
+    assert said == f"build: waiting for process {other.pid}, another build of this tree, which has {tmp_path}\n"
+    with lock.alone(tmp_path):
+        assert not capsys.readouterr().err
