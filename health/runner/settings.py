@@ -42,14 +42,14 @@ class Settings:
     # Of which file, name, value.
     rows: list[tuple[str, str, str]]
     # What was read, or is not there.
-    files: list[Path]
+    files: list[str]
 
 
 NONE = Settings({}, [], [])
 
 
-def files(tree: Path) -> list[Path]:
-    return [tree / name for of in FILES.values() for name, _ in of.values()]
+def files(tree: Path) -> list[str]:
+    return [f"{tree}/{name}" for of in FILES.values() for name, _ in of.values()]
 
 
 def read(tree: Path, scripts: Iterable[str]) -> Settings:
@@ -66,7 +66,7 @@ def read(tree: Path, scripts: Iterable[str]) -> Settings:
         if all(pairs is not None for _, pairs in parts):
             found.known[script] = what
             found.rows.extend(rows)
-            found.files.extend(tree / name for name, _ in FILES[script].values())
+            found.files.extend(f"{tree}/{name}" for name, _ in FILES[script].values())
     return found
 
 

@@ -69,6 +69,24 @@ static int send_all(int fd, const char *data, size_t size, int64_t until) {
     return 1;
 }
 
+/* A request is one message where it fits: each that is sent wakes the runner. */
+static char waiting[1 << 16];
+static size_t waits;
+
+static int flush(int fd, int64_t until) {
+    size_t size = waits;
+    waits = 0;
+    return send_all(fd, waiting, size, until);
+}
+
+static int put(int fd, const char *data, size_t size, int64_t until) {
+    if (size > sizeof waiting - waits && !flush(fd, until)) return 0;
+    if (size > sizeof waiting) return send_all(fd, data, size, until);
+    memcpy(waiting + waits, data, size);
+    waits += size;
+    return 1;
+}
+
 /* How many of the bytes came before the end, or before the time was over; -1 for the latter. */
 static int receive(int fd, unsigned char *data, int size, int64_t until) {
     int got = 0;
@@ -115,9 +133,9 @@ static int ask(const char **why) {
     }
     char head[64];
     int length = snprintf(head, sizeof head, "minivm 1 %s %zu\n", KIND, size);
-    int sent = send_all(fd, head, (size_t)length, until);
-    for (char **entry = environ; *entry && sent; entry++) sent = send_all(fd, *entry, strlen(*entry) + 1, until);
-    if (!sent) return *why = "it takes no request", -1;
+    int sent = put(fd, head, (size_t)length, until);
+    for (char **entry = environ; *entry && sent; entry++) sent = put(fd, *entry, strlen(*entry) + 1, until);
+    if (!sent || !flush(fd, until)) return *why = "it takes no request", -1;
     unsigned char taken[5], ended[3];
     int got = receive(fd, taken, sizeof taken, until);
     if (got != sizeof taken || taken[0] != 'A') return *why = got < 0 ? "it does not answer" : "it refuses", -1;

@@ -73,6 +73,22 @@ def test_runs_that_come_one_after_the_other_have_one_fork_which_then_ends(world:
     assert [entry["job"] for entry in world.records()] == ["0", "1", "2", "3", "4", "long"]
 
 
+@pytest.mark.parametrize("size", [-1, 0, 1, 60_000, "many"])
+def test_a_request_is_whole_however_large(world: World, size: int | str) -> None:
+    """The client says it in pieces of 64 KiB: as one that just fits, as one that does not, as many."""
+    world.script("prolog.d/10-x", f"#!/bin/sh\nenv > {world.root}/env\n")
+    given = {f"SLURM_V{number}": str(number) * 10 for number in range(3000 if size == "many" else 3)}
+    if isinstance(size, int):
+        others = {**world.environment, **given, "SLURM_JOB_ID": "1", "SLURM_LAST": ""}
+        length = sum(len(f"{name}={value}") + 1 for name, value in others.items())
+        given["SLURM_LAST"] = "x" * ((1 << 16) - len(f"minivm 1 prolog {1 << 16}\n") - length + size)
+    with resident(world):
+        one(world, 1, **given)
+    found = dict(line.split("=", 1) for line in (world.root / "env").read_text().splitlines())
+    assert given.items() <= found.items()
+    assert not (world.root / "runner/missed").exists()
+
+
 def test_what_one_run_changes_of_its_process_the_next_does_not_find(world: World) -> None:
     place = world.root / "found"
     library = Path(__file__).resolve().parents[3] / "scripts/lib/jobs.py"

@@ -59,7 +59,7 @@ def test_an_answer_has_the_end_of_what_was_said() -> None:
 def test_a_plan_says_what_it_rests_on_and_each_script_s_limits(tmp_path: Path) -> None:
     layout = Layout(tmp_path / "sync", tmp_path / "zero")
     policy = RunnerPolicy(scripts={"task_prolog.d/20-b": ScriptPolicy(1.5, "fail")})
-    text = plan.render(layout, "", [(Path("/policy"), "-")], "zero", policy, {"10-a": "", "20-b": "ABOUT"})
+    text = plan.render(layout, "", [("/policy", "-")], "zero", policy, {"10-a": "", "20-b": "ABOUT"})
     assert text == (
         "minivm task_prolog 2\n"
         f"link\t{tmp_path}/sync/current\t\nsame\t/policy\t-\n"
