@@ -30,6 +30,7 @@ from fleet.decide.actions import (
     Versions,
 )
 from fleet.errors import FleetError
+from fleet.world import reading
 from fleet.world.kubernetes import CORDONED, FREE, LABEL, LOST, WORKER, Condition, mark
 
 Object = dict[str, Any]
@@ -46,8 +47,9 @@ MERGE, STRATEGIC = "application/merge-patch+json", "application/strategic-merge-
 # The newer first; servers before 1.22 know the other alone.
 EVICTIONS = ("policy/v1", "policy/v1beta1")
 # Its own words for: not this object, not any more, not as it was seen.
-CHANGED_MEANWHILE = (404, 409, 410, 412, 422)
+CHANGED_MEANWHILE = (404, 409, 410, 412)
 BUDGET = 429
+DENIED = "admission webhook "
 
 
 class ApiError(FleetError):
@@ -258,14 +260,13 @@ class Api:
             async with asyncio.timeout(WITHIN_S):
                 reply = await ask(**words, **further, _preload_content=False)
         except client.ApiException as error:
-            raise ApiError(what, _said(error), int(error.status or 0)) from error
+            raise _refusal(what, int(error.status or 0), str(error.body or error.reason)) from error
         except (aiohttp.ClientError, OSError, TimeoutError, ConfigException) as error:
             # The last is about the account's token, which is read again now and then.
             raise ApiError(what, _words(error)) from error
         self.clocks.http(began, reply.headers.get("Date"))
         if reply.status >= 300:
-            text = (await reply.read()).decode(errors="replace")
-            raise ApiError(what, f"{reply.status} {_message(text)}", int(reply.status))
+            raise _refusal(what, int(reply.status), (await reply.read()).decode(errors="replace"))
         return reply
 
 
@@ -285,15 +286,18 @@ def _read(what: str, text: bytes) -> Object:
     return found
 
 
-def _said(error: client.ApiException) -> str:
-    return f"{error.status} {_message(str(error.body or error.reason))}"
-
-
-def _message(text: str) -> str:
+def _refusal(what: str, status: int, text: str) -> ApiError:
+    """Another uid than the object's is invalid to the server, as is what a policy refuses; and a webhook refuses with
+    whatever status it likes, also with that of what has changed meanwhile."""
     try:
-        return str(json.loads(text).get("message", text))[:200]
-    except (ValueError, AttributeError, RecursionError):
-        return text[:200]
+        said = reading.mapping(json.loads(text), "")
+        causes = reading.items(reading.mapping(said.get("details"), "details").get("causes"), "causes")
+        fields = {str(reading.mapping(cause, "causes").get("field")) for cause in causes}
+    except (FleetError, ValueError, RecursionError):
+        said, fields = {"message": text}, set()
+    message = str(said.get("message", text))
+    another = 409 if status == 422 and fields == {"metadata.uid"} else status
+    return ApiError(what, f"{status} {message[:200]}", 403 if message.startswith(DENIED) else another)
 
 
 def _words(error: BaseException) -> str:

@@ -7,15 +7,13 @@ import copy
 from collections.abc import Mapping
 
 from fleet import crd
-from fleet.act.kubernetes import MACHINES, MERGE, Api, ApiError, Object
+from fleet.act.kubernetes import CHANGED_MEANWHILE, MACHINES, MERGE, Api, ApiError, Object
 from fleet.decide.actions import Annotate, Make, Record, StartJob, Withdraw
 from fleet.world.machine import Status, written
 
 # Of the fields that are applied by this name, those go that are applied no more.
 US = "fleet"
 APPLY = "application/apply-patch+yaml"
-# Not 422, which is what is wrong with a note: it would be tried for ever, and not told.
-CHANGED_MEANWHILE = (404, 409, 410, 412)
 KIND = {"apiVersion": f"{crd.GROUP}/{crd.VERSION}", "kind": crd.KIND}
 
 

@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import json
+import ssl
+import subprocess
+import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fleet import crd
-from fleet.act import machines
-from fleet.decide.actions import Annotate, Make, Record, StartJob, Withdraw
+from fleet.act import fencing, machines
+from fleet.act.kubernetes import Api
+from fleet.decide.actions import Annotate, Cordon, Fence, Make, Protect, Record, ShowOnNode, StartJob, Withdraw
+from fleet.errors import FleetError
+from fleet.world.kubernetes import Condition
 from fleet.world.machine import Event, Machine, Remedy, Status, machine
 from tests.helm import rendered_for
 from tests.kubernetes import programs
 from tests.kubernetes.apiserver import ApiServer, Object, api_server, install
 from tests.kubernetes.fleet_api import do, refused
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(3600)
 
 MACHINES = f"/apis/{crd.GROUP}/{crd.VERSION}/namespaces/default/{crd.PLURAL}"
+WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+NODE = "/api/v1/nodes/n0"
 FULL = Status(
     goal="drain",
     state="Drained",
@@ -50,6 +63,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
         pytest.skip(f"no Kubernetes: {why}")
     with api_server(programs.build(), tmp_path_factory.mktemp("machines")) as api:
         install(api)
+        api.ask("POST", "/api/v1/nodes", {"metadata": {"name": "n0"}})
         yield api
 
 
@@ -168,3 +182,91 @@ def test_rules_that_the_api_server_does_not_know_are_not_told_to_it() -> None:
         return any("x-kubernetes-validations" in text for text in texts.values())
 
     assert (rules("v1.24.9"), rules("v1.25.0"), rules("v1.31.1")) == (False, True, True)
+
+
+def seen_now(api: ApiServer) -> tuple[str, str]:
+    found = api.ask("GET", NODE)["metadata"]
+    return found["uid"], found["resourceVersion"]
+
+
+def test_another_object_of_the_name_is_no_refusal(api: ApiServer) -> None:
+    _, version = seen_now(api)
+
+    async def each(fleet: Api) -> list[bool]:
+        return [
+            await fleet.change(ShowOnNode("n0", "another", Condition("t", "True"))),
+            await fleet.change(Cordon("n0", "another", version, "why")),
+            await machines.change(fleet, Annotate("n0", "another", version, (("a", "b"),))),
+            await fleet.change(Protect("none", "another", version)),
+        ]
+
+    assert do(api, each) == [False] * 4
+
+
+@contextlib.contextmanager
+def webhook(api: ApiServer, directory: Path, answers: Callable[[], int]) -> Iterator[None]:
+    """One that refuses each change of a Node, with the status that a test says."""
+    key, certificate = directory / "key", directory / "certificate"
+    made = ("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1",
+            "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate)  # fmt: skip
+    subprocess.run(made, check=True, capture_output=True)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            status = {"code": answers(), "reason": "Invalid", "message": "nobody changes a Node here"}
+            response = {"uid": asked["request"]["uid"], "allowed": False, "status": status}
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
+            self.wfile.write(json.dumps(review).encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    trusted = base64.b64encode(certificate.read_bytes()).decode()
+    hook = {
+        "name": "no.example.com",
+        "clientConfig": {"url": f"https://127.0.0.1:{server.server_port}/", "caBundle": trusted},
+        "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["nodes"]}],
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+    }
+    api.ask("POST", WEBHOOKS, {"metadata": {"name": "no"}, "webhooks": [hook]})
+    try:
+        change = {"metadata": {"labels": {"a": "b"}}}
+        until(lambda: "nobody changes" in refused(api, NODE, change), "the webhook is asked")
+        yield
+    finally:
+        api.ask("DELETE", f"{WEBHOOKS}/no")
+        until(lambda: not refused(api, NODE, change), "the webhook is asked no more")
+        server.shutdown()
+        server.server_close()
+
+
+def test_who_refuses_a_change_is_told_whatever_his_answer_looks_like(api: ApiServer, tmp_path: Path) -> None:
+    """A webhook answers 404, 409, 422 as it likes, and a policy 422: taken for "not as it was seen" it would be tried
+    again at once and for ever, and nobody told."""
+    codes = [422]
+    with webhook(api, tmp_path, lambda: codes[-1]):
+        uid, version = seen_now(api)
+
+        async def cordon(fleet: Api) -> bool:
+            return await fleet.change(Cordon("n0", uid, version, "why"))
+
+        async def fence(fleet: Api) -> bool:
+            return await fencing.change(fleet, Fence("n0", uid, version, "why"))
+
+        async def annotate(fleet: Api) -> bool:
+            return await machines.change(fleet, Annotate("n0", uid, version, (("a", "c"),)))
+
+        for codes[-1] in (404, 409, 422):
+            for deed in (cordon, fence, annotate):
+                with pytest.raises(FleetError, match="nobody changes a Node here"):
+                    do(api, deed)

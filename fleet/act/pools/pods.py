@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fleet import crd, crd_pools
-from fleet.act.kubernetes import MERGE, POOLS, Api, ApiError, Object
-from fleet.act.machines import APPLY, CHANGED_MEANWHILE, US
+from fleet.act.kubernetes import CHANGED_MEANWHILE, MERGE, POOLS, Api, ApiError, Object
+from fleet.act.machines import APPLY, US
 from fleet.decide.actions import Adopt, CreatePod, NotePool
 from fleet.world.kubernetes import LABEL, WORKER
 from fleet.world.pool import MADE_OF, POOL, TEMPLATE, WorkerPool, copied, written
