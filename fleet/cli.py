@@ -132,7 +132,9 @@ def why(name: str) -> None:
     names = {name, where, here[name].pod.node} if name in here else {name, where}
     pools = {} if isinstance(world.kubernetes, Unknown) else world.kubernetes.pools or {}
     nodes = {worker.pod.node for worker in here.values()}
-    if here and not machine and name not in {*here, *nodes, *pools, "fleet"}:
+    # Such as a Node whose machine is lent, and that has no worker meanwhile.
+    told = {one.about for one in decision.stands}
+    if here and not machine and name not in {*here, *nodes, *pools, *told, "fleet"}:
         hint = nearest(name, [*here, *nodes, *machines, *pools])
         click.echo(f"error: no worker, Node, machine or pool {name!r} ({hint})", err=True)
         sys.exit(1)

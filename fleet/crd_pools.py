@@ -130,7 +130,8 @@ STATUS = mapping(
         "type": "array",
         "maxItems": 8,
         "description": "Ready: all are there and ready. Updated: all are of the present template, and none too many. "
-        "Fits, of an elastic one: what jobs ask for is to be had here.",
+        "Fits, of an elastic one: what jobs ask for is to be had here. Whole, of one that lends: none of its machines "
+        "is with pods of others, or wanted by them.",
         "items": {
             **mapping(
                 "",

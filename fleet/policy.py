@@ -54,6 +54,18 @@ class Machines:
 
 
 @dataclass(frozen=True, slots=True)
+class Lend:
+    """To whom pools lend machines: pods of these PriorityClasses, in these namespaces."""
+
+    namespaces: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    # This share of a pool's machines at most, by the label of its pods; of others none.
+    pools: Mapping[str, float] = field(default_factory=dict)
+    # For so long jobs keep a machine.
+    notice_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
 class Topology:
     # Labels of Nodes that name the switches above them, from the root on; none: Slurm is told of no places.
     tiers: tuple[str, ...] = ()
@@ -96,6 +108,7 @@ class Policy:
     dead_s: float = 300.0
     machines: Machines = Machines()
     topology: Topology = Topology()
+    lend: Lend = Lend()
 
 
 def read_policy(path: Path) -> Policy:
@@ -148,6 +161,7 @@ def policy(data: Mapping[str, object], file: str = "") -> Policy:
         dead_s=reader.seconds("dead", usual.dead_s),
         machines=machines(reader.sub("machines")),
         topology=topology(reader.sub("topology")),
+        lend=lend(reader.sub("lend")),
     )
 
 
@@ -184,6 +198,17 @@ def treatment(reader: Reader) -> Treatment:
     return Treatment(annotate, job, reader.flag("onNode", False))
 
 
+def lend(reader: Reader) -> Lend:
+    reader.only("namespaces", "classes", "pools", "notice")
+    shares = reader.sub("pools")
+    return Lend(
+        reader.texts("namespaces"),
+        reader.texts("classes"),
+        {name: shares.real(name, 0.0, most=1.0) for name in shares.data},
+        reader.seconds("notice", Lend().notice_s),
+    )
+
+
 def topology(reader: Reader) -> Topology:
     reader.only("tiers")
     tiers = reader.texts("tiers")
@@ -198,5 +223,5 @@ REMEDIES = ("reboot", "replace", "down")
 OF_MACHINES = ("mode", "atOnce", "share", "window", "attempts", "flaps", "verify", "remedies")
 KEYS = (
     "taints", "going", "conditions", "cordonReasons", "notReady", "share", "changes", "rate", "away", "leaveWithin",
-    "gone", "lost", "cordon", "nodeCondition", "fencing", "provider", "dead", "machines", "topology",
+    "gone", "lost", "cordon", "nodeCondition", "fencing", "provider", "dead", "machines", "topology", "lend",
 )  # fmt: skip

@@ -10,7 +10,7 @@ from pathlib import Path
 from init.errors import ConfigError, nearest
 
 PREFIX = "MINIVM_FLEET_"
-KNOWN = ("RELEASE", "SLURM", "KEY", "POLICY", "LEASE", "HTTP", "PAGE", "MACHINES", "POOLS", "CUT")
+KNOWN = ("RELEASE", "SLURM", "KEY", "POLICY", "LEASE", "HTTP", "PAGE", "MACHINES", "POOLS", "GUESTS", "CUT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,8 @@ class Settings:
     machines: bool = False
     # The same of pools of workers, whose pods are then the fleet's to make.
     pools: bool = False
+    # Namespaces of others whose pods are read: pools may lend them machines.
+    guests: tuple[str, ...] = ()
     # For tests alone: SIGKILL to oneself before that change, counted from 1. 0: never.
     cut: int = 0
 
@@ -71,6 +73,7 @@ def from_environment(env: Mapping[str, str]) -> Settings:
         page=_address(env, "PAGE"),
         machines=asked("MACHINES"),
         pools=asked("POOLS"),
+        guests=tuple(name for name in (env.get(f"{PREFIX}GUESTS") or "").split(",") if name),
         cut=int(cut),
     )
 

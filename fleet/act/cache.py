@@ -9,10 +9,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from fleet.act.kubernetes import WATCH_S, Api, ApiError
+from fleet.act.kubernetes import GUESTS, WATCH_S, Api, ApiError
 from fleet.decide.causes import silent_for
 from fleet.errors import FleetError
 from fleet.world import kubernetes
+from fleet.world.guests import Guest, guest
 from fleet.world.kubernetes import WORKER, Kubernetes, Node
 from fleet.world.machine import machine
 from fleet.world.pool import worker_pool
@@ -25,6 +26,7 @@ PARSE: Mapping[str, Callable[[Object], Any]] = {
     "StatefulSet": kubernetes.stateful_set,
     "Machine": machine,
     "WorkerPool": worker_pool,
+    "Guest": guest,
 }
 # A watch that the server has ended is begun anew within this; after it nothing is known.
 STALE_S = 2.0 * WATCH_S
@@ -38,7 +40,7 @@ class Objects:
         """`whose`: the mark of this fleet."""
         self.kind = kind
         self.whose = whose
-        self._parse = partial(kubernetes.node, whose=whose) if kind == "Node" else PARSE[kind]
+        self._parse = partial(kubernetes.node, whose=whose) if kind == "Node" else PARSE[kind.partition(" ")[0]]
         self.found: dict[str, Any] = {}
         self.unread: dict[str, str] = {}
 
@@ -127,11 +129,19 @@ class Followed:
 
 class Cache:
     def __init__(
-        self, api: Api, changed: Callable[[], object] = lambda: None, *, machines: bool = False, pools: bool = False
+        self,
+        api: Api,
+        changed: Callable[[], object] = lambda: None,
+        *,
+        machines: bool = False,
+        pools: bool = False,
+        guests: Iterable[str] = (),
     ) -> None:
+        """`guests`: namespaces of others."""
         self.whose = api.mark
         self.machines = Followed(api, "Machine", changed) if machines else None
         self.pools = Followed(api, "WorkerPool", changed) if pools else None
+        self.guests = [Followed(api, f"{GUESTS}{namespace}", changed) for namespace in guests]
         self.nodes = Followed(api, "Node", changed)
         self.pods = Followed(api, "Pod", changed)
         self.sets = Followed(api, "StatefulSet", changed)
@@ -149,7 +159,8 @@ class Cache:
         unread = {**nodes.unread, **pods.unread, **sets.unread}
         kept, blind = _kept(self.machines, unread)
         pools, unsure = _kept(self.pools, unread)
-        return kubernetes.together(
+        guests = self._guests(unread)
+        found = kubernetes.together(
             dict(nodes.found),
             dict(pods.found),
             known,
@@ -160,6 +171,15 @@ class Cache:
             unsure=unsure,
             whose=self.whose,
         )
+        return replace(found, guests=guests)
+
+    def _guests(self, unread: dict[str, str]) -> tuple[Guest, ...] | None:
+        """One that cannot be read gets nothing; where a namespace is not known it is not known who asks."""
+        silent = {kind.kind: why for kind in self.guests if (why := kind.unknown())}
+        for kind in self.guests:
+            unread |= kind.now.unread
+        unread |= silent
+        return None if silent else tuple(one for kind in self.guests for one in kind.now.found.values())
 
     def touched(self) -> set[str]:
         """Pods of which there are news since they were asked for, of themselves or of their Nodes."""

@@ -38,6 +38,7 @@ ToKubernetes = Free | Protect | Evict | ShowOnPod | ShowOnNode | HideOnNode | Co
 MACHINES = {"group": crd.GROUP, "version": crd.VERSION, "plural": crd.PLURAL}
 POOLS = {**MACHINES, "plural": crd_pools.PLURAL}
 PAGE = 500
+GUESTS = "Guest in "  # a namespace of others
 # Beside our label on a Node that we have cordoned, for people.
 WHY = "minivm.io/cordoned"
 # The API server ends a watch after so long, and it is begun anew where it was.
@@ -143,10 +144,10 @@ class Api:
             case "StatefulSet":
                 words["label_selector"] += f",{LABEL}/component={WORKER}"
                 return self._apps.list_namespaced_stateful_set, words
-            case "Machine":
-                return self.custom.list_namespaced_custom_object, {**words, **MACHINES}
-            case "WorkerPool":
-                return self.custom.list_namespaced_custom_object, {**words, **POOLS}
+            case "Machine" | "WorkerPool":
+                return self.custom.list_namespaced_custom_object, words | (POOLS if kind == "WorkerPool" else MACHINES)
+        if kind.startswith(GUESTS):
+            return self.core.list_namespaced_pod, {"namespace": kind.removeprefix(GUESTS)}
         return self.core.list_namespaced_pod, words
 
     async def change(self, act: ToKubernetes) -> bool:

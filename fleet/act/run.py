@@ -55,7 +55,7 @@ class Fleet:
         self.policy = Policy()
         self.stop = asyncio.Event()
         self._news, self._heard = asyncio.Event(), asyncio.Event()  # the second: by whoever hurries
-        self.cache = Cache(api, self._changed, machines=settings.machines, pools=settings.pools)
+        self.cache = Cache(api, self._changed, machines=settings.machines, pools=settings.pools, guests=settings.guests)
         self.leader: Leader = Alone()
         if settings.lease:
             self.leader = Lead(api, settings.lease, settings.me, say, self._news.set)
@@ -89,7 +89,7 @@ class Fleet:
                 await stack.enter_async_context(await people.serve(*self.settings.page))
             async with asyncio.TaskGroup() as group:
                 kinds = (self.cache.nodes, self.cache.pods, self.cache.sets, self.cache.machines, self.cache.pools)
-                follow = [group.create_task(kind.follow()) for kind in kinds if kind]
+                follow = [group.create_task(kind.follow()) for kind in (*kinds, *self.cache.guests) if kind]
                 follow.append(group.create_task(self._look.prove_on(self.cache, self.leader.holds)))
                 leading = group.create_task(self.leader.keep())
                 working = [group.create_task(self._decide()), group.create_task(self._hurry_on())]
@@ -298,6 +298,9 @@ class Fleet:
             await self.cache.sets.list()  # without leave for it, no record goes
         for kind in filter(None, (self.cache.machines, self.cache.pools)):
             await kind.list()
+        for namespace in self.cache.guests:
+            with contextlib.suppress(FleetError):
+                await namespace.list()
         kubernetes = self.cache.world()
         self._reread()
         found = await self._look.slurm(kubernetes)

@@ -14,8 +14,10 @@ from fleet.world.world import Worker
 LEAVE = "minivm.io/leave"
 # What machines say by themselves; the rest is a person's or a program's word about this one machine.
 BY_MACHINES = frozenset({"condition", "notready", "gone", "lost", "machine"})
+# Its machine is wanted by pods of others, to which its pool lends it.
+LEND = "lend"
 # For these the pod goes, too.
-OF_POOL = frozenset({"update", "surplus"})
+OF_POOL = frozenset({"update", "surplus", LEND})
 TO_GO = frozenset({"leave", "going", "lost"}) | OF_POOL
 
 
@@ -66,3 +68,8 @@ def silent_for(node: Node, now: float) -> float:
     if ready is None or ready.status == "True":
         return -1.0
     return max(0.0, now - ready.since)
+
+
+def well(node: Node, policy: Policy, now: float) -> bool:
+    """A pod that is made for it can be placed there."""
+    return not (node.cordoned or node.fenced or silent_for(node, now) >= 0 or of_node(node, policy, now))

@@ -114,7 +114,8 @@ def timeless(policy: Policy) -> Policy:
     """What is done because time has passed is not due; what stands for it stays."""
     never = float("inf")
     within = policy.leave_within_s and never
-    return replace(policy, dead_s=never, not_ready_s=never, leave_within_s=within)
+    lend = replace(policy.lend, notice_s=never)
+    return replace(policy, dead_s=never, not_ready_s=never, leave_within_s=within, lend=lend)
 
 
 def _undated(kubernetes: Kubernetes) -> Kubernetes:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from fleet import words
 from fleet.decide.actions import Action, Remove
+from fleet.decide.causes import LEND
 from fleet.decide.hold import drain
 from fleet.policy import Policy
 from fleet.world.slurm import Slurm, SlurmNode
@@ -15,18 +16,24 @@ WHY: Mapping[str, str] = {"gone": "its pod is gone"}
 
 
 def awake(world: World) -> Iterator[SlurmNode]:
-    """All of them but those of elastic pools that went: they are no loss, and their records show what may be had."""
+    """All of them but those of elastic pools that went, and those whose machines are lent: they are no loss, and their
+    records show what may be had."""
     here = world.kubernetes
     for node in world.orphans():
-        if isinstance(here, Unknown) or not (here.elastic(node.name) and asleep(node)):
+        if isinstance(here, Unknown) or not (asleep(node) and (here.elastic(node.name) or lent(node))):
             yield node
         elif over(node) and here.made(node.name) is False:
             yield node  # beyond max
 
 
+def lent(node: SlurmNode) -> bool:
+    """Drained by us for its machine's sake, which others have, and not made again meanwhile."""
+    return node.ours and LEND in words.kinds(node.reason)
+
+
 def asleep(node: SlurmNode) -> bool:
     """Kept from jobs by us for that, or by its pod itself when it ended, and by nobody else."""
-    mine = node.ours and words.kinds(node.reason) <= {"surplus", "gone"}
+    mine = node.ours and words.kinds(node.reason) <= {"surplus", "gone", "deadline", LEND}
     return (node.drained or node.down) and not node.record.busy and (mine or node.record.held_by_us)
 
 

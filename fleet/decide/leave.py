@@ -9,7 +9,7 @@ from fleet.decide.causes import LEAVE, OF_POOL, TO_GO
 from fleet.world.slurm import Slurm, SlurmNode
 from fleet.world.world import Worker
 
-WHY = ("going", "lost", "surplus", "update")
+WHY = ("going", "lost", "surplus", "update", "lend")
 
 
 def is_to_go(worker: Worker, causes: Mapping[str, str]) -> bool:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from fleet.errors import FleetError
-from fleet.world import reading
+from fleet.world import guests, reading
+from fleet.world.guests import Amounts, Guest
 from fleet.world.machine import Machine
 from fleet.world.pool import CANONICAL, MADE_OF, POOL, WorkerPool
 from fleet.world.reading import Object
@@ -43,6 +45,7 @@ class Condition:
 class Taint:
     key: str
     value: str = ""
+    effect: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,7 @@ class Node:
     conditions: Mapping[str, Condition] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
+    room: Amounts = field(default_factory=dict)  # for all its pods together; empty: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,7 @@ class Pod:
     ended: str = ""  # how, where nothing of it runs any more
     free: bool = False  # labelled so by the fleet: it may be evicted
     lost: bool = False  # and that is because Slurm did not know it
+    requests: Amounts = field(default_factory=dict)  # empty: not known
     conditions: Mapping[str, Condition] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
 
@@ -102,6 +107,8 @@ class Kubernetes:
     # Objects that are there and could not be read, by kind and name: nothing is concluded from their absence.
     unread: Mapping[str, str] = field(default_factory=dict)
     whose: str = ""  # the mark of this fleet
+    # Of the namespaces to whose pods machines are lent; None: not known just now.
+    guests: tuple[Guest, ...] | None = ()
 
     def made(self, name: str) -> bool | None:
         """Whether a worker of that name is made, now or again; None: nobody says, or it is none of the release's."""
@@ -180,6 +187,7 @@ def node(item: Object, whose: str) -> Node:
         annotations=reading.texts(metadata.get("annotations"), "metadata.annotations"),
         # The same few on ten thousand Nodes.
         labels={sys.intern(key): sys.intern(value) for key, value in labels.items()},
+        room=_amounts(guests.amounts, status.get("allocatable")),
     )
 
 
@@ -205,9 +213,18 @@ def pod(item: Object) -> Pod:
         ended=_ended(status),
         free=labels.get(FREE) in ("true", LOST),
         lost=labels.get(FREE) == LOST,
+        requests=_amounts(guests.requests, spec),
         conditions=found,
         annotations=reading.texts(metadata.get("annotations"), "metadata.annotations"),
     )
+
+
+def _amounts(read: Callable[[Any], dict[str, int]], said: object) -> Amounts:
+    """What nobody but a lender asks for: an object that else can be read is not unread for it."""
+    try:
+        return {sys.intern(key): much for key, much in read(said).items()}
+    except FleetError:
+        return {}
 
 
 def _made_of(spec: Object) -> str:
@@ -259,6 +276,7 @@ def taint(item: object) -> Taint:
     return Taint(
         reading.text(one.get("key"), "spec.taints.key", needed=True),
         reading.text(one.get("value"), "spec.taints.value"),
+        reading.text(one.get("effect"), "spec.taints.effect"),
     )
 
 

@@ -14,7 +14,7 @@ import yaml
 from kubernetes_asyncio import client
 
 from fleet.act import fencing
-from fleet.act.kubernetes import Api, ApiError
+from fleet.act.kubernetes import GUESTS, Api, ApiError
 from fleet.act.lead import ours
 from fleet.act.machines import change
 from fleet.act.pools.pods import change as change_pool
@@ -334,6 +334,30 @@ def test_what_giving_a_machine_up_needs_is_needed_and_is_there_for_it_alone(plac
     finally:
         place.api.merge(where, {"rules": item["rules"]})
     assert place.uid("namespaces/hpc/pods/slurm-worker-0") == worker
+
+
+def test_what_lending_needs_is_needed_and_is_there_for_the_named_namespace_alone(place: Place) -> None:
+    lends = {"namespaces": ["llm"], "classes": ["inference"], "pools": {"worker": 0.5}}
+    found = chart(pools=True, cordon=True, machines=TREATS, lend=lends)
+    items = [one for one in found if one["metadata"].get("namespace") == "llm"]
+    assert [one["kind"] for one in items] == ["Role", "RoleBinding"]
+    kind = f"{GUESTS}llm"
+    assert place.do(partial(_listed, kind=kind)) == 403, "unless it is named nothing there is read"
+    place.api.ask("POST", "/api/v1/namespaces", {"metadata": {"name": "llm"}})
+    pods = "/api/v1/namespaces/llm/pods"
+    place.api.ask("POST", "/api/v1/namespaces/llm/serviceaccounts", {"metadata": {"name": "default"}})
+    place.api.ask("POST", pods, {"metadata": {"name": "a"}, "spec": {"containers": [{"name": "x", "image": "x"}]}})
+    for item in items:
+        place.api.ask("POST", path(item), item)
+    for verb in ("list", "watch"):
+        deed = partial(_listed, kind=kind, watch=verb == "watch")
+        until(partial(_answers, place, deed, 200), f"with it this is done: {verb}")
+        with place.without(items[0], 0, verb):
+            until(partial(_answers, place, deed, 403), f"without it this is refused: {verb}")
+    assert place.asked_as(place.token, "GET", f"{pods}/a") == 403
+    assert place.asked_as(place.token, "DELETE", f"{pods}/a") == 403
+    assert place.asked_as(place.token, "PATCH", f"{pods}/a", {"metadata": {"labels": {"x": "y"}}}) == 403
+    assert place.asked_as(place.token, "GET", "/api/v1/namespaces/other/pods") == 403
 
 
 async def _listed(api: Api, kind: str, *, watch: bool = False) -> None:

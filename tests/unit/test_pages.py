@@ -31,6 +31,7 @@ BLOCKS = {
     "drain": {"runs": 2, "needs kubernetes": 1},
     "gitops": {"runs": 2, "file": 1, "needs kubernetes": 2},  # here
     "install-on-kubernetes": {"runs": 3, "values": 5, "needs kubernetes": 2},
+    "lend-machines-to-inference": {"values": 1, "shown": 1, "needs kubernetes": 2},
     "let-a-pool-grow-and-shrink": {"values": 1, "needs kubernetes": 2},
     "operate-a-pod": {"runs": 2},
     # tests/container/images/test_push.py pushes

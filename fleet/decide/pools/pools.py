@@ -8,13 +8,14 @@ from operator import attrgetter
 
 from fleet import words
 from fleet.decide.actions import Action, Adopt, CreatePod, Evict, NotePool, Tell
-from fleet.decide.causes import LEAVE, OF_POOL, of_node, silent_for
-from fleet.decide.pools import ended
+from fleet.decide.causes import LEAVE, OF_POOL, well
+from fleet.decide.pools import ended, lend
 from fleet.decide.pools.elastic import SURPLUS, Sized, left, sized
+from fleet.decide.pools.rivals import refusals
 from fleet.decide.pools.turns import Stale, is_to_go, turns
 from fleet.policy import Policy
 from fleet.words import plain
-from fleet.world.kubernetes import Kubernetes, Node, Pod
+from fleet.world.kubernetes import Kubernetes, Pod
 from fleet.world.pool import PoolStatus, Stand, WorkerPool
 from fleet.world.slurm import Slurm
 from fleet.world.world import Worker
@@ -80,36 +81,19 @@ def pools(
             actions.append(Tell(pool.name, "pool", "none of its pods is touched: a StatefulSet of its name makes them"))
             continue
         size = sizes.get(pool.name)
-        here = Here(pool, kubernetes, everyone, now, policy, size)
+        given = lend.lent(pool, everyone, kubernetes, slurm, now, policy)
+        here = Here(pool, kubernetes, everyone, now, policy, size, given)
         causes |= turns(pool, here.in_turn(), len(here.away | here.not_back), slurm, now, policy)
         if size is not None:
             causes |= {name: {SURPLUS: why} for name, why in size.going.items()}
             spare |= size.going.keys()
             actions += size.tells
+        causes |= given.causes
+        spare |= given.to.keys()
+        actions += given.tells
         most[pool.label], missing[pool.label] = pool.most, here.missing
         actions += [*here.never_placed(slurm), *here.ended(slurm), *here.to_come(), *here.note()]
     return Pools(causes, False, most, missing, tuple(actions), frozenset(spare), fed)
-
-
-def refusals(kubernetes: Kubernetes) -> Mapping[str, str]:
-    """Pools that are in an older one's way, and why. One that is about to go still has its pods."""
-    labels: dict[str, str] = {}
-    names: dict[str, str] = {}
-    refused: dict[str, str] = {}
-    elastic: list[WorkerPool] = []
-    for pool in sorted((kubernetes.pools or {}).values(), key=lambda one: (one.created, one.uid)):
-        wanted = kubernetes.wanted.get(pool.name, {})
-        if pool.label in labels:
-            refused[pool.name] = f"none of its pods is touched: {labels[pool.label]}, older, has its label {pool.label}"
-        elif both := next((name for name in wanted if name in names), "") or next(filter(pool.may_have, names), ""):
-            refused[pool.name] = f"none of its pods is touched: {names[both]}, older, has {both} too"
-        elif other := next((one for one in elastic if any(map(one.may_have, wanted))), None):
-            refused[pool.name] = f"none of its pods is touched: {other.name}, older, may have one of their names"
-        else:
-            elastic += [pool] if pool.elastic else []
-            labels[pool.label] = pool.name
-            names |= dict.fromkeys(wanted, pool.name)
-    return refused
 
 
 def _before(worker: Worker) -> Causes:
@@ -129,12 +113,13 @@ class Here:
         now: float,
         policy: Policy,
         size: Sized | None = None,
+        given: lend.Lent = lend.NONE,
     ) -> None:
         self.pool, self.kubernetes, self.now, self.policy = pool, kubernetes, now, policy
-        self.size = size
+        self.size, self.given = size, given
         self.names = size.names if size else kubernetes.wanted.get(pool.name, {})
         self.workers = {one.name: one for one in everyone if one.pod.owner == pool.uid}
-        self.absent = [name for name in self.names if self._absent(name)]
+        self.absent = [name for name in self.names if name not in given.to and self._absent(name)]
         self.left = [pod for pod in kubernetes.pods.values() if self._left(pod)]
         self.missing = frozenset(name for name in self.absent if self._takes(self.names[name]))
         # Those of its label that it has not taken over yet among them.
@@ -166,7 +151,7 @@ class Here:
 
     def _stale(self, worker: Worker) -> Stale | None:
         pod, pool = worker.pod, self.pool
-        if pod.ended:
+        if pod.ended or pod.name in self.given.to:
             return None  # it goes for that
         if pod.name not in self.names:
             if self.size is not None:
@@ -233,7 +218,7 @@ class Here:
         ]
         unwell = sorted((self.away | {*self.absent}) & self.names.keys())
         status = PoolStatus(
-            wanted=self.size.wanted if self.size else len(self.names),
+            wanted=self.size.wanted if self.size else len(self.names.keys() - self.given.to.keys()),
             replicas=len(mine),
             ready=sum(pod.ready for pod in mine),
             updated=len(updated),
@@ -246,6 +231,7 @@ class Here:
                 ),
                 self._stand("Updated", not left, "AllUpdated", "Refused" if refused else "Updating", left),
                 *self._fits(),
+                *self._whole(),
             ),
             adopted=(pool.status.adopted or pool.hash) if taken else "",
             ended=ended.counted(pool.status.ended, self._is_to_be, {pod.name: pod for pod in mine}, self.now),
@@ -259,6 +245,10 @@ class Here:
             yield self._stand("Fits", not word, "Fits", word, why)
         elif self.size is not None:
             yield from (one for one in self.pool.status.conditions if one.type == "Fits")
+
+    def _whole(self) -> Iterator[Stand]:
+        if self.given.may:
+            yield self._stand("Whole", not self.given.to, "Whole", "Lends", self.given.words)
 
     def _left_over(self) -> str:
         surplus = sum(name not in self.names for name in self.workers)
@@ -275,11 +265,6 @@ class Here:
         wanted = Stand(type_, str(yes), good if yes else bad, "" if yes else message)
         before = next((one for one in self.pool.status.conditions if one.type == type_), None)
         return replace(wanted, since=before.since if before and before.status == wanted.status else int(self.now))
-
-
-def well(node: Node, policy: Policy, now: float) -> bool:
-    """A pod that is made for it can be placed there."""
-    return not (node.cordoned or node.fenced or silent_for(node, now) >= 0 or of_node(node, policy, now))
 
 
 def _few(names: list[str]) -> str:

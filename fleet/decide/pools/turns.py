@@ -51,7 +51,7 @@ def turns(
     known = [one for one in stale if _known(one.worker, slurm, now, policy)]
     for one in sorted(known, key=lambda one: (turn(one.worker, slurm), one.worker.name)):
         node, said = one.worker.slurm, {one.kind: one.why}
-        if node is not None and _others(node, one.kind):
+        if node is not None and held_by_others(node, one.kind):
             found[one.worker.name] = said
             continue
         match turn(one.worker, slurm):
@@ -96,7 +96,7 @@ def _known(worker: Worker, slurm: Slurm, now: float, policy: Policy) -> bool:
     return worker.name not in slurm.unread and not worker.pod.ready and now - worker.pod.created >= policy.lost_s
 
 
-def _others(node: SlurmNode, kind: str) -> bool:
+def held_by_others(node: SlurmNode, kind: str) -> bool:
     """Held by somebody else, or resumed by a person who has said it twice."""
     if node.ours:
         return False

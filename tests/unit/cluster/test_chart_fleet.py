@@ -36,7 +36,7 @@ def only(documents: list[Document], kind: str, name: str = "slurm-fleet") -> dic
 def rules(documents: list[Document]) -> dict[str, dict[str, Any]]:
     found = {}
     for one in documents:
-        if one["kind"] in ("Role", "ClusterRole") and one["metadata"]["name"].endswith("-fleet"):
+        if one["kind"] in ("Role", "ClusterRole") and one["metadata"]["name"].endswith(("-fleet", "-fleet-guests")):
             for rule in one["rules"]:
                 for resource in rule["resources"]:
                     where = f" in {one['metadata']['namespace']}" if "namespace" in one["metadata"] else ""
@@ -213,6 +213,24 @@ def test_jobs_are_started_only_where_a_remedy_is_one() -> None:
         assert policy_from_json(only(documents, "ConfigMap")["data"]["policy.json"]).machines.mode == mode
 
 
+LENDS = {"namespaces": ["llm"], "classes": ["inference"], "pools": {"gpu": 0.5}, "notice": "10m"}
+
+
+def test_pods_of_others_are_read_where_the_policy_names_their_namespace_and_nowhere_else() -> None:
+    documents = rendered(fleet={**OWNED, "policy": {"lend": LENDS}})
+    found = rules(documents)
+    assert found.keys() - rules(rendered(fleet=OWNED)).keys() == {"Role pods in llm"}
+    assert found["Role pods in llm"] == {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}
+    env = {one["name"]: one.get("value", "x") for one in env_of(documents)}
+    assert from_environment(env).guests == ("llm",)
+    assert policy_from_json(only(documents, "ConfigMap")["data"]["policy.json"]).lend.pools == {"gpu": 0.5}
+    with pytest.raises(ClusterError, match="workerPools"):
+        rendered(fleet={"policy": {"lend": LENDS}})
+    for wrong in ({"pools": {"gpu": 2}}, {"namespaces": ["a b"]}, {"class": ["x"]}):
+        with pytest.raises(ClusterError):
+            rendered(fleet={**OWNED, "policy": {"lend": {**LENDS, **wrong}}})
+
+
 def test_the_chart_knows_all_of_the_policy_of_machines() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     known = schema["properties"]["fleet"]["properties"]["policy"]["properties"]["machines"]["properties"]
@@ -279,7 +297,7 @@ def test_a_pool_lets_go_of_pods_that_are_drained_and_idle_and_of_no_others() -> 
 def test_who_it_is_given_to_is_its_own_account_and_no_pods_of_the_cluster() -> None:
     documents = rendered()
     for one in documents:
-        if one["kind"].endswith("RoleBinding") and one["metadata"]["name"].endswith("-fleet"):
+        if one["kind"].endswith("RoleBinding") and one["metadata"]["name"].endswith(("-fleet", "-fleet-guests")):
             assert one["subjects"] == [{"kind": "ServiceAccount", "name": "slurm-fleet", "namespace": "hpc"}]
     using = [
         one["metadata"]["name"]

@@ -34,9 +34,9 @@ def test_free_is_what_nodes_that_take_work_have_left(motd: ModuleType) -> None:
     lines = motd.table(
         sinfo(
             motd,
-            ("gpu*", "3", "mix", "32/160/0/192", "gpu:h100:8(S:0-1),nvme:4", "gpu:h100:2(IDX:0-1)"),
-            ("gpu*", "1", "drain", "0/0/64/64", "gpu:h100:8(S:0-1)", "gpu:h100:0(IDX:N/A)"),
-            ("cpu", "2", "idle", "0/64/0/64", "(null)", "gpu:0"),
+            ("gpu*", "3", "mix", "32/160/0/192", "gpu:h100:8(S:0-1),nvme:4", "gpu:h100:2(IDX:0-1)", "none"),
+            ("gpu*", "1", "drain", "0/0/64/64", "gpu:h100:8(S:0-1)", "gpu:h100:0(IDX:N/A)", "fan 3"),
+            ("cpu", "2", "idle", "0/64/0/64", "(null)", "gpu:0", "none"),
         )
     )
     assert [line.split() for line in lines[1:]] == [
@@ -46,8 +46,17 @@ def test_free_is_what_nodes_that_take_work_have_left(motd: ModuleType) -> None:
 
 
 def test_a_node_that_does_not_answer_offers_nothing(motd: ModuleType) -> None:
-    (_, line) = motd.table(sinfo(motd, ("all*", "2", "idle*", "0/8/0/8", "(null)", "gpu:0")))
+    (_, line) = motd.table(sinfo(motd, ("all*", "2", "idle*", "0/8/0/8", "(null)", "gpu:0", "none")))
     assert line.split() == ["all*", "0/2", "0/8", "-"]
+
+
+def test_what_comes_when_jobs_ask_is_said_in_a_line(motd: ModuleType) -> None:
+    # What the fleet says of a pod that it has sent to sleep.
+    sleeps = "minivm: fleet: surplus: idle for 600 s, slurm-gpu grows again when jobs ask"
+    nodes = ("gpu*", "5", "drain*", "0/0/320/320", "gpu:h100:8", "gpu:h100:0(IDX:N/A)", sleeps)
+    lines = motd.table(sinfo(motd, nodes, ("gpu*", "1", "idle", "0/64/0/64", "gpu:h100:8", "gpu:h100:0", "none")))
+    assert lines[1].split()[:2] == ["gpu*", "1/6"]
+    assert lines[-1] == "More nodes come when jobs ask for them: 5 of gpu"
 
 
 @pytest.mark.parametrize(

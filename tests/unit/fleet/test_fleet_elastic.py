@@ -10,7 +10,7 @@ import pytest
 
 from fleet.decide.actions import Adopt, CreatePod, Drain, Evict, Remove, Undrain
 from fleet.decide.memory import Memory
-from fleet.decide.pools.pools import refusals
+from fleet.decide.pools.rivals import refusals
 from fleet.errors import FleetError
 from fleet.policy import Policy
 from fleet.world.kubernetes import Kubernetes

@@ -16,7 +16,7 @@ from fleet import crd_pools
 from fleet.act.pools.pods import pod
 from fleet.decide.actions import Adopt, CreatePod, Drain, Evict, NotePool, Undrain
 from fleet.decide.memory import Memory
-from fleet.decide.pools.pools import refusals
+from fleet.decide.pools.rivals import refusals
 from fleet.errors import FleetError
 from fleet.policy import Policy
 from fleet.world.kubernetes import Node, together

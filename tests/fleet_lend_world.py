@@ -1,0 +1,146 @@
+"""Both worlds with a pool that lends machines, pods of others that find no room, and a scheduler that places them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fleet import words
+from fleet.decide.actions import Change, Drain, Evict
+from fleet.decide.causes import LEND
+from fleet.policy import Lend, Policy
+from fleet.world.guests import Guest, guest
+from fleet.world.kubernetes import Kubernetes
+from fleet.world.world import World
+from tests.fleet_pools_world import PoolWorlds
+from tests.fleet_world import stamp
+
+CLASS, NAMESPACE, NOTICE_S = "inference", "llm", 600.0
+LENDS = Lend((NAMESPACE,), (CLASS,), {"w": 0.5}, NOTICE_S)
+GPU = "nvidia.com/gpu"
+
+
+@dataclass
+class Asked:
+    gpus: int
+    created: float
+    node: str = ""
+    class_: str = CLASS
+    # Further fields of its spec.
+    more: dict[str, Any] | None = None
+    # What keeps it away, whatever room there is.
+    hindered: bool = False
+
+
+class LendWorlds(PoolWorlds):
+    """Machines of 8 GPUs, of which a worker has all."""
+
+    def __init__(self, size: int = 4, lend: Lend = LENDS, policy: Policy | None = None, **update: Any) -> None:
+        self.asked: dict[str, Asked] = {}
+        self.began: dict[str, float] = {}
+        self.full = 8
+        self.lends = False  # in this moment
+        super().__init__(size, replace(policy or Policy(), lend=lend), per_node=True, **update)
+
+    def world(self, *, blind: str = "") -> World:
+        found = super().world(blind=blind)
+        if not isinstance(found.kubernetes, Kubernetes):
+            return found
+        guests = None if blind == "guests" else tuple(map(self.guest, self.asked))
+        return replace(found, kubernetes=replace(found.kubernetes, guests=guests))
+
+    def guest(self, name: str) -> Guest:
+        one = self.asked[name]
+        container = {"name": "x", "resources": {"requests": {GPU: str(one.gpus)}}}
+        no = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+        where = {"nodeName": one.node} if one.node else {}
+        return guest(
+            {
+                "metadata": {"name": name, "namespace": NAMESPACE, "creationTimestamp": stamp(one.created)},
+                "spec": {"priorityClassName": one.class_, "containers": [container], **where, **(one.more or {})},
+                "status": {"phase": "Running"} if one.node else {"phase": "Pending", "conditions": [no]},
+            }
+        )
+
+    def _node(self, name: str) -> dict[str, Any]:
+        item = super()._node(name)
+        item["status"]["allocatable"] = {GPU: "8", "cpu": "128"}
+        return item
+
+    def _pod(self, name: str) -> dict[str, Any]:
+        item = super()._pod(name)
+        containers = item["spec"].setdefault("containers", [{"name": "worker"}])
+        containers[0]["resources"] = {"requests": {GPU: str(self.full)}}
+        return item
+
+    # What others do.
+
+    def wants_machine(self, name: str, gpus: int = 8, *, hindered: bool = False, **more: Any) -> None:
+        self.asked[name] = Asked(gpus, self.now, more=more or None, hindered=hindered)
+
+    def schedules(self) -> None:
+        for name, one in self.asked.items():
+            for node in self.nodes if not (one.node or one.hindered) else ():
+                used = sum(8 for pod in self.pods.values() if pod.node == node)
+                used += sum(other.gpus for other in self.asked.values() if other.node == node)
+                well = not self.nodes[node].cordoned and self.nodes[node].ready and not self.nodes[node].taints
+                fits = self.guest(name).suits(node, self.nodes[node].labels, ())
+                if used + one.gpus <= 8 and well and fits:
+                    one.node = node
+                    break
+
+    def kubelets(self) -> None:
+        """A pod whose machine somebody else has waits there for its end."""
+        super().kubelets()
+        self.schedules()
+
+    def goes_on(self, seconds: float = 60, looks: int = 4) -> None:
+        self.now += seconds
+        for _ in range(looks):
+            self.look()
+            self.kubelets()
+        self.look()
+
+    # What there is, and what must never happen.
+
+    def lent(self) -> set[str]:
+        return {
+            name
+            for name, node in self.slurm.items()
+            if node.drained_by == "fleet" and LEND in words.kinds(node.reason) and name in self.world_names()
+        }
+
+    def away(self) -> set[str]:
+        gone = {name for name in self.lent() if name not in self.pods or name in self.leaving}
+        return set() if self.lends else super().away() - gone
+
+    def _evicted(self, name: str) -> None:
+        """What is lent has a budget of its own, whoever else is away."""
+        self.lends = name in self.lent()
+        super()._evicted(name)
+        self.lends = False
+
+    def spare(self) -> set[str]:
+        return self.lent()
+
+    def kept_idle(self) -> set[str]:
+        return super().kept_idle() - self.lent()
+
+    def perform(self, change: Change) -> None:
+        before = self.lent()
+        match change:
+            case Drain(name, reason) if LEND in words.kinds(reason) and self.still(name, change.was):
+                if change.down:
+                    assert self.now - self.began[name] >= NOTICE_S, "jobs end before their time is over"
+                    assert name in before
+                elif name not in before:
+                    share = self.policy.lend.pools.get("w", 0.0)
+                    assert len(before) < int(share * len(self.world_names())), "above budget"
+                    self.began[name] = self.now
+            case Evict(name) if "wanted by" in change.why:
+                assert name in before, "it is not drained for that"
+        super().perform(change)
+
+    def all_well(self) -> None:
+        self.asked.clear()
+        super().all_well()
