@@ -29,6 +29,7 @@ from pathlib import Path
 from fleet import words
 from fleet.act.slurm import SlurmRest
 from fleet.policy import STATE
+from fleet.world.kubernetes import mark
 from fleet.world.slurm import Seen
 from tests.container.init_pods import slurm_conf, world
 from tests.kubernetes import programs
@@ -37,20 +38,24 @@ from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[1]
 NODES = int(os.environ.get("MINIVM_BENCH_NODES", "5000"))
-CORDONS, IDLE_S = 100, 60.0
+CORDONS, IDLE_S = 100, 30.0
+# What was shown before may be shown in other words: idle it is when nothing was written for so long.
+CALM_S = 5.0
 # Of the machines, within a minute, and what the fleet does until a minute after that.
 SHARE, WITHIN_S, LATER_S = 0.3, 60.0, 80.0
 # Each kubelet writes its Node's status so often when nothing changes.
 HEARTBEAT_S = 300.0
 HANDS = 8
+LEASE = "slurm-fleet"
 JWT = ("AuthAltTypes=auth/jwt", "AuthAltParameters=jwt_key=/etc/slurm/jwt_hs256.key")
 UNTOUCHED, LIFTED = (Seen(drained=False, down=False, reason=reason, comment="") for reason in ("", words.LIFTED))
 STRATEGIC = "application/strategic-merge-patch+json"
 LABELS = {"app.kubernetes.io/name": "minivm", "app.kubernetes.io/instance": "slurm", "minivm.io/pool": "w"}
 WORKER = {**LABELS, "app.kubernetes.io/component": "worker"}
 SINCE = "2026-11-20T00:00:00Z"
-# As a fleet before it has left it.
+# As a fleet before it has left it, on a pod and, where it says whose it is, on a Node.
 SHOWN = {"type": STATE, "status": "True", "reason": "TakesJobs", "lastTransitionTime": SINCE}
+BESIDE = {**SHOWN, "message": mark("default", "slurm")}
 
 
 class Site:
@@ -60,7 +65,6 @@ class Site:
         self.api, self.rest, self.key, self.directory, self.size = api, rest, key, directory, size
         self.slurm = SlurmRest(rest, key)
         self.policy = directory / "policy.json"
-        self.metrics_at = f"127.0.0.1:{free_port()}"
         self._own = threading.local()
         self.stop = threading.Event()
         self.silent: set[int] = set()
@@ -79,6 +83,7 @@ class Site:
 
     def fill(self) -> None:
         self.ask("POST", "/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": "default"}})
+        self.ask("POST", "/apis/coordination.k8s.io/v1/namespaces/default/leases", {"metadata": {"name": LEASE}})
         template = {"metadata": {"labels": WORKER}, "spec": {"containers": [{"name": "w", "image": "x"}]}}
         spec = {"replicas": self.size, "selector": {"matchLabels": WORKER}, "serviceName": "w", "template": template}
         sets = "/apis/apps/v1/namespaces/default/statefulsets"
@@ -88,7 +93,7 @@ class Site:
 
     def make(self, number: int) -> None:
         pods = "/api/v1/namespaces/default/pods"
-        self.ask("POST", "/api/v1/nodes", {"metadata": {"name": f"n-{number}"}, "status": status(True, SHOWN)})
+        self.ask("POST", "/api/v1/nodes", {"metadata": {"name": f"n-{number}"}, "status": status(True, BESIDE)})
         spec = {"nodeName": f"n-{number}", "containers": [{"name": "worker", "image": "x"}]}
         self.ask("POST", pods, {"metadata": {"name": f"w-{number}", "labels": WORKER}, "spec": spec})
         ready = {"type": "Ready", "status": "True", "lastTransitionTime": SINCE}
@@ -133,8 +138,9 @@ def status(ready: bool, *more: dict[str, str]) -> dict[str, object]:
 class Running:
     """`fleet run`, as it is, with what it says of itself and what it costs."""
 
-    def __init__(self, site: Site) -> None:
-        self.site, self.log = site, site.directory / "fleet.log"
+    def __init__(self, site: Site, name: str = "fleet") -> None:
+        self.site, self.log = site, site.directory / f"{name}.log"
+        self.metrics_at = f"127.0.0.1:{free_port()}"
         env = {
             **{key: value for key, value in os.environ.items() if key in ("PATH", "HOME")},
             "KUBECONFIG": str(site.api.kubeconfig),
@@ -143,7 +149,9 @@ class Running:
             "MINIVM_FLEET_SLURM": site.rest,
             "MINIVM_FLEET_KEY": str(site.key),
             "MINIVM_FLEET_POLICY": str(site.policy),
-            "MINIVM_FLEET_HTTP": site.metrics_at,
+            "MINIVM_FLEET_HTTP": self.metrics_at,
+            "MINIVM_FLEET_LEASE": LEASE,
+            "MINIVM_POD_NAME": name,
         }
         with self.log.open("wb") as log:
             command = [sys.executable, "-u", "-m", "fleet", "run"]
@@ -153,7 +161,7 @@ class Running:
         """0 where it is not said, or not yet."""
         assert self.process.poll() is None, self.log.read_text()[-4000:]
         try:
-            with urllib.request.urlopen(f"http://{self.site.metrics_at}/metrics", timeout=30) as reply:
+            with urllib.request.urlopen(f"http://{self.metrics_at}/metrics", timeout=30) as reply:
                 text = reply.read().decode()
         except OSError:
             return 0
@@ -207,32 +215,50 @@ def site(directory: Path, size: int) -> Iterator[Site]:
 def main() -> int:
     with tempfile.TemporaryDirectory(prefix="minivm-bench-") as directory, site(Path(directory), NODES) as made:
         fleet = Running(made)
-        try:
-            measure(made, fleet)
-        finally:
-            fleet.end()
+        with contextlib.ExitStack() as stack:
+            stack.callback(fleet.end)
+            known_by(made, fleet)
+            # It waits for the Lease.
+            other = Running(made, "other")
+            stack.callback(other.end)
+            measure(made, fleet, other)
     return 0
 
 
-def measure(made: Site, fleet: Running) -> None:
+def known_by(made: Site, fleet: Running) -> None:
     begun = time.monotonic()
     until(partial(known, made, fleet), "both sides are known", within=300, seen=fleet.log.read_text)
     row(f"{made.size} Nodes, pods and nodes of Slurm, from its start to known and decided on", since(begun), "s")
     row("memory, and at its most", fleet.memory("VmRSS"), "MB", f"{fleet.memory('VmHWM'):.0f}")
-    row("of a processor, nothing happens but heartbeats", idle(fleet) * 100, "%")
+
+
+def measure(made: Site, fleet: Running, other: Running) -> None:
+    until(lambda: other.metric("known", '{side="kubernetes"}'), "the other one follows", seen=other.log.read_text)
+    calm(fleet)
+    used, waits = idle(fleet, other)
+    row("of a processor, nothing happens but heartbeats", used * 100, "%")
+    row("the same of the one that waits for the Lease", waits * 100, "%", f"{other.memory('VmRSS'):.0f} MB")
     cordons(made)
     mass(made, fleet)
     row("memory after all that, and at its most", fleet.memory("VmRSS"), "MB", f"{fleet.memory('VmHWM'):.0f}")
+
+
+def calm(fleet: Running) -> None:
+    """Until what is due from the beginning is done."""
+    before = -1
+    while before != (before := sum(fleet.done(one) for one in ("showonpod", "showonnode", "drain", "undrain"))):
+        time.sleep(CALM_S)
 
 
 def known(made: Site, fleet: Running) -> bool:
     return fleet.metric("workers") == made.size and fleet.metric("known", '{side="slurm"}') == 1
 
 
-def idle(fleet: Running) -> float:
-    before, begun = fleet.processor(), time.monotonic()
+def idle(*fleets: Running) -> list[float]:
+    before, begun = [one.processor() for one in fleets], time.monotonic()
     time.sleep(IDLE_S)
-    return (fleet.processor() - before) / since(begun)
+    took = since(begun)
+    return [(one.processor() - was) / took for one, was in zip(fleets, before, strict=True)]
 
 
 def cordons(made: Site) -> None:
@@ -245,6 +271,7 @@ def cordons(made: Site) -> None:
         until(partial(made.drained, number), "it is drained")
         took.append(since(begun))
     took.sort()
+    row(f"the load of this machine, of {os.cpu_count()} cores", os.getloadavg()[0], "")
     worst = f"p99 {took[int(len(took) * 0.99) - 1]:.2f}, worst {took[-1]:.2f}"
     row(f"a cordon seen in Slurm, median of {len(took)}", statistics.median(took), "s", worst)
     begun = time.monotonic()

@@ -84,7 +84,7 @@ class Policy:
     not_ready_s: float = 60.0
     # What machines say by themselves (conditions, not ready) may hold this share of the workers, and at least one.
     share: float = 0.2
-    # So many changes in Slurm a pass; the others wait for the next.
+    # So many changes in Slurm a pass, and so many drains a second that people ask for; the others wait for the next.
     changes: int = 30
     # What is shown and what is lifted ends nobody's job: so many a second.
     rate: int = 100
