@@ -81,7 +81,8 @@ def run_here(work: Callable[[], bytes], env: Mapping[str, str], deadline_s: floa
     """
     # What is not out yet would be said twice.
     _flush()
-    return _watch(partial(_fork, work, env), "a fork", deadline_s, UNFIT)
+    # Also where it is given up: it has started others, in groups of their own, and ends them.
+    return _watch(partial(_fork, work, env), "a fork", deadline_s, UNFIT, grace_s=GRACE_S)
 
 
 def _spawn(argv: list[str], env: Mapping[str, str], out: int, err: int) -> int:
@@ -153,7 +154,9 @@ def _flush() -> None:
             stream.flush()
 
 
-def _watch(start: Callable[[int, int], int], name: str, deadline_s: float, unfit: int) -> Outcome:
+def _watch(
+    start: Callable[[int, int], int], name: str, deadline_s: float, unfit: int, *, grace_s: float = 0.0
+) -> Outcome:
     """`start` is given the two ends to write to, and returns the pid, which leads a group of its own."""
     begun = time.monotonic()
     out_r, out_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -181,14 +184,28 @@ def _watch(start: Callable[[int, int], int], name: str, deadline_s: float, unfit
     finally:
         if pid:
             # We are being stopped ourselves: leave nothing behind.
-            _kill(pid, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
+            _give_up(pid, grace_s)
         os.close(out_r)
         os.close(err_r)
     seconds = time.monotonic() - begun
     broken = "" if ended else f"did not end within {deadline_s:g} s"
     return Outcome(code if ended else None, seconds, out, err, broken or why_broken(code, unfit))
+
+
+def _give_up(pid: int, grace_s: float) -> None:
+    """Without a second word of who gives us up in between: it would leave the rest undone."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, GIVES_UP)
+    try:
+        with contextlib.suppress(ChildProcessError):
+            if grace_s:
+                _kill(pid, signal.SIGTERM)
+            until = time.monotonic() + grace_s
+            while time.monotonic() < until and not os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                time.sleep(0.005)
+            _kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _read(pid: int, out: int, err: int, deadline: float) -> tuple[str, str, bool]:

@@ -48,9 +48,11 @@ class After:
         first, self._put_off, self._owed_at = not self._put_off, True, now + APART_S
         return first
 
-    def ended(self, pid: int) -> None:
+    def ended(self, pid: int, status: int = 0) -> None:
         if pid == self._pid:
             self._pid = 0
+            if os.WIFSIGNALED(status):  # for want of memory, say: nobody has looked
+                self.owe(self._last)
 
     def work(self) -> None:
         """In a fork. A failed check drains by the broker, as one of an epilog's did."""

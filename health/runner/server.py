@@ -233,11 +233,11 @@ class Server:
     def _reap(self) -> None:
         while True:
             try:
-                pid, _ = os.waitpid(-1, os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 return
             if not pid:
                 return
             self._runs.discard(pid)
-            self.after.ended(pid)
+            self.after.ended(pid, status)
             self.hands.ended(pid)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -88,6 +90,47 @@ def test_a_fork_that_takes_no_signal_breaks_or_floods_is_ended_as_a_script_is(tm
         assert process.returncode == 0, told
     session = [one for one in Path("/proc").glob("[0-9]*/stat") if is_of(one, process.pid)]
     assert not session, "who was started by it is ended, too"
+
+
+# A round that is given up in the middle, with a program of its own.
+ROUND = """
+import os, signal, time
+from health.api import Command
+from health.checks.collect import collect
+from health.script import run_here
+
+class GivenUp(BaseException):
+    pass
+
+def give_up(number, frame):
+    raise GivenUp
+
+signal.signal(signal.SIGTERM, give_up)
+place = os.path.abspath("pid")
+
+if not os.fork():
+    while not (os.path.exists(place) and open(place).read().endswith("\\n")):
+        time.sleep(0.01)
+    os.kill(os.getppid(), signal.SIGTERM)
+    os._exit(0)
+asked = [Command("slow", ("sh", "-c", f"echo $$ > {place}; exec sleep 600"), deadline_s=600.0)]
+try:
+    run_here(lambda: collect(asked) and b"", {"PATH": os.environ["PATH"]}, 60.0)
+except GivenUp:
+    print(open(place).read().strip())
+"""
+
+
+def test_a_round_that_is_given_up_leaves_no_program_of_its_own(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", ROUND]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    left = Path(f"/proc/{done.stdout.strip()}/cmdline")
+    try:
+        until(lambda: not left.exists() or b"sleep" not in left.read_bytes(), "its program is gone", within=10)
+    finally:
+        if left.exists():
+            os.kill(int(done.stdout), signal.SIGKILL)
 
 
 # What a check of a site may do to the process that it is loaded into.

@@ -137,7 +137,10 @@ def test_looks_after_jobs_are_apart_and_owed_until_one_is_over() -> None:
     assert after.is_owed and not after.is_due(103.0)
     assert after.times() == [101.0 + APART_S]
     after.began(9, 111.0)
-    after.ended(9)
+    after.ended(9, signal.SIGKILL)
+    assert after.is_owed and after.times() == [111.0 + APART_S], "one that was cut has not looked"
+    after.began(10, 121.0)
+    after.ended(10)
     assert not after.is_owed
 
 
