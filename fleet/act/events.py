@@ -36,10 +36,12 @@ from fleet.decide.actions import (
     Withdraw,
 )
 from fleet.topology.place import Place
-from fleet.world.kubernetes import Kubernetes
+from fleet.world.kubernetes import Kubernetes, Pod
 
 # The API server's own bound.
 MOST = 1024
+# About the whole; and the component of its own pods.
+FLEET = "fleet"
 REASONS = {
     Drain: "Drained",
     Undrain: "Undrained",
@@ -62,6 +64,12 @@ def events(actions: Iterable[Change | Tell], world: Kubernetes, namespace: str, 
     return [one for one in found if one is not None][:most]
 
 
+def _own(name: str, world: Kubernetes) -> Pod | None:
+    """What is told of the whole stands with one of the fleet's own pods."""
+    mine = (pod for _, pod in sorted(world.others.items()) if pod.component == FLEET)
+    return next(mine, None) if name == FLEET else None
+
+
 def event(action: Change | Tell, world: Kubernetes, namespace: str) -> Object | None:
     """None: of nothing that is there, or no news: a condition of the pod says by itself what it says."""
     match action:
@@ -78,7 +86,8 @@ def event(action: Change | Tell, world: Kubernetes, namespace: str) -> Object | 
             | Cordon(name) | Uncordon(name) | Fence(name) | Unfence(name)
         ):  # fmt: skip
             reason, type_, text = REASONS[type(action)], "Normal", in_words(action)
-    if pod := world.pods.get(name) or world.others.get(name):
+    if pod := world.pods.get(name) or world.others.get(name) or _own(name, world):
+        name = pod.name
         of: Object = {"kind": "Pod", "name": name, "uid": pod.uid, "namespace": namespace}
     elif node := world.nodes.get(name):
         # Its Events stand where those of other Nodes do; a Node has no namespace.

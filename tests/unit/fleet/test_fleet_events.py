@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fleet.act.events import event, events
 from fleet.act.words import in_words
 from fleet.decide.actions import Cordon, Evict, Free, ShowOnNode, ShowOnPod, Tell
@@ -22,6 +24,16 @@ def test_an_event_is_of_the_pod_or_of_the_node() -> None:
     assert of_node is not None
     assert of_node["metadata"]["namespace"] == "default"
     assert (of_node["type"], of_node["reason"], of_node["message"]) == ("Normal", "Cordoned", "cordon n0: fan 3")
+
+
+def test_what_is_told_of_the_whole_stands_with_a_pod_of_the_fleet() -> None:
+    others = {
+        name: Pod(name, f"uid-{name}", component=of) for name, of in (("login", "login"), ("slurm-fleet-x", "fleet"))
+    }
+    said = event(Tell("fleet", "clock", "slurmctld's clock is behind ours"), replace(WORLD, others=others), "slurm")
+    assert said is not None
+    assert (said["involvedObject"]["name"], said["involvedObject"]["uid"]) == ("slurm-fleet-x", "uid-slurm-fleet-x")
+    assert (said["type"], said["reason"]) == ("Warning", "Clock")
 
 
 def test_what_is_about_nothing_that_is_there_or_shown_anyway_is_no_event() -> None:
