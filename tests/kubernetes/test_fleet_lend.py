@@ -186,7 +186,7 @@ def test_who_finds_no_room_gets_the_idle_machine_then_the_busy_one_and_both_come
         assert "slurm-gpu-a to llm/second of class inference; slurm-gpu-b to llm/first of class inference" in said
         assert {("b", "Lend"), (a, "Lend")} <= both.events() and (a, "Evicted") in both.events()
         both.ends("first")
-        waited("it comes back", lambda: both.there() == [b] and both.states()[b] in ("idle", "alloc", "mix"))
+        waited("it comes back", lambda: both.there() == [b] and both.states().get(b) in ("idle", "alloc", "mix"))
         assert both.where("second") == "a"
         both.ends("second")
         both.controller.run("scancel", job)
