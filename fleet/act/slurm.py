@@ -56,20 +56,30 @@ class SlurmRest:
         # A connection for each thread. slurmrestd looks for the name of each address that connects, and until it has
         # found it or given up, after seconds, it answers nobody.
         self._own = threading.local()
+        # One looks at a time: an older answer that is read later must not be taken for what is so since the newer one.
+        self._looking = threading.RLock()
 
     def look(self, *, jobs: bool, claims: bool = False) -> Slurm:
         """`jobs`: also which jobs hold nodes; they are asked for only where somebody needs to know. `claims`: also who
         names a node."""
         rest: dict[str, object] = {}
-        text = self._changes()
-        if text is not None:
-            found = slurm.of_nodes(self._each(text, "nodes", rest))
-            self._asked = number(rest.get("last_update"), "last_update")
-            self._last = found
+        with self._looking:
+            text = self._changes()
+            if text is not None:
+                found = slurm.of_nodes(self._each(text, "nodes", rest))
+                self._asked = number(rest.get("last_update"), "last_update")
+                self._last = found
+            last = self._last
         if not jobs:
-            return self._last
+            return last
         holding = self._list("jobs")
-        return slurm.with_jobs(self._last, holding, self._list("reservations") if claims else None)
+        return slurm.with_jobs(last, holding, self._list("reservations") if claims else None)
+
+    def _anew(self, name: str) -> bool:
+        """Whether it knows the node, by a whole answer."""
+        with self._looking:
+            self._asked = 0
+            return name in self.look(jobs=False).nodes
 
     def hour(self) -> int:
         """slurmctld's clock; 0: it does not tell."""
@@ -100,15 +110,15 @@ class SlurmRest:
             return False
         if isinstance(act, Remove):
             self._call("DELETE", _path(act.name))
-            self._asked = 0
+            with self._looking:
+                self._asked = 0
         else:
             self._call("POST", _path(act.name), body(act))
         return True
 
     def still(self, name: str, was: Seen | None) -> bool:
         if was is None:
-            self._asked = 0
-            return name not in self.look(jobs=False).nodes
+            return not self._anew(name)
         found = self._node(name)
         return found is not None and found.seen == was
 
@@ -121,8 +131,7 @@ class SlurmRest:
             answer = self._call("GET", _path(name)) or {}
         except FleetError:
             # It has no word of its own for a node that it does not know.
-            self._asked = 0
-            if name in self.look(jobs=False).nodes:
+            if self._anew(name):
                 raise
             return None
         return slurm.slurm(items(answer.get("nodes"), "nodes")).nodes.get(name)
@@ -150,11 +159,13 @@ class SlurmRest:
         return found
 
     def _text(self, method: str, path: str, data: dict[str, object] | None = None) -> bytes | None:
-        for version in [self._version] if self._version else VERSIONS:
+        known = self._version
+        for version in [known] if known else VERSIONS:
             status, text = self._ask(method, f"/slurm/{version}/{path}", data)
             if status != 404:
                 break
-            self._version = ""  # an upgrade of Slurm drops the oldest
+            if self._version == version:
+                self._version = ""  # an upgrade of Slurm drops the oldest
         if status == UNCHANGED:
             return None
         if status >= 300:

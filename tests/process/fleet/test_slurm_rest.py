@@ -337,3 +337,30 @@ def test_an_answer_of_many_nodes_is_read_one_by_one_and_counts_whole_or_not_at_a
             kept.client.look(jobs=False)
     kept.answer = (304, b"")
     assert kept.client.look(jobs=False) is before
+
+
+def test_of_two_that_look_at_once_the_older_answer_is_not_kept_as_the_newer_one(rest: Rest) -> None:
+    """Undrains of nodes that Slurm knows no more look, several at a time. What is so since the newer answer would be
+    asked for next, and what had changed before it not be known until all is asked for again."""
+    answered, over = threading.Event(), threading.Event()
+    whole = 0
+
+    def answers(method: str, path: str) -> Answer:
+        nonlocal whole
+        if "update_time" in path:
+            return 304, b""
+        whole += 1
+        if whole == 1:
+            answered.set()
+            over.wait(1)  # the other one, if it may, is asked and answered meanwhile
+            return nodes(NODE)
+        return nodes({**NODE, "state": ["IDLE", "DRAIN"]}, last_update={"set": True, "number": 9})
+
+    rest.answers = answers
+    first = threading.Thread(target=lambda: rest.client.look(jobs=False))
+    first.start()
+    assert answered.wait(30)
+    assert rest.client.still("w2", None)
+    over.set()
+    first.join(30)
+    assert rest.client.look(jobs=False).nodes["w1"].drained
