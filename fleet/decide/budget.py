@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from fleet import words
+from fleet.decide.actions import Change, Key, deed
 from fleet.decide.causes import BY_MACHINES
 from fleet.policy import Policy
 from fleet.world.slurm import SlurmNode
@@ -65,3 +66,10 @@ def away(workers: Iterable[Worker]) -> dict[str, set[str]]:
         if worker.pod.deleting or not worker.pod.ready:
             found.setdefault(worker.pod.pool, set()).add(worker.name)
     return found
+
+
+def shared(changes: Collection[Change], refused: Container[Key], most: int) -> list[Change]:
+    """The first ones, so many. Those that were refused before have half of that while others wait: of a thousand that a
+    budget or a policy refuses some are due in each look, and what stands behind them would never be."""
+    later = {deed(one) for one in [one for one in changes if deed(one) in refused][most // 2 :]}
+    return sorted(changes, key=lambda one: deed(one) in later)[:most]

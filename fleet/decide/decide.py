@@ -23,7 +23,7 @@ from fleet.decide.actions import (
     Undrain,
     deed,
 )
-from fleet.decide.budget import Budget, admitted, away, budget
+from fleet.decide.budget import Budget, admitted, away, budget, shared
 from fleet.decide.causes import causes, silent_for
 from fleet.decide.hold import hold
 from fleet.decide.leave import leave
@@ -98,7 +98,7 @@ def decide(world: World, memory: Memory, now: float, policy: Policy) -> Decision
             Tell("fleet", "rate", f"more than {most if len(careful) > most else many} changes are due: the rest follow")
         )
     absent = {node.name: memory.absent.get(node.name, now) for node in gone.awake(world)}
-    made = (*careful[:most], *light[:many])
+    made = (*shared(careful, refused, most), *shared(light, refused, many))
     missed = lost.remembered(world, memory.lost, made, now)
     marks = _marks(memory, world, kubernetes, now, policy, known, rolls)
     paces = {name: pace for name, pace in memory.paces.items() if name in (kubernetes.pools or {})}

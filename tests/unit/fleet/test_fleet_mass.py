@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from fleet.decide.actions import Drain, ShowOnPod, Undrain
+from fleet.decide.memory import Refused
 from fleet.policy import Policy
 from tests.fleet_world import Worlds
 
@@ -75,3 +77,18 @@ def test_what_ends_no_job_does_not_wait_for_the_budget_of_what_may() -> None:
         worlds.cordon(name, on=False)
     worlds.look()  # each is protected first
     assert many(Undrain) == SIZE
+
+
+def test_of_however_many_that_are_refused_again_and_again_others_have_their_turn() -> None:
+    """A policy that lets nobody change pods: a thousand of them are tried again each half minute, in each look some."""
+    worlds = Worlds(SIZE, Policy(changes=10, rate=10), prefix="w-")
+    worlds.settle_in(most=100)
+    no, others = worlds.names[:50], worlds.names[50:]
+    for name in no:
+        worlds.pods[name].free = True
+    for name in others:
+        worlds.pods[name].condition = None
+    refused = {("Protect", name): Refused(9, "no", worlds.now) for name in no}
+    worlds.memory = replace(worlds.memory, refused=refused)
+    changes = worlds.decide(worlds.world()).changes
+    assert (len(changes), sum(isinstance(change, ShowOnPod) for change in changes)) == (30, 15)
