@@ -49,7 +49,8 @@ def turns(
         return found
     used, waiting = away, 0
     known = [one for one in stale if _known(one.worker, slurm, now, policy)]
-    for one in sorted(known, key=lambda one: (turn(one.worker, slurm), one.worker.name)):
+    # Who is held for this keeps his place from who was held for something else that needed none.
+    for one in sorted(known, key=lambda one: (turn(one.worker, slurm), not _for(one), one.worker.name)):
         node, said = one.worker.slurm, {one.kind: one.why}
         if node is not None and held_by_others(node, one.kind):
             found[one.worker.name] = said
@@ -87,6 +88,11 @@ def turn(worker: Worker, slurm: Slurm) -> Turn:
 def is_to_go(node: SlurmNode) -> bool:
     """Drained for that, whoever wants it: for its pool or by itself."""
     return node.ours and bool(words.kinds(node.reason) & TO_GO)
+
+
+def _for(one: Stale) -> bool:
+    node = one.worker.slurm
+    return node is not None and node.ours and one.kind in words.kinds(node.reason)
 
 
 def _known(worker: Worker, slurm: Slurm, now: float, policy: Policy) -> bool:
