@@ -120,9 +120,11 @@ def _idles(worker: Worker, slurm: Slurm) -> bool:
     node = worker.slurm
     if worker.pod.ended:
         return False  # it goes for that, and counts until then
+    if worker.name in (slurm.claims or ()):
+        return False
     if node is None:
         return worker.name not in slurm.unread and not worker.pod.ready
-    if node.record.busy or slurm.holding(worker.name) or worker.name in (slurm.claims or ()):
+    if node.record.busy or slurm.holding(worker.name):
         return False
     # One that comes back is held for its last going until it is ready.
     return asleep(node) or not (node.drained or node.down)
@@ -176,7 +178,7 @@ def _since(worker: Worker, slurm: Slurm, before: float) -> float | None:
     """Since when one has been idle that may go; None: it stays."""
     node, created = worker.slurm, worker.pod.created
     if node is None:
-        return created if created <= before else None
+        return created if created <= before and slurm.claims is not None else None
     if leaves(worker):
         return 0.0
     since = max(node.last_busy, created, _started(node))

@@ -87,7 +87,14 @@ def run(worlds: ElasticWorlds, steps: list[tuple[str, int]]) -> None:
 @given(STEPS, st.integers(0, SIZE), st.integers(0, 2), st.integers(1, 3))
 # One is too many, another has its turn to be replaced; then the first is wanted again, and of the older template too.
 @example([("submit", 0), ("template", 0), ("look", 0), ("look", 0)], 2, 0, 1)
-@example([("template", 0), ("look", 0), ("submit", 1), ("look", 0)], 2, 0, 1)
+# Somebody names one that has not registered; with and without that being known.
+@example([("reserved", 0), ("look", 0), ("max", 0), ("minutes", 0), ("look", 0), ("look", 0)], 0, 1, 1)
+@example(
+    [("reserved", 0), ("look", 0), ("max", 0), ("minutes", 0), ("claims not asked", 1), ("look", 0), ("look", 0)],
+    0,
+    1,
+    1,
+)
 def test_whatever_happens_no_pod_with_a_job_goes_max_is_never_passed_and_it_ends_at_min(
     steps: list[tuple[str, int]], size: int, least: int, step: int
 ) -> None:
