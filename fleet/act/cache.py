@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -146,6 +147,16 @@ class Cache:
         self.pods = Followed(api, "Pod", changed)
         self.sets = Followed(api, "StatefulSet", changed)
         self._silent: dict[str, float] = {}  # since when we see a Node not ready; monotonic
+
+    def kinds(self) -> list[Followed]:
+        return [kind for kind in (self.nodes, self.pods, self.sets, self.machines, self.pools, *self.guests) if kind]
+
+    async def list(self) -> None:
+        """Once, without following."""
+        for kind in self.kinds():
+            # Without leave for these no record goes, and nothing is lent.
+            with contextlib.suppress(FleetError) if kind in (self.sets, *self.guests) else contextlib.nullcontext():
+                await kind.list()
 
     def unknown(self) -> str:
         return self.nodes.unknown() or self.pods.unknown()

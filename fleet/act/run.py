@@ -21,7 +21,7 @@ from fleet.act.hands import at_once
 from fleet.act.kubernetes import Api
 from fleet.act.lead import Alone, Lead, Leader, Say
 from fleet.act.look import Look
-from fleet.act.seen import Seen, name_of
+from fleet.act.seen import Seen, name_of, pages
 from fleet.act.shown.pages import Pages
 from fleet.act.shown.people import People, Watch
 from fleet.act.shown.report import Report, report
@@ -88,8 +88,7 @@ class Fleet:
                 people = People(self.watch, self.settings.page[0])
                 await stack.enter_async_context(await people.serve(*self.settings.page))
             async with asyncio.TaskGroup() as group:
-                kinds = (self.cache.nodes, self.cache.pods, self.cache.sets, self.cache.machines, self.cache.pools)
-                follow = [group.create_task(kind.follow()) for kind in (*kinds, *self.cache.guests) if kind]
+                follow = [group.create_task(kind.follow()) for kind in self.cache.kinds()]
                 follow.append(group.create_task(self._look.prove_on(self.cache, self.leader.holds)))
                 leading = group.create_task(self.leader.keep())
                 working = [group.create_task(self._decide()), group.create_task(self._hurry_on())]
@@ -101,16 +100,7 @@ class Fleet:
                     task.cancel()
 
     def _pages(self) -> Pages:
-        def ready() -> tuple[int, str]:
-            self.seen.heard, self.seen.leader = self.leader.heard, self.leader.holds()
-            self.seen.kubernetes, self.seen.apart = self.cache.unknown(), self.api.clocks.apart
-            return self.seen.ready()
-
-        def metrics() -> tuple[int, str]:
-            ready()
-            return 200, self.seen.metrics()
-
-        return Pages({"/livez": lambda: self.seen.alive(time.monotonic()), "/readyz": ready, "/metrics": metrics})
+        return pages(self.seen, self.leader, self.cache, self.api)
 
     async def _decide(self) -> None:
         last: Slurm | Unknown | None = None
@@ -292,15 +282,7 @@ class Fleet:
 
     async def look(self) -> World:
         """Once, without following: for `plan` and its like."""
-        await self.cache.nodes.list()
-        await self.cache.pods.list()
-        with contextlib.suppress(FleetError):
-            await self.cache.sets.list()  # without leave for it, no record goes
-        for kind in filter(None, (self.cache.machines, self.cache.pools)):
-            await kind.list()
-        for namespace in self.cache.guests:
-            with contextlib.suppress(FleetError):
-                await namespace.list()
+        await self.cache.list()
         kubernetes = self.cache.world()
         self._reread()
         found = await self._look.slurm(kubernetes)

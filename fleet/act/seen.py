@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from fleet.act.cache import Cache
+from fleet.act.kubernetes import Api
+from fleet.act.lead import Leader
+from fleet.act.shown.pages import Pages
 from fleet.decide.actions import Change, Tell
 from fleet.world.world import Unknown, World
 from ground.metrics import family
@@ -61,6 +66,21 @@ class Seen:
         ):
             lines += family(f"minivm_fleet_{name}_total", about, _each("action", of), "counter")
         return "\n".join(lines) + "\n"
+
+
+def pages(seen: Seen, leader: Leader, cache: Cache, api: Api) -> Pages:
+    """What is known without looking is asked for at each request."""
+
+    def ready() -> tuple[int, str]:
+        seen.heard, seen.leader = leader.heard, leader.holds()
+        seen.kubernetes, seen.apart = cache.unknown(), api.clocks.apart
+        return seen.ready()
+
+    def metrics() -> tuple[int, str]:
+        ready()
+        return 200, seen.metrics()
+
+    return Pages({"/livez": lambda: seen.alive(time.monotonic()), "/readyz": ready, "/metrics": metrics})
 
 
 def _each(label: str, counted: Counter[str]) -> list[tuple[dict[str, str], str]]:
