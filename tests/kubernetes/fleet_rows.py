@@ -176,11 +176,12 @@ class Rows(Both):
     def given_up(self) -> bool:
         found = self.api.ask("GET", f"{NODES}/n-{NAME}")
         ours = bool(found["metadata"].get("labels", {}).get(FENCED) == "true")
-        assert ours == (OUT in self.taints()), "both or none"
+        # Of one answer: the fleet may change both between two.
+        assert ours == (OUT in taints_of(found)), "both or none"
         return ours
 
     def taints(self) -> set[str]:
-        return {one["key"] for one in self.api.ask("GET", f"{NODES}/n-{NAME}")["spec"].get("taints", [])}
+        return taints_of(self.api.ask("GET", f"{NODES}/n-{NAME}"))
 
     def cordoned(self) -> bool:
         return bool(self.api.ask("GET", f"{NODES}/n-{NAME}")["spec"].get("unschedulable"))
@@ -218,3 +219,7 @@ class Rows(Both):
                 self.controller.code("scontrol", "update", f"nodename={name}", f"state={state}")
             self.controller.code("scontrol", "update", f"nodename={name}", "comment=")
             until(partial(self.idle, name), f"{name} is idle", seen=self.log)
+
+
+def taints_of(node: Object) -> set[str]:
+    return {one["key"] for one in node["spec"].get("taints", [])}
