@@ -149,7 +149,7 @@ class PoolWorlds(Worlds):
             allowed = {"fleet", "person"} if "minivm.io/leave" in pod.annotations else {"fleet"}
             assert (node or SlurmNode(drained_by="fleet")).drained_by in allowed, "it is not drained by us"
         assert not (node.jobs if node else ()), "a pod is deleted while its node runs a job"
-        if pod.ready:
+        if pod.ready and name not in self.spare():  # whom nobody misses may go whoever else is away
             missed = (self.away() | {name}) - self.spare()
             assert len(missed) <= self.read().most, "more than maxUnavailable are away"
         pod.ready = False
