@@ -11,6 +11,7 @@ from fleet.decide.causes import LEND
 from fleet.policy import Lend, Policy
 from fleet.world.guests import Guest, guest
 from fleet.world.kubernetes import Kubernetes
+from fleet.world.slurm import Slurm
 from fleet.world.world import World
 from tests.fleet_pools_world import PoolWorlds
 from tests.fleet_world import stamp
@@ -40,6 +41,7 @@ class LendWorlds(PoolWorlds):
         self.began: dict[str, float] = {}
         self.full = 8
         self.lends = False  # in this moment
+        self.as_seen: set[str] = set()  # lent as this look saw it, and what it lends
         super().__init__(size, replace(policy or Policy(), lend=lend), per_node=True, **update)
 
     def world(self, *, blind: str = "") -> World:
@@ -126,6 +128,12 @@ class LendWorlds(PoolWorlds):
     def kept_idle(self) -> set[str]:
         return super().kept_idle() - self.lent()
 
+    def look(self, *, cut: int | None = None, blind: str = "", world: World | None = None) -> int:
+        seen = world or self.world(blind=blind)
+        nodes = seen.slurm.nodes if isinstance(seen.slurm, Slurm) else {}
+        self.as_seen = {name for name, node in nodes.items() if LEND in words.kinds(node.reason)}
+        return super().look(cut=cut, world=seen)
+
     def perform(self, change: Change) -> None:
         before = self.lent()
         match change:
@@ -134,8 +142,11 @@ class LendWorlds(PoolWorlds):
                     assert self.now - self.began[name] >= NOTICE_S, "jobs end before their time is over"
                     assert name in before
                 elif name not in before:
+                    # What was seen is of each node as it is, and of all of them together as they were: a share is of
+                    # these, and that nobody else lends meanwhile is the Lease's part.
                     share = self.policy.lend.pools.get("w", 0.0)
-                    assert len(before) < int(share * len(self.world_names())), "above budget"
+                    assert len(self.as_seen) < int(share * len(self.world_names())), "above budget"
+                    self.as_seen.add(name)
                     self.began[name] = self.now
             case Evict(name) if "wanted by" in change.why:
                 assert name in before, "it is not drained for that"

@@ -156,5 +156,6 @@ def test_a_job_wakes_the_workers_that_it_asks_for_and_idle_ones_go_whenever_the_
         both.controller.run("scontrol", "update", f"jobid={never}", "numnodes=3")
         both.controller.run("scontrol", "release", never)
         waited("one that can never fit is told", lambda: "can never run here" in json.dumps(both.api.ask("GET", POOL)))
-        assert ("slurm-gpu", "Fit") in both.events() and both.there() == []
+        waited("as an event, too, which comes after what is shown", lambda: ("slurm-gpu", "Fit") in both.events())
+        assert both.there() == []
         assert f"job {never} can never run here: it asks for 3 nodes, and max is 2" in both.ask("why", "slurm-gpu")
