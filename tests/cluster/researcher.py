@@ -96,8 +96,8 @@ class Researcher:
         return self("sbatch", "--parsable", *arguments, stdin=f"#!/bin/bash\n{script}\n").strip()
 
     def state(self, job: str) -> str:
-        """Of a job, also of one that slurmctld has just forgotten."""
-        return self.world.slurm("scontrol", "-o", "show", "job", job).partition("JobState=")[2].split()[0]
+        """Of a job; "" where what was said is lost on its way from the container, which happens."""
+        return self.world.slurm("scontrol", "-o", "show", "job", job).partition("JobState=")[2].partition(" ")[0]
 
     def wait_for(self, job: str, *states: str) -> None:
         until(

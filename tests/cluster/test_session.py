@@ -41,7 +41,7 @@ def test_a_job_on_two_nodes_writes_into_the_shared_home_and_is_accounted(alice: 
 
 def test_slurms_commands_answer_at_once(alice: Researcher) -> None:
     assert "slurm-worker-[0-1]" in alice("sinfo -h -o %N")
-    assert alice("squeue --me -h") == ""
+    until(lambda: alice("squeue --me -h") == "", "no job is left of the tests before")
     assert sorted(alice("srun -N2 hostname").split()) == ["slurm-worker-0", "slurm-worker-1"]
     assert alice("salloc -n1 -Q srun -n1 id -un").split() == ["alice"]
 

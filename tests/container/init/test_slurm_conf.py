@@ -201,6 +201,7 @@ def test_a_new_cluster_that_is_given_a_bad_file_says_which_key_it_is(cluster: Cl
     def told() -> bool:
         return any("does not start with it" in text and "NoSuchSetting" in text for text in pod.status()["degraded"])
 
+    until(lambda: pod.code("minivm", "status")[0] == 0, "init answers", seen=pod.account)
     until(told, "it says why", seen=pod.account)
     cluster.world.configure(
         {"slurm.conf": conf()["slurm.conf"].replace("SlurmctldHost=slurm-controller", "SlurmctldHost=first")},
