@@ -82,7 +82,7 @@ def run_here(work: Callable[[], bytes], env: Mapping[str, str], deadline_s: floa
     # What is not out yet would be said twice.
     _flush()
     # Also where it is given up: it has started others, in groups of their own, and ends them.
-    return _watch(partial(_fork, work, env), "a fork", deadline_s, UNFIT, grace_s=GRACE_S)
+    return _watch(partial(_fork, work, env, deadline_s), "a fork", deadline_s, UNFIT, grace_s=GRACE_S)
 
 
 def _spawn(argv: list[str], env: Mapping[str, str], out: int, err: int) -> int:
@@ -102,7 +102,7 @@ def _spawn(argv: list[str], env: Mapping[str, str], out: int, err: int) -> int:
     )
 
 
-def _fork(work: Callable[[], bytes], env: Mapping[str, str], out: int, err: int) -> int:
+def _fork(work: Callable[[], bytes], env: Mapping[str, str], deadline_s: float, out: int, err: int) -> int:
     pid = os.fork()
     if pid:
         # A group of its own, by whichever of the two is first: it may be ended before it has done anything.
@@ -117,6 +117,8 @@ def _fork(work: Callable[[], bytes], env: Mapping[str, str], out: int, err: int)
             signal.signal(number, signal.SIG_DFL)
         # It has started others, in groups of their own.
         signal.signal(signal.SIGTERM, _end)
+        # Who would end it may be killed first: then the kernel does.
+        signal.setitimer(signal.ITIMER_REAL, deadline_s + 2 * GRACE_S)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         # By numbers above those that they go to, so that none is lost on the way.
         given = (os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC), err, err, out)
@@ -144,6 +146,8 @@ def _fork(work: Callable[[], bytes], env: Mapping[str, str], out: int, err: int)
 
 
 def _end(number: int, frame: FrameType | None) -> None:
+    # A check may take what is raised for its own, whatever it is.
+    signal.setitimer(signal.ITIMER_REAL, GRACE_S)
     raise _Ended
 
 

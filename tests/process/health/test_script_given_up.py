@@ -133,6 +133,52 @@ def test_a_round_that_is_given_up_leaves_no_program_of_its_own(tmp_path: Path) -
             os.kill(int(done.stdout), signal.SIGKILL)
 
 
+# As a check may be that takes every exception for its own, or sits in a library that lets no handler of ours run.
+TAKES_ALL = """
+while True:
+    try:
+        time.sleep(600)
+    except:
+        open("told", "w").close()
+"""
+IN_C = """
+open("told", "w").close()
+sum(itertools.repeat(0))
+"""
+KILLED = """
+import itertools, os, signal, sys, time
+from health.script import run_here
+
+def work():
+    with open("next", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename("next", "pid")
+    exec(sys.argv[1])
+
+signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
+run_here(work, {}, float(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize(("does", "deadline_s"), [(TAKES_ALL, 600.0), (IN_C, 2.0)])
+def test_a_fork_whose_caller_is_killed_soon_after_it_was_told_to_stop_ends_without_it(
+    tmp_path: Path, does: str, deadline_s: float
+) -> None:
+    """As slurmd does it: TERM, and KILL a moment later."""
+    with subprocess.Popen([sys.executable, "-c", KILLED, does, str(deadline_s)], cwd=tmp_path) as process:
+        until((tmp_path / "pid").exists, "it has forked")
+        pid = int((tmp_path / "pid").read_text())
+        try:
+            process.terminate()
+            until((tmp_path / "told").exists, "its fork is told")
+            process.kill()
+            process.wait(60)
+            until(lambda: not alive(pid), "its fork is gone")
+        finally:
+            if alive(pid):
+                os.kill(pid, signal.SIGKILL)
+
+
 # What a check of a site may do to the process that it is loaded into.
 CLOSES = """
 import os, sys
