@@ -41,18 +41,22 @@ class After:
         return self._owed_at is not None and not self._pid and now >= self._owed_at
 
     def began(self, pid: int, now: float) -> None:
-        self._pid, self._owed_at, self._last, self._put_off = pid, None, now, False
+        self._pid, self._owed_at, self._last = pid, None, now
 
     def put_off(self, now: float) -> bool:
-        """It could not begin, and is owed still. Whether that is new."""
+        """It could not begin, or was cut, and is owed still. Whether that is new."""
         first, self._put_off, self._owed_at = not self._put_off, True, now + APART_S
         return first
 
-    def ended(self, pid: int, status: int = 0) -> None:
-        if pid == self._pid:
-            self._pid = 0
-            if os.WIFSIGNALED(status):  # for want of memory, say: nobody has looked
-                self.owe(self._last)
+    def ended(self, pid: int, status: int, now: float) -> bool:
+        """Whether it was cut, and that is new."""
+        if pid != self._pid:
+            return False
+        self._pid = 0
+        if os.WIFSIGNALED(status):  # for want of memory, say: nobody has looked
+            return self.put_off(now)
+        self._put_off = False
+        return False
 
     def work(self) -> None:
         """In a fork. A failed check drains by the broker, as one of an epilog's did."""

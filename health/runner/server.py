@@ -239,5 +239,7 @@ class Server:
             if not pid:
                 return
             self._runs.discard(pid)
-            self.after.ended(pid, status)
+            if self.after.ended(pid, status, time.monotonic()):
+                name = signal.Signals(os.WTERMSIG(status)).name
+                self._tell(f"a look at the node after a job was ended by {name}, and is taken again")
             self.hands.ended(pid)

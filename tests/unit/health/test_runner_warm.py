@@ -132,15 +132,17 @@ def test_looks_after_jobs_are_apart_and_owed_until_one_is_over() -> None:
     after.began(7, 101.0)
     assert after.is_owed and not after.is_due(102.0), "it is under way"
     after.owe(102.0)
-    after.ended(8)
-    after.ended(7)
+    after.ended(8, 0, 103.0)
+    after.ended(7, 0, 103.0)
     assert after.is_owed and not after.is_due(103.0)
     assert after.times() == [101.0 + APART_S]
     after.began(9, 111.0)
-    after.ended(9, signal.SIGKILL)
-    assert after.is_owed and after.times() == [111.0 + APART_S], "one that was cut has not looked"
-    after.began(10, 121.0)
-    after.ended(10)
+    assert after.ended(9, signal.SIGKILL, 131.0), "which is told"
+    assert after.is_owed and after.times() == [131.0 + APART_S], "one that was cut has not looked; not at once again"
+    after.began(10, 141.0)
+    assert not after.ended(10, signal.SIGKILL, 161.0), "and told once"
+    after.began(11, 171.0)
+    after.ended(11, 0, 172.0)
     assert not after.is_owed
 
 
