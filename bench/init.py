@@ -234,8 +234,8 @@ def until(look: Callable[[], bool], patience: float = 30.0) -> None:
 
 
 FIGURES: Mapping[str, tuple[str, Figure, int, str]] = {
-    "started": ("5 services started, ms", started, ROUNDS, "<= 45 and <= 1.5 x the bare loop"),
-    "chain": ("chain of 5, each ready after 50 ms, ms", chain, 5, "<= 285 (floor 250)"),
+    "started": ("5 services started, ms", started, ROUNDS, "<= 28 and <= 1.5 x the bare loop"),
+    "chain": ("chain of 5, each ready after 50 ms, ms", chain, 5, "<= 280 (floor 250)"),
     "restart": ("kill to running again, ms", restart, ROUNDS, "<= 3"),
     "hostile": ("the same while a user attacks, times the quiet value", under_attack, 3, "<= 3"),
     "orphans": (f"{ORPHANS} orphans reaped, ms", orphans, 3, "<= 1.2 x nobody (the kernel alone)"),
