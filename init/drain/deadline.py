@@ -11,6 +11,7 @@ from ground.sockets import notify
 from init.engine.order import drain_budget, margin
 from init.errors import InitError
 
+LEAST, MOST = 1.0, 10.0
 ENDING = 0.5  # to say how it went before PID 1 would end it
 PROC = Path("/proc")
 
@@ -26,6 +27,11 @@ class Deadline:
     @property
     def left(self) -> float:
         return max(0.0, self.end - time.monotonic())
+
+    def within(self, kept: float = 0.0) -> float:
+        """For one question to slurmctld, so that `kept` is left for what follows. Never so little that no answer comes,
+        also where the operator leaves a drain no time to wait."""
+        return max(LEAST, min(MOST, self.left - kept))
 
     def pause(self, seconds: float) -> bool:
         """Wait a little between two looks; False when the budget is spent."""

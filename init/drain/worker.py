@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 # Kept of the budget for the requeue and the removal that follow the wait for the jobs.
 RESERVE = 5.0
+KEPT = 2.0  # of it, whatever the last look at the jobs takes
 LEFT = 1.0  # of it, for the removal
 LOOK_EVERY = 0.5
 
@@ -36,26 +37,27 @@ def name_of_node() -> str:
 
 def drain(controller: str, deadline: Deadline) -> None:
     name = name_of_node()
-    node = asked(lambda: client.node(name, controller, within=max(1.0, deadline.left / 2)), deadline)
+    node = asked(lambda: client.node(name, controller, within=max(LEFT, deadline.left / 2)), deadline)
     if node is None:
         report(f"slurmctld knows no node {name}: nothing to drain")
         return
     if not (node.held_by_others or (node.held_by_us and "DRAIN" in node.flags)):
-        asked(lambda: client.update(name, ["state=drain", f"reason={STOPPING}"], controller), deadline)
+        changes = ["state=drain", f"reason={STOPPING}"]
+        asked(lambda: client.update(name, changes, controller, within=deadline.within(KEPT)), deadline)
     jobs = wait_for_jobs(name, controller, deadline)
     if jobs:
-        client.free(jobs, controller, report, within=max(1.0, deadline.left - LEFT))
+        client.free(jobs, controller, report, within=deadline.within(LEFT))
         wait_until_idle(name, controller, deadline)
-    insisted(lambda: leave(name, controller), deadline)
+    insisted(lambda: leave(name, controller, deadline), deadline)
 
 
-def leave(name: str, controller: str) -> None:
+def leave(name: str, controller: str, deadline: Deadline) -> None:
     """Somebody may have drained it since: it takes no jobs, and down would put our reason over his."""
-    node = client.node(name, controller)
+    node = client.node(name, controller, within=deadline.within(deadline.left / 2))
     if node is not None and node.held_by_others:
         report(f"{name} stays as it is in Slurm: {node.reason}")
     elif node is not None:
-        client.update(name, ["state=down", f"reason={STOPPING}"], controller)
+        client.update(name, ["state=down", f"reason={STOPPING}"], controller, within=deadline.within())
         report(f"{name} is down in Slurm until the pod is back")
 
 
@@ -110,7 +112,7 @@ def wait_for_jobs(name: str, controller: str, deadline: Deadline) -> dict[str, s
         last = ""
 
     while True:
-        jobs = asked(lambda: client.jobs(name, controller), deadline, missed)
+        jobs = asked(lambda: client.jobs(name, controller, within=deadline.within(KEPT)), deadline, missed)
         if not jobs:
             return {}
         text = f"waiting for {len(jobs)} jobs: {' '.join([*jobs][:8])}{' ...' if len(jobs) > 8 else ''}"
@@ -124,7 +126,7 @@ def wait_for_jobs(name: str, controller: str, deadline: Deadline) -> dict[str, s
 
 def wait_until_idle(name: str, controller: str, deadline: Deadline) -> None:
     with contextlib.suppress(SlurmError):  # it is down in Slurm that the node has to be, sooner or later
-        while deadline.left > LEFT and client.jobs(name, controller):
+        while (left := deadline.left - LEFT) > 0 and client.jobs(name, controller, within=left):
             deadline.pause(0.2)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from ground.commands import ran
@@ -18,6 +19,7 @@ KEY_REJECTED = ("Protocol authentication error", "Invalid authentication credent
 NOT_REACHED = ("Unable to contact slurm controller", "Connection refused", "connect failure", "timed out")
 FETCHED = "/run/slurm/conf/slurm.conf"
 AT_ONCE = 8
+REQUEUES = 0.75  # of the time for giving back jobs; the rest is for those that can only be cancelled
 OVER = ("CG", "SO")  # a job's program has ended, and what comes after it has not
 # slurmctld's words for a job that said --no-requeue, and for one of srun and salloc.
 NEVER = ("Requested operation is presently disabled", "Only batch jobs are accepted or processed")
@@ -27,6 +29,7 @@ class SlurmError(InitError):
     """A client of Slurm failed, in words that tell the key, the network and the request apart."""
 
     said = ""  # all that it has printed
+    late = False  # and it was not done
 
 
 def environment(controller: str) -> dict[str, str]:
@@ -41,8 +44,12 @@ def run(argv: Sequence[str], controller: str, *, within: float = 10.0) -> str:
     """The client's output; SlurmError otherwise. `within` bounds clients that retry a dead controller for minutes."""
     try:
         done = ran(argv, within=within, env=environment(controller))
-    except subprocess.TimeoutExpired:
-        raise SlurmError("ask slurmctld", f"no answer from {controller} within {within:g} s") from None
+    except subprocess.TimeoutExpired as error:
+        late = SlurmError("ask slurmctld", f"no answer from {controller} within {round(within, 1):g} s")
+        late.late = True
+        # It may have had some of its answers, and been in the middle of a line.
+        late.said = "".join(_text(error.stderr).rpartition("\n")[:2])
+        raise late from None
     except OSError as error:
         raise SlurmError(f"run {argv[0]}", error.strerror or str(error)) from error
     if done.returncode:
@@ -52,6 +59,10 @@ def run(argv: Sequence[str], controller: str, *, within: float = 10.0) -> str:
         failed.said = text
         raise failed
     return done.stdout
+
+
+def _text(said: bytes | str | None) -> str:
+    return said.decode(errors="replace") if isinstance(said, bytes) else said or ""
 
 
 def rejected(text: str) -> bool:
@@ -111,15 +122,16 @@ def nodes(names: Sequence[str], controller: str) -> list[Node]:
     return [parse(line) for line in text.splitlines() if line.startswith("NodeName=")]
 
 
-def update(name: str, changes: Sequence[str], controller: str) -> None:
-    run([SCONTROL, "update", f"nodename={name}", *changes], controller)
+def update(name: str, changes: Sequence[str], controller: str, *, within: float = 10.0) -> None:
+    run([SCONTROL, "update", f"nodename={name}", *changes], controller, within=within)
 
 
-def jobs(name: str, controller: str) -> dict[str, str]:
+def jobs(name: str, controller: str, *, within: float = 10.0) -> dict[str, str]:
     """The jobs that hold the node, and in which state each is. Of an array each member by itself: the number alone of
     one of them is the whole array's, on other nodes too. Of a heterogeneous job the first part: it speaks for all."""
     states = "R,CG,S,CF,SI,SO"
-    text = run([SQUEUE, "--noheader", "--nodelist", name, "--states", states, "--format", "%i %t"], controller)
+    asked = [SQUEUE, "--noheader", "--nodelist", name, "--states", states, "--format", "%i %t"]
+    text = run(asked, controller, within=within)
     found: dict[str, str] = {}
     for shown, state in sorted((line.split() for line in text.splitlines()), key=lambda words: (len(words[0]), words)):
         job = shown.partition("+")[0]
@@ -139,34 +151,34 @@ def delete(name: str, controller: str) -> None:
 
 def free(jobs: Mapping[str, str], controller: str, log: Callable[[str], object], *, within: float = 10.0) -> None:
     """Requeued, or cancelled where a job may not be. By a few clients at once, each with its part of them: a node of
-    many small jobs has but seconds for them all."""
+    many small jobs has but seconds for them all, and what is asked second has what the first has left."""
     from concurrent.futures import ThreadPoolExecutor  # mostly there is no job left
 
+    until = time.monotonic() + within
     left = [job for job in jobs if jobs[job] not in OVER]
     parts = [left[start::AT_ONCE] for start in range(min(AT_ONCE, len(left)))]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for said in pool.map(lambda part: _free(part, controller, within), parts):
+        for said in pool.map(lambda part: _free(part, controller, until), parts):
             for text in said:
                 log(text)
 
 
-def _free(jobs: Sequence[str], controller: str, within: float) -> list[str]:
+def _free(jobs: Sequence[str], controller: str, until: float) -> list[str]:
     refused: dict[str, str] = {}
+    silent = ""
     try:
         # Incomplete: one that has ended since it was looked at is let alone. slurmctld would take the word for one that
         # waits for its epilog, and it would run once more.
-        run([SCONTROL, "requeue", "incomplete", ",".join(jobs)], controller, within=within)
+        left = max(0.0, until - time.monotonic())
+        run([SCONTROL, "requeue", "incomplete", ",".join(jobs)], controller, within=left * REQUEUES)
     except SlurmError as error:
         refused = {job: why for job in jobs if (why := _refusal(job, error.said))}
-        if not refused:
-            return [f"job {job} is not requeued: {error.why}" for job in jobs]
-    said = [
-        f"job {job} is not requeued: {judge(refused[job], controller)}" if job in refused else f"requeued job {job}"
-        for job in jobs
-    ]
+        silent = error.why if error.late or not refused else ""
+    reasons = {job: judge(refused[job], controller) if job in refused else silent for job in jobs}
+    said = [f"job {job} is not requeued: {reasons[job]}" if reasons[job] else f"requeued job {job}" for job in jobs]
     if never := [job for job in jobs if refused.get(job, "").startswith(NEVER)]:
         try:
-            run([SCANCEL, *never], controller, within=within)
+            run([SCANCEL, *never], controller, within=max(0.0, until - time.monotonic()))
             said += [f"cancelled job {job}" for job in never]
         except SlurmError as error:
             said.append(f"not cancelled: {' '.join(never)}: {error.why}")

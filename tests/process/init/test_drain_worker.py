@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from ground import commands
 from init.drain import worker as drain_worker
 from init.drain.deadline import Deadline
 from init.slurm import client
@@ -177,3 +180,60 @@ def test_it_is_not_waited_for_without_a_job_or_without_time(tmp_path: Path, away
         with pytest.raises(client.SlurmError):
             drain_worker.wait_for_jobs("w1", "ctl:6817", Deadline(left))
     assert away.stat().st_size == 2
+
+
+@pytest.fixture
+def allowed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float, float]]:
+    """Which client of Slurm is asked, how long it may take, and when that is."""
+    found: list[tuple[str, float, float]] = []
+
+    def ran(argv: list[str], *, within: float, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        found.append((Path(argv[0]).name, within, time.monotonic()))
+        return commands.ran(argv, within=within, env=env)
+
+    monkeypatch.setattr(client, "ran", ran)
+    return found
+
+
+def test_what_slurmctld_has_said_counts_though_the_rest_does_not_come_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: list[tuple[str, float, float]]
+) -> None:
+    """Else a job that can only be cancelled runs on, for slurmctld, on a node that is gone. Both have one time."""
+    scontrol, scancel, told = tmp_path / "scontrol", tmp_path / "scancel", tmp_path / "told"
+    scontrol.write_text(
+        f"#!/bin/sh\necho '{client.NEVER[0]} for job 7' >&2\nprintf '{client.NEVER[1]} for job 8' >&2\nexec sleep 600\n"
+    )
+    scancel.write_text(f'#!/bin/sh\necho "$*" >> {told}\n')
+    for program in (scontrol, scancel):
+        program.chmod(0o755)
+        monkeypatch.setattr(client, program.name.upper(), str(program))
+    monkeypatch.setattr(client, "AT_ONCE", 1)
+    heard: list[str] = []
+    client.free(dict.fromkeys(["7", "8", "9"], "R"), "ctl:6817", heard.append, within=2.0)
+    assert told.read_text() == "7\n"
+    silence = "no answer from ctl:6817 in time"
+    assert [re.sub(r"within [\d.]+ s", "in time", text) for text in heard] == [
+        f"job 7 is not requeued: {client.NEVER[0]}", f"job 8 is not requeued: {silence}",
+        f"job 9 is not requeued: {silence}", "cancelled job 7",
+    ]  # fmt: skip
+    assert [name for name, *_ in allowed] == ["scontrol", "scancel"]
+    assert sum(within for _, within, _ in allowed) <= 2.0
+
+
+def test_a_drain_asks_nothing_for_longer_than_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: list[tuple[str, float, float]]
+) -> None:
+    """squeue answers once, and from then on nobody does. PID 1 ends a drain at the end of its time, and what is told
+    slurmctld last comes last."""
+    scontrol, squeue = tmp_path / "scontrol", tmp_path / "squeue"
+    scontrol.write_text("#!/bin/sh\ncase \"$*\" in *show*) echo 'NodeName=w1 State=IDLE';; esac\n")
+    squeue.write_text(f"#!/bin/sh\nmkdir {tmp_path}/looked && {{ echo '7 R'; exit; }}\nexec sleep 600\n")
+    for program in (scontrol, squeue):
+        program.chmod(0o755)
+        monkeypatch.setattr(client, program.name.upper(), str(program))
+    monkeypatch.setattr(drain_worker, "name_of_node", lambda: "w1")
+    deadline = Deadline(drain_worker.RESERVE)
+    drain_worker.drain("ctl:6817", deadline)
+    assert [name for name, *_ in allowed].count("squeue") == 2
+    # Whatever is left, a question has the second without which it need not be asked.
+    assert not [name for name, within, at in allowed if within > max(1.0, deadline.end - at)]
