@@ -41,6 +41,10 @@ class Outcome:
     broken: str = ""
 
 
+# Stuck in the kernel: nobody waits for them. They are init's when we are gone.
+_left: set[int] = set()
+
+
 class _Ended(BaseException):
     """A fork is told to end. No SystemExit: what loads a check takes that for the check's."""
 
@@ -163,6 +167,7 @@ def _watch(
 ) -> Outcome:
     """`start` is given the two ends to write to, and returns the pid, which leads a group of its own."""
     begun = time.monotonic()
+    _bury()
     out_r, out_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     err_r, err_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     # The script gets blocking ends: a program that meets EAGAIN on its standard output loses lines.
@@ -203,13 +208,33 @@ def _give_up(pid: int, grace_s: float) -> None:
         with contextlib.suppress(ChildProcessError):
             if grace_s:
                 _kill(pid, signal.SIGTERM)
-            until = time.monotonic() + grace_s
-            while time.monotonic() < until and not os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                time.sleep(0.005)
+                _ends(pid, grace_s)
             _kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+            if _ends(pid, GRACE_S):
+                os.waitpid(pid, 0)
+            else:
+                _left.add(pid)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _ends(pid: int, within_s: float) -> bool:
+    """Whether it has ended by then. It has still to be waited for, so that its number stays its own."""
+    until = time.monotonic() + within_s
+    while not os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+        if time.monotonic() >= until:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def _bury() -> None:
+    """Of those that could not be waited for, who has ended since. Who is a fork of ours has no such children."""
+    for pid in list(_left):
+        with contextlib.suppress(ChildProcessError):
+            if not os.waitpid(pid, os.WNOHANG)[0]:
+                continue
+        _left.discard(pid)
 
 
 def _read(pid: int, out: int, err: int, deadline: float) -> tuple[str, str, bool]:
@@ -259,18 +284,11 @@ def _take(fd: int, kept: bytearray) -> bool:
 def _reap(pid: int, ended: bool) -> int:
     if not ended:
         _kill(pid, signal.SIGTERM)
-        until = time.monotonic() + GRACE_S
-        while time.monotonic() < until:
-            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                break
-            time.sleep(0.01)
+        _ends(pid, GRACE_S)
         _kill(pid, signal.SIGKILL)
-        until = time.monotonic() + GRACE_S
-        while not os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-            if time.monotonic() >= until:
-                # Stuck in the kernel: it cannot be waited for. It is init's when we are gone.
-                return -signal.SIGKILL
-            time.sleep(0.01)
+        if not _ends(pid, GRACE_S):
+            _left.add(pid)
+            return -signal.SIGKILL
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 

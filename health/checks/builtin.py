@@ -20,9 +20,9 @@ from itertools import islice
 from pathlib import Path
 
 from ground.errors import one_line
-from ground.files import write_whole
+from ground.files import read_json, write_json
 from health.api import Capture, Failure
-from health.checks.processes import kept_waiting, processes, waiting
+from health.checks.processes import is_there, kept_waiting, processes, start_of, waiting
 
 KMSG_LIMIT = 1024 * 1024
 KMSG_RECORDS = 200_000
@@ -91,7 +91,7 @@ def mounts() -> Capture:
     """One line a mount: its state, path, type and how long statvfs took. A mount that hangs costs its deadline only.
 
     A child asks, one thread a mount; a child stuck in the kernel cannot be killed and is left behind, and while it
-    lives the mounts that it hangs on are called hung without asking again.
+    lives the mounts that it hung on are called hung without asking again.
     """
     try:
         table = MOUNTS.read_text()
@@ -101,9 +101,10 @@ def mounts() -> Capture:
     entries = [row for row in (line.split(" ") for line in table.split("\n")) if len(row) >= 4]
     # Local ones are left alone: where the root hangs, nothing of this runs, and a busy machine must not look like that.
     asked = {_unescape(row[1]): row[2] for row in entries if on_the_network(row[2]) and not _a_persons(row[3])}
-    hung = _still_hung()
+    left = _still_hung()
+    hung = {path for paths in left.values() for path in paths}
     states = {path: "hung -" for path in asked if path in hung}
-    answers, waited = _ask([path for path in asked if path not in hung])
+    answers, waited = _ask([path for path in asked if path not in hung], left)
     if waited > MOUNT_DEADLINE_S / 2:
         return Capture("", Failure.FAILED, f"the mounts could not be asked: waited {waited:.1f} s for a processor")
     states |= answers
@@ -123,7 +124,7 @@ def _a_persons(options: str) -> bool:
     return owner != "0"
 
 
-def _ask(paths: list[str]) -> tuple[dict[str, str], float]:
+def _ask(paths: list[str], hang: dict[str, list[str]]) -> tuple[dict[str, str], float]:
     """What each said, and where some said nothing: how long the child waited for a processor and not for them."""
     if not paths:
         return {}, 0.0
@@ -157,7 +158,8 @@ def _ask(paths: list[str]) -> tuple[dict[str, str], float]:
         time.sleep(0.01)
     else:
         with contextlib.suppress(OSError):
-            write_whole(ABANDONED_MOUNTS, "\n".join([str(child), *(path for path in paths if path not in states)]))
+            silent = [path for path in paths if path not in states]
+            write_json(ABANDONED_MOUNTS, {**hang, f"{child} {start_of(child)}": silent})
     return states, waited
 
 
@@ -186,13 +188,17 @@ def _statvfs(path: str, writer: int) -> None:
         os.write(writer, f"{state} {time.monotonic() - start:.3f} {path}\n".encode())
 
 
-def _still_hung() -> set[str]:
-    try:
-        pid, *paths = ABANDONED_MOUNTS.read_text().splitlines()
-        state = Path(f"/proc/{int(pid)}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, ValueError, IndexError):
-        return set()
-    return set() if state == "Z" else set(paths)
+def _still_hung() -> dict[str, list[str]]:
+    """The children that were left behind and hang still, each with the mounts that it was asking: those are not asked
+    again as long as it lives, whichever came to hang since."""
+    found = {who: paths for who, paths in read_json(ABANDONED_MOUNTS).items() if isinstance(paths, list)}
+    hang = {who: paths for who, paths in found.items() if is_there(*who.partition(" ")[::2])}
+    with contextlib.suppress(OSError):
+        if not hang:
+            ABANDONED_MOUNTS.unlink()
+        elif hang != found:
+            write_json(ABANDONED_MOUNTS, hang)
+    return hang
 
 
 def _unescape(path: str) -> str:

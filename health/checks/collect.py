@@ -20,7 +20,7 @@ from pathlib import Path
 from ground.files import write_whole
 from health.api import Builtin, Capture, Command, Failure, Files, Source
 from health.checks.builtin import BUILTINS
-from health.checks.processes import kept_waiting
+from health.checks.processes import is_there, kept_waiting, start_of
 
 LIMIT = 2 * 1024 * 1024
 AT_ONCE = 8
@@ -218,7 +218,7 @@ def _stuck(file: Path | None) -> dict[str, int]:
     with contextlib.suppress(OSError, ValueError):
         for line in file.read_text().splitlines():
             program, pid, start = line.rsplit(" ", 2)
-            if _start(int(pid)) == start:
+            if is_there(pid, start):
                 found[program] = int(pid)
     return found
 
@@ -226,13 +226,6 @@ def _stuck(file: Path | None) -> dict[str, int]:
 def _remember(file: Path | None, stuck: Mapping[str, int]) -> None:
     if file is None or (not stuck and not file.exists()):
         return
-    lines = [f"{program} {pid} {_start(pid)}\n" for program, pid in stuck.items() if _start(pid)]
+    lines = [f"{program} {pid} {start}\n" for program, pid in stuck.items() if (start := start_of(pid))]
     with contextlib.suppress(OSError):
         write_whole(file, "".join(lines).encode())
-
-
-def _start(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return ""

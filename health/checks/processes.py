@@ -93,6 +93,23 @@ def kept_waiting(pid: int) -> float:
     return longest / 1e9
 
 
+def start_of(pid: int | str) -> str:
+    """When it began, by the kernel's count: with its number it is one process and no other. Empty: there is none."""
+    try:
+        return _start_of(f"/proc/{pid}/stat").rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def is_there(pid: str, start: str) -> bool:
+    """Whether that very process has not ended."""
+    try:
+        fields = _start_of(f"/proc/{int(pid)}/stat").rpartition(")")[2].split()
+        return fields[19] == start and fields[0] not in "ZX"
+    except (OSError, ValueError, IndexError):
+        return False
+
+
 def _start_of(path: str, size: int = 1024) -> str:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

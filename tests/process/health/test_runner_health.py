@@ -188,7 +188,7 @@ def test_a_mount_that_does_not_answer_is_called_hung_after_its_deadline() -> Non
 
 def test_who_hangs_on_a_mount_holds_no_lock_of_rounds(tmp_path: Path) -> None:
     code = f"""
-import os
+import json, os
 import health.checks.builtin as builtin
 from health.checks.notes import one_round
 from health.places import Places
@@ -201,13 +201,63 @@ real, builtin.os.kill = os.kill, lambda *_: None
     code = code.replace("text = builtin", "with one_round(places, patient=False) as first:\n    text = builtin")
     code = code.replace("start = time", f"places = Places(state=Path({str(tmp_path)!r}))\nstart = time")
     code += """
-child = int(builtin.ABANDONED_MOUNTS.read_text().splitlines()[0])
+child = int(next(iter(json.loads(builtin.ABANDONED_MOUNTS.read_text()))).split()[0])
 with one_round(places, patient=False) as second:
     print("alone:", first, second, "still hangs:", Path(f"/proc/{child}").exists())
 real(child, 9)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
     assert "alone: True True still hangs: True\n" in done.stdout, done.stdout + done.stderr
+
+
+# Two mounts, of which each begins to hang in its own time; and what waits for a server takes no signal.
+ONE_BY_ONE = """
+import os, time
+from pathlib import Path
+import health.checks.builtin as builtin
+left, hang = [], set()
+real = os.kill
+builtin.os.kill = lambda pid, number: left.append(pid)
+builtin.os.statvfs = lambda path: time.sleep(600 if path in hang else 0)
+builtin.threading.Thread.join = lambda thread, within: time.sleep(600 if hang else 0)
+builtin.MOUNT_DEADLINE_S, builtin.ABANDONED_MOUNTS, builtin.MOUNTS = 0.5, Path("abandoned"), Path("table")
+builtin.MOUNTS.write_text("a:/ /one nfs rw 0 0\\nb:/ /two nfs rw 0 0\\n")
+def lives(pid):
+    try:
+        return os.waitpid(pid, os.WNOHANG) == (0, 0)
+    except ChildProcessError:
+        return False
+for now in ({"/one"}, {"/one", "/two"}, {"/one", "/two"}, {"/one", "/two"}):
+    hang |= now
+    said = sorted(line.split()[-1] for line in builtin.mounts().text.splitlines() if line.startswith("hung"))
+    alive = [pid for pid in left if lives(pid)]
+    print(said, len(alive))
+for pid in alive:
+    real(pid, 9)
+    os.waitpid(pid, 0)
+hang.clear()
+print([line.split()[0] for line in builtin.mounts().text.splitlines()[1:3]], builtin.ABANDONED_MOUNTS.exists())
+"""
+
+
+def test_mounts_that_hang_one_after_the_other_hold_one_child_each(tmp_path: Path) -> None:
+    """Each child that hangs is one that cannot be ended: a round that left another each time would fill the node."""
+    done = subprocess.run([sys.executable, "-c", ONE_BY_ONE], cwd=tmp_path, capture_output=True, text=True, timeout=50)
+    both = "['/one', '/two'] 2"
+    assert done.stdout.splitlines() == ["['/one'] 1", both, both, both, "['ok', 'ok'] False"], done.stderr
+
+
+def test_a_process_that_got_the_number_of_one_that_hung_is_not_one_that_hangs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A mount that answers would be called hung for as long as that process lives, and the node would drain."""
+    monkeypatch.setattr(health_builtin, "NETWORK_FILE_SYSTEMS", {ROOT_TYPE})
+    monkeypatch.setattr(health_builtin, "ABANDONED_MOUNTS", mark := tmp_path / "abandoned")
+    for text in (f"{os.getpid()}\n/", f'{{"{os.getpid()} 1": ["/"]}}', '{"1": 7}', f'{{"x {os.getpid()}": ["/"]}}'):
+        mark.write_text(text)
+        line = next(line for line in mounts().text.splitlines() if line.endswith(" /") and line[:5] != "other")
+        assert line.startswith("ok "), text
+        assert not mark.exists(), "what says nothing more is not kept"
 
 
 def test_a_mount_that_answers_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

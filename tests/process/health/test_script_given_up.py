@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -243,3 +244,83 @@ def is_of(stat: Path, session: int) -> bool:
     except OSError:
         return False
     return int(found) == session and state != "Z"
+
+
+# A process that no signal ends for now, as one that waits for a dead server in the kernel: the first of a PID namespace
+# goes when all in it have gone, and one of those is kept by who traces it and does not look.
+STUCK = """
+import ctypes, os, signal, sys, time
+from health.script import run, run_here
+from tests.waiting import until
+
+class GivenUp(BaseException):
+    pass
+
+def give_up(number, frame):
+    raise GivenUp
+
+def work():
+    if not os.fork():
+        time.sleep(600)
+    with open("next", "w") as file:
+        file.write(os.readlink("/proc/self"))
+    os.rename("next", "pid")
+    time.sleep(600)
+
+def children():
+    with open("pid") as file:
+        pid = file.read()
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return file.read().split()
+
+def state(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0]
+
+libc = ctypes.CDLL(None, use_errno=True)
+PTRACE_SEIZE, CLONE_NEWPID = 0x4206, 0x20000000
+signal.signal(signal.SIGTERM, give_up)
+main, ours = os.getpid(), os.open("/proc/self/ns/pid", os.O_RDONLY)
+if not (tracer := os.fork()):
+    until(lambda: os.path.exists("pid") and children(), "the fork has a child")
+    if libc.ptrace(PTRACE_SEIZE, int(children()[0]), None, None):
+        os._exit(1)
+    if sys.argv[2] == "give up":
+        os.kill(main, signal.SIGTERM)
+    time.sleep(600)
+if libc.unshare(CLONE_NEWPID):
+    sys.exit("no namespace")
+try:
+    print(run_here(work, {}, float(sys.argv[1])).broken)
+except GivenUp:
+    print("given up")
+with open("pid") as file:
+    pid = int(file.read())
+print("stuck" if state(pid) not in "ZX" else "gone")
+libc.setns(ours, 0)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+os.kill(tracer, signal.SIGKILL)
+os.waitpid(tracer, 0)
+until(lambda: state(pid) == "Z", "it ends after all")
+run(["/bin/true"], {}, 60.0, 80)
+try:
+    os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+except ChildProcessError:
+    print("nothing is left")
+"""
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(("limit", "how"), [("600", "give up"), ("3", "did not end within 3 s")])
+def test_who_cannot_be_ended_holds_nobody_and_is_buried_when_he_has_ended(tmp_path: Path, limit: str, how: str) -> None:
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
+    with subprocess.Popen(
+        [sys.executable, "-c", STUCK, limit, how], cwd=tmp_path, env=env, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            said, errors = process.communicate(timeout=60)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    assert said == f"{how.replace('give', 'given')}\nstuck\nnothing is left\n", errors
