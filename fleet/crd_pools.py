@@ -16,6 +16,8 @@ NAME = r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?"
 MOST = 65533
 # Of so many of a pool's pods it is counted at a time how often they ended.
 ENDED = 128
+# Letters of a condition's message: a longer one, and with it the whole status, is refused.
+SAID = 1024
 # Known to API servers from 1.25 on; the chart leaves them out before. The fleet itself refuses the same.
 RULES = [
     {"rule": "self.mode != 'fixed' || has(self.replicas)", "message": "mode fixed says how many, in replicas"},
@@ -138,7 +140,7 @@ STATUS = mapping(
                 type=text("Which.", 64),
                 status={"type": "string", "enum": ["True", "False"]},
                 reason=text("In a word.", 64),
-                message=text("In words.", 1024),
+                message=text("In words.", SAID),
                 lastTransitionTime=time_("Since when."),
             ),
             "required": ["type", "status", "reason", "lastTransitionTime"],

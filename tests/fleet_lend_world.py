@@ -31,6 +31,7 @@ class Asked:
     more: dict[str, Any] | None = None
     # What keeps it away, whatever room there is.
     hindered: bool = False
+    namespace: str = NAMESPACE
 
 
 class LendWorlds(PoolWorlds):
@@ -58,7 +59,7 @@ class LendWorlds(PoolWorlds):
         where = {"nodeName": one.node} if one.node else {}
         return guest(
             {
-                "metadata": {"name": name, "namespace": NAMESPACE, "creationTimestamp": stamp(one.created)},
+                "metadata": {"name": name, "namespace": one.namespace, "creationTimestamp": stamp(one.created)},
                 "spec": {"priorityClassName": one.class_, "containers": [container], **where, **(one.more or {})},
                 "status": {"phase": "Running"} if one.node else {"phase": "Pending", "conditions": [no]},
             }
@@ -77,8 +78,10 @@ class LendWorlds(PoolWorlds):
 
     # What others do.
 
-    def wants_machine(self, name: str, gpus: int = 8, *, hindered: bool = False, **more: Any) -> None:
-        self.asked[name] = Asked(gpus, self.now, more=more or None, hindered=hindered)
+    def wants_machine(
+        self, name: str, gpus: int = 8, *, hindered: bool = False, namespace: str = NAMESPACE, **more: Any
+    ) -> None:
+        self.asked[name] = Asked(gpus, self.now, more=more or None, hindered=hindered, namespace=namespace)
 
     def schedules(self) -> None:
         for name, one in self.asked.items():

@@ -187,9 +187,7 @@ class Cache:
     def _guests(self, unread: dict[str, str]) -> tuple[Guest, ...] | None:
         """One that cannot be read gets nothing; where a namespace is not known it is not known who asks."""
         silent = {kind.kind: why for kind in self.guests if (why := kind.unknown())}
-        for kind in self.guests:
-            unread |= kind.now.unread
-        unread |= silent
+        unread |= {kind.kind: _one_of(kind.now.unread) for kind in self.guests if kind.now.unread} | silent
         return None if silent else tuple(one for kind in self.guests for one in kind.now.found.values())
 
     def touched(self) -> set[str]:
@@ -215,6 +213,12 @@ class Cache:
         self._silent = {node.name: self._silent.get(node.name, now) for node in silent}
         seen = {node.name: _since(node, wall - (now - self._silent[node.name])) for node in silent}
         return replace(world, nodes={**world.nodes, **seen})
+
+
+def _one_of(unread: Mapping[str, str]) -> str:
+    """Whoever makes pods may make thousands that cannot be read, and others in their place: one of them is told."""
+    first = min(unread)
+    return f"{first.partition('/')[2]}: {unread[first]}{' (it is not the only one)' if len(unread) > 1 else ''}"
 
 
 def _kept(kind: Followed | None, unread: dict[str, str]) -> tuple[dict[str, Any] | None, bool]:

@@ -5,11 +5,13 @@ As the scheduler sees it where it is simple: requests, labels, taints. What hind
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
+from typing import Any
 
 from fleet.errors import FleetError
 from fleet.world import reading
@@ -18,6 +20,8 @@ from fleet.world.reading import Object
 # Of each resource in thousandths.
 Amounts = Mapping[str, int]
 ENDED = ("Failed", "Succeeded")
+# What is compared to know of one machine: of the barest pod, and at most. What people write has a tenth of that.
+BARE, HEAVY = 4, 256
 _QUANTITY = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)(?:([numkMGTPE]|[KMGTPE]i)|[eE]([0-9]{1,2}))?")
 _TENS = {"n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _TWOS = "KMGTPE"
@@ -66,7 +70,7 @@ class Guest:
     name: str  # NAMESPACE/NAME
     class_: str = ""
     node: str = ""  # "": it waits, or is not looked at yet
-    # The scheduler has said that no Node has room for it.
+    # The scheduler has said that no Node has room for it. Of one that does not wait nobody asks where it may go.
     waits: bool = False
     created: float = 0.0
     requests: Amounts = field(default_factory=dict)
@@ -74,11 +78,13 @@ class Guest:
     # Of one of these all must hold; none: wherever it is.
     terms: tuple[tuple[Wish, ...], ...] = ()
     tolerations: tuple[Toleration, ...] = ()
+    # The same for those that go to the same places; and how much is compared to know of one machine.
+    shape: str = ""
+    weight: int = BARE
 
     @property
-    def shape(self) -> object:
-        """The same for those that go to the same places."""
-        return tuple(sorted(self.requests.items())), tuple(sorted(self.selector.items())), self.terms, self.tolerations
+    def namespace(self) -> str:
+        return self.name.partition("/")[0]
 
     def suits(self, name: str, labels: Mapping[str, str], taints: Iterable[tuple[str, str, str]]) -> bool:
         """`taints`: key, value and effect."""
@@ -98,20 +104,34 @@ def guest(item: Object) -> Guest:
     node = reading.text(spec.get("nodeName"), "spec.nodeName")
     going = metadata.get("deletionTimestamp") is not None
     namespace = reading.text(metadata.get("namespace"), "metadata.namespace", needed=True)
-    affinity = reading.mapping(spec.get("affinity"), "spec.affinity")
-    required = reading.mapping(affinity.get("nodeAffinity"), "spec.affinity.nodeAffinity").get(REQUIRED)
-    terms = reading.mapping(required, "nodeAffinity").get("nodeSelectorTerms")
+    waits = not (over or node or going) and _unschedulable(status)
     return Guest(
         name=f"{namespace}/{reading.text(metadata.get('name'), 'metadata.name', needed=True)}",
         class_=reading.text(spec.get("priorityClassName"), "spec.priorityClassName"),
         node="" if over else node,
-        waits=not (over or node or going) and _unschedulable(status),
+        waits=waits,
         created=reading.moment(metadata.get("creationTimestamp"), "metadata.creationTimestamp"),
         requests={} if over else requests(spec),
-        selector=reading.texts(spec.get("nodeSelector"), "spec.nodeSelector"),
-        terms=tuple(_term(one) for one in reading.items(terms, "nodeSelectorTerms")),
-        tolerations=tuple(_toleration(one) for one in reading.items(spec.get("tolerations"), "spec.tolerations")),
+        **(_where(spec) if waits else {}),
     )
+
+
+def _where(spec: Object) -> dict[str, Any]:
+    """Which machines it may be given. Whoever makes it writes it, a million letters of it if he likes."""
+    affinity = reading.mapping(spec.get("affinity"), "spec.affinity")
+    required = reading.mapping(affinity.get("nodeAffinity"), "spec.affinity.nodeAffinity").get(REQUIRED)
+    listed = reading.mapping(required, "nodeAffinity").get("nodeSelectorTerms")
+    asked, selector = requests(spec), reading.texts(spec.get("nodeSelector"), "spec.nodeSelector")
+    terms = tuple(_term(one) for one in reading.items(listed, "nodeSelectorTerms"))
+    bears = tuple(_toleration(one) for one in reading.items(spec.get("tolerations"), "spec.tolerations"))
+    wishes = sum(1 + sum(1 + len(wish.values) for wish in term) for term in terms)
+    weight = BARE + len(asked) + len(selector) + len(bears) + wishes
+    if weight > HEAVY:
+        said = "its resources, labels, tolerations, and terms of affinity with their values"
+        raise FleetError("read spec", f"{said} are {weight} together: one of more than {HEAVY} is lent nothing")
+    shape = repr((sorted(asked.items()), sorted(selector.items()), terms, bears))
+    where = {"selector": selector, "terms": terms, "tolerations": bears}
+    return {**where, "weight": weight, "shape": hashlib.sha256(shape.encode()).hexdigest()}
 
 
 def _unschedulable(status: Object) -> bool:
@@ -158,7 +178,8 @@ def requests(spec: Object) -> dict[str, int]:
                 found[name] = found.get(name, 0) + much
     for asked in alone:
         found |= {name: max(much, found.get(name, 0)) for name, much in asked.items()}
-    return found
+    # What is asked for in no amount is asked for on each machine.
+    return {name: much for name, much in found.items() if much}
 
 
 def amounts(value: object) -> dict[str, int]:
@@ -186,4 +207,4 @@ def less(much: Amounts, *others: Amounts) -> Amounts:
 
 
 def holds(room: Amounts, wanted: Amounts) -> bool:
-    return all(room.get(name, 0) >= much for name, much in wanted.items() if much)
+    return all(room.get(name, 0) >= much for name, much in wanted.items())

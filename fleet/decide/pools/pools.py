@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
-from fleet import words
+from fleet import crd_pools, words
 from fleet.decide.actions import Action, Adopt, CreatePod, Evict, NotePool, Tell
 from fleet.decide.causes import LEAVE, OF_POOL, well
 from fleet.decide.pools import ended, lend
@@ -71,8 +71,9 @@ def pools(
     # In the order of their names: each status that is written puts its pool elsewhere among those that are read.
     known = [one for _, one in sorted((kubernetes.pools or {}).items()) if not one.deleting]
     refused, sets = refusals(kubernetes), kubernetes.sets or {}
-    working = (one for one in known if one.name not in sets and one.name not in refused)
+    working = [one for one in known if one.name not in sets and one.name not in refused]
     sizes, fed = sized(working, everyone, kubernetes, slurm, fed, now)
+    gives = lend.lent(working, everyone, kubernetes, slurm, now, policy)
     for pool in known:
         if why := refused.get(pool.name):
             actions += [Tell(pool.name, "pool", why), *Here(pool, kubernetes, everyone, now, policy).note(why)]
@@ -81,7 +82,7 @@ def pools(
             actions.append(Tell(pool.name, "pool", "none of its pods is touched: a StatefulSet of its name makes them"))
             continue
         size = sizes.get(pool.name)
-        given = lend.lent(pool, everyone, kubernetes, slurm, now, policy)
+        given = gives.get(pool.name, lend.NONE)
         here = Here(pool, kubernetes, everyone, now, policy, size, given)
         causes |= turns(pool, here.in_turn(), len(here.away | here.not_back), slurm, now, policy)
         if size is not None:
@@ -262,7 +263,7 @@ class Here:
 
     def _stand(self, type_: str, yes: bool, good: str, bad: str, message: str) -> Stand:
         """The time of the last transition changes with the status alone."""
-        wanted = Stand(type_, str(yes), good if yes else bad, "" if yes else message)
+        wanted = Stand(type_, str(yes), good if yes else bad, "" if yes else message[: crd_pools.SAID])
         before = next((one for one in self.pool.status.conditions if one.type == type_), None)
         return replace(wanted, since=before.since if before and before.status == wanted.status else int(self.now))
 

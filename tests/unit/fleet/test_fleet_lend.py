@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 
 from fleet.decide.actions import Drain, Evict
 from fleet.decide.memory import Memory
-from fleet.errors import FleetError
+from fleet.decide.pools import seats
+from fleet.decide.pools.lend import lent
 from fleet.policy import Lend, policy_from_json
-from fleet.world.guests import amount, guest, requests
+from fleet.world.guests import Guest
+from fleet.world.kubernetes import Kubernetes
+from fleet.world.slurm import Slurm
 from tests.fleet_lend_world import LENDS, NOTICE_S, Asked, LendWorlds
 from tests.unit.fleet.test_fleet_pool_properties import EVENTS
 
@@ -115,6 +118,76 @@ def test_who_fits_nowhere_keeps_nobody_else_from_it(worlds: LendWorlds) -> None:
     worlds.wants_machine("b")
     worlds.goes_on()
     assert worlds.asked["b"].node
+
+
+def another(number: int) -> dict[str, Any]:
+    return {"nodeSelector": {"number": str(number)}}
+
+
+def test_thousands_of_pods_each_another_one_keep_no_other_namespace_from_a_machine(
+    worlds: LendWorlds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seats, "WORK", 4800)
+    tried: list[str] = []
+    suits = Guest.suits
+
+    def counted(one: Guest, *where: Any) -> bool:
+        tried.append(one.name)
+        return suits(one, *where)
+
+    monkeypatch.setattr(Guest, "suits", counted)
+    for number in range(2000):
+        worlds.wants_machine(f"a{number}", namespace="noisy", hindered=True, **another(number))
+    worlds.now += 1
+    worlds.wants_machine("b")
+    worlds.decide(worlds.world())
+    assert len(tried) < 600, "of the work of one look"
+    assert [one for one in told(worlds).values() if "of namespace noisy so many different pods wait" in one]
+    worlds.goes_on()
+    assert worlds.asked["b"].node and len(worlds.lent()) == 1
+
+
+def test_the_namespace_that_has_fewest_machines_is_next(worlds: LendWorlds) -> None:
+    for name in ("a", "b", "c"):
+        worlds.wants_machine(name, namespace="early")
+    worlds.now += 60
+    worlds.wants_machine("d")
+    assert {one.split()[2] for one in told(worlds).values()} == {"early/a", "llm/d"}
+
+
+def of_two_pools(worlds: LendWorlds) -> dict[str, set[str]]:
+    """Whom they lend, where two machines are of another pool of the kind."""
+    here, slurm = worlds.world().kubernetes, worlds.world().slurm
+    assert isinstance(here, Kubernetes) and isinstance(slurm, Slurm)
+    pool = worlds.read()
+    wanted = {"w": {"w-n0": "n0", "w-n1": "n1"}, "v": {"w-n2": "n2", "w-n3": "n3"}}
+    pools = [replace(pool, name="v", label="v"), pool]
+    policy = replace(worlds.policy, lend=replace(LENDS, pools={"w": 1.0, "v": 1.0}))
+    found = lent(pools, list(worlds.world().workers()), replace(here, wanted=wanted), slurm, worlds.now, policy)
+    return {name: set(one.to) for name, one in found.items()}
+
+
+def test_two_pools_lend_one_machine_to_one_who_asks_and_the_one_that_has_begun_goes_on(worlds: LendWorlds) -> None:
+    worlds.wants_machine("a")
+    assert of_two_pools(worlds) == {"v": set(), "w": {"w-n0"}}
+    for name in ("w-n0", "w-n1", "w-n2"):
+        worlds.starts(name)
+    assert of_two_pools(worlds) == {"v": {"w-n3"}, "w": set()}
+    worlds.goes_on(0)
+    assert worlds.lent() == {"w-n3"} and worlds.asked["a"].node == "n3"
+    worlds.jobs_end("w-n0")
+    assert of_two_pools(worlds) == {"v": {"w-n3"}, "w": set()}
+    worlds.wants_machine("b")
+    assert of_two_pools(worlds) == {"v": {"w-n3"}, "w": {"w-n0"}}
+
+
+def test_what_is_told_of_long_names_is_no_longer_than_the_api_server_takes() -> None:
+    worlds = LendWorlds(12)
+    for number in range(6):
+        worlds.wants_machine(f"{'n' * 250}{number}")
+    worlds.goes_on()
+    assert len(worlds.lent()) == 6
+    assert 900 < len(whole(worlds)[1]) <= 1024
 
 
 Change = Callable[[LendWorlds], object]
@@ -282,90 +355,6 @@ def test_killed_between_any_two_changes_it_ends_the_same() -> None:
     wanted, many = ends(-1)
     for cut in range(many + 1):
         assert ends(cut)[0] == wanted, cut
-
-
-# As it is read
-
-
-@pytest.mark.parametrize(
-    ("said", "thousandths"),
-    [
-        ("8", 8000), ("1500m", 1500), ("0.5", 500), ("2k", 2_000_000), ("1Ki", 1_024_000), ("1.5Gi", 1_610_612_736_000),
-        ("1e3", 1_000_000), ("1n", 1), ("0", 0), ("3Ei", 3 * 2**60 * 1000),
-    ],
-)  # fmt: skip
-def test_a_quantity_is_as_kubernetes_counts(said: str, thousandths: int) -> None:
-    assert amount(said, "cpu") == thousandths
-
-
-@pytest.mark.parametrize("said", ["", "-1", "1x", "9" * 40, "1e999999", 5, None, " 1", "0x10", "1\n"])
-def test_what_is_no_quantity_is_refused(said: object) -> None:
-    with pytest.raises(FleetError, match="no quantity"):
-        amount(said, "cpu")
-
-
-def of(**kinds: Any) -> dict[str, Any]:
-    return {"resources": {"requests": kinds}}
-
-
-def test_a_pod_asks_for_what_its_containers_ask_for() -> None:
-    spec = {
-        "containers": [of(cpu="1"), of(cpu="500m", gpu="2"), {}],
-        "initContainers": [of(cpu="4"), {**of(cpu="1"), "restartPolicy": "Always"}],
-        "overhead": {"cpu": "100m"},
-    }
-    assert requests(spec) == {"cpu": 4000, "gpu": 2000}
-
-
-AFFINITY = {
-    "nodeAffinity": {
-        "requiredDuringSchedulingIgnoredDuringExecution": {
-            "nodeSelectorTerms": [
-                {"matchExpressions": [{"key": "gpu", "operator": "In", "values": ["h200"]}]},
-                {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n7"]}]},
-            ]
-        }
-    }
-}
-
-
-@pytest.mark.parametrize(
-    ("spec", "labels", "taints", "fits"),
-    [
-        ({}, {}, [], True),
-        ({"nodeSelector": {"a": "b"}}, {"a": "b"}, [], True),
-        ({"nodeSelector": {"a": "b"}}, {}, [], False),
-        ({"affinity": AFFINITY}, {"gpu": "h200"}, [], True),
-        ({"affinity": AFFINITY}, {"gpu": "a100"}, [], False),
-        ({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {
-            "nodeSelectorTerms": [{"matchExpressions": [{"key": "n", "operator": "Gt", "values": ["1"]}]}]}}}},
-         {"n": "2"}, [], False),
-        ({}, {}, [("gpu", "yes", "NoSchedule")], False),
-        ({}, {}, [("gpu", "yes", "PreferNoSchedule")], True),
-        ({"tolerations": [{"key": "gpu", "operator": "Exists"}]}, {}, [("gpu", "yes", "NoSchedule")], True),
-        ({"tolerations": [{"operator": "Exists"}]}, {}, [("gpu", "yes", "NoExecute")], True),
-        ({"tolerations": [{"key": "gpu", "value": "no"}]}, {}, [("gpu", "yes", "NoSchedule")], False),
-        ({"tolerations": [{"key": "gpu", "value": "yes", "effect": "NoExecute"}]}, {},
-         [("gpu", "yes", "NoSchedule")], False),
-    ],
-)  # fmt: skip
-def test_which_machines_suit(
-    spec: dict[str, Any], labels: dict[str, str], taints: list[tuple[str, str, str]], fits: bool
-) -> None:
-    one = guest({"metadata": {"name": "a", "namespace": "llm"}, "spec": spec})
-    assert one.suits("n0", labels, taints) is fits
-
-
-def test_who_is_placed_going_or_over_waits_for_nothing() -> None:
-    no = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
-    named = {"name": "a", "namespace": "llm"}
-    item = {"metadata": named, "status": {"conditions": [no]}}
-    assert guest(item).waits
-    assert not guest({**item, "spec": {"nodeName": "n0"}}).waits
-    assert not guest({**item, "status": {"conditions": [{**no, "reason": "SchedulingGated"}]}}).waits
-    assert not guest({**item, "metadata": {**named, "deletionTimestamp": "2026-11-22T00:00:00Z"}}).waits
-    over = guest({**item, "spec": {"nodeName": "n0"}, "status": {"phase": "Succeeded"}})
-    assert (over.node, over.waits) == ("", False)
 
 
 def test_the_policy_says_to_whom() -> None:
