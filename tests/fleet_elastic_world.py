@@ -36,6 +36,7 @@ class ElasticWorlds(PoolWorlds):
         self.queue: dict[int, Job] = {}
         self.last_busy: dict[str, float] = {}
         self.reserved: set[str] = set()
+        self.claimed: frozenset[str] | None = frozenset()  # as this look saw it
         self.shrunk: set[str] = set()
         self.others: list[dict[str, Any]] = []
         # Which jobs wait is not asked at this look, or who names a node.
@@ -142,10 +143,17 @@ class ElasticWorlds(PoolWorlds):
     def kept_idle(self) -> set[str]:
         return {name for name in super().kept_idle() if "surplus" not in words.kinds(self.slurm[name].reason)}
 
+    def look(self, *, cut: int | None = None, blind: str = "", world: World | None = None) -> int:
+        seen = world or self.world(blind=blind)
+        self.claimed = seen.slurm.claims if isinstance(seen.slurm, Slurm) else None
+        return super().look(cut=cut, world=seen)
+
     def perform(self, change: Change) -> None:
         match change:
             case Evict(name) if "grows again" in change.why:
-                assert name not in self.reserved - self.unplaced, "a reservation's node goes"
+                known = self.claimed is not None or name in self.unplaced
+                assert known, "nobody knows whether a reservation names it"
+                assert name not in (self.claimed or set()) - self.unplaced, "a reservation's node goes"
                 self.shrunk.add(name)
             case CreatePod(name):
                 assert change.pool.may_have(name), "beyond max"

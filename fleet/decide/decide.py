@@ -165,7 +165,7 @@ def _actions(
         mark = _mark(worker, memory)
         count = admitted(worker.slurm, found, limits)
         yield from filter(None, [hold(worker, count, mark), protect(worker, slurm, count), on_pod(worker)])
-        if rolls.unsure:
+        if rolls.unsure or name in rolls.named:
             continue
         out = absent.setdefault(worker.pod.pool, set())
         if (going := leave(worker, slurm, count, rolls.room(worker, len(out) - (name in out), policy))) is not None:

@@ -36,6 +36,8 @@ class Pools:
     actions: tuple[Action, ...] = ()
     # Those that nobody misses: their pools have shrunk.
     spare: frozenset[str] = frozenset()
+    # None of these goes just now: it is not known who names it.
+    named: frozenset[str] = frozenset()
     fed: Mapping[str, float] = field(default_factory=dict)
 
     def room(self, worker: Worker, away: int, policy: Policy) -> bool:
@@ -68,6 +70,7 @@ def pools(
     missing: dict[str, frozenset[str]] = {}
     actions: list[Action] = []
     spare: set[str] = set()
+    named: set[str] = set()
     # In the order of their names: each status that is written puts its pool elsewhere among those that are read.
     known = [one for _, one in sorted((kubernetes.pools or {}).items()) if not one.deleting]
     refused, sets = refusals(kubernetes), kubernetes.sets or {}
@@ -88,13 +91,14 @@ def pools(
         if size is not None:
             causes |= {name: {SURPLUS: why} for name, why in size.going.items()}
             spare |= size.going.keys()
+            named |= size.going.keys() if slurm.claims is None else set()
             actions += size.tells
         causes |= given.causes
         spare |= given.to.keys()
         actions += given.tells
         most[pool.label], missing[pool.label] = pool.most, here.missing
         actions += [*here.never_placed(slurm), *here.ended(slurm), *here.to_come(), *here.note()]
-    return Pools(causes, False, most, missing, tuple(actions), frozenset(spare), fed)
+    return Pools(causes, False, most, missing, tuple(actions), frozenset(spare), frozenset(named), fed)
 
 
 def _before(worker: Worker) -> Causes:

@@ -99,6 +99,8 @@ def run(worlds: ElasticWorlds, steps: list[tuple[str, int]]) -> None:
 @example([("pod is not ready", 1), ("pod is not ready", 2), ("look", 0), ("blind to pools", 0)], 3, 0, 1)
 # A person says twice that it is to take jobs.
 @example([("look", 0), ("resumes", 0), ("look", 0), ("drains", 0)], 1, 0, 1)
+# It is on its way, and in the look in which it would go nobody has asked who names it.
+@example([("look", 0), ("reserved", 0), ("claims not asked", 1), ("look", 0), ("look", 0), ("look", 0)], 1, 0, 1)
 def test_whatever_happens_no_pod_with_a_job_goes_max_is_never_passed_and_it_ends_at_min(
     steps: list[tuple[str, int]], size: int, least: int, step: int
 ) -> None:
