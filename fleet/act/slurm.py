@@ -143,7 +143,7 @@ class SlurmRest:
         """Others have their turn between two of them: nobody hears a cordon while one call of the json library lasts,
         and of ten thousand nodes at once that is a quarter of a second."""
         try:
-            yield from each(text.decode("utf-8", "surrogatepass"), key, rest)
+            yield from each(_words(text), key, rest)
         except (ValueError, RecursionError):
             raise FleetError("ask slurmrestd", "the answer is no JSON object") from None
         items(rest.get(key), key)  # it was no list
@@ -250,9 +250,15 @@ def body(act: Drain | Undrain | Forget | Place) -> dict[str, object]:
     return said if comment is None else {**said, "comment": comment}
 
 
+def _words(text: bytes) -> str:
+    """Slurm hands on what it was given: a user's comment of his job may be any bytes, and must not hide all the others.
+    What is compared later is read in the same way."""
+    return text.decode("utf-8", "replace")
+
+
 def _read(text: bytes) -> dict[str, object]:
     try:
-        found = json.loads(text)
+        found = json.loads(_words(text))
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):

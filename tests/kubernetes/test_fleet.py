@@ -376,6 +376,20 @@ def test_killed_before_any_change_of_a_cordon_and_its_end_it_ends_the_same(both:
     assert [both.node(name).get("Comment") for name in names] == [None, None]
 
 
+def test_a_users_bytes_that_are_no_text_keep_the_fleet_from_nothing(both: Both) -> None:
+    """slurmrestd tells of a job's comment as it was given, and which jobs hold a node is asked before a pod goes."""
+    script = r"cd /tmp && sbatch --parsable --nodelist=w1 --comment=$'a\xff' --job-name=$'\xc3' --wrap='sleep 1000'"
+    job = both.controller.run("bash", "-c", script, user="demo").strip()
+    with both.running():
+        both.cordon("w1", "rack 4")
+        until(lambda: both.reason("w1") == "minivm: fleet: cordon: rack 4", "it is drained", seen=both.log)
+        both.controller.run("scancel", job)
+        until(lambda: both.free("w1"), "others may evict it", seen=both.log)
+        both.cordon("w1", None, on=False)
+        until(lambda: both.reason("w1") == "", "and it is undrained", seen=both.log)
+        assert "no JSON object" not in both.log()
+
+
 def test_a_slurm_that_does_not_answer_is_not_a_slurm_without_nodes(both: Both) -> None:
     both.cordon("w1", "rack 4")
     with both.running():

@@ -113,6 +113,23 @@ def test_an_answer_that_is_none_is_an_error_and_not_a_slurm_without_nodes(rest: 
         rest.client.look(jobs=False)
 
 
+@pytest.mark.parametrize("said", [b"\xff", b"\xed\xa0\x80", b"\xc3", b"\xf0\x9f\x98"])
+def test_bytes_that_are_no_text_in_one_job_or_reason_hide_nothing_else(rest: Rest, said: bytes) -> None:
+    """As slurmrestd 24.11 tells of a job that a user has submitted with such a comment: unchanged."""
+    reason = b"fan " + said
+    one = json.dumps({**NODE, "state": ["IDLE", "DRAIN"], "reason": "REASON"}).encode().replace(b"REASON", reason)
+    job = (
+        b'{"job_id": 7, "job_state": ["RUNNING"], "nodes": "w1", "comment": "a' + said + b'", "name": "' + said + b'"}'
+    )
+    found = {"nodes": b'{"nodes": [' + one + b"]}", "jobs": b'{"jobs": [' + job + b"]}"}
+    rest.answers = lambda method, path: (200, found["jobs" if "/jobs/" in path else "nodes"])
+    seen = rest.client.look(jobs=True)
+    assert seen.holding("w1") == ("7",)
+    assert seen.nodes["w1"].reason.startswith("fan ")
+    assert seen.nodes["w1"].reason.isprintable(), "and whoever shows it can"
+    assert rest.client.still("w1", seen.nodes["w1"].seen), "it is read in the same way again"
+
+
 def test_a_server_that_is_away_or_silent_or_endless_is_an_error(rest: Rest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapter, "MOST_BYTES", 100)
     rest.answers = lambda method, path: (200, b" " * 101)
