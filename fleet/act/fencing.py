@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from urllib.parse import urlsplit
 
 from fleet.act.clock import steady
@@ -90,11 +90,8 @@ async def _witnessed(api: Api, nodes: Iterable[Node]) -> bool:
 
 def elsewhere(address: str, server: str | None) -> bool:
     """Neither the API server, which answers us in any case, nor we ourselves."""
-    try:
-        ip = ip_address(address)
-    except ValueError:
-        return False
-    if ip.is_loopback or ip.is_unspecified or ip.is_link_local or ip.is_multicast or address == server:
+    ip = _ip(address)
+    if ip is None or ip.is_loopback or ip.is_unspecified or ip.is_link_local or ip.is_multicast or address == server:
         return False
     with socket.socket(socket.AF_INET if ip.version == 4 else socket.AF_INET6, socket.SOCK_DGRAM) as way:
         try:
@@ -112,7 +109,20 @@ async def _of(
     age = asyncio.create_task(leases.age(api, node.name) if leases else lease_age(api, node.name))
     kubelet, *found = await asyncio.gather(*(answers(host, port) for host, port in ports))
     there = tuple(pod.name for pod, up in zip(known, found, strict=True) if up)
-    return await age, kubelet if node.address else None, there
+    return await age, kubelet if _asked(node) else None, there
+
+
+def _asked(node: Node) -> bool:
+    """Whether what it says of itself is somewhere: that nobody answers nowhere is no sign of death."""
+    return _ip(node.address) is not None and 0 < node.port < 1 << 16
+
+
+def _ip(address: str) -> IPv4Address | IPv6Address | None:
+    """One that is the same seen from anywhere; a kubelet may call any words its address."""
+    try:
+        return None if "%" in address else ip_address(address)
+    except ValueError:
+        return None
 
 
 async def lease(api: Api, node: str) -> Object | None:
@@ -143,7 +153,7 @@ async def answers(host: str, port: int) -> bool:
         writer.close()
     except ConnectionRefusedError:
         return True
-    except (OSError, TimeoutError):
+    except (OSError, TimeoutError, OverflowError, ValueError):  # no such port, no such name
         return False
     return True
 

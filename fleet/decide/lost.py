@@ -17,7 +17,7 @@ LONGEST_S = 3600.0
 
 
 def causes(lost: Lost | None, now: float, policy: Policy) -> Mapping[str, str]:
-    if lost is None or now - lost.since < min(LONGEST_S, policy.lost_s * 2.0**lost.times):
+    if lost is None or now - lost.since < min(LONGEST_S, policy.lost_s * 2.0 ** min(lost.times, 60)):
         return {}
     again = f" (replaced before: {lost.times})" if lost.times else ""
     return {"lost": f"it is ready, and Slurm does not know it{again}"}

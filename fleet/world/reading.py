@@ -10,6 +10,7 @@ from datetime import datetime
 from fleet.errors import FleetError
 
 Object = Mapping[str, object]
+BITS = 64
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\n\r]*")
 
@@ -58,6 +59,8 @@ def number(value: object, where: str) -> int:
         return 0
     if isinstance(value, bool) or not isinstance(value, int):
         raise FleetError(f"read {where}", f"wanted a whole number, not {type(value).__name__}")
+    if value.bit_length() > BITS:  # some are reckoned with as hours, and what is larger by far is none
+        raise FleetError(f"read {where}", f"wanted a number of {BITS} bits")
     return value
 
 

@@ -132,6 +132,21 @@ def test_a_machine_is_asked_in_every_way(
     assert proved(server, world(nowhere, here)).lease_age is None
 
 
+@pytest.mark.parametrize(
+    "nonsense",
+    [("127.0.0.1", 70000), ("127.0.0.1", -1), (".a..b", 10250), ("n0\0", 10250), ("n" * 300, 10250), ("::1%\0", 10250)],
+)
+def test_a_kubelets_words_for_where_it_is_may_be_any_and_prove_nothing(
+    listening: int, nowhere: tuple[str, int], nonsense: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are asked for each machine that looks dead: of that one itself, and of those that are well as witnesses."""
+    monkeypatch.setattr(fencing, "WITHIN_S", 0.3)
+    server, here = ApiServer(), ("127.0.0.1", listening)
+    assert proved(server, world(nonsense, here)).kubelet is None
+    assert not proved(server, world(nowhere, nonsense)).witness
+    assert proved(server, world(nowhere, here, pod=nonsense[0] if nonsense[1] == 10250 else "")).pods == ()
+
+
 def own_address() -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
         way.connect(("192.0.2.77", 9))
@@ -139,7 +154,7 @@ def own_address() -> str:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.9.9.9", "::1", "0.0.0.0", "169.254.169.254", "fe80::1",
-                                     "224.0.0.1", "10.96.0.1", "", "n1", "own"])  # fmt: skip
+                                     "224.0.0.1", "10.96.0.1", "", "n1", "own", "2001:db8::1%a\0"])  # fmt: skip
 def test_a_witness_is_another_machine_and_not_the_api_server(address: str) -> None:
     """A kubelet says by itself where it is."""
     assert not ELSEWHERE(own_address() if address == "own" else address, "10.96.0.1")

@@ -54,6 +54,7 @@ def test_a_node_of_slurm_is_what_its_clients_know_too() -> None:
         {"alloc_cpus": "2"},
         {"alloc_cpus": True},
         {"slurmd_start_time": {"set": True, "number": "x"}},
+        {"reason_changed_at": {"set": True, "number": 10**400}},
     ],
 )
 def test_a_broken_node_of_slurm_is_told_and_the_others_are_read(broken: dict[str, object]) -> None:

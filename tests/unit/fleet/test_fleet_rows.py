@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fleet import words
+from fleet.decide import lost
 from fleet.decide.actions import (
     Change,
     Cordon,
@@ -25,6 +26,7 @@ from fleet.decide.actions import (
     Unfence,
 )
 from fleet.decide.decide import Decision
+from fleet.decide.memory import Lost
 from fleet.policy import Policy
 from fleet.world.kubernetes import Kubernetes, Pod
 from fleet.world.slurm import Slurm, slurm_node
@@ -674,6 +676,13 @@ def test_where_that_does_not_help_it_is_tried_again_after_twice_as_long_and_coun
         worlds.settle_in()
         (*_, last) = (change.why for change in worlds.done if isinstance(change, Evict))
         assert last == f"it is ready, and Slurm does not know it (replaced before: {times})"
+
+
+def test_one_that_was_replaced_each_hour_for_months_is_replaced_each_hour() -> None:
+    """Longer than a power of two can be told."""
+    replaced = Lost(since=0.0, times=5000)
+    assert not lost.causes(replaced, lost.LONGEST_S - 1, Policy())
+    assert lost.causes(replaced, lost.LONGEST_S, Policy())
 
 
 def test_a_slurm_that_knows_nobody_any_more_is_no_reason_to_replace_all() -> None:
