@@ -17,7 +17,6 @@
 #include <spawn.h>
 #include <stdint.h>
 #include <stdio.h>
-#include <stdio_ext.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -47,6 +46,10 @@ static char *variables[2 * MOST_VARIABLES + 16];
 static size_t held;
 static pid_t running;
 static const char *commit = "", *tree;
+static int begun_any;
+/* What is said to slurmd, until all is said: whoever goes the slow way instead has said nothing. */
+static char *said;
+static size_t said_size;
 
 #include "settings.h"
 
@@ -56,11 +59,23 @@ static int64_t now_ms(void) {
     return (int64_t)at.tv_sec * 1000 + at.tv_nsec / 1000000;
 }
 
+/* All that was said, at once. */
+static int tell(void) {
+    if (fflush(stdout)) return -1;
+    for (size_t at = 0; at < said_size;) {
+        ssize_t written = write(1, said + at, said_size - at);
+        if (written < 0 && errno != EINTR) return -1;
+        if (written > 0) at += (size_t)written;
+    }
+    return 0;
+}
+
 __attribute__((noreturn)) static void slow_way(const char *why) {
     /* By its whole path: a virtual environment is found by that. */
     char *argv[] = {PYTHON, "-I", "-m", "health.runner.run", "task_prolog", (char *)why, NULL};
     execv(PYTHON, argv);
     fprintf(stderr, "minivm: cannot run the task prolog: %s: %s\n", PYTHON, strerror(errno));
+    tell();
     exit(0);
 }
 
@@ -186,11 +201,13 @@ static void ended(int number) {
 /* Our end is read without waiting; the script's waits, for a program that meets EAGAIN loses lines. */
 static int make_pipe(struct stream *one) {
     int ends[2];
+    one->fd = -1;
+    one->open = 0;
+    one->size = 0;
     if (pipe2(ends, O_CLOEXEC)) return -1;
     fcntl(ends[0], F_SETFL, O_NONBLOCK);
     one->fd = ends[0];
     one->open = 1;
-    one->size = 0;
     return ends[1];
 }
 
@@ -203,7 +220,7 @@ static void look(const char *path, int output, int errors) {
     for (int at = 0; at < 3; at++) signal((int[]){SIGTERM, SIGPIPE, SIGINT}[at], SIG_DFL);
     int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
     if (setsid() < 0 || dup2(nothing, 0) < 0 || dup2(output, 1) < 0 || dup2(errors, 2) < 0) _exit(1);
-    __fpurge(stdout); /* of the process that it is a copy of */
+    if (!(stdout = fdopen(1, "w"))) _exit(1);
     if (say_nccl()) _exit(fflush(stdout) ? 1 : 0);
     execve(path, argv, variables);
     _exit(126);
@@ -229,14 +246,17 @@ static pid_t start(const char *path, int looks) {
     posix_spawnattr_setflags(&how, POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK);
     posix_spawnattr_setsigmask(&how, &none);
     posix_spawnattr_setsigdefault(&how, &ours);
-    if (output < 0 || errors < 0) slow_way("no descriptors");
+    if ((output < 0 || errors < 0) && !begun_any) slow_way("no descriptors");
     environment();
-    if (looks) {
+    if (output < 0 || errors < 0) {
+        pid = -1; /* who went the slow way would run once more what has run */
+    } else if (looks) {
         pid = fork();
         if (!pid) look(path, output, errors);
     } else if (posix_spawn(&pid, path, &streams, &how, argv, variables)) pid = -1;
     close(output);
     close(errors);
+    begun_any |= pid > 0;
     return pid;
 }
 
@@ -333,6 +353,7 @@ int main(void) {
         }
     }
     if (!tree || chdir("/")) slow_way("another plan");
+    if (!(stdout = open_memstream(&said, &said_size))) slow_way("no memory");
     signal(SIGTERM, ended);
     signal(SIGINT, ended);
     int fails = 0;
@@ -361,5 +382,5 @@ int main(void) {
             fails = 1;
         }
     }
-    return fflush(stdout) ? 1 : fails;
+    return tell() ? 1 : fails;
 }

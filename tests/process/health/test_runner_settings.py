@@ -116,6 +116,39 @@ def test_a_task_is_told_its_settings_where_no_process_can_be_had(node: Node) -> 
     assert f"export TMPDIR={node.root}/work/42\n".encode() in said and b"export NCCL_SOCKET_IFNAME=eth0\n" in said
 
 
+def a_python(node: Node) -> None:
+    """What stands in for the slow way: it says all, from the beginning."""
+    python = node.root / "no-python"
+    python.write_text("#!/bin/sh\necho export ALL=1\n")
+    python.chmod(0o755)
+
+
+def test_who_goes_the_slow_way_after_all_has_said_nothing_yet(node: Node) -> None:
+    """It would be said twice, and its last line run into the first one of the other."""
+    a_python(node)
+    node.lay("lib/caches.env", "".join(f"PLACE_{number}=@job@/{'x' * 40}\n" for number in range(64)))
+    node.lay("task_prolog.d/30-own", "#!/bin/sh\necho export OWN=1\n", 0o755)
+    assert "directories" in node.plan()
+    assert len(node.said()) > 4096 and node.said().endswith(b"\nexport OWN=1\n")
+    assert node.said(**{f"MANY_{number}": "1" for number in range(5000)}) == b"export ALL=1\n"
+
+
+def test_what_has_run_is_not_run_once_more_for_want_of_descriptors(node: Node) -> None:
+    a_python(node)
+    for name in SCRIPTS:
+        (node.script / name).unlink()
+    ran = node.root / "work/42/ran"
+    node.lay(
+        "task_prolog.d/30-own",
+        f"#!/bin/sh\necho x >> {ran}\nprlimit --nofile=3:3 --pid $PPID\necho export OWN=1\n",
+        0o755,
+    )
+    node.lay("task_prolog.d/40-more", "#!/bin/sh\necho export MORE=1\n", 0o755)
+    node.plan()
+    assert node.said() == b"export OWN=1\n"
+    assert ran.read_text() == "x\n"
+
+
 @pytest.mark.parametrize(
     "given",
     [
