@@ -58,8 +58,10 @@
     {{- $_ := set $lines "HealthCheckNodeState" "ANY" -}}
     {{- $_ := set $lines "HealthCheckInterval" (toString .Values.slurm.scripts.healthCheckInterval) -}}
   {{- end -}}
-  {{- $_ := set $lines "PrologEpilogTimeout" (toString .Values.slurm.scripts.prologEpilogTimeout) -}}
-  {{- $_ := set $lines "BatchStartTimeout" $lines.PrologEpilogTimeout -}}
+  {{- with .Values.slurm.scripts.prologEpilogTimeout -}}
+    {{- $_ := set $lines "PrologEpilogTimeout" (toString .) -}}
+    {{- $_ := set $lines "BatchStartTimeout" $lines.PrologEpilogTimeout -}}
+  {{- end -}}
 {{- end -}}
 {{- if eq .Values.accounting.mode "none" -}}
   {{- $_ := set $lines "AccountingStorageType" "accounting_storage/none" -}}
@@ -74,12 +76,14 @@
 {{- if eq (index $facts "user-env") "job_submit" }}{{ $_ := unset $lines "GetEnvTimeout" }}{{ end -}}
 {{- if include "minivm.hidesUserEnv" . }}{{ $_ := set $lines "JobSubmitPlugins" "lua" }}{{ end -}}
 {{- $_ := mustMergeOverwrite $lines (index (.Files.Get "files/profiles.yaml" | fromYaml) .Values.slurm.profile) -}}
+{{- $site := include "minivm.slurm.site" . | fromJson -}}
+{{- range $key := keys $lines }}{{ if hasKey $site (lower $key) }}{{ $_ := unset $lines $key }}{{ end }}{{ end -}}
 {{- range $key, $value := .Values.slurm.config -}}
-  {{- if kindIs "invalid" $value }}{{ $_ := unset $lines $key }}{{ else }}{{ $_ := set $lines $key (toString $value) }}{{ end -}}
+  {{- if not (kindIs "invalid" $value) }}{{ $_ := set $lines $key (toString $value) }}{{ end -}}
 {{- end -}}
 {{- /* A batch job whose prolog takes longer is taken for lost when its node registers, and requeued. */ -}}
 {{- $prolog := include "minivm.slurm.says" (dict "key" "PrologEpilogTimeout" "lines" $lines "root" .) -}}
-{{- if and $prolog (not (hasKey .Values.slurm.config "BatchStartTimeout")) }}{{ $_ := set $lines "BatchStartTimeout" $prolog }}{{ end -}}
+{{- if and $prolog (not (hasKey $site "batchstarttimeout")) }}{{ $_ := set $lines "BatchStartTimeout" $prolog }}{{ end -}}
 {{- include "minivm.nodesFit" (dict "lines" $lines "root" .) -}}
 {{- include "minivm.mountsForJobs" . -}}
 # Made by the chart. The pod's name and the name that others reach it by are two things.
@@ -101,9 +105,30 @@ PartitionName={{ $name }} Nodes={{ range $i, $pool := $partition.pools }}{{ if $
 {{ .Values.slurm.extraConfig }}
 {{- end -}}
 
-{{/* A number in slurm.conf: of two lines of one name the last counts, and the site's own come last. */}}
+{{/* slurm.config by names in lower case, as JSON: Slurm knows no other. */}}
+{{- define "minivm.slurm.site" -}}
+{{- $found := dict -}}
+{{- $names := dict -}}
+{{- range $name, $value := .Values.slurm.config -}}
+  {{- $key := lower $name -}}
+  {{- if hasKey $names $key }}{{ fail (printf "slurm.config has %s and %s, which are one name to Slurm" (get $names $key) $name) }}{{ end -}}
+  {{- $_ := set $names $key $name -}}
+  {{- $_ := set $found $key (ternary "" (toString $value) (kindIs "invalid" $value)) -}}
+{{- end -}}
+{{- $found | toJson -}}
+{{- end -}}
+
+{{/* What a key is in slurm.conf, as Slurm reads it: of two lines of one name, in whichever case, the last counts, and
+slurm.extraConfig comes last. A line goes on where it ends with a backslash, and a quoted value has no quotes. */}}
 {{- define "minivm.slurm.says" -}}
-{{- regexFind (printf "(?im)^\\s*%s\\s*=\\s*[0-9]+" .key) .root.Values.slurm.extraConfig | regexFind "[0-9]+$" | default (get .lines .key) -}}
+{{- $found := "" -}}
+{{- range $name, $value := .lines }}{{ if eq (lower $name) (lower $.key) }}{{ $found = $value }}{{ end }}{{ end -}}
+{{- $text := regexReplaceAll "(?m)(^|[^\\\\])#.*$" .root.Values.slurm.extraConfig "${1}" -}}
+{{- $text = regexReplaceAll "\\\\[ \\t\\r]*\\n" $text "" -}}
+{{- range regexFindAll (printf "(?im)^[ \\t]*%s[ \\t]*=[ \\t]*(\"[^\"\\n]*\"|[^\\s]+)" .key) $text -1 -}}
+  {{- $found = regexReplaceAll "^[^=]*=[ \\t]*" . "" | trimAll "\"" -}}
+{{- end -}}
+{{- $found -}}
 {{- end -}}
 
 {{/* slurmd of a node for which slurmctld has no room ends. A pod that sleeps keeps its record: every name counts. */}}
@@ -114,7 +139,7 @@ PartitionName={{ $name }} Nodes={{ range $i, $pool := $partition.pools }}{{ if $
   {{- $pool := include "minivm.pool" (dict "root" $.root "name" $name) | fromJson -}}
   {{- if not $pool.perNode }}{{ $names = add $names (include "minivm.pool.names" $pool | int) }}{{ end -}}
 {{- end -}}
-{{- if and (eq .root.Values.slurm.nodeMode "dynamic") $most (gt (int $names) (int $most)) }}{{ fail (printf "slurm.maxNodes: workers.pools have %d nodes together, by replicas and elastic.max, and slurmctld takes %s" (int $names) $most) }}{{ end -}}
+{{- if and (eq .root.Values.slurm.nodeMode "dynamic") (regexMatch "^[0-9]+$" $most) (gt (int $names) (int $most)) }}{{ fail (printf "slurm.maxNodes: workers.pools have %d nodes together, by replicas and elastic.max, and slurmctld takes %s" (int $names) $most) }}{{ end -}}
 {{- end -}}
 
 {{/* What the release of Slurm in the controller's image is and can, as JSON: files/slurm.yaml. By slurm.version, or the
@@ -132,15 +157,18 @@ image's tag, or the default; of a release that is not there, what is known of th
 {{/* Where no setting keeps slurmd from asking for a user's environment, and the site has no filter of its own. */}}
 {{- define "minivm.hidesUserEnv" -}}
 {{- $facts := include "minivm.slurm.facts" . | fromJson -}}
-{{- $site := or (hasKey .Values.slurm.files "job_submit.lua") (hasKey .Values.slurm.config "JobSubmitPlugins") -}}
+{{- $said := include "minivm.slurm.says" (dict "key" "JobSubmitPlugins" "lines" dict "root" .) -}}
+{{- $site := or (hasKey .Values.slurm.files "job_submit.lua") $said (hasKey (include "minivm.slurm.site" . | fromJson) "jobsubmitplugins") -}}
 {{- if and (eq (index $facts "user-env") "job_submit") (not $site) }}yes{{ end -}}
 {{- end -}}
 
 {{/* slurmd mounts a job's own /tmp itself: without the right to, it takes jobs, and every one of them fails. */}}
 {{- define "minivm.mountsForJobs" -}}
-{{- $said := .Values.slurm.extraConfig -}}
-{{- range $key, $value := .Values.slurm.config }}{{ $said = printf "%s\n%s=%v" $said $key $value }}{{ end -}}
-{{- $mounts := regexMatch "(?im)^\\s*(JobContainerType|NamespaceType)\\s*=\\s*\"?(job_container|namespace)/(tmpfs|linux)" $said -}}
+{{- $mounts := false -}}
+{{- range list "JobContainerType" "NamespaceType" -}}
+  {{- $said := include "minivm.slurm.says" (dict "key" . "lines" (include "minivm.slurm.site" $ | fromJson) "root" $) -}}
+  {{- if regexMatch "(?i)^(job_container|namespace)/(tmpfs|linux)" $said }}{{ $mounts = true }}{{ end -}}
+{{- end -}}
 {{- if and $mounts (not (has "SYS_ADMIN" .Values.workers.capabilities)) }}{{ fail "slurm.config: a job's own /tmp is mounted by slurmd, which takes SYS_ADMIN in workers.capabilities; each job has a TMPDIR of its own without" }}{{ end -}}
 {{- end -}}
 
@@ -149,8 +177,9 @@ image's tag, or the default; of a release that is not there, what is known of th
 {{- if .Values.slurm.metrics -}}
 {{- $facts := include "minivm.slurm.facts" . | fromJson -}}
 {{- if not (hasKey $facts "metrics") }}{{ fail "slurm.metrics: this release of Slurm has no metrics of its own; from 25.11 on it has" }}{{ end -}}
-{{- if or (get .Values.slurm.config "PrivateData") (regexMatch "(?im)^\\s*PrivateData\\s*=" .Values.slurm.extraConfig) }}{{ fail "slurm.metrics: with PrivateData slurmctld gives its metrics to nobody" }}{{ end -}}
-{{- if contains "disable_http" (get .Values.slurm.config "CommunicationParameters" | toString) }}{{ fail "slurm.metrics: CommunicationParameters=disable_http takes them away" }}{{ end -}}
+{{- $site := include "minivm.slurm.site" . | fromJson -}}
+{{- if include "minivm.slurm.says" (dict "key" "PrivateData" "lines" $site "root" .) }}{{ fail "slurm.metrics: with PrivateData slurmctld gives its metrics to nobody" }}{{ end -}}
+{{- if include "minivm.slurm.says" (dict "key" "CommunicationParameters" "lines" $site "root" .) | lower | contains "disable_http" }}{{ fail "slurm.metrics: CommunicationParameters=disable_http takes them away" }}{{ end -}}
 yes
 {{- end -}}
 {{- end -}}
@@ -206,7 +235,7 @@ yes
 
 {{/* Without oci.conf, where the site has no filter of its own. */}}
 {{- define "minivm.refusesContainers" -}}
-{{- $site := or .Values.containers.enabled (hasKey .Values.slurm.files "oci.conf") (hasKey .Values.slurm.files "cli_filter.lua") (hasKey .Values.slurm.config "CliFilterPlugins") -}}
+{{- $site := or .Values.containers.enabled (hasKey .Values.slurm.files "oci.conf") (hasKey .Values.slurm.files "cli_filter.lua") (include "minivm.slurm.says" (dict "key" "CliFilterPlugins" "lines" dict "root" .)) (hasKey (include "minivm.slurm.site" . | fromJson) "clifilterplugins") -}}
 {{- if not $site }}yes{{ end -}}
 {{- end -}}
 

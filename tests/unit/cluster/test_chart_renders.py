@@ -724,6 +724,8 @@ def test_a_wrong_value_is_refused_with_its_name(values: dict[str, Any], said: st
         {"maxNodes": 1100},
         {"config": {"MaxNodeCount": 1100}},
         {"extraConfig": "maxnodecount=1100"},
+        {"extraConfig": "MaxNodeCount=10\nMaxNodeCount=1100"},
+        {"config": {"MAXNODECOUNT": 1100}},
         {"nodeMode": "static"},
     ],
 )
@@ -761,13 +763,35 @@ def test_a_prolog_may_take_as_long_before_a_batch_job_as_before_any_other() -> N
         ({"extraConfig": "# the site's\nprologepilogtimeout = 240 # s"}, "240"),
         ({"config": {"PrologEpilogTimeout": 300, "BatchStartTimeout": 20}}, "20"),
         ({"config": {"PrologEpilogTimeout": None}}, "60"),
+        ({"config": {"prologepilogtimeout": 300}}, "300"),
+        ({"extraConfig": "PrologEpilogTimeout=30\nprologEpilogTimeout=240\n#PrologEpilogTimeout=20"}, "240"),
+        ({"extraConfig": 'PrologEpilogTimeout \\\n = "240"\nDebugFlags=none \\\nPrologEpilogTimeout=20'}, "240"),
+        ({"config": {"PrologEpilogTimeout": 300, "batchstarttimeout": 20}}, "20"),
+        ({"scripts": {"prologEpilogTimeout": None}}, ""),
         ({"config": {"BatchStartTimeout": None}}, ""),
         ({"scripts": {"enabled": False}}, ""),
     ],
 )
 def test_what_a_site_says_of_prologs_counts_before_a_batch_job_too(slurm: dict[str, Any], said: str) -> None:
-    found = [line.partition("=")[2] for line in with_slurm(slurm) if line.startswith("BatchStartTimeout=")]
+    lines = with_slurm(slurm)
+    found = [line.partition("=")[2] for line in lines if line.lower().startswith("batchstarttimeout=")]
     assert found == ([said] if said else [])
+    assert "nil" not in "".join(lines)
+
+
+def test_a_name_is_the_same_in_whichever_case_as_it_is_to_slurm() -> None:
+    lines = [line for line in with_slurm({"config": {"killwait": 7, "TASKPROLOG": None}}) if "=" in line]
+    assert [line for line in lines if line.lower().startswith(("killwait", "taskprolog"))] == ["killwait=7"]
+    with pytest.raises(ClusterError, match="slurm.config has KillWait and killwait, which are one name to Slurm"):
+        with_slurm({"config": {"KillWait": 8, "killwait": 7}})
+
+
+def test_a_sites_own_filters_are_its_own_wherever_it_names_them() -> None:
+    for named in ({"config": {"jobsubmitplugins": "x"}}, {"extraConfig": "jobsubmitplugins=x"}):
+        lines = with_slurm({"version": "26.05", **named})
+        assert "JobSubmitPlugins=lua" not in lines and "CliFilterPlugins=cli_filter/lua" in lines
+    for named in ({"config": {"CLIFILTERPLUGINS": "x"}}, {"extraConfig": "clifilterplugins=x"}):
+        assert "CliFilterPlugins=cli_filter/lua" not in with_slurm(named)
 
 
 @pytest.mark.parametrize("name", PROFILES)
@@ -847,6 +871,8 @@ def test_slurms_own_metrics_are_for_whom_they_are_named_and_nobody_else() -> Non
         ),
         ({"version": "26.05", "extraConfig": "privatedata = jobs"}, "with PrivateData slurmctld gives"),
         ({"version": "26.05", "config": {"CommunicationParameters": "NoInAddrAny,disable_http"}}, "takes them away"),
+        ({"version": "26.05", "extraConfig": "CommunicationParameters=disable_http"}, "takes them away"),
+        ({"version": "26.05", "config": {"privatedata": "jobs"}}, "with PrivateData slurmctld gives"),
     ],
 )
 def test_metrics_that_nobody_could_read_are_refused_with_the_reason(slurm: dict[str, Any], said: str) -> None:
@@ -868,6 +894,7 @@ def test_a_tmp_of_a_jobs_own_that_slurmd_may_not_mount_is_refused(slurm: dict[st
         with_slurm(slurm)
     render({"slurm": slurm, "workers": {"capabilities": ["SYS_ADMIN"]}}, release="slurm", namespace="hpc")
     with_slurm({"config": {"JobContainerType": "job_container/none"}})
+    with_slurm({**slurm, "extraConfig": "JobContainerType=job_container/none\nNamespaceType=namespace/none"})
 
 
 def test_so_it_is_where_no_setting_does() -> None:
