@@ -10,7 +10,7 @@ SECRETS = f"{MOUNTS}/secrets"
 MUNGE_KEY_BYTES = range(32, 1025)
 # Left to itself, sssd asks the directory for a person's groups where he is not in yet, and to know that it reads the
 # state of every process of the pod, three times a session.
-LOOKUP = b"pam_initgroups_scheme"
+LOOKUP = b"pam_initgroups_scheme"  # of the section [pam]
 SNIPPETS = "/etc/sssd/conf.d"
 LOOKUP_FILE = f"{SNIPPETS}/00-minivm.conf"
 
@@ -69,15 +69,34 @@ def _look_up(pod: Pod, site: bytes) -> str:
     if not writable(ours.parent):
         return f"; {ours.parent} is not ours to write, and a login looks at every process of the pod"
     others = (path for path in ours.parent.glob("[!.]*.conf") if path != ours and path.is_file())
-    if any(_says(LOOKUP, text) for text in (site, *(_read(pod, f"{SNIPPETS}/{path.name}") or b"" for path in others))):
+    texts = (site, *(_read(pod, f"{SNIPPETS}/{path.name}") or b"" for path in others))
+    if any((b"pam", LOOKUP) in (settings(text) or ()) for text in texts):
         ours.unlink(missing_ok=True)
     else:
         write(ours, b"[pam]\n" + LOOKUP + b" = always\n", mode=0o600, owner=(0, 0))
     return ""
 
 
-def _says(key: bytes, text: bytes) -> bool:
-    return any(line.partition(b"=")[0].strip().lower() == key for line in text.splitlines())
+def settings(text: bytes) -> set[tuple[bytes, bytes]] | None:
+    """The section and name of each, as sssd reads a file; None for one that it passes over whole, and says so."""
+    found, section = set(), b""
+    for line in (line.rstrip() for line in text.split(b"\n")):
+        if not line or line[:1] in b"#;":
+            continue
+        if line[:1] == b"[":
+            section = line[1:-1].strip().lower()
+            if line[-1:] != b"]" or not section:
+                return None
+        else:
+            name, equals, _ = line.partition(b"=")
+            if not equals or not name.strip():
+                return None
+            found.add((section, name.strip().lower()))
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return None
+    return found
 
 
 def _read(pod: Pod, mount: str) -> bytes | None:

@@ -7,11 +7,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
 from shlex import quote
 
 import pytest
 from testinfra.host import Host  # type: ignore[import-untyped]  # ships no types
 
+from init.prepare.secrets import settings
 from tests.container.conftest import docker, image_of
 from tests.waiting import until
 
@@ -21,6 +23,29 @@ pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 @pytest.fixture
 def login(idle: Callable[[str], Host]) -> Host:
     return idle("login")
+
+
+SNIPPETS = {
+    "whole.conf": "[pam]\nname = 1\n", "blanks.conf": "[ pam ]\n  name=1",
+    "notes.conf": "# [\n; ]\n\n[pam]\r\nname = 1\r\n",
+    "outside.conf": "name = 1\n", "word.conf": "[pam]\nword\n", "nameless.conf": "[pam]\n = 1\n",
+    "open.conf": "[pam\nname = 1\n", "more.conf": "[pam] x\n", "unnamed.conf": "[]\nname = 1\n",
+    "indented.conf": " [pam]\nname = 1\n", "latin.conf": "[pam]\nname = \xff\n", ".hidden.conf": "[pam]\nname = 1\n",
+    "old.conf.bak": "[pam]\nname = 1\n", "upper.CONF": "[pam]\nname = 1\n",
+}  # fmt: skip
+
+
+def test_what_counts_of_a_site_s_words_to_sssd_is_what_sssd_reads(login: Host) -> None:
+    """Its own setting gives way to the site's, and to nothing that sssd passes over."""
+    login.check_output("mkdir -p /tmp/sssd/conf.d && install -m 600 /dev/null /tmp/sssd/sssd.conf")
+    login.check_output("printf '[sssd]\\nservices = pam\\n[domain/x]\\nid_provider = ldap\\n' > /tmp/sssd/sssd.conf")
+    for name, text in SNIPPETS.items():
+        shown = "".join(f"\\{byte:03o}" for byte in text.encode("latin-1"))
+        login.check_output(f"umask 077; printf '{shown}' > /tmp/sssd/conf.d/{name}")
+    said = login.run("sssctl config-check --config=/tmp/sssd/sssd.conf --snippet=/tmp/sssd/conf.d").stdout
+    used = {line.rpartition("/")[2] for line in said.partition("Used configuration snippet files")[2].splitlines()[1:]}
+    ours = {name for name, text in SNIPPETS.items() if settings(text.encode("latin-1")) is not None}
+    assert used - {""} == {name for name in ours if fnmatchcase(name, "[!.]*.conf")}
 
 
 def effective(host: Host) -> dict[str, list[str]]:

@@ -782,7 +782,7 @@ def test_what_a_site_says_of_prologs_counts_before_a_batch_job_too(slurm: dict[s
 def test_a_name_is_the_same_in_whichever_case_as_it_is_to_slurm() -> None:
     lines = [line for line in with_slurm({"config": {"killwait": 7, "TASKPROLOG": None}}) if "=" in line]
     assert [line for line in lines if line.lower().startswith(("killwait", "taskprolog"))] == ["killwait=7"]
-    with pytest.raises(ClusterError, match="slurm.config has KillWait and killwait, which are one name to Slurm"):
+    with pytest.raises(ClusterError, match=r"slurm\.config has KillWait and killwait, which are one name to Slurm"):
         with_slurm({"config": {"KillWait": 8, "killwait": 7}})
 
 

@@ -121,6 +121,29 @@ def test_a_site_s_own_word_to_sssd_counts_whatever_its_file_is_called(name: str,
         assert ours.exists()
 
 
+# What sssd 2.10 says of each is in tests/container/images/test_login.py.
+READ = ("[pam]\nNAME = x\n", "[ PAM ]\n  name=x", "# [\n; ]\n[nss]\na=1\n\n[pam]\r\nNAME = x\r\n")
+ELSEWHERE = ("NAME = x\n", "[pam]\n[domain/x]\nNAME = x\n", "[pam]\n#NAME = x\nNAMES = x\n")
+PASSED_OVER = (
+    "NAME = x\nhello\n",
+    "NAME = x\n = 3\n",
+    "NAME = x\n[nss] x\n",
+    "NAME = x\n[]\n",
+    "NAME = x\n [nss]\n",
+    "NAME = \xff\n",
+)
+
+
+@pytest.mark.parametrize("text", [*READ, *ELSEWHERE, *(f"[pam]\n{text}" for text in PASSED_OVER)])
+def test_a_word_that_sssd_does_not_read_is_none(text: str, tmp_path: Path) -> None:
+    mounted, ours = "mnt/minivm/secrets/sssd/sssd.conf", tmp_path / "etc/sssd/conf.d/00-minivm.conf"
+    found = scratch(tmp_path, {mounted: "[sssd]", "etc/sssd/conf.d/site.conf": ""})
+    said = text.replace("NAME", "PAM_initgroups_scheme").replace("name", "pam_initgroups_scheme")
+    (ours.parent / "site.conf").write_text(said, encoding="latin-1", newline="")
+    secrets.sssd(found)
+    assert ours.exists() is (text not in READ)
+
+
 def test_without_a_place_for_it_sssd_starts_all_the_same(tmp_path: Path) -> None:
     found = scratch(tmp_path, {"/mnt/minivm/secrets/sssd/sssd.conf": "[sssd]"})
     assert "every process" in secrets.sssd(found) and (tmp_path / "etc/sssd/sssd.conf").exists()
