@@ -267,8 +267,20 @@ class Api:
             raise ApiError(what, _words(error)) from error
         self.clocks.http(began, reply.headers.get("Date"))
         if reply.status >= 300:
-            raise _refusal(what, int(reply.status), (await reply.read()).decode(errors="replace"))
+            raise _refusal(what, int(reply.status), await _said(reply))
         return reply
+
+
+async def _said(reply: Any) -> str:
+    """With a refusal, which is one also where its words break off or do not come: whoever stands before an API server
+    that is away answers for it."""
+    try:
+        async with asyncio.timeout(WITHIN_S):
+            return str((await reply.read()).decode(errors="replace"))
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        return _words(error)
+    finally:
+        reply.close()
 
 
 def _condition(seen: Condition) -> Object:

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from fleet.act import fencing
 from fleet.act.cache import Cache
@@ -42,10 +43,14 @@ class Look:
             world = World(kubernetes, found)
             # That a record goes is no haste, and what names it may name it for months.
             claims = time.monotonic() - self._asked >= CLAIMS_S and asks_for_claims(world)
-            if claims or asks_for_jobs(world):
-                found = await asyncio.to_thread(self.rest.look, jobs=True, claims=claims)
-                self._asked = time.monotonic() if claims else self._asked
-            return found
+            if not (claims or asks_for_jobs(world)):
+                return found
+            self._asked = time.monotonic() if claims else self._asked
+            try:
+                return await asyncio.to_thread(self.rest.look, jobs=True, claims=claims)
+            except FleetError as error:
+                # How many jobs there are, and of how many words, is their users' doing. Drains need none of them.
+                return replace(found, unread={**found.unread, "jobs": str(error)})
         except FleetError as error:
             return Unknown(str(error))
 

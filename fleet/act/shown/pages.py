@@ -14,7 +14,7 @@ from fleet.errors import FleetError
 # A request's first line and heads, and all the time that it has.
 LONGEST = 8192
 WITHIN_S = 5.0
-# So many at once; the others are closed unheard.
+# So many at once ask nothing yet, and so many have asked; of the first the oldest give way, the others are closed.
 MOST = 32
 Page = Callable[[], tuple[int, str]]
 
@@ -24,7 +24,8 @@ class Pages:
 
     def __init__(self, pages: Mapping[str, Page]) -> None:
         self.pages = pages
-        self._open = 0
+        self._silent: dict[asyncio.StreamWriter, None] = {}  # those that have asked nothing yet, the oldest first
+        self._asked = 0
 
     async def serve(self, host: str, port: int) -> asyncio.Server:
         try:
@@ -33,23 +34,41 @@ class Pages:
             raise FleetError(f"listen for {self.whom}", str(error), field=f"{host}:{port}") from error
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._open += 1
         try:
-            if self._open <= MOST:
-                async with asyncio.timeout(WITHIN_S):
-                    heads = await reader.readuntil(b"\r\n\r\n")
-                said = await self.reply(heads)
-                async with asyncio.timeout(WITHIN_S):
-                    writer.write(said)
-                    await writer.drain()
+            heads = await self._heads(reader, writer)
+            if self._asked < MOST:
+                await self._reply(heads, writer)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # whoever does not ask as http does is not answered
         finally:
-            self._open -= 1
             writer.close()
             with contextlib.suppress(OSError, TimeoutError):
                 async with asyncio.timeout(WITHIN_S):
                     await writer.wait_closed()
+
+    async def _heads(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        """Who asks nothing gives way to who may: strangers who do so again and again would else keep the kubelet out,
+        which would start us anew for that."""
+        if len(self._silent) >= MOST:
+            oldest = next(iter(self._silent))
+            del self._silent[oldest]
+            oldest.transport.abort()
+        self._silent[writer] = None
+        try:
+            async with asyncio.timeout(WITHIN_S):
+                return await reader.readuntil(b"\r\n\r\n")
+        finally:
+            self._silent.pop(writer, None)
+
+    async def _reply(self, heads: bytes, writer: asyncio.StreamWriter) -> None:
+        self._asked += 1
+        try:
+            said = await self.reply(heads)
+            async with asyncio.timeout(WITHIN_S):
+                writer.write(said)
+                await writer.drain()
+        finally:
+            self._asked -= 1
 
     async def reply(self, heads: bytes) -> bytes:
         return reply(heads, self.pages)

@@ -19,7 +19,7 @@ from kubernetes_asyncio import client
 from fleet.act import cache as cache_module
 from fleet.act import kubernetes as adapter
 from fleet.act.cache import Cache
-from fleet.act.kubernetes import Api
+from fleet.act.kubernetes import Api, ApiError
 from fleet.decide.actions import Cordon, Evict, Free, HideOnNode, Protect, ShowOnPod, Versions
 from fleet.decide.causes import silent_for
 from fleet.errors import FleetError
@@ -241,6 +241,39 @@ def test_a_list_that_breaks_off_changes_nothing(server: Server) -> None:
         async with server.followed() as cache:
             await until(lambda: "list Nodes" in cache.nodes.why)
             assert known(cache) == {"n0": False}
+
+    asyncio.run(whole())
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_refusal_whose_words_break_off_or_never_come_is_a_refusal(
+    hangs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As whoever stands before an API server that is away answers for it: it must not end the fleet."""
+    monkeypatch.setattr(adapter, "WITHIN_S", 0.5)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 503 No\r\nContent-Length: 1000\r\n\r\nthe backend is")
+        if hangs:
+            await reader.read()
+        writer.close()
+
+    async def whole() -> None:
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            api = Api(client.ApiClient(client.Configuration(host=f"http://127.0.0.1:{port}")), "default", "slurm")
+            try:
+                async with asyncio.timeout(30):
+                    with pytest.raises(ApiError) as error:
+                        await listed(api)
+            finally:
+                await api.close()
+        assert error.value.status == 503
+
+    async def listed(api: Api) -> None:
+        async for _ in api.list("Node"):
+            pass
 
     asyncio.run(whole())
 

@@ -66,6 +66,23 @@ def test_a_stranger_who_says_nothing_or_too_much_keeps_nobody_from_an_answer(mon
     asyncio.run(whole())
 
 
+def test_strangers_who_say_nothing_again_and_again_keep_nobody_from_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kubelet that is not answered starts the fleet anew."""
+    monkeypatch.setattr(adapter, "WITHIN_S", 60.0)
+
+    async def whole() -> None:
+        async with await Pages(GIVEN).serve("127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3 * adapter.MOST)]
+            assert b"ok" in await asked(port, b"GET /livez HTTP/1.1\r\n\r\n")
+            async with asyncio.timeout(20):
+                assert await silent[0][0].read() == b"", "the first one was sent away for that"
+            for _, writer in silent:
+                writer.close()
+
+    asyncio.run(whole())
+
+
 def test_a_port_that_is_taken_is_a_sentence() -> None:
     async def whole() -> None:
         async with await Pages(GIVEN).serve("127.0.0.1", 0) as server:

@@ -354,6 +354,35 @@ def test_a_slurm_that_answers_nobody_is_not_waited_for_three_times_as_long(
     asyncio.run(whole())
 
 
+def test_jobs_that_cannot_be_told_keep_no_node_drained(server: Server, rest: Rest, settings: Settings) -> None:
+    """How many there are, and of how many words, is their users' doing. A cordon that is gone asks for none."""
+    drained = {**SLURM, "state": ["IDLE", "DRAIN"], "reason": "minivm: fleet: cordon: fan 3"}
+    failed = json.dumps({"errors": [{"error": "too many"}]}).encode()
+    rest.answers = lambda method, path: (500, failed) if "/jobs/" in path else nodes(drained)
+    server.pods = [{**POD, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}]
+    server.versions, server.watches = {"w0": "1", "n0": "1"}, server.hold
+    said: list[str] = []
+
+    def undrained() -> int:
+        return sum(body is not None and body.get("state") == ["UNDRAIN"] for _, _, body in rest.asked)
+
+    async def whole() -> None:
+        async with server.api() as api:
+            fleet = Fleet(settings, api, said.append)
+            task = asyncio.create_task(fleet.run())
+            try:
+                # At its first look it may not know Kubernetes yet, and ask for no jobs.
+                await until(lambda: any("too many" in line for line in said))
+                before = undrained()
+                await until(lambda: undrained() > before)
+            finally:
+                fleet.stop.set()
+                await task
+
+    asyncio.run(whole())
+    assert any(line.startswith("Slurm/jobs: cannot ask slurmrestd: too many") for line in said), said
+
+
 class Held:
     """A Lease that is given back when this ends."""
 
