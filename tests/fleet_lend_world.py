@@ -41,6 +41,7 @@ class LendWorlds(PoolWorlds):
         self.asked: dict[str, Asked] = {}
         self.began: dict[str, float] = {}
         self.full = 8
+        self.reserved: frozenset[str] | None = frozenset()  # None: not asked at this look
         self.lends = False  # in this moment
         self.as_seen: set[str] = set()  # lent as this look saw it, and what it lends
         super().__init__(size, replace(policy or Policy(), lend=lend), per_node=True, **update)
@@ -50,7 +51,8 @@ class LendWorlds(PoolWorlds):
         if not isinstance(found.kubernetes, Kubernetes):
             return found
         guests = None if blind == "guests" else tuple(map(self.guest, self.asked))
-        return replace(found, kubernetes=replace(found.kubernetes, guests=guests))
+        there = replace(found.slurm, reserved=self.reserved) if isinstance(found.slurm, Slurm) else found.slurm
+        return replace(found, kubernetes=replace(found.kubernetes, guests=guests), slurm=there)
 
     def guest(self, name: str) -> Guest:
         one = self.asked[name]
@@ -116,7 +118,7 @@ class LendWorlds(PoolWorlds):
         }
 
     def away(self) -> set[str]:
-        gone = {name for name in self.lent() if name not in self.pods or name in self.leaving}
+        gone = {name for name in self.lent() if name not in self.pods or name in self.leaving | self.unplaced}
         return set() if self.lends else super().away() - gone
 
     def _evicted(self, name: str) -> None:
@@ -147,6 +149,7 @@ class LendWorlds(PoolWorlds):
                 elif name not in before:
                     # What was seen is of each node as it is, and of all of them together as they were: a share is of
                     # these, and that nobody else lends meanwhile is the Lease's part.
+                    assert name not in (self.reserved or ()), "it is promised to others"
                     share = self.policy.lend.pools.get("w", 0.0)
                     assert len(self.as_seen) < int(share * len(self.world_names())), "above budget"
                     self.as_seen.add(name)

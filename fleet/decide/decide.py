@@ -160,7 +160,7 @@ def _actions(
     limits = budget({**held, **orphans}, policy, [*silent, *orphans])
     if limits.paused:
         yield _pause(limits, len(workers) + len(orphans))
-    absent = away(world.workers())
+    absent = {pool: out - rolls.spare for pool, out in away(world.workers()).items()}
     for name, (worker, found) in workers.items():
         mark = _mark(worker, memory)
         count = admitted(worker.slurm, found, limits)

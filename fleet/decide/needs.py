@@ -27,10 +27,12 @@ def _idles(worker: Worker) -> bool:
 
 
 def asks_for_claims(world: World) -> bool:
-    """Who names a node whose record is to go; and which jobs wait that an elastic pool may serve."""
+    """Who names a node whose record is to go, or whose machine is asked for; and which jobs elastic pools may serve."""
     here = world.kubernetes
     if isinstance(here, Unknown):
         return False
+    if any(one.waits for one in here.guests or ()):
+        return True
     if any(pool.elastic for pool in (here.pools or {}).values()):
         return True
     return any(over(node) and here.made(node.name) is False for node in world.orphans())

@@ -170,7 +170,9 @@ def requests(spec: Object) -> dict[str, int]:
     for key in ("containers", "initContainers"):
         for item in reading.items(spec.get(key), f"spec.{key}"):
             one = reading.mapping(item, f"spec.{key}")
-            asked = amounts(reading.mapping(one.get("resources"), "resources").get("requests"))
+            said = reading.mapping(one.get("resources"), "resources")
+            # In a pod the API server has done so already; in a template nobody has.
+            asked = amounts(said.get("limits")) | amounts(said.get("requests"))
             if key == "initContainers" and one.get("restartPolicy") != "Always":
                 alone.append(asked)
                 continue

@@ -90,6 +90,8 @@ class Slurm:
     jobs: Mapping[str, tuple[str, ...]] | None = None
     # Nodes that a pending job or a reservation names; None as above.
     claims: frozenset[str] | None = None
+    # Nodes that a reservation for work names; None as above.
+    reserved: frozenset[str] | None = None
     # Those that wait; None as above.
     pending: tuple[Pending, ...] | None = None
     unread: Mapping[str, str] = field(default_factory=dict)
@@ -120,9 +122,10 @@ def of_nodes(nodes: Iterable[object]) -> Slurm:
 
 
 def with_jobs(here: Slurm, jobs: Iterable[object], reservations: Iterable[object] | None = None) -> Slurm:
-    jobs = list(jobs)
+    jobs, reservations = list(jobs), None if reservations is None else list(reservations)
     claims = None if reservations is None else _claims(jobs, reservations)
-    return replace(here, jobs=_holding(jobs), claims=claims, pending=pending(jobs))
+    reserved = None if reservations is None else _reserved(reservations)
+    return replace(here, jobs=_holding(jobs), claims=claims, reserved=reserved, pending=pending(jobs))
 
 
 def slurm_node(item: object) -> SlurmNode:
@@ -173,6 +176,19 @@ def _claims(jobs: Iterable[object], reservations: Iterable[object]) -> frozenset
         for item in reservations:
             one = reading.mapping(item, "reservation")
             found |= _names(one.get("node_list"), "reservation.node_list")
+    except FleetError:
+        return None
+    return frozenset(found)
+
+
+def _reserved(reservations: Iterable[object]) -> frozenset[str] | None:
+    """For jobs to come: one for maintenance keeps jobs away, and needs no node."""
+    found: set[str] = set()
+    try:
+        for item in reservations:
+            one = reading.mapping(item, "reservation")
+            flags = reading.items(one.get("flags"), "reservation.flags")
+            found |= frozenset() if "MAINT" in flags else _names(one.get("node_list"), "reservation.node_list")
     except FleetError:
         return None
     return frozenset(found)

@@ -127,6 +127,11 @@ class Lending(Both):
     def ends(self, name: str) -> None:
         self.api.ask("DELETE", f"{GUESTS}/{name}", NOW)
 
+    def reserves(self, name: str, *flags: str) -> None:
+        when = ("starttime=now+1day", "duration=1:00:00")
+        said = ("reservationname=later", f"nodes={name}", "users=root", *when, *(f"flags={one}" for one in flags))
+        self.controller.run("scontrol", "create", *said)
+
     # What there is.
 
     def where(self, name: str) -> str:
@@ -173,6 +178,7 @@ def test_who_finds_no_room_gets_the_idle_machine_then_the_busy_one_and_both_come
         words = ("--parsable", "--chdir=/tmp", "-w", a, "--wrap", "sleep 7777")
         job = both.controller.run("sbatch", *words, user="demo").strip()
         waited("the job runs", lambda: both.job(job) == "R")
+        both.reserves(b, "maint")
         both.asks("first")
         waited("the idle one is given away", lambda: both.where("first") == "b" and both.there() == [a])
         assert both.job(job) == "R" and both.reason(a) == ""
@@ -194,4 +200,8 @@ def test_who_finds_no_room_gets_the_idle_machine_then_the_busy_one_and_both_come
         both.controller.run("scancel", job)
         waited("and so does the other", lambda: both.states() == dict.fromkeys(names, "idle"))
         assert both.reason(a) == both.reason(b) == ""
+        both.controller.run("scontrol", "delete", "reservation=later")
+        both.reserves(a)
+        both.asks("third")
+        waited("what a reservation names is not given away", lambda: both.where("third") == "b" and both.there() == [a])
         assert fleet.killed > 4

@@ -6,7 +6,7 @@ and a machine whose drain somebody lifts is the pool's again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -15,8 +15,10 @@ from fleet.decide.actions import Tell
 from fleet.decide.causes import LEND, late
 from fleet.decide.gone import lent as is_lent
 from fleet.decide.pools.seats import Lender, Table
+from fleet.errors import FleetError
 from fleet.policy import Policy
-from fleet.world.guests import Guest
+from fleet.world import reading
+from fleet.world.guests import Amounts, Guest, requests
 from fleet.world.kubernetes import Kubernetes
 from fleet.world.machine import stamp
 from fleet.world.pool import WorkerPool
@@ -71,7 +73,7 @@ def lent(
             found[pool.name] = Lent(kept, {name: {LEND: f"wanted by {WANTED}"} for name in kept}, may=True)
         else:
             # A share of 0.29 is 29 of 100.
-            lenders.append(Lender(pool, names, before, int(share * len(names) + 1e-9)))
+            lenders.append(Lender(pool, names, before, int(share * len(names) + 1e-9), _wants(pool)))
     if not lenders:
         return found
     workers = {one.name: one for one in everyone}
@@ -85,6 +87,22 @@ def lent(
         tells = [Tell("fleet", LEND, _short(namespace)) for namespace in sorted(table.short)]
         found[first] = replace(found[first], tells=(*found[first].tells, *tells))
     return found
+
+
+def unknown(labels: Container[str], policy: Policy) -> Iterator[Tell]:
+    """A name that is written wrong lends nothing, and is to be told from one that has nothing to lend."""
+    for name in sorted(policy.lend.pools):
+        if name not in labels:
+            yield Tell(
+                "fleet", LEND, f"the policy lends machines of pool {name}, and there is no WorkerPool of that label"
+            )
+
+
+def _wants(pool: WorkerPool) -> Amounts:
+    try:
+        return requests(reading.mapping(pool.template.get("spec"), "spec.template.spec"))
+    except FleetError:
+        return {}
 
 
 def _lent(

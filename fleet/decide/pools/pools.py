@@ -77,6 +77,7 @@ def pools(
     working = [one for one in known if one.name not in sets and one.name not in refused]
     sizes, fed = sized(working, everyone, kubernetes, slurm, fed, now)
     gives = lend.lent(working, everyone, kubernetes, slurm, now, policy)
+    actions += lend.unknown({one.label for one in known}, policy)
     for pool in known:
         if why := refused.get(pool.name):
             actions += [Tell(pool.name, "pool", why), *Here(pool, kubernetes, everyone, now, policy).note(why)]
@@ -130,6 +131,7 @@ class Here:
         # Those of its label that it has not taken over yet among them.
         others = {one.uid for one in (kubernetes.pools or {}).values()} - {pool.uid}
         of_it = [one for one in everyone if one.pod.owner not in others and self._of_it(one.pod)]
+        of_it = [one for one in of_it if one.name not in given.to]  # nobody misses them
         unwell = {one.name for one in of_it if one.pod.deleting or not one.pod.ready}
         self.away = self.missing | unwell
         mine = (one for one in self.workers.values() if not one.pod.deleting)

@@ -27,6 +27,7 @@ class Lender:
     names: Mapping[str, str]  # of its pods, with the Node of each
     before: frozenset[str]  # lent already, as Slurm says
     most: int
+    wants: Amounts  # what its template asks for; empty: not known
 
 
 class Table:
@@ -59,7 +60,7 @@ class Table:
             may_go = [name for name in one.names if begin and name not in one.before and self._may_go(one, name)]
             of |= dict.fromkeys([*one.before, *may_go], one)
         for name in sorted(held):
-            if here := self._stays(name):
+            if here := self._stays(of[name], name):
                 self.taken[name] = here
         order = [name for name in of if well(self.nodes[name], self.policy, self.now)]
         order.sort(key=lambda name: self._rank(name, name in held))
@@ -111,9 +112,14 @@ class Table:
             ones.sort(key=attrgetter("created", "name"), reverse=True)
         return found
 
-    def _stays(self, name: str) -> list[Guest]:
-        """Who has what was lent."""
-        if name in self.workers:
+    def _stays(self, of: Lender, name: str) -> list[Guest]:
+        """Who has what was lent. Where our pod has room beside them it comes back, and where one of ours waits for room
+        they have it still."""
+        worker = self.workers.get(name)
+        if worker is not None and worker.pod.node:
+            return []
+        wants = worker.pod.requests if worker else of.wants
+        if wants and holds(self._room(name), wants):
             return []
         return [one for one in self.on.get(self.nodes[name].name, ()) if one.class_ in self.classes]
 
@@ -124,8 +130,10 @@ class Table:
         return (0 if worker is None else 1 + busy), not held, name
 
     def _may_go(self, of: Lender, name: str) -> bool:
-        """It takes jobs, it is ours, and nobody says anything of it."""
-        worker = self.workers.get(name)
+        """It takes jobs, it is ours, nobody says anything of it, and it is promised to nobody, as far as is known."""
+        worker, reserved = self.workers.get(name), self.slurm.reserved
+        if reserved is None or name in reserved:
+            return False
         if worker is None or worker.slurm is None or worker.pod.owner != of.pool.uid:
             return False
         node, pod = worker.slurm, worker.pod

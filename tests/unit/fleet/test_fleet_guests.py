@@ -13,6 +13,7 @@ from fleet.act.kubernetes import Api
 from fleet.errors import FleetError
 from fleet.world.guests import amount, guest, requests
 from fleet.world.kubernetes import Kubernetes
+from fleet.world.slurm import slurm
 
 
 @pytest.mark.parametrize(
@@ -50,6 +51,8 @@ def test_a_pod_asks_for_what_its_containers_ask_for() -> None:
         "overhead": {"cpu": "100m"},
     }
     assert requests(spec) == {"cpu": 4000, "gpu": 2000}
+    limited = {"resources": {"limits": {"gpu": "8", "cpu": "4"}, "requests": {"cpu": "1"}}}
+    assert requests({"containers": [limited]}) == {"gpu": 8000, "cpu": 1000}, "as the API server fills it in"
 
 
 AFFINITY = {
@@ -100,6 +103,22 @@ def test_who_is_placed_going_or_over_waits_for_nothing() -> None:
     assert not guest({**item, "metadata": {**named, "deletionTimestamp": "2026-11-22T00:00:00Z"}}).waits
     over = guest({**item, "spec": {"nodeName": "n0"}, "status": {"phase": "Succeeded"}})
     assert (over.node, over.waits) == ("", False)
+
+
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        ([], set()),
+        ([{"node_list": "w-[0-1]", "flags": ["SPEC_NODES"]}, {"node_list": "w-7"}], {"w-0", "w-1", "w-7"}),
+        ([{"node_list": "w-[0-1]", "flags": ["MAINT", "SPEC_NODES"]}], set()),
+        ([{"node_list": "w-0"}, {"node_list": 7}], None),
+        ([{"node_list": "w-0", "flags": "MAINT"}], None),
+        ([7], None),
+        (None, None),
+    ],
+)
+def test_which_nodes_reservations_promise(said: list[object] | None, named: set[str] | None) -> None:
+    assert slurm([], [], said).reserved == named
 
 
 def terms(*each: dict[str, Any]) -> dict[str, Any]:

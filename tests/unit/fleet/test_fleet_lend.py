@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 
 from fleet.decide.actions import Drain, Evict
 from fleet.decide.memory import Memory
+from fleet.decide.needs import asks_for_claims
 from fleet.decide.pools import seats
 from fleet.decide.pools.lend import lent
 from fleet.policy import Lend, policy_from_json
 from fleet.world.guests import Guest
 from fleet.world.kubernetes import Kubernetes
 from fleet.world.slurm import Slurm
-from tests.fleet_lend_world import LENDS, NOTICE_S, Asked, LendWorlds
+from tests.fleet_lend_world import GPU, LENDS, NOTICE_S, Asked, LendWorlds
 from tests.unit.fleet.test_fleet_pool_properties import EVENTS
 
 ALL = {"w-n0", "w-n1", "w-n2", "w-n3"}
@@ -188,6 +189,69 @@ def test_what_is_told_of_long_names_is_no_longer_than_the_api_server_takes() -> 
     worlds.goes_on()
     assert len(worlds.lent()) == 6
     assert 900 < len(whole(worlds)[1]) <= 1024
+
+
+def test_what_a_reservation_names_is_not_lent_nor_what_may_be_named(worlds: LendWorlds) -> None:
+    worlds.wants_machine("a")
+    worlds.reserved = None
+    worlds.goes_on()
+    assert not worlds.lent(), "nobody has asked"
+    assert asks_for_claims(worlds.world())
+    worlds.reserved = frozenset({"w-n0", "w-n1", "w-n3"})
+    worlds.goes_on()
+    assert worlds.lent() == {"w-n2"}
+    for worlds.reserved in (None, frozenset(ALL)):
+        worlds.goes_on()
+        assert worlds.lent() == {"w-n2"} and worlds.asked["a"].node == "n2", "who has it keeps it"
+    del worlds.asked["a"]
+    worlds.goes_on()
+    assert not worlds.lent() and not asks_for_claims(worlds.world())
+
+
+def test_what_leaves_room_for_the_worker_keeps_no_machine(worlds: LendWorlds) -> None:
+    worlds.full = 6
+    worlds.pool.spec["template"]["spec"]["containers"][0]["resources"] = {"limits": {GPU: "6"}}
+    worlds.wants_machine("a")
+    worlds.goes_on()
+    (name,) = worlds.lent()
+    worlds.asked["beside"] = Asked(2, worlds.now, node=worlds.asked["a"].node)
+    worlds.goes_on()
+    assert worlds.lent() == {name} and name not in worlds.pods
+    del worlds.asked["a"]
+    worlds.goes_on()
+    assert not worlds.lent() and name in worlds.pods
+
+
+def test_a_worker_whose_machine_others_took_first_waits_for_it_and_nobody_misses_it(worlds: LendWorlds) -> None:
+    worlds.wants_machine("a")
+    worlds.goes_on()
+    (name,) = worlds.lent()
+    node = worlds.asked.pop("a").node
+    before = worlds.world()
+    worlds.asked["b"] = Asked(8, worlds.now, node=node)
+    worlds.look(world=before)
+    worlds.unplaced.add(name)
+    worlds.roll("2")
+    worlds.turns()
+    assert worlds.updated() == ALL - {name} and worlds.lent() == {name} == worlds.unplaced, "the others have rolled"
+    assert whole(worlds) == ("False", f"{name} to llm/b of class inference")
+    assert {one.type: one.status for one in worlds.read().status.conditions}["Ready"] == "True"
+    del worlds.asked["b"]
+    worlds.unplaced.clear()
+    worlds.turns()
+    assert not worlds.lent() and all(pod.ready for pod in worlds.pods.values())
+
+
+def test_a_name_of_a_pool_that_is_not_there_is_told(worlds: LendWorlds) -> None:
+    worlds.policy = replace(worlds.policy, lend=replace(LENDS, pools={"w": 0.5, "ww": 0.5}))
+    assert told(worlds) == {"fleet": "the policy lends machines of pool ww, and there is no WorkerPool of that label"}
+
+
+def test_a_share_is_as_many_as_people_count() -> None:
+    worlds = LendWorlds(100, replace(LENDS, pools={"w": 0.29}))
+    for number in range(40):
+        worlds.wants_machine(f"a{number}")
+    assert len(told(worlds)) == 29
 
 
 Change = Callable[[LendWorlds], object]
