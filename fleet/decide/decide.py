@@ -12,6 +12,7 @@ from fleet.decide.actions import (
     Change,
     CreatePod,
     Evict,
+    Free,
     HideOnNode,
     Make,
     NotePool,
@@ -164,7 +165,10 @@ def _actions(
     for name, (worker, found) in workers.items():
         mark = _mark(worker, memory)
         count = admitted(worker.slurm, found, limits)
-        yield from filter(None, [hold(worker, count, mark), protect(worker, slurm, count), on_pod(worker)])
+        guard = protect(worker, slurm, count)
+        if name in rolls.named and isinstance(guard, Free):
+            guard = None  # it may be taken back just now: who is freed in each look in between never is
+        yield from filter(None, [hold(worker, count, mark), guard, on_pod(worker)])
         if rolls.unsure or name in rolls.named:
             continue
         out = absent.setdefault(worker.pod.pool, set())

@@ -127,6 +127,40 @@ def test_whatever_happens_no_pod_with_a_job_goes_max_is_never_passed_and_it_ends
     ), "who is there takes jobs, and who is not gets none"
 
 
+def settles(worlds: ElasticWorlds) -> None:
+    """Jobs and reservations stay as they are, and are asked for at each third look, as in the looks of a real fleet."""
+    worlds.broken.clear()
+    for number in range(140):
+        worlds.asked = worlds.claims = number % 3 == 0
+        worlds.look()
+        if number < 110:
+            worlds.done.clear()
+        assert not worlds.done, worlds.done[-8:]
+        worlds.kubelets()
+        worlds.schedules()
+        worlds.now += 60
+
+
+@settings(max_examples=60, deadline=None)
+@given(STEPS, st.integers(0, SIZE), st.integers(0, 2), st.integers(1, 3))
+# It is about to go, others may evict it already, and then somebody names it.
+@example([("look", 0), ("look", 0), ("reserved", 0)], 1, 0, 1)
+def test_where_demand_stays_the_same_it_settles(steps: list[tuple[str, int]], size: int, least: int, step: int) -> None:
+    worlds = ElasticWorlds(size, Policy(share=1.0), min=least, step=step)
+    run(worlds, steps)
+    settles(worlds)
+
+
+def test_who_is_named_before_he_goes_takes_jobs_again() -> None:
+    worlds = ElasticWorlds(1)
+    worlds.look()
+    worlds.look()
+    assert worlds.slurm["w-0"].drained_by == "fleet" and worlds.pods["w-0"].free
+    worlds.reserved.add("w-0")
+    settles(worlds)
+    assert not worlds.slurm["w-0"].drained_by and not worlds.pods["w-0"].free
+
+
 class Killed(Exception):
     pass
 
