@@ -132,13 +132,14 @@ def attach_provenance(session: Session, image: Image, registry: Registry, digest
 @click.command()
 @click.argument("reference", metavar="HOST/PATH/NAME[:TAG|@DIGEST]")
 @click.option("--signers", type=click.Path(path_type=Path), required=True, help="Who may: ssh's allowed signers.")
+@click.option("--role", default="", metavar="ROLE", help="Built as; without it the last part of NAME.")
 @click.option("--user", default="", help="Log in as; with --password-stdin.")
 @click.option("--password-stdin", is_flag=True, help="Read the password from standard input.")
 @AS_JSON
-def verify(reference: str, signers: Path, user: str, password_stdin: bool, as_json: bool) -> None:
+def verify(reference: str, signers: Path, role: str, user: str, password_stdin: bool, as_json: bool) -> None:
     """Whether an image in a registry is from somebody who may build it: its provenance, its signature."""
     from images.cli import report
-    from images.ship import credentials, index, provenance, referrers
+    from images.ship import credentials, index, named, provenance, referrers
     from images.ship.registry import Place, Registry
 
     path, at, digest = reference.partition("@")
@@ -152,16 +153,18 @@ def verify(reference: str, signers: Path, user: str, password_stdin: bool, as_js
     login = credentials.find(place.host, os.environ, user=user, password=password)
     registry = Registry(place, path.rpartition("/")[2], login)
     whole = referrers.subject(registry, tag)
-    rows, data = [], []
+    rows, data, said = [], [], {}
     for arch, image in index.images(registry, whole).items():
         envelopes = referrers.attached(registry, image, provenance.TYPE)
         found = provenance.verified(envelopes, image["digest"], signers, f"{reference} {arch}".rstrip())
         parameters = found.statement["predicate"]["buildDefinition"]["externalParameters"]
         if arch and parameters.get("arch", arch) != arch:
             raise ImagesError(f"verify {reference}", f"what is named for {arch} was built for {parameters['arch']}")
+        said[arch] = found.statement
         shown = ", ".join(f"{name} {value}" for name, value in sorted(parameters.items()))
         rows.append((f"{path}@{image['digest']}", found.signer, shown))
         data.append({"image": rows[-1][0], "signer": found.signer, "statement": found.statement})
+    named.check(reference, role or path.rpartition("/")[2], tag, said)
     if as_json:
         report.as_json(
             data[0] if whole["mediaType"] != referrers.INDEX else {"image": f"{path}@{whole['digest']}", "images": data}

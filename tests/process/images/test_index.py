@@ -53,7 +53,8 @@ def both(registry: Registry) -> Pushed:
 
 
 def attach(registry: Registry, image: Mapping[str, Any], builder: Path, arch: str) -> None:
-    build = Build({"role": "worker", "arch": arch}, "ab" * 32, "1", {}, "1234abcd")
+    tag, inputs = TAGS[arch]
+    build = Build({"role": "worker", "arch": arch}, inputs, tag, {}, "1234abcd")
     said = provenance.statement(build, "worker", image["digest"])
     referrers.attach(registry, image, provenance.TYPE, provenance.signed(said, builder))
 
@@ -103,6 +104,21 @@ def test_an_index_is_believed_if_each_image_in_it_is(registry: Registry, builder
     done = verify(registry, tag, tmp_path / "signers", "--json")
     assert done.returncode == 0, done.stderr
     assert [item["signer"] for item in json.loads(done.stdout)["images"]] == ["builder@site"] * 2
+
+
+def test_a_tag_that_is_a_hash_leads_to_what_it_is_a_hash_of(registry: Registry, builder: Path, tmp_path: Path) -> None:
+    """Whoever may push may move it to another index of images that were rightly signed, an older one for instance."""
+    right = both(registry).tag.rpartition(":")[2]
+    there = index.images(registry, referrers.subject(registry, right))
+    for arch, image in there.items():
+        attach(registry, image, builder, arch)
+    moved = "24.11.5-debian-000000000000"
+    index.put(registry, moved, there)
+    index.put(registry, "the-sites-own", there)
+    assert verify(registry, "the-sites-own", tmp_path / "signers").returncode == 0
+    done = verify(registry, moved, tmp_path / "signers")
+    assert done.returncode == 1
+    assert f"this tag belongs to another build: what it leads to was built as {right}" in done.stderr
 
 
 def test_an_image_under_another_machines_name_is_told(registry: Registry, builder: Path, tmp_path: Path) -> None:

@@ -217,6 +217,33 @@ def test_the_command_says_who_built_it(registry: Registry, builder: Path, signer
         done = subprocess.run([*command, name], cwd=ROOT, input=f"{PUSHER.password}\n", capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert "builder@site" in done.stdout and there["digest"] in done.stdout and "role worker" in done.stdout
-    (signers).write_text("")
+    signers.write_text("")
     done = subprocess.run([*command, name], cwd=ROOT, input=f"{PUSHER.password}\n", capture_output=True, text=True)
     assert done.returncode == 1 and "signed by nobody who may" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("repository", "tag", "more", "why"),
+    [
+        ("worker", "24.11.5-debian-0123456789ab", [], ""),
+        ("worker", "latest", [], ""),
+        ("worker", "24.11.5-debian-ba9876543210", [], "this tag belongs to another build: what it leads to was built as"
+         " 24.11.5-debian-0123456789ab"),
+        ("controller", "latest", [], "it was built as worker, and controller was asked for"),
+        ("gpu", "latest", ["--role", "worker"], ""),
+    ],
+)  # fmt: skip
+def test_a_rightly_signed_image_under_anothers_name_is_told(
+    registryd: Registryd, builder: Path, signers: Path, repository: str, tag: str, more: list[str], why: str
+) -> None:
+    """Whoever may push there cannot sign; what he can is to put a name on what somebody else has signed."""
+    registry = Registry(registryd.place, repository, PUSHER)
+    there = pushed(registry, tag)
+    build = Build(PARAMETERS, "ab" * 32, "24.11.5-debian-0123456789ab", {}, "1234abcd")
+    said = provenance.statement(build, "worker", there["digest"])
+    referrers.attach(registry, there, provenance.TYPE, provenance.signed(said, builder))
+    command = [sys.executable, "build.py", "verify", "--user", PUSHER.user, "--password-stdin", "--signers"]
+    reference = f"{registry.place.host}/{registry.repository}:{tag}"
+    done = subprocess.run([*command, str(signers), *more, reference], cwd=ROOT, input=f"{PUSHER.password}\n",
+                          capture_output=True, text=True)  # fmt: skip
+    assert (done.returncode, why in done.stderr) == (int(bool(why)), True), done.stderr
