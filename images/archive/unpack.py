@@ -8,8 +8,10 @@ from __future__ import annotations
 import base64
 import csv
 import hashlib
+import lzma
 import stat
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -20,6 +22,8 @@ from images.errors import ImagesError
 # The largest that the vendor has, a compiler of 100 MB or cuBLAS of 600, are far below.
 MOST_FILES, MOST_BYTES = 50_000, 4 << 30
 CHUNK = 1 << 20
+# What the formats' readers raise besides what anything may.
+BROKEN = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, csv.Error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,7 @@ def unpack(wheel: Path, into: Path, wanted: Callable[[str], bool]) -> Iterator[M
                 if info.filename not in listed and not info.filename.endswith(".dist-info/RECORD"):
                     raise ImagesError(what, f"{info.filename} does not stand in its RECORD")
                 yield Member(info.filename, bool(info.external_attr >> 16 & 0o111), data)
-    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
+    except (*BROKEN, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
         raise ImagesError(what, f"damaged: {error}") from error
 
 

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 from ground.commands import ran
@@ -186,9 +187,19 @@ def ask(wanted: Sequence[str], arch: str, settings: Settings) -> tuple[list[Whee
     for item in items:
         about, file = item["metadata"], item["download_info"]
         licence = str(about.get("license_expression") or about.get("license") or "").partition("\n")[0]
-        name, sha256 = about["name"].lower().replace("_", "-"), file["archive_info"]["hashes"]["sha256"]
+        name, sha256 = about["name"].lower().replace("_", "-"), hash_of(file)
         found.append(Wheel("", name, about["version"], arch, unquote(file["url"]).rpartition("/")[2], sha256, licence))
     return found, [], ""
+
+
+def hash_of(file: Mapping[str, Any]) -> str:
+    """By the index's own word, or by the file's bytes where pip had to fetch them. An old mirror may say only MD5."""
+    hashes = file["archive_info"].get("hashes") or {}
+    if "sha256" not in hashes:
+        name, kinds = unquote(file["url"]).rpartition("/")[2], ", ".join(sorted(hashes)) or "nothing"
+        raise ImagesError("resolve the wheels", f"the index says {kinds} of {name}, and no SHA-256: nothing else is"
+                          " believed", hint="take another index, or a directory of wheels")  # fmt: skip
+    return str(hashes["sha256"])
 
 
 def fetch(wheel: Wheel, directory: Path, settings: Settings) -> Path:

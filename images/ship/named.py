@@ -30,7 +30,7 @@ def check(reference: str, role: str, tag: str, said: Mapping[str, Mapping[str, A
     wanted = made[""][0] if "" in made else index.tag(made)
     if tag != wanted:
         raise ImagesError(what, f"this tag belongs to another build: what it leads to was built as {wanted}",
-                          hint="the tag was moved: ask who may push there, and take an image by its digest")  # fmt: skip
+                          hint="the tag was moved: ask who may push there; take an image by its digest")  # fmt: skip
 
 
 def built_as(what: str, statement: Mapping[str, Any]) -> tuple[str, str]:

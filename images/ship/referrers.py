@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from images.engine.store import MANIFEST, descriptor
-from images.ship.registry import LARGEST, MANIFEST_TYPES, Registry, RegistryError
+from images.ship.registry import DIGEST, LARGEST, MANIFEST_TYPES, Registry, RegistryError
 
 INDEX = "application/vnd.oci.image.index.v1+json"
 EMPTY = "application/vnd.oci.empty.v1+json"
@@ -95,7 +95,7 @@ def index(registry: Registry, path: str) -> list[dict[str, Any]] | None:
 def manifests(registry: Registry, data: bytes) -> list[dict[str, Any]]:
     try:
         found = json.loads(data)["manifests"]
-        if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+        if not isinstance(found, list) or not all(DIGEST.fullmatch(item["digest"]) for item in found):
             raise ValueError("not a list of descriptors")
         return found
     except (ValueError, KeyError, TypeError, RecursionError) as error:

@@ -35,6 +35,7 @@ TIMEOUT = 60
 CHUNK = 1 << 20
 LARGEST = 4 << 20  # of a manifest, a configuration, a token's answer: the registry says what it sends, not we
 ENOSPC = 28
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,7 @@ class Registry:
     def has(self, blob: Blob) -> bool:
         try:
             with self.answer("HEAD", f"/blobs/{blob.digest}") as answer:
-                return int(answer.headers.get("Content-Length", blob.size)) == blob.size
+                return str(answer.headers.get("Content-Length", blob.size)).strip() == str(blob.size)
         except RegistryError as error:
             if error.status == 404:
                 return False
@@ -185,6 +186,8 @@ class Registry:
 
     def named(self, path: str, digest: str, headers: Mapping[str, str] | None = None) -> bytes:
         """What lies there whole, and is what its digest says."""
+        if not DIGEST.fullmatch(digest):
+            raise RegistryError(self.what("read"), f"{digest[:100]!r} is no digest")
         with self.answer("GET", path, headers) as answer:
             data = self.whole(answer)
         self.same(digest, f"sha256:{hashlib.sha256(data).hexdigest()}")
@@ -213,6 +216,8 @@ class Registry:
         """The token protocol of docker's registries: the registry names who gives tokens, and for what."""
         fields = dict(re.findall(r'(\w+)="([^"]*)"', challenge))
         realm = fields.pop("realm", "")
+        if not realm.startswith(("http://", "https://")):
+            raise RegistryError(self.what("log in to"), f"it does not say who gives tokens: {realm!r}")
         if not realm.startswith("https://") and not self.place.loopback:
             raise RegistryError(self.what("log in to"), f"it sends the password to {realm!r}, which is not HTTPS")
         fields["scope"] = f"repository:{self.repository}:pull,push"

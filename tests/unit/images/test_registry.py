@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from images.errors import ImagesError
+from images.ship import referrers
 from images.ship.credentials import Login
 from images.ship.registry import CHUNK, LARGEST, Blob, Place, Registry, inflated, trust
 
@@ -23,8 +24,9 @@ class Bad(ThreadingHTTPServer):
     """Answers every request alike, and keeps the headers that it saw."""
 
     body = b""
-    length = 0  # what it says that the body has; 0: the truth
+    length: int | str = 0  # what it says that the body has; 0: the truth
     location = ""
+    challenge = ""  # how it asks everybody who they are
     seen: list[tuple[str, str]]
 
     def __init__(self) -> None:
@@ -44,14 +46,16 @@ class Answer(BaseHTTPRequestHandler):
 
     def answer(self) -> None:
         self.server.seen.append((self.command, self.headers.get("Authorization", "")))
-        self.send_response(200)
+        self.send_response(401 if self.server.challenge else 200)
+        if self.server.challenge:
+            self.send_header("WWW-Authenticate", self.server.challenge)
         self.send_header("Content-Length", str(self.server.length or len(self.server.body)))
         if self.server.location:
             self.send_header("Location", self.server.location)
         self.end_headers()
         self.wfile.write(self.server.body)
 
-    do_GET = do_POST = do_DELETE = answer
+    do_GET = do_HEAD = do_POST = do_DELETE = answer
 
     def log_message(self, format: str, *args: object) -> None:
         """Nothing."""
@@ -125,3 +129,30 @@ def test_a_certificate_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr("images.ship.registry.CERTS", folder.parent)
     with pytest.raises(ImagesError, match=r"no certificate that can be read.*ca\.crt"):
         trust("registry.site")
+
+
+@pytest.mark.parametrize(
+    "item",
+    ['{"artifactType": "%s", "digest": "x://elsewhere"}', '{"artifactType": "%s"}',
+     '{"artifactType": "%s", "digest": 3}', '{"artifactType": "%s", "digest": "sha256:../../%s"}', "3"],
+)  # fmt: skip
+def test_a_list_of_what_is_no_digest_is_none(bad: Bad, item: str) -> None:
+    bad.body = b'{"manifests": [%s]}' % item.replace("%s", "a document").encode()
+    registry = bad.registry()
+    with pytest.raises(ImagesError, match="its list of referrers is none"):
+        list(referrers.attached(registry, {"digest": "sha256:" + "0" * 64}, "a document"))
+    with pytest.raises(ImagesError, match=f"cannot read 127.0.0.1:{bad.port}/worker: 'x://elsewhere' is no digest"):
+        registry.named("/blobs/x://elsewhere", "x://elsewhere")
+
+
+@pytest.mark.parametrize("length", ["", "many", "-5", "9" * 5000])
+def test_a_layer_of_no_length_is_not_there(bad: Bad, length: str) -> None:
+    bad.length = length or "x"
+    assert not bad.registry().has(Blob("sha256:" + "0" * 64, 5))
+
+
+@pytest.mark.parametrize("realm", ["", "nowhere", "file:///etc/passwd", "ftp://127.0.0.1/"])
+def test_a_registry_that_does_not_say_who_gives_tokens_is_told(bad: Bad, realm: str) -> None:
+    bad.challenge = f'Bearer realm="{realm}",service="x"' if realm else "Bearer service=x"
+    with pytest.raises(ImagesError, match="it does not say who gives tokens"):
+        bad.registry().manifest("latest")

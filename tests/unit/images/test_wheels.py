@@ -111,6 +111,19 @@ def test_all_architectures_get_one_version(index: Path) -> None:
         wheels.resolve(CUDA, Settings())
 
 
+def test_an_index_that_knows_no_sha256_is_a_sentence(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An old mirror's page, by MD5: nothing of it may stand in the lock, and the person is told why."""
+    path = made(index)
+    page = tmp_path / "page.html"
+    digest = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+    page.write_text(f'<html><body><a href="{path.as_uri()}#md5={digest}">{path.name}</a></body></html>')
+    monkeypatch.setenv("PIP_FIND_LINKS", str(page))
+    with pytest.raises(ImagesError, match=f"the index says md5 of {path.name}, and no SHA-256"):
+        wheels.resolve(CUDA, Settings())
+
+
 def test_a_platform_without_a_wheel_is_a_sentence(index: Path) -> None:
     made(index)
     with pytest.raises(ImagesError) as error:
@@ -309,6 +322,25 @@ def test_a_flipped_byte_is_seen(tmp_path: Path) -> None:
     data = path.read_bytes()
     path.write_bytes(data.replace(b"a compiler", b"b compiler"))
     with pytest.raises(ImagesError, match="damaged: Bad CRC-32"):
+        everything(path, tmp_path / "into")
+
+
+@pytest.mark.parametrize("damage", ["a packed file", "its list"])
+def test_what_a_reader_of_its_own_stumbles_on_is_a_sentence_too(tmp_path: Path, damage: str) -> None:
+    """Packed data that is none, and a list with a field that never ends."""
+    with zipfile.ZipFile(made(tmp_path / "index")) as archive:
+        files = {info.filename: archive.read(info) for info in archive.infolist()}
+    path = tmp_path / "packed.whl"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            endless = damage == "its list" and name.endswith("RECORD")
+            archive.writestr(name, data + b'"' + b"a" * 200_000 if endless else data)
+        first = archive.infolist()[0]
+    if damage == "a packed file":
+        data = bytearray(path.read_bytes())
+        data[first.header_offset + 30 + len(first.filename)] = 0xFF
+        path.write_bytes(data)
+    with pytest.raises(ImagesError, match="damaged: "):
         everything(path, tmp_path / "into")
 
 
