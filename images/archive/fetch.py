@@ -95,8 +95,17 @@ def opened(pin: Pin, settings: Settings):  # type: ignore[no-untyped-def]  # a r
     context = ssl.create_default_context()
     if settings.ca_certificates:
         context.load_verify_locations(settings.ca_certificates)
+
+    class Encrypted(urllib.request.HTTPRedirectHandler):
+        """What no checksum holds may not come by a way on which somebody else may have made it."""
+
+        def redirect_request(self, req, fp, code, msg, headers, newurl):  # type: ignore[no-untyped-def]
+            if pin.sha256 == UNFILLED and not newurl.startswith("https://"):
+                raise OSError(f"it leads to {newurl}, which is not https")
+            return super().redirect_request(req, fp, code, msg, headers, newurl)
+
     proxies = {name.removesuffix("_proxy"): value for name, value in settings.proxies.items() if name != "no_proxy"}
-    handlers: list[urllib.request.BaseHandler] = [urllib.request.HTTPSHandler(context=context)]
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.HTTPSHandler(context=context), Encrypted()]
     if proxies:
         handlers.append(urllib.request.ProxyHandler(proxies))
     return urllib.request.build_opener(*handlers).open(pin.url, timeout=60)

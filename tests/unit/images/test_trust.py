@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import ssl
+import subprocess
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -105,3 +109,61 @@ def test_what_cannot_be_trusted_leaves_everything_as_it_was(place: Place, url: s
     with pytest.raises(ImagesError, match=why):
         trust.seen(pins["hpcx"], place)
     assert text(place) == before and not [path for path in place.downloads.rglob("*") if path.is_file()]
+
+
+class Hosts:
+    """A host that TLS vouches for, which leads elsewhere, and one that nobody vouches for."""
+
+    def __init__(self, directory: Path) -> None:
+        key, self.certificate = directory / "key.pem", directory / "certificate.pem"
+        made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
+        subprocess.run([*made, "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out",
+                        str(self.certificate)], check=True, capture_output=True)  # fmt: skip
+        hosts = self
+
+        class Answer(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                if self.path == "/file":
+                    self.send_response(200)
+                    self.end_headers()
+                    self.wfile.write(b"a file")
+                    return
+                self.send_response(302)
+                self.send_header("Location", f"{hosts.url(self.path.strip('/'))}/file")
+                self.end_headers()
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Nothing."""
+
+        self.servers = {name: ThreadingHTTPServer(("127.0.0.1", 0), Answer) for name in ("http", "https")}
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.certificate, key)
+        self.servers["https"].socket = context.wrap_socket(self.servers["https"].socket, server_side=True)
+        for server in self.servers.values():
+            threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def url(self, scheme: str) -> str:
+        return f"{scheme}://127.0.0.1:{self.servers[scheme].server_address[1]}"
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    found = Hosts(tmp_path)
+    yield found
+    for server in found.servers.values():
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_host_that_leads_to_a_way_without_encryption_is_not_trusted_on_first_sight(
+    place: Place, hosts: Hosts
+) -> None:
+    """With a checksum it may: then it matters no more who is on the way."""
+    wanted = hashlib.sha256(b"a file").hexdigest()
+    settings = Settings(ca_certificates=str(hosts.certificate))
+    here = replace(place, settings=settings)
+    assert trust.seen(Pin("hpcx", "1", f"{hosts.url('https')}/https", UNFILLED), here) == wanted
+    away = Pin("hpcx", "1", f"{hosts.url('https')}/http", UNFILLED)
+    with pytest.raises(ImagesError, match=r"it leads to http://127\.0\.0\.1:\d+/file, which is not https"):
+        trust.seen(away, here)
+    assert fetch(replace(away, sha256=wanted), place.repository / "other", settings).read_text() == "a file"

@@ -337,9 +337,9 @@ def test_what_a_reader_of_its_own_stumbles_on_is_a_sentence_too(tmp_path: Path, 
             archive.writestr(name, data + b'"' + b"a" * 200_000 if endless else data)
         first = archive.infolist()[0]
     if damage == "a packed file":
-        data = bytearray(path.read_bytes())
-        data[first.header_offset + 30 + len(first.filename)] = 0xFF
-        path.write_bytes(data)
+        broken = bytearray(path.read_bytes())
+        broken[first.header_offset + 30 + len(first.filename)] = 0xFF
+        path.write_bytes(broken)
     with pytest.raises(ImagesError, match="damaged: "):
         everything(path, tmp_path / "into")
 
