@@ -1,9 +1,10 @@
 """The fleet at the size of a large site: a real API server with as many Nodes and pods, a real slurmctld and slurmrestd
 with as many nodes, and no machine behind any of them.
 
-`python -m bench fleet`. As root, with the controller's image; MINIVM_BENCH_NODES is how many, 5,000 by default. A
-kubelet of its own writes what kubelets write: each Node's status every five minutes. Slurm's nodes are of the kind
-CLOUD, powered down: they can be drained like others, and no slurmd has to live for them.
+`python -m bench fleet`. As root, with the controller's and the worker's images; MINIVM_BENCH_NODES is how many, 5,000
+by default. A kubelet of its own writes what kubelets write: each Node's status every five minutes. Behind the first
+2,000 of Slurm's nodes (MINIVM_BENCH_SLURMD; 4.5 GB, 26,000 threads) is a real slurmd. The rest are of the kind CLOUD,
+powered down: they can be drained like others, and no slurmd has to live for them.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+from bench import fleet_nodes
 from fleet import words
 from fleet.act.slurm import SlurmRest
 from fleet.policy import STATE
@@ -38,6 +40,7 @@ from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[1]
 NODES = int(os.environ.get("MINIVM_BENCH_NODES", "5000"))
+SLURMD = int(os.environ.get("MINIVM_BENCH_SLURMD", "2000"))
 CORDONS, IDLE_S = 100, 30.0
 # What was shown before may be shown in other words: idle it is when nothing was written for so long.
 CALM_S = 5.0
@@ -186,16 +189,20 @@ class Running:
 
 
 @contextlib.contextmanager
-def site(directory: Path, size: int) -> Iterator[Site]:
+def site(directory: Path, size: int, many: int = 0) -> Iterator[Site]:
+    """`many` of its nodes have a slurmd."""
     (directory / "slurm").mkdir()
     with api_server(programs.build(), directory) as api, world(directory / "slurm", "scale") as slurm:
         (slurm.mounts / "secrets" / "slurm").mkdir()
         key = slurm.mounts / "secrets" / "slurm" / "jwt_hs256.key"
         key.write_bytes(os.urandom(32))
-        nodes = (f"NodeName=w-[0-{size - 1}] CPUs=8 RealMemory=1000 State=CLOUD", "ResumeProgram=/bin/true",
-                 "SuspendProgram=/bin/true", "SuspendTime=86400")  # fmt: skip
+        asleep = ("ResumeProgram=/bin/true", "SuspendProgram=/bin/true", "SuspendTime=-1")
+        nodes = (*fleet_nodes.lines(size, many), *asleep)
         conf = re.sub("MaxNodeCount=[0-9]+", f"MaxNodeCount={size + 1}", slurm_conf(*JWT, *nodes, accounting=False))
+        conf = fleet_nodes.suited(conf) if many else conf
         slurm.configure({"slurm.conf": conf})
+        begun = time.monotonic()
+        behind = fleet_nodes.start(slurm, conf, directory, many) if many else None
         env = {"MINIVM_ACCOUNTING": "none", "MINIVM_SLURMRESTD": "0.0.0.0:6820"}
         controller = slurm.pod("controller", "slurm-controller", env=env).wait_ready(180)
         controller.container.reload()
@@ -203,6 +210,10 @@ def site(directory: Path, size: int) -> Iterator[Site]:
         made = Site(api, f"{at}:6820", key, directory, size)
         made.fill()
         until(lambda: len(made.slurm.look(jobs=False).nodes) == size, "slurmctld knows them", within=120)
+        if behind:
+            idle = partial(controller.run, "sinfo", "--noheader", "--responding", "--states=idle", "--format=%D")
+            until(lambda: int(idle() or 0) >= many, "each slurmd has registered", within=900, seen=behind.logs)
+            row(f"{many} slurmd, until the last one has registered, from the first one's start", since(begun), "s")
         beating = threading.Thread(target=made.heartbeats)
         beating.start()
         try:
@@ -213,7 +224,7 @@ def site(directory: Path, size: int) -> Iterator[Site]:
 
 
 def main() -> int:
-    with tempfile.TemporaryDirectory(prefix="minivm-bench-") as directory, site(Path(directory), NODES) as made:
+    with tempfile.TemporaryDirectory(prefix="minivm-bench-") as directory, site(Path(directory), NODES, SLURMD) as made:
         fleet = Running(made)
         with contextlib.ExitStack() as stack:
             stack.callback(fleet.end)

@@ -1,0 +1,82 @@
+"""Real slurmd for `bench fleet`: each under a node's name and at a port of its own, all in one container. They register
+and answer, as nodes do that are there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.container.init_pods import IMAGES, LABELS, PREFIX, Pod, World
+
+HOST = "slurm-nodes"
+FIRST_PORT = 20000
+# What it takes besides to have many of them in one container without a cgroup of its own for each.
+CONF = (
+    "SlurmdSpoolDir=/run/nodes/%n/spool",
+    "SlurmdPidFile=/run/nodes/%n/pid",
+    "SlurmdLogFile=/run/nodes/%n/log",
+    "SlurmdParameters=config_overrides",
+    "DebugFlags=NO_CONF_HASH",
+)
+# One after the other: each goes to the background by itself.
+START = """
+set -eu
+install -d -o munge -g munge -m 700 /run/munge-key /var/lib/munge
+install -o munge -g munge -m 400 /mnt/minivm/secrets/munge/munge.key /run/munge-key/munge.key
+install -d -o munge -g munge -m 755 /run/munge /var/log/munge
+setpriv --reuid munge --regid munge --clear-groups munged --key-file /run/munge-key/munge.key --num-threads 4
+printf 'CgroupPlugin=disabled\\n' > /run/cgroup.conf
+cp /conf/slurm.conf /run/slurm.conf
+number=0
+while [ $number -lt "$MANY" ]; do
+    mkdir -p /run/nodes/w-$number/spool
+    slurmd -f /run/slurm.conf -N w-$number
+    number=$((number + 1))
+done
+echo all are started
+exec sleep infinity
+"""
+
+
+def lines(size: int, many: int) -> tuple[str, ...]:
+    """Of slurm.conf: nodes with a slurmd, and those that are powered down."""
+    each = "CPUs=8 RealMemory=1000"
+    ports = f"{FIRST_PORT}-{FIRST_PORT + many - 1}"
+    real = f"NodeName=w-[0-{many - 1}] NodeHostname={HOST} NodeAddr={HOST} Port=[{ports}] {each} State=UNKNOWN"
+    asleep = f"NodeName=w-[{many}-{size - 1}] {each} State=CLOUD"
+    return (*((real, *CONF) if many else ()), *((asleep,) if many < size else ()))
+
+
+def suited(conf: str) -> str:
+    """Without what CONF says otherwise; slurmd takes no setting twice."""
+    ours = {line.partition("=")[0] for line in CONF}
+    kept = [line for line in conf.splitlines() if line in CONF or line.partition("=")[0] not in ours]
+    return "\n".join(kept) + "\n"
+
+
+def start(slurm: World, conf: str, directory: Path, many: int) -> Pod:
+    """The container; its log says when all are started."""
+    (directory / "conf").mkdir()
+    (directory / "conf" / "slurm.conf").write_text(conf)
+    container = slurm.client.containers.create(
+        f"{IMAGES}/worker:latest",
+        entrypoint=["/bin/bash", "-c", START],
+        name=f"{PREFIX}-{slurm.tag}-{HOST}",
+        hostname=HOST,
+        init=True,
+        cap_drop=["ALL"],
+        cap_add=["SETUID", "SETGID", "CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SYS_NICE"],
+        environment={"MANY": str(many)},
+        volumes={
+            str(slurm.mounts): {"bind": "/mnt/minivm", "mode": "ro"},
+            str(directory / "conf"): {"bind": "/conf", "mode": "ro"},
+        },
+        tmpfs={"/run": "mode=755"},
+        pids_limit=-1,
+        labels=LABELS,
+    )
+    pod = Pod(container)
+    slurm.pods.append(pod)
+    slurm.network.connect(container, aliases=[HOST])
+    container.start()
+    return pod
