@@ -30,6 +30,7 @@ OWN_ENGINE = "unix:///var/run/docker.sock"
 ENGINE_PID = Path("/var/run/docker.pid")
 ENGINE_LOG = Path("/var/log/minivm-dockerd.log")
 ENGINE_START_DEADLINE = 60.0
+NOBODY = "nobody answers there"
 
 
 class HostError(Exception):
@@ -98,15 +99,37 @@ def rerun_in_venv() -> NoReturn:
 
 
 def engine_answers(address: str) -> bool:
-    """Whether the engine at a unix socket answers a ping; remote engines are the SDK's business."""
+    return not why_silent(address, 5.0)
+
+
+def why_silent(address: str, within: float) -> str:
+    """Why the engine at a unix socket does not answer a ping, or empty; remote engines are the SDK's business.
+
+    Where nobody is, that is known at once. An engine that is there is given time: on a busy machine it takes some.
+    """
+    deadline = time.monotonic() + within
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(5)
-            connection.connect(address)
+            while True:
+                connection.settimeout(max(0.1, deadline - time.monotonic()))
+                try:
+                    connection.connect(address)
+                    break
+                except BlockingIOError:  # as many wait as its queue takes
+                    if time.monotonic() > deadline:
+                        raise TimeoutError from None
+                    time.sleep(0.1)
             connection.sendall(b"GET /_ping HTTP/1.0\r\n\r\n")
-            return b"200" in connection.recv(64)
-    except OSError:
-        return False
+            said = connection.recv(64)
+    except TimeoutError:
+        return f"whoever listens there does not answer within {within:g} s"
+    except PermissionError:
+        return "you may not ask it: root may, and who is in its socket's group (docker)"
+    except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
+        return NOBODY
+    except OSError as error:
+        return f"it cannot be asked: {error.strerror or error}"
+    return "" if b"200" in said else f"what answers there is no docker engine: {said[:30].decode(errors='replace')!r}"
 
 
 def chosen_engine(environ: Mapping[str, str]) -> tuple[str, str]:
@@ -134,15 +157,18 @@ def ensure_engine() -> None:
     """A docker engine that answers: the one that a person has chosen, or the machine's own, installed and started."""
     engine, chosen_by = chosen_engine(os.environ)
     address = engine.removeprefix("unix://")
-    if chosen_by and engine.startswith("unix://") and not engine_answers(address):
+    why = why_silent(address, ENGINE_START_DEADLINE) if engine.startswith("unix://") else ""
+    if chosen_by and why:
         # Whoever has said which one does not mean another, on the same files as the machine's own.
         raise HostError(
-            f"cannot reach the docker engine: {chosen_by} says {engine}, and nobody answers there; start that engine,"
-            " or unset it for the machine's own"
+            f"cannot reach the docker engine: {chosen_by} says {engine}, and {why}; start that engine, or unset it for"
+            " the machine's own"
         )
     apt_install(missing_packages(without_engine(TOOLS["engine"]) if chosen_by else TOOLS["engine"]))
-    if chosen_by or engine_answers(address):
+    if chosen_by or not why:
         return
+    if why != NOBODY:  # a second one would take its socket and share its files
+        raise HostError(f"cannot reach the docker engine at {address}: {why}")
     if os.geteuid() != 0:
         raise HostError(f"cannot reach the docker engine at {address}: not root, so it cannot be started from here")
     start_engine(address)

@@ -179,7 +179,7 @@ def alone(directory: Path) -> Iterator[None]:
     fd = os.open(directory, os.O_RDONLY)
     try:
         if not locked(fd):
-            print(f"build: waiting for {_holder(fd)}, which has {directory}", file=sys.stderr, flush=True)
+            print(f"build: waiting for {holder(fd)}, which has {directory}", file=sys.stderr, flush=True)
         if not locked(fd, OTHERS_S):
             raise ImagesError("ask the archive", "another build of this tree has it, and does not end", file=directory)
         yield
@@ -187,15 +187,27 @@ def alone(directory: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _holder(fd: int) -> str:
-    """By the kernel's list of locks, of this machine's processes."""
-    inode = str(os.fstat(fd).st_ino)
-    with suppress(OSError, ValueError):
+def holder(fd: int) -> str:
+    """By the kernel's list of locks, of this machine's processes. It names a file by its number alone for sure (of an
+    overlay or a btrfs the device there is another than a process sees), so the process itself is asked what it has
+    open; who made a fork and ended has left the lock to that, and is not named."""
+    mine = os.fstat(fd)
+    with suppress(OSError):
         for line in Path("/proc/locks").read_text().splitlines():
-            _, kind, _, _, pid, what, *_ = line.split()
-            if kind == "FLOCK" and what.rpartition(":")[2] == inode and pid != "0":
-                return f"process {pid}, another build of this tree"
+            words = line.split()
+            if words[1] != "FLOCK" or words[5].rpartition(":")[2] != str(mine.st_ino) or not has(words[4], mine):
+                continue
+            return f"process {words[4]}, another build of this tree"
     return "another build of this tree"
+
+
+def has(pid: str, file: os.stat_result) -> bool:
+    with suppress(OSError):
+        for entry in os.scandir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                if os.path.samestat(os.stat(entry.path), file):  # noqa: PTH116  # the pair of calls belongs together
+                    return True
+    return False
 
 
 def resolve(place: Place, base: BaseFiles | None, names: Iterable[str]) -> list[Slice]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -57,3 +58,19 @@ def test_a_build_that_waits_for_another_one_says_so_at_once(
     assert said == f"build: waiting for process {other.pid}, another build of this tree, which has {tmp_path}\n"
     with lock.alone(tmp_path):
         assert not capsys.readouterr().err
+
+
+def test_who_has_another_file_of_the_same_number_is_not_who_is_waited_for() -> None:
+    """The kernel's list names a file by its number in its file system, and these two are the first of theirs."""
+    one, other = Path("/proc"), Path("/sys")
+    assert one.stat().st_ino == other.stat().st_ino and one.stat().st_dev != other.stat().st_dev
+    script = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], 0), fcntl.LOCK_SH); print(flush=True); input()"
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", script, str(other)], stdin=pipe, stdout=pipe) as stranger:
+        assert stranger.stdout is not None and stranger.stdout.readline() == b"\n"
+        fd = os.open(one, os.O_RDONLY)
+        try:
+            assert lock.holder(fd) == "another build of this tree"
+        finally:
+            os.close(fd)
+        stranger.communicate(b"\n")

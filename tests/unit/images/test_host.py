@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import shutil
@@ -49,6 +50,48 @@ def test_engine_answers_only_when_a_ping_is_ok(tmp_path: Path) -> None:
             thread.start()
             assert host.engine_answers(address) is expected
             thread.join()
+
+
+def test_an_engine_that_is_there_is_given_time_and_no_second_one_beside_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A second one would take its socket from it, and share its files."""
+    address = str(tmp_path / "engine.sock")
+    for name in ("DOCKER_HOST", "DOCKER_CONFIG", "DOCKER_CONTEXT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    done: list[object] = []
+    monkeypatch.setattr(host, "OWN_ENGINE", f"unix://{address}")
+    monkeypatch.setattr(host, "start_engine", done.append)
+    monkeypatch.setattr(host, "apt_install", lambda packages: None)
+    monkeypatch.setattr(host, "ENGINE_START_DEADLINE", 0.3)
+    host.ensure_engine()
+    assert done == [address], "nobody is there"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+        server.bind(address)
+        server.listen(0)
+        late = f"cannot reach the docker engine at {address}: whoever listens there does not answer within 0.3 s"
+        for _ in range(4):  # the last of them do not fit into its queue
+            with pytest.raises(host.HostError, match=late):
+                host.ensure_engine()
+        monkeypatch.setattr(host, "ENGINE_START_DEADLINE", 60.0)
+
+        def answer() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    with connection, contextlib.suppress(OSError):
+                        if connection.recv(100).startswith(b"GET /_ping"):
+                            connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            host.ensure_engine()
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+    assert done == [address]
 
 
 def context(home: Path, name: str, address: str) -> None:
