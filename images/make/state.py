@@ -4,12 +4,13 @@ rendered for it."""
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ground.files import write_whole
+from ground.files import locked, write_whole
 from images.make import render
 from images.make.plan import digest
 
@@ -18,25 +19,40 @@ KEPT = 256
 DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
+@contextmanager
+def added(path: Path) -> Iterator[None]:
+    """What is read in here and written back has in it what other builds of this tree have written meanwhile."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):  # a file system without locks: the last one's word is all there is
+            locked(fd, within=5.0)
+        yield
+    finally:
+        os.close(fd)
+
+
 class State:
     """build/state/VARIANT.json. Losing it costs nothing but the reasons: presence is asked of the engine."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.built: dict[str, Mapping[str, str]] = {}
+        self.built = self.read()
+
+    def read(self) -> dict[str, Mapping[str, str]]:
         try:
-            self.built = {key: value["inputs"] for key, value in json.loads(path.read_text()).items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            self.built = {}
+            return {key: value["inputs"] for key, value in json.loads(self.path.read_text()).items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return {}
 
     def inputs(self, key: str) -> Mapping[str, str] | None:
         return self.built.get(key)
 
     def record(self, key: str, inputs: Mapping[str, str]) -> None:
-        self.built[key] = inputs
-        data = {name: {"inputs": inputs} for name, inputs in sorted(self.built.items())}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(self.path, json.dumps(data, indent=1), 0o600)
+        with added(self.path):
+            self.built = {**self.read(), key: inputs}
+            data = {name: {"inputs": inputs} for name, inputs in sorted(self.built.items())}
+            write_whole(self.path, json.dumps(data, indent=1), 0o600)
 
 
 class Rendered:
@@ -47,14 +63,21 @@ class Rendered:
 
     def __init__(self, templates: Path, path: Path | None = None) -> None:
         self.templates, self.path = templates, path
+        self.stamps = self.stamped()
         self.makers = self.read()
-        self.known: dict[str, str] = {}
-        try:
-            found = json.loads(path.read_text()) if path else {}
-            self.known = {k: v for k, v in found.items() if isinstance(v, str) and DIGEST.fullmatch(v)}
-        except (OSError, ValueError, AttributeError, RecursionError):
-            pass
+        self.known = self.written()
         self.used: dict[str, str] = {}
+
+    def written(self) -> dict[str, str]:
+        try:
+            found = json.loads(self.path.read_text()) if self.path else {}
+            return {k: v for k, v in found.items() if isinstance(v, str) and DIGEST.fullmatch(v)}
+        except (OSError, ValueError, AttributeError, RecursionError):
+            return {}
+
+    def stamped(self) -> list[tuple[int, int]]:
+        """Who changes a file and takes that back has changed it nevertheless, and nobody sets this time."""
+        return [(found.st_ino, found.st_ctime_ns) for found in (path.stat() for path in render.makers(self.templates))]
 
     def read(self) -> str:
         return "".join(digest(maker.read_bytes()) for maker in render.makers(self.templates))
@@ -70,10 +93,9 @@ class Rendered:
 
     def keep(self) -> None:
         """What was used last stays longest."""
-        rest = {key: value for key, value in self.known.items() if key not in self.used}
-        kept = dict(list({**rest, **self.used}.items())[-KEPT:])
         # What somebody edits while this builds may have been rendered as it was before, or after.
-        if self.path and kept.keys() != self.known.keys() and self.read() == self.makers:
-            with suppress(OSError):  # a full disk, a tree of somebody else's
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                write_whole(self.path, json.dumps(kept), 0o600)
+        if not self.path or self.used.keys() <= self.known.keys() or self.stamped() != self.stamps:
+            return
+        with suppress(OSError), added(self.path):  # a full disk, a tree of somebody else's
+            rest = {key: value for key, value in self.written().items() if key not in self.used}
+            write_whole(self.path, json.dumps(dict(list({**rest, **self.used}.items())[-KEPT:])), 0o600)

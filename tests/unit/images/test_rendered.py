@@ -11,7 +11,7 @@ import pytest
 
 from images.make import render, state
 from images.make.render import Step
-from images.make.state import Rendered
+from images.make.state import Rendered, State
 
 ROOT = Path(__file__).resolve().parents[3]
 STEP = Step("one: a layer", "minivm/layer-root:debian-1", 1, True, commands=("true",))
@@ -136,6 +136,36 @@ def test_what_was_rendered_while_somebody_edited_is_not_kept(templates: Path) ->
     path.write_text(before)
     render.environment.cache_clear()
     kept(templates, STEP)
+
+
+def test_what_somebody_edited_and_took_back_meanwhile_is_not_kept_either(templates: Path) -> None:
+    path = templates / "Dockerfile.j2"
+    before = path.read_text()
+    found = Rendered(templates, templates.parent / "state/debian.rendered.json")
+    path.write_text(before.replace("umask 022", "umask 077"))
+    found.instructions(STEP)
+    path.write_text(before)
+    found.keep()
+    render.environment.cache_clear()
+    kept(templates, STEP)
+
+
+def test_two_builds_at_once_keep_what_each_has_made(templates: Path, made: list[Step]) -> None:
+    other = replace(STEP, epoch=2)
+    place = templates.parent / "state/debian.rendered.json"
+    both = Rendered(templates, place), Rendered(templates, place)
+    for one, step in zip(both, (STEP, other), strict=True):
+        one.instructions(step)
+    for one in both:
+        one.keep()
+    made.clear()
+    last = Rendered(templates, place)
+    assert last.instructions(STEP) != last.instructions(other) and made == []
+    place = place.with_name("debian.json")
+    inputs = State(place), State(place)
+    for one_state, name in zip(inputs, ("a", "b"), strict=True):
+        one_state.record(name, {"of": name})
+    assert (State(place).inputs("a"), State(place).inputs("b")) == ({"of": "a"}, {"of": "b"})
 
 
 def test_it_does_not_grow(templates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
