@@ -1,12 +1,14 @@
 """Whose a build's containers are, also when it was cut: each has the build's mark as a label.
 
 A mark is a file that its build keeps locked as long as it lives. One that nobody keeps is of a build that is dead, and
-the next build of the repository removes the containers that have it (`Engine.clear`).
+the next build of the repository removes the containers that have it (`Engine.clear`). One of an engine that nobody asks
+any more, or that says none, goes by itself after a month.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from threading import Lock
@@ -17,6 +19,7 @@ from ground.files import locked
 
 LABEL = "io.minivm.build"
 LONGEST = 4096
+KEPT_S = 30 * 86400.0  # of what is never judged; no build takes so long
 
 
 def engine_of(info: Mapping[str, Any], address: str) -> str:
@@ -69,8 +72,20 @@ class Marks:
             try:
                 if self._is_dead(fd):
                     yield path
+                elif self._is_old(fd):
+                    path.unlink(missing_ok=True)
             finally:
                 os.close(fd)
+
+    @staticmethod
+    def _is_old(fd: int) -> bool:
+        """Whoever made it is no more, and nobody will ask the engine that it is of, if it says one."""
+        if time.time() - os.fstat(fd).st_mtime < KEPT_S:
+            return False
+        try:
+            return locked(fd)
+        except OSError:
+            return True
 
     def _is_dead(self, fd: int) -> bool:
         try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -323,3 +325,21 @@ def test_a_file_that_is_no_service_is_told_by_name(tmp_path: Path, content: byte
     with pytest.raises(ConfigError, match=told) as caught:
         dropins.load_service(path)
     assert str(caught.value).startswith(str(path))
+
+
+def test_slurmrestd_waits_a_second_for_a_name_and_no_five() -> None:
+    """It answers nobody meanwhile. What the C library makes of the words, which nobody else tells."""
+    (service,) = (one for one in plan_of("controller").services if one.name == "slurmrestd")
+    code = (
+        "import ctypes; libc = ctypes.CDLL(None); libc.__res_init(); state = libc.__res_state;"
+        "state.restype = ctypes.POINTER(ctypes.c_int * 2); print(*state().contents)"
+    )
+    plain = subprocess.run([sys.executable, "-c", code], env={}, capture_output=True, text=True, check=True)
+    set_ = subprocess.run(
+        [sys.executable, "-c", code],
+        env={one.name: one.value for one in service.environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert set_.stdout.split() == ["1", "3"] != plain.stdout.split()

@@ -1,0 +1,32 @@
+"""A build's mark: who may take it for a dead one's, and when it goes though nobody may."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from images.engine.marks import KEPT_S, Marks
+
+
+def aged(path: Path) -> Path:
+    os.utime(path, (then := time.time() - KEPT_S - 60, then))
+    return path
+
+
+def test_a_mark_that_nobody_will_judge_goes_after_a_while(tmp_path: Path) -> None:
+    """Each build that finds one asks the engine, so that those that stay cost every build something."""
+    living = Marks(tmp_path, "here")
+    mine = aged(tmp_path / living.own())
+    kept = {mine.name}
+    for name, text in (("dead", "here"), ("elsewhere", "there"), ("unsaid", "")):
+        for age in (str, aged):
+            path = tmp_path / f"{name}-{age.__name__}"
+            path.write_text(text)
+            age(path)
+            if name == "dead" or age is str:
+                kept.add(path.name)
+    found = [path.name for path in Marks(tmp_path, "here").dead()]
+    assert found == ["dead-aged", "dead-str"]
+    assert {path.name for path in tmp_path.iterdir()} == kept
+    living.release()
