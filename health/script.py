@@ -150,6 +150,8 @@ def _fork(work: Callable[[], bytes], env: Mapping[str, str], deadline_s: float, 
 
 
 def _end(number: int, frame: FrameType | None) -> None:
+    # Once: whoever gives us up in the middle of ending us says it again, and what is started is still to be ended.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # A check may take what is raised for its own, whatever it is.
     signal.setitimer(signal.ITIMER_REAL, GRACE_S)
     raise _Ended

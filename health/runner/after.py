@@ -44,16 +44,16 @@ class After:
         self._pid, self._owed_at, self._last = pid, None, now
 
     def put_off(self, now: float) -> bool:
-        """It could not begin, or was cut, and is owed still. Whether that is new."""
+        """It could not begin, or was cut, or failed, and is owed still. Whether that is new."""
         first, self._put_off, self._owed_at = not self._put_off, True, now + APART_S
         return first
 
     def ended(self, pid: int, status: int, now: float) -> bool:
-        """Whether it was cut, and that is new."""
+        """Whether it was cut or failed, and that is new."""
         if pid != self._pid:
             return False
         self._pid = 0
-        if os.WIFSIGNALED(status):  # for want of memory, say: nobody has looked
+        if status:  # ended for want of memory, say, or it failed: nobody has looked
             return self.put_off(now)
         self._put_off = False
         return False

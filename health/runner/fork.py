@@ -38,6 +38,7 @@ def fork(work: Callable[[], None]) -> int:
     pid = os.fork()
     if pid:
         return pid
+    code = 1
     try:
         # What the collector would visit it would copy. One that stays collects when nobody waits.
         gc.disable()
@@ -46,12 +47,13 @@ def fork(work: Callable[[], None]) -> int:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, _stop)
         work()
+        code = 0
     except ours.Stopped:
         pass
     except BaseException:
         traceback.print_exc()
     finally:
-        os._exit(0)
+        os._exit(code)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

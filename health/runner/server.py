@@ -240,6 +240,7 @@ class Server:
                 return
             self._runs.discard(pid)
             if self.after.ended(pid, status, time.monotonic()):
-                name = signal.Signals(os.WTERMSIG(status)).name
-                self._tell(f"a look at the node after a job was ended by {name}, and is taken again")
+                cut = os.WIFSIGNALED(status)
+                how = f"was ended by {signal.Signals(os.WTERMSIG(status)).name}" if cut else "failed"
+                self._tell(f"a look at the node after a job {how}, and is taken again")
             self.hands.ended(pid)

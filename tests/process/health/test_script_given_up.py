@@ -246,6 +246,50 @@ def is_of(stat: Path, session: int) -> bool:
     return int(found) == session and state != "Z"
 
 
+# Who gives a fork up may be given up himself in the middle of that, and says it once more.
+TWICE = """
+import os, signal
+import health.script
+from tests.waiting import until
+
+health.script.GRACE_S = 60.0
+
+def say(name):
+    with open("." + name, "w") as file:
+        file.write(str(os.getpid()))
+    os.rename("." + name, name)
+
+def work():
+    try:
+        say("pid")
+        signal.pause()
+    finally:
+        say("unwinds")
+        until(lambda: os.path.exists("twice"), "it is told once more", within=50)
+        say("cleaned")
+
+if not os.fork():
+    until(lambda: os.path.exists("pid"), "there is a fork")
+    with open("pid") as file:
+        pid = int(file.read())
+    os.kill(pid, signal.SIGTERM)
+    until(lambda: os.path.exists("unwinds"), "it ends")
+    os.kill(pid, signal.SIGTERM)
+    say("twice")
+    os._exit(0)
+health.script.run_here(work, {}, 600.0)
+print(os.path.exists("cleaned"))
+"""
+
+
+def test_a_fork_that_is_told_to_stop_twice_still_ends_what_it_has_started(tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
+    done = subprocess.run(
+        [sys.executable, "-c", TWICE], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "True\n", done.stderr
+
+
 # A process that no signal ends for now, as one that waits for a dead server in the kernel: the first of a PID namespace
 # goes when all in it have gone, and one of those is kept by who traces it and does not look.
 STUCK = """

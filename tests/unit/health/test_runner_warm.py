@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import os
 import signal
 import socket
 import time
@@ -15,7 +16,7 @@ from gitsync.layout import Layout
 from health.index import Index, Listed, write_index
 from health.places import Places, boot_id
 from health.policy import RunnerPolicy, ScriptPolicy
-from health.runner import fork, gate, plan, record
+from health.runner import fork, gate, ours, plan, record
 from health.runner.after import APART_S, WAIT_S, After
 from health.runner.kept import Kept
 from health.runner.request import MOST, ended, parse
@@ -144,6 +145,20 @@ def test_looks_after_jobs_are_apart_and_owed_until_one_is_over() -> None:
     after.began(11, 171.0)
     after.ended(11, 0, 172.0)
     assert not after.is_owed
+    after.owe(200.0)
+    after.began(12, 201.0)
+    assert after.ended(12, 1 << 8, 202.0) and after.times() == [202.0 + APART_S], "nor has one that failed"
+
+
+def test_a_fork_whose_work_failed_or_was_stopped_says_so() -> None:
+    def failed() -> None:
+        raise ValueError("a bug")
+
+    def stopped() -> None:
+        raise ours.Stopped
+
+    ends = [os.waitpid(fork.fork(work), 0)[1] for work in (lambda: None, failed, stopped)]
+    assert list(map(os.waitstatus_to_exitcode, ends)) == [0, 1, 1]
 
 
 def test_a_look_for_which_there_is_no_process_is_owed_until_there_is_one(
