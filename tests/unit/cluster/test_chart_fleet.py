@@ -294,6 +294,20 @@ def test_a_pool_lets_go_of_pods_that_are_drained_and_idle_and_of_no_others() -> 
         assert other["maxUnavailable"] == 1 and set(other["selector"]) == {"matchLabels"}
 
 
+@pytest.mark.parametrize("wish", [{"perNode": True, "nodeSelector": {"a": "b"}}, {"elastic": {"min": 0, "max": 3}}])
+def test_a_budget_of_a_pool_without_a_number_is_not_one_of_how_many_are_missing(wish: dict[str, Any]) -> None:
+    """Kubernetes would look for `replicas`, not find it, and compute nothing."""
+    workers = {"pools": {"gpu": {"kind": POOL, **wish}}}
+    spec = only(rendered(fleet=OWNED, workers=workers), "PodDisruptionBudget", "slurm-gpu")["spec"]
+    assert "maxUnavailable" not in spec and spec["minAvailable"] == 1000000
+    assert spec["selector"]["matchExpressions"] == [{"key": FREE, "operator": "DoesNotExist"}]
+    unprotected: dict[str, Any] = {"fleet": {**OWNED, "protect": False}, "workers": workers}
+    with pytest.raises(ClusterError, match="protect is false"):
+        rendered(**unprotected)
+    none = rendered(**unprotected, podDisruptionBudget={"enabled": False})
+    assert "PodDisruptionBudget" not in {one["kind"] for one in none}
+
+
 def test_who_it_is_given_to_is_its_own_account_and_no_pods_of_the_cluster() -> None:
     documents = rendered()
     for one in documents:
