@@ -7,7 +7,7 @@ import contextlib
 import json
 import threading
 import urllib.error
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from tests.container.init_pods import Pod, World
 from tests.kubernetes.apiserver import ApiServer, Object, install
 from tests.kubernetes.test_fleet import LABELS, PODS, READY, Both, both_sides
 from tests.kubernetes.test_fleet_pools import KIND, POOLS
+from tests.kubernetes.test_fleet_topology import images
 from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
@@ -127,6 +128,44 @@ class Elastic(Both):
 def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Elastic]:
     with both_sides(tmp_path_factory.mktemp("elastic"), "elastic", Elastic) as found, found.kubelets():
         yield found
+
+
+class Newer(Elastic):
+    """A Slurm that takes jobs for more nodes than it has seen."""
+
+    def __init__(self, api: ApiServer, slurm: World, directory: Path) -> None:
+        self.images = images("26.05")
+        super().__init__(api, slurm, directory)
+
+
+@pytest.fixture
+def newer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Newer]:
+    with both_sides(tmp_path_factory.mktemp("newer"), "newer", Newer) as found, found.kubelets():
+        yield found
+
+
+@pytest.mark.timeout(900)
+def test_a_slurm_that_has_seen_no_worker_gets_them_by_its_first_job_whenever_the_fleet_is_killed(newer: Newer) -> None:
+    """Killed before each second change of it, all the way; one job more than there may be is taken, and told."""
+    names = ["slurm-gpu-0", "slurm-gpu-1"]
+    with newer.running(cut=2, again=2) as fleet:
+
+        def waited(what: str, then: Callable[[], object]) -> None:
+            until(lambda: fleet.there() and then(), what, within=180, seen=newer.account)
+
+        job = newer.submit("-N2")
+        waited("the first job runs on both", lambda: newer.job(job) == "R")
+        assert newer.there() == names
+        newer.controller.run("scancel", job)
+        waited("idle they go", newer.asleep)
+        never, again = newer.submit("-N3"), newer.submit("-N1")
+        waited("a job behind it runs on one", lambda: newer.job(again) == "R")
+        assert newer.there() == names[:1] and newer.job(never) == "PD"
+        waited("that it never can is told", lambda: ("slurm-gpu", "Fit") in newer.events())
+        assert f"job {never} can never run here: it asks for 3 nodes, and max is 2" in newer.ask("why", "slurm-gpu")
+        newer.controller.run("scancel", again)
+        waited("nobody stays for it", newer.asleep)
+        assert fleet.killed > 8
 
 
 @pytest.mark.timeout(900)
