@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from init.helpers.conditions import condition
 from init.helpers.drift import EXPECTS
 from tests.container.init_pods import World, slurm_conf, world
 from tests.waiting import until
@@ -43,6 +44,9 @@ def test_a_machine_that_differs_is_told_and_the_pod_is_ready(site: World, strang
     assert pod.service("drift")["state"] == "failed"
     code, said = pod.code("minivm", "drift")
     assert code == 1 and SENTENCE in said.splitlines()[-1]
+    # What the pod's condition says in Kubernetes is made of this.
+    shown = condition(pod.status(), None, "now")
+    assert (shown["status"], shown["reason"]) == ("True", "Degraded") and SENTENCE in shown["message"]
     scraped = pod.run("curl", "--silent", "http://127.0.0.1:8650/metrics")
     assert 'minivm_drift_differs{check="kernel"} 1' in scraped
 
@@ -51,6 +55,8 @@ def test_a_site_may_refuse_such_a_machine(site: World, strange: dict[Path, str])
     pod = site.pod("worker", "refused", volumes=strange, env={"MINIVM_DRIFT": "refuse"})
     pod.wait_reason(SENTENCE)
     assert not pod.ready()
+    shown = condition(pod.status(), None, "now")
+    assert shown["status"] == "False" and SENTENCE in shown["message"]
 
 
 def test_a_machine_that_fits_is_not_spoken_of(site: World) -> None:
