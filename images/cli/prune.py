@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 from images.cli.publish import each
+from images.errors import ImagesError
 
 if TYPE_CHECKING:
     from images.cli.session import Session
@@ -51,9 +53,24 @@ def superseded(images: Iterable[Image], names: Iterable[str], flavour: str) -> l
     return sorted(found, key=lambda name: ("/layer-" in name, name))
 
 
-def candidates(session: Session, targets: Iterable[str]) -> list[str]:
+def candidates(session: Session, targets: Sequence[str]) -> list[str]:
     names = [name for image in session.engine.images() for name in image.references]
-    # Releases of Slurm stand side by side: what one build made is not the other's to judge.
-    locked = [one for one in session.beside() if one is session or not one.stale(targets)]
-    images = [image for one in locked for image in one.compose(targets).needed(targets)]
-    return superseded(images, names, session.place.choice.flavour)
+    return superseded(still_made(session, targets), names, session.place.choice.flavour)
+
+
+def still_made(session: Session, targets: Sequence[str]) -> list[Image]:
+    """Releases of Slurm and CUDAs stand side by side: what one build made is not the other's to judge."""
+    found = session.compose(targets).needed(targets)
+    for one in session.beside()[1:]:
+        try:
+            found += made(one, targets)
+        except ImagesError:
+            # Not all can be had with all, CUDA 12.9 not with a compiler: what can be had counts.
+            for target in targets:
+                with contextlib.suppress(ImagesError):
+                    found += made(one, [target])
+    return found
+
+
+def made(session: Session, targets: Sequence[str]) -> list[Image]:
+    return [] if session.stale(targets) else session.compose(targets).needed(targets)

@@ -17,7 +17,7 @@ from images.cli.planned import Planned, Result
 from images.definition import load
 from images.definition.check import known_cuda
 from images.definition.choose import choice
-from images.definition.spec import Definition
+from images.definition.spec import PACKAGED, Definition
 from images.engine import look
 from images.errors import ImagesError, nearest
 from images.host import OWN_ENGINE
@@ -151,13 +151,14 @@ class Session:
         return read_base(self.engine, self.place.base, self.repository / "build/base", self.place.choice.arch)
 
     def beside(self) -> list[Session]:
-        """This one, and the same with each other release of Slurm that the variant has packages of."""
-        mine = self.place.choice
+        """This one, and the same with each other release of Slurm and each other CUDA that the variant can have."""
+        mine, known = self.place.choice, self.definition.versions.cuda
         releases = [choice(self.definition, mine.variant, one) for one in self.place.variant.releases]
-        places = [replace(self.place, choice=replace(one, arch=mine.arch)) for one in releases]
-        places = [place for place in places if place.choice != mine]
-        others = [replace(self, place=place, slices=lock.read(place)) for place in places]
-        return [self, *others]
+        # A variant whose CUDA is its repositories' own has no wheels.
+        cudas = [*known, PACKAGED] if self.place.variant.cuda in known else [self.place.variant.cuda]
+        choices = [replace(one, cuda=cuda, arch=mine.arch) for one in releases for cuda in cudas]
+        places = [replace(self.place, choice=one) for one in choices if one != mine]
+        return [self, *(replace(self, place=place, slices=lock.read(place)) for place in places)]
 
     # The lock.
 

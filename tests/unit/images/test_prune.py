@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 import pytest
 
-from images.cli.prune import superseded
+from images.cli.prune import still_made, superseded
+from images.cli.session import Session
 from images.make.plan import Image
+from images.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @dataclass(frozen=True)
@@ -51,3 +56,16 @@ def test_only_our_own_old_tags_go(name: str, goes: bool) -> None:
 def test_roles_go_before_the_layers_under_them() -> None:
     old = ["minivm/layer-os:debian-0123456789ab", "minivm/login:24.11.5-debian-0123456789ab"]
     assert superseded(NOW, old, "debian") == old[::-1]
+
+
+@pytest.mark.parametrize(
+    "chosen", [{"cuda": "12.9"}, {"cuda": "package"}, {"slurm": "26.05"}, {"slurm": "26.05", "cuda": "12.9"}]
+)
+def test_what_was_built_with_another_slurm_or_cuda_stays(chosen: dict[str, str]) -> None:
+    """The worker for older drivers stands beside the default one, whichever of the two somebody prunes by."""
+    for mine, other in (({}, chosen), (chosen, {})):
+        session = Session.open(ROOT, Settings(**mine))
+        image = Session.open(ROOT, Settings(**other)).compose(["worker"]).role("worker")
+        targets = session.roles(())
+        flavour = session.place.choice.flavour
+        assert superseded(still_made(session, targets), [f"{image.repo}:{image.tag}"], flavour) == []
