@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -133,7 +134,11 @@ class LendWorlds(PoolWorlds):
     def kept_idle(self) -> set[str]:
         return super().kept_idle() - self.lent()
 
-    def look(self, *, cut: int | None = None, blind: str = "", world: World | None = None) -> int:
+    def look(
+        self, *, cut: int | None = None, blind: str = "", world: World | None = None, away: Set[str] | None = None
+    ) -> int:
+        """By a `world` of before, in which these were `away`: who went since could not be counted."""
+        self.unforeseen = frozenset() if away is None else self.unavailable() - away
         seen = world or self.world(blind=blind)
         nodes = seen.slurm.nodes if isinstance(seen.slurm, Slurm) else {}
         self.as_seen = {name for name, node in nodes.items() if LEND in words.kinds(node.reason)}

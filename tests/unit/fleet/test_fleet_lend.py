@@ -365,21 +365,23 @@ STEPS = st.lists(
 @given(STEPS)
 # Decided by a world before which two machines were lent.
 @example([("job", 0, 0), ("asks", 0, 0), ("sees", 0, 0), ("job", 1, 0), ("asks", 1, 0), ("cut", 0, 2), ("late", 0, 0)])
+# Decided by a world before a pod was no longer ready.
+@example([("job", 0, 0), ("template", 0, 0), ("sees", 0, 0), ("pod is not ready", 0, 0), ("late", 0, 0)])
 def test_whatever_happens_it_keeps_its_share_its_notice_and_all_comes_back(steps: list[tuple[str, int, int]]) -> None:
     """Asserted by the worlds at each change: no more than its share, no job ends before its time or with its pod."""
     worlds = LendWorlds()
-    seen = worlds.world()
+    seen, away = worlds.world(), worlds.unavailable()
     for what, number, cut in steps:
         match what:
             case "look":
-                seen = worlds.world()
+                seen, away = worlds.world(), worlds.unavailable()
                 worlds.look()
             case "sees":
-                seen = worlds.world()
+                seen, away = worlds.world(), worlds.unavailable()
             case "cut":
                 worlds.look(cut=cut)
             case "late":
-                worlds.look(world=seen)
+                worlds.look(world=seen, away=away)
             case "blind to guests" | "blind to slurm" | "blind to pools":
                 worlds.look(blind=what.rpartition(" ")[2])
             case what if what in OF_GUESTS:
