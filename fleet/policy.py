@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fleet.errors import FleetError
+from fleet.webhook import Webhook, webhook
 from init.errors import ConfigError
 from init.fields import Reader
 
@@ -28,11 +29,12 @@ STATE = "minivm.io/SlurmState"
 
 @dataclass(frozen=True, slots=True)
 class Treatment:
-    """What is done to a machine for a goal: annotations of its Node, or a Job."""
+    """What is done to a machine for a goal: annotations of its Node, a Job, or a call of a webhook."""
 
     annotate: Mapping[str, str] = field(default_factory=dict)
     job: Mapping[str, object] | None = None  # the Job's spec
     on_node: bool = False  # the Job's pod runs on that machine
+    webhook: Webhook | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +188,13 @@ def machines(reader: Reader) -> Machines:
 
 
 def treatment(reader: Reader) -> Treatment:
-    reader.only("annotate", "job", "onNode")
-    if reader.has("annotate") == reader.has("job"):
-        reader.fail("", "wanted either annotate or job")
+    reader.only("annotate", "job", "onNode", "webhook")
+    if sum(reader.has(key) for key in ("annotate", "job", "webhook")) != 1:
+        reader.fail("", "wanted one of annotate, job and webhook")
+    if reader.has("webhook"):
+        if reader.has("onNode"):
+            reader.fail("onNode", "a webhook runs on no machine of ours")
+        return Treatment(webhook=webhook(reader.sub("webhook")))
     names = reader.sub("annotate")
     job = reader.sub("job").data if reader.has("job") else None
     annotate = {key: names.text(key) for key in names.data}

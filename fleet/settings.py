@@ -10,7 +10,8 @@ from pathlib import Path
 from init.errors import ConfigError, nearest
 
 PREFIX = "MINIVM_FLEET_"
-KNOWN = ("RELEASE", "SLURM", "KEY", "POLICY", "LEASE", "HTTP", "PAGE", "MACHINES", "POOLS", "GUESTS", "CUT")
+WEBHOOK = "/mnt/minivm/secrets/webhook"
+KNOWN = ("RELEASE", "SLURM", "KEY", "POLICY", "LEASE", "HTTP", "PAGE", "MACHINES", "POOLS", "GUESTS", "WEBHOOK", "CUT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class Settings:
     pools: bool = False
     # Namespaces of others whose pods are read: pools may lend them machines.
     guests: tuple[str, ...] = ()
+    # The Secret with what webhooks of remedies need: tokens, authorities.
+    webhook: Path = Path(WEBHOOK)
     # For tests alone: SIGKILL to oneself before that change, counted from 1. 0: never.
     cut: int = 0
 
@@ -74,6 +77,7 @@ def from_environment(env: Mapping[str, str]) -> Settings:
         machines=asked("MACHINES"),
         pools=asked("POOLS"),
         guests=tuple(name for name in (env.get(f"{PREFIX}GUESTS") or "").split(",") if name),
+        webhook=Path(env.get(f"{PREFIX}WEBHOOK") or WEBHOOK),
         cut=int(cut),
     )
 

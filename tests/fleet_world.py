@@ -12,6 +12,7 @@ from fleet import words
 from fleet.act.cache import Objects
 from fleet.decide.actions import (
     Annotate,
+    CallHook,
     Change,
     Cordon,
     Delete,
@@ -393,10 +394,12 @@ class Worlds:
                     assert "minivm.io/remedy" in seen.annotations, "annotations of others are taken away"
                     seen.annotations = {key: said for key, said in seen.annotations.items() if key not in change.names}
                 seen.version += 1
-            case StartJob():
-                if change.name not in self.jobs:
-                    self.jobs.append(change.name)
-                    self._treated(change.node, change.name)
+            case StartJob() | CallHook():
+                # Who is called knows the key, and does nothing twice; nor does the API server make a Job twice.
+                known = change.name if isinstance(change, StartJob) else change.key
+                if known not in self.jobs:
+                    self.jobs.append(known)
+                    self._treated(change.node, known)
                 if self.left_in_job:
                     self.left_in_job = False
                     raise CutInAJob

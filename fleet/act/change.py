@@ -8,6 +8,7 @@ from fleet.act.pools import pods
 from fleet.decide.actions import (
     Adopt,
     Annotate,
+    CallHook,
     CreatePod,
     Delete,
     Fence,
@@ -26,6 +27,7 @@ Kept = (
     | Annotate
     | Withdraw
     | StartJob
+    | CallHook
     | Fence
     | Unfence
     | Delete
@@ -39,7 +41,7 @@ async def made(api: Api, change: Kept) -> bool:
     """False: it is no longer the object that was seen, and nothing is done."""
     if isinstance(change, Fence | Unfence | Delete):
         return await fencing.change(api, change)
-    if isinstance(change, Make | Record | Annotate | Withdraw | StartJob):
+    if isinstance(change, Make | Record | Annotate | Withdraw | StartJob | CallHook):
         return await machines.change(api, change)
     if isinstance(change, CreatePod | Adopt | NotePool):
         return await pods.change(api, change)

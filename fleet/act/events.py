@@ -11,6 +11,7 @@ from fleet.act.words import in_words
 from fleet.decide.actions import (
     Adopt,
     Annotate,
+    CallHook,
     Change,
     Cordon,
     CreatePod,
@@ -54,6 +55,7 @@ REASONS = {
     Annotate: "RemedyAsked",
     Withdraw: "RemedyWithdrawn",
     StartJob: "RemedyStarted",
+    CallHook: "RemedyAsked",
     Adopt: "Adopted",
 }
 
@@ -82,7 +84,7 @@ def event(action: Change | Tell, world: Kubernetes, namespace: str) -> Object | 
             name, reason, type_, text = about, kind.capitalize(), "Warning", in_words(action)
         case (
             Drain(name) | Undrain(name) | Evict(name) | Delete(name) | Adopt(name)
-            | Annotate(name) | Withdraw(name) | StartJob(_, name)
+            | Annotate(name) | Withdraw(name) | StartJob(_, name) | CallHook(_, name)
             | Cordon(name) | Uncordon(name) | Fence(name) | Unfence(name)
         ):  # fmt: skip
             reason, type_, text = REASONS[type(action)], "Normal", in_words(action)

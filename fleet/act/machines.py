@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from fleet import crd
 from fleet.act.kubernetes import CHANGED_MEANWHILE, MACHINES, MERGE, Api, ApiError, Object
-from fleet.decide.actions import Annotate, Make, Record, StartJob, Withdraw
+from fleet.decide.actions import Annotate, CallHook, Make, Record, StartJob, Withdraw
 from fleet.world.machine import Status, written
 
 # Of the fields that are applied by this name, those go that are applied no more.
@@ -17,7 +17,7 @@ APPLY = "application/apply-patch+yaml"
 KIND = {"apiVersion": f"{crd.GROUP}/{crd.VERSION}", "kind": crd.KIND}
 
 
-async def change(api: Api, act: Make | Record | Annotate | Withdraw | StartJob) -> bool:
+async def change(api: Api, act: Make | Record | Annotate | Withdraw | StartJob | CallHook) -> bool:
     """False: it is no longer the object that was seen, or there already, and nothing is done."""
     try:
         match act:
@@ -34,6 +34,9 @@ async def change(api: Api, act: Make | Record | Annotate | Withdraw | StartJob) 
                 await annotate(api, node, uid, version, dict.fromkeys(names))
             case StartJob():
                 await start(api, act)
+            case CallHook():
+                # It was called, and has answered.
+                await record(api, act.machine.name, act.machine.version, act.after)
     except ApiError as error:
         if error.status in CHANGED_MEANWHILE:
             return False

@@ -18,6 +18,7 @@ from fleet.act.change import made
 from fleet.act.clock import steady
 from fleet.act.events import events
 from fleet.act.hands import at_once
+from fleet.act.hooks import Hooks
 from fleet.act.kubernetes import Api
 from fleet.act.lead import Alone, Lead, Leader, Say
 from fleet.act.look import Look
@@ -27,7 +28,7 @@ from fleet.act.shown.people import People, Watch
 from fleet.act.shown.report import Report, report
 from fleet.act.slurm import SlurmRest, to_its_end
 from fleet.act.words import in_words
-from fleet.decide.actions import Change, Drain, Evict, Forget, Free, Key, Protect, Remove, Tell, Undrain, deed
+from fleet.decide.actions import CallHook, Change, Drain, Evict, Forget, Free, Key, Protect, Remove, Tell, Undrain, deed
 from fleet.decide.decide import MANY, Decision, decide
 from fleet.decide.hold import hurried
 from fleet.decide.memory import Memory
@@ -74,6 +75,7 @@ class Fleet:
         self._untold: list[Change | Tell] = []
         self._late = False  # something was not as it was seen when it was to be changed
         self._look = Look(api, self.slurm, lambda: self.policy)
+        self.hooks = Hooks(settings.webhook, f"{settings.namespace}/{settings.release}", self._news.set)
 
     async def run(self) -> None:
         """Until `stop`. Who has ended gives the Lease back when nothing of his is begun any more."""
@@ -96,6 +98,7 @@ class Fleet:
                 for task in working:
                     task.cancel()
                 await asyncio.wait(working)
+                await self.hooks.end()
                 for task in (*follow, leading):
                     task.cancel()
 
@@ -208,6 +211,8 @@ class Fleet:
             drains = {change.name} if isinstance(change, Drain) else set()
             if not self.leader.holds() or drains & (self._before | self._hurried | {self._hurrying}):
                 return
+            if isinstance(change, CallHook) and not self.hooks.ready(change):
+                return  # nobody waits for his answer
             tried.append(change)
             self._hurried |= drains  # nobody else begins it
             try:
@@ -274,6 +279,8 @@ class Fleet:
         elif not self.leader.holds():
             done = False  # that took long
         else:
+            if isinstance(change, CallHook):
+                self.hooks.took(change)
             done = await made(self.api, change)
         self._late |= not done
         (self.seen.done if done else self.seen.late)[name_of(change)] += 1

@@ -53,6 +53,8 @@ def _words(action: actions.Change | actions.Tell) -> str:
             return f"ask for no remedy of {node} any more"
         case actions.StartJob(name, node, _, goal, why):
             return f"start {name}, to {goal} {node}: {why}"
+        case actions.CallHook(name, node, _, goal, why, hook):
+            return f"call {hook.where} for {name}, to {goal} {node}: {why}"
         case Place(name, place):
             return f"place {name} at {place.rpartition(':')[2]} in Slurm"
         case actions.CreatePod(name, node, pool):

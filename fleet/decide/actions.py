@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fleet.topology.place import Place
+from fleet.webhook import Webhook
 from fleet.world.kubernetes import Condition
 from fleet.world.machine import Machine, Status
 from fleet.world.pool import PoolStatus, WorkerPool
@@ -212,6 +213,22 @@ class StartJob:
 
 
 @dataclass(frozen=True, slots=True)
+class CallHook:
+    """A remedy's webhook, with a key that is this remedy's alone: called twice, it is asked for once. Its answer is
+    noted."""
+
+    name: str
+    node: str
+    machine: Machine
+    goal: str
+    why: str
+    hook: Webhook
+    pool: str
+    key: str
+    after: Status
+
+
+@dataclass(frozen=True, slots=True)
 class CreatePod:
     """One of a pool's. Its name is known before it is there: created twice, it is created once."""
 
@@ -251,7 +268,7 @@ class Tell:
 Change = (
     Drain | Undrain | Remove | Forget | Free | Protect | Evict | ShowOnPod | ShowOnNode | HideOnNode | Cordon | Uncordon
     | Fence | Unfence | Delete | Make | Record
-    | Annotate | Withdraw | StartJob
+    | Annotate | Withdraw | StartJob | CallHook
     | Place
     | CreatePod | Adopt | NotePool
 )  # fmt: skip

@@ -9,6 +9,7 @@ from fleet.decide import fence, goals, gone, lost
 from fleet.decide.actions import (
     Action,
     Adopt,
+    CallHook,
     Change,
     CreatePod,
     Evict,
@@ -42,7 +43,7 @@ from fleet.world.slurm import Slurm
 from fleet.world.world import Unknown, Worker, World
 
 # What is only shown or made anew comes last: where nobody may write it, it must not keep a drain from its turn.
-LAST = (ShowOnPod, ShowOnNode, HideOnNode, Make, Record, Place, CreatePod, Adopt, NotePool)
+LAST = (ShowOnPod, ShowOnNode, HideOnNode, Make, Record, CallHook, Place, CreatePod, Adopt, NotePool)
 # No job ends by these: there may be many at a time, and they do not wait for one another.
 MANY = (Undrain, Protect, ShowOnPod, ShowOnNode, HideOnNode)
 LOOK_S = 3.0

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from fleet import words
-from fleet.decide.actions import Action, Cordon, Record, StartJob, Tell, Uncordon
+from fleet.decide.actions import Action, CallHook, Cordon, Record, StartJob, Tell, Uncordon
 from fleet.decide.machines import Place, believed, count, line, made, matched, places, seen
 from fleet.decide.remedy import Turn, counts
 from fleet.policy import Machines, Policy
@@ -154,7 +154,7 @@ def kept(known: Goals, kubernetes: Kubernetes, slurm: Slurm, now: float, policy:
         after = replace(after, goal=one.goal, why=line(why) if not (one.up and proposal.up) else "")
         if after.why:
             yield Tell(where or name, "propose" if one.up else "goal", f"{name}: {one.goal}: {after.why}")
-        if isinstance(act, StartJob):
+        if isinstance(act, StartJob | CallHook):
             yield replace(act, after=replace(after, remedy=act.after.remedy))
             continue
         if act is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fleet.decide.actions import Annotate, StartJob, Withdraw
+from fleet.decide.actions import Annotate, CallHook, StartJob, Withdraw
 from fleet.decide.causes import silent_for
 from fleet.decide.machines import Place, add, count
 from fleet.policy import Machines, Treatment
@@ -22,7 +22,7 @@ ACTED = ("reboot", "replace", "down")
 # On a Node, beside what the policy names: which remedy of which machine asked for it, and why. A machine that writes it
 # by itself is not done anything to, and when its time is over that is told.
 MARK, WHY = "minivm.io/remedy", "minivm.io/remedy-reason"
-Act = Annotate | Withdraw | StartJob
+Act = Annotate | Withdraw | StartJob | CallHook
 Step = tuple[Status, Act | None, str]
 
 
@@ -102,10 +102,14 @@ class Turn:
             # Somebody has resumed it meanwhile: another turn, another number.
             return add(replace(status, remedy=None), self.now, "withdrawn", "it is not idle any more"), None, ""
         node = self.place.node
+        name = f"{self.machine.name[:40].strip('-.')}-{self.machine.uid[:8]}-{begun.number}"
+        if treatment.webhook is not None:
+            pool = " ".join(sorted({worker.pod.pool for worker in self.place.workers}))
+            about = (name, node.name, self.machine, self.goal, self.why, treatment.webhook, pool)
+            return status, CallHook(*about, self._mark(begun), done), "is told"
         if treatment.job is None:
             told = {**treatment.annotate, MARK: self._mark(begun), WHY: self.why}
             return status, Annotate(node.name, node.uid, node.version, tuple(told.items())), "is told"
-        name = f"{self.machine.name[:40].strip('-.')}-{self.machine.uid[:8]}-{begun.number}"
         job = StartJob(name, node.name, self.machine, self.goal, self.why, treatment.job, treatment.on_node, done)
         return status, job, "is told"
 

@@ -16,12 +16,13 @@ import pytest
 from fleet.act import run as loop
 from fleet.act import slurm as adapter
 from fleet.act.run import Fleet
-from fleet.decide.decide import decide
+from fleet.decide.decide import Decision, decide
 from fleet.settings import Settings
 from fleet.world.world import Unknown
 from tests.kubernetes.apiserver import _port as free_port
 from tests.process.fleet.test_cache import Query, Server, Write, node, page, until
 from tests.process.fleet.test_fleet_pages import asked
+from tests.process.fleet.test_hooks import TAKES, Receiver, call
 from tests.process.fleet.test_slurm_rest import Rest, nodes
 
 SLURM = {"name": "w0", "state": ["IDLE"], "reason": "", "comment": "", "alloc_cpus": 0}
@@ -495,3 +496,49 @@ def test_a_mistake_about_one_thing_keeps_nothing_else_from_its_turn_and_is_told_
     assert any(path.endswith("/w1/status") for _, path, _ in server.asked)
     (told,) = (words for words in said if "Traceback" in words)
     assert "w0" in told and "KeyError: 'containers'" in told
+
+
+def test_who_is_called_and_does_not_answer_holds_up_no_cordon_and_what_he_takes_is_noted_once(
+    server: Server, rest: Rest, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receiver, held, noted = Receiver(), threading.Event(), "gpu-17-7c6cc41e/status"
+    receiver.answers = lambda way: held.wait(60)
+    act = call(f"http://127.0.0.1:{receiver.port}/")
+
+    def notes() -> int:
+        return sum(method == "PATCH" and noted in path for method, path, _ in server.asked)
+
+    def due(*given: Any) -> Decision:
+        found = decide(*given)
+        return found if notes() else replace(found, changes=(act, *found.changes))
+
+    def watches(query: Query, write: Write) -> None:
+        asyncio.run(until(lambda: bool(receiver.asked)))
+        write({"type": "MODIFIED", "object": node("n0", 2, cordoned=True)})
+        server.hold(query, write)
+
+    monkeypatch.setattr(loop, "decide", due)
+    rest.answers, server.watches = (lambda method, path: nodes(SLURM)), watches
+    server.lists = lambda query: page(node("n0"))
+    said: list[str] = []
+
+    async def whole() -> None:
+        async with server.api() as api:
+            fleet = Fleet(settings, api, said.append)
+            task = asyncio.create_task(fleet.run())
+            await until(lambda: any(method == "POST" for method, _, _ in rest.asked))
+            assert (notes(), len(receiver.asked)) == (0, 1), "drained, while he thinks about it"
+            assert not any("call 127.0.0.1" in words for words in said), "and that is no news at each look"
+            receiver.answers = TAKES
+            held.set()  # this connection ends without an answer: he is asked once more
+            await until(lambda: notes() > 0)
+            fleet.stop.set()
+            await task
+
+    asyncio.run(whole())
+    assert [one["key"] for _, _, one in receiver.asked] == ["uid-17/1"] * 2
+    assert notes() == 1
+    assert any("the connection ended before an answer" in words for words in said)
+    assert any(words.startswith(f"call 127.0.0.1:{receiver.port} for gpu-17-1") for words in said)
+    receiver.ended.set()
+    receiver.socket.close()

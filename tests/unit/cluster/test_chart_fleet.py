@@ -13,8 +13,9 @@ from cluster.errors import ClusterError
 from cluster.rendered.render import CHART, Document, render
 from fleet.decide.fence import RETURNS
 from fleet.policy import KEYS, OF_MACHINES, Policy, policy_from_json
-from fleet.settings import from_environment
+from fleet.settings import WEBHOOK, from_environment
 from fleet.topology.place import NAME, place
+from fleet.webhook import Webhook
 from fleet.world.elastic import Elastic
 from fleet.world.kubernetes import FREE
 from fleet.world.pending import Offer
@@ -211,6 +212,43 @@ def test_jobs_are_started_only_where_a_remedy_is_one() -> None:
         documents = rendered(fleet={"machines": {"enabled": True}, "policy": policy})
         assert ("Role jobs" in rules(documents)) is may
         assert policy_from_json(only(documents, "ConfigMap")["data"]["policy.json"]).machines.mode == mode
+
+
+REPAIR = {"url": "https://repair.example/machines", "tokenFile": "token", "caFile": "ca.crt"}
+
+
+def calls(hook: dict[str, Any], **fleet: Any) -> list[Document]:
+    policy = {"machines": {"mode": "act", "remedies": {"replace": {"webhook": hook}}}}
+    return rendered(fleet={"machines": {"enabled": True}, "policy": policy, **fleet})
+
+
+def test_webhooks_have_the_files_of_the_secret_that_is_named_and_no_right_for_it() -> None:
+    documents = calls(REPAIR, webhookSecret="repair")
+    said = policy_from_json(only(documents, "ConfigMap")["data"]["policy.json"])
+    assert said.machines.remedies["replace"].webhook == Webhook(REPAIR["url"], "token", "ca.crt")
+    (volume,) = [one for one in pod(documents)["volumes"] if one["name"] == "webhook"]
+    assert volume["secret"] == {"secretName": "repair", "defaultMode": 0o440}
+    (mount,) = [one for one in pod(documents)["containers"][0]["volumeMounts"] if one["name"] == "webhook"]
+    assert (mount["mountPath"], mount["readOnly"]) == (WEBHOOK, True)
+    assert rules(documents).keys() == rules(rendered(fleet={"machines": {"enabled": True}})).keys()
+    assert "webhook" not in [one["name"] for one in pod(calls({"url": REPAIR["url"]}))["volumes"]]
+    with pytest.raises(ClusterError, match=r"replace\.webhook: tokenFile and caFile .* fleet\.webhookSecret"):
+        calls(REPAIR)
+
+
+def test_no_network_policy_of_ours_keeps_the_fleet_from_whom_it_calls() -> None:
+    policies = [one for one in calls({"url": REPAIR["url"]}) if one["kind"] == "NetworkPolicy"]
+    assert policies
+    assert all(one["spec"]["policyTypes"] == ["Ingress"] for one in policies)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"url": ""}, {"url": "repair.example"}, {"tokenFile": "../slurm/key"}, {"caFile": "/etc/x"}, {"token": "x"}],
+)
+def test_a_webhook_that_the_fleet_would_refuse_is_refused_by_the_chart(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ClusterError):
+        calls({**REPAIR, **wrong}, webhookSecret="repair")
 
 
 LENDS = {"namespaces": ["llm"], "classes": ["inference"], "pools": {"gpu": 0.5}, "notice": "10m"}

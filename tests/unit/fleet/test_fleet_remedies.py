@@ -9,9 +9,11 @@ from dataclasses import replace
 import pytest
 
 from fleet.act.words import in_words
-from fleet.decide.actions import Annotate, Change, StartJob, Withdraw
+from fleet.decide.actions import Annotate, CallHook, Change, Drain, Record, StartJob, Withdraw
+from fleet.decide.decide import LAST
 from fleet.decide.memory import Memory
 from fleet.policy import Machines, Policy, Treatment, policy
+from fleet.webhook import Webhook
 from fleet.world.kubernetes import Kubernetes
 from fleet.world.slurm import Slurm
 from init.errors import ConfigError
@@ -19,6 +21,7 @@ from tests.fleet_world import CutInAJob, Worlds
 
 ASK = Treatment(annotate={"reboot.example/please": "now"})
 JOB = Treatment(job={"template": {"spec": {"containers": [{"name": "x", "image": "x"}]}}}, on_node=True)
+HOOK = Treatment(webhook=Webhook("https://repair.example/machines"))
 SICK = "gpu_lost[reboot]@9f2c001 fell off the bus"
 
 
@@ -41,7 +44,7 @@ def what(worlds: Worlds, node: str = "n0") -> list[str]:
     return [one.what for one in worlds.status(node).history]
 
 
-@pytest.mark.parametrize("treatment", [ASK, JOB])
+@pytest.mark.parametrize("treatment", [ASK, JOB, HOOK])
 def test_a_reboot_waits_for_jobs_is_asked_for_once_and_ends_when_it_is_well(treatment: Treatment) -> None:
     worlds = fleet(treats(reboot=treatment))
     worlds.slurm["w-0"].jobs.add(7)
@@ -269,7 +272,7 @@ class Killed(Exception):
     pass
 
 
-@pytest.mark.parametrize("treatment", [ASK, JOB])
+@pytest.mark.parametrize("treatment", [ASK, JOB, HOOK])
 @pytest.mark.parametrize("goal", ["reboot", "replace", "down"])
 def test_killed_between_any_two_changes_it_is_done_once_and_ends_the_same(treatment: Treatment, goal: str) -> None:
     def story(cut: int, *, in_job: bool = False) -> tuple[object, int, int]:
@@ -310,7 +313,7 @@ def test_killed_between_any_two_changes_it_is_done_once_and_ends_the_same(treatm
     for cut in range(changes + 1):
         assert story(cut)[:2] == (wanted, 1), f"cut after {cut} of {changes}"
     with contextlib.suppress(CutInAJob):
-        assert story(-1, in_job=treatment is JOB)[:2] == (wanted, 1), "cut between the Job and its note"
+        assert story(-1, in_job=treatment is not ASK)[:2] == (wanted, 1), "cut between what was asked for and its note"
 
 
 def test_what_is_asked_of_whom_is_read_strictly() -> None:
@@ -323,6 +326,8 @@ def test_what_is_asked_of_whom_is_read_strictly() -> None:
         {"remedies": {"reboot": {}}},
         {"remedies": {"reboot": {"annotate": {"a": "b"}, "job": {}}}},
         {"remedies": {"reboot": {"annotate": {"a": ["b"]}}}},
+        {"remedies": {"reboot": {"annotate": {"a": "b"}, "webhook": {"url": "https://a"}}}},
+        {"remedies": {"reboot": {"webhook": {"url": "https://a"}, "onNode": True}}},
         {"remedies": {"reboot": {"annotate": {"minivm.io/remedy": "x"}}}},
         {"attempts": 0},
         {"share": 2},
@@ -372,3 +377,104 @@ def test_what_is_intended_and_not_done_yet_is_given_up_with_its_cause(person: bo
     worlds.settle_in()
     assert not worlds.treated
     assert (worlds.slurm["w-0"].drained_by, worlds.nodes["n0"].cordoned) == ("", False)
+
+
+def test_who_is_called_is_told_what_it_is_for_by_the_same_key_until_that_is_noted() -> None:
+    worlds = fleet(treats(reboot=HOOK, replace=HOOK))
+    worlds.verdict("w-0", SICK)
+    while worlds.status("n0").remedy is None:
+        worlds.look()
+
+    def call() -> CallHook:
+        changes = worlds.decide(worlds.world()).changes
+        (one,) = [one for one in changes if isinstance(one, CallHook)]
+        notes = [note for note in changes if isinstance(note, Record) and note.name == one.machine.name]
+        assert not notes, "what is noted is noted once, with what was asked for"
+        return one
+
+    asked = call()
+    (name,) = [one for one in worlds.machines or {} if one.startswith("n0-")]
+    assert (asked.machine.name, asked.node, asked.pool, asked.goal, asked.why) == (name, "n0", "p", "reboot", SICK)
+    assert asked.machine.status.verdict == SICK, "the evidence"
+    worlds.now += 10 * 60
+    worlds.memory = Memory()
+    assert call().key == asked.key, "as long as it is not noted, whoever goes on"
+    assert in_words(asked).startswith(f"call repair.example:443 for {asked.name}, to reboot n0: gpu_lost")
+    worlds.settle_in()
+    worlds.now += worlds.policy.machines.verify_s
+    worlds.settle_in()
+    first, second = worlds.jobs
+    assert first == asked.key != second, "another turn is another one"
+
+
+def test_a_call_stands_behind_drains_and_nobody_is_called_while_a_job_runs() -> None:
+    worlds = fleet(treats(reboot=HOOK))
+    worlds.slurm["w-0"].jobs.add(7)
+    worlds.wants("n0", "reboot", "new kernel")
+    worlds.settle_in()
+    assert not worlds.jobs
+    worlds.jobs_end("w-0")
+    while worlds.status("n0").remedy is None:
+        worlds.look()
+    worlds.nodes["n1"].cordoned, worlds.nodes["n1"].version = True, worlds.nodes["n1"].version + 1
+    found = [type(one) for one in worlds.decide(worlds.world()).changes]
+    assert found.index(Drain) < found.index(CallHook)
+    assert CallHook in LAST, "nor does it stand before what is found later"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://a.example",
+        "https://a.example:8443/x?y=z",
+        "http://127.0.0.1:80/x",
+        "http://[::1]/x",
+        "http://localhost/",
+    ],
+)
+def test_whom_to_call_stands_in_the_policy(url: str) -> None:
+    said: dict[str, object] = {"url": url, "tokenFile": "token", "caFile": "ca.crt"}
+    found = policy({"machines": {"remedies": {"down": {"webhook": said}}}}).machines.remedies["down"]
+    assert found.webhook == Webhook(url, "token", "ca.crt")
+    assert found.webhook.port in (80, 443, 8443)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        {"url": ""},
+        {"url": "a.example/x"},
+        {"url": "ftp://a.example"},
+        {"url": "https://"},
+        {"url": "https://a.example:0"},
+        {"url": "https://a.example:70000"},
+        {"url": "https://[::1"},
+        {"url": "https://a.example/x y"},
+        {"url": "https://a.example/\r\nHost: b"},
+        {"url": "https://a.example\\@b.example/"},
+        {"url": "https://b\u00fccher.example"},
+        {"url": "https://a.example/" + "x" * 2048},
+        {"url": "https://name:word@a.example"},
+        {"url": "https://a.example/#x"},
+        {"url": "http://a.example"},
+        {"url": "http://10.0.0.1"},
+        {"url": "http://127.0.0.1.example"},
+        {"url": "https://a.example", "tokenFile": "/mnt/minivm/secrets/slurm/jwt_hs256.key"},
+        {"url": "https://a.example", "tokenFile": "../slurm/jwt_hs256.key"},
+        {"url": "https://a.example", "tokenFile": ".."},
+        {"url": "https://a.example", "caFile": "a/b"},
+        {"url": "https://a.example", "insecure": "yes"},
+        {"url": "https://a.example", "token": "x"},
+    ],
+)
+def test_whom_it_would_be_unsafe_to_call_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=r"machines\.remedies\.reboot\.webhook"):
+        policy({"machines": {"remedies": {"reboot": {"webhook": wrong}}}})
+
+
+def test_in_the_clear_only_where_that_is_asked_for() -> None:
+    said = {"url": "http://a.example/x", "insecure": True}
+    found = policy({"machines": {"remedies": {"reboot": {"webhook": said}}}}).machines.remedies["reboot"].webhook
+    assert found is not None
+    assert found.where == "a.example:80"
