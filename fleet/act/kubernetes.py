@@ -54,9 +54,12 @@ DENIED = "admission webhook "
 
 
 class ApiError(FleetError):
-    def __init__(self, what: str, why: str, status: int = 0) -> None:
+    def __init__(
+        self, what: str, why: str, status: int = 0, said: str = "", causes: tuple[tuple[str, str], ...] = ()
+    ) -> None:
+        """`said`: in its own words, whole. `causes`: which field, and what is wrong with it."""
         super().__init__(what, why)
-        self.status = status
+        self.status, self.said, self.causes = status, said, causes
 
 
 class Api:
@@ -305,12 +308,14 @@ def _refusal(what: str, status: int, text: str) -> ApiError:
     try:
         said = reading.mapping(json.loads(text), "")
         causes = reading.items(reading.mapping(said.get("details"), "details").get("causes"), "causes")
-        fields = {str(reading.mapping(cause, "causes").get("field")) for cause in causes}
+        each = [reading.mapping(cause, "causes") for cause in causes]
     except (FleetError, ValueError, RecursionError):
-        said, fields = {"message": text}, set()
+        said, each = {"message": text}, []
+    found = tuple((str(one.get("field") or ""), str(one.get("message") or "")) for one in each)
     message = str(said.get("message", text))
-    another = 409 if status == 422 and fields == {"metadata.uid"} else status
-    return ApiError(what, f"{status} {message[:200]}", 403 if message.startswith(DENIED) else another)
+    another = 409 if status == 422 and {field for field, _ in found} == {"metadata.uid"} else status
+    status_ = 403 if message.startswith(DENIED) else another
+    return ApiError(what, f"{status} {message[:200]}", status_, message, found)
 
 
 def _words(error: BaseException) -> str:

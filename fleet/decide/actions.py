@@ -282,5 +282,7 @@ def about(change: object) -> str:
 
 
 def deed(change: Change) -> Key:
-    """The same deed, however often it is decided."""
-    return type(change).__name__, about(change)
+    """The same deed, however often it is decided. A pod of another template is another one: what was refused of the one
+    says nothing of the other."""
+    of = f" {change.pool.hash}" if isinstance(change, CreatePod) else ""
+    return type(change).__name__, about(change) + of

@@ -76,7 +76,7 @@ def decide(world: World, memory: Memory, now: float, policy: Policy) -> Decision
     known = goals.goals(world, now, policy)
     # How long a job has waited and a node been idle is not known then, as where Slurm was not asked.
     here, timed = (_undated(kubernetes), replace(slurm, pending=None)) if doubts else (kubernetes, slurm)
-    rolls = pools(world.workers(), here, timed, now, policy, memory.fed)
+    rolls = pools(world.workers(), here, timed, now, policy, memory.fed, memory.refused)
     for action in [
         *_unread(kubernetes, slurm),
         *_actions(world, kubernetes, slurm, memory, now, policy, known, rolls),

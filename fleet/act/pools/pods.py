@@ -5,6 +5,7 @@ from __future__ import annotations
 from fleet import crd, crd_pools
 from fleet.act.kubernetes import CHANGED_MEANWHILE, MERGE, POOLS, Api, ApiError, Object
 from fleet.act.machines import APPLY, US
+from fleet.act.pools.mistake import WRONG, to_mend
 from fleet.decide.actions import Adopt, CreatePod, NotePool
 from fleet.world.kubernetes import LABEL, WORKER
 from fleet.world.pool import MADE_OF, POOL, TEMPLATE, WorkerPool, copied, written
@@ -20,7 +21,7 @@ async def change(api: Api, act: CreatePod | Adopt | NotePool) -> bool:
     try:
         match act:
             case CreatePod(name):
-                await _create(api, name, pod(act, api.labels))
+                await _create(api, act)
             case Adopt(name, uid, version, pool):
                 labels = {TEMPLATE: pool.status.adopted or pool.hash, OF_ONE: name}
                 own = {"uid": uid, "resourceVersion": version, "labels": labels, "ownerReferences": [owner(pool)]}
@@ -38,13 +39,16 @@ async def change(api: Api, act: CreatePod | Adopt | NotePool) -> bool:
     return True
 
 
-async def _create(api: Api, name: str, body: Object) -> None:
+async def _create(api: Api, act: CreatePod) -> None:
     """Never applied onto one that is there: that one may be anybody's."""
+    name, body = act.name, pod(act, api.labels)
     try:
         await api.ask(f"create {name}", (api.core.create_namespaced_pod, {"namespace": api.namespace, "body": body}))
     except ApiError as error:
         if error.status == 409:
             raise ApiError(f"create {name}", "a pod of that name is there") from error
+        if error.status in WRONG:
+            raise ApiError(f"create {name}", to_mend(act.pool.name, error.said, error.causes)) from error
         raise
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from fleet import crd_pools, words
-from fleet.decide.actions import Action, Adopt, CreatePod, Evict, NotePool, Tell
+from fleet.decide.actions import Action, Adopt, CreatePod, Evict, Key, NotePool, Tell, deed
 from fleet.decide.causes import LEAVE, OF_POOL, well
+from fleet.decide.memory import Refused
 from fleet.decide.pools import ended, lend
 from fleet.decide.pools.elastic import SURPLUS, Sized, left, sized
 from fleet.decide.pools.rivals import refusals
@@ -57,8 +58,9 @@ def pools(
     now: float,
     policy: Policy,
     fed: Mapping[str, float] | None = None,
+    failed: Mapping[Key, Refused] | None = None,
 ) -> Pools:
-    """`fed`: since when jobs have had enough of idle nodes."""
+    """`fed`: since when jobs have had enough of idle nodes. `failed`: what could not be made, a pod among it."""
     everyone, fed = list(workers), fed or {}
     if kubernetes.unsure:
         return Pools({one.name: _before(one) for one in everyone}, unsure=True, fed=fed)
@@ -98,7 +100,10 @@ def pools(
         spare |= given.to.keys()
         actions += given.tells
         most[pool.label], missing[pool.label] = pool.most, here.missing
-        actions += [*here.never_placed(slurm), *here.ended(slurm), *here.to_come(), *here.note()]
+        actions += [*here.never_placed(slurm), *here.ended(slurm), *here.to_come()]
+        if not_made := here.not_made(failed or {}):
+            actions.append(Tell(pool.name, "pool", not_made))
+        actions += here.note(failed=not_made)
     return Pools(causes, False, most, missing, tuple(actions), frozenset(spare), frozenset(named), fed)
 
 
@@ -213,8 +218,13 @@ class Here:
         """Nobody makes it any more; one that is too many is taken over too, for else it would stay for ever."""
         return left(self.pool, pod, self.kubernetes) and self.names.get(pod.name, "") in ("", pod.node)
 
-    def note(self, refused: str = "") -> Iterator[NotePool]:
-        """`refused`: why it is no pool to the fleet."""
+    def not_made(self, failed: Mapping[Key, Refused]) -> str:
+        """Why the first of those that are missing is: in the words of who refused it."""
+        deeds = (deed(CreatePod(name, self.names[name], self.pool)) for name in sorted(self.missing)) if failed else ()
+        return next((failed[one].text.partition("\n")[0] for one in deeds if one in failed), "")
+
+    def note(self, refused: str = "", failed: str = "") -> Iterator[NotePool]:
+        """`refused`: why it is no pool to the fleet. `failed`: why a pod of it could not be made."""
         pool = self.pool
         mine = [one.pod for one in self.workers.values() if not one.pod.deleting]
         updated = [pod for pod in mine if not self._old(pod)]
@@ -223,6 +233,7 @@ class Here:
         over = [
             f"{pod.name} has ended: {plain(pod.ended)}" for pod in sorted(mine, key=attrgetter("name")) if pod.ended
         ]
+        over = [failed, *over] if failed else over
         unwell = sorted((self.away | {*self.absent}) & self.names.keys())
         status = PoolStatus(
             wanted=self.size.wanted if self.size else len(self.names.keys() - self.given.to.keys()),
