@@ -4,12 +4,16 @@ and answer, as nodes do that are there.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from tests.container.init_pods import IMAGES, LABELS, PREFIX, Pod, World
 
 HOST = "slurm-nodes"
 FIRST_PORT = 20000
+# What one takes, a part of it for each node that slurm.conf names; and what all else takes, slurmrestd most of it.
+OWN_MB, NODE_MB, REST_MB = 2.3, 0.00134, 4000
+THREADS, REST_THREADS = 13, 4000
 # What it takes besides to have many of them in one container without a cgroup of its own for each.
 CONF = (
     "SlurmdSpoolDir=/run/nodes/%n/spool",
@@ -36,6 +40,30 @@ done
 echo all are started
 exec sleep infinity
 """
+
+
+def fit(size: int, memory_mb: float, threads: int) -> int:
+    """How many there is room for, where slurm.conf names `size` nodes."""
+    by_memory = (memory_mb - REST_MB) / (OWN_MB + size * NODE_MB)
+    return max(0, min(int(by_memory), (threads - REST_THREADS) // THREADS, size))
+
+
+def room(size: int) -> int:
+    """The same of this machine, as it is."""
+    meminfo = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
+    free = next(int(words[1]) for words in meminfo if words[0] == "MemAvailable:") / 1024
+    most = min(int(Path(f"/proc/sys/kernel/{name}").read_text()) for name in ("pid_max", "threads-max"))
+    return fit(size, free, most)
+
+
+def chosen(size: int, usual: int, name: str = "MINIVM_BENCH_SLURMD") -> int:
+    """As many as are asked for, or the usual number; of that no more than fit."""
+    asked, most = os.environ.get(name, ""), room(size)
+    if not asked:
+        return min(usual, most)
+    if not (asked.isascii() and asked.isdigit() and len(asked) < 9) or int(asked) > most:
+        raise SystemExit(f"error: {name}: found {asked!r}, expected a number up to {most}: so many fit beside the rest")
+    return int(asked)
 
 
 def lines(size: int, many: int) -> tuple[str, ...]:
