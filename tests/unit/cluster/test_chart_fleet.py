@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -249,6 +252,29 @@ def test_no_network_policy_of_ours_keeps_the_fleet_from_whom_it_calls() -> None:
 def test_a_webhook_that_the_fleet_would_refuse_is_refused_by_the_chart(wrong: dict[str, Any]) -> None:
     with pytest.raises(ClusterError):
         calls({**REPAIR, **wrong}, webhookSecret="repair")
+
+
+@pytest.mark.parametrize("path", sorted((CHART / "examples").glob("remedies-*.yaml")), ids=lambda path: str(path.stem))
+def test_examples_of_remedies_are_policies_and_their_scripts_are_read_by_a_shell(path: Path) -> None:
+    documents = render(yaml.safe_load(path.read_text()), release="slurm", namespace="hpc")
+    said = policy_from_json(only(documents, "ConfigMap")["data"]["policy.json"]).machines
+    assert said.mode == "act"
+    assert said.remedies
+    for remedy in said.remedies.values():
+        # What is repeated after a cut may meet a machine that is up again, with jobs.
+        assert remedy.job is None or remedy.job["backoffLimit"] == 0
+        for container in job_spec(remedy.job)["containers"] if remedy.job else []:
+            shell, options, script = container["command"]
+            assert (shell, options) == ("sh", "-ec")
+            subprocess.run(["sh", "-n", "-c", script], check=True)
+            told = set(re.findall(r"\$\{?([A-Z_]+)", script))
+            # Machines' names and people's words stay out of it.
+            assert told <= {"MINIVM_NODE", *(one["name"] for one in container["env"])}
+
+
+def job_spec(job: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = job["template"]["spec"]
+    return found
 
 
 LENDS = {"namespaces": ["llm"], "classes": ["inference"], "pools": {"gpu": 0.5}, "notice": "10m"}
