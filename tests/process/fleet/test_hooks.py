@@ -294,6 +294,16 @@ def test_over_tls_by_an_authority_of_the_sites_own(
     assert receiver.asked[0][1]["Authorization"] == f"Bearer {TOKEN}"
 
 
+def test_an_authority_is_found_in_a_long_file_of_them_with_names_between(
+    receiver: Receiver, files: Path, authority: Authority
+) -> None:
+    receiver.context = authority.context("here")
+    (files / "all.crt").write_text(
+        "# F\u0151tan\u00fas\u00edtv\u00e1ny\n" * 10_000 + (files / "site-ca.crt").read_text()
+    )
+    assert calls(files, call(f"https://localhost:{receiver.port}/", "token", "all.crt")) == ""
+
+
 @pytest.mark.parametrize(
     ("certificate", "ca", "why"),
     [

@@ -76,6 +76,9 @@ def test_the_versions_differ_in_what_came_and_in_nothing_else() -> None:
         spec = document.get("spec")
         if document["kind"] == "PodDisruptionBudget":
             document["apiVersion"] = "policy"
+        if document["kind"] == "CustomResourceDefinition" and isinstance(spec, dict):
+            for version in spec["versions"]:  # rules in CEL
+                version["schema"]["openAPIV3Schema"]["properties"]["spec"].pop("x-kubernetes-validations", None)
         if document["kind"] == "NetworkPolicy" and isinstance(spec, dict):
             for rule in spec["ingress"]:
                 if any("endPort" in port for port in rule.get("ports", ())):
