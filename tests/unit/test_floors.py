@@ -257,7 +257,7 @@ def test_no_room_is_crowded() -> None:
     assert {where: number for where, number in crowd.items() if number > MOST_IN_A_ROOM} == {}
 
 
-NAMED = re.compile(rf"(?<![\w./$-])(?:{'|'.join(PRODUCT)})(?:\.[a-z_]+)+(?![\w/])")
+NAMED = re.compile(rf"(?<![\w./$-])(?:{'|'.join(PRODUCT)})(?:\.[a-z_]+)+(?![\w/-])")
 FILES = {"md", "yaml", "yml", "json", "sock", "py", "svg", "prom", "conf", "sh", "git", "lock", "tar", "txt", "io", "d"}
 
 
