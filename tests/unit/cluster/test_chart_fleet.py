@@ -262,7 +262,7 @@ def test_examples_of_remedies_are_policies_and_their_scripts_are_read_by_a_shell
     assert said.remedies
     for remedy in said.remedies.values():
         # What is repeated after a cut may meet a machine that is up again, with jobs.
-        assert remedy.job is None or remedy.job["backoffLimit"] == 0
+        assert (remedy.job or {"backoffLimit": 0})["backoffLimit"] == 0
         for container in job_spec(remedy.job)["containers"] if remedy.job else []:
             shell, options, script = container["command"]
             assert (shell, options) == ("sh", "-ec")
