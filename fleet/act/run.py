@@ -27,9 +27,10 @@ from fleet.act.shown.pages import Pages
 from fleet.act.shown.people import People, Watch
 from fleet.act.shown.report import Report, report
 from fleet.act.slurm import SlurmRest, to_its_end
+from fleet.act.sure import Patience, decide
 from fleet.act.words import in_words
 from fleet.decide.actions import CallHook, Change, Drain, Evict, Forget, Free, Key, Protect, Remove, Tell, Undrain, deed
-from fleet.decide.decide import MANY, Decision, decide
+from fleet.decide.decide import MANY, Decision
 from fleet.decide.hold import hurried
 from fleet.decide.memory import Memory
 from fleet.errors import FleetError
@@ -76,6 +77,7 @@ class Fleet:
         self._late = False  # something was not as it was seen when it was to be changed
         self._look = Look(api, self.slurm, lambda: self.policy)
         self.hooks = Hooks(settings.webhook, f"{settings.namespace}/{settings.release}", self._news.set)
+        self.patience = Patience()
 
     async def run(self) -> None:
         """Until `stop`. Who has ended gives the Lease back when nothing of his is begun any more."""
@@ -125,14 +127,20 @@ class Fleet:
             # What came from Kubernetes while Slurm was asked counts too.
             kubernetes, fresh = self.cache.counted(steady()), self._news.is_set()
             self._news.clear()
-            if fresh or slurm != last or begun - decided >= AT_LEAST_S:
+            due = fresh or slurm != last or begun - decided >= AT_LEAST_S
+            if self.patience.waits(time.monotonic()):
+                last = None  # what is heard meanwhile is not forgotten
+            elif due:
                 last, decided, self._late = slurm, begun, False
-                self._known = (time.monotonic(), slurm)
+                # Nobody is hurried for where nothing is decided.
+                self._known = (time.monotonic(), Unknown(self.patience.why) if self.patience.why else slurm)
                 self.memory = Memory() if self.api.clocks.anew() else self.memory
                 world = World(kubernetes, slurm, self._look.proven(), self.api.clocks.why())
                 # Of what is hurried for from here on the next look decides.
                 self._before, self._hurried = self._hurried, set()
                 changed = await self.act(world)
+                if self.patience.why:
+                    self._known = (time.monotonic(), Unknown(self.patience.why))
                 # What has changed meanwhile need not be news by itself.
                 last = None if self._late else last
             # Slurm is asked for no more than half of the time, whatever is heard: its answers to changes would be late.
@@ -201,7 +209,8 @@ class Fleet:
         # It takes long where there are many, and is no reason to keep a person's cordon waiting.
         decision = await asyncio.to_thread(decide, world, self.memory, now, self.policy)
         self.memory = decision.memory
-        self.seen.looked(world, decision.stands)
+        self.patience.saw(decision, time.monotonic())
+        self.seen.looked(world, decision.stands, self.patience.why)
         self.watch.saw(world, decision)
         done: list[Change | Tell] = []
         tried: list[Change] = []
@@ -228,6 +237,8 @@ class Fleet:
 
         for one in decision.news:
             self.say(in_words(one))
+        if decision.mistake and decision.news:
+            self.say(decision.mistake)
         # What may get a job is protected before anything that may take long.
         light = [one for one in decision.changes if isinstance(one, MANY)]
         await at_once([partial(attempt, one) for one in light if isinstance(one, Protect)], self.policy.rate)

@@ -26,6 +26,7 @@ class Seen:
     heard: bool = False  # of the Lease
     kubernetes: str = "not asked yet"  # why nothing is known; "": it is known
     slurm: str = ""  # asked by the leader alone
+    mistake: str = ""  # of ours, for which nothing is decided
     workers: int = 0
     done: Counter[str] = field(default_factory=Counter)
     late: Counter[str] = field(default_factory=Counter)
@@ -33,7 +34,8 @@ class Seen:
     stands: Counter[str] = field(default_factory=Counter)
     apart: Mapping[str, float] = field(default_factory=dict)  # by how much our clock is ahead of another
 
-    def looked(self, world: World, stands: tuple[Tell, ...]) -> None:
+    def looked(self, world: World, stands: tuple[Tell, ...], mistake: str = "") -> None:
+        self.mistake = mistake
         self.slurm = world.slurm.why if isinstance(world.slurm, Unknown) else ""
         self.workers = 0 if isinstance(world.kubernetes, Unknown) else len(world.kubernetes.pods)
         self.stands = Counter(one.kind for one in stands)
@@ -43,11 +45,14 @@ class Seen:
         return (200, "ok\n") if silent < HANGS_S else (503, f"nothing was looked at for {silent:.0f} s\n")
 
     def ready(self) -> tuple[int, str]:
-        """Slurm is not among it: a fleet that waits for its controller is not mended by another one."""
+        """Slurm is not among it: a fleet that waits for its controller is not mended by another one. A mistake of ours
+        is: another release may be without it, and a roll to one that has it stops there."""
         if self.kubernetes:
             return 503, f"Kubernetes is not known: {self.kubernetes}\n"
         if not self.heard:
             return 503, "the Lease is not known\n"
+        if self.leader and self.mistake:
+            return 503, f"{self.mistake}\n"
         return 200, f"{'acts' if self.leader else 'waits for the Lease'}\n"
 
     def metrics(self) -> str:
@@ -55,6 +60,9 @@ class Seen:
         known += [({"side": "slurm"}, "01"[not self.slurm])] if self.leader else []
         lines = family("minivm_fleet_leader", "1: this one acts.", [({}, "01"[self.leader])])
         lines += family("minivm_fleet_known", "0: of this side nothing is known, and nothing is done.", known)
+        if self.leader:
+            said = "0: for a mistake of the fleet's nothing is, and nothing is done."
+            lines += family("minivm_fleet_decided", said, [({}, "01"[not self.mistake])])
         lines += family("minivm_fleet_workers", "Worker pods.", [({}, str(self.workers))])
         lines += family("minivm_fleet_stands", "What is told and not done, by kind.", _each("kind", self.stands))
         ahead = [({"of": who}, f"{by:.0f}") for who, by in sorted(self.apart.items())]

@@ -58,6 +58,7 @@ class Decision:
     stands: tuple[Tell, ...]
     news: tuple[Tell, ...]
     memory: Memory
+    mistake: str = ""  # of ours, with where it was: then nothing is decided
 
 
 def decide(world: World, memory: Memory, now: float, policy: Policy) -> Decision:
@@ -71,7 +72,7 @@ def decide(world: World, memory: Memory, now: float, policy: Policy) -> Decision
         here = None if isinstance(kubernetes, Unknown) else kubernetes
         found = list(fence.fence(here, slurm, world.proofs, policy, now)) if here else []
         tells += [one for one in found if isinstance(one, Tell)]
-        return _told(memory, tells, tuple(one for one in found if not isinstance(one, Tell)), memory, now)
+        return told(memory, tells, tuple(one for one in found if not isinstance(one, Tell)), memory, now)
     tells, changes = doubts, []
     known = goals.goals(world, now, policy)
     # How long a job has waited and a node been idle is not known then, as where Slurm was not asked.
@@ -105,7 +106,7 @@ def decide(world: World, memory: Memory, now: float, policy: Policy) -> Decision
     marks = _marks(memory, world, kubernetes, now, policy, known, rolls)
     paces = {name: pace for name, pace in memory.paces.items() if name in (kubernetes.pools or {})}
     moved = place.remembered(world.workers(), memory.moved, now) if policy.topology.tiers else {}
-    return _told(memory, tells, made, Memory({}, absent, missed, marks, moved, refused, rolls.fed, paces), now)
+    return told(memory, tells, made, Memory({}, absent, missed, marks, moved, refused, rolls.fed, paces), now)
 
 
 def _waits(refused: Refused | None, now: float) -> bool:
@@ -260,14 +261,16 @@ def _marks(
     return found
 
 
-def _told(memory: Memory, tells: Iterable[Tell], changes: tuple[Change, ...], after: Memory, now: float) -> Decision:
+def told(
+    memory: Memory, tells: Iterable[Tell], changes: tuple[Change, ...], after: Memory, now: float, mistake: str = ""
+) -> Decision:
     """What others may write, a message of a condition, must not fill the log: so often a minute it is news."""
     stands = tuple(tells)
     said: dict[tuple[str, str], list[Tell]] = {}
     for one in stands:
         said.setdefault((one.about, one.kind), []).append(one)
     # What stands no more is remembered for that minute: it may come and go, too.
-    told = {
+    kept = {
         key: replace(before, texts=frozenset())
         for key, before in memory.told.items()
         if key not in said and now - before.since < MINUTE_S
@@ -279,9 +282,9 @@ def _told(memory: Memory, tells: Iterable[Tell], changes: tuple[Change, ...], af
         if fresh and now - before.since >= MINUTE_S:
             before = replace(before, since=now, times=0)
         if fresh and before.times >= NEWS:
-            told[key] = before  # what is still so is told then
+            kept[key] = before  # what is still so is told then
             continue
         news += fresh
         texts = frozenset(one.text for one in ones)
-        told[key] = Told(texts, before.since, before.times + bool(fresh))
-    return Decision(changes, stands, tuple(news), replace(after, told=told))
+        kept[key] = Told(texts, before.since, before.times + bool(fresh))
+    return Decision(changes, stands, tuple(news), replace(after, told=kept), mistake)

@@ -20,7 +20,8 @@ from fleet.act.cache import Cache
 from fleet.act.shown.pages import Pages
 from fleet.act.shown.picture import Jobs, detail, picture
 from fleet.act.slurm import SlurmRest
-from fleet.decide.decide import Decision, decide
+from fleet.act.sure import decide
+from fleet.decide.decide import Decision
 from fleet.decide.memory import Memory
 from fleet.errors import FleetError
 from fleet.policy import Policy

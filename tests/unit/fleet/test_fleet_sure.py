@@ -1,0 +1,54 @@
+"""A mistake of the fleet's own in deciding: it is told, nothing is done, and it is tried again, later each time."""
+
+from __future__ import annotations
+
+import pytest
+
+from fleet.act import sure
+from fleet.decide.actions import Tell
+from fleet.decide.decide import Decision
+from fleet.decide.decide import decide as whole
+from fleet.decide.memory import Memory
+from fleet.policy import Policy
+from fleet.world.kubernetes import Kubernetes
+from fleet.world.slurm import Slurm
+from fleet.world.world import World
+
+WORLD = World(Kubernetes(), Slurm())
+
+
+def broken(world: World, memory: Memory, now: float, policy: Policy) -> Decision:
+    raise ValueError("of w0:\nundrain w1\x1b[2J " + "y" * 5000)
+
+
+def test_nothing_is_done_and_it_is_told_once_in_one_short_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sure, "whole", broken)
+    first = sure.decide(WORLD, Memory(absent={"w0": 1.0}), 100.0, Policy())
+    assert first.changes == ()
+    (told,) = first.news
+    assert (told.about, told.kind) == ("fleet", "mistake")
+    assert told.text.startswith("nothing is decided: ValueError: of w0: undrain w1 [2J yyy")
+    assert "\n" not in told.text and len(told.text) < 1024, "whatever others may have written into it"
+    assert "in broken" in first.mistake and "test_fleet_sure.py" in first.mistake
+    assert first.memory.absent == {}, "it may be what it has fallen over"
+    again = sure.decide(WORLD, first.memory, 101.0, Policy())
+    assert (again.news, again.stands) == ((), (told,))
+    monkeypatch.setattr(sure, "whole", whole)
+    well = sure.decide(WORLD, again.memory, 102.0, Policy())
+    assert (well.stands, well.mistake, sure.why(well)) == ((), "", "")
+
+
+def test_it_is_tried_again_later_each_time_and_at_once_after_it_was_well() -> None:
+    wrong = Decision((), (Tell("fleet", sure.MISTAKE, "nothing is decided: x"),), (), Memory(), "trace")
+    patience, now, pauses = sure.Patience(), 0.0, []
+    for _ in range(8):
+        patience.saw(wrong, now)
+        assert patience.why == "nothing is decided: x"
+        assert patience.waits(patience.until - 0.001) and not patience.waits(patience.until)
+        pauses.append(patience.until - now)
+        now = patience.until
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+    patience.saw(Decision((), (), (), Memory()), now)
+    assert patience.why == "" and not patience.waits(now)
+    patience.saw(wrong, now)
+    assert patience.until - now == 1.0
