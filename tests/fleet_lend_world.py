@@ -43,6 +43,7 @@ class LendWorlds(PoolWorlds):
         self.began: dict[str, float] = {}
         self.full = 8
         self.reserved: frozenset[str] | None = frozenset()  # None: not asked at this look
+        self.silent: frozenset[str] = frozenset()  # namespaces of which nothing is known just now
         self.lends = False  # in this moment
         self.as_seen: set[str] = set()  # lent as this look saw it, and what it lends
         super().__init__(size, replace(policy or Policy(), lend=lend), per_node=True, **update)
@@ -51,9 +52,10 @@ class LendWorlds(PoolWorlds):
         found = super().world(blind=blind)
         if not isinstance(found.kubernetes, Kubernetes):
             return found
-        guests = None if blind == "guests" else tuple(map(self.guest, self.asked))
+        known = [name for name, one in self.asked.items() if one.namespace not in self.silent]
+        guests = None if blind == "guests" else tuple(map(self.guest, known))
         there = replace(found.slurm, reserved=self.reserved) if isinstance(found.slurm, Slurm) else found.slurm
-        return replace(found, kubernetes=replace(found.kubernetes, guests=guests), slurm=there)
+        return replace(found, kubernetes=replace(found.kubernetes, guests=guests, silent=self.silent), slurm=there)
 
     def guest(self, name: str) -> Guest:
         one = self.asked[name]

@@ -44,6 +44,7 @@ class Objects:
         self._parse = partial(kubernetes.node, whose=whose) if kind == "Node" else PARSE[kind.partition(" ")[0]]
         self.found: dict[str, Any] = {}
         self.unread: dict[str, str] = {}
+        self.hidden: dict[str, str] = {}  # of those the Nodes of pods, where they can be read at least
 
     def take(self, item: Object) -> bool:
         """Whether it is news: each kubelet writes its Node's status every few minutes, mostly nothing but the hour."""
@@ -54,12 +55,15 @@ class Objects:
             self.found[name] = after = self._parse(item)
         except FleetError as error:
             self.unread[f"{self.kind}/{name}"] = str(error)
+            if self.kind == "Pod" and (where := kubernetes.placed(item)) is not None:
+                self.hidden[f"{self.kind}/{name}"] = where
             return True
         return before is None or _but_version(before) != _but_version(after)
 
     def drop(self, name: str) -> None:
         self.found.pop(name, None)
         self.unread.pop(f"{self.kind}/{name}", None)
+        self.hidden.pop(f"{self.kind}/{name}", None)
 
 
 def _but_version(found: Any) -> Any:
@@ -170,7 +174,7 @@ class Cache:
         unread = {**nodes.unread, **pods.unread, **sets.unread}
         kept, blind = _kept(self.machines, unread)
         pools, unsure = _kept(self.pools, unread)
-        guests = self._guests(unread)
+        guests, silent = self._guests(unread)
         found = kubernetes.together(
             dict(nodes.found),
             dict(pods.found),
@@ -182,13 +186,15 @@ class Cache:
             unsure=unsure,
             whose=self.whose,
         )
-        return replace(found, guests=guests)
+        return replace(found, guests=guests, silent=silent, hidden=dict(pods.hidden))
 
-    def _guests(self, unread: dict[str, str]) -> tuple[Guest, ...] | None:
-        """One that cannot be read gets nothing; where a namespace is not known it is not known who asks."""
+    def _guests(self, unread: dict[str, str]) -> tuple[tuple[Guest, ...] | None, frozenset[str]]:
+        """One that cannot be read gets nothing, and of a namespace that is not known nobody does. Which those are."""
         silent = {kind.kind: why for kind in self.guests if (why := kind.unknown())}
         unread |= {kind.kind: _one_of(kind.now.unread) for kind in self.guests if kind.now.unread} | silent
-        return None if silent else tuple(one for kind in self.guests for one in kind.now.found.values())
+        known = [kind for kind in self.guests if kind.kind not in silent]
+        found = tuple(one for kind in known for one in kind.now.found.values())
+        return found if known or not silent else None, frozenset(silent)
 
     def touched(self) -> set[str]:
         """Pods of which there are news since they were asked for, of themselves or of their Nodes."""

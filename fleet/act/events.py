@@ -57,6 +57,9 @@ REASONS = {
     StartJob: "RemedyStarted",
     CallHook: "RemedyAsked",
     Adopt: "Adopted",
+    CreatePod: "Created",
+    Remove: "RecordRemoved",
+    Place: "Placed",
 }
 
 
@@ -72,12 +75,18 @@ def _own(name: str, world: Kubernetes) -> Pod | None:
     return next(mine, None) if name == FLEET else None
 
 
+def _whose(record: str, world: Kubernetes) -> str:
+    """Its pod is gone: it is told with the pool that made it, and where a StatefulSet did with the fleet."""
+    pools = [name for name in world.pools or {} if record.startswith(f"{name}-")]
+    return max(pools, key=len, default=FLEET)
+
+
 def event(action: Change | Tell, world: Kubernetes, namespace: str) -> Object | None:
     """None: of nothing that is there, or no news: a condition of the pod says by itself what it says."""
     match action:
         case (
-            ShowOnPod() | ShowOnNode() | HideOnNode() | Free() | Protect() | Forget() | Remove() | Make() | Record()
-            | Place() | CreatePod() | NotePool()
+            ShowOnPod() | ShowOnNode() | HideOnNode() | Free() | Protect() | Forget() | Make() | Record()
+            | NotePool()
         ):  # fmt: skip
             return None
         case Tell(about, kind):
@@ -85,9 +94,13 @@ def event(action: Change | Tell, world: Kubernetes, namespace: str) -> Object | 
         case (
             Drain(name) | Undrain(name) | Evict(name) | Delete(name) | Adopt(name)
             | Annotate(name) | Withdraw(name) | StartJob(_, name) | CallHook(_, name)
-            | Cordon(name) | Uncordon(name) | Fence(name) | Unfence(name)
+            | Place(name) | Cordon(name) | Uncordon(name) | Fence(name) | Unfence(name)
         ):  # fmt: skip
             reason, type_, text = REASONS[type(action)], "Normal", in_words(action)
+        case CreatePod(_, _, of_pool):
+            name, reason, type_, text = of_pool.name, REASONS[CreatePod], "Normal", in_words(action)
+        case Remove(record):
+            name, reason, type_, text = _whose(record, world), REASONS[Remove], "Normal", in_words(action)
     if pod := world.pods.get(name) or world.others.get(name) or _own(name, world):
         name = pod.name
         of: Object = {"kind": "Pod", "name": name, "uid": pod.uid, "namespace": namespace}

@@ -190,10 +190,11 @@ def _actions(
         if not kubernetes.blind and (goal.up or goal.person or not limits.paused):
             yield from filter(None, [on_node(machine, on, policy, goal.words)])
         yield from filter(None, [beside(machine, on, policy, kubernetes.whose)])
-    if not any(name.startswith("Pod/") for name in kubernetes.unread):
-        taken = {pod.node for pod in kubernetes.pods.values()}
-        empty = (node for node in kubernetes.nodes.values() if node.name not in taken)
-        yield from filter(None, (no_longer(node, policy, kubernetes.whose) for node in empty))
+    taken = {pod.node for pod in kubernetes.pods.values()}
+    for there in kubernetes.nodes.values():
+        shown = None if there.name in taken else no_longer(there, policy, kubernetes.whose)
+        if shown is not None and kubernetes.sees(there.name):
+            yield shown
     yield from rolls.actions
     if known is not None:
         yield from goals.cordons(known)

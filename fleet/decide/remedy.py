@@ -87,8 +87,8 @@ class Turn:
         held = [self.slurm.holding(node.name) for node in nodes]
         if any(held) or not all(node.drained and not node.record.busy for node in nodes):
             return False
-        unread = any(name.startswith("Pod/") for name in self.kubernetes.unread)
-        return None if unread or None in held else True
+        sees = self.kubernetes.sees(self.place.node.name)
+        return True if sees and None not in held else None
 
     def _do(self, status: Status, begun: Remedy, mark: str) -> Step:
         done = replace(status, remedy=replace(begun, done=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fleet.errors import FleetError
@@ -106,9 +106,19 @@ class Kubernetes:
     wanted: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     # Objects that are there and could not be read, by kind and name: nothing is concluded from their absence.
     unread: Mapping[str, str] = field(default_factory=dict)
+    # On which Nodes those pods of them are of which that is known; "": on none yet. A pod may write its own status, and
+    # whatever it writes there keeps nothing from another machine.
+    hidden: Mapping[str, str] = field(default_factory=dict)
     whose: str = ""  # the mark of this fleet
-    # Of the namespaces to whose pods machines are lent; None: not known just now.
+    # Of the namespaces to whose pods machines are lent; None: of none of them it is known just now.
     guests: tuple[Guest, ...] | None = ()
+    # Those of these namespaces of which alone it is not known who asks.
+    silent: frozenset[str] = frozenset()
+
+    def sees(self, node: str) -> bool:
+        """Whether all pods of the release that are on this Node can be read."""
+        pods = (self.hidden.get(key) for key in self.unread if key.startswith("Pod/"))
+        return all(where is not None and where != node for where in pods)
 
     def made(self, name: str) -> bool | None:
         """Whether a worker of that name is made, now or again; None: nobody says, or it is none of the release's."""
@@ -152,12 +162,20 @@ def together(
     others = {name: pod for name, pod in pods.items() if pod.component != WORKER}
     labels = {name: node.labels for name, node in nodes.items()} if pools else {}
     wanted = {name: pool.names(labels) for name, pool in (pools or {}).items()}
-    return Kubernetes(nodes, workers, others, sets, machines, blind, pools, unsure, wanted, unread, whose)
+    found = Kubernetes(nodes, workers, others, sets, machines, blind, pools, unsure, wanted, unread)
+    return replace(found, whose=whose)
 
 
 def name_of(item: Object) -> str:
     metadata = item.get("metadata")
     return str(metadata.get("name", "?")) if isinstance(metadata, dict) else "?"
+
+
+def placed(item: Object) -> str | None:
+    """The Node of a pod of which nothing else can be read. Whoever may write its status cannot write this."""
+    spec = item.get("spec")
+    where = (spec.get("nodeName") or "") if isinstance(spec, dict) else None
+    return where if isinstance(where, str) else None
 
 
 def mark(namespace: str, release: str) -> str:

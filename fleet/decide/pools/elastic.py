@@ -79,7 +79,8 @@ def sized(
     fed = _asked(crews, slurm, slurm.pending, fed, now)
     found = {}
     for crew in crews:
-        blind = any(key.startswith(f"Pod/{crew.pool.name}-") for key in kubernetes.unread)
+        pods = (key.removeprefix("Pod/") for key in kubernetes.unread if key.startswith("Pod/"))
+        blind = any(crew.pool.numbered(name) >= 0 for name in pods)
         found[crew.pool.name] = _unchanged(crew) if blind else _sized(crew, kubernetes, slurm, now)
     return found, fed
 

@@ -80,7 +80,7 @@ def lent(
     table = Table(lenders, workers, kubernetes, slurm, now, policy)
     table.seat(begin=policy.lend.notice_s < inf)
     for one in lenders:
-        found[one.pool.name] = _lent(one, table.taken, workers, now, policy)
+        found[one.pool.name] = _lent(one, table.taken, workers, now, policy, unsure=bool(kubernetes.silent))
     if table.short:
         # Once, whichever pool it is told with.
         first = lenders[0].pool.name
@@ -106,10 +106,20 @@ def _wants(pool: WorkerPool) -> Amounts:
 
 
 def _lent(
-    of: Lender, taken: Mapping[str, list[Guest]], workers: Mapping[str, Worker], now: float, policy: Policy
+    of: Lender,
+    taken: Mapping[str, list[Guest]],
+    workers: Mapping[str, Worker],
+    now: float,
+    policy: Policy,
+    *,
+    unsure: bool,
 ) -> Lent:
     to = {name: _few(taken[name]) for name in of.names if name in taken}
     causes = {name: _causes(workers[name], to[name], now, policy) for name in to if name in workers}
+    # Whoever has it may be of a namespace of which nothing is known just now: it is not given back, and ends no job.
+    kept = sorted(of.before - to.keys()) if unsure else []
+    to |= dict.fromkeys(kept, WANTED)
+    causes |= {name: {LEND: f"wanted by {WANTED}"} for name in kept if name in workers}
     tells = [
         Tell(name, LEND, causes[name][LEND]) if name in causes else Tell(of.names[name], LEND, f"is lent to {who}")
         for name, who in sorted(to.items())

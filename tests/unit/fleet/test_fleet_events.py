@@ -6,8 +6,10 @@ from dataclasses import replace
 
 from fleet.act.events import event, events
 from fleet.act.words import in_words
-from fleet.decide.actions import Cordon, Evict, Free, ShowOnNode, ShowOnPod, Tell
+from fleet.decide.actions import Cordon, CreatePod, Evict, Free, Remove, ShowOnNode, ShowOnPod, Tell
+from fleet.topology.place import Place
 from fleet.world.kubernetes import Condition, Kubernetes, Node, Pod
+from fleet.world.pool import WorkerPool
 from fleet.world.slurm import Seen
 
 WORLD = Kubernetes({"n0": Node("n0", "uid-n0")}, {"w0": Pod("w0", "uid-w0")})
@@ -53,3 +55,20 @@ def test_a_thousand_things_to_tell_are_not_a_thousand_events() -> None:
     found = events(tells, WORLD, "slurm", 30)
     assert len(found) == 30
     assert max(len(one["message"]) for one in found) == 1024
+
+
+def test_what_is_of_a_pool_is_told_with_the_pool() -> None:
+    pools = {name: WorkerPool(name, f"uid-{name}", "1", 1, {}, "h", name) for name in ("gpu", "gpu-big")}
+    world = replace(WORLD, pools=pools)
+    made = event(CreatePod("gpu-big-3", "n0", pools["gpu-big"]), world, "slurm")
+    gone = event(Remove("gpu-big-4", Seen(True, True, "", "")), world, "slurm")
+    assert made is not None and gone is not None
+    for said, reason in ((made, "Created"), (gone, "RecordRemoved")):
+        assert (said["involvedObject"]["kind"], said["involvedObject"]["name"]) == ("WorkerPool", "gpu-big")
+        assert (said["reason"], said["type"]) == (reason, "Normal")
+    placed = event(Place("w0", "tree:rack-3", ""), world, "slurm")
+    assert placed is not None
+    assert (placed["involvedObject"]["name"], placed["reason"]) == ("w0", "Placed")
+    others = {"slurm-fleet-x": Pod("slurm-fleet-x", "uid-f", component="fleet")}
+    of_a_set = event(Remove("w-7", Seen(True, True, "", "")), replace(WORLD, others=others), "slurm")
+    assert of_a_set is not None and of_a_set["involvedObject"]["name"] == "slurm-fleet-x", "no pool has made it"

@@ -162,3 +162,28 @@ def test_of_thousands_that_cannot_be_read_one_is_told() -> None:
     assert isinstance(here, Kubernetes)
     (said,) = here.unread.values()
     assert said.startswith("a0000: ") and "5004 together" in said and said.endswith("(it is not the only one)")
+
+
+def test_of_a_pod_that_cannot_be_read_its_node_is_known_and_of_namespaces_those_that_answer() -> None:
+    cache = Cache(cast(Api, SimpleNamespace(mark="lab.slurm")), guests=("llm", "lab"))
+    for kind in cache.kinds():
+        kind.heard = time.monotonic()
+    bad = {"metadata": {"name": "w0", "uid": "u"}, "spec": {"nodeName": "n0"}, "status": {"conditions": 7}}
+    cache.pods.now.take(bad)
+    cache.guests[0].heard, cache.guests[0].why = 0.0, "403 Forbidden"
+    cache.guests[1].now.take({**waiting({}), "metadata": {"name": "b", "namespace": "lab"}})
+    here = cache.world()
+    assert isinstance(here, Kubernetes)
+    assert (here.sees("n0"), here.sees("n1")) == (False, True)
+    assert here.guests is not None and [one.name for one in here.guests] == ["lab/b"]
+    assert len(here.silent) == 1 and "403 Forbidden" in here.unread.values()
+    cache.pods.now.take({**bad, "spec": {}})
+    there = cache.world()
+    assert isinstance(there, Kubernetes) and there.sees("n0"), "it is on none yet"
+    cache.pods.now.take({**bad, "spec": {"nodeName": 7}})
+    there = cache.world()
+    assert isinstance(there, Kubernetes) and not there.sees("n1"), "it may be on any"
+    cache.pods.now.drop("w0")
+    cache.guests[1].heard = 0.0
+    there = cache.world()
+    assert isinstance(there, Kubernetes) and there.sees("n0") and there.guests is None

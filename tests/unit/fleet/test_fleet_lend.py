@@ -242,6 +242,31 @@ def test_a_worker_whose_machine_others_took_first_waits_for_it_and_nobody_misses
     assert not worlds.lent() and all(pod.ready for pod in worlds.pods.values())
 
 
+def test_a_namespace_of_which_nothing_is_known_keeps_what_it_has_and_no_other_from_its_turn() -> None:
+    """Somebody has taken away its RoleBinding."""
+    worlds = LendWorlds(8)
+    worlds.wants_machine("a", namespace="one")
+    worlds.goes_on()
+    (first,) = worlds.lent()
+    worlds.silent = frozenset({"one"})
+    worlds.goes_on(3600)
+    assert worlds.lent() == {first}, "it may be anybody's of that namespace"
+    worlds.wants_machine("b", namespace="two")
+    worlds.wants_machine("c", namespace="two")
+    worlds.goes_on(3600)
+    assert first in worlds.lent() and len(worlds.lent()) == 2, "one of them is thought to have room where a is"
+    del worlds.asked["b"], worlds.asked["c"]
+    before = worlds.lent()
+    worlds.goes_on(3600)
+    assert worlds.lent() == before, "nothing is given back, for nobody knows whose it is"
+    worlds.silent = frozenset()
+    worlds.goes_on()
+    assert worlds.lent() == {first}
+    del worlds.asked["a"]
+    worlds.goes_on()
+    assert not worlds.lent()
+
+
 def test_a_name_of_a_pool_that_is_not_there_is_told(worlds: LendWorlds) -> None:
     worlds.policy = replace(worlds.policy, lend=replace(LENDS, pools={"w": 0.5, "ww": 0.5}))
     assert told(worlds) == {"fleet": "the policy lends machines of pool ww, and there is no WorkerPool of that label"}

@@ -268,6 +268,19 @@ def test_where_a_pod_cannot_be_read_no_machine_is_idle() -> None:
     assert not worlds.treated
 
 
+def test_a_pod_that_cannot_be_read_keeps_only_its_own_machine_from_its_remedy() -> None:
+    """Who is root in a pod that may write its own status brings that about."""
+    for where, treated in (("n1", 1), ("", 1), ("n0", 0)):
+        worlds = fleet(treats(reboot=ASK))
+        worlds.wants("n0", "reboot", "new kernel")
+        for _ in range(8):
+            world = worlds.world()
+            assert isinstance(world.kubernetes, Kubernetes)
+            here = replace(world.kubernetes, unread={"Pod/x": "x"}, hidden={"Pod/x": where})
+            worlds.look(world=replace(world, kubernetes=here))
+        assert len(worlds.treated) == treated, where
+
+
 class Killed(Exception):
     pass
 
