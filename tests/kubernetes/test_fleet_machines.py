@@ -172,7 +172,9 @@ def test_people_see_them_in_columns(api: ApiServer, name: str) -> None:
     (row,) = [one["cells"] for one in table["rows"] if one["cells"][0] == name]
     said = dict(zip(names, row, strict=True))
     wanted = {"Goal": "drain", "State": "Drained", "Node": "n0", "Worker": "w0", "Repeats": 1, "Why": "a person"}
+    wanted |= {"Verdict": "ecc[rma]@1 x"}
     assert wanted.items() <= said.items()
+    assert names[-1] == "Age" and said["Age"] not in (None, "", "<unknown>", "<invalid>")
 
 
 def test_rules_that_the_api_server_does_not_know_are_not_told_to_it() -> None:

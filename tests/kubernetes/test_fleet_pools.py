@@ -302,7 +302,8 @@ def test_one_that_has_changed_since_is_not_taken_over(api: ApiServer, pool: str)
 
 
 FULL = PoolStatus(
-    3, 3, 2, 1, 1, "abc", 7, (Stand("Ready", "False", "NotReady", "not ready: x", 1_795_000_000),),
+    3, 3, 2, 1, 1, "abc", 7, (Stand("Ready", "False", "NotReady", "not ready: x", 1_795_000_000),
+    Stand("Updated", "False", "Waits", "w-2: job 7 runs", 1_795_000_000)),
     (Ended("x", "u", 2, 1_795_000_001, "Failed"),), "def",
 )  # fmt: skip
 
@@ -347,5 +348,7 @@ def test_what_people_say_of_an_update_has_its_defaults_and_its_columns(api: ApiS
         table: dict[str, Any] = json.load(reply)
     names = [one["name"] for one in table["columnDefinitions"]]
     (row,) = [one["cells"] for one in table["rows"]]
-    wanted = {"Mode": "fixed", "Wanted": 3, "Ready": 2, "Updated": 1, "Away": 1, "When": "idle"}
+    assert names[-1] == "Age" and row[-1] not in (None, "", "<unknown>", "<invalid>")
+    wanted = {"Mode": "fixed", "Wanted": 3, "Ready": 2, "Updated": 1, "Away": 1, "When": "idle", "Max": None}
+    wanted |= {"Why": "w-2: job 7 runs"}
     assert wanted.items() <= dict(zip(names, row, strict=True)).items()
