@@ -261,6 +261,39 @@ def test_a_cordon_is_a_drain_with_its_reason_and_its_end_takes_it_back(both: Bot
     assert both.controller.run("srun", "-w", "w1", "--chdir=/tmp", "hostname", user="demo").strip() == "w1"
 
 
+def versions(both: Both) -> dict[str, str]:
+    """Of every object that the fleet may change, and of its Events; what Slurm says of its nodes beside them."""
+    kinds = (
+        *(f"/api/v1/{kind}" for kind in ("nodes", "pods", "events", "configmaps", "secrets", "serviceaccounts")),
+        "/apis/apps/v1/statefulsets", "/apis/batch/v1/jobs", "/apis/coordination.k8s.io/v1/leases",
+        "/apis/policy/v1beta1/poddisruptionbudgets",
+    )  # fmt: skip
+    found = {
+        f"{kind} {one['metadata']['name']}": str(one["metadata"]["resourceVersion"])
+        for kind in kinds
+        for one in both.api.ask("GET", kind)["items"]
+        # The API server renews those by itself.
+        if one["metadata"].get("namespace", "default") == "default"
+    }
+    return found | {f"slurm {name}": str(both.node(name)) for name in both.workers}
+
+
+def test_whoever_only_asks_touches_nothing_on_either_side(both: Both) -> None:
+    both.cordon("w1", "fan 3")
+    both.scontrol("update", "nodename=w2", "state=drain", "reason=by hand")
+    before = versions(both)
+    said = both.ask("plan")
+    assert "would drain w1 in Slurm" in said and "would show on w2" in said, "it has something to do"
+    both.ask("status", "--output", "json")
+    both.ask("why", "w1")
+    assert versions(both) == before
+    with both.running():
+        until(lambda: both.reason("w1") and both.shown("w2"), "who runs it does so", seen=both.log)
+    after = versions(both)
+    changed = {name for name in before if after.get(name) != before[name]}
+    assert {"/api/v1/pods w1", "/api/v1/pods w2", "slurm w1"} <= changed, "and it is seen here"
+
+
 def test_a_persons_drain_is_told_shown_and_never_touched(both: Both) -> None:
     both.scontrol("update", "nodename=w1", "state=drain", "reason=look at fan 3")
     before = both.node("w1")
