@@ -381,6 +381,18 @@ def test_of_what_was_not_asked_nothing_is_concluded(what: str) -> None:
     assert not done(worlds, Undrain), "and what has begun to go is not called back by it"
 
 
+@pytest.mark.parametrize(("unread", "comes"), [("w-1", False), ("w-big-0", True), ("w-01", True), ("login-0", True)])
+def test_a_pod_that_cannot_be_read_keeps_its_own_pool_alone_from_its_size(unread: str, comes: bool) -> None:
+    worlds = ElasticWorlds(2, max=8)
+    worlds.submit(5)
+    worlds.now += 3600
+    world = worlds.world()
+    assert isinstance(world.kubernetes, Kubernetes)
+    here = replace(world.kubernetes, unread={f"Pod/{unread}": "x"})
+    worlds.look(world=replace(world, kubernetes=here))
+    assert bool(done(worlds, CreatePod)) == comes
+
+
 @pytest.mark.parametrize("blind", ["pools", "slurm", "kubernetes"])
 def test_of_what_is_not_known_nothing_is_concluded(blind: str) -> None:
     worlds = ElasticWorlds(2, max=8)
