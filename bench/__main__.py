@@ -4,9 +4,26 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import sys
 
 AREAS = ("images", "init", "faults", "gitsync", "scripts", "jobs", "cluster", "logins", "waits", "kubernetes", "fleet")
+
+
+ENDS = (signal.SIGTERM, signal.SIGHUP)
+
+
+def end_well() -> None:
+    """Whoever ends it has an area take away what it began, two thousand slurmd perhaps; once, for the second signal
+    would end that."""
+
+    def end(number: int, _: object) -> None:
+        for one in ENDS:
+            signal.signal(one, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    for one in ENDS:
+        signal.signal(one, end)
 
 
 def main(arguments: list[str]) -> int:
@@ -15,6 +32,7 @@ def main(arguments: list[str]) -> int:
     areas = parser.parse_args(arguments).areas
     if unknown := [name for name in areas if name not in AREAS]:
         parser.error(f"no bench {unknown[0]!r}; there are: {', '.join(AREAS)}")
+    end_well()
     worst = 0
     for name in areas or AREAS:
         print(f"## {name}\n", flush=True)
