@@ -39,10 +39,10 @@ def _all() -> Iterator[_Process]:
         if not entry.name.isdigit():
             continue
         try:
-            head, _, tail = _start_of(f"{entry.path}/stat").rpartition(")")
-            command = _start_of(f"{entry.path}/cmdline").replace("\0", " ").strip()
+            head, _, tail = _head(f"{entry.path}/stat").rpartition(")")
+            command = _head(f"{entry.path}/cmdline").replace("\0", " ").strip()
             # The kernel writes a line break in the name, which is the first line, as two characters.
-            status = _start_of(f"{entry.path}/status", 8192)
+            status = _head(f"{entry.path}/status", 8192)
         except OSError:
             # It ended while we looked.
             continue
@@ -89,28 +89,33 @@ def kept_waiting(pid: int) -> float:
     with contextlib.suppress(OSError):
         for thread in os.scandir(f"/proc/{pid}/task"):
             with contextlib.suppress(OSError, ValueError, IndexError):
-                longest = max(longest, int(_start_of(f"{thread.path}/schedstat").split()[1]))
+                longest = max(longest, int(_head(f"{thread.path}/schedstat").split()[1]))
     return longest / 1e9
 
 
 def start_of(pid: int | str) -> str:
     """When it began, by the kernel's count: with its number it is one process and no other. Empty: there is none."""
     try:
-        return _start_of(f"/proc/{pid}/stat").rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
+        return _stat(pid)[19]
+    except (OSError, ValueError, IndexError):
         return ""
 
 
 def is_there(pid: str, start: str) -> bool:
     """Whether that very process has not ended."""
     try:
-        fields = _start_of(f"/proc/{int(pid)}/stat").rpartition(")")[2].split()
+        fields = _stat(pid)
         return fields[19] == start and fields[0] not in "ZX"
     except (OSError, ValueError, IndexError):
         return False
 
 
-def _start_of(path: str, size: int = 1024) -> str:
+def _stat(pid: int | str) -> list[str]:
+    """What stands behind its name, in which a process may have any words: its state first."""
+    return _head(f"/proc/{int(pid)}/stat").rpartition(")")[2].split()
+
+
+def _head(path: str, size: int = 1024) -> str:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(fd, size).decode(errors="replace")

@@ -11,7 +11,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from init.drain.deadline import PROC, Deadline, report, status_of
+from init.drain.deadline import LEAST, PROC, Deadline, report, status_of
 from init.places import pod_name
 from init.slurm import client
 from init.slurm.client import SlurmError
@@ -37,7 +37,7 @@ def name_of_node() -> str:
 
 def drain(controller: str, deadline: Deadline) -> None:
     name = name_of_node()
-    node = asked(lambda: client.node(name, controller, within=max(LEFT, deadline.left / 2)), deadline)
+    node = asked(lambda: client.node(name, controller, within=max(LEAST, deadline.left / 2)), deadline)
     if node is None:
         report(f"slurmctld knows no node {name}: nothing to drain")
         return
