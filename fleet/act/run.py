@@ -66,6 +66,8 @@ class Fleet:
         shown = SlurmRest(settings.slurm, settings.key)
         self.watch = Watch(self.cache, shown, lambda: self.policy, lambda: self.leader.holds())
         self._made = 0
+        # A test kills it between two changes: none of them is under way then.
+        self._turn = asyncio.Lock() if settings.cut else contextlib.nullcontext()
         self._refused = ""
         self._known: tuple[float, Slurm | Unknown] = (0.0, Unknown("not asked yet"))
         self._hurrying = ""  # whom for, in this moment
@@ -278,6 +280,10 @@ class Fleet:
         self._refused = said
 
     async def _perform(self, change: Change, slurm: SlurmRest | None = None) -> bool:
+        async with self._turn:
+            return await self._done(change, slurm)
+
+    async def _done(self, change: Change, slurm: SlurmRest | None) -> bool:
         self._made, self.seen.turned = self._made + 1, time.monotonic()
         if self._made == self.settings.cut:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -348,10 +348,63 @@ def no_room(rows: Rows) -> None:
     rows.policy_is(leaveWithin=1, away=0)
 
 
+def signs(rows: Rows) -> None:
+    rows.policy_is(conditions=["GpuUnhealthy"])
+
+
+def cordon(rows: Rows, on: bool = True) -> None:
+    rows.cordon(NAME, "rack 4" if on else None, on=on)
+
+
+def resumes(rows: Rows) -> None:
+    rows.scontrol("update", f"nodename={NAME}", "state=resume")
+
+
+def ends_jobs(rows: Rows) -> None:
+    rows.controller.run("scancel", "--user=demo")
+
+
+def runs(rows: Rows) -> bool:
+    return rows.controller.run("squeue", "-h", "-o", "%t").split() == ["R"]
+
+
+def drained(rows: Rows, why: str) -> bool:
+    """And all is shown that follows."""
+    said = f"minivm: fleet: {why}"
+    return rows.reason(NAME) == said and rows.shown(NAME) == f"Drained {said}" and rows.free(NAME)
+
+
+def draining(rows: Rows, why: str) -> bool:
+    said = f"minivm: fleet: {why}"
+    return rows.reason(NAME) == said and rows.shown(NAME) == f"Draining {said}" and runs(rows) and not rows.free(NAME)
+
+
+def is_left_to_him(rows: Rows) -> bool:
+    return f"{NAME}: resumed by a person 2 times" in rows.log() and not rows.reason(NAME) and not rows.free(NAME)
+
+
+SPOT, SCALED = "aws-node-termination-handler/spot-itn", "ToBeDeletedByClusterAutoscaler"
 # What happens, and how it shows that all that follows was done.
 Steps = tuple[Callable[[Rows], object], ...]
 Part = tuple[Steps, Callable[[Rows], bool]]
-STORIES: dict[str, tuple[Part, Part]] = {
+STORIES: dict[str, tuple[Part, ...]] = {
+    **{
+        kind: (((signs, begins), partial(drained, why=f"{kind}: {said}")), ((ends,), Rows.takes_jobs))
+        for kind, (said, begins, ends) in SIGNS.items()
+    },
+    "resumed by a person twice": (
+        ((cordon,), partial(drained, why="cordon: rack 4")),
+        ((resumes,), partial(drained, why="cordon: rack 4 (again)")),
+        ((resumes,), is_left_to_him),
+        ((partial(cordon, on=False),), Rows.takes_jobs),
+    ),
+    "about to go": (
+        ((Rows.submit, lambda rows: rows.taint(SPOT)), partial(draining, why=f"going: {SPOT}")),
+        ((Rows.taint,), lambda rows: not rows.reason(NAME) and rows.shown(NAME) == "TakesJobs" and runs(rows)),
+        ((lambda rows: rows.taint(SCALED),), partial(draining, why=f"going: {SCALED}")),
+        ((ends_jobs,), lambda rows: not rows.there()),
+        ((lambda rows: rows.comes(OTHER),), Rows.takes_jobs),
+    ),
     "to go": (((Rows.leave,), lambda rows: not rows.there()), ((Rows.comes,), Rows.takes_jobs)),
     "to go, with a job": (
         ((soon, Rows.submit, Rows.leave), lambda rows: not rows.there()),
