@@ -33,6 +33,8 @@ class Look:
     def __init__(self, api: Api, slurm: SlurmRest, policy: Callable[[], Policy]) -> None:
         self.api, self.rest, self.policy = api, slurm, policy
         self._asked = self._hour = float("-inf")
+        # What could not be read of what is asked for now and then: it is so until that is asked for again.
+        self._doubts: Mapping[str, str] = {}
         self._proofs: tuple[float, Mapping[str, Proof]] = (0.0, {})
         self._leases = fencing.Leases()
 
@@ -42,17 +44,24 @@ class Look:
             await self._clock()
             world = World(kubernetes, found)
             # That a record goes is no haste, and what names it may name it for months.
-            claims = time.monotonic() - self._asked >= CLAIMS_S and asks_for_claims(world)
-            if not (claims or asks_for_jobs(world)):
-                return found
-            self._asked = time.monotonic() if claims else self._asked
-            try:
-                return await asyncio.to_thread(self.rest.look, jobs=True, claims=claims)
-            except FleetError as error:
-                # How many jobs there are, and of how many words, is their users' doing. Drains need none of them.
-                return replace(found, unread={**found.unread, "jobs": str(error)})
+            needed = asks_for_claims(world)
+            claims = needed and time.monotonic() - self._asked >= CLAIMS_S
+            self._doubts = self._doubts if needed else {}
+            if claims or asks_for_jobs(world):
+                found = await self._with_jobs(found, claims=claims)
+            return replace(found, doubts={**self._doubts, **found.doubts})
         except FleetError as error:
             return Unknown(str(error))
+
+    async def _with_jobs(self, found: Slurm, *, claims: bool) -> Slurm:
+        self._asked = time.monotonic() if claims else self._asked
+        try:
+            found = await asyncio.to_thread(self.rest.look, jobs=True, claims=claims)
+        except FleetError as error:
+            # How many jobs there are, and of how many words, is their users' doing. Drains need none of them.
+            found = replace(found, doubts={"jobs": str(error)})
+        self._doubts = found.doubts if claims else self._doubts
+        return found
 
     async def _clock(self) -> None:
         began = time.monotonic()

@@ -230,6 +230,9 @@ def _pause(limits: Budget, total: int) -> Tell:
 def _unread(kubernetes: Kubernetes, slurm: Slurm) -> Iterator[Tell]:
     for name, why in {**kubernetes.unread, **{f"Slurm/{name}": why for name, why in slurm.unread.items()}}.items():
         yield Tell(name, "unread", why)
+    for name, why in slurm.doubts.items():
+        waits = "nothing is evicted, removed, lent or shrunk for which it counts"
+        yield Tell("fleet", "unread", f"of Slurm {name} is not known, and {waits}: {why}")
 
 
 def _mark(worker: Worker, memory: Memory) -> Mark | None:

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fleet.errors import FleetError
 from fleet.world import reading
 from fleet.world.reading import Object
 
@@ -59,17 +58,13 @@ class Pending:
         return self.since > 0 and self.reason.replace("_", " ").startswith(CURABLE)
 
 
-def pending(jobs: Iterable[object]) -> tuple[Pending, ...] | None:
-    """None: one of them cannot be read; what is asked for is not known then."""
+def pending(jobs: Iterable[object]) -> tuple[Pending, ...]:
+    """FleetError: one of them cannot be read."""
     found = []
-    try:
-        for item in jobs:
-            one = reading.mapping(item, "job")
-            states = reading.items(one.get("job_state"), "job.job_state")
-            if "PENDING" in states:
-                found.append(_pending(one))
-    except FleetError:
-        return None
+    for item in jobs:
+        one = reading.mapping(item, "job")
+        if "PENDING" in reading.items(one.get("job_state"), "job.job_state"):
+            found.append(_pending(one))
     # One that names its nodes waits for those and for no others.
     return tuple(one for one in found if one is not None)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import TypeVar
 
 from fleet import words
 from fleet.errors import FleetError
@@ -22,6 +23,9 @@ OVER = frozenset(
         "REVOKED", "TIMEOUT",
     }
 )  # fmt: skip
+
+CALLED = {"job": "job_id", "reservation": "name"}
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +98,10 @@ class Slurm:
     reserved: frozenset[str] | None = None
     # Those that wait; None as above.
     pending: tuple[Pending, ...] | None = None
+    # Nodes that could not be read.
     unread: Mapping[str, str] = field(default_factory=dict)
+    # Why one of the above is not known although it was asked for: by the job or the reservation.
+    doubts: Mapping[str, str] = field(default_factory=dict)
 
     def holding(self, node: str) -> tuple[str, ...] | None:
         """The jobs that hold the node; None: not known."""
@@ -122,10 +129,34 @@ def of_nodes(nodes: Iterable[object]) -> Slurm:
 
 
 def with_jobs(here: Slurm, jobs: Iterable[object], reservations: Iterable[object] | None = None) -> Slurm:
+    """One that cannot be read may hold or name any node: then nothing is known, and which one it is."""
     jobs, reservations = list(jobs), None if reservations is None else list(reservations)
-    claims = None if reservations is None else _claims(jobs, reservations)
-    reserved = None if reservations is None else _reserved(reservations)
-    return replace(here, jobs=_holding(jobs), claims=claims, reserved=reserved, pending=pending(jobs))
+    doubts: dict[str, str] = {}
+
+    def known(read: Callable[[object], Iterable[T]], items: Iterable[object], what: str) -> list[T] | None:
+        found: list[T] = []
+        for item in items:
+            try:
+                found += read(item)
+            except FleetError as error:
+                name = item.get(CALLED[what], "?") if isinstance(item, dict) else "?"
+                doubts[f"{what} {str(name)[:64]}"] = str(error)
+                return None
+        return found
+
+    held, waiting = known(_held, jobs, "job"), known(_waiting, jobs, "job")
+    by_jobs = by_all = promised = None
+    if reservations is not None:
+        by_jobs, by_all = known(_named, jobs, "job"), known(_of, reservations, "reservation")
+        promised = known(_promised, reservations, "reservation")
+    return replace(
+        here,
+        jobs=None if held is None else _by_node(held),
+        claims=None if by_jobs is None or by_all is None else frozenset((*by_jobs, *by_all)),
+        reserved=None if promised is None else frozenset(promised),
+        pending=None if waiting is None else tuple(waiting),
+        doubts=doubts,
+    )
 
 
 def slurm_node(item: object) -> SlurmNode:
@@ -162,52 +193,47 @@ def _shared(found: Offer) -> Offer:
     return found
 
 
-def _claims(jobs: Iterable[object], reservations: Iterable[object]) -> frozenset[str] | None:
-    """Of every job that is not over, and every reservation; one that cannot be read may name any node."""
-    found: set[str] = set()
-    try:
-        for item in jobs:
-            one: Object = reading.mapping(item, "job")
-            states = {str(state) for state in reading.items(one.get("job_state"), "job.job_state")}
-            if states and states <= OVER:
-                continue  # Slurm tells of it for a while
-            for key in ("required_nodes", "nodes"):
-                found |= _names(one.get(key), f"job.{key}")
-        for item in reservations:
-            one = reading.mapping(item, "reservation")
-            found |= _names(one.get("node_list"), "reservation.node_list")
-    except FleetError:
-        return None
-    return frozenset(found)
+def _states(one: Object) -> set[str]:
+    return {str(state) for state in reading.items(one.get("job_state"), "job.job_state")}
 
 
-def _reserved(reservations: Iterable[object]) -> frozenset[str] | None:
+def _named(item: object) -> Iterable[str]:
+    """By a job that is not over: Slurm tells of it for a while."""
+    one = reading.mapping(item, "job")
+    states = _states(one)
+    if states and states <= OVER:
+        return frozenset()
+    return frozenset().union(*(_names(one.get(key), f"job.{key}") for key in ("required_nodes", "nodes")))
+
+
+def _of(item: object) -> Iterable[str]:
+    return _names(reading.mapping(item, "reservation").get("node_list"), "reservation.node_list")
+
+
+def _promised(item: object) -> Iterable[str]:
     """For jobs to come: one for maintenance keeps jobs away, and needs no node."""
-    found: set[str] = set()
-    try:
-        for item in reservations:
-            one = reading.mapping(item, "reservation")
-            flags = reading.items(one.get("flags"), "reservation.flags")
-            found |= frozenset() if "MAINT" in flags else _names(one.get("node_list"), "reservation.node_list")
-    except FleetError:
-        return None
-    return frozenset(found)
+    one = reading.mapping(item, "reservation")
+    return frozenset() if "MAINT" in reading.items(one.get("flags"), "reservation.flags") else _of(one)
 
 
-def _holding(jobs: Iterable[object]) -> Mapping[str, tuple[str, ...]] | None:
-    """One that cannot be read may hold any node: then nothing is known."""
+def _held(item: object) -> Iterable[tuple[str, str]]:
+    one = reading.mapping(item, "job")
+    states = _states(one)
+    if states and not states & HOLDING:
+        return ()
+    number = str(reading.number(one.get("job_id"), "job.job_id"))
+    return [(node, number) for node in _names(one.get("nodes"), "job.nodes")]
+
+
+def _by_node(held: Iterable[tuple[str, str]]) -> Mapping[str, tuple[str, ...]]:
     found: dict[str, list[str]] = {}
-    try:
-        for item in jobs:
-            one: Object = reading.mapping(item, "job")
-            states = {str(state) for state in reading.items(one.get("job_state"), "job.job_state")}
-            if states & HOLDING or not states:
-                number = str(reading.number(one.get("job_id"), "job.job_id"))
-                for node in _names(one.get("nodes"), "job.nodes"):
-                    found.setdefault(node, []).append(number)
-    except FleetError:
-        return None
+    for node, number in held:
+        found.setdefault(node, []).append(number)
     return {node: tuple(numbers) for node, numbers in found.items()}
+
+
+def _waiting(item: object) -> Iterable[Pending]:
+    return pending([item])
 
 
 def _names(value: object, where: str) -> frozenset[str]:

@@ -381,7 +381,7 @@ def test_jobs_that_cannot_be_told_keep_no_node_drained(server: Server, rest: Res
                 await task
 
     asyncio.run(whole())
-    assert any(line.startswith("Slurm/jobs: cannot ask slurmrestd: too many") for line in said), said
+    assert any(line.startswith("fleet: of Slurm jobs is not known") and "too many" in line for line in said), said
 
 
 class Held:

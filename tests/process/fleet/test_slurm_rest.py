@@ -216,7 +216,9 @@ def test_who_names_a_node_is_asked_of_jobs_and_reservations_and_known_whole_or_n
     jobs.append({"job_id": 3, "job_state": ["COMPLETED", "COMPLETING"], "nodes": "w9"})
     assert rest.client.look(jobs=True, claims=True).claims == frozenset({"w2", "w3", "w7", "w9"})
     reserved.append({"name": "all", "node_list": "w[0-9999999]"})
-    assert rest.client.look(jobs=True, claims=True).claims is None, "more than can be told apart"
+    found = rest.client.look(jobs=True, claims=True)
+    assert found.claims is None and "more nodes than can be told apart" in found.doubts["reservation all"]
+    assert not rest.client.look(jobs=True).doubts, "nobody has asked for it"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from fleet.policy import Policy
 from fleet.world.kubernetes import Kubernetes
 from fleet.world.pending import Offer, Pending, gpus, nodes_of, pending, serves, tasks
 from fleet.world.pool import WorkerPool, worker_pool
+from fleet.world.slurm import slurm
 from tests.fleet_elastic_world import ElasticWorlds, Job, template
 
 
@@ -503,7 +504,9 @@ def test_a_job_as_slurmrestd_tells_of_it() -> None:
         "16", "PartitionConfig", 1795386381.0, 1, 6, ("main",), "gpu", 1, 100, 1, all_cpus=12, all_memory=1200
     )
     assert pending([said, {**said, "job_state": ["RUNNING"]}, {**said, "required_nodes": "w-1"}]) == (found,)
-    assert pending([said, {**said, "node_count": "many"}]) is None, "then what is asked for is not known"
+    unread = slurm([], [said, {**said, "node_count": "many"}])
+    assert unread.pending is None, "then what is asked for is not known"
+    assert [*unread.doubts] == ["job 16"] and "job.node_count" in unread.doubts["job 16"]
 
 
 def test_what_a_job_takes() -> None:

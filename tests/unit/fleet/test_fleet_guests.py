@@ -118,7 +118,22 @@ def test_who_is_placed_going_or_over_waits_for_nothing() -> None:
     ],
 )
 def test_which_nodes_reservations_promise(said: list[object] | None, named: set[str] | None) -> None:
-    assert slurm([], [], said).reserved == named
+    found = slurm([], [], said)
+    assert found.reserved == named
+    assert bool(found.doubts) == (said is not None and named is None), "that one cannot be read is no silence"
+
+
+def test_which_reservation_or_job_cannot_be_read_is_known_and_why() -> None:
+    later: dict[str, object] = {"name": "later", "node_list": "w-[0-9999999]", "flags": []}
+    job: dict[str, object] = {"job_id": 7, "name": "hostile", "job_state": ["RUNNING"], "nodes": 5}
+    found = slurm([], [{**job, "nodes": "w-1"}, {**job, "job_id": 8}], [{**later, "node_list": "w-0"}, later])
+    assert found.doubts == {
+        "job 8": "cannot read job.nodes: wanted text, not int",
+        "reservation later": "cannot read reservation.node_list: it names more nodes than can be told apart",
+    }
+    assert (found.jobs, found.claims, found.reserved) == (None, None, None)
+    many = slurm([], [{**job, "job_id": number} for number in range(10_000)], [{**later, "name": "x" * 10_000}, 7])
+    assert len(many.doubts) == 2 and max(map(len, many.doubts)) < 100, "one of each says enough"
 
 
 def terms(*each: dict[str, Any]) -> dict[str, Any]:

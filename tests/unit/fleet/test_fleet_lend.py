@@ -208,6 +208,22 @@ def test_what_a_reservation_names_is_not_lent_nor_what_may_be_named(worlds: Lend
     assert not worlds.lent() and not asks_for_claims(worlds.world())
 
 
+def test_that_a_reservation_cannot_be_read_is_told_and_by_whom_nothing_is_lent(worlds: LendWorlds) -> None:
+    worlds.wants_machine("a")
+    worlds.reserved = None
+    seen = worlds.world()
+    assert isinstance(seen.slurm, Slurm)
+    why = "it names more nodes than can be told apart"
+    doubts = {"reservation later": f"cannot read reservation.node_list: {why}"}
+    unread = replace(seen, slurm=replace(seen.slurm, doubts=doubts))
+    worlds.look(world=unread)
+    assert not worlds.lent()
+    stands = worlds.decide(unread).stands
+    (told,) = [one for one in stands if (one.about, one.kind) == ("fleet", "unread")]
+    assert "of Slurm reservation later is not known" in told.text and told.text.endswith(why)
+    assert "lent" in told.text, "and what waits for it"
+
+
 def test_what_leaves_room_for_the_worker_keeps_no_machine(worlds: LendWorlds) -> None:
     worlds.full = 6
     worlds.pool.spec["template"]["spec"]["containers"][0]["resources"] = {"limits": {GPU: "6"}}
