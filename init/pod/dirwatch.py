@@ -11,6 +11,7 @@ from pathlib import Path
 CLOSE_WRITE, MOVED_FROM, MOVED_TO, CREATE, DELETE, DELETE_SELF = 0x8, 0x40, 0x80, 0x100, 0x200, 0x400
 CHANGES = CLOSE_WRITE | MOVED_FROM | MOVED_TO | CREATE | DELETE | DELETE_SELF
 ONLY_DIRECTORIES = 0x01000000
+AGAIN = 8  # directories that somebody makes just now
 
 
 class Watcher:
@@ -26,8 +27,14 @@ class Watcher:
     def watch(self, directory: Path) -> None:
         """Watches the directory, or the nearest parent that exists; a second watch of the same is the same."""
         mask = CHANGES | ONLY_DIRECTORIES
-        for each in (directory, *directory.parents):
-            if self._libc.inotify_add_watch(self.descriptor, os.fsencode(each), mask) >= 0:
+        for _ in range(AGAIN):
+            below = None
+            for each in (directory, *directory.parents):
+                if self._libc.inotify_add_watch(self.descriptor, os.fsencode(each), mask) >= 0:
+                    break
+                below = each
+            # Made between the two looks, it would be nobody's change.
+            if below is None or not below.is_dir():
                 return
 
     def wait(self, timeout: float | None) -> bool:
