@@ -58,6 +58,11 @@ class Places:
         """The checks of the last round, for who does not load them: see `health.index`."""
         return self.state / "index.json"
 
+    @property
+    def deep(self) -> Path:
+        """What the deep checks have said: see `health.deep`. Alone in its directory, for somebody waits for changes."""
+        return self.state / "deep" / "said.json"
+
     def verdict(self, check: str) -> Path:
         return self.verdicts / f"{check}.json"
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from ground.files import write_whole
 from health.broker.calls import Slurm
-from health.broker.decide import reason
+from health.broker.decide import asks_for_deep, reason
 from health.broker.incidents import Enter
 from health.broker.inputs import read_gpus
 from health.broker.memory import Log, Memory, Now, forget, is_restless, resumed, what_of
@@ -111,7 +111,9 @@ class Broker:
         now = clock()
         decisions = {check: what_of(self.memory, check, now) for check in named}
         # A job is kept off only for what has drained the node: then nothing is drained that the guard held back.
-        return {"decisions": decisions, "drained": self._stops(named), "said": self.memory.said}
+        found = self.memory.found
+        deep = None if found is None else asks_for_deep(found)
+        return {"decisions": decisions, "drained": self._stops(named), "said": self.memory.said, "deep": deep}
 
     def _stops(self, named: list[str]) -> bool:
         standing = self.memory.standing(clock())

@@ -35,7 +35,7 @@ class Slurm:
 
     def node(self) -> Node | None:
         found = client.node(self.name, self.controller)
-        return None if found is None else Node("DRAIN" in found.flags, found.reason)
+        return None if found is None else Node("DRAIN" in found.flags, found.reason, found.busy)
 
     def known_node(self) -> Node:
         found = self.node()

@@ -19,6 +19,8 @@ CLASSES = tuple(Class)
 # slurmctld keeps longer ones; sinfo and people do not read them.
 REASON_LIMIT = 220
 PART_LIMIT = 160
+# The fleet's drain of a machine that it has had rebooted (fleet/words.py): it waits for the deep checks' word.
+_TO_PROVE = re.compile(r"minivm: fleet: (?:[a-z]+\+)*proof(?:\+[a-z]+)*: ")
 _NAMED = re.compile(r"([\w.-]+)\[(\w+)\]@([0-9a-z]+)")
 
 
@@ -55,6 +57,7 @@ class Node:
 
     drained: bool
     reason: str
+    busy: bool = False
 
     @property
     def ours(self) -> bool:
@@ -181,6 +184,13 @@ def parts(text: str) -> list[tuple[str, str, str, str]]:
         return []
     found = [(_NAMED.match(part), part) for part in text[len(PREFIX) :].strip().split("; ")]
     return [(match[1], match[2], match[3], part) for match, part in found if match]
+
+
+def asks_for_deep(node: Node) -> bool:
+    """Whether a pod that begins on this node is to check it deeply: it is kept from jobs for a reboot or a replacement,
+    by the fleet or by what an earlier pod has found. Where jobs are, or a person is at work, nothing is begun."""
+    heavy = {class_ for _, class_, _, _ in parts(node.reason)} & {Class.REBOOT, Class.RMA}
+    return node.drained and not node.busy and (bool(heavy) or bool(_TO_PROVE.match(node.reason)))
 
 
 def names(text: str) -> frozenset[str]:

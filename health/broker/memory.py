@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from health.broker.decide import Seen, raised
+from health.broker.decide import Node, Seen, raised
 
 # A person's resume is honoured for a day; a problem that is still there then is told again.
 RESUMED_LASTS_S = 86400.0
@@ -34,6 +34,8 @@ class Memory:
     # The node's reason when we last saw it, where it is ours.
     posted: str = ""
     said: str = "starting"
+    # The node as this pod found it; None: nobody could say yet.
+    found: Node | None = None
     # When to act, and when to ask once more what the fleet says, by the steady clock; 0: at no time.
     due: float = 0.0
     recheck: float = 0.0

@@ -139,7 +139,7 @@ def _act(memory: Memory, after: Memory, inputs: Inputs, now: Now) -> Outcome:
         case Failed(why):
             return _again(after, why, now)
         case node:
-            pass
+            after = replace(after, found=after.found or node)
     kept = _kept(after, node.reason, inputs, now)
     act = decide.decide(standing, node, kept)
     if act.kind in {"drain", "update"}:

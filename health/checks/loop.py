@@ -25,6 +25,7 @@ from gitsync.errors import GitsyncError
 from ground.sockets import notify
 from health.api import When
 from health.ask import ask_broker
+from health.checks import deep
 from health.checks.select import Asked, due
 from health.index import read_index
 from health.places import Places, boot_id
@@ -93,6 +94,12 @@ def report(shown: str, now: float) -> str:
     return text if text == shown or tell(text) else shown
 
 
+def _told(when: str, limit_s: float) -> str:
+    if why := round_once(when, limit_s, only_due=False):
+        print(f"health: {when}: {why}", file=sys.stderr, flush=True)
+    return why
+
+
 def _stop(number: int, frame: FrameType | None) -> None:
     raise SystemExit(0)
 
@@ -104,14 +111,14 @@ def main() -> int:
     notify("READY=1")
     first = not Places.from_environment().index.exists()
     # The first round of a pod is not late: it makes the index without which every prolog runs its checks itself.
-    for when in ["boot", *(["deep"] if os.environ.get("MINIVM_HEALTH_DEEP") == "1" else [])] if first else []:
-        why = round_once(when, DEEP_S if when == "deep" else BACKGROUND_S, only_due=False)
-        if why:
-            print(f"health: {when}: {why}", file=sys.stderr, flush=True)
+    if first:
+        _told("boot", BACKGROUND_S)
+    settled = deep.once(lambda: _told("deep", DEEP_S))
     at = time.monotonic() + (0.0 if first else mine)
     fault = shown = ""
     while True:
         select.select([], [], [], max(0.0, at - time.monotonic()))
+        settled = settled or deep.once(lambda: _told("deep", DEEP_S))
         before = fault
         fault = round_once("background", BACKGROUND_S, only_due=True) if anything_due(time.time()) else ""
         shown = report(shown, time.time())

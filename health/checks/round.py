@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from health import deep
 from health.api import Capture, Check, CheckModule, Class, Failure, Hardware, Result, When
 from health.checks.cases import read_case
 from health.checks.evidence import ALWAYS, Readings, read_sources, with_evidence
@@ -33,7 +34,7 @@ def run(
     """`captures` stands in for the node (a planted recording); otherwise the sources are read here."""
     # slurmd may start a prolog without the pod's environment: the background round has kept what was promised.
     expect = expectations(os.environ) or promised(places)
-    setting = Setting(commit, boot_id(), time.time(), expect)
+    setting = Setting(commit, boot := boot_id(), time.time(), expect)
     loaded = load_checks(tree, asked.names)
     known = {name: read_verdict(places.verdict(name)) for name in loaded.checks}
     selected = {
@@ -59,6 +60,9 @@ def run(
             write_verdict(places.verdicts, judged.verdict)
         done.append(judged)
     done += [_broken(name, why, setting) for name, why in loaded.broken.items()]
+    if asked.names is None and asked.when is When.DEEP and captures is None and not asked.only_due:
+        said = deep.word([one.verdict for one in done if one.verdict.check not in loaded.broken], loaded.broken, boot)
+        deep.write(places.deep, said)
     if asked.names is None:
         # A prolog may still run an earlier commit, which has no say in what there is.
         if captures is None and asked.when in {When.BACKGROUND, When.BOOT}:

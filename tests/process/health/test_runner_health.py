@@ -566,6 +566,77 @@ def test_the_loop_makes_the_first_round_at_once_tells_readiness_and_stops_on_ter
             process.wait()
 
 
+def served(world: World, *answers: dict[str, object]) -> contextlib.AbstractContextManager[list[object]]:
+    """A broker; its last answer is the one that stays."""
+
+    @contextlib.contextmanager
+    def serves() -> Iterator[list[object]]:
+        asked: list[object] = []
+        left = list(answers)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(str(world.root / "broker.sock"))
+            listener.listen(8)
+
+            def serve() -> None:
+                with contextlib.suppress(OSError):
+                    while True:
+                        client, _ = listener.accept()
+                        with client:
+                            asked.append(json.loads(client.makefile().readline()))
+                            client.sendall(json.dumps(left.pop(0) if left[1:] else left[0]).encode() + b"\n")
+
+            threading.Thread(target=serve, daemon=True).start()
+            yield asked
+
+    return serves()
+
+
+@pytest.mark.parametrize(
+    ("fact", "when", "state", "said"),
+    [
+        ("good", "[When.DEEP]", "ok", "one"),
+        ("bad", "[When.DEEP]", "problem", "one[manual]@zero it is bad"),
+        ("good", "[When.BOOT]", "ok", ""),
+    ],
+)
+def test_a_pod_that_begins_where_it_is_asked_for_checks_deeply_and_keeps_the_word(
+    world: World, fact: str, when: str, state: str, said: str
+) -> None:
+    add(world, "one", class_="MANUAL", when=when)
+    (world.root / "fact").write_text(f"{fact}\n")
+    file = world.root / "health/deep/said.json"
+    # It hears from the controller a little later.
+    env = {**world.environment, "MINIVM_HEALTH_ROUND_SECONDS": "0.2"}
+    with served(world, {}, {"deep": None}, {"deep": True}) as asked:
+        process = subprocess.Popen([sys.executable, "-I", "-m", "health.checks.loop"], env=env)
+        try:
+            until(lambda: file.exists() and json.loads(file.read_text())["state"] == state, "it has checked")
+        finally:
+            process.kill()
+            process.wait()
+    word = json.loads(file.read_text())
+    assert word == {"boot_id": boot_id(), "state": state, "ran": int(bool(said)), "said": said}
+    assert asked[:3] == [{"ask": "status"}] * 3
+
+
+def test_a_pod_that_is_not_asked_checks_nothing_deeply_and_a_person_who_asks_is_answered(world: World) -> None:
+    add(world, "one", when="[When.DEEP]")
+    file = world.root / "health/deep/said.json"
+    with served(world, {"deep": False}):
+        process = subprocess.Popen([sys.executable, "-I", "-m", "health.checks.loop"], env=world.environment)
+        try:
+            until(file.exists, "it knows")
+        finally:
+            process.kill()
+            process.wait()
+    assert json.loads(file.read_text())["state"] == "not asked"
+    assert not (world.root / "verdicts/one.json").exists()
+    health(world, "--checks", "one")
+    assert json.loads(file.read_text())["state"] == "not asked", "one of them is not all"
+    health(world, "--when", "deep")
+    assert json.loads(file.read_text())["state"] == "ok"
+
+
 SAYS_WHO = "open({place!r}, 'w').write(str(__import__('os').getppid()) + open('/proc/self/cmdline').read())\n"
 DEAF = "__import__('signal').pthread_sigmask(0, range(1, 65)); __import__('time').sleep(600)\n"
 
