@@ -52,6 +52,8 @@ class Machines:
     flaps: int = 4
     # A machine that is told to reboot has so long to be well again.
     verify_s: float = 1800.0
+    # What shows that it is: `deep`, the deep checks of its worker have passed since; `verdict`: no verdict stands.
+    proof: str = "deep"
     remedies: Mapping[str, Treatment] = field(default_factory=dict)
 
 
@@ -173,6 +175,9 @@ def machines(reader: Reader) -> Machines:
     mode = reader.text("mode", usual.mode)
     if mode not in FENCING:
         reader.fail("mode", f"{mode!r} is not one of {', '.join(FENCING)}")
+    proof = reader.text("proof", usual.proof)
+    if proof not in PROOFS:
+        reader.fail("proof", f"{proof!r} is not one of {', '.join(PROOFS)}")
     named = reader.sub("remedies")
     named.only(*REMEDIES)
     return Machines(
@@ -183,6 +188,7 @@ def machines(reader: Reader) -> Machines:
         attempts=reader.number("attempts", usual.attempts, least=1),
         flaps=reader.number("flaps", usual.flaps),
         verify_s=reader.seconds("verify", usual.verify_s),
+        proof=proof,
         remedies={goal: treatment(named.sub(goal)) for goal in REMEDIES if named.has(goal)},
     )
 
@@ -225,8 +231,9 @@ def topology(reader: Reader) -> Topology:
 
 # Of switches; real fabrics have three or four.
 TIERS = 6
+PROOFS = ("deep", "verdict")
 REMEDIES = ("reboot", "replace", "down")
-OF_MACHINES = ("mode", "atOnce", "share", "window", "attempts", "flaps", "verify", "remedies")
+OF_MACHINES = ("mode", "atOnce", "share", "window", "attempts", "flaps", "verify", "proof", "remedies")
 KEYS = (
     "taints", "going", "conditions", "cordonReasons", "notReady", "share", "changes", "rate", "away", "leaveWithin",
     "gone", "lost", "cordon", "nodeCondition", "fencing", "provider", "dead", "machines", "topology", "lend",

@@ -24,6 +24,8 @@ _MARK = re.compile(rf"{re.escape(OURS)} held ([0-9]{{1,6}}) ({KIND})")
 # Causes for which a node is down, so that its jobs run elsewhere: its machine is fenced, its pod is gone, the time that
 # its jobs had is over.
 DOWN = frozenset({"dead", "gone", "deadline"})
+# Beside a goal: the pod that begins on such a node checks its machine deeply (health/broker/decide.py).
+PROOF = "proof"
 # What sinfo and people read; the rest of a page that somebody wrote into an annotation is in the annotation.
 MOST = 160
 AGAIN = " (again)"

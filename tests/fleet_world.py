@@ -46,6 +46,8 @@ from fleet.world.proof import Proof
 from fleet.world.reading import Object
 from fleet.world.slurm import Seen, slurm
 from fleet.world.world import Unknown, World
+from health.broker.decide import Node as Asked
+from health.broker.decide import asks_for_deep
 
 
 class CutInAJob(Exception):
@@ -124,6 +126,7 @@ class Pod:
     free: bool = False
     lost: bool = False  # freed for that
     gpus: tuple[str, ...] = ()
+    deep: tuple[str, str] | None = None  # what it says of a deep check: status and message
 
 
 @dataclass
@@ -173,6 +176,8 @@ class Worlds:
         self.memory = Memory()
         self.done: list[Change] = []
         self.count = 0
+        # What each deep check says: status, how many checks, words; "": nothing is ever told.
+        self.deep_says = ("True", 4, "dcgm_diag nccl_allreduce")
         # What the API server does not take: a quota, a policy.
         self.refuses: Callable[[Change], bool] = lambda change: False
 
@@ -257,6 +262,8 @@ class Worlds:
         pod = self.pods[name]
         ready = {"type": "Ready", "status": str(pod.ready), "lastTransitionTime": stamp(BEGIN)}
         told = [{"type": "minivm.io/Gpus", "status": "True", "message": " ".join(pod.gpus)}] if pod.gpus else []
+        if pod.deep is not None:
+            told.append({"type": "minivm.io/DeepCheck", "status": pod.deep[0], "message": pod.deep[1]})
         conditions = [ready, *told, *_shown(pod.condition)]
         return {
             "metadata": {
@@ -457,6 +464,22 @@ class Worlds:
         """It starts anew, with its worker; whatever ran there does not run any more."""
         self.nodes[node].boot += 1
         self.nodes[node].version += 1
+        for name in [one for one, pod in self.pods.items() if pod.node == node]:
+            self._begins(name)
+
+    def _begins(self, name: str) -> None:
+        """A pod does, on a boot: by its node's drain it knows whether it is to check its machine deeply."""
+        node = self.slurm.get(name, SlurmNode())
+        if asks_for_deep(Asked(bool(node.drained_by), node.reason, bool(node.jobs))):
+            self.checks(name)
+
+    def checks(self, name: str) -> None:
+        """Deeply; also because a person asks for it."""
+        pod = self.pods[name]
+        status, ran, said = self.deep_says
+        if status:
+            pod.deep = (status, f"{pod.node}-{self.nodes[pod.node].boot} {ran} {said}")
+            pod.version += 1
 
     def still(self, name: str, was: Seen | None) -> bool:
         node = self.slurm.get(name)
@@ -527,6 +550,7 @@ class Worlds:
         if name not in self.deaf:
             self.slurm.setdefault(name, SlurmNode())
             self.jobs_end(name)
+            self._begins(name)
 
     def pod_goes(self, name: str) -> None:
         """For good, or for longer: nobody has told Slurm, and its jobs are no more."""

@@ -7,13 +7,13 @@ A person's goal comes first. Without one the policy's follows from what checks h
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from fleet import words
 from fleet.decide.actions import Action, CallHook, Cordon, Record, StartJob, Tell, Uncordon
-from fleet.decide.machines import Place, believed, count, line, made, matched, places, seen
-from fleet.decide.remedy import Turn, counts
+from fleet.decide.machines import Place, Verdict, believed, count, line, made, matched, places, seen
+from fleet.decide.remedy import Turn, booted, counts, disproved, evidence
 from fleet.policy import Machines, Policy
 from fleet.world.kubernetes import Kubernetes
 from fleet.world.machine import Machine, Status
@@ -21,7 +21,9 @@ from fleet.world.slurm import Slurm
 from fleet.world.world import Unknown, Worker, World
 
 # The causes of drains that follow from a goal: a person's, and the policy's.
-KINDS = frozenset({"goal", "machine"})
+KINDS = frozenset({"goal", "machine", words.PROOF})
+# After these it is seen to be well.
+PROVEN = frozenset({"reboot", "replace"})
 BY_CLASS = {"reboot": "reboot", "rma": "replace"}
 
 
@@ -30,6 +32,7 @@ class Wanted:
     goal: str = "up"
     why: str = ""
     person: bool = False
+    prove: bool = False  # a deep check is to pass before it is up again
 
     @property
     def up(self) -> bool:
@@ -52,6 +55,8 @@ class Goals:
     wanted: Mapping[str, Wanted]
     proposed: Mapping[str, Wanted]
     common: frozenset[str]  # verdicts that stand against many at once
+    deep: bool = False  # whether a deep check is to prove that what is done has helped
+    bare: frozenset[str] = frozenset()  # Nodes that wait for that, and have no worker that could
 
     def of_node(self, name: str) -> Wanted:
         return self.wanted.get(self.at.get(name, ""), UP)
@@ -65,14 +70,29 @@ def goals(world: World, now: float, policy: Policy) -> Goals | None:
     found = believed(here.machines, places(here, list(world.workers())))
     at = matched(here.machines, found)
     place_of = {machine: found[where] for where, machine in at.items()}
-    common = _common(found.values(), policy)
+    kept = {where: here.machines[name].status for where, name in at.items()}
+    common = _common(found, kept, policy)
     wanted: dict[str, Wanted] = {}
     proposed: dict[str, Wanted] = {}
     for name, machine in here.machines.items():
         one = _by_person(machine) or _by_policy(machine.status, place_of.get(name), now, policy.machines, common)
         done = one.person or policy.machines.mode == "act"
         (wanted if done else proposed)[name] = one
-    return Goals(found, at, wanted, proposed, common)
+    if policy.machines.proof != "deep":
+        return Goals(found, at, wanted, proposed, common)
+    back = (where for where, one in kept.items() if _back(one, found[where]))
+    bare = frozenset(where for where in back if not found[where].workers)
+    return Goals(found, at, wanted, proposed, common, True, bare)
+
+
+def _rebooting(status: Status) -> bool:
+    return status.remedy is not None and status.remedy.goal == "reboot"
+
+
+def _back(status: Status, place: Place) -> bool:
+    """Rebooted as it was asked for."""
+    one = status.remedy
+    return one is not None and one.goal == "reboot" and one.done and booted(one, place)
 
 
 def _by_person(machine: Machine) -> Wanted | None:
@@ -80,31 +100,42 @@ def _by_person(machine: Machine) -> Wanted | None:
         return None
     if machine.goal == "up" or (machine.goal == "reboot" and machine.generation == machine.status.fulfilled):
         return Wanted(person=True)
-    return Wanted(machine.goal, line(machine.reason), True)
+    return Wanted(machine.goal, line(machine.reason), True, machine.goal in PROVEN)
 
 
 def _by_policy(status: Status, place: Place | None, now: float, rules: Machines, common: frozenset[str]) -> Wanted:
     if rules.mode == "off":
         return UP
     if status.remedy and status.remedy.goal == "reboot" and status.remedy.done:
-        return Wanted("reboot", status.verdict)  # what was asked for is seen to its end
+        return Wanted("reboot", status.verdict, prove=True)  # what was asked for is seen to its end
+    # The one that is intended and not done yet is no attempt.
+    tries = count(status, "reboot", now, rules.window_s) - _rebooting(status)
+    if rules.proof == "deep" and (said := disproved(status, place)):
+        one = evidence(said)
+        if one and one.key in common:
+            return Wanted("drain", said, prove=True)
+        if tries >= rules.attempts or (one and one.class_ == "rma"):
+            return Wanted("replace", line(f"rebooted {tries} times; {said}"), prove=True)
+        return Wanted("reboot", said, prove=True)
     found = place.verdict() if place else None
     if found and found.class_ in BY_CLASS and found.key not in common:
-        # The one that is intended and not done yet is no attempt.
-        open_ = status.remedy is not None and status.remedy.goal == "reboot"
-        tries = count(status, "reboot", now, rules.window_s) - open_
         if found.class_ == "reboot" and tries >= rules.attempts:
-            return Wanted("replace", line(f"rebooted {rules.attempts} times; {found.text}"))
-        return Wanted(BY_CLASS[found.class_], found.text)
+            return Wanted("replace", line(f"rebooted {rules.attempts} times; {found.text}"), prove=True)
+        return Wanted(BY_CLASS[found.class_], found.text, prove=True)
     if rules.flaps and count(status, "verdict", now, rules.window_s) >= rules.flaps:
         return Wanted("drain", f"{rules.flaps} verdicts or more within {rules.window_s / 86400:g} days")
     return UP
 
 
-def _common(found: Iterable[Place], policy: Policy) -> frozenset[str]:
+def _common(found: Mapping[str, Place], kept: Mapping[str, Status], policy: Policy) -> frozenset[str]:
     """What one check at one commit says of many machines is the commit's fault before it is theirs."""
-    with_workers = [place for place in found if place.workers]
-    counted = Counter(one.key for place in with_workers if (one := place.verdict()))
+    with_workers = {where: place for where, place in found.items() if place.workers}
+    deep = policy.machines.proof == "deep"
+
+    def against(where: str, place: Place) -> Verdict | None:
+        return place.verdict() or (evidence(disproved(kept[where], place)) if deep and where in kept else None)
+
+    counted = Counter(one.key for where, place in with_workers.items() if (one := against(where, place)))
     most = max(1, int(len(with_workers) * policy.share))
     return frozenset(key for key, many in counted.items() if many > most)
 
@@ -115,7 +146,11 @@ def causes(worker: Worker, known: Goals | None, kubernetes: Kubernetes) -> Mappi
         before = words.kinds(worker.slurm.reason) if worker.slurm and worker.slurm.ours else frozenset[str]()
         return dict.fromkeys(before & KINDS, "as its machine was to be") if kubernetes.blind else {}
     one = known.of_node(worker.pod.node)
-    return {} if one.up else {"goal" if one.person else "machine": one.words}
+    if one.up:
+        return {}
+    # The pod that begins there reads it (health/broker/decide.py): it stands in Slurm before anything is done.
+    asked = {words.PROOF: "a deep check is to pass"} if known.deep and one.prove else {}
+    return {"goal" if one.person else "machine": one.words, **asked}
 
 
 def cordons(known: Goals) -> Iterator[Cordon | Uncordon]:
@@ -124,9 +159,11 @@ def cordons(known: Goals) -> Iterator[Cordon | Uncordon]:
         node, one = known.found[where].node, known.of_node(where)
         if known.found[where].workers:
             continue
-        if not one.up and not node.cordoned:
+        # A worker that comes is drained, and is who checks it.
+        free = one.up or where in known.bare
+        if not free and not node.cordoned:
             yield Cordon(node.name, node.uid, node.version, f"goal {one.words}")
-        elif one.up and node.ours:
+        elif free and node.ours:
             yield Uncordon(node.name, node.uid, node.version)
 
 
@@ -145,7 +182,8 @@ def kept(known: Goals, kubernetes: Kubernetes, slurm: Slurm, now: float, policy:
             continue
         one, proposal = known.wanted.get(name, UP), known.proposed.get(name, UP)
         place = known.found[where] if name in here else None
-        after, act, said = seen(machine, place, now, rules.window_s), None, "is nowhere"
+        stands = rules.proof == "deep" and bool(disproved(machine.status, place))
+        after, act, said = seen(machine, place, now, rules.window_s, stands=stands), None, "is nowhere"
         if place is not None:
             turn = Turn(machine, place, one.goal, one.why, room > 0, kubernetes, slurm, now, rules)
             after, act, said = turn.step(after)

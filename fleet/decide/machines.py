@@ -26,7 +26,8 @@ from ground.errors import one_line
 GPUS = "minivm.io/Gpus"
 _UUID = re.compile(r"GPU-[0-9a-fA-F-]{8,59}")
 # As the broker posts it: "minivm: NAME[CLASS]@COMMIT words; ..." with the heaviest first.
-_VERDICT = re.compile(r"minivm: (([\w.-]{1,80})\[(\w{1,16})\]@([0-9a-z]{1,40}).*)", re.DOTALL)
+_POSTED = "minivm: "
+_VERDICT = re.compile(r"([\w.-]{1,80})\[(\w{1,16})\]@([0-9a-z]{1,40}).*", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,12 @@ class Place:
 
 
 def verdict(node: SlurmNode) -> Verdict | None:
-    found = _VERDICT.fullmatch(node.reason) if node.drained else None
-    return Verdict(found[2], found[3], found[4], line(found[1])) if found else None
+    return named(node.reason.removeprefix(_POSTED)) if node.drained and node.reason.startswith(_POSTED) else None
+
+
+def named(text: str) -> Verdict | None:
+    found = _VERDICT.fullmatch(text)
+    return Verdict(found[1], found[2], found[3], line(text)) if found else None
 
 
 def line(text: str, most: int = crd.TEXT) -> str:
@@ -195,8 +200,8 @@ def made(machines: Mapping[str, Machine], found: Mapping[str, Place], at: Mappin
             yield Make(name(place), where)
 
 
-def seen(machine: Machine, place: Place | None, now: float, window_s: float) -> Status:
-    """The status after a look; without a place it is nowhere."""
+def seen(machine: Machine, place: Place | None, now: float, window_s: float, *, stands: bool = False) -> Status:
+    """The status after a look; without a place it is nowhere. `stands`: what Slurm does not say is so all the same."""
     before = machine.status
     if place is None:
         after = replace(before, state="Absent", node="", node_uid="", worker="")
@@ -220,7 +225,7 @@ def seen(machine: Machine, place: Place | None, now: float, window_s: float) -> 
         after = add(after, now, "verdict", found.text)
     if found is not None:
         after = replace(after, verdict=found.text, ill=True)
-    elif place.known and place.workers and before.ill:
+    elif place.known and place.workers and before.ill and not stands:
         after = add(replace(after, ill=False), now, "well", "")
     if machine.goal == "up" and after.history and _counted(after):
         after = add(after, now, "forgiven", machine.reason)

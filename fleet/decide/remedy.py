@@ -12,12 +12,16 @@ from dataclasses import dataclass, replace
 
 from fleet.decide.actions import Annotate, CallHook, StartJob, Withdraw
 from fleet.decide.causes import silent_for
-from fleet.decide.machines import Place, add, count
+from fleet.decide.machines import Place, Verdict, add, count, named
 from fleet.policy import Machines, Treatment
+from fleet.world.deep import Deep, deep
 from fleet.world.kubernetes import Kubernetes
-from fleet.world.machine import Machine, Remedy, Status
+from fleet.world.machine import Event, Machine, Remedy, Status
 from fleet.world.slurm import Slurm
 
+# How a machine's history says that a deep check has disproved a remedy; and after what that stands no more.
+FAILED = "deep check: "
+_ENDS = ("rebooted", "replaced", "forgiven")
 ACTED = ("reboot", "replace", "down")
 # On a Node, beside what the policy names: which remedy of which machine asked for it, and why. A machine that writes it
 # by itself is not done anything to, and when its time is over that is told.
@@ -114,12 +118,18 @@ class Turn:
         return status, job, "is told"
 
     def _booted(self, begun: Remedy) -> bool:
-        node = self.place.node
-        return self.goal == "reboot" and bool(node.boot) and bool(begun.boot) and node.boot != begun.boot
+        return self.goal == "reboot" and booted(begun, self.place)
 
     def _wait(self, status: Status, begun: Remedy) -> Step:
         if self.goal != "reboot":
             return status, None, "is done: it is out of service" if self.goal == "down" else "is waited for"
+        proof = deeply(self.place, status) if self.rules.proof == "deep" and self._booted(begun) else None
+        if proof is not None and proof.passed is False:
+            # Its evidence outlives the remedy: by it the next one follows.
+            said = add(add(status, self.now, "verdict", proof.text), self.now, "failed", f"{FAILED}{proof.text}")
+            return replace(said, remedy=None, verdict=proof.text, ill=True), None, "has failed"
+        if proof is not None and not proof.passed and self._well():
+            return status, None, f"is rebooted, and waits: {proof.text}"
         if self._booted(begun) and self._well():
             fulfilled = self.machine.generation if self.machine.goal else status.fulfilled
             return add(replace(status, remedy=None, fulfilled=fulfilled), self.now, "rebooted"), None, "is rebooted"
@@ -135,6 +145,32 @@ class Turn:
         return ready and all(node.record.responds and not node.down for node in place.slurm)
 
 
+def booted(begun: Remedy, place: Place) -> bool:
+    return bool(place.node.boot) and bool(begun.boot) and place.node.boot != begun.boot
+
+
 def counts(remedy: Remedy | None) -> bool:
     """Against the budget: what is switched off for good stays so."""
     return remedy is not None and not (remedy.goal == "down" and remedy.done)
+
+
+def deeply(place: Place, status: Status) -> Deep:
+    return deep(place.workers, place.node.boot, status.gpus)
+
+
+def disproved(status: Status, place: Place | None) -> str:
+    """What a deep check after its last remedy has found, where that stands; "" where it does not."""
+    shown = (one for one in reversed(status.history) if one.what in _ENDS or _failed(one))
+    last = next(shown, None)
+    if last is None or not _failed(last):
+        return ""
+    return "" if place is not None and deeply(place, status).passed else last.text
+
+
+def _failed(one: Event) -> bool:
+    return one.what == "failed" and one.text.startswith(FAILED)
+
+
+def evidence(said: str) -> Verdict | None:
+    """The heaviest check that such words name."""
+    return named(said.removeprefix(FAILED))

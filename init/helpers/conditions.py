@@ -2,7 +2,7 @@
 
 A service of its own, there when the pod has a service account's token. It follows PID 1's word and patches the pod's
 status; where it is not allowed to, it says so once and asks again now and then, and nothing else breaks. Beside it,
-once, which GPUs the pod has.
+once, which GPUs the pod has, and what deep checks have said since the machine's boot.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from init.errors import InitError
-from init.helpers import gpus
+from init.helpers import deep, gpus
 from init.places import pod_name
 from init.pod.api_server import ACCOUNT, ApiError, ApiServer
 from init.pod.client import SOCKET, Client
+from init.pod.dirwatch import Watcher
 from init.pod.pod import Pod
 
 TYPE = "minivm.io/Ready"
@@ -28,7 +29,7 @@ MESSAGE = 1024
 PAUSE, LONGEST_PAUSE = 1.0, 30.0
 # The right may come later: a pod that `kubectl scale` made waits at its readiness gate for a Role that names it.
 REFUSED_PAUSE = 60.0
-# A driver that does not answer is asked so often.
+# A driver that does not answer is asked so often, and an API server that refuses what deep checks have said.
 GPUS_PAUSE = 60.0
 
 
@@ -104,7 +105,7 @@ def run(api: Api, control: Path = SOCKET, pause: float = PAUSE, refused_pause: f
     last = ""
     wait = pause
     while (found := latest.take()) is not None:
-        while (item := condition(found, before, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))) != before:
+        while (item := condition(found, before, _now())) != before:
             try:
                 api.patch(item)
             except ApiError as error:
@@ -128,7 +129,7 @@ def tell_gpus(api: Api, look: Callable[[], tuple[str, ...]], pause: float = GPUS
     while True:
         if found := look():
             try:
-                return api.patch(gpus.condition(found, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())))
+                return api.patch(gpus.condition(found, _now()))
             except ApiError as error:
                 if error.missing:
                     return None
@@ -137,11 +138,33 @@ def tell_gpus(api: Api, look: Callable[[], tuple[str, ...]], pause: float = GPUS
         time.sleep(pause)
 
 
+def tell_deep(api: Api, file: Path = deep.FILE, boot: Path = deep.BOOT_ID, pause: float = GPUS_PAUSE) -> None:
+    """Each new word, once. Nothing polls: the kernel says when there may be one."""
+    watcher, told = Watcher(), None
+    while True:
+        watcher.watch(file.parent)
+        item, wait = deep.condition(deep.read(file), boot.read_text().strip()), None
+        if item is not None and item != told:
+            try:
+                api.patch({**item, "lastTransitionTime": _now()})
+                told = item
+            except (ApiError, OSError) as error:
+                if isinstance(error, ApiError) and error.missing:
+                    return
+                wait = pause
+        watcher.wait(wait)
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
 def main() -> int:
     namespace = os.environ.get("MINIVM_POD_NAMESPACE") or (ACCOUNT / "namespace").read_text().strip()
     api, pod = Api(namespace, pod_name(os.environ)), Pod(os.environ)
     if gpus.present(pod):
         threading.Thread(target=tell_gpus, args=(api, lambda: gpus.uuids(pod)), daemon=True).start()
+    threading.Thread(target=tell_deep, args=(api,), daemon=True).start()
     return run(api)
 
 

@@ -40,6 +40,40 @@ def boots(both: Both, name: str, boot: str) -> None:
     both.api.merge(f"/api/v1/nodes/n-{name}/status", {"status": {"nodeInfo": {"bootID": boot}}})
 
 
+DEEP = "from init.helpers import deep; import json; print(json.dumps(deep.condition(deep.read(), {boot!r})))"
+# A check of the site's own; what it says stands in a file.
+CHECK = """#!/bin/sh
+# minivm-check: {"about": "a stand-in", "class": "manual", "when": ["deep"]}
+cat /etc/deep; [ "$(cat /etc/deep)" = well ] || exit 80
+"""
+
+
+def tells(both: Both, name: str, item: dict[str, Any]) -> None:
+    """As its pod does of itself."""
+    now = {**READY, "type": "minivm.io/DeepCheck", **item}
+    kind = "application/strategic-merge-patch+json"
+    both.api.ask("PATCH", f"{PODS}/{name}/status", {"status": {"conditions": [now]}}, kind=kind)
+
+
+def begins(both: Both, name: str, says: str) -> dict[str, Any]:
+    """The pod does, after a boot: its containers are made anew. What its own service finds, as it is to be told."""
+    pod = both.workers[name]
+    pod.run("sh", "-c", f"echo {says} > /etc/deep; rm -rf /run/minivm/health /run/minivm/verdicts")
+    pod.container.kill()
+    pod.container.start()
+    pod.wait_ready(90)
+    boot = pod.run("cat", "/proc/sys/kernel/random/boot_id").strip()
+    words = ("/opt/minivm/bin/python3", "-c", DEEP.format(boot=boot))
+
+    def told() -> dict[str, Any]:
+        found: dict[str, Any] | None = json.loads(pod.run(*words))
+        return found if found is not None and found["reason"] != "Running" else {}
+
+    found = until(told, "it has checked its machine deeply", within=90, seen=pod.account)
+    # All of these machines are one, which does not boot: the Node's word for it is a test's.
+    return {**found, "message": found["message"].removeprefix(boot)}
+
+
 def machine(both: Both, name: str) -> dict[str, Any]:
     """That of the worker; empty until there is one."""
     found = both.api.ask("GET", MACHINES)["items"]
@@ -75,7 +109,8 @@ def test_a_reboot_waits_for_the_job_is_asked_for_and_seen(both: Both) -> None:
     until(lambda: both.controller.run("squeue", "-h", "-o", "%t").split() == ["R"], "the job runs")
     with both.running():
         wants(both, "w1", "reboot", "new kernel")
-        until(lambda: both.reason("w1") == "minivm: fleet: goal: reboot new kernel", "drained", seen=both.log)
+        wanted = "minivm: fleet: goal+proof: reboot new kernel, a deep check is to pass"
+        until(lambda: both.reason("w1") == wanted, "drained", seen=both.log)
         until(lambda: node(both, "w1")[0], "and cordoned by the fleet's mark", seen=both.log)
         until(lambda: "waits until it is drained" in status(both, "w1").get("why", ""), "it waits", seen=both.log)
         assert "reboot.example/please" not in node(both, "w1")[1]
@@ -89,10 +124,40 @@ def test_a_reboot_waits_for_the_job_is_asked_for_and_seen(both: Both) -> None:
         told = json.loads(both.ask("status", "--output", "json"))
         assert told["budgets"]["remedies"] == {"now": 1, "most": 1, "mode": "act"}
         boots(both, "w1", "second")
+        until(lambda: "has told no deep check" in status(both, "w1")["why"], "its proof is waited for", seen=both.log)
+        assert both.reason("w1"), "it gets no jobs until then"
+        tells(both, "w1", {"message": "second 0"})
         until(lambda: is_back(both, "w1"), "all is lifted", seen=both.log)
         history = [one["what"] for one in status(both, "w1")["history"]]
         assert history[-2:] == ["reboot", "rebooted"]
         assert status(both, "w2")["goal"] == "up"
+    assert both.controller.run("srun", "-w", "w1", "--chdir=/tmp", "hostname", user="demo").strip() == "w1"
+
+
+def test_its_own_pod_proves_a_machine_that_was_rebooted_or_says_that_it_is_ill(both: Both) -> None:
+    """What the fleet's drain asks for, the worker's health service does when its pod begins."""
+    both.policy.write_text(json.dumps(TREATS))
+    place = "/usr/share/minivm/scripts/health.d/stand_in"
+    both.workers["w1"].run("sh", "-c", f"printf %s '{CHECK}' > {place}; chmod 755 {place}")
+    with both.running():
+        wants(both, "w1", "reboot", "fan 3")
+        until(lambda: status(both, "w1").get("remedy", {}).get("done"), "it is asked for", seen=both.log)
+        boots(both, "w1", "third")
+        ill = begins(both, "w1", "ill")
+        assert (ill["status"], ill["message"]) == ("False", " 1 stand_in[manual]@zero ill")
+        tells(both, "w1", {**ill, "message": f"third{ill['message']}"})
+        until(lambda: status(both, "w1").get("verdict") == "stand_in[manual]@zero ill", "noted", seen=both.log)
+        until(lambda: status(both, "w1").get("remedy", {}).get("done"), "and asked for again", seen=both.log)
+        history = [one["what"] for one in status(both, "w1")["history"]]
+        assert history[-4:] == ["reboot", "verdict", "failed", "reboot"]
+        assert both.reason("w1") and node(both, "w1")[0], "it stays"
+        boots(both, "w1", "fourth")
+        well = begins(both, "w1", "well")
+        assert (well["status"], well["message"]) == ("True", " 1 stand_in")
+        assert both.reason("w1"), "the boot that it names counts"
+        tells(both, "w1", {**well, "message": f"fourth{well['message']}"})
+        until(lambda: is_back(both, "w1"), "all is lifted", seen=both.log)
+    both.workers["w1"].run("rm", place)
     assert both.controller.run("srun", "-w", "w1", "--chdir=/tmp", "hostname", user="demo").strip() == "w1"
 
 
@@ -105,7 +170,7 @@ def asks(goal: str, both: Both) -> None:
 
 def held(both: Both, why: str) -> bool:
     here = status(both, "w2")
-    said = both.reason("w2").startswith("minivm: fleet: goal: ") and node(both, "w2")[0]
+    said = both.reason("w2").startswith("minivm: fleet: goal") and node(both, "w2")[0]
     return said and here.get("why", "").endswith(why) and both.free("w2")
 
 
@@ -114,7 +179,9 @@ def treated(both: Both, why: str) -> bool:
 
 
 def reboots(both: Both) -> None:
-    boots(both, "w2", str(status(both, "w2")["remedies"] + 1))
+    boot = str(status(both, "w2")["remedies"] + 1)
+    boots(both, "w2", boot)
+    tells(both, "w2", {"message": f"{boot} 1 dcgm_diag"})
 
 
 def back(both: Both) -> bool:

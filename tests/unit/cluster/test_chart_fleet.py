@@ -220,6 +220,20 @@ def test_jobs_are_started_only_where_a_remedy_is_one() -> None:
 REPAIR = {"url": "https://repair.example/machines", "tokenFile": "token", "caFile": "ca.crt"}
 
 
+def test_deep_checks_are_a_proof_where_a_pod_may_tell_of_them() -> None:
+    def proof(*, told: bool, **machines: Any) -> str:
+        values = {"machines": {"enabled": True}, "policy": {"machines": machines}}
+        documents = rendered(fleet=values, podConditions={"enabled": told})
+        found = policy_from_json(only(documents, "ConfigMap")["data"]["policy.json"]).machines
+        assert found.at_once == machines.get("atOnce", 1)
+        return found.proof
+
+    assert (proof(told=True), proof(told=False), proof(told=False, atOnce=3)) == ("deep", "verdict", "verdict")
+    assert (proof(told=True, proof="verdict"), proof(told=True, proof="deep")) == ("verdict", "deep")
+    with pytest.raises(ClusterError, match=r"set podConditions\.enabled, or proof: verdict"):
+        proof(told=False, proof="deep")
+
+
 def calls(hook: dict[str, Any], **fleet: Any) -> list[Document]:
     policy = {"machines": {"mode": "act", "remedies": {"replace": {"webhook": hook}}}}
     return rendered(fleet={"machines": {"enabled": True}, "policy": policy, **fleet})

@@ -27,7 +27,9 @@ def did(worlds: Worlds) -> list[object]:
 def test_a_goal_drains_and_cordons_with_its_reason_and_its_end_lifts_both(worlds: Worlds, goal: str) -> None:
     worlds.wants("n0", goal, "fan 3")
     worlds.settle_in()
-    assert worlds.slurm["w0"].reason == f"minivm: fleet: goal: {goal} fan 3"
+    asks = {"reboot": "goal+proof", "replace": "goal+proof"}.get(goal, "goal")
+    more = ", a deep check is to pass" if "proof" in asks else ""
+    assert worlds.slurm["w0"].reason == f"minivm: fleet: {asks}: {goal} fan 3{more}"
     assert worlds.nodes["n0"].cordoned and OURS in worlds.nodes["n0"].labels
     status = worlds.status("n0")
     assert (status.goal, status.why.partition(";")[0], status.state) == (goal, "fan 3", "Drained")

@@ -176,8 +176,8 @@ def test_a_reboot_that_does_not_help_becomes_a_replacement() -> None:
         worlds.verdict("w-0", SICK)
         worlds.settle_in()
         assert worlds.status("n0").goal == "reboot"
-        worlds.person_resumes("w-0")  # the broker's: its checks pass after the boot
         worlds.boots("n0")
+        worlds.person_resumes("w-0")  # the broker's: its checks pass after the boot
         worlds.settle_in()
         assert worlds.status("n0").goal == "up"
     worlds.verdict("w-0", SICK)

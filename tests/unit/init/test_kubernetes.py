@@ -15,11 +15,16 @@ import pytest
 
 from fleet import crd
 from fleet.decide.machines import places
+from fleet.decide.remedy import evidence
+from fleet.world.deep import deep as fleet_deep
 from fleet.world.kubernetes import Kubernetes, Node
 from fleet.world.kubernetes import pod as read_pod
 from fleet.world.world import Worker
+from ground.files import write_json
+from health import deep as health_deep
+from health.verdict import Class, Result, Verdict
 from init.helpers import conditions as kubernetes
-from init.helpers import gpus
+from init.helpers import deep, gpus
 from init.pod.pod import Pod
 from tests.kube_api import serve
 
@@ -276,6 +281,97 @@ def test_the_fleet_reads_what_a_pod_tells(tmp_path: Path) -> None:
     here = Kubernetes({"n1": Node("n1", "u")}, {"w1": read_pod(item)})
     (place,) = places(here, [Worker("w1", here.pods["w1"], here.nodes["n1"], None)]).values()
     assert place.said == {ONE}
+
+
+# What deep checks have said
+
+
+def deep_api(api_server: ApiServer) -> kubernetes.Api:
+    return kubernetes.Api("ns", "w1", api_server.account, f"localhost:{api_server.server.server_port}")
+
+
+def follows(api_server: ApiServer, tmp_path: Path) -> tuple[threading.Thread, Path]:
+    (tmp_path / "boot_id").write_text("b1\n")
+    file = tmp_path / "health/deep/said.json"
+    words = (deep_api(api_server), file, tmp_path / "boot_id", 0.01)
+    thread = threading.Thread(target=kubernetes.tell_deep, args=words, daemon=True)
+    thread.start()
+    return thread, file
+
+
+def said(file: Path, **changes: object) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_json(file, {"boot_id": "b1", "state": "ok", "ran": 2, "said": "dcgm_diag", **changes})
+
+
+def test_each_new_word_is_told_once_whatever_the_api_server_says_first(api_server: ApiServer, tmp_path: Path) -> None:
+    api_server.answers = [503, 403]
+    _, file = follows(api_server, tmp_path)
+    said(file, state="running", ran=0, said="")
+    told = [(item["status"], item["reason"], item["message"]) for item in api_server.wait(3)]
+    assert told == [("Unknown", "Running", "b1 0")] * 3
+    said(file, state="not asked")
+    said(file, boot_id="b0")
+    said(file)
+    assert api_server.wait(4)[3]["message"] == "b1 2 dcgm_diag"
+    said(file)
+    said(file, state="problem", said="dcgm_diag[manual]@1 bad")
+    last = api_server.wait(5)[4]
+    assert (last["type"], last["status"], last["reason"]) == ("minivm.io/DeepCheck", "False", "Failed")
+    assert last["message"] == "b1 2 dcgm_diag[manual]@1 bad"
+
+
+def test_a_pod_that_is_gone_is_not_told_of_deep_checks_for_ever(api_server: ApiServer, tmp_path: Path) -> None:
+    api_server.answers = [404]
+    thread, file = follows(api_server, tmp_path)
+    said(file)
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        {},
+        {"boot_id": "", "state": "ok", "ran": 1, "said": ""},
+        {"boot_id": "b0", "state": "ok", "ran": 1, "said": ""},
+        {"boot_id": "b1", "state": "fine", "ran": 1, "said": ""},
+        {"boot_id": "b1", "state": ["ok"], "ran": 1, "said": ""},
+        {"boot_id": "b1", "state": "ok", "ran": "1", "said": ""},
+        {"boot_id": "b1", "state": "ok", "ran": True, "said": ""},
+        {"boot_id": "b1", "state": "ok", "ran": -1, "said": ""},
+        {"boot_id": "b1", "state": "not asked", "ran": 0, "said": ""},
+    ],
+)
+def test_what_is_of_another_boot_or_form_is_not_told(found: dict[str, Any]) -> None:
+    assert deep.condition(found, "b1") is None
+    assert deep.condition({"boot_id": "", "state": "ok", "ran": 1, "said": ""}, "") is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, "\xff"])
+def test_a_word_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "said.json").write_text(text, encoding="latin-1")
+    assert deep.read(tmp_path / "said.json") == {}
+    assert deep.read(tmp_path / "none") == {}
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "passed"), [([], True), (["ok"], True), (["problem"], False), (["unknown"], None)]
+)
+def test_the_fleet_reads_what_the_health_service_keeps_and_the_pod_tells(
+    tmp_path: Path, verdicts: list[str], passed: bool | None
+) -> None:
+    """The three do not share a line of code."""
+    found = [Verdict("dcgm_diag", Result(one), Class.MANUAL, "x; y", commit="9f2c0011") for one in verdicts]
+    health_deep.write(tmp_path / "said.json", health_deep.word(found, [], "b1"))
+    told = deep.condition(deep.read(tmp_path / "said.json"), "b1")
+    item = {"metadata": {"name": "w1", "uid": "u"}, "spec": {"nodeName": "n1"}, "status": {"conditions": [told]}}
+    here = Kubernetes({"n1": Node("n1", "u", boot="b1")}, {"w1": read_pod(item)})
+    (place,) = places(here, [Worker("w1", here.pods["w1"], here.nodes["n1"], None)]).values()
+    answer = fleet_deep(place.workers, "b1")
+    assert answer.passed is passed
+    if passed is False:
+        assert (heaviest := evidence(answer.text)) is not None and heaviest.key == "dcgm_diag@9f2c001"
 
 
 def test_a_pod_that_is_gone_is_not_told_of_its_gpus_for_ever(api_server: ApiServer) -> None:
