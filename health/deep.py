@@ -7,7 +7,7 @@ Also whether they are to run at all, and that they are running: who begins anew 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -31,7 +31,7 @@ class State(StrEnum):
 class Word:
     boot_id: str
     state: State
-    ran: int = 0  # of those for which the node has the hardware
+    ran: int = 0  # those of them that were about GPUs
     said: str = ""
 
     def settled(self, boot_id: str) -> bool:
@@ -39,18 +39,20 @@ class Word:
         return bool(boot_id) and self.boot_id == boot_id and self.state is not State.RUNNING
 
 
-def word(verdicts: Iterable[Verdict], broken: Iterable[str], boot_id: str) -> Word:
-    """Of a whole round. Unknown is never ok, and of a check that cannot be loaded nobody knows what it would say."""
+def word(verdicts: Iterable[Verdict], broken: Iterable[str], boot_id: str, of_gpus: Collection[str]) -> Word:
+    """Of a whole round. Unknown is never ok, and of a check that cannot be loaded nobody knows what it would say.
+    `of_gpus`: the checks that are about these; where GPUs are gone they have not run."""
     ran = sorted((one for one in verdicts if one.applies), key=lambda one: (-one.class_.weight, one.check))
+    gpus = sum(one.check in of_gpus for one in ran)
     problems = [one for one in ran if one.result is Result.PROBLEM]
     doubts = [f"{one.check}: {one.reason}" for one in ran if one.result is Result.UNKNOWN]
     doubts += [f"{name}: the check is broken" for name in sorted(broken)]
     if problems:
         text = "; ".join(f"{one.check}[{one.class_}]@{one.commit[:7] or 'none'} {one.reason}" for one in problems)
-        return Word(boot_id, State.PROBLEM, len(ran), _line(text))
+        return Word(boot_id, State.PROBLEM, gpus, _line(text))
     if doubts:
-        return Word(boot_id, State.UNKNOWN, len(ran), _line("; ".join(doubts)))
-    return Word(boot_id, State.OK, len(ran), _line(" ".join(one.check for one in ran)))
+        return Word(boot_id, State.UNKNOWN, gpus, _line("; ".join(doubts)))
+    return Word(boot_id, State.OK, gpus, _line(" ".join(one.check for one in ran)))
 
 
 def write(path: Path, said: Word) -> None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from fleet import words
 from fleet.decide.actions import Action, CallHook, Cordon, Record, StartJob, Tell, Uncordon
 from fleet.decide.machines import Place, Verdict, believed, count, line, made, matched, places, seen
 from fleet.decide.remedy import Turn, booted, counts, disproved, evidence
 from fleet.policy import Machines, Policy
+from fleet.world.deep import deep
 from fleet.world.kubernetes import Kubernetes
 from fleet.world.machine import Machine, Status
 from fleet.world.slurm import Slurm
@@ -22,6 +23,7 @@ from fleet.world.world import Unknown, Worker, World
 
 # The causes of drains that follow from a goal: a person's, and the policy's.
 KINDS = frozenset({"goal", "machine", words.PROOF})
+TO_PASS = "a deep check is to pass"
 # After these it is seen to be well.
 PROVEN = frozenset({"reboot", "replace"})
 BY_CLASS = {"reboot": "reboot", "rma": "replace"}
@@ -57,6 +59,7 @@ class Goals:
     common: frozenset[str]  # verdicts that stand against many at once
     deep: bool = False  # whether a deep check is to prove that what is done has helped
     bare: frozenset[str] = frozenset()  # Nodes that wait for that, and have no worker that could
+    gpus: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # that their machines had, by Node
 
     def of_node(self, name: str) -> Wanted:
         return self.wanted.get(self.at.get(name, ""), UP)
@@ -81,8 +84,9 @@ def goals(world: World, now: float, policy: Policy) -> Goals | None:
     if policy.machines.proof != "deep":
         return Goals(found, at, wanted, proposed, common)
     back = (where for where, one in kept.items() if _back(one, found[where]))
-    bare = frozenset(where for where in back if not found[where].workers)
-    return Goals(found, at, wanted, proposed, common, True, bare)
+    bare = frozenset(where for where in back if not found[where].workers and here.sees(where))
+    had = {where: one.gpus for where, one in kept.items()}
+    return Goals(found, at, wanted, proposed, common, True, bare, had)
 
 
 def _rebooting(status: Status) -> bool:
@@ -130,10 +134,10 @@ def _by_policy(status: Status, place: Place | None, now: float, rules: Machines,
 def _common(found: Mapping[str, Place], kept: Mapping[str, Status], policy: Policy) -> frozenset[str]:
     """What one check at one commit says of many machines is the commit's fault before it is theirs."""
     with_workers = {where: place for where, place in found.items() if place.workers}
-    deep = policy.machines.proof == "deep"
+    deeply = policy.machines.proof == "deep"
 
     def against(where: str, place: Place) -> Verdict | None:
-        return place.verdict() or (evidence(disproved(kept[where], place)) if deep and where in kept else None)
+        return place.verdict() or (evidence(disproved(kept[where], place)) if deeply and where in kept else None)
 
     counted = Counter(one.key for where, place in with_workers.items() if (one := against(where, place)))
     most = max(1, int(len(with_workers) * policy.share))
@@ -147,10 +151,27 @@ def causes(worker: Worker, known: Goals | None, kubernetes: Kubernetes) -> Mappi
         return dict.fromkeys(before & KINDS, "as its machine was to be") if kubernetes.blind else {}
     one = known.of_node(worker.pod.node)
     if one.up:
-        return {}
+        return {} if one.person else dict.fromkeys(_unproven(worker, known), TO_PASS)
     # The pod that begins there reads it (health/broker/decide.py): it stands in Slurm before anything is done.
-    asked = {words.PROOF: "a deep check is to pass"} if known.deep and one.prove else {}
+    asked = {words.PROOF: TO_PASS} if known.deep and one.prove else {}
     return {"goal" if one.person else "machine": one.words, **asked}
+
+
+def _unproven(worker: Worker, known: Goals) -> Mapping[str, str]:
+    """A pod that began on a drain that asks for it, on whatever machine it is, is proven before that is lifted: it is
+    checking deeply. Where the goal was withdrawn the pod is the one that was drained, and nothing was done to it."""
+    node, machine = worker.slurm, worker.node
+    kinds = words.kinds(node.reason) if node is not None and node.ours else frozenset[str]()
+    if not known.deep or words.PROOF not in kinds or node is None or machine is None:
+        return {}
+    if kinds & {"goal", "machine"} and not 0 < node.since < worker.pod.created:
+        return {}
+    said = deep((worker,), machine.boot, known.gpus.get(machine.name, ()))
+    return {} if said.passed else {words.PROOF: said.text}
+
+
+def _held(place: Place, known: Goals) -> str:
+    return next((why for worker in place.workers for why in _unproven(worker, known).values()), "")
 
 
 def cordons(known: Goals) -> Iterator[Cordon | Uncordon]:
@@ -187,11 +208,14 @@ def kept(known: Goals, kubernetes: Kubernetes, slurm: Slurm, now: float, policy:
         if place is not None:
             turn = Turn(machine, place, one.goal, one.why, room > 0, kubernetes, slurm, now, rules)
             after, act, said = turn.step(after)
+        if one.up:
+            said = _held(place, known) if place is not None and not one.person else ""
         room -= machine.status.remedy is None and after.remedy is not None
-        why = f"would be {proposal.words}" if one.up and not proposal.up else "; ".join(filter(None, (one.why, said)))
-        after = replace(after, goal=one.goal, why=line(why) if not (one.up and proposal.up) else "")
+        proposed = one.up and not proposal.up
+        why = f"would be {proposal.words}" if proposed else "; ".join(filter(None, (one.why, said)))
+        after = replace(after, goal=one.goal, why=line(why))
         if after.why:
-            yield Tell(where or name, "propose" if one.up else "goal", f"{name}: {one.goal}: {after.why}")
+            yield Tell(where or name, "propose" if proposed else "goal", f"{name}: {one.goal}: {after.why}")
         if isinstance(act, StartJob | CallHook):
             yield replace(act, after=replace(after, remedy=act.after.remedy))
             continue

@@ -123,7 +123,7 @@ class Turn:
     def _wait(self, status: Status, begun: Remedy) -> Step:
         if self.goal != "reboot":
             return status, None, "is done: it is out of service" if self.goal == "down" else "is waited for"
-        proof = deeply(self.place, status) if self.rules.proof == "deep" and self._booted(begun) else None
+        proof = self._proof(status) if self.rules.proof == "deep" and self._booted(begun) else None
         if proof is not None and proof.passed is False:
             # Its evidence outlives the remedy: by it the next one follows.
             said = add(add(status, self.now, "verdict", proof.text), self.now, "failed", f"{FAILED}{proof.text}")
@@ -136,6 +136,12 @@ class Turn:
         if self._treatment() is not None and self.now - begun.at >= self.rules.verify_s:
             return add(replace(status, remedy=None), self.now, "failed", begun.goal), None, "has failed"
         return status, None, "waits for its next boot, and to be well after it"
+
+    def _proof(self, status: Status) -> Deep:
+        """A pod there that cannot be read is one that has not said so."""
+        said = deeply(self.place, status)
+        seen = said.passed is False or self.kubernetes.sees(self.place.node.name)
+        return said if seen else Deep(None, "a pod there cannot be read")
 
     def _well(self) -> bool:
         place = self.place

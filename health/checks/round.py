@@ -61,7 +61,9 @@ def run(
         done.append(judged)
     done += [_broken(name, why, setting) for name, why in loaded.broken.items()]
     if asked.names is None and asked.when is When.DEEP and captures is None and not asked.only_due:
-        said = deep.word([one.verdict for one in done if one.verdict.check not in loaded.broken], loaded.broken, boot)
+        of_gpus = {name for name, module in fitting.items() if module.CHECK.hardware is Hardware.GPU}
+        verdicts = [one.verdict for one in done if one.verdict.check not in loaded.broken]
+        said = deep.word(verdicts, loaded.broken, boot, of_gpus)
         deep.write(places.deep, said)
     if asked.names is None:
         # A prolog may still run an earlier commit, which has no say in what there is.

@@ -33,7 +33,7 @@ def read(file: Path = FILE) -> dict[str, Any]:
 
 def condition(found: dict[str, Any], boot: str) -> dict[str, Any] | None:
     """But for its time. The message begins with the boot, for the pod may have been there before it, and with how many
-    checks have run."""
+    checks of GPUs have run."""
     ran = found.get("ran")
     status, reason = STATES.get(str(found.get("state")), ("", ""))
     if not boot or found.get("boot_id") != boot or not status or type(ran) is not int or not 0 <= ran <= CHECKS:

@@ -144,7 +144,7 @@ def test_its_own_pod_proves_a_machine_that_was_rebooted_or_says_that_it_is_ill(b
         until(lambda: status(both, "w1").get("remedy", {}).get("done"), "it is asked for", seen=both.log)
         boots(both, "w1", "third")
         ill = begins(both, "w1", "ill")
-        assert (ill["status"], ill["message"]) == ("False", " 1 stand_in[manual]@zero ill")
+        assert (ill["status"], ill["message"]) == ("False", " 0 stand_in[manual]@zero ill")
         tells(both, "w1", {**ill, "message": f"third{ill['message']}"})
         until(lambda: status(both, "w1").get("verdict") == "stand_in[manual]@zero ill", "noted", seen=both.log)
         until(lambda: status(both, "w1").get("remedy", {}).get("done"), "and asked for again", seen=both.log)
@@ -153,7 +153,7 @@ def test_its_own_pod_proves_a_machine_that_was_rebooted_or_says_that_it_is_ill(b
         assert both.reason("w1") and node(both, "w1")[0], "it stays"
         boots(both, "w1", "fourth")
         well = begins(both, "w1", "well")
-        assert (well["status"], well["message"]) == ("True", " 1 stand_in")
+        assert (well["status"], well["message"]) == ("True", " 0 stand_in")
         assert both.reason("w1"), "the boot that it names counts"
         tells(both, "w1", {**well, "message": f"fourth{well['message']}"})
         until(lambda: is_back(both, "w1"), "all is lifted", seen=both.log)
@@ -206,6 +206,8 @@ def another_comes(both: Both) -> None:
             both.api.ask("DELETE", f"{MACHINES}/{one['metadata']['name']}")
     both.api.ask("POST", "/api/v1/nodes", {"metadata": {"name": "n-w2"}, "status": {"conditions": [READY]}})
     both.new_pod("w2")
+    boots(both, "w2", "another")
+    tells(both, "w2", {"message": "another 1 dcgm_diag"})
 
 
 # What happens, how it shows that all that follows was done, and what is noted of the machine.

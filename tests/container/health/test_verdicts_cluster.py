@@ -132,3 +132,20 @@ def test_a_prolog_took_fresh_verdicts_and_the_job_its_places(cluster: Cluster) -
     records = cluster.workers["w2"].run("cat", "/var/log/minivm/runs.jsonl")
     assert '"kind":"prolog"' in records
     assert '"result":"broken"' not in records
+
+
+def test_a_pod_that_begins_on_a_drain_that_asks_for_it_checks_its_machine_deeply(cluster: Cluster) -> None:
+    """Last: its worker begins anew."""
+    worker, place = cluster.workers["w2"], f"{ZERO}/health.d/stand_in"
+    header = '# minivm-check: {"about": "a stand-in", "class": "manual", "when": ["deep"]}'
+    worker.run("sh", "-c", f"printf '%s\\n' '#!/bin/sh' '{header}' 'echo ill; exit 80' > {place}; chmod 755 {place}")
+    reason = "minivm: fleet: goal+proof: reboot new kernel, a deep check is to pass"
+    cluster.controller.run("scontrol", "update", "nodename=w2", "state=drain", f"reason={reason}")
+    worker.run("rm", "-rf", "/run/minivm/health", "/run/minivm/verdicts")  # as in a container that is made anew
+    worker.container.kill()
+    worker.container.start()
+    worker.wait_ready(90)
+    said = partial(worker.code, "cat", "/run/minivm/health/deep/said.json")
+    until(lambda: '"state":"problem"' in said()[1], "it has checked", seen=worker.account)
+    assert "stand_in[manual]@zero ill" in said()[1]
+    assert cluster.node("w2") == ("drained", reason), "the drain is the fleet's to lift"

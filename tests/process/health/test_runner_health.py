@@ -592,21 +592,24 @@ def served(world: World, *answers: dict[str, object]) -> contextlib.AbstractCont
 
 
 @pytest.mark.parametrize(
-    ("fact", "when", "state", "said"),
+    ("fact", "when", "hardware", "state", "ran", "said"),
     [
-        ("good", "[When.DEEP]", "ok", "one"),
-        ("bad", "[When.DEEP]", "problem", "one[manual]@zero it is bad"),
-        ("good", "[When.BOOT]", "ok", ""),
+        ("good", "[When.DEEP]", "ANY", "ok", 0, "one"),
+        ("good", "[When.DEEP]", "GPU", "ok", 1, "one"),
+        ("bad", "[When.DEEP]", "GPU", "problem", 1, "one[manual]@zero it is bad"),
+        ("good", "[When.BOOT]", "GPU", "ok", 0, ""),
     ],
 )
 def test_a_pod_that_begins_where_it_is_asked_for_checks_deeply_and_keeps_the_word(
-    world: World, fact: str, when: str, state: str, said: str
+    world: World, fact: str, when: str, hardware: str, state: str, ran: int, said: str
 ) -> None:
     add(world, "one", class_="MANUAL", when=when)
+    check = world.tree / "health.d/one.py"
+    check.write_text(check.read_text().replace("period_s", f"hardware=Hardware.{hardware}, period_s"))
     (world.root / "fact").write_text(f"{fact}\n")
     file = world.root / "health/deep/said.json"
     # It hears from the controller a little later.
-    env = {**world.environment, "MINIVM_HEALTH_ROUND_SECONDS": "0.2"}
+    env = {**world.environment, "MINIVM_HEALTH_ROUND_SECONDS": "0.2", "MINIVM_EXPECT_GPUS": "1"}
     with served(world, {}, {"deep": None}, {"deep": True}) as asked:
         process = subprocess.Popen([sys.executable, "-I", "-m", "health.checks.loop"], env=env)
         try:
@@ -615,7 +618,7 @@ def test_a_pod_that_begins_where_it_is_asked_for_checks_deeply_and_keeps_the_wor
             process.kill()
             process.wait()
     word = json.loads(file.read_text())
-    assert word == {"boot_id": boot_id(), "state": state, "ran": int(bool(said)), "said": said}
+    assert word == {"boot_id": boot_id(), "state": state, "ran": ran, "said": said}
     assert asked[:3] == [{"ask": "status"}] * 3
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from fleet.decide.memory import Memory
 from fleet.decide.remedy import disproved
 from fleet.policy import Machines, Policy, Treatment, policy
+from fleet.world.kubernetes import Kubernetes
 from fleet.world.machine import Event, Status
 from init.errors import ConfigError
 from tests.fleet_world import OURS, Worlds
@@ -270,6 +271,86 @@ def test_one_without_a_worker_gets_one_and_that_is_drained_until_it_has_checked(
     assert kept_free(worlds)
     worlds.deep_says = ("True", 4, "dcgm_diag")
     worlds.checks("w-0")
+    worlds.settle_in()
+    assert is_back(worlds)
+
+
+def exchanged(worlds: Worlds) -> None:
+    """Other hardware behind the same name, and another pod on it."""
+    worlds.pod_goes("w-0")
+    worlds.nodes["n0"].uid, worlds.nodes["n0"].annotations, worlds.nodes["n0"].cordoned = "other", {}, False
+    worlds.nodes["n0"].labels.clear()
+    worlds.nodes["n0"].boot += 1
+    worlds.nodes["n0"].version += 1
+    worlds.now += 50
+    worlds.replace("w-0", "n0")
+    worlds.pods["w-0"].ready = True
+    worlds.settle_in()
+
+
+def test_what_replaces_a_machine_gets_no_jobs_while_its_pod_checks_it() -> None:
+    for ends in ("check", "up"):
+        worlds = fleet()
+        worlds.deep_says = SILENT
+        worlds.wants("n0", "replace", "ecc")
+        worlds.settle_in()
+        exchanged(worlds)
+        assert worlds.slurm["w-0"].drained_by == "fleet"
+        assert "has told no deep check" in worlds.status("n0").why
+        worlds.pods["w-0"].gpus, worlds.deep_says = (GPU,), ("True", 0, "")
+        worlds.settle_in()
+        worlds.checks("w-0")
+        worlds.settle_in()
+        assert "has checked nothing deeply, and it has GPUs" in worlds.status("n0").why
+        worlds.deep_says = BAD
+        worlds.checks("w-0")
+        worlds.settle_in()
+        assert worlds.slurm["w-0"].drained_by == "fleet"
+        if ends == "check":
+            worlds.deep_says = ("True", 4, "dcgm_diag")
+            worlds.checks("w-0")
+        else:
+            worlds.wants("n0", "up")
+        worlds.settle_in()
+        assert is_back(worlds)
+        assert worlds.status("n0").why == ""
+
+
+@pytest.mark.parametrize("goal", ["reboot", "replace"])
+def test_a_goal_that_is_withdrawn_before_anything_was_done_asks_for_no_proof(goal: str) -> None:
+    worlds = fleet()
+    worlds.deep_says = SILENT
+    worlds.slurm["w-0"].jobs.add(7)
+    worlds.wants("n0", goal, "new kernel")
+    worlds.settle_in()
+    assert "proof" in worlds.slurm["w-0"].reason
+    worlds.wants("n0", "")
+    worlds.settle_in()
+    assert is_back(worlds)
+
+
+def test_one_whose_pod_cannot_be_read_is_not_uncordoned_for_another() -> None:
+    worlds = asked()
+    worlds.pod_goes("w-0")
+    worlds.boots("n0")
+    for _ in range(3):
+        world = worlds.world()
+        assert isinstance(world.kubernetes, Kubernetes)
+        hides = replace(world.kubernetes, unread={"Pod/w-0": "x"}, hidden={"Pod/w-0": "n0"})
+        worlds.look(world=replace(world, kubernetes=hides))
+    assert worlds.nodes["n0"].cordoned
+
+
+def test_a_pod_that_cannot_be_read_has_not_said_that_it_has_passed() -> None:
+    worlds = asked(says=("True", 4, "dcgm_diag"))
+    worlds.boots("n0")
+    for _ in range(3):
+        world = worlds.world()
+        assert isinstance(world.kubernetes, Kubernetes)
+        hides = replace(world.kubernetes, unread={"Pod/x": "x"}, hidden={"Pod/x": "n0"})
+        worlds.look(world=replace(world, kubernetes=hides))
+    assert kept_free(worlds)
+    assert "cannot be read" in worlds.status("n0").why
     worlds.settle_in()
     assert is_back(worlds)
 
