@@ -1,8 +1,9 @@
-"""What people want of a machine, between a real API server and a real Slurm."""
+"""What people want of a machine, between a real API server and a real Slurm, and a real receiver of webhooks."""
 
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from tests.kubernetes.apiserver import install
 from tests.kubernetes.test_fleet import PODS, READY, Both, Running, both_sides
+from tests.process.fleet.test_hooks import TAKES, Answers, Receiver
 from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
@@ -19,10 +21,28 @@ MACHINES = "/apis/minivm.io/v1alpha1/namespaces/default/machines"
 JOBS = "/apis/batch/v1/namespaces/default/jobs"
 TICKET = {"template": {"spec": {"containers": [{"name": "ticket", "image": "x"}]}}}
 REMEDIES = {"reboot": {"annotate": {"reboot.example/please": "now"}}, "replace": {"job": TICKET}}
-TREATS = {"machines": {"mode": "act", "remedies": REMEDIES}}
 
 
 class Kept(Both):
+    receiver: Receiver
+    # At each call: its key, and whether its answer was noted already.
+    called: list[tuple[str, bool]]
+
+    def treats(self) -> None:
+        """Whoever is told of a machine that is to go down is asked by a webhook."""
+        down = {"webhook": {"url": f"http://127.0.0.1:{self.receiver.port}/down"}}
+        remedies = {**REMEDIES, "down": down}
+        self.policy.write_text(json.dumps({"machines": {"mode": "act", "remedies": remedies}}))
+
+    def hears(self, answer: Answers) -> None:
+        def answers(way: socket.socket) -> object:
+            _, _, said = self.receiver.asked[-1]
+            remedy = self.api.ask("GET", f"{MACHINES}/{said['machine']}")["status"]["remedy"]
+            self.called.append((said["key"], bool(remedy.get("done"))))
+            return answer(way)
+
+        self.receiver.answers, self.called = answers, []
+
     def env(self, **more: str) -> dict[str, str]:
         return super().env(MINIVM_FLEET_MACHINES="yes", **more)
 
@@ -31,9 +51,12 @@ class Kept(Both):
 def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
     with both_sides(tmp_path_factory.mktemp("goals"), "goals", Kept) as found:
         install(found.api)
+        found.receiver = Receiver()
         for name in found.workers:
             boots(found, name, "first")
         yield found
+        found.receiver.ended.set()
+        found.receiver.socket.close()
 
 
 def boots(both: Both, name: str, boot: str) -> None:
@@ -102,8 +125,8 @@ def is_back(both: Both, name: str) -> bool:
     return not both.reason(name) and node(both, name) == (False, {}) and status(both, name)["goal"] == "up"
 
 
-def test_a_reboot_waits_for_the_job_is_asked_for_and_seen(both: Both) -> None:
-    both.policy.write_text(json.dumps(TREATS))
+def test_a_reboot_waits_for_the_job_is_asked_for_and_seen(both: Kept) -> None:
+    both.treats()
     words = ("sbatch", "--parsable", "-w", "w1", "--chdir=/tmp", "--wrap", "sleep 7777")
     job = both.controller.run(*words, user="demo").strip()
     until(lambda: both.controller.run("squeue", "-h", "-o", "%t").split() == ["R"], "the job runs")
@@ -134,9 +157,9 @@ def test_a_reboot_waits_for_the_job_is_asked_for_and_seen(both: Both) -> None:
     assert both.controller.run("srun", "-w", "w1", "--chdir=/tmp", "hostname", user="demo").strip() == "w1"
 
 
-def test_its_own_pod_proves_a_machine_that_was_rebooted_or_says_that_it_is_ill(both: Both) -> None:
+def test_its_own_pod_proves_a_machine_that_was_rebooted_or_says_that_it_is_ill(both: Kept) -> None:
     """What the fleet's drain asks for, the worker's health service does when its pod begins."""
-    both.policy.write_text(json.dumps(TREATS))
+    both.treats()
     place = "/usr/share/minivm/scripts/health.d/stand_in"
     both.workers["w1"].run("sh", "-c", f"printf %s '{CHECK}' > {place}; chmod 755 {place}")
     with both.running():
@@ -217,6 +240,10 @@ STORIES: dict[str, tuple[list[tuple[Callable[[Both], object], Callable[[Both], b
         [(partial(asks, "reboot"), partial(treated, why="to be well after it")), (reboots, back)],
         ["reboot", "rebooted"],
     ),
+    "down": (
+        [(partial(asks, "down"), partial(treated, why="it is out of service")), (partial(asks, "up"), back)],
+        ["down", "withdrawn"],
+    ),
     "replace": (
         [
             (partial(asks, "replace"), partial(treated, why="is waited for")),
@@ -233,9 +260,10 @@ def settled(both: Both, fleet: Running, all_is: Callable[[Both], bool]) -> bool:
 
 
 @pytest.mark.parametrize("story", STORIES)
-def test_a_goal_ends_the_same_where_the_fleet_is_killed_after_every_single_change(both: Both, story: str) -> None:
+def test_a_goal_ends_the_same_where_the_fleet_is_killed_after_every_single_change(both: Kept, story: str) -> None:
     """Drained, cordoned, told, done once, seen and lifted, each step by another fleet."""
-    both.policy.write_text(json.dumps(TREATS))
+    both.treats()
+    both.hears(TAKES)
     with both.running():
         until(lambda: status(both, "w2").get("state") == "TakesJobs" and back(both), "it is kept", seen=both.log)
     kept, jobs = machine(both, "w2"), both.api.ask("GET", JOBS)["items"]
@@ -251,6 +279,35 @@ def test_a_goal_ends_the_same_where_the_fleet_is_killed_after_every_single_chang
     another = machine(both, "w2")["metadata"]["uid"] != kept["metadata"]["uid"]
     assert another == (story == "replace")
     had = [] if another else [one["what"] for one in before["history"]]
-    assert [one["what"] for one in after["history"]] == [*had, *noted], "once, and no more"
-    assert after["remedies"] - (0 if another else before["remedies"]) == (story == "reboot")
+    found = [one["what"] for one in after["history"]][len(had) :]
+    # What was counted before, by the stories before this one.
+    assert [what for what in found if what != "forgiven"] == noted, "once, and no more"
+    assert after["remedies"] - (0 if another else before["remedies"]) == (story in ("reboot", "down"))
+    assert (bool(both.called), {noted for _, noted in both.called} <= {False}) == (story == "down", True)
+    assert len({key for key, _ in both.called}) <= 1
     assert len(both.api.ask("GET", JOBS)["items"]) - len(jobs) == (story == "replace")
+
+
+def test_a_webhook_whose_answer_nobody_heard_is_called_again_with_its_key_and_then_no_more(both: Kept) -> None:
+    both.treats()
+    with both.running() as fleet:
+        alive = [fleet.process]
+
+        def kills(way: socket.socket) -> None:
+            """The first one that asks: he takes it, and nobody hears so."""
+            while alive:
+                alive.pop().kill()
+            TAKES(way)
+
+        both.hears(kills)
+        wants(both, "w2", "down", "fan 3")
+        until(partial(settled, both, fleet, partial(treated, why="it is out of service")), "it is done", seen=both.log)
+        assert fleet.killed == 1
+        assert [noted for _, noted in both.called] == [False, False], both.log()
+        assert len({key for key, _ in both.called}) == 1
+    before = len(both.log())
+    with both.running():
+        until(lambda: "it is out of service" in both.log()[before:], "a third one has looked at it", seen=both.log)
+        wants(both, "w2", "up", "fan 4")
+        until(lambda: back(both), "all is lifted", seen=both.log)
+    assert len(both.called) == 2, "once it is noted nobody is called"
