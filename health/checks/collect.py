@@ -1,4 +1,4 @@
-"""Reads the sources of checks on a live node: every program at once, each with its deadline, none able to hang us.
+"""Reads the sources of checks on a live node: programs side by side, each with its deadline, none able to hang us.
 
 A program that does not end is killed with its group. One in uninterruptible sleep cannot be killed: it is left behind
 and the next run does not start another beside it.
@@ -41,9 +41,14 @@ class _Running:
 
 
 def collect(
-    sources: Iterable[Source], environment: Mapping[str, str] | None = None, abandoned: Path | None = None
+    sources: Iterable[Source],
+    environment: Mapping[str, str] | None = None,
+    abandoned: Path | None = None,
+    *,
+    at_once: int = AT_ONCE,
 ) -> dict[str, Capture]:
-    """Every source by name. `abandoned` remembers, over runs, the programs that could not be killed."""
+    """Every source by name. `abandoned` remembers, over runs, the programs that could not be killed. `at_once`: how
+    many programs side by side."""
     wanted = {source.name: source for source in sources}
     found: dict[str, Capture] = {}
     commands: list[tuple[str, str, Command, tuple[str, ...]]] = []
@@ -61,7 +66,7 @@ def collect(
             for target in targets:
                 commands.append((name, target, source, (program, *source.argv[1:], *([target] if target else []))))
     stuck = _stuck(abandoned)
-    for name, label, capture in _run_all(commands, env, stuck):
+    for name, label, capture in _run_all(commands, env, stuck, at_once):
         parts.setdefault(name, []).append((label, capture))
     _remember(abandoned, stuck)
     for name, captured in parts.items():
@@ -109,14 +114,17 @@ def _join(captured: list[tuple[str, Capture]]) -> Capture:
 
 
 def _run_all(
-    commands: list[tuple[str, str, Command, tuple[str, ...]]], env: Mapping[str, str], stuck: dict[str, int]
+    commands: list[tuple[str, str, Command, tuple[str, ...]]],
+    env: Mapping[str, str],
+    stuck: dict[str, int],
+    at_once: int,
 ) -> list[tuple[str, str, Capture]]:
     done: list[tuple[str, str, Capture]] = []
     waiting = list(reversed(commands))
     running: dict[int, _Running] = {}
     with selectors.DefaultSelector() as selector, _ended_with_us(running):
         while waiting or running:
-            while waiting and len(running) < AT_ONCE:
+            while waiting and len(running) < at_once:
                 name, label, command, argv = waiting.pop()
                 if argv[0] in stuck:
                     why = f"an earlier {argv[0]} (pid {stuck[argv[0]]}) still hangs in the kernel"

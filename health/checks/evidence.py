@@ -10,7 +10,7 @@ from pathlib import Path
 
 from health.api import Builtin, Capture, Check, Result, Source
 from health.checks.cases import write_case
-from health.checks.collect import collect
+from health.checks.collect import AT_ONCE, collect
 from health.checks.hardware import expectations
 from health.checks.judge import Judged
 from health.checks.notes import recall
@@ -37,8 +37,8 @@ class Readings:
         return {name: capture for name, capture in self.captures.items() if name in wanted}
 
 
-def read_sources(sources: list[Source], places: Places) -> dict[str, Capture]:
-    return collect(sources, {"MINIVM_UNFIT": str(UNFIT)}, places.state / "stuck")
+def read_sources(sources: list[Source], places: Places, at_once: int = AT_ONCE) -> dict[str, Capture]:
+    return collect(sources, {"MINIVM_UNFIT": str(UNFIT)}, places.state / "stuck", at_once=at_once)
 
 
 def with_evidence(judged: Judged, before: Verdict | None, check: Check, readings: Readings) -> Judged:

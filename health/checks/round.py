@@ -17,12 +17,13 @@ from pathlib import Path
 from health import deep
 from health.api import Capture, Check, CheckModule, Class, Failure, Hardware, Result, When
 from health.checks.cases import read_case
+from health.checks.collect import AT_ONCE
 from health.checks.evidence import ALWAYS, Readings, read_sources, with_evidence
 from health.checks.hardware import expectations, present
 from health.checks.judge import Judged, Setting, judge
 from health.checks.load import Loaded, load_checks, load_limits
 from health.checks.notes import bury, one_round, promised, recall, remember
-from health.checks.select import Asked
+from health.checks.select import Asked, takes_the_machine
 from health.index import Index, Listed, write_index
 from health.places import Places, boot_id
 from health.verdict import Verdict, read_verdict, write_verdict
@@ -46,7 +47,8 @@ def run(
     fitting = {name: module for name, module in selected.items() if captures is not None or has[module.CHECK.hardware]}
     with contextlib.suppress(OSError):
         places.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    readings = _read(loaded, list(fitting.values()), places, captures)
+    whole = any(takes_the_machine(module.CHECK, asked.when) for module in fitting.values())
+    readings = _read(loaded, list(fitting.values()), places, captures, 1 if whole else AT_ONCE)
     done: list[Judged] = []
     for name, module in selected.items():
         if name in fitting:
@@ -89,13 +91,18 @@ def _index(tree: Path, loaded: Loaded, has: Mapping[Hardware, bool], setting: Se
 
 
 def _read(
-    loaded: Loaded, modules: list[CheckModule], places: Places, captures: Mapping[str, Capture] | None
+    loaded: Loaded,
+    modules: list[CheckModule],
+    places: Places,
+    captures: Mapping[str, Capture] | None,
+    at_once: int,
 ) -> Readings:
-    """Each source once, however many checks want it."""
+    """Each source once, however many checks want it; `at_once`: a diagnostic beside an all-reduce
+    would find a slow GPU."""
     sources = {source.name: source for module in modules for source in module.CHECK.sources}
     if captures is None:
         declared = [source for module in loaded.checks.values() for source in module.CHECK.sources if source.evidence]
-        return Readings(places, read_sources(list(sources.values()), places), (*declared, *ALWAYS))
+        return Readings(places, read_sources(list(sources.values()), places, at_once), (*declared, *ALWAYS))
     absent = {name: Capture("", Failure.MISSING, f"{name}: not in this recording") for name in sources}
     return Readings(places, {**absent, **captures}, ())
 

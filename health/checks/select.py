@@ -31,6 +31,11 @@ class Asked:
         return not self.only_due or due(check.period_s, known, now, boot)
 
 
+def takes_the_machine(check: Check, when: When | None) -> bool:
+    """Whether it loads all of the hardware, for minutes: a deep one, or one that runs by its name alone."""
+    return when is When.DEEP or check.when <= {When.DEEP}
+
+
 def asks_slurm(check: Check) -> bool:
     """slurmd answers nobody while it waits for its own health program: a question of ours would wait for it in turn."""
     return any(isinstance(source, Command) and source.argv[0] in SLURM for source in check.sources)

@@ -1,0 +1,83 @@
+"""Deep checks with real programs: each has the machine for itself."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from health.api import Command, When
+from health.checks.load import load_checks
+from health.checks.loop import DEEP_S
+from tests.process.runner_world import World, make
+
+ROOT = Path(__file__).resolve().parents[3]
+# It says so where another one runs beside it, for which it waits a while.
+LOADS = """#!/bin/sh
+mkdir {root}/loaded || {{ : > {root}/together; exit 0; }}
+i=0
+while [ ! -e {root}/together ] && [ $i -lt 20 ]; do sleep 0.05; i=$((i + 1)); done
+rmdir {root}/loaded
+"""
+CHECK = """
+from health.api import *
+CHECK = Check(name={name!r}, about="a test's", class_=Class.MANUAL, period_s=60, when=frozenset({when}),
+              sources=(Command({name!r}, ("{root}/loads", {name!r})),), thresholds="t")
+def parse(inputs):
+    return inputs[{name!r}]
+def judge(measured, context):
+    return [ok("fine")]
+"""
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    made = make(tmp_path)
+    made.script("lib/thresholds/t.json", '{"default": {}}', 0o644)
+    (tmp_path / "loads").write_text(LOADS.format(root=tmp_path))
+    (tmp_path / "loads").chmod(0o755)
+    return made
+
+
+def add(world: World, name: str, when: str) -> None:
+    world.script(f"health.d/{name}.py", CHECK.format(name=name, when=when, root=world.root), 0o644)
+
+
+def ran(world: World, *arguments: str) -> list[str]:
+    argv = [sys.executable, "-I", "-m", "health.checks.round", "--tree", str(world.tree), "--commit", "zero"]
+    done = subprocess.run(
+        [*argv, *arguments], env=world.environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    return [item["check"] for item in json.loads(done.stdout)["ran"]]
+
+
+@pytest.mark.parametrize(
+    ("when", "arguments", "together"),
+    [
+        ("[When.DEEP]", ["--when", "deep"], False),
+        ("[When.DEEP]", ["--checks", "one,two"], False),
+        ("[]", ["--checks", "one,two"], False),
+        ("[When.DEEP, When.BOOT]", ["--when", "deep"], False),
+        ("[When.DEEP, When.BOOT]", ["--when", "boot"], True),
+        ("[When.PROLOG]", ["--checks", "one,two"], True),
+    ],
+)
+def test_what_loads_the_machine_has_it_for_itself(
+    world: World, when: str, arguments: list[str], together: bool
+) -> None:
+    """A diagnostic beside an all-reduce finds a slow GPU, and a second diagnostic is refused: a machine that is well
+    would be rebooted once more, and replaced."""
+    add(world, "one", when)
+    add(world, "two", when)
+    assert ran(world, *arguments) == ["one", "two"]
+    assert (world.root / "together").exists() is together
+
+
+def test_one_after_the_other_the_default_ones_end_before_all_are_given_up() -> None:
+    modules = load_checks(ROOT / "scripts").checks.values()
+    sources = {source.name: source for module in modules if When.DEEP in module.CHECK.when
+               for source in module.CHECK.sources}  # fmt: skip
+    assert sum(source.deadline_s for source in sources.values() if isinstance(source, Command)) < DEEP_S - 60
