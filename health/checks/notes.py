@@ -6,7 +6,9 @@ All of it may be lost: a round goes on without it, and knows a little less.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -59,8 +61,9 @@ def promised(places: Places) -> Mapping[str, str]:
 
 
 @contextlib.contextmanager
-def one_round(places: Places, *, patient: bool) -> Iterator[bool]:
-    """Whether this round is alone; a prolog waits a little for that and then goes on: each file is published whole."""
+def one_round(places: Places, within: float | None) -> Iterator[bool]:
+    """Whether this round is alone; a prolog waits a little for that and then goes on: each file is published whole.
+    None: what loads the whole machine waits for as long as the one before it takes."""
     try:
         places.state.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(places.state / "round.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -68,6 +71,11 @@ def one_round(places: Places, *, patient: bool) -> Iterator[bool]:
         yield True
         return
     try:
-        yield locked(fd, ROUND_WAIT_S if patient else 0.0)
+        alone = locked(fd, within or 0.0)
+        if not alone and within is None:
+            print("another round of checks runs; this one waits for its end", file=sys.stderr, flush=True)
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            alone = True
+        yield alone
     finally:
         os.close(fd)

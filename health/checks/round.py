@@ -22,7 +22,7 @@ from health.checks.evidence import ALWAYS, Readings, read_sources, with_evidence
 from health.checks.hardware import expectations, present
 from health.checks.judge import Judged, Setting, judge
 from health.checks.load import Loaded, load_checks, load_limits
-from health.checks.notes import bury, one_round, promised, recall, remember
+from health.checks.notes import ROUND_WAIT_S, bury, one_round, promised, recall, remember
 from health.checks.select import Asked, takes_the_machine
 from health.index import Index, Listed, write_index
 from health.places import Places, boot_id
@@ -32,11 +32,30 @@ from health.verdict import Verdict, read_verdict, write_verdict
 def run(
     tree: Path, commit: str, asked: Asked, places: Places, captures: Mapping[str, Capture] | None = None
 ) -> list[Judged]:
-    """`captures` stands in for the node (a planted recording); otherwise the sources are read here."""
+    """`captures` stands in for the node (a planted recording); otherwise the sources are read here. Nothing, where
+    only what is due was asked for and another round runs."""
+    loaded = load_checks(tree, asked.names)
+    asked_for = [one.CHECK for one in loaded.checks.values() if asked.takes(one.CHECK, None, 0.0, "")]
+    whole = captures is None and any(takes_the_machine(check, asked.when) for check in asked_for)
+    within = None if whole else 0.0 if asked.only_due else ROUND_WAIT_S
+    with one_round(places, within) as alone:
+        if asked.only_due and not alone:
+            return []
+        return _alone(tree, commit, asked, places, captures, loaded, 1 if whole else AT_ONCE)
+
+
+def _alone(
+    tree: Path,
+    commit: str,
+    asked: Asked,
+    places: Places,
+    captures: Mapping[str, Capture] | None,
+    loaded: Loaded,
+    at_once: int,
+) -> list[Judged]:
     # slurmd may start a prolog without the pod's environment: the background round has kept what was promised.
     expect = expectations(os.environ) or promised(places)
     setting = Setting(commit, boot := boot_id(), time.time(), expect)
-    loaded = load_checks(tree, asked.names)
     known = {name: read_verdict(places.verdict(name)) for name in loaded.checks}
     selected = {
         name: module
@@ -47,8 +66,7 @@ def run(
     fitting = {name: module for name, module in selected.items() if captures is not None or has[module.CHECK.hardware]}
     with contextlib.suppress(OSError):
         places.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    whole = any(takes_the_machine(module.CHECK, asked.when) for module in fitting.values())
-    readings = _read(loaded, list(fitting.values()), places, captures, 1 if whole else AT_ONCE)
+    readings = _read(loaded, list(fitting.values()), places, captures, at_once)
     done: list[Judged] = []
     for name, module in selected.items():
         if name in fitting:
@@ -121,11 +139,7 @@ def _broken(name: str, why: str, setting: Setting) -> Judged:
 
 def perform(tree: Path, commit: str, asked: Asked, captures: Mapping[str, Capture] | None = None) -> str:
     """One JSON line: what each check said."""
-    places = Places.from_environment()
-    with one_round(places, patient=not asked.only_due) as alone:
-        if asked.only_due and not alone:
-            return json.dumps({"ran": [], "busy": True})
-        done = run(tree, commit, asked, places, captures)
+    done = run(tree, commit, asked, Places.from_environment(), captures)
     return json.dumps({"ran": [_summary(judged) for judged in done if judged.verdict.applies]})
 
 

@@ -24,7 +24,7 @@ class Asked:
             if self.when is not None and self.when not in check.when:
                 return False
             # A deep check runs when it is asked for, and never because everything is.
-            if self.when is not When.DEEP and check.when == frozenset({When.DEEP}):
+            if self.when is not When.DEEP and takes_the_machine(check, self.when):
                 return False
         if self.without_slurm and asks_slurm(check):
             return False

@@ -13,13 +13,14 @@ from health.api import Command, When
 from health.checks.load import load_checks
 from health.checks.loop import DEEP_S
 from tests.process.runner_world import World, make
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
-# It says so where another one runs beside it, for which it waits a while.
+# It says so where another one runs beside it, for which it waits a while, or for as long as it is held.
 LOADS = """#!/bin/sh
 mkdir {root}/loaded || {{ : > {root}/together; exit 0; }}
 i=0
-while [ ! -e {root}/together ] && [ $i -lt 20 ]; do sleep 0.05; i=$((i + 1)); done
+while [ ! -e {root}/together ] && {{ [ -e {root}/hold ] || [ $i -lt 20 ]; }}; do sleep 0.05; i=$((i + 1)); done
 rmdir {root}/loaded
 """
 CHECK = """
@@ -74,6 +75,48 @@ def test_what_loads_the_machine_has_it_for_itself(
     add(world, "two", when)
     assert ran(world, *arguments) == ["one", "two"]
     assert (world.root / "together").exists() is together
+
+
+def person(world: World, started: list[subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+    argv = [sys.executable, "-I", "-m", "health.cli", "health", "--run", "--when", "deep"]
+    started.append(subprocess.Popen(argv, env=world.environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE))
+    return started[-1]
+
+
+def test_two_who_ask_for_deep_checks_wait_for_each_other(world: World, started: list[subprocess.Popen[bytes]]) -> None:
+    """The pod has begun them, and a person does not know; or the health service was killed, and begins anew."""
+    add(world, "one", "[When.DEEP]")
+    (world.root / "hold").touch()
+    first = person(world, started)
+    until((world.root / "loaded").exists, "it has begun")
+    second = person(world, started)
+    assert second.stderr is not None
+    assert second.stderr.readline() == b"another round of checks runs; this one waits for its end\n"
+    (world.root / "hold").unlink()
+    assert [process.wait(60) for process in (first, second)] == [0, 0]
+    assert not (world.root / "together").exists()
+
+
+def test_while_deep_checks_load_the_machine_nothing_that_is_due_looks_at_it(
+    world: World, started: list[subprocess.Popen[bytes]]
+) -> None:
+    """The memory that they take of the GPUs, and no job runs: a machine that is well would be rebooted for it."""
+    add(world, "one", "[When.DEEP]")
+    add(world, "two", "[When.BACKGROUND]")
+    (world.root / "hold").touch()
+    process = person(world, started)
+    until((world.root / "loaded").exists, "it has begun")
+    assert ran(world, "--when", "background", "--due") == []
+    (world.root / "hold").unlink()
+    assert process.wait(60) == 0
+    assert ran(world, "--when", "background", "--due") == ["two"]
+
+
+def test_by_no_time_at_all_nothing_that_loads_the_machine_is_meant(world: World) -> None:
+    add(world, "one", "[When.DEEP]")
+    add(world, "two", "[]")
+    add(world, "three", "[When.BACKGROUND]")
+    assert ran(world) == ["three"]
 
 
 def test_one_after_the_other_the_default_ones_end_before_all_are_given_up() -> None:

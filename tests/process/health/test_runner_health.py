@@ -198,11 +198,11 @@ builtin.ABANDONED_MOUNTS = Path({str(tmp_path / "abandoned")!r})
 real, builtin.os.kill = os.kill, lambda *_: None
 {HUNG}
 """
-    code = code.replace("text = builtin", "with one_round(places, patient=False) as first:\n    text = builtin")
+    code = code.replace("text = builtin", "with one_round(places, 0.0) as first:\n    text = builtin")
     code = code.replace("start = time", f"places = Places(state=Path({str(tmp_path)!r}))\nstart = time")
     code += """
 child = int(next(iter(json.loads(builtin.ABANDONED_MOUNTS.read_text()))).split()[0])
-with one_round(places, patient=False) as second:
+with one_round(places, 0.0) as second:
     print("alone:", first, second, "still hangs:", Path(f"/proc/{child}").exists())
 real(child, 9)
 """
