@@ -65,7 +65,7 @@ def read(path: Path) -> Word | None:
     data = read_json(path)
     try:
         return Word(str(data["boot_id"]), State(str(data["state"])), int(data["ran"]), str(data["said"]))
-    except (KeyError, ValueError, TypeError):
+    except (KeyError, ValueError, TypeError, OverflowError):
         return None
 
 

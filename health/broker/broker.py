@@ -98,8 +98,10 @@ class Broker:
 
     def answer(self, request: Mapping[str, object]) -> Mapping[str, object]:
         ask = request.get("ask")
-        if ask not in ("gate", "look", "status", "forget"):
-            return {"error": f"unknown question {ask!r}: gate, look, status, forget"}
+        if ask not in ("gate", "look", "status", "forget", "deep"):
+            return {"error": f"unknown question {ask!r}: gate, look, status, forget, deep"}
+        if ask == "deep":
+            return {"deep": self._asks_for_deep()}
         checks = request.get("checks", [])
         named = [str(check) for check in checks] if isinstance(checks, list) else []
         if ask == "forget":
@@ -111,9 +113,15 @@ class Broker:
         now = clock()
         decisions = {check: what_of(self.memory, check, now) for check in named}
         # A job is kept off only for what has drained the node: then nothing is drained that the guard held back.
-        found = self.memory.found
-        deep = None if found is None else asks_for_deep(found)
-        return {"decisions": decisions, "drained": self._stops(named), "said": self.memory.said, "deep": deep}
+        return {"decisions": decisions, "drained": self._stops(named), "said": self.memory.said}
+
+    def _asks_for_deep(self) -> bool | None:
+        """None: nobody can say yet. By the node as the pod found it, which what it posts itself does not change; and by
+        the node as it is now, for it may have been resumed since, and have jobs."""
+        if self.memory.found is None or not asks_for_deep(self.memory.found):
+            return None if self.memory.found is None else False
+        node = _answer(self.slurm.known_node)
+        return None if isinstance(node, Failed) else asks_for_deep(node)
 
     def _stops(self, named: list[str]) -> bool:
         standing = self.memory.standing(clock())

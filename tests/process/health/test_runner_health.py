@@ -619,7 +619,7 @@ def test_a_pod_that_begins_where_it_is_asked_for_checks_deeply_and_keeps_the_wor
             process.wait()
     word = json.loads(file.read_text())
     assert word == {"boot_id": boot_id(), "state": state, "ran": ran, "said": said}
-    assert asked[:3] == [{"ask": "status"}] * 3
+    assert asked[:3] == [{"ask": "deep"}] * 3
 
 
 def test_a_pod_that_is_not_asked_checks_nothing_deeply_and_a_person_who_asks_is_answered(world: World) -> None:

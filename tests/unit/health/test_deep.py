@@ -134,12 +134,23 @@ def test_not_asked_for_it_is_not_asked_again(path: Path) -> None:
 def test_one_that_was_cut_begins_anew_and_one_of_another_boot_says_nothing(path: Path) -> None:
     runs = Rounds(path)
     deep.write(path, Word(boot_id(), State.RUNNING))
-    assert begin.once(runs, lambda: None), "it had been asked for"
+    assert not begin.once(runs, lambda: None), "the broker does not know yet whether it still may"
+    assert runs.times == 0
+    assert begin.once(runs, lambda: True)
     assert runs.times == 1
     deep.write(path, Word("another", State.OK, 1, "x"))
     assert not begin.once(runs, lambda: None)
     assert begin.once(runs, lambda: True)
     assert runs.times == 2
+
+
+def test_one_that_was_cut_does_not_begin_anew_where_jobs_may_run(path: Path) -> None:
+    """A person has resumed the node, whose health service was stopped meanwhile."""
+    runs = Rounds(path)
+    deep.write(path, Word(boot_id(), State.RUNNING))
+    assert begin.once(runs, lambda: False)
+    assert runs.times == 0
+    assert deep.read(path) == Word(boot_id(), State.UNKNOWN, 0, "they were cut, and jobs may run by now")
 
 
 @pytest.mark.parametrize(
@@ -151,7 +162,8 @@ def test_one_that_could_not_run_does_not_know(path: Path, why: str, said: str) -
     assert begin.once(Rounds(path), lambda: True), "and is not begun again and again"
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"boot_id": 1}', '{"boot_id":"b","state":"fine","ran":1,"said":""}'])
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"boot_id": 1}', '{"boot_id":"b","state":"fine","ran":1,"said":""}',
+                                  '{"boot_id":"b","state":"ok","ran":1e999,"said":""}'])  # fmt: skip
 def test_a_damaged_word_is_none(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True)
     path.write_text(text)

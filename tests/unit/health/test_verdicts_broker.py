@@ -143,6 +143,32 @@ def test_a_person_who_takes_over_our_drain_owns_it(desk: Desk) -> None:
     assert desk.slurm.state == Node(True, "Ann: waiting for the part")
 
 
+REBOOTED = Node(True, "minivm: fleet: goal+proof: reboot new kernel, a deep check is to pass")
+
+
+@pytest.mark.parametrize(
+    ("found", "now", "wanted"),
+    [
+        (REBOOTED, REBOOTED, True),
+        (REBOOTED, Node(False, ""), False),
+        (REBOOTED, replace(REBOOTED, busy=True), False),
+        (REBOOTED, Node(True, "Ann: fan"), False),
+        (Node(False, ""), REBOOTED, False),
+        (REBOOTED, None, None),
+    ],
+)
+def test_a_deep_check_begins_where_the_pod_found_it_asked_for_and_nothing_has_changed_since(
+    tmp_path: Path, found: Node, now: Node | None, wanted: bool | None
+) -> None:
+    """A person who resumes the node meanwhile has jobs on it."""
+    desk = Desk(tmp_path)
+    assert desk.broker.answer({"ask": "deep"}) == {"deep": None}, "nobody has looked yet"
+    desk.slurm.state = found
+    desk.broker.look()
+    desk.slurm.state, desk.slurm.down = now or found, now is None
+    assert desk.broker.answer({"ask": "deep"}) == {"deep": wanted}
+
+
 def test_a_person_who_resumes_the_node_is_believed(desk: Desk) -> None:
     desk.say("problem")
     desk.slurm.state = Node(False, "")
