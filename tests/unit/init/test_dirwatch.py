@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from init.pod import dirwatch
 from init.pod.dirwatch import Watcher
 
 
@@ -15,7 +16,7 @@ class Busy:
     """A kernel that is asked for a directory right before somebody makes it."""
 
     def __init__(self, libc: Any, makes: list[Path]) -> None:
-        self.libc, self.makes = libc, makes
+        self.libc, self.makes, self.inotify_init1 = libc, makes, libc.inotify_init1
 
     def inotify_add_watch(self, descriptor: int, path: bytes, mask: int) -> int:
         answer: int = self.libc.inotify_add_watch(descriptor, path, mask)
@@ -43,3 +44,37 @@ def test_where_nothing_is_made_the_nearest_that_is_there_is_watched(tmp_path: Pa
         watcher.watch(missing)
     (tmp_path / "a").mkdir()
     assert watcher.wait(0)
+
+
+class Full:
+    """A kernel that has no more instances, or no more watches, to give."""
+
+    def __init__(self, libc: Any) -> None:
+        self.libc, self.instances, self.watches = libc, 0, 0
+
+    def inotify_init1(self, flags: int) -> int:
+        return int(self.libc.inotify_init1(flags)) if self.instances else -1
+
+    def inotify_add_watch(self, descriptor: int, path: bytes, mask: int) -> int:
+        return int(self.libc.inotify_add_watch(descriptor, path, mask)) if self.watches else -1
+
+
+@pytest.mark.parametrize("missing", ["instances", "watches"])
+def test_where_the_kernel_gives_no_watch_it_is_looked_now_and_then_until_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], missing: str
+) -> None:
+    """A container of another pod may have taken the last one: what is to be told must not wait for ever."""
+    watcher = Watcher()
+    full = Full(watcher._libc)
+    full.instances = full.watches = 1
+    setattr(full, missing, 0)
+    monkeypatch.setattr(watcher, "_libc", full)
+    monkeypatch.setattr(dirwatch, "LOOK_AGAIN", 0.01)
+    for _ in range(2):
+        watcher.watch(tmp_path)
+        assert not watcher.wait(None), "it comes back, and who asks looks"
+    assert capsys.readouterr().err.count("is looked at every") == 1
+    setattr(full, missing, 1)
+    watcher.watch(tmp_path)
+    (tmp_path / "file").write_text("x")
+    assert watcher.wait(60.0), "the kernel says so again"
