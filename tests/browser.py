@@ -104,6 +104,10 @@ class Browser:
             text = {"text": "\r"} if key == "Enter" and kind == "keyDown" else {}
             self.tell("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=KEYS[key], **text)
 
+    def size(self, width: int, height: int) -> None:
+        """Of the page, smaller than a window may be, too."""
+        self.tell("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+
     def picture(self, path: Path) -> None:
         path.write_bytes(base64.b64decode(self.tell("Page.captureScreenshot", format="png")["data"]))
 

@@ -33,8 +33,9 @@ HOSTILE = "<img src=x onerror='window.hurt=1'><script>window.hurt=1</script>\u20
 TOOK = """(() => { const [drawn] = performance.getEntriesByName("drawn"),
     [data] = performance.getEntriesByType("resource").filter((one) => one.name.endsWith("fleet.json"));
     return [performance.getEntriesByName("first-paint")[0].startTime, drawn.startTime - data.responseEnd]; })()"""
-# Where the documentation's pictures are drawn anew: MINIVM_PICTURES=docs/pictures.
+# Where pictures are drawn to be looked at; the documentation's are those of docs/pictures.
 PICTURES = os.environ.get("MINIVM_PICTURES", "")
+LIGHT_AND_DARK = pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 
 
 @dataclass
@@ -309,12 +310,17 @@ def counts(page: Browser, kind: str) -> int:
     return found
 
 
+def drawn(page: Browser, directory: Path, scene: str, *, dark: bool) -> None:
+    page.picture((Path(PICTURES) if PICTURES else directory) / f"fleet-{scene}{'-dark' if dark else ''}.png")
+
+
+@LIGHT_AND_DARK
 @pytest.mark.parametrize(
-    ("scene", "dark", "wanted"),
+    ("scene", "wanted"),
     [
-        (healthy, False, {"Busy": 240, "TakesJobs": 120}),
-        (rolling, False, {"Draining": 80}),
-        (incident, True, {"proposal": 1, "cordoned": 2}),
+        (healthy, {"Busy": 240, "TakesJobs": 120}),
+        (rolling, {"Draining": 80}),
+        (incident, {"proposal": 1, "cordoned": 2}),
     ],
 )
 def test_a_fleet_is_seen_as_it_is(
@@ -330,8 +336,21 @@ def test_a_fleet_is_seen_as_it_is(
     if scene is incident:
         page.value("document.querySelector('[data-name=w37]').click()")
         page.until("document.getElementById('one').innerText.includes('gpu_lost')", "the evidence is there")
-    page.picture((Path(PICTURES) if PICTURES else tmp_path) / f"fleet-{scene.__name__}.png")
+    drawn(page, tmp_path, scene.__name__, dark=dark)
     assert page.said == []
+
+
+def test_on_a_narrow_screen_nothing_is_squeezed(page: Browser, served: Serve, tmp_path: Path) -> None:
+    page.size(420, 900)
+    shown(page, served(site()), 360)
+    page.until("document.getElementById('stand').innerText.includes('this fleet acts')", "how it stands is told")
+    wide, high = page.value(
+        "(({width, height}) => [width, height])(document.getElementById('stand').getBoundingClientRect())"
+    )
+    assert wide > 350, "it has a line of its own"
+    assert high < 50, "which is one, or two"
+    assert page.value("document.documentElement.scrollWidth") <= 420, "nothing is beside the screen"
+    drawn(page, tmp_path, "narrow", dark=False)
 
 
 def test_it_is_used_by_keys_alone(page: Browser, served: Serve) -> None:
@@ -388,10 +407,14 @@ def test_what_changes_is_seen_without_a_reload_and_what_is_not_known_is_said(pag
     assert page.value("window.mine") == 1
 
 
-def test_five_thousand_cells_are_drawn_found_and_walked(page: Browser, served: Serve) -> None:
+@LIGHT_AND_DARK
+def test_five_thousand_cells_are_drawn_found_and_walked(
+    page: Browser, served: Serve, tmp_path: Path, dark: bool
+) -> None:
     worlds = Worlds(5000)
     worlds.person_drains("w4711")
-    shown(page, served(worlds), 5000)
+    shown(page, served(worlds), 5000, dark=dark)
+    drawn(page, tmp_path, "five-thousand", dark=dark)
     page.value("(() => { const find = document.getElementById('find'); find.value = 'fan 3';"
                " find.dispatchEvent(new Event('input')); })()")  # fmt: skip
     assert page.value("document.querySelectorAll('button.cell:not(.not)').length") == 1
