@@ -143,7 +143,7 @@ def tell_deep(api: Api, file: Path = deep.FILE, boot: Path = deep.BOOT_ID, pause
     watcher, told = Watcher(), None
     while True:
         watcher.watch(file.parent)
-        item, wait = deep.condition(deep.read(file), boot.read_text().strip()), None
+        item = deep.condition(deep.read(file), boot.read_text().strip())
         if item is not None and item != told:
             try:
                 api.patch({**item, "lastTransitionTime": _now()})
@@ -151,8 +151,10 @@ def tell_deep(api: Api, file: Path = deep.FILE, boot: Path = deep.BOOT_ID, pause
             except (ApiError, OSError) as error:
                 if isinstance(error, ApiError) and error.missing:
                     return
-                wait = pause
-        watcher.wait(wait)
+                # Whatever changes meanwhile: a user's jobs are in the directories beside it as often as he likes.
+                time.sleep(pause)
+                continue
+        watcher.wait(None)
 
 
 def _now() -> str:

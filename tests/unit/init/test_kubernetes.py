@@ -6,9 +6,11 @@ import json
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +29,7 @@ from init.helpers import conditions as kubernetes
 from init.helpers import deep, gpus
 from init.pod.pod import Pod
 from tests.kube_api import serve
+from tests.waiting import until
 
 NOT_READY = {"ready": False, "phase": "boot", "reasons": ["munge key not proven"], "degraded": []}
 READY: dict[str, Any] = {"ready": True, "phase": "running", "reasons": [], "degraded": []}
@@ -290,10 +293,10 @@ def deep_api(api_server: ApiServer) -> kubernetes.Api:
     return kubernetes.Api("ns", "w1", api_server.account, f"localhost:{api_server.server.server_port}")
 
 
-def follows(api_server: ApiServer, tmp_path: Path) -> tuple[threading.Thread, Path]:
+def follows(api_server: ApiServer, tmp_path: Path, pause: float = 0.01) -> tuple[threading.Thread, Path]:
     (tmp_path / "boot_id").write_text("b1\n")
     file = tmp_path / "health/deep/said.json"
-    words = (deep_api(api_server), file, tmp_path / "boot_id", 0.01)
+    words = (deep_api(api_server), file, tmp_path / "boot_id", pause)
     thread = threading.Thread(target=kubernetes.tell_deep, args=words, daemon=True)
     thread.start()
     return thread, file
@@ -319,6 +322,34 @@ def test_each_new_word_is_told_once_whatever_the_api_server_says_first(api_serve
     last = api_server.wait(5)[4]
     assert (last["type"], last["status"], last["reason"]) == ("minivm.io/DeepCheck", "False", "Failed")
     assert last["message"] == "b1 2 dcgm_diag[manual]@1 bad"
+
+
+def test_an_api_server_that_refuses_is_not_asked_as_often_as_jobs_begin(
+    api_server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each round of checks for a job changes the directory above the word."""
+    pauses: list[float] = []
+    over = threading.Event()
+
+    def sleep(seconds: float) -> None:
+        if seconds != 7.0:  # of what another test has left
+            return time.sleep(seconds)
+        pauses.append(seconds)
+        over.wait(60)
+        return None
+
+    clock = SimpleNamespace(sleep=sleep, strftime=time.strftime, gmtime=time.gmtime)
+    monkeypatch.setattr(kubernetes, "time", clock)
+    api_server.answers = [503]
+    (tmp_path / "health").mkdir()
+    _, file = follows(api_server, tmp_path, 7.0)
+    said(file)
+    api_server.wait(1)
+    (tmp_path / "health/round.lock").touch()
+    until(lambda: pauses, "it waits", within=20)
+    assert len(api_server.got) == 1
+    over.set()
+    assert api_server.wait(2)[1]["reason"] == "Passed"
 
 
 def test_a_pod_that_is_gone_is_not_told_of_deep_checks_for_ever(api_server: ApiServer, tmp_path: Path) -> None:
