@@ -57,6 +57,8 @@ def word(verdicts: Iterable[Verdict], broken: Iterable[str], boot_id: str, of_gp
 
 def write(path: Path, said: Word) -> None:
     with contextlib.suppress(OSError):
+        # What lies beside its directory is root's alone, whoever makes it first.
+        path.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_json(path, asdict(said))
 
 

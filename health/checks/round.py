@@ -64,8 +64,6 @@ def _alone(
     }
     has = {hardware: present(hardware, expect) for hardware in Hardware}
     fitting = {name: module for name, module in selected.items() if captures is not None or has[module.CHECK.hardware]}
-    with contextlib.suppress(OSError):
-        places.state.mkdir(mode=0o700, parents=True, exist_ok=True)
     readings = _read(loaded, list(fitting.values()), places, captures, at_once)
     done: list[Judged] = []
     for name, module in selected.items():

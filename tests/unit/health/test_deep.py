@@ -129,6 +129,7 @@ def test_not_asked_for_it_is_not_asked_again(path: Path) -> None:
     assert begin.once(runs, lambda: True), "what the pod did not find it finds no more: jobs may run by now"
     assert runs.times == 0
     assert deep.read(path) == Word(boot_id(), State.NOT_ASKED)
+    assert path.parent.parent.stat().st_mode & 0o777 == 0o700, "what lies beside it is root's alone"
 
 
 def test_one_that_was_cut_begins_anew_and_one_of_another_boot_says_nothing(path: Path) -> None:
