@@ -184,8 +184,9 @@ def parse_volume(raw: Mapping[str, Any], *, pod: str) -> Volume:
             return Volume(name, Source.EMPTY, memory=memory, size=quantity(given.get("sizeLimit", 0)))
         case "hostPath":
             return Volume(name, Source.HOST, of=str(given["path"]))
-        case "projected":
-            # The API server's token: there is no API server here, so the pod finds none and goes without.
+        case "projected" | "downwardAPI":
+            # The API server's token, and what is asked by an annotation: there is no API server here, so the pod finds
+            # neither and goes without.
             return Volume(name, Source.EMPTY, memory=True)
     raise ClusterError(f"give {pod} its volume {name}", f"a volume of the kind {kind} is not to be had on one machine")
 

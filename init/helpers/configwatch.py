@@ -3,7 +3,8 @@
 slurm.conf (controller): a candidate is read beside the live file by one of Slurm's own clients, weighed against the
 jobs that it would end, then installed, then `scontrol reconfigure`; what slurmctld refuses is taken back, and the
 running one stays as it is. What it runs with is kept for the next pod. Service drop-ins: the
-merged plan goes to PID 1, which touches only what differs. Nothing polls: the kernel says when to look.
+merged plan goes to PID 1, which touches only what differs. What is asked of a worker: `init.helpers.asked`. Nothing
+polls: the kernel says when to look.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 from ground.commands import ran
 from ground.sockets import notify
 from init.errors import InitError
+from init.helpers.asked import DIRECTORY, AskedWatch
 from init.places import PLAN
 from init.pod.client import SOCKET, Client
 from init.pod.dirwatch import Watcher
@@ -220,7 +222,7 @@ def apply_dropins(control: Path) -> dict[str, Any]:
 
 def main(control: Path = SOCKET) -> int:
     watcher = Watcher()
-    watches: list[SlurmWatch | DropInWatch] = []
+    watches: list[SlurmWatch | DropInWatch | AskedWatch] = []
     directories = list(DROPINS)
     if PROGRAM.exists():
         pod = Pod(os.environ)
@@ -228,6 +230,9 @@ def main(control: Path = SOCKET) -> int:
         directories += [files.mounted, kept.directory]
         SAID.unlink(missing_ok=True)  # of another life of ours: PID 1 is told anew
         watches.append(SlurmWatch(control, files, Slurmctld(control), kept))
+    if DIRECTORY.is_dir():
+        directories.append(DIRECTORY)
+        watches.append(AskedWatch(control))
     for directory in directories:
         watcher.watch(directory)
     watches.append(DropInWatch(control, DROPINS))
