@@ -26,9 +26,11 @@ from fleet.decide.actions import (
     Protect,
     Record,
     Remove,
+    RestartSlurmd,
     ShowOnNode,
     ShowOnPod,
     StartJob,
+    ToPod,
     Uncordon,
     Undrain,
     Unfence,
@@ -40,7 +42,7 @@ from fleet.decide.memory import Memory
 from fleet.decide.remedy import counts
 from fleet.policy import Policy
 from fleet.topology.place import Place
-from fleet.world.kubernetes import Kubernetes, together
+from fleet.world.kubernetes import RESTART, Kubernetes, together
 from fleet.world.machine import Machine, Status, machine, written
 from fleet.world.proof import Proof
 from fleet.world.reading import Object
@@ -163,6 +165,7 @@ class Worlds:
         self.cut_off = False  # the fleet itself reaches nobody but the API server
         self.returns = True  # ReturnToService=2: a slurmd that lives registers again, whatever its node is down for
         self.deaf: set[str] = set()  # those whose slurmd does not register
+        self.dull: set[str] = set()  # pods of images that show no annotation to their init
         self.pending: set[str] = set()  # nodes that a pending job names
         self.nodes = {f"n{number}": Node(f"node-{number}") for number in range(size)}
         self.pods = {name: Pod(f"pod-{name}-0", f"n{number}") for number, name in enumerate(self.names)}
@@ -358,6 +361,18 @@ class Worlds:
                 others = [one for name, one in self.pods.items() if not one.ready and name != change.pod]
                 assert len(others) < self.policy.away, "more pods away than may be"
                 self.replace(change.pod)
+            case RestartSlurmd():
+                if not (self.still(change.pod, change.was) and self._pod_still(change)):
+                    return
+                pod = self.pods[change.pod]
+                pod.version += 1
+                if change.word is None:
+                    del pod.annotations[RESTART]
+                else:
+                    assert pod.annotations.get(RESTART) != change.word, "it was asked before"
+                    pod.annotations[RESTART] = change.word
+                    if not {change.pod, pod.uid} & (self.deaf | self.dull):
+                        self.slurmd_answers(change.pod)
             case Free() | Protect():
                 if not self._pod_still(change) or (isinstance(change, Free) and not self.still(change.pod, change.was)):
                     return
@@ -488,7 +503,7 @@ class Worlds:
         now = (bool(node.drained_by), node.down, node.reason, node.comment)
         return (was.drained, was.down, was.reason, was.comment) == now
 
-    def _pod_still(self, change: Free | Protect | Evict) -> bool:
+    def _pod_still(self, change: Protect | ToPod) -> bool:
         pod = self.pods.get(change.pod)
         return pod is not None and (pod.uid, str(pod.version)) == (change.uid, change.version)
 
@@ -685,7 +700,10 @@ class Worlds:
                 )
                 for name, node in self.nodes.items()
             },
-            {name: (pod.uid.rpartition("-")[2] != "0", pod.condition, pod.free) for name, pod in self.pods.items()},
+            {
+                name: (pod.uid.rpartition("-")[2] != "0", pod.condition, pod.free, RESTART in pod.annotations)
+                for name, pod in self.pods.items()
+            },
             {
                 name: (node.drained_by, node.reason if node.drained_by else "", node.comment)
                 for name, node in self.slurm.items()

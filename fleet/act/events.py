@@ -27,6 +27,7 @@ from fleet.decide.actions import (
     Protect,
     Record,
     Remove,
+    RestartSlurmd,
     ShowOnNode,
     ShowOnPod,
     StartJob,
@@ -57,6 +58,7 @@ REASONS = {
     StartJob: "RemedyStarted",
     CallHook: "RemedyAsked",
     Adopt: "Adopted",
+    RestartSlurmd: "SlurmdRestart",
     CreatePod: "Created",
     Remove: "RecordRemoved",
     Place: "Placed",
@@ -93,7 +95,7 @@ def event(action: Change | Tell, world: Kubernetes, namespace: str) -> Object | 
             name, reason, type_, text = about, kind.capitalize(), "Warning", in_words(action)
         case (
             Drain(name) | Undrain(name) | Evict(name) | Delete(name) | Adopt(name)
-            | Annotate(name) | Withdraw(name) | StartJob(_, name) | CallHook(_, name)
+            | RestartSlurmd(name) | Annotate(name) | Withdraw(name) | StartJob(_, name) | CallHook(_, name)
             | Place(name) | Cordon(name) | Uncordon(name) | Fence(name) | Unfence(name)
         ):  # fmt: skip
             reason, type_, text = REASONS[type(action)], "Normal", in_words(action)

@@ -24,6 +24,7 @@ from fleet.decide.actions import (
     Free,
     HideOnNode,
     Protect,
+    RestartSlurmd,
     ShowOnNode,
     ShowOnPod,
     Uncordon,
@@ -31,10 +32,10 @@ from fleet.decide.actions import (
 )
 from fleet.errors import FleetError
 from fleet.world import reading
-from fleet.world.kubernetes import CORDONED, FREE, LABEL, LOST, WORKER, Condition, mark
+from fleet.world.kubernetes import CORDONED, FREE, LABEL, LOST, RESTART, WORKER, Condition, mark
 
 Object = dict[str, Any]
-ToKubernetes = Free | Protect | Evict | ShowOnPod | ShowOnNode | HideOnNode | Cordon | Uncordon
+ToKubernetes = Free | Protect | RestartSlurmd | Evict | ShowOnPod | ShowOnNode | HideOnNode | Cordon | Uncordon
 MACHINES = {"group": crd.GROUP, "version": crd.VERSION, "plural": crd.PLURAL}
 POOLS = {**MACHINES, "plural": crd_pools.PLURAL}
 PAGE = 500
@@ -166,9 +167,11 @@ class Api:
                     gone = {"type": type_, "$patch": "delete"}
                     await self._show(node, uid, self.core.patch_node_status, {"name": node}, gone)
                 case Free(pod, uid, version, was):
-                    await self._label(pod, uid, version, "true" if was else LOST)
+                    await self._mark(pod, uid, version, labels={FREE: "true" if was else LOST})
                 case Protect(pod, uid, version):
-                    await self._label(pod, uid, version, None)
+                    await self._mark(pod, uid, version, labels={FREE: None})
+                case RestartSlurmd(pod, uid, version, word):
+                    await self._mark(pod, uid, version, annotations={RESTART: word})
                 case Evict():
                     await self._evict(act)
                 case Cordon(node, uid, version, why):
@@ -217,10 +220,10 @@ class Api:
         body = {"metadata": {"uid": uid}, "status": {"conditions": [item]}}
         await self.ask(f"show Slurm's state on {name}", (patch, {**words, "body": body, "_content_type": STRATEGIC}))
 
-    async def _label(self, pod: str, uid: str, version: str, value: str | None) -> None:
-        body = {"metadata": {"uid": uid, "resourceVersion": version, "labels": {FREE: value}}}
+    async def _mark(self, pod: str, uid: str, version: str, **marks: Mapping[str, str | None]) -> None:
+        body = {"metadata": {"uid": uid, "resourceVersion": version, **marks}}
         words = {"name": pod, "namespace": self.namespace, "body": body, "_content_type": MERGE}
-        await self.ask(f"label {pod}", (self.core.patch_namespaced_pod, words))
+        await self.ask(f"mark {pod}", (self.core.patch_namespaced_pod, words))
 
     async def _evict(self, act: Evict) -> None:
         conditions = {"uid": act.uid, "resourceVersion": act.version}

@@ -29,7 +29,7 @@ from fleet.act.shown.report import Report, report
 from fleet.act.slurm import SlurmRest, to_its_end
 from fleet.act.sure import Patience, decide
 from fleet.act.words import in_words
-from fleet.decide.actions import CallHook, Change, Drain, Evict, Forget, Free, Key, Protect, Remove, Tell, Undrain, deed
+from fleet.decide.actions import CallHook, Change, Drain, Forget, Key, Protect, Remove, Tell, ToPod, Undrain, deed
 from fleet.decide.decide import MANY, Decision
 from fleet.decide.hold import hurried
 from fleet.decide.memory import Memory
@@ -291,7 +291,7 @@ class Fleet:
             still = not isinstance(change, Undrain) or await self.api.still(change.at)
             work = partial((slurm or self.slurm).change, change, self.leader.holds)
             done = still and await to_its_end(work, self._thread if slurm else None)
-        elif isinstance(change, Free | Evict) and not await asyncio.to_thread(self.slurm.still, change.pod, change.was):
+        elif isinstance(change, ToPod) and not await asyncio.to_thread(self.slurm.still, change.pod, change.was):
             done = False  # somebody has resumed it: it may get a job in this moment
         elif not self.leader.holds():
             done = False  # that took long

@@ -26,6 +26,8 @@ def _words(action: actions.Change | actions.Tell) -> str:
             return f"evict {pod}: {why}"
         case actions.Free(pod):
             return f"let others evict {pod}: it is drained, and nothing holds it"
+        case actions.RestartSlurmd(pod, _, _, word):
+            return f"restart slurmd of {pod}: Slurm does not know it" if word else f"Slurm knows {pod} again"
         case actions.Protect(pod):
             return f"protect {pod}: it may get a job"
         case actions.ShowOnPod(name, _, seen) | actions.ShowOnNode(name, _, seen):

@@ -84,6 +84,17 @@ class Protect:
 
 
 @dataclass(frozen=True, slots=True)
+class RestartSlurmd:
+    """Asks the pod's init for it by an annotation. Jobs run on meanwhile, and it registers anew."""
+
+    pod: str
+    uid: str
+    version: str
+    word: str | None  # None: Slurm knows it again, and the word goes
+    was: Seen | None  # as of `Free`
+
+
+@dataclass(frozen=True, slots=True)
 class Evict:
     """By the API server's own eviction, which keeps the pool's PodDisruptionBudget; of this pod and of no successor."""
 
@@ -92,6 +103,10 @@ class Evict:
     version: str
     why: str
     was: Seen | None  # as of `Free`: a person may have resumed the node since
+
+
+# Of a pod, and only while Slurm says of its node what it said then: `was`.
+ToPod = Free | RestartSlurmd | Evict
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +282,7 @@ class Tell:
 
 Change = (
     Drain | Undrain | Remove | Forget | Free | Protect | Evict | ShowOnPod | ShowOnNode | HideOnNode | Cordon | Uncordon
-    | Fence | Unfence | Delete | Make | Record
+    | RestartSlurmd | Fence | Unfence | Delete | Make | Record
     | Annotate | Withdraw | StartJob | CallHook
     | Place
     | CreatePod | Adopt | NotePool

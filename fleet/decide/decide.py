@@ -147,7 +147,7 @@ def _actions(
             {
                 **causes(one, policy, now),
                 **dead.get(one.pod.node, {}),
-                **_lost(one, slurm, memory, now, policy),
+                **lost.causes(one, slurm, memory.lost.get(one.name), now, policy),
                 **goals.causes(one, known, kubernetes),
                 **rolls.causes.get(one.name, {}),
             },
@@ -171,6 +171,7 @@ def _actions(
         if name in rolls.named and isinstance(guard, Free):
             guard = None  # it may be taken back just now: who is freed in each look in between never is
         yield from filter(None, [hold(worker, count, mark), guard, on_pod(worker)])
+        yield from lost.restart(worker, slurm, memory.lost.get(name), now, policy)
         if rolls.unsure or name in rolls.named:
             continue
         out = absent.setdefault(worker.pod.pool, set())
@@ -213,12 +214,6 @@ def _places(world: World, memory: Memory, now: float, policy: Policy) -> Iterato
             yield Tell(worker.name, "topology", "was elsewhere too often: its place waits for an hour of rest")
         else:
             yield found
-
-
-def _lost(worker: Worker, slurm: Slurm, memory: Memory, now: float, policy: Policy) -> Mapping[str, str]:
-    if worker.slurm is not None or worker.name in slurm.unread:
-        return {}
-    return lost.causes(memory.lost.get(worker.name), now, policy)
 
 
 def _pause(limits: Budget, total: int) -> Tell:

@@ -18,6 +18,8 @@ from fleet.world.reading import Object
 # A pod that nothing runs on and that gets nothing: of all others each pool's PodDisruptionBudget allows no eviction.
 FREE = "minivm.io/free"
 LOST = "lost"  # its value where that is because Slurm does not know it
+# Its init restarts slurmd once for each new value (init/helpers/asked.py). The fleet's say when it has asked.
+RESTART = "minivm.io/restart-slurmd"
 # A cordon of a fleet's; its value says whose. A machine cannot set a label of this kind: the API server keeps kubelets
 # from it (NodeRestriction).
 CORDONED = "minivm.node-restriction.kubernetes.io/cordoned"

@@ -12,11 +12,13 @@ import json
 import threading
 import time
 import urllib.error
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from tests.container.init_pods import World
+from fleet.world.kubernetes import RESTART
+from init.helpers.asked import DIRECTORY, WORD
+from tests.container.init_pods import Pod, World
 from tests.kubernetes.apiserver import ApiServer, Object
 from tests.kubernetes.test_fleet import LABELS, PODS, READY, Both
 from tests.waiting import until
@@ -40,6 +42,7 @@ class Rows(Both):
 
     def __init__(self, api: ApiServer, slurm: World, directory: Path) -> None:
         self.addresses: dict[str, str] = {}
+        (slurm.mounts / DIRECTORY.name).mkdir()
         super().__init__(api, slurm, directory)
         template = {"metadata": {"labels": LABELS}, "spec": {"containers": [{"name": "w", "image": "x"}]}}
         spec = {"replicas": 1, "selector": {"matchLabels": LABELS}, "serviceName": "w", "template": template}
@@ -52,6 +55,12 @@ class Rows(Both):
         well = {"conditions": [READY], "addresses": [{"type": "InternalIP", "address": elsewhere}]}
         self.api.merge(f"{NODES}/{OTHER}/status", {"status": well})
         self.mend()
+
+    def worker(self, name: str) -> Pod:
+        asked = self.directory / "asked" / name
+        asked.mkdir(parents=True, exist_ok=True)
+        env = {"MINIVM_ACCOUNTING": "none"}
+        return self.slurm.pod("worker", name, env=env, volumes={asked: str(DIRECTORY)})
 
     # What happens.
 
@@ -66,23 +75,43 @@ class Rows(Both):
         self.api.merge(f"{LEASES}/n-{name}", {"spec": {"renewTime": now if lives else f"{LONG_AGO[:-1]}.000000Z"}})
 
     @contextlib.contextmanager
-    def renewing(self, name: str = NAME) -> Iterator[None]:
-        """Its kubelet is not ready, and goes on to renew its lease."""
+    def meanwhile(self, does: Callable[[int], object]) -> Iterator[None]:
+        """What its kubelet does twice a second."""
         over = threading.Event()
 
-        def renew() -> None:
+        def again() -> None:
             for number in itertools.count():
-                self.api.merge(f"{LEASES}/n-{name}", {"spec": {"renewTime": f"{LONG_AGO[:-1]}.{number:06d}Z"}})
+                does(number)
                 if over.wait(0.5):
                     return
 
-        thread = threading.Thread(target=renew)
+        thread = threading.Thread(target=again)
         thread.start()
         try:
             yield
         finally:
             over.set()
             thread.join()
+
+    def renewing(self, name: str = NAME) -> contextlib.AbstractContextManager[None]:
+        """Its kubelet is not ready, and goes on to renew its lease."""
+
+        def renew(number: int) -> None:
+            self.api.merge(f"{LEASES}/n-{name}", {"spec": {"renewTime": f"{LONG_AGO[:-1]}.{number:06d}Z"}})
+
+        return self.meanwhile(renew)
+
+    def showing(self) -> contextlib.AbstractContextManager[None]:
+        """Its kubelet shows the worker what is asked of it."""
+        file = self.directory / "asked" / NAME / WORD
+
+        def show(_: int) -> None:
+            if (word := self.asked()) != (file.read_text() if file.exists() else ""):
+                fresh = file.with_name("fresh")
+                fresh.write_text(word)
+                fresh.rename(file)
+
+        return self.meanwhile(show)
 
     def dies(self, name: str = NAME) -> None:
         self.workers[name].container.kill()
@@ -96,7 +125,7 @@ class Rows(Both):
         """Its next container is on another machine; its address there."""
         old = self.workers[NAME].container
         old.rename(f"{old.name}-before")
-        self.workers[NAME] = self.slurm.pod("worker", NAME, env={"MINIVM_ACCOUNTING": "none"})
+        self.workers[NAME] = self.worker(NAME)
         # It has its address by now, which is another one.
         old.kill()
         self.workers[NAME].add_user()
@@ -160,6 +189,10 @@ class Rows(Both):
 
     def there(self) -> bool:
         return self.pod() is not None
+
+    def asked(self) -> str:
+        """When its slurmd was asked to restart."""
+        return str(((self.pod() or {}).get("metadata", {}).get("annotations") or {}).get(RESTART, ""))
 
     def known(self, name: str = NAME) -> bool:
         return f"NodeName={name} " in self.controller.code("scontrol", "show", "nodes")[1]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fleet.world.kubernetes import FENCED
+from fleet.world.kubernetes import FENCED, RESTART
 from tests.kubernetes import network
 from tests.kubernetes.kubectl import condition
 from tests.kubernetes.lab import Lab
@@ -18,7 +18,7 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(1200)
 # Kubernetes' own word comes after 20 s here.
-POLICY = {"fencing": "act", "dead": "30s", "notReady": "15s"}
+POLICY = {"fencing": "act", "dead": "30s", "notReady": "15s", "lost": "20s"}
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +93,18 @@ def test_when_the_one_that_acts_is_killed_another_follows(fleet: Release) -> Non
     )  # fmt: skip
     assert holder(fleet) not in ("", first)
     until(lambda: ready(fleet) == 2, "and there are two again", within=120, seen=lambda: why(fleet))
+
+
+def test_a_worker_whose_record_somebody_deletes_registers_again_in_the_same_pod(fleet: Release) -> None:
+    name = f"{fleet.name}-worker-0"
+    before = fleet.get("pod", name)["metadata"]
+    fleet.slurm("scontrol", "delete", f"nodename={name}")
+    until(lambda: fleet.states().get(name) == "idle", "its slurmd restarts", within=180, seen=lambda: why(fleet))
+    until(lambda: RESTART not in fleet.get("pod", name)["metadata"].get("annotations", {}), "and that is over")
+    after = fleet.get("pod", name)
+    assert after["metadata"]["uid"] == before["uid"]
+    assert not any(one["restartCount"] for one in after["status"]["containerStatuses"])
+    assert fleet.slurm("srun", "-w", name, "-D", "/tmp", "hostname").strip() == name
 
 
 # A machine that dies

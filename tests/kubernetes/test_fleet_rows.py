@@ -207,12 +207,30 @@ def test_a_pod_that_moves_leaves_the_drain_for_its_old_machine_behind(rows: Rows
     assert rows.controller.run("srun", "-w", NAME, "--chdir=/tmp", "hostname", user="demo").strip() == NAME
 
 
-def test_a_ready_pod_that_slurm_does_not_know_is_replaced_and_the_next_is_known(rows: Rows) -> None:
+def test_a_ready_pod_that_slurm_does_not_know_has_its_slurmd_restarted_and_stays(rows: Rows) -> None:
+    rows.policy_is(lost=10)
+    before, starts = rows.pod(), rows.workers[NAME].service("slurmd")["starts"]
+    assert before is not None
+    with rows.running(), rows.showing():
+        until(rows.takes_jobs, "all is shown", seen=rows.log)
+        rows.scontrol("delete", f"nodename={NAME}")
+        until(rows.known, "its slurmd has registered", seen=rows.log)
+        until(lambda: rows.takes_jobs() and not rows.asked(), "and nothing is asked any more", seen=rows.log)
+        rows.quiet()
+    assert rows.log().count(f"restart slurmd of {NAME}") == 1
+    after = rows.pod()
+    assert after is not None and after["metadata"]["uid"] == before["metadata"]["uid"]
+    assert rows.workers[NAME].service("slurmd")["starts"] == starts + 1
+    assert rows.controller.run("srun", "-w", NAME, "--chdir=/tmp", "hostname", user="demo").strip() == NAME
+
+
+def test_a_ready_pod_that_shows_nobody_what_is_asked_is_replaced_and_the_next_is_known(rows: Rows) -> None:
     with rows.running():
         until(rows.takes_jobs, "all is shown", seen=rows.log)
         rows.scontrol("delete", f"nodename={NAME}")
         until(lambda: not rows.there(), "it is evicted", seen=rows.log)
-        assert f"evict {NAME}: it is ready, and Slurm does not know it" in rows.log()
+        said = "it is ready, and Slurm does not know it; to restart its slurmd did not help"
+        assert f"evict {NAME}: {said}" in rows.log()
         rows.workers[NAME].container.kill()
         rows.starts()
         rows.comes()
@@ -387,6 +405,8 @@ SPOT, SCALED = "aws-node-termination-handler/spot-itn", "ToBeDeletedByClusterAut
 # What happens, and how it shows that all that follows was done.
 Steps = tuple[Callable[[Rows], object], ...]
 Part = tuple[Steps, Callable[[Rows], bool]]
+# In which its kubelet shows the worker what is asked of it.
+SHOWN = "not known, and asked"
 STORIES: dict[str, tuple[Part, ...]] = {
     **{
         kind: (((signs, begins), partial(drained, why=f"{kind}: {said}")), ((ends,), Rows.takes_jobs))
@@ -427,6 +447,10 @@ STORIES: dict[str, tuple[Part, ...]] = {
         ((lambda rows: rows.scontrol("delete", f"nodename={NAME}"),), lambda rows: not rows.there()),
         ((killed, Rows.starts, Rows.comes), Rows.takes_jobs),
     ),
+    SHOWN: (
+        ((lambda rows: rows.policy_is(lost=8), lambda rows: rows.scontrol("delete", f"nodename={NAME}")), Rows.known),
+        ((), lambda rows: rows.takes_jobs() and not rows.asked()),
+    ),
     "dead": (((Rows.dies,), lambda rows: rows.given_up() and not rows.there()), ((Rows.well,), Rows.takes_jobs)),
     "held by a person": (
         (
@@ -449,7 +473,8 @@ def done(fleet: Running, all_is: Callable[[Rows], bool], rows: Rows) -> bool:
 @pytest.mark.parametrize("story", STORIES)
 def test_killed_after_every_single_change_it_ends_the_same(rows: Rows, story: str) -> None:
     """No fleet makes more than one change, and none remembers what the one before it did."""
-    with rows.running(cut=2, again=2) as fleet:
+    shown = rows.showing() if story == SHOWN else contextlib.nullcontext()
+    with rows.running(cut=2, again=2) as fleet, shown:
         for steps, all_is in STORIES[story]:
             for happens in steps:
                 happens(rows)

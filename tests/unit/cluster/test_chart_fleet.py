@@ -20,9 +20,10 @@ from fleet.settings import WEBHOOK, from_environment
 from fleet.topology.place import NAME, place
 from fleet.webhook import Webhook
 from fleet.world.elastic import Elastic
-from fleet.world.kubernetes import FREE
+from fleet.world.kubernetes import FREE, RESTART
 from fleet.world.pending import Offer
 from fleet.world.pool import worker_pool
+from init.helpers.asked import DIRECTORY, WORD
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -58,6 +59,27 @@ def test_unasked_there_is_nothing_of_it() -> None:
     documents = render({}, release="slurm", namespace="hpc")
     assert "fleet" not in yaml.safe_dump_all(documents)
     assert "SLURMRESTD" not in yaml.safe_dump_all(documents)
+
+
+@pytest.mark.parametrize("kind", ["StatefulSet", "WorkerPool"])
+def test_what_the_fleet_asks_of_a_worker_is_shown_to_it_and_to_no_other_pod(kind: str) -> None:
+    """By the name under which the worker looks for it; with no fleet, too, for to switch one on rolls nothing."""
+    owned = kind == "WorkerPool"
+    documents = render(
+        {"fleet": {"enabled": owned, "workerPools": {"enabled": owned}}, "workers": {"pools": {"gpu": {"kind": kind}}}},
+        release="slurm", namespace="hpc",
+    )  # fmt: skip
+    specs = {
+        one["metadata"]["name"]: one["spec"]["template"]["spec"]
+        for one in documents
+        if one["kind"] in ("StatefulSet", "WorkerPool", "Deployment")
+    }
+    shown = {name: [one for one in spec["volumes"] if "downwardAPI" in one] for name, spec in specs.items()}
+    assert {name for name, volumes in shown.items() if volumes} == {"slurm-gpu"}
+    field = {"fieldPath": f"metadata.annotations['{RESTART}']"}
+    assert shown["slurm-gpu"] == [{"name": "asked", "downwardAPI": {"items": [{"path": WORD, "fieldRef": field}]}}]
+    mounts = specs["slurm-gpu"]["containers"][0]["volumeMounts"]
+    assert {"name": "asked", "mountPath": str(DIRECTORY), "readOnly": True} in mounts
 
 
 def test_it_may_do_what_it_does_and_nothing_else() -> None:

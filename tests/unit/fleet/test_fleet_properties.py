@@ -272,6 +272,11 @@ STORIES: dict[str, Story] = {
         lambda w: w.slurm.pop("w-0"),
         lambda w: w.later(),
     ),
+    "lost, of an older image": (
+        lambda w: w.dull.add(w.pods["w-0"].uid),
+        lambda w: w.slurm.pop("w-0"),
+        lambda w: w.later(),
+    ),
     "moved": (
         lambda w: w.cordon("n0"),
         lambda w: w.replace("w-0", "n1"),

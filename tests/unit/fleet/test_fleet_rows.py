@@ -19,6 +19,7 @@ from fleet.decide.actions import (
     Free,
     Protect,
     Remove,
+    RestartSlurmd,
     ShowOnNode,
     ShowOnPod,
     Uncordon,
@@ -26,9 +27,9 @@ from fleet.decide.actions import (
     Unfence,
 )
 from fleet.decide.decide import Decision
-from fleet.decide.memory import Lost
+from fleet.decide.memory import Lost, Memory
 from fleet.policy import Policy
-from fleet.world.kubernetes import Kubernetes, Pod
+from fleet.world.kubernetes import RESTART, Kubernetes, Pod
 from fleet.world.slurm import Slurm, slurm_node
 from fleet.world.world import World
 from health.broker import decide as broker
@@ -643,52 +644,139 @@ def forgotten(worlds: Worlds, *names: str) -> None:
         del worlds.slurm[name]
     worlds.look()
     worlds.now += worlds.policy.lost_s - 1
-    assert not changed(worlds.decide(worlds.world()), Free, Evict)
+    assert not changed(worlds.decide(worlds.world()), RestartSlurmd, Free, Evict)
     worlds.now += 1
 
 
-def test_a_pod_that_slurm_does_not_know_is_replaced_and_registers() -> None:
+def of_older_images(worlds: Worlds, *names: str) -> None:
+    worlds.dull |= {worlds.pods[name].uid for name in names}
+
+
+def evictions(worlds: Worlds) -> list[str]:
+    return [change.why for change in worlds.done if isinstance(change, Evict)]
+
+
+def test_the_slurmd_of_a_pod_that_slurm_does_not_know_is_restarted_and_registers() -> None:
     worlds = Worlds(size=6)
     worlds.look()
     forgotten(worlds, "w0")
     worlds.settle_in()
+    assert (worlds.pods["w0"].uid, worlds.slurm["w0"].states) == ("pod-w0-0", ["IDLE"])
+    assert RESTART not in worlds.pods["w0"].annotations, "and what was asked for is asked for no more"
+    asked = [change.word for change in worlds.done if isinstance(change, RestartSlurmd)]
+    assert asked == [str(int(worlds.now)), None]
+    assert not worlds.memory.lost
+
+
+def test_where_that_does_not_help_the_pod_is_replaced_and_registers() -> None:
+    worlds = Worlds(size=6)
+    worlds.look()
+    of_older_images(worlds, "w0")
+    forgotten(worlds, "w0")
+    worlds.settle_in()
+    assert told(worlds)["w0", "lost"] == "Slurm does not know it: its slurmd restarts, or else its pod goes"
+    worlds.now += worlds.policy.lost_s - 1
+    worlds.settle_in()
+    assert worlds.pods["w0"].uid == "pod-w0-0"
+    worlds.now += 1
+    worlds.settle_in()
     assert worlds.pods["w0"].uid == "pod-w0-1"
-    assert [change.why for change in worlds.done if isinstance(change, Evict)] == [
-        "it is ready, and Slurm does not know it"
-    ]
+    assert evictions(worlds) == ["it is ready, and Slurm does not know it; to restart its slurmd did not help"]
     worlds.settle()
     assert (worlds.slurm["w0"].states, worlds.pods["w0"].free) == (["IDLE"], False)
     assert not worlds.memory.lost
 
 
-def test_where_that_does_not_help_it_is_tried_again_after_twice_as_long_and_counted() -> None:
+def test_where_that_does_not_help_both_are_tried_again_after_twice_as_long_and_counted() -> None:
     worlds = Worlds(size=6)
     worlds.look()
     worlds.deaf.add("w0")
     forgotten(worlds, "w0")
     worlds.settle_in()
+    worlds.now += worlds.policy.lost_s
+    worlds.settle_in()
     for times, wait in ((1, 120), (2, 240)):
         worlds.pods["w0"].ready = True
-        worlds.now += wait - 1
-        worlds.settle_in()
-        assert worlds.pods["w0"].uid == f"pod-w0-{times}"
-        worlds.now += 1
-        worlds.settle_in()
-        (*_, last) = (change.why for change in worlds.done if isinstance(change, Evict))
-        assert last == f"it is ready, and Slurm does not know it (replaced before: {times})"
+        for asked in (False, True):
+            worlds.now += wait - 1
+            worlds.settle_in()
+            assert worlds.pods["w0"].uid == f"pod-w0-{times}"
+            assert (RESTART in worlds.pods["w0"].annotations) is asked
+            worlds.now += 1
+            worlds.settle_in()
+        assert evictions(worlds)[-1].endswith(f"did not help (replaced before: {times})")
 
 
 def test_one_that_was_replaced_each_hour_for_months_is_replaced_each_hour() -> None:
     """Longer than a power of two can be told."""
-    replaced = Lost(since=0.0, times=5000)
-    assert not lost.causes(replaced, lost.LONGEST_S - 1, Policy())
-    assert lost.causes(replaced, lost.LONGEST_S, Policy())
+    worlds, replaced = Worlds(size=1), Lost(since=0.0, times=5000)
+    del worlds.slurm["w0"]
+    worlds.annotate("w0", RESTART, "0")
+    world = worlds.world()
+    (worker,) = world.workers()
+    assert isinstance(world.slurm, Slurm)
+    assert not lost.causes(worker, world.slurm, replaced, lost.LONGEST_S - 1, Policy())
+    assert lost.causes(worker, world.slurm, replaced, lost.LONGEST_S, Policy())
+
+
+def test_a_fleet_that_is_started_anew_goes_on_from_what_the_pod_was_asked_for() -> None:
+    worlds = Worlds(size=6)
+    worlds.look()
+    of_older_images(worlds, "w0")
+    forgotten(worlds, "w0")
+    worlds.settle_in()
+    worlds.memory = Memory()
+    worlds.settle_in()
+    worlds.now += worlds.policy.lost_s
+    worlds.settle_in()
+    assert worlds.pods["w0"].uid == "pod-w0-1"
+    assert len([one for one in worlds.done if isinstance(one, RestartSlurmd)]) == 1
+
+
+@pytest.mark.parametrize("said", ["because", "", "9" * 99, "\u0663", "-1"])
+def test_a_persons_word_is_none_of_ours(said: str) -> None:
+    """Whoever asks for a restart of a slurmd by himself finds his word there still."""
+    worlds = Worlds(size=6)
+    worlds.annotate("w0", RESTART, said)
+    worlds.settle_in()
+    assert worlds.pods["w0"].annotations[RESTART] == said
+    forgotten(worlds, "w0")
+    worlds.settle_in()
+    assert worlds.pods["w0"].uid == "pod-w0-0"
+    assert "w0" in worlds.slurm, "and it is asked all the same"
+
+
+@pytest.mark.parametrize("ahead", [30, 10**9])
+def test_a_time_that_is_to_come_holds_nobody_up(ahead: int) -> None:
+    worlds = Worlds(size=6)
+    worlds.look()
+    of_older_images(worlds, "w0")
+    worlds.annotate("w0", RESTART, str(int(worlds.now) + ahead + 600))
+    del worlds.slurm["w0"]
+    for _ in range(2):
+        worlds.settle_in()
+        worlds.now += worlds.policy.lost_s
+    worlds.settle_in()
+    assert worlds.pods["w0"].uid == "pod-w0-1"
+
+
+def test_a_slurm_that_has_lost_them_all_gets_them_back_by_their_slurmds() -> None:
+    """Its state was lost, say: to restart them ends nothing, and however many they are, none is replaced for that."""
+    worlds = Worlds(size=6)
+    worlds.look()
+    forgotten(worlds, *worlds.names)
+    worlds.settle_in()
+    assert [worlds.slurm[name].states for name in worlds.names] == [["IDLE"]] * 6
+    assert not evictions(worlds)
 
 
 def test_a_slurm_that_knows_nobody_any_more_is_no_reason_to_replace_all() -> None:
     worlds = Worlds(size=6)
     worlds.look()
+    of_older_images(worlds, *worlds.names)
     forgotten(worlds, *worlds.names)
+    worlds.settle_in()
+    worlds.now += worlds.policy.lost_s
     assert not worlds.decide(worlds.world()).changes
     assert ("fleet", "pause") in told(worlds)
 
@@ -700,13 +788,16 @@ def test_one_whose_record_cannot_be_read_is_not_one_without() -> None:
     seen = worlds.world()
     assert isinstance(seen.slurm, Slurm)
     seen = replace(seen, slurm=replace(seen.slurm, unread={"w0": "x"}))
-    assert not changed(worlds.decide(seen), Free, Evict)
+    assert not changed(worlds.decide(seen), RestartSlurmd, Free, Evict)
 
 
 def test_one_that_registers_in_this_moment_is_not_evicted() -> None:
     worlds = Worlds(size=6)
     worlds.look()
+    of_older_images(worlds, "w0")
     forgotten(worlds, "w0")
+    worlds.settle_in()
+    worlds.now += worlds.policy.lost_s
     worlds.look()
     seen = worlds.world()
     assert changed(worlds.decide(seen), Evict)
