@@ -71,5 +71,10 @@ def read(path: Path) -> Word | None:
         return None
 
 
+def runs(path: Path, boot_id: str) -> bool:
+    known = read(path)
+    return known is not None and known.state is State.RUNNING and known.boot_id == boot_id
+
+
 def _line(text: str) -> str:
     return one_line(text)[:SAID].strip()

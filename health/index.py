@@ -9,6 +9,7 @@ from pathlib import Path
 from ground.files import read_json, write_json
 
 WITH_JOBS = frozenset({"prolog", "epilog"})
+AT_MOST_ONCE = frozenset({"boot", "deep"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,11 @@ class Index:
     def with_jobs(self) -> frozenset[str]:
         """The checks that run only where a job starts or ends."""
         return frozenset(name for name, listed in self.listed.items() if listed.when <= WITH_JOBS)
+
+    @property
+    def once(self) -> frozenset[str]:
+        """The checks that a pod runs once at most, where nobody asks: no round repeats what they say."""
+        return frozenset(name for name, listed in self.listed.items() if listed.when <= AT_MOST_ONCE)
 
 
 def read_index(path: Path) -> Index | None:

@@ -15,6 +15,7 @@ from dataclasses import asdict, replace
 from typing import TypeVar
 
 from ground.files import write_whole
+from health import deep
 from health.broker.calls import Slurm
 from health.broker.decide import asks_for_deep, reason
 from health.broker.incidents import Enter
@@ -71,6 +72,7 @@ class Broker:
             tuple(read_verdicts(self.places.verdicts).values()),
             read_gpus(self.places.memory("gpu_count"), boot),
             index if index and index.boot_id == boot else None,
+            deep.runs(self.places.deep, boot),
         )
 
     def _perform(self, action: Action, inputs: Inputs) -> Inputs:

@@ -96,10 +96,12 @@ def observe(
     boot_id: str,
     gpus: frozenset[str] | None = None,
     with_jobs: frozenset[str] = frozenset(),
+    once: frozenset[str] = frozenset(),
 ) -> dict[str, Seen]:
     """The memory after a look at the verdicts. `gpus`: the UUIDs that are in the node, where all of them answer.
 
-    `with_jobs`: the checks that run only where a job starts or ends.
+    `with_jobs`: the checks that run only where a job starts or ends. `once`: those that no round repeats, of which one
+    good round is as good as all.
     """
     after = dict(memory)
     for verdict in verdicts:
@@ -118,7 +120,8 @@ def observe(
             after[verdict.check] = Seen(problems, 0, 0.0, verdict.at, raised_at, *said)
         elif (result == "ok" or over) and (fresh or (verdict.result is Result.PROBLEM and not over)):
             first = seen.first_ok or now
-            seen = replace(seen, problems=0, oks=seen.oks + 1, first_ok=first, last_at=max(seen.last_at, verdict.at))
+            oks = max(seen.oks + 1, policy.clear_after if verdict.check in once else 0)
+            seen = replace(seen, problems=0, oks=oks, first_ok=first, last_at=max(seen.last_at, verdict.at))
             after[verdict.check] = replace(seen, passed=verdict.commit) if verdict.result is Result.OK else seen
         seen = after.get(verdict.check, seen)
         if seen.raised and _passed(seen, seen.class_, policy, now):

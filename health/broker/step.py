@@ -21,6 +21,8 @@ from health.spread import share
 from health.verdict import Result, Verdict
 
 RETRY_S = (5.0, 15.0, 60.0, 300.0)
+# So often it is looked whether deep checks have ended.
+DEEP_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,8 @@ class Inputs:
     gpus: tuple[Gpu, ...] = ()
     # The last round's of this boot; None: no check is known to be gone.
     index: Index | None = None
+    # They have the machine for themselves, and a drain of ours keeps jobs from it.
+    deep_runs: bool = False
     # The answers so far: how many incidents a check's GPU has had; the node; the other nodes; what came of a change.
     incidents: Mapping[str, int] = field(default_factory=dict)
     node: decide.Node | Failed | None = None
@@ -90,8 +94,10 @@ def _observed(memory: Memory, inputs: Inputs, now: Now) -> Memory:
     counted = next((item for item in inputs.verdicts if item.check == "gpu_count"), None)
     complete = counted is not None and counted.result is Result.OK and bool(inputs.gpus)
     present = frozenset(gpu.uuid for gpu in inputs.gpus) if complete else None
-    with_jobs = inputs.index.with_jobs if inputs.index else frozenset()
-    seen = decide.observe(memory.seen, inputs.verdicts, inputs.policy, now.wall, inputs.boot_id, present, with_jobs)
+    with_jobs, once = (inputs.index.with_jobs, inputs.index.once) if inputs.index else (frozenset(), frozenset())
+    seen = decide.observe(
+        memory.seen, inputs.verdicts, inputs.policy, now.wall, inputs.boot_id, present, with_jobs, once
+    )
     alive = {check: one for check, one in seen.items() if not _is_gone(check, inputs)}
     return replace(memory, seen=alive, held=unexpired(memory.held, now))
 
@@ -161,6 +167,9 @@ def _act(memory: Memory, after: Memory, inputs: Inputs, now: Now) -> Outcome:
     if act.kind == "nothing":
         ours = node.reason if node.drained and node.ours else ""
         return _acted(replace(after, drained=node.drained, posted=ours), standing, act), logs
+    if act.kind == "clear" and inputs.deep_runs:
+        said = "deep checks run: the drain ends after them"
+        return replace(after, said=said, drained=True, posted=node.reason, due=now.steady + DEEP_S), logs
     if not within_rate(after.changes, inputs.policy, now.steady):
         said = f"too many changes within {inputs.policy.rate_per_s:g} s: waits ({act.kind}: {act.text})"
         return replace(after, said=said, due=now.steady + inputs.policy.rate_per_s / inputs.policy.rate_actions), logs

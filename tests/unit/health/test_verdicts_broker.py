@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from health import deep
 from health.broker.broker import Broker
 from health.broker.calls import Slurm
 from health.broker.decide import Node, Other, names
+from health.deep import State, Word
 from health.ledger import Ledger
 from health.places import Places
 from health.policy import BrokerPolicy
@@ -141,6 +143,37 @@ def test_a_person_who_takes_over_our_drain_owns_it(desk: Desk) -> None:
     desk.slurm.state = Node(True, "Ann: waiting for the part")
     desk.say("ok")
     assert desk.slurm.state == Node(True, "Ann: waiting for the part")
+
+
+@pytest.mark.parametrize(
+    ("when", "after"), [(("deep",), 1), (("boot", "deep"), 1), (("boot",), 1), ((), 1), (("boot", "background"), 2)]
+)
+def test_what_no_round_repeats_ends_an_earlier_pods_drain_by_passing_once(
+    tmp_path: Path, when: tuple[str, ...], after: int
+) -> None:
+    """The all-reduce hung, the machine was rebooted, and it passes; nobody runs it a second time."""
+    desk = Desk(tmp_path, replace(QUICK, clear_after=2))
+    desk.slurm.state = Node(True, "minivm: nccl_allreduce[reboot]@9f2c1ab it does not end")
+    desk.index("nccl_allreduce", when=when)
+    for _ in range(after):
+        assert desk.slurm.state.drained
+        desk.say("ok", "nccl_allreduce")
+    assert not desk.slurm.state.drained
+
+
+def test_while_deep_checks_run_an_earlier_pods_drain_stays_whatever_passes(tmp_path: Path) -> None:
+    """What it was posted for passes in a minute, and they take many: jobs would come to the machine that they load."""
+    desk = Desk(tmp_path)
+    desk.slurm.state = Node(True, "minivm: gpu_bus[reboot]@9f2c1ab fell off")
+    deep.write(desk.places.deep, Word(BOOT, State.RUNNING))
+    desk.say("ok", "gpu_bus")
+    desk.say("ok", "gpu_bus")
+    assert desk.slurm.state.drained
+    assert desk.calls() == ["node"], "and nobody is asked at each look"
+    deep.write(desk.places.deep, Word(BOOT, State.OK))
+    desk.broker.memory = replace(desk.broker.memory, due=time.monotonic())
+    desk.broker.look()
+    assert not desk.slurm.state.drained
 
 
 REBOOTED = Node(True, "minivm: fleet: goal+proof: reboot new kernel, a deep check is to pass")
