@@ -80,7 +80,7 @@ def crd(kind: str) -> None:
 @click.option("--block", default="", help="A label of Nodes that names a domain, as of NVLink: blocks, and no tree.")
 @click.option("--size", "sizes", multiple=True, type=click.IntRange(1), help="Of blocks; none: the smallest one's.")
 def topology(tiers: tuple[str, ...], block: str, sizes: tuple[int, ...]) -> None:
-    """The labels of the workers' Nodes as a topology.conf: for a Slurm before 25.05, or of blocks. Touches nothing."""
+    """The labels of the workers' Nodes as a topology.conf, for a Slurm before 25.05. Touches nothing."""
 
     async def made(fleet: Fleet) -> str:
         here = (await fleet.look()).kubernetes

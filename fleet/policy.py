@@ -70,9 +70,25 @@ class Lend:
 
 
 @dataclass(frozen=True, slots=True)
+class Blocks:
+    """Domains that a label of Nodes names, as of NVLink: those that Slurm's file has a block for."""
+
+    label: str = ""  # none: Slurm is told of no blocks
+    domains: frozenset[str] = frozenset()
+    # Of nodes: of a block, then of blocks together.
+    sizes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Topology:
-    # Labels of Nodes that name the switches above them, from the root on; none: Slurm is told of no places.
+    # Labels of Nodes that name the switches above them, from the root on.
     tiers: tuple[str, ...] = ()
+    blocks: Blocks = Blocks()
+
+    @property
+    def told(self) -> bool:
+        """Whether Slurm is told of places at all."""
+        return bool(self.tiers or self.blocks.label)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,15 +238,31 @@ def lend(reader: Reader) -> Lend:
 
 
 def topology(reader: Reader) -> Topology:
-    reader.only("tiers")
+    reader.only("tiers", "blocks")
     tiers = reader.texts("tiers")
     if len(tiers) > TIERS or len(set(tiers)) < len(tiers):
         reader.fail("tiers", f"wanted at most {TIERS} labels, each once")
-    return Topology(tiers)
+    return Topology(tiers, blocks(reader.sub("blocks")))
+
+
+def blocks(reader: Reader) -> Blocks:
+    """slurmctld ends on a file with other sizes."""
+    reader.only("label", "domains", "sizes")
+    domains = reader.texts("domains")
+    found = Blocks(reader.text("label"), frozenset(domains), reader.numbers("sizes", least=1))
+    if len(domains) > DOMAINS or len({"", "unknown", *domains}) < len(domains) + 2:
+        reader.fail("domains", f"wanted at most {DOMAINS} values of the label, each once, and not 'unknown'")
+    if found.label and not found.sizes:
+        reader.fail("sizes", "wanted how many nodes a block has", "as [18], and how many some of them have together")
+    if any(size not in {found.sizes[0] << power for power in range(16)} for size in found.sizes):
+        reader.fail("sizes", "wanted the first one's double, its fourfold and so on", f"as {found.sizes[0] * 2}")
+    return found
 
 
 # Of switches; real fabrics have three or four.
 TIERS = 6
+# Slurm counts blocks, alone and together, in sixteen bits.
+DOMAINS = 10000
 PROOFS = ("deep", "verdict")
 REMEDIES = ("reboot", "replace", "down")
 OF_MACHINES = ("mode", "atOnce", "share", "window", "attempts", "flaps", "verify", "proof", "remedies")

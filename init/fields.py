@@ -119,6 +119,17 @@ class Reader:
                 self.fail(key, f"wanted a list of text, not {described(item)} in it", "quote it")
         return tuple(str(item) for item in value)
 
+    def numbers(self, key: str, *, least: int = 0) -> tuple[int, ...]:
+        value = self.data.get(key)
+        if value is None:
+            return ()
+        if not isinstance(value, list):
+            self.fail(key, f"wanted a list, not {described(value)}")
+        for item in value:
+            if isinstance(item, bool) or not isinstance(item, int) or item < least:
+                self.fail(key, f"wanted whole numbers from {least} on, not {described(item)} among them")
+        return tuple(value)
+
     def names(self, key: str) -> tuple[str, ...]:
         found = self.texts(key)
         for name in found:

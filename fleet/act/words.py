@@ -58,7 +58,8 @@ def _words(action: actions.Change | actions.Tell) -> str:
         case actions.CallHook(name, node, _, goal, why, hook):
             return f"call {hook.where} for {name}, to {goal} {node}: {why}"
         case Place(name, place):
-            return f"place {name} at {place.rpartition(':')[2]} in Slurm"
+            switch, *block = (one.rpartition(":")[2] for one in place.split(","))
+            return f"place {name} at {switch}{''.join(f', in block {one},' for one in block)} in Slurm"
         case actions.CreatePod(name, node, pool):
             return f"create {name} of {pool.name}{f' on {node}' if node else ''}: template {pool.hash}"
         case actions.Adopt(pod, _, _, pool):

@@ -105,7 +105,7 @@ def decide(world: World, memory: Memory, now: float, policy: Policy) -> Decision
     missed = lost.remembered(world, memory.lost, made, now)
     marks = _marks(memory, world, kubernetes, now, policy, known, rolls)
     paces = {name: pace for name, pace in memory.paces.items() if name in (kubernetes.pools or {})}
-    moved = place.remembered(world.workers(), memory.moved, now) if policy.topology.tiers else {}
+    moved = place.remembered(world.workers(), memory.moved, now) if policy.topology.told else {}
     return told(memory, tells, made, Memory({}, absent, missed, marks, moved, refused, rolls.fed, paces), now)
 
 
@@ -205,8 +205,12 @@ def _actions(
 
 
 def _places(world: World, memory: Memory, now: float, policy: Policy) -> Iterator[Action]:
-    if policy.topology.tiers and any(one.slurm and one.slurm.topology is None for one in world.workers()):
+    if policy.topology.told and any(one.slurm and one.slurm.topology is None for one in world.workers()):
         yield Tell("fleet", "topology", "this release of Slurm is told no places of nodes: from 25.05 on it is")
+    elif domains := place.blockless(world.workers(), policy.topology):
+        more = f" and {len(domains) - 3} more" if len(domains) > 3 else ""
+        named = f"{', '.join(domains[:3])}{more}"
+        yield Tell("fleet", "topology", f"workers in no block: topology.blocks.domains does not name {named}")
     for worker in world.workers():
         if (found := place.due(worker, policy.topology)) is None:
             continue

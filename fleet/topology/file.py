@@ -1,4 +1,4 @@
-"""The same as a file, topology.conf: the tree, for releases of Slurm that are told no places, and blocks, for all."""
+"""The same as a file, topology.conf: the tree or blocks, for releases of Slurm that are told no places."""
 
 from __future__ import annotations
 

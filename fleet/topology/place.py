@@ -1,9 +1,9 @@
-"""A worker's place in Slurm's tree of switches, by the labels of its Node alone: what another machine says of itself
-changes nothing of it.
+"""A worker's place in Slurm's tree of switches, and its block, by the labels of its Node alone: what another machine
+says of itself changes nothing of it.
 
 A switch is called by its whole path, and ends with a slash unless it is a leaf: `dc1/`, `dc1/row-4/`, `dc1/row-4/r7`.
 So each has one parent and one depth, whatever labels say, now or before: Slurm keeps the places of nodes beside its
-jobs, and does not start where one of them contradicts another.
+jobs, and does not start where one of them contradicts another. Blocks are in its file, and none comes by a place.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from fleet.world.world import Worker
 
 # What slurmctld calls the only topology where no file says anything; and what all is below.
 NAME, ROOT = "default", "/"
+# The other one, which a partition may name.
+BLOCKS = "blocks"
 # In place of a label that is not there.
 UNKNOWN = "unknown"
 # Of a switch's name in a file, to slurmctld.
@@ -68,14 +70,32 @@ def switches(labels: Mapping[str, str], tiers: Iterable[str]) -> tuple[str, ...]
     return (ROOT, *(_name(path, "/") for path in paths[:-1]), _name(paths[-1], ""))
 
 
+def block(domain: str) -> str:
+    """By the file and by a place the same."""
+    return _name(part(domain), "")
+
+
 def place(labels: Mapping[str, str], topology: Topology) -> str:
-    return ":".join((NAME, *switches(labels, topology.tiers)))
+    """In each topology. Without tiers all are in one switch, which none of another policy has below it."""
+    tree = ":".join((NAME, *switches(labels, topology.tiers or ("",))))
+    if not topology.blocks.label:
+        return tree
+    # Slurm takes no place in a block that its file does not have.
+    domain = labels.get(topology.blocks.label, "")
+    return f"{tree},{BLOCKS}:{block(domain) if domain in topology.blocks.domains else UNKNOWN}"
+
+
+def blockless(workers: Iterable[Worker], topology: Topology) -> tuple[str, ...]:
+    """The domains of workers that the policy does not name."""
+    label, known = topology.blocks.label, {"", *topology.blocks.domains}
+    said = {worker.node.labels.get(label, "") for worker in workers if label and worker.node is not None}
+    return tuple(sorted(said - known))
 
 
 def due(worker: Worker, topology: Topology) -> Place | None:
     """None also where Slurm does not tell places; of a worker whose Node is not known, and of a static node."""
     known = worker.slurm
-    if not topology.tiers or worker.node is None or known is None or known.topology is None or not known.record.dynamic:
+    if not topology.told or worker.node is None or known is None or known.topology is None or not known.record.dynamic:
         return None
     wanted = place(worker.node.labels, topology)
     return None if known.topology == wanted else Place(worker.name, wanted, known.topology)

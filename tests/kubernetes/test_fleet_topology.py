@@ -135,7 +135,7 @@ def test_places_outlive_slurmctld_and_the_pod_and_a_pod_elsewhere_is_elsewhere(f
         fabric.new_pod("w1")
 
 
-def answers(fabric: Fabric) -> bool:
+def answers(fabric: Labelled) -> bool:
     return fabric.controller.code("scontrol", "ping")[0] == 0
 
 

@@ -195,13 +195,42 @@ yes
 {{/* Whether the fleet tells slurmctld where in the fabric each worker is. */}}
 {{- define "minivm.places" -}}
 {{- $tiers := dig "topology" "tiers" list .Values.fleet.policy -}}
-{{- if and .Values.fleet.enabled $tiers -}}
+{{- if and .Values.fleet.enabled (or $tiers (dig "topology" "blocks" "label" "" .Values.fleet.policy)) -}}
 {{- $facts := include "minivm.slurm.facts" . | fromJson -}}
 {{- if ne $facts.topology "topology.yaml" }}{{ fail "fleet.policy.topology: this release of Slurm is told no places of dynamic nodes; from 25.05 on it is" }}{{ end -}}
 {{- if ne .Values.slurm.nodeMode "dynamic" }}{{ fail "fleet.policy.topology: places are told of dynamic nodes, and slurm.nodeMode is static" }}{{ end -}}
 {{- if or .Values.slurm.topologyConfig (hasKey .Values.slurm.files "topology.conf") }}{{ fail "fleet.policy.topology: slurm.topologyConfig, or a topology.conf in slurm.files, says it already" }}{{ end -}}
 yes
 {{- end -}}
+{{- end -}}
+
+{{/* A block for each domain, by the name that the fleet tells of it, and one for who has none of them. slurmctld ends on sizes
+that are not the first one's doubles. */}}
+{{- define "minivm.blocks" -}}
+{{- $blocks := dig "topology" "blocks" dict .Values.fleet.policy -}}
+{{- if $blocks.label -}}
+{{- $sizes := list -}}
+{{- range $blocks.sizes }}{{ $sizes = append $sizes (int .) }}{{ end -}}
+{{- if not $sizes }}{{ fail "fleet.policy.topology.blocks.sizes: how many nodes a block has, as [18]" }}{{ end -}}
+{{- $first := first $sizes -}}
+{{- $can := list -}}
+{{- range $power := until 16 }}{{ $can = append $can $first }}{{ $first = mul $first 2 | int }}{{ end -}}
+{{- range $sizes }}{{ if not (has . $can) }}{{ fail (printf "fleet.policy.topology.blocks.sizes: %d is not the first one's double, fourfold and so on" .) }}{{ end }}{{ end -}}
+block_sizes: {{ $sizes | toJson }}
+blocks:
+{{- range $blocks.domains }}
+  - block: {{ include "minivm.block" . | toJson }}
+{{- end }}
+  - block: unknown
+{{- end -}}
+{{- end -}}
+
+{{/* As fleet/topology/place.py has it. */}}
+{{- define "minivm.block" -}}
+{{- $name := regexReplaceAll "[^A-Za-z0-9_-]" . "_" -}}
+{{- if ne $name . }}{{ $name = printf "%s+%s" $name (sha256sum . | trunc 8) }}{{ end -}}
+{{- if gt (len $name) 64 }}{{ $name = printf "%s+%s" (trunc 54 $name) (sha256sum $name | trunc 8) }}{{ end -}}
+{{- $name -}}
 {{- end -}}
 
 {{/* A node that is in no switch gets no job: where it is until the fleet has looked. Its daemon may be of an older release
@@ -211,8 +240,9 @@ than the controller's, during an upgrade. */}}
 {{- if and (include "minivm.places" .) (or (not $release) (ge $release "25.05")) -}}
 {{- $path := "" -}}
 Topology=default:/
-{{- range $i, $_ := initial .Values.fleet.policy.topology.tiers }}{{ $path = printf "%sunknown/" $path }}:{{ $path }}{{ end -}}
+{{- range $i, $_ := initial (.Values.fleet.policy.topology.tiers | default (list "")) }}{{ $path = printf "%sunknown/" $path }}:{{ $path }}{{ end -}}
 :{{ $path }}unknown
+{{- if include "minivm.blocks" . }},blocks:unknown{{ end -}}
 {{- end -}}
 {{- end -}}
 

@@ -17,12 +17,13 @@ from cluster.rendered.render import CHART, Document, render
 from fleet.decide.fence import RETURNS
 from fleet.policy import KEYS, OF_MACHINES, Policy, policy_from_json
 from fleet.settings import WEBHOOK, from_environment
-from fleet.topology.place import NAME, place
+from fleet.topology.place import BLOCKS, NAME, UNKNOWN, block, place
 from fleet.webhook import Webhook
 from fleet.world.elastic import Elastic
 from fleet.world.kubernetes import FREE, RESTART
 from fleet.world.pending import Offer
 from fleet.world.pool import worker_pool
+from init.errors import ConfigError
 from init.helpers.asked import DIRECTORY, WORD
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -351,6 +352,43 @@ def test_a_topology_is_one_root_and_workers_are_born_below_it() -> None:
     policy = policy_from_json(only(documents, "ConfigMap")["data"]["policy.json"])
     assert env["MINIVM_NODE_PLACE"] == f"Topology={place({}, policy.topology)}"
     assert rules(documents) == rules(rendered(slurm={"version": "26.05"})), "it needs no further leave"
+
+
+def test_a_domain_is_a_block_by_the_name_that_the_fleet_tells_of_it() -> None:
+    domains = ["c1", "07", "4f2a-9b.0", "a" * 63, f"{'b' * 61}.c"]
+    blocks = {"label": "nvidia.com/gpu.clique", "domains": domains, "sizes": [18, 72]}
+    for tiers in (TIERS["topology"]["tiers"], []):
+        policy = {"topology": {"tiers": tiers, "blocks": blocks}}
+        documents = rendered(fleet={"policy": policy}, slurm={"version": "26.05"})
+        tree, found = yaml.safe_load(only(documents, "ConfigMap", "slurm-config")["data"]["topology.yaml"])
+        assert (tree["topology"], tree["cluster_default"]) == (NAME, True)
+        named = [{"block": block(one)} for one in domains]
+        wanted = {"block_sizes": [18, 72], "blocks": [*named, {"block": UNKNOWN}]}
+        assert found == {"topology": BLOCKS, "cluster_default": False, "block": wanted}
+        (container,) = only(documents, "StatefulSet", "slurm-worker")["spec"]["template"]["spec"]["containers"]
+        env = {one["name"]: one.get("value") for one in container["env"]}
+        told = policy_from_json(only(documents, "ConfigMap")["data"]["policy.json"]).topology
+        assert env["MINIVM_NODE_PLACE"] == f"Topology={place({}, told)}"
+
+
+@pytest.mark.parametrize(
+    ("blocks", "why"),
+    [
+        ({"domains": ["a"]}, "sizes"),
+        ({"domains": ["a"], "sizes": [4, 6]}, "6 is not the first one's double"),
+        ({"domains": ["a"], "sizes": [4, 2]}, "2 is not the first one's double"),
+        ({"domains": ["a", "a"], "sizes": [4]}, "domains"),
+        ({"domains": ["unknown"], "sizes": [4]}, "domains"),
+        ({"domains": ["a"], "sizes": [0]}, "sizes"),
+        ({"domain": ["a"], "sizes": [4]}, "domain"),
+    ],
+)
+def test_blocks_on_which_slurmctld_would_end_are_refused(blocks: dict[str, Any], why: str) -> None:
+    policy = {"topology": {"blocks": {"label": "a", **blocks}}}
+    with pytest.raises(ClusterError, match=why):
+        rendered(fleet={"policy": policy}, slurm={"version": "26.05"})
+    with pytest.raises(ConfigError):
+        policy_from_json(json.dumps(policy))
 
 
 def test_a_worker_of_an_older_slurm_is_born_without_what_it_does_not_know() -> None:

@@ -14,9 +14,9 @@ from fleet.act.words import in_words
 from fleet.decide.actions import Drain
 from fleet.decide.decide import MANY, decide
 from fleet.decide.memory import Memory
-from fleet.policy import Policy, Topology, policy_from_json
+from fleet.policy import Blocks, Policy, Topology, policy_from_json
 from fleet.topology.file import blocks, conf, tree
-from fleet.topology.place import MOST, OFTEN, ROOT, Place, due, part, place, switches
+from fleet.topology.place import MOST, OFTEN, ROOT, Place, block, due, part, place, switches
 from fleet.world.kubernetes import Kubernetes, Node, Pod
 from fleet.world.slurm import Slurm, slurm_node
 from fleet.world.world import Worker, World
@@ -24,6 +24,7 @@ from init.errors import ConfigError
 from tests.fleet_world import Worlds
 
 ROW, RACK = "example.com/row", "example.com/rack"
+CLIQUE = "nvidia.com/gpu.clique"
 TREE = Policy(topology=Topology((ROW, RACK)))
 NOWHERE = "default:/:unknown/:unknown/unknown"
 
@@ -151,6 +152,43 @@ def test_no_place_keeps_a_drain_from_its_turn() -> None:
     assert isinstance(one, Drain)
 
 
+def test_a_domain_that_the_policy_names_is_a_block_and_what_it_does_not_name_is_told() -> None:
+    """A block that is not in Slurm's file does not come by a place."""
+    blocks = Blocks(CLIQUE, frozenset(("d.1", "d2")), (2,))
+    worlds = Worlds(policy=Policy(topology=Topology((ROW,), blocks)))
+    worlds.nodes["n0"].labels.update({ROW: "4", CLIQUE: "d2"})
+    worlds.nodes["n1"].labels.update({ROW: "4", CLIQUE: "d.1"})
+    worlds.nodes["n2"].labels.update({ROW: "4", CLIQUE: "d9"})
+    found = {one.name: one for one in placed(worlds)}
+    assert found["w0"].place == "default:/:4,blocks:d2"
+    assert in_words(found["w0"]) == "place w0 at 4, in block d2, in Slurm"
+    assert found["w1"].place == f"default:/:4,blocks:{part('d.1')}"
+    assert found["w2"].place == "default:/:4,blocks:unknown"
+    (told,) = [one for one in worlds.decide(worlds.world()).stands if one.kind == "topology"]
+    assert told.text == "workers in no block: topology.blocks.domains does not name d9"
+    worlds.look()
+    assert not placed(worlds)
+    worlds.policy = Policy(topology=Topology((ROW,)))
+    assert {one.place.partition(",")[0] for one in placed(worlds)} == {one.place for one in placed(worlds)}
+    worlds.look()
+    assert worlds.slurm["w0"].place == "default:/:4", "and out of it again, before the file has it no more"
+
+
+def test_with_blocks_alone_all_are_in_one_switch_that_no_other_policy_contradicts() -> None:
+    """slurmctld keeps places, and does not start where one contradicts another."""
+    alone, row = Topology((), Blocks(CLIQUE, frozenset("a"), (1,))), Topology((ROW,))
+    assert place({CLIQUE: "a"}, alone) == "default:/:unknown,blocks:a"
+    assert place({}, row) == "default:/:unknown"
+    assert not placed(Worlds(policy=Policy(topology=Topology((), Blocks("", frozenset("a"), (1,))))))
+
+
+@given(st.lists(st.text(min_size=1, max_size=63), unique=True))
+def test_blocks_of_domains_that_differ_differ_and_none_is_as_unknown(domains: list[str]) -> None:
+    named = [one for one in domains if one != "unknown"]
+    assert len({block(one) for one in named} | {"unknown"}) == len(named) + 1
+    assert all(len(block(one)) <= MOST for one in named)
+
+
 @pytest.mark.parametrize(
     "said",
     ['{"tier": ["a"]}', '{"tiers": ["a", "a"]}', '{"tiers": ["a", "b", "c", "d", "e", "f", "g"]}'],
@@ -181,14 +219,13 @@ def test_a_file_has_each_worker_once_also_one_without_a_node() -> None:
 
 
 def test_a_domain_is_a_block_and_no_block_is_smaller_than_the_first_size() -> None:
-    clique = "nvidia.com/gpu.clique"
-    nodes = {f"n{number}": Node(f"n{number}", "u", labels={clique: f"d.{number % 2}"}) for number in range(5)}
+    nodes = {f"n{number}": Node(f"n{number}", "u", labels={CLIQUE: f"d.{number % 2}"}) for number in range(5)}
     pods = {f"w{number}": Pod(f"w{number}", "u", node=f"n{number}") for number in range(5)}
     one, other = (part(f"d.{number}") for number in range(2))
     wanted = sorted((f"BlockName={one} Nodes=w0,w2,w4", f"BlockName={other} Nodes=w1,w3"))
-    assert blocks(Kubernetes(nodes, pods), clique).splitlines() == [*wanted, "BlockSizes=2"]
-    assert blocks(Kubernetes(nodes, pods), clique, (2, 4)).splitlines()[-1] == "BlockSizes=2,4"
-    assert blocks(Kubernetes({}, pods), clique) == "BlockName=unknown Nodes=w0,w1,w2,w3,w4\nBlockSizes=5\n"
+    assert blocks(Kubernetes(nodes, pods), CLIQUE).splitlines() == [*wanted, "BlockSizes=2"]
+    assert blocks(Kubernetes(nodes, pods), CLIQUE, (2, 4)).splitlines()[-1] == "BlockSizes=2,4"
+    assert blocks(Kubernetes({}, pods), CLIQUE) == "BlockName=unknown Nodes=w0,w1,w2,w3,w4\nBlockSizes=5\n"
 
 
 def test_what_slurmd_is_born_with_is_not_compared_with_its_record() -> None:
