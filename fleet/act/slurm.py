@@ -201,8 +201,10 @@ class SlurmRest:
         return status, text
 
     def _connection(self) -> http.client.HTTPConnection:
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=WITHIN_S)
+        # The address of a pod that is gone says nothing at all, and nothing is decided while it is waited for.
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=min(WITHIN_S, GONE_MS / 1000))
         connection.connect()
+        connection.sock.settimeout(WITHIN_S)
         connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GONE_MS)
         return connection
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import hmac
 import json
+import socket
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -21,6 +23,7 @@ from fleet.act.token import token
 from fleet.decide.actions import Drain, Forget, Remove, Undrain, Versions
 from fleet.errors import FleetError
 from fleet.world.slurm import Seen
+from tests.waiting import PATIENCE, until
 
 SECRET = b"s" * 32
 NODE = {"name": "w1", "state": ["IDLE"], "reason": "", "comment": "", "alloc_cpus": 0}
@@ -145,6 +148,36 @@ def test_a_server_that_is_away_or_silent_or_endless_is_an_error(rest: Rest, monk
     rest.server.server_close()
     with pytest.raises(FleetError, match="refused"):
         rest.client.look(jobs=False)
+
+
+def test_an_address_that_says_nothing_is_not_waited_for_as_long_as_an_answer(
+    rest: Rest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of a controller's pod that is gone: a connection there is neither made nor refused."""
+    monkeypatch.setattr(adapter, "WITHIN_S", 3 * PATIENCE)
+    monkeypatch.setattr(adapter, "GONE_MS", 300)
+    with contextlib.ExitStack() as stack:
+        silent = stack.enter_context(socket.socket())
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(0)
+        # Its queue is full then, and who comes now is not even told so.
+        first = stack.enter_context(socket.create_connection(silent.getsockname()))
+        client = SlurmRest(f"127.0.0.1:{silent.getsockname()[1]}", rest.client.key)
+        said: list[str] = []
+
+        def ask() -> None:
+            try:
+                client.look(jobs=False)
+            except FleetError as error:
+                said.append(str(error))
+
+        threading.Thread(target=ask, daemon=True).start()
+        until(lambda: said, "it is told", within=20)
+        assert "timed out" in said[0] and first.getpeername() == silent.getsockname()
+    # What takes long to answer has its time still.
+    nobody = threading.Event()
+    rest.answers = lambda method, path: nodes(NODE) if not nobody.wait(1) else (500, b"")
+    assert rest.client.look(jobs=False).nodes
 
 
 @pytest.mark.parametrize(
