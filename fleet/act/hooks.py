@@ -2,6 +2,8 @@
 later look. Of an answer its status is read and nothing more; no redirect is followed, and no proxy is asked.
 
 A call that was cut, or whose answer was not heard, is made again with the same key. So is one that nobody has noted.
+One that waits for its turn is not made when it is not wanted any more, or when another fleet leads: by then a person
+may have taken his word back, and jobs may run there.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,13 +40,14 @@ Key = tuple[str, Webhook]
 @dataclass(slots=True)
 class Call:
     task: asyncio.Task[int]
+    sent: bool = False
     told: float = 0.0  # when its refusal was; monotonic
 
 
 class Hooks:
-    def __init__(self, files: Path, fleet: str, heard: Callable[[], object]) -> None:
-        """`files`: where the Secret with tokens and authorities is mounted. `fleet`: who calls."""
-        self.files, self.fleet, self.heard = files, fleet, heard
+    def __init__(self, files: Path, fleet: str, heard: Callable[[], object], leads: Callable[[], bool]) -> None:
+        """`files`: where the Secret with tokens and authorities is mounted. `fleet`: who calls, while it `leads`."""
+        self.files, self.fleet, self.heard, self.leads = files, fleet, heard, leads
         self._calls: dict[Key, Call] = {}
         self._hands = asyncio.Semaphore(HANDS)
         # Names are looked for in threads of its own: one that is not found for long keeps no thread from Slurm.
@@ -62,6 +65,12 @@ class Hooks:
             self._calls[key].task.add_done_callback(self._heard)
             return False
         return call.task.done() and not call.told
+
+    def want(self, acts: Iterable[CallHook]) -> None:
+        """What follows from this look: what has not been sent yet, and does not follow any more, is not sent."""
+        wanted = {(act.key, act.hook) for act in acts}
+        for key in [key for key, call in self._calls.items() if not (call.sent or call.task.done() or key in wanted)]:
+            self._calls.pop(key).task.cancel()
 
     def _heard(self, task: asyncio.Task[int]) -> None:
         if not task.cancelled():
@@ -120,6 +129,9 @@ class Hooks:
         context, token = await loop.run_in_executor(self._threads, self._secrets, act.hook)
         reader, writer = await self._connected(act.hook, context)
         try:
+            if not self.leads():
+                raise FleetError(what, "not asked: another fleet leads")
+            self._calls[act.key, act.hook].sent = True
             writer.write(request(act, self.fleet, token))
             await writer.drain()
             while (status := _status(what, await reader.readline())) < 200:

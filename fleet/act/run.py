@@ -78,7 +78,8 @@ class Fleet:
         self._untold: list[Change | Tell] = []
         self._late = False  # something was not as it was seen when it was to be changed
         self._look = Look(api, self.slurm, lambda: self.policy)
-        self.hooks = Hooks(settings.webhook, f"{settings.namespace}/{settings.release}", self._news.set)
+        who = f"{settings.namespace}/{settings.release}"
+        self.hooks = Hooks(settings.webhook, who, self._news.set, lambda: self.leader.holds())
         self.patience = Patience()
 
     async def run(self) -> None:
@@ -214,6 +215,7 @@ class Fleet:
         self.patience.saw(decision, time.monotonic())
         self.seen.looked(world, decision.stands, self.patience.why)
         self.watch.saw(world, decision)
+        self.hooks.want(one for one in decision.changes if isinstance(one, CallHook))
         done: list[Change | Tell] = []
         tried: list[Change] = []
         failed: dict[Key, str] = {}

@@ -67,7 +67,8 @@ class Receiver:
                 way = self.context.wrap_socket(plain, server_side=True) if self.context else plain
                 with way:
                     file = way.makefile("rb")
-                    first = file.readline().decode().strip()
+                    if not (first := file.readline().decode().strip()):
+                        return
                     headers = dict(line.decode().strip().split(": ", 1) for line in iter(file.readline, b"\r\n"))
                     self.asked.append((first, headers, json.loads(file.read(int(headers["Content-Length"])))))
                     self.answers(way)
@@ -104,7 +105,7 @@ def calls(files: Path, *acts: CallHook) -> str:
     """What is told, one after the other by one fleet; "": taken."""
 
     async def whole() -> str:
-        made, told = Hooks(files, "hpc/slurm", lambda: None), []
+        made, told = Hooks(files, "hpc/slurm", lambda: None, lambda: True), []
         for act in acts:
             try:
                 await answered(made, act)
@@ -159,7 +160,7 @@ def test_who_refuses_is_told_of_and_not_asked_the_same_each_second(
     act, other = call(f"http://127.0.0.1:{receiver.port}/"), call(f"http://127.0.0.1:{receiver.port}/", number=2)
 
     async def whole() -> None:
-        made = Hooks(files, "hpc/slurm", lambda: None)
+        made = Hooks(files, "hpc/slurm", lambda: None, lambda: True)
         with pytest.raises(FleetError, match="it refuses: HTTP 401"):
             await answered(made, act)
         assert not made.ready(act)
@@ -240,7 +241,7 @@ def test_nobody_waits_for_him(receiver: Receiver, files: Path) -> None:
     act = call(f"http://127.0.0.1:{receiver.port}/")
 
     async def whole() -> None:
-        made = Hooks(files, "hpc/slurm", lambda: heard.append(True))
+        made = Hooks(files, "hpc/slurm", lambda: heard.append(True), lambda: True)
         assert not made.ready(act)
         await until(lambda: bool(receiver.asked))
         assert not made.ready(act)
@@ -255,6 +256,47 @@ def test_nobody_waits_for_him(receiver: Receiver, files: Path) -> None:
 
     asyncio.run(whole())
     held.set()
+
+
+def test_what_is_wanted_no_more_while_it_waits_for_its_turn_is_not_sent(receiver: Receiver, files: Path) -> None:
+    go = threading.Event()
+
+    def when_told(way: socket.socket) -> None:
+        go.wait(10)
+        TAKES(way)
+
+    receiver.answers = when_told
+    acts = [call(f"http://127.0.0.1:{receiver.port}/", number=number) for number in range(hooks.HANDS + 2)]
+    *sent, withdrawn, last = acts
+
+    async def whole() -> None:
+        made = Hooks(files, "hpc/slurm", lambda: None, lambda: True)
+        assert not any(made.ready(act) for act in acts[:-1])
+        await until(lambda: len(receiver.asked) == hooks.HANDS)
+        made.want([])  # what is sent is sent, and its answer is not lost
+        go.set()
+        for act in [*sent, last]:
+            await answered(made, act)
+        assert not made.ready(withdrawn), "it is asked anew when it is wanted again"
+        await made.end()
+
+    asyncio.run(whole())
+    assert {said["key"] for _, _, said in receiver.asked} == {act.key for act in [*sent, last]}
+
+
+def test_who_does_not_lead_any_more_sends_nothing(receiver: Receiver, files: Path) -> None:
+    act, leads = call(f"http://127.0.0.1:{receiver.port}/"), [False]
+
+    async def whole() -> None:
+        made = Hooks(files, "hpc/slurm", lambda: None, lambda: leads[0])
+        with pytest.raises(FleetError, match="another fleet leads"):
+            await answered(made, act)
+        assert not receiver.asked
+        leads[0] = True
+        await answered(made, act)
+        await made.end()
+
+    asyncio.run(whole())
 
 
 def test_an_interim_answer_is_none(receiver: Receiver, files: Path) -> None:
