@@ -59,7 +59,7 @@ class Goals:
     common: frozenset[str]  # verdicts that stand against many at once
     deep: bool = False  # whether a deep check is to prove that what is done has helped
     bare: frozenset[str] = frozenset()  # Nodes that wait for that, and have no worker that could
-    gpus: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # that their machines had, by Node
+    kept: Mapping[str, Status] = field(default_factory=dict)  # of the machine of each Node, as it was before this look
 
     def of_node(self, name: str) -> Wanted:
         return self.wanted.get(self.at.get(name, ""), UP)
@@ -85,8 +85,7 @@ def goals(world: World, now: float, policy: Policy) -> Goals | None:
         return Goals(found, at, wanted, proposed, common)
     back = (where for where, one in kept.items() if _back(one, found[where]))
     bare = frozenset(where for where in back if not found[where].workers and here.sees(where))
-    had = {where: one.gpus for where, one in kept.items()}
-    return Goals(found, at, wanted, proposed, common, True, bare, had)
+    return Goals(found, at, wanted, proposed, common, True, bare, kept)
 
 
 def _rebooting(status: Status) -> bool:
@@ -159,15 +158,23 @@ def causes(worker: Worker, known: Goals | None, kubernetes: Kubernetes) -> Mappi
 
 def _unproven(worker: Worker, known: Goals) -> Mapping[str, str]:
     """A pod that began on a drain that asks for it, on whatever machine it is, is proven before that is lifted: it is
-    checking deeply. Where the goal was withdrawn the pod is the one that was drained, and nothing was done to it."""
+    checking deeply. So is a machine that has come since, though its Node and its pod are the old ones. Where the goal
+    was withdrawn both are those that were drained, and nothing was done to them."""
     node, machine = worker.slurm, worker.node
     kinds = words.kinds(node.reason) if node is not None and node.ours else frozenset[str]()
     if not known.deep or words.PROOF not in kinds or node is None or machine is None:
         return {}
-    if kinds & {"goal", "machine"} and not 0 < node.since < worker.pod.created:
+    status = known.kept.get(machine.name)
+    stayed = status is not None and _came(status) <= node.since
+    if kinds & {"goal", "machine"} and stayed and not 0 < node.since < worker.pod.created:
         return {}
-    said = deep((worker,), machine.boot, known.gpus.get(machine.name, ()))
+    said = deep((worker,), machine.boot, status.gpus if status else ())
     return {} if said.passed else {words.PROOF: said.text}
+
+
+def _came(status: Status) -> float:
+    """When it was first seen on its Node; 0: so long ago that it is forgotten."""
+    return next((one.at for one in reversed(status.history) if one.what == "node"), 0.0)
 
 
 def _held(place: Place, known: Goals) -> str:

@@ -316,6 +316,47 @@ def test_what_replaces_a_machine_gets_no_jobs_while_its_pod_checks_it() -> None:
         assert worlds.status("n0").why == ""
 
 
+@pytest.mark.parametrize("says", [SILENT, BAD, ("True", 4, "dcgm_diag")])
+def test_other_hardware_below_a_node_and_a_pod_that_stay_is_proven_too(says: tuple[str, int, str]) -> None:
+    """The Node's object is never deleted, and its pod begins anew in place: it is older than the drain."""
+    worlds = fleet()
+    worlds.pods["w-0"].gpus, worlds.deep_says = (GPU,), says
+    worlds.settle_in()
+    worlds.wants("n0", "replace", "ecc")
+    worlds.settle_in()
+    assert worlds.slurm["w-0"].since > worlds.pods["w-0"].created
+    worlds.boots("n0")
+    worlds.pods["w-0"].gpus = (f"{GPU[:-1]}2",)
+    worlds.settle_in()
+    passed = says[0] == "True"
+    assert (is_back(worlds), worlds.slurm["w-0"].drained_by == "fleet") == (passed, not passed)
+    worlds.deep_says = ("True", 4, "dcgm_diag")
+    worlds.checks("w-0")
+    worlds.settle_in()
+    assert is_back(worlds)
+
+
+def test_what_else_came_and_went_while_it_was_replaced_does_not_take_the_proof_from_it() -> None:
+    """The drain is younger than the pod by then: other causes give a reason another time."""
+    worlds = fleet(replace(ACT, taints=("node.example/setup",)))
+    worlds.pods["w-0"].gpus, worlds.deep_says = (GPU,), SILENT
+    worlds.settle_in()
+    worlds.wants("n0", "replace", "ecc")
+    worlds.settle_in()
+    worlds.now += 50
+    worlds.replace("w-0", "n0")
+    for taint in ("node.example/setup", None):
+        worlds.now += 50
+        worlds.taint("n0", taint)
+        worlds.settle_in()
+    assert worlds.slurm["w-0"].since > worlds.pods["w-0"].created
+    worlds.now += 50
+    worlds.boots("n0")
+    worlds.pods["w-0"].ready, worlds.pods["w-0"].gpus = True, (f"{GPU[:-1]}2",)
+    worlds.settle_in()
+    assert worlds.slurm["w-0"].drained_by == "fleet"
+
+
 @pytest.mark.parametrize("goal", ["reboot", "replace"])
 def test_a_goal_that_is_withdrawn_before_anything_was_done_asks_for_no_proof(goal: str) -> None:
     worlds = fleet()
