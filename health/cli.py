@@ -18,6 +18,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import sys
 import tarfile
 import tempfile
@@ -25,6 +26,7 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
+from types import FrameType
 
 from gitsync import lease
 from gitsync.errors import GitsyncError
@@ -44,6 +46,8 @@ from health.verdict import Class, Result, Verdict, read_verdicts
 UNPACKED_LIMIT = 64 << 20
 # It asks the controller before it answers, which may take its time.
 BROKER_S = 45.0
+# A person, and the end of his terminal or of his `kubectl exec`.
+ENDS = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
 SUBCOMMANDS = ("ledger", "clear", "forget", "selftest")
 
 
@@ -57,10 +61,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except GitsyncError as error:
         print(f"error: {error}", file=sys.stderr)
         return 3
+    except KeyboardInterrupt:
+        return 130
     except BrokenPipeError:
         # `minivm health | head` is no mistake.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    """Not the end at once: what it has started, each in a session of its own, would go on."""
+    raise KeyboardInterrupt
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -136,6 +147,8 @@ def _formats(parser: argparse.ArgumentParser) -> None:
 def _health(options: argparse.Namespace) -> int:
     places = Places.from_environment()
     if options.run or options.recording:
+        for number in ENDS:
+            signal.signal(number, _stop)
         with lease.hold() as held:
             asked = Asked(names=tuple(options.checks)) if options.checks else Asked(options.when or When.BACKGROUND)
             captures = read_case(options.recording).captures if options.recording else None

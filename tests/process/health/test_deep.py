@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,15 +13,17 @@ import pytest
 from health.api import Command, When
 from health.checks.load import load_checks
 from health.checks.loop import DEEP_S
-from tests.process.runner_world import World, make
+from tests.process.runner_world import World, alive, make
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
-# It says so where another one runs beside it, for which it waits a while, or for as long as it is held.
+# It says so where another one runs beside it, for which it waits a while, or for minutes where it is held.
 LOADS = """#!/bin/sh
+echo $$ > {root}/pid
 mkdir {root}/loaded || {{ : > {root}/together; exit 0; }}
 i=0
-while [ ! -e {root}/together ] && {{ [ -e {root}/hold ] || [ $i -lt 20 ]; }}; do sleep 0.05; i=$((i + 1)); done
+most() {{ [ -e {root}/hold ] && echo 3000 || echo 20; }}
+while [ ! -e {root}/together ] && [ $i -lt $(most) ]; do sleep 0.05; i=$((i + 1)); done
 rmdir {root}/loaded
 """
 CHECK = """
@@ -95,6 +98,22 @@ def test_two_who_ask_for_deep_checks_wait_for_each_other(world: World, started: 
     (world.root / "hold").unlink()
     assert [process.wait(60) for process in (first, second)] == [0, 0]
     assert not (world.root / "together").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
+def test_who_ends_them_leaves_no_program_that_loads_the_machine(
+    world: World, started: list[subprocess.Popen[bytes]], number: signal.Signals
+) -> None:
+    """A terminal that is lost, and he begins anew: the next ones would find what the first ones left."""
+    add(world, "one", "[When.DEEP]")
+    (world.root / "hold").touch()
+    process = person(world, started)
+    until((world.root / "loaded").exists, "it has begun")
+    process.send_signal(number)
+    process.wait(60)
+    until(lambda: not alive(int((world.root / "pid").read_text())), "its program ends", within=20)
+    assert process.returncode == 130
+    assert process.stderr is not None and process.stderr.read() == b""
 
 
 def test_while_deep_checks_load_the_machine_nothing_that_is_due_looks_at_it(
