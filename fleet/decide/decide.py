@@ -200,7 +200,7 @@ def _actions(
     if known is not None:
         yield from goals.cordons(known)
         # Whether a remedy has helped in its time, and what else is noted with the hour, waits for the right one.
-        yield from () if world.clocks else goals.kept(known, kubernetes, slurm, now, policy)
+        yield from () if world.clocks else goals.kept(known, kubernetes, slurm, now, policy, memory.refused)
     yield from _places(world, memory, now, policy)
 
 

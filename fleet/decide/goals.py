@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from fleet import words
-from fleet.decide.actions import Action, CallHook, Cordon, Record, StartJob, Tell, Uncordon
+from fleet import crd, words
+from fleet.decide.actions import Action, Annotate, CallHook, Cordon, Key, Record, StartJob, Tell, Uncordon, deed
 from fleet.decide.machines import Place, Verdict, believed, count, line, made, matched, places, seen
+from fleet.decide.memory import Refused
 from fleet.decide.remedy import Turn, booted, counts, disproved, evidence
 from fleet.policy import Machines, Policy
 from fleet.world.deep import deep
@@ -26,6 +27,8 @@ KINDS = frozenset({"goal", "machine", words.PROOF})
 TO_PASS = "a deep check is to pass"
 # After these it is seen to be well.
 PROVEN = frozenset({"reboot", "replace"})
+# Of a refusal: how it ends says why.
+WORDS = 160
 BY_CLASS = {"reboot": "reboot", "rma": "replace"}
 
 
@@ -195,8 +198,16 @@ def cordons(known: Goals) -> Iterator[Cordon | Uncordon]:
             yield Uncordon(node.name, node.uid, node.version)
 
 
-def kept(known: Goals, kubernetes: Kubernetes, slurm: Slurm, now: float, policy: Policy) -> Iterator[Action]:
-    """What is new of each, and its next step. Of one whose Node cannot be read there is none."""
+def kept(
+    known: Goals,
+    kubernetes: Kubernetes,
+    slurm: Slurm,
+    now: float,
+    policy: Policy,
+    failed: Mapping[Key, Refused] | None = None,
+) -> Iterator[Action]:
+    """What is new of each, and its next step. Of one whose Node cannot be read there is none. `failed`: what could not
+    be done, a remedy among it."""
     machines, rules = kubernetes.machines or {}, policy.machines
     for verdict in sorted(known.common):
         yield Tell("fleet", "common", f"{verdict} stands against many machines at once: none is treated for that")
@@ -218,8 +229,12 @@ def kept(known: Goals, kubernetes: Kubernetes, slurm: Slurm, now: float, policy:
         if one.up:
             said = _held(place, known) if place is not None and not one.person else ""
         room -= machine.status.remedy is None and after.remedy is not None
+        refused = failed.get(deed(act)) if failed and isinstance(act, Annotate | StartJob | CallHook) else None
+        if refused is not None:
+            said = f"could not be asked for: {line(refused.text, len(refused.text))[-WORDS:]}"
         proposed = one.up and not proposal.up
-        why = f"would be {proposal.words}" if proposed else "; ".join(filter(None, (one.why, said)))
+        goal = one.why[: crd.TEXT - len(said) - 2]
+        why = f"would be {proposal.words}" if proposed else "; ".join(filter(None, (goal, said)))
         after = replace(after, goal=one.goal, why=line(why))
         if after.why:
             yield Tell(where or name, "propose" if proposed else "goal", f"{name}: {one.goal}: {after.why}")

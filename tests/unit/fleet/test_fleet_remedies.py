@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from fleet.act.words import in_words
-from fleet.decide.actions import Annotate, CallHook, Change, Drain, Record, StartJob, Withdraw
+from fleet.decide.actions import Annotate, CallHook, Change, Drain, Record, StartJob, Withdraw, deed
 from fleet.decide.decide import LAST
 from fleet.decide.memory import Memory
 from fleet.policy import Machines, Policy, Treatment, policy
@@ -418,6 +418,29 @@ def test_who_is_called_is_told_what_it_is_for_by_the_same_key_until_that_is_note
     worlds.settle_in()
     first, second = worlds.jobs
     assert first == asked.key != second, "another turn is another one"
+
+
+@pytest.mark.parametrize("treatment", [ASK, JOB, HOOK])
+@pytest.mark.parametrize("reason", ["x", "long " * 50])
+def test_why_nobody_takes_what_is_asked_for_is_told_with_the_machine(treatment: Treatment, reason: str) -> None:
+    worlds = fleet(treats(reboot=treatment))
+    worlds.wants("n0", "reboot", reason)
+
+    def call() -> list[Change]:
+        return [one for one in worlds.decide(worlds.world()).changes if isinstance(one, Annotate | StartJob | CallHook)]
+
+    while not (asked := call()):
+        worlds.look()
+    assert "HTTP 403" not in told(worlds, "goal")[0]
+    text = f"{in_words(asked[0])}: cannot call repair.example:443: it refuses: HTTP 403"
+    worlds.memory = worlds.memory.tried(asked, {deed(asked[0]): text}, worlds.now)
+    for later in (0, 60):
+        worlds.now += later
+        (said,) = told(worlds, "goal")
+        assert said.startswith("n0-")
+        assert said.endswith("it refuses: HTTP 403")
+    worlds.settle_in()
+    assert "HTTP 403" not in told(worlds, "goal")[0], "it is taken"
 
 
 def test_a_call_stands_behind_drains_and_nobody_is_called_while_a_job_runs() -> None:
