@@ -342,13 +342,28 @@ def test_what_people_say_of_an_update_has_its_defaults_and_its_columns(api: ApiS
     assert api.ask("GET", pool)["spec"]["update"] == {"maxUnavailable": 1, "when": "idle"}
     seen = read(api, pool)
     do(api, lambda fleet: made.change(fleet, NotePool(seen.name, seen.version, FULL)))
+    said = columns(api)["slurm-gpu"]
+    wanted = {"Mode": "fixed", "Wanted": 3, "Ready": 2, "Updated": 1, "Away": 1, "When": "idle", "Max": None}
+    wanted |= {"Why": "w-2: job 7 runs"}
+    assert wanted.items() <= said.items()
+    assert list(said)[-1] == "Age" and said["Age"] not in (None, "", "<unknown>", "<invalid>")
+
+
+def test_of_an_elastic_one_its_columns_say_how_many_there_are_at_most(api: ApiServer) -> None:
+    spec = {"mode": "elastic", "elastic": {"min": 2, "max": 17}, "template": template("worker:1")}
+    api.ask("POST", POOLS, {**KIND, "metadata": {"name": "slurm-grows", "labels": LABELS}, "spec": spec})
+    try:
+        said = columns(api)["slurm-grows"]
+        assert (said["Mode"], said["Max"], said["Wanted"]) == ("elastic", 17, None), "nobody has noted anything yet"
+    finally:
+        api.ask("DELETE", f"{POOLS}/slurm-grows")
+
+
+def columns(api: ApiServer) -> dict[str, dict[str, Any]]:
+    """As `kubectl get workerpools` shows them, by name."""
     headers = {"Authorization": f"Bearer {api.token}", "Accept": "application/json;as=Table;v=v1;g=meta.k8s.io"}
     request = urllib.request.Request(f"{api.url}{POOLS}", headers=headers)
     with urllib.request.urlopen(request, context=api.context, timeout=10) as reply:
         table: dict[str, Any] = json.load(reply)
     names = [one["name"] for one in table["columnDefinitions"]]
-    (row,) = [one["cells"] for one in table["rows"]]
-    assert names[-1] == "Age" and row[-1] not in (None, "", "<unknown>", "<invalid>")
-    wanted = {"Mode": "fixed", "Wanted": 3, "Ready": 2, "Updated": 1, "Away": 1, "When": "idle", "Max": None}
-    wanted |= {"Why": "w-2: job 7 runs"}
-    assert wanted.items() <= dict(zip(names, row, strict=True)).items()
+    return {one["cells"][0]: dict(zip(names, one["cells"], strict=True)) for one in table["rows"]}
