@@ -1,4 +1,4 @@
-"""What was done and what is told, as Events of the pod or Node that it is about: `kubectl describe` shows them."""
+"""What was done, noted and told, as Events of the object that it is about: `kubectl describe` shows them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from fleet import crd, crd_pools
 from fleet.act.kubernetes import Object
+from fleet.act.shown.noted import Often, of_machine, of_pool
 from fleet.act.words import in_words
 from fleet.decide.actions import (
     Adopt,
@@ -39,6 +40,7 @@ from fleet.decide.actions import (
 )
 from fleet.topology.place import Place
 from fleet.world.kubernetes import Kubernetes, Pod
+from ground.errors import one_line
 
 # The API server's own bound.
 MOST = 1024
@@ -62,13 +64,39 @@ REASONS = {
     CreatePod: "Created",
     Remove: "RecordRemoved",
     Place: "Placed",
+    Record: "Noted",
+    NotePool: "Noted",
 }
 
 
-def events(actions: Iterable[Change | Tell], world: Kubernetes, namespace: str, most: int) -> list[Object]:
-    """`most` at a time; the log has them all."""
-    found = (event(action, world, namespace) for action in actions)
-    return [one for one in found if one is not None][:most]
+def events(
+    actions: Iterable[Change | Tell], world: Kubernetes, namespace: str, most: int, often: Often, now: float
+) -> list[Object]:
+    """`most` at a time; the log has them all. What is done and told comes before what is noted of thousands at once."""
+    ordered = sorted(actions, key=lambda action: isinstance(action, Record | NotePool))
+    found: list[Object] = []
+    for action in ordered:
+        one = event(action, world, namespace) if len(found) < most else None
+        if one is None:
+            continue
+        if not isinstance(action, Record | NotePool) or often.may(one["involvedObject"]["uid"], now):
+            found.append(one)
+    return found
+
+
+def _noted(note: Record | NotePool, world: Kubernetes) -> tuple[Object, str] | None:
+    """Of what, and what is new of it since it was seen: a note that repeats what stands, or only counts, is none."""
+    if isinstance(note, Record):
+        machine = (world.machines or {}).get(note.name)
+        said = of_machine(machine.status, note.status) if machine else ""
+        return (_own_kind(crd.KIND, note.name, machine.uid), said) if machine and said else None
+    pool = (world.pools or {}).get(note.name)
+    said = of_pool(pool.status, note.status) if pool else ""
+    return (_own_kind(crd_pools.KIND, note.name, pool.uid), said) if pool and said else None
+
+
+def _own_kind(kind: str, name: str, uid: str) -> Object:
+    return {"apiVersion": f"{crd.GROUP}/{crd.VERSION}", "kind": kind, "name": name, "uid": uid}
 
 
 def _own(name: str, world: Kubernetes) -> Pod | None:
@@ -87,10 +115,13 @@ def event(action: Change | Tell, world: Kubernetes, namespace: str) -> Object | 
     """None: of nothing that is there, or no news: a condition of the pod says by itself what it says."""
     match action:
         case (
-            ShowOnPod() | ShowOnNode() | HideOnNode() | Free() | Protect() | Forget() | Make() | Record()
-            | NotePool()
+            ShowOnPod() | ShowOnNode() | HideOnNode() | Free() | Protect() | Forget() | Make()
         ):  # fmt: skip
             return None
+        case Record() | NotePool():
+            if (new := _noted(action, world)) is None:
+                return None
+            return _written({**new[0], "namespace": namespace}, namespace, REASONS[type(action)], "Normal", new[1])
         case Tell(about, kind):
             name, reason, type_, text = about, kind.capitalize(), "Warning", in_words(action)
         case (
@@ -110,16 +141,19 @@ def event(action: Change | Tell, world: Kubernetes, namespace: str) -> Object | 
         # Its Events stand where those of other Nodes do; a Node has no namespace.
         of, namespace = {"kind": "Node", "name": name, "uid": node.uid}, "default"
     elif pool := (world.pools or {}).get(name):
-        own = {"apiVersion": f"{crd.GROUP}/{crd.VERSION}", "kind": crd_pools.KIND}
-        of = {**own, "name": name, "uid": pool.uid, "namespace": namespace}
+        of = {**_own_kind(crd_pools.KIND, name, pool.uid), "namespace": namespace}
     else:
         return None
+    return _written(of, namespace, reason, type_, text)
+
+
+def _written(of: Object, namespace: str, reason: str, type_: str, text: str) -> Object:
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return {
         "metadata": {"generateName": "fleet-", "namespace": namespace},
         "involvedObject": {"apiVersion": "v1", **of},
         "reason": reason,
-        "message": text[:MOST],
+        "message": one_line(text)[:MOST],
         "type": type_,
         "source": {"component": "fleet"},
         "firstTimestamp": now,

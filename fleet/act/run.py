@@ -23,6 +23,7 @@ from fleet.act.kubernetes import Api
 from fleet.act.lead import Alone, Lead, Leader, Say
 from fleet.act.look import Look
 from fleet.act.seen import Seen, name_of, pages
+from fleet.act.shown.noted import Often
 from fleet.act.shown.pages import Pages
 from fleet.act.shown.people import People, Watch
 from fleet.act.shown.report import Report, report
@@ -76,6 +77,7 @@ class Fleet:
         self._later: set[str] = set()  # those that are too many for now
         self._pace = (0.0, 0)  # since when, and for how many
         self._untold: list[Change | Tell] = []
+        self._often = Often()
         self._late = False  # something was not as it was seen when it was to be changed
         self._look = Look(api, self.slurm, lambda: self.policy)
         who = f"{settings.namespace}/{settings.release}"
@@ -263,7 +265,8 @@ class Fleet:
         """Events are for people: one that cannot be written keeps nobody from anything."""
         if isinstance(world.kubernetes, Unknown):
             return
-        for event in events(actions, world.kubernetes, self.settings.namespace, self.policy.changes):
+        where, most = self.settings.namespace, self.policy.changes
+        for event in events(actions, world.kubernetes, where, most, self._often, time.monotonic()):
             try:
                 await self.api.tell(event)
             except FleetError as error:

@@ -21,10 +21,12 @@ import pytest
 
 from fleet import crd
 from fleet.act import fencing, machines
+from fleet.act.events import events
 from fleet.act.kubernetes import Api
+from fleet.act.shown.noted import Often
 from fleet.decide.actions import Annotate, Cordon, Fence, Make, Protect, Record, ShowOnNode, StartJob, Withdraw
 from fleet.errors import FleetError
-from fleet.world.kubernetes import Condition
+from fleet.world.kubernetes import Condition, Kubernetes
 from fleet.world.machine import Event, Machine, Remedy, Status, machine
 from tests.helm import rendered_for
 from tests.kubernetes import programs
@@ -35,6 +37,7 @@ from tests.waiting import until
 pytestmark = pytest.mark.timeout(3600)
 
 MACHINES = f"/apis/{crd.GROUP}/{crd.VERSION}/namespaces/default/{crd.PLURAL}"
+EVENTS = "/api/v1/namespaces/default/events"
 WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
 NODE = "/api/v1/nodes/n0"
 FULL = Status(
@@ -157,6 +160,32 @@ def test_a_nodes_annotations_are_asked_for_and_taken_away_on_what_was_seen(api: 
 @pytest.mark.parametrize("spec", [{"goal": "sleep"}, {"goal": 1}, {"goal": "drain", "reason": "a\nb"}])
 def test_a_goal_that_is_none_is_refused_at_once(api: ApiServer, name: str, spec: Object) -> None:
     assert "spec." in refused(api, f"{MACHINES}/{name}", {"spec": spec})
+
+
+def test_what_is_noted_of_one_is_an_event_of_it_and_not_again_on_the_next_look(api: ApiServer, name: str) -> None:
+    before, often = read(api, name), Often()
+    note_of_it = Record(name, before.version, FULL)
+
+    def told(seen: Machine, change: Record) -> int:
+        found = events([change], Kubernetes(machines={name: seen}), "default", 30, often, 0.0)
+        for one in found:
+            do(api, partial(_tell, one))
+        return len(found)
+
+    assert note(api, before, FULL)
+    assert told(before, note_of_it) == 1
+    (event,) = api.ask("GET", f"{EVENTS}?fieldSelector=involvedObject.uid={before.uid}")["items"]
+    assert (event["reason"], event["message"]) == ("Noted", "verdict ecc[rma]@1 x; well")
+    assert event["involvedObject"]["kind"] == crd.KIND
+    # Who is slow and decides it once more changes nothing, and who has seen it has nothing new.
+    assert not note(api, before, FULL), "on the version before nothing is noted, and so nothing told"
+    after = read(api, name)
+    assert told(after, Record(name, after.version, replace(FULL, state="Down"))) == 0
+
+
+async def _tell(event: Object, fleet: Api) -> bool:
+    await fleet.tell(event)
+    return True
 
 
 def test_people_see_them_in_columns(api: ApiServer, name: str) -> None:

@@ -1,1 +1,1 @@
-"""What people and programs are told over HTTP and on a terminal, of a world and a decision."""
+"""What people and programs are told over HTTP, on a terminal and in Events, of a world and a decision."""

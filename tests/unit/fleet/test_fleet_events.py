@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
-from fleet.act.events import event, events
+from fleet.act.events import REASONS, event, events
+from fleet.act.shown.noted import Often
 from fleet.act.words import in_words
-from fleet.decide.actions import Cordon, CreatePod, Evict, Free, Remove, ShowOnNode, ShowOnPod, Tell
+from fleet.decide.actions import (
+    Change,
+    Cordon,
+    CreatePod,
+    Evict,
+    Free,
+    NotePool,
+    Record,
+    Remove,
+    ShowOnNode,
+    ShowOnPod,
+    Tell,
+)
 from fleet.topology.place import Place
 from fleet.world.kubernetes import Condition, Kubernetes, Node, Pod
-from fleet.world.pool import WorkerPool
+from fleet.world.machine import Event, Machine, Status
+from fleet.world.pool import PoolStatus, Stand, WorkerPool
 from fleet.world.slurm import Seen
 
 WORLD = Kubernetes({"n0": Node("n0", "uid-n0")}, {"w0": Pod("w0", "uid-w0")})
@@ -52,7 +67,7 @@ def test_a_line_of_the_log_is_one_line_whatever_it_quotes() -> None:
 
 def test_a_thousand_things_to_tell_are_not_a_thousand_events() -> None:
     tells = [Tell("w0", f"kind{number}", "y" * 5000) for number in range(1000)]
-    found = events(tells, WORLD, "slurm", 30)
+    found = events(tells, WORLD, "slurm", 30, Often(), 0.0)
     assert len(found) == 30
     assert max(len(one["message"]) for one in found) == 1024
 
@@ -72,3 +87,95 @@ def test_what_is_of_a_pool_is_told_with_the_pool() -> None:
     others = {"slurm-fleet-x": Pod("slurm-fleet-x", "uid-f", component="fleet")}
     of_a_set = event(Remove("w-7", Seen(True, True, "", "")), replace(WORLD, others=others), "slurm")
     assert of_a_set is not None and of_a_set["involvedObject"]["name"] == "slurm-fleet-x", "no pool has made it"
+
+
+NODE, ILL = Event(1, "node", "n0"), Event(2, "verdict", "ecc[rma]@1 x")
+
+
+def of_machine(before: tuple[Event, ...], after: tuple[Event, ...], name: str = "m0") -> tuple[Record, Kubernetes]:
+    machine = Machine(name, f"uid-{name}", "7", status=Status(history=before))
+    return Record(name, "7", Status(state="Drained", history=after)), replace(WORLD, machines={name: machine})
+
+
+def test_a_new_line_of_a_machines_history_is_an_event_of_the_machine() -> None:
+    note, world = of_machine((NODE,), (NODE, ILL, Event(3, "reboot", "a\nb")))
+    said = event(note, world, "slurm")
+    assert said is not None
+    assert said["involvedObject"] == {
+        "apiVersion": "minivm.io/v1alpha1", "kind": "Machine", "name": "m0", "uid": "uid-m0", "namespace": "slurm",
+    }  # fmt: skip
+    assert (said["reason"], said["type"]) == ("Noted", "Normal")
+    assert said["message"] == "verdict ecc[rma]@1 x; reboot a b", "what was there before is told already"
+    assert said["metadata"]["namespace"] == "slurm"
+
+
+def test_of_a_history_that_is_full_the_new_line_alone_is_told() -> None:
+    full = tuple(Event(at, "verdict", f"{at}") for at in range(32))
+    said = event(*of_machine(full, (*full[1:], Event(40, "well", ""))), "slurm")
+    assert said is not None and said["message"] == "well"
+
+
+def test_a_note_that_begins_no_line_is_no_event() -> None:
+    assert event(*of_machine((NODE,), (NODE,)), "slurm") is None
+    note, _ = of_machine((), (NODE,))
+    assert event(note, WORLD, "slurm") is None, "of a machine that is not known any more"
+
+
+def stood(*stands: tuple[str, str, str, str]) -> PoolStatus:
+    return PoolStatus(3, conditions=tuple(Stand(*one) for one in stands))
+
+
+def of_pool(before: PoolStatus, after: PoolStatus) -> str | None:
+    pool = WorkerPool("gpu", "uid-gpu", "1", 1, {}, "h", "gpu", status=before)
+    said = event(NotePool("gpu", "1", after), replace(WORLD, pools={"gpu": pool}), "slurm")
+    if said is None:
+        return None
+    assert (said["involvedObject"]["kind"], said["involvedObject"]["uid"]) == ("WorkerPool", "uid-gpu")
+    assert (said["reason"], said["type"]) == ("Noted", "Normal")
+    return str(said["message"])
+
+
+GOOD = ("Ready", "True", "AllReady", "")
+BAD = ("Ready", "False", "NotReady", "not ready: gpu-1")
+ROLLS = ("Updated", "False", "Updating", "of an older template: gpu-0")
+
+
+def test_a_condition_that_turns_is_an_event_of_the_pool() -> None:
+    assert of_pool(stood(GOOD), stood(BAD)) == "Ready is False, NotReady: not ready: gpu-1"
+    assert of_pool(stood(BAD, ROLLS), stood(GOOD, ROLLS)) == "Ready is True, AllReady"
+    refused = ("Updated", "False", "Refused", "another pool has its label")
+    assert of_pool(stood(ROLLS), stood(refused)) == "Updated is False, Refused: another pool has its label"
+    assert of_pool(PoolStatus(), stood(BAD)) == "Ready is False, NotReady: not ready: gpu-1"
+
+
+def test_a_roll_that_goes_on_is_not_an_event_for_each_pod() -> None:
+    assert of_pool(stood(ROLLS), stood((*ROLLS[:3], "of an older template: gpu-1"))) is None
+    assert of_pool(stood(GOOD), replace(stood(GOOD), ready=2, updated=1)) is None
+    assert of_pool(PoolStatus(), stood(GOOD)) is None, "it was never otherwise"
+
+
+def test_a_verdict_that_comes_and_goes_is_not_an_event_each_time() -> None:
+    """Root on a worker writes verdicts: of one machine so many are told in a minute, and of another one still."""
+    often, found = Often(), 0
+    for turn in range(100):
+        note, world = of_machine((), (Event(turn, "verdict" if turn % 2 else "well"),))
+        found += len(events([note], world, "slurm", 30, often, turn * 0.1))
+    assert found == 8
+    other, beside = of_machine((), (NODE,), "m1")
+    assert len(events([other], beside, "slurm", 30, often, 10.0)) == 1
+    assert len(events([note], world, "slurm", 30, often, 70.0)) == 1, "in the next minute it is told again"
+
+
+def test_what_is_noted_of_thousands_takes_no_place_from_what_is_done_and_told() -> None:
+    many = {f"m{number}": Machine(f"m{number}", f"uid-{number}", "7") for number in range(5000)}
+    notes: list[Change | Tell] = [Record(name, "7", Status(history=(NODE,))) for name in many]
+    notes += [Cordon("n0", "uid-n0", "1", "fan 3"), Tell("w0", "held", "x")]
+    found = events(notes, replace(WORLD, machines=many), "slurm", 30, Often(), 0.0)
+    assert [one["reason"] for one in found] == ["Cordoned", "Held", *["Noted"] * 28]
+
+
+def test_each_reason_stands_in_the_reference() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "reference" / "fleet.md").read_text()
+    _, _, table = text.partition("\n## Events\n")
+    table = table.partition("\n## ")[0]
+    assert {reason for reason in REASONS.values() if f"`{reason}`" not in table} == set()
