@@ -104,6 +104,14 @@ def test_the_trace_of_a_worker_tells_the_order(cluster: Cluster) -> None:
     assert "slurmd" in picture and "waiting" in picture
 
 
+def test_the_database_keeps_no_addresses_aside_to_grow_into(cluster: Cluster) -> None:
+    """MariaDB's default is room for 8 TiB, for which an emulator of another architecture takes all memory there is."""
+    (pod,) = (one for one in cluster.pods if one.container.attrs["Config"]["Hostname"] == "slurm-controller")
+    said = pod.run("cat", f"/proc/{pod.service('mariadb')['pid']}/status")
+    peak = next(line.split()[1] for line in said.splitlines() if line.startswith("VmPeak:"))
+    assert int(peak) < 16 << 20, "KiB"
+
+
 @pytest.fixture(scope="class")
 def long_job(cluster: Cluster) -> Iterator[tuple[str, str]]:
     """A job on both nodes, and when it started."""
