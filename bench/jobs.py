@@ -199,7 +199,9 @@ def crowd(cluster: LocalCluster) -> float:
     while int(run(cluster, node, "sh", "-c", "ps -C flock -o user= | grep -c alice || true")) < CROWD:
         time.sleep(0.2)
     run(cluster, node, "sh", "-c", "echo go > /run/word")
-    free = run(cluster, CONTROLLER, "sh", "-c", f"while squeue -h -w {node} -o %i | grep -q .; do sleep 0.02; done; date +%s%N")
+    free = run(
+        cluster, CONTROLLER, "sh", "-c", f"while squeue -h -w {node} -o %i | grep -q .; do sleep 0.02; done; date +%s%N"
+    )
     return (int(free) - int(run(cluster, node, "cat", "/run/opened"))) / 1e9
 
 

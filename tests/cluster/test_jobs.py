@@ -233,6 +233,23 @@ def test_what_a_job_leaves_goes_with_the_pod_s_own_capabilities(bob: Researcher)
     until(lambda: left() == "", "nothing of it is left", seen=left)
 
 
+def test_slurm_alone_has_what_it_starts_scripts_by(bob: Researcher) -> None:
+    """slurmd and the daemons of its steps have it loaded; a task, its environment and all else on the node have not."""
+    look = "cd /proc; grep -ls /launch.so [1-9]*/maps | while read -r map; do cat ${map%maps}comm; done | sort -u"
+
+    def loaded() -> list[str]:
+        return bob.world.cluster.exec(WORKER, ["sh", "-c", look])[1].split()
+
+    job = bob.submit("-n1", "--mem=100M", "-o", "loaded", script="env; exec sleep 600")
+    bob.wait_for(job, "RUNNING")
+    try:
+        until(lambda: f"SLURM_JOB_ID={job}\n" in bob("cat loaded"), "the job has said its environment")
+        until(lambda: loaded() == ["slurmd", "slurmstepd"], "Slurm alone has it", seen=loaded)
+        assert "LD_PRELOAD" not in bob("cat loaded")
+    finally:
+        bob(f"scancel {job}")
+
+
 # What each says on its terminal, once it was told: salloc that it gives its allocation back, or that it was taken.
 ENDS = {"srun": "forcing job termination", "salloc": "ob allocation"}
 TOLD = "srun and salloc end with it"

@@ -1,0 +1,201 @@
+"""What slurmd loads before the C library (images/src/runner/launch.c), in a small program that does what slurmd does.
+That slurmd and slurmstepd have it, and nobody else, is seen in a real cluster (tests/cluster/test_jobs.py).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.process.runner_world import SOURCES
+
+GCC = ["gcc", "-std=c17", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC"]
+HOUR = 3600 * 1000
+# slurm's launcher, its end of a script, and the pauses of somebody else, by the first word.
+PROGRAM = r"""
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+extern char **environ;
+
+static long since(struct timespec *begun) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (now.tv_sec - begun->tv_sec) * 1000 + (now.tv_nsec - begun->tv_nsec) / 1000000;
+}
+static int is(char *word, const char *what) { return !strcmp(word, what); }
+static pid_t child(int milliseconds) {
+    signal(SIGTERM, SIG_IGN);
+    pid_t pid = fork();
+    if (!pid) {
+        setpgid(0, 0);
+        usleep(milliseconds * 1000);
+        _exit(7);
+    }
+    setpgid(pid, pid);
+    return pid;
+}
+
+int main(int argc, char **argv) {
+    if (argc < 2) return 2;
+    struct timespec begun;
+    int status = 0;
+    clock_gettime(CLOCK_MONOTONIC, &begun);
+    if (is(argv[1], "launch") || is(argv[1], "exec")) {
+        open("/dev/null", O_RDONLY);
+        fexecve(open(argv[2], O_PATH | O_CLOEXEC), argv + 3, environ);
+        printf("not started: %s\n", strerror(errno));
+        return 3;
+    }
+    if (is(argv[1], "nobody")) {
+        pid_t pid = child(0);
+        waitpid(pid, &status, 0);
+        if (!killpg(pid, SIGTERM) || errno != ESRCH) return 4;
+        usleep(4000000000u);
+        usleep(50000);
+        printf("%d %d\n", WEXITSTATUS(status), since(&begun) >= 50);
+    }
+    if (is(argv[1], "somebody")) {
+        pid_t pid = child(3600000);
+        if (killpg(pid, SIGTERM)) return 4;
+        usleep(50000);
+        printf("%d", since(&begun) >= 50);
+        if (waitpid(pid, &status, WNOHANG)) return 5;
+        if (killpg(pid, SIGKILL) || waitpid(pid, &status, 0) != pid) return 6;
+        printf(" %d\n", WTERMSIG(status));
+    }
+    if (is(argv[1], "end")) {
+        pid_t pid = child(100);
+        while (!waitpid(pid, &status, WNOHANG)) poll(NULL, 0, atoi(argv[2]));
+        printf("%d\n", WEXITSTATUS(status));
+    }
+    if (is(argv[1], "alive")) {
+        pid_t pid = child(3600000);
+        if (waitpid(pid, &status, WNOHANG)) return 5;
+        int said = poll(NULL, 0, 50);
+        printf("%d %d\n", said, since(&begun) >= 50);
+        kill(pid, SIGKILL);
+    }
+    if (is(argv[1], "others")) {
+        int ends[2];
+        struct pollfd read_end = {0};
+        if (pipe(ends) || write(ends[1], "x", 1) != 1) return 5;
+        read_end.fd = ends[0];
+        read_end.events = POLLIN;
+        printf("%d", poll(&read_end, 1, -1));
+        printf(" %d", read_end.revents == POLLIN);
+        if (read(ends[0], &status, 1) != 1) return 6;
+        printf(" %d", poll(&read_end, 1, 0));
+        printf(" %d", poll(NULL, 0, 50));
+        printf(" %d", since(&begun) >= 50);
+        printf(" %d", killpg(-5, 0));
+        printf(" %d\n", errno == EINVAL);
+    }
+    fflush(stdout);
+    return 0;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`slurmd` and `slurmstepd`, one program, and the library."""
+    root = tmp_path_factory.mktemp("launch")
+    (root / "program.c").write_text(PROGRAM)
+    library = root / "launch.so"
+    shared = ["-shared", f'-DOWN="{library}"', "-o", str(library), str(SOURCES / "launch.c")]
+    subprocess.run([*GCC, *shared], check=True)
+    subprocess.run([*GCC, "-o", str(root / "slurmd"), str(root / "program.c")], check=True)
+    os.link(root / "slurmd", root / "slurmstepd")
+    return root
+
+
+def told(made: Path, *words: str, name: str = "slurmd", **environment: str) -> subprocess.CompletedProcess[str]:
+    """The hours of whom it waits for are not over when the test has to be."""
+    loaded = {"LD_PRELOAD": str(made / "launch.so"), "PATH": os.environ["PATH"], **environment}
+    return subprocess.run([str(made / name), *words], env=loaded, capture_output=True, text=True, timeout=60)
+
+
+def script(made: Path, text: str) -> str:
+    path = made / "script"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def launched(made: Path, path: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """What is opened to start it anew is a program that would fail: it is not started."""
+    return told(made, "launch", "/bin/false", "slurmd", "slurm_script_launcher", path, "named", "word", **environment)
+
+
+def test_a_script_is_started_at_once(made: Path) -> None:
+    """With its words and its environment, a group of its own, and no descriptor but the three."""
+    path = script(made, 'echo "$0 $1 $ASKED $(ps -o pgid= -p $$ | tr -d " ") $$"; ls /proc/self/fd | wc -l')
+    first, second = launched(made, path, ASKED="yes").stdout.splitlines()
+    _, word, asked, group, pid = first.split()
+    assert (word, asked, group) == ("word", "yes", pid)
+    assert second == "4", "ls has one of its own"
+
+
+def test_a_script_does_not_inherit_the_library(made: Path) -> None:
+    path = script(made, "tr '\\0' '\\n' </proc/$$/environ; grep -c launch.so /proc/$$/maps")  # as it was started
+    said = launched(made, path, ASKED="yes").stdout
+    assert "ASKED=yes" in said
+    assert "LD_PRELOAD" not in said and said.endswith("\n0\n")
+
+
+def test_what_others_have_a_script_load_is_theirs(made: Path) -> None:
+    path = script(made, "env")
+    both = f"{made}/launch.so:{made}/launch.so"
+    assert f"LD_PRELOAD={both}\n" in launched(made, path, LD_PRELOAD=both).stdout
+
+
+def test_only_slurmd_hands_the_library_on(made: Path) -> None:
+    """To slurmstepd; what that starts, a user's task or a program of containers, knows nothing of it."""
+    env = ("exec", "/bin/cat", "cat", "/proc/self/environ")  # as it was started
+    assert "LD_PRELOAD" in told(made, *env).stdout
+    assert "LD_PRELOAD" not in told(made, *env, name="slurmstepd").stdout
+
+
+def test_a_script_that_is_not_there_is_told(made: Path) -> None:
+    done = launched(made, str(made / "absent"))
+    assert done.returncode == 127
+    assert done.stderr == f"minivm: cannot start {made}/absent: No such file or directory\n"
+
+
+def test_any_other_program_is_started_as_ever(made: Path) -> None:
+    assert told(made, "exec", "/bin/echo", "echo", "slurm_script_launcher", "x").stdout == "slurm_script_launcher x\n"
+    assert told(made, "exec", str(made / "absent"), "x").returncode == 3
+
+
+def test_a_group_in_which_nobody_is_left_is_not_waited_for(made: Path) -> None:
+    """The hour that follows is skipped; the pause after that is not."""
+    assert told(made, "nobody").stdout == "7 1\n"
+
+
+def test_a_group_in_which_somebody_is_left_is_waited_for(made: Path) -> None:
+    assert told(made, "somebody").stdout == "1 9\n"
+
+
+def test_the_end_of_a_process_ends_the_wait_for_it(made: Path) -> None:
+    assert told(made, "end", str(HOUR)).stdout == "7\n"
+
+
+def test_one_that_lives_is_waited_for_no_longer_than_asked(made: Path) -> None:
+    assert told(made, "alive").stdout == "0 1\n"
+
+
+def test_all_others_wait_as_ever(made: Path) -> None:
+    assert told(made, "others").stdout == "1 1 0 0 1 -1 1\n"
