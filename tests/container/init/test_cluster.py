@@ -324,7 +324,8 @@ def test_a_refused_slurm_conf_leaves_the_cluster_its_number(cluster: Cluster) ->
     assert cluster.controller.run("cat", "/var/spool/slurmctld/clustername") == number
     cluster.world.configure({"slurm.conf": slurm_conf("PartitionName=fresh Nodes=ALL State=UP")})
     until(lambda: not refusal(cluster), "the reason is gone")
-    before = cluster.controller.service("slurmctld")
+    # One that hung on the new file is being started anew.
+    before = _under_a_new_pid(cluster.controller, "slurmctld", 0)
     cluster.controller.run("kill", "-9", str(before["pid"]))
     again = _under_a_new_pid(cluster.controller, "slurmctld", int(before["pid"]))
     cluster.wait_answer()
