@@ -5,9 +5,12 @@ For helpers, which may wait: never in PID 1.
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +23,7 @@ from init.slurm.jobs import SHOW_JOBS, Job, jobs
 from init.slurm.words import complaint, new_lines, objection, unanswered
 from init.view.snapshot import ServiceView
 
+PROC = Path("/proc")
 PROGRAM = Path("/usr/sbin/slurmctld")
 SERVICE = "slurmctld"
 DOWN = ("failed", "backoff", "stopped")
@@ -113,8 +117,8 @@ class Slurmctld:
     def revive(self) -> bool:
         """It answers again: at once, or started, or, where it hung, killed and started. True when it was killed.
 
-        After a refused reconfigure 24.11 sometimes hangs for ever. It has saved its state before, and jobs run on
-        without it.
+        After a refused reconfigure 24.11 sometimes hangs for ever, and any that is to read anew does while its database
+        does not answer. It has saved its state before, and jobs run on without it.
         """
         with Client(self.control, within=APPLY_WITHIN) as client:
             view = helper.service(client, SERVICE)
@@ -122,6 +126,7 @@ class Slurmctld:
                 client.request("start", service=SERVICE, wait=True)
         if view is None or view.state in DOWN or self.answers():
             return False
+        kill_others_of_its_session(view.pid)
         with Client(self.control) as client:
             client.request("signal", service=SERVICE, signal="KILL")
         self._wait_for_another(view.pid)
@@ -138,6 +143,20 @@ class Slurmctld:
             return view is None or (view.ready and view.pid != pid) or None
 
         _once(another, BACK_WITHIN)
+
+
+def kill_others_of_its_session(pid: int) -> None:
+    """To read anew it begins another slurmctld, which has its ports: left alone, it keeps them from the next one."""
+    with suppress(OSError):
+        session = os.getsid(pid)
+        for other in (int(entry.name) for entry in PROC.iterdir() if entry.name.isdecimal()):
+            with suppress(OSError):
+                if other != pid and os.getsid(other) == session and _name(other) == PROGRAM.name:
+                    os.kill(other, signal.SIGKILL)
+
+
+def _name(pid: int) -> str:
+    return (PROC / str(pid) / "comm").read_text().strip()
 
 
 def _steady(client: Client) -> ServiceView | None:

@@ -300,7 +300,7 @@ while not os.path.exists("/tmp/enough"):
     say("BEGIN; UPDATE cluster_table SET mod_time = mod_time + 1;")
     open("/tmp/held", "w").close()
     while not count() and not os.path.exists("/tmp/enough"):
-        time.sleep(0.05)
+        time.sleep(0.2)  # who looks more often than ten times a second is shown what he has seen
     say("COMMIT;")
 mine.stdin.close()
 mine.wait()
