@@ -32,6 +32,7 @@ ANEW = {
     "taskplugin": "the workers' pods",
 }
 SHOWN = 10  # jobs by their number; the others are counted
+MOST_JOBS = 10000  # what slurmctld knows at once where MaxJobCount says nothing
 
 Takes = Callable[[Job], bool]
 
@@ -67,9 +68,15 @@ def counted(jobs: Sequence[str]) -> str:
 
 
 def effect(
-    old: Mapping[str, bytes], new: Mapping[str, bytes], jobs: Sequence[Job] | None, hidden: Sequence[str] = ()
+    old: Mapping[str, bytes],
+    new: Mapping[str, bytes],
+    jobs: Sequence[Job] | None,
+    hidden: Sequence[str] = (),
+    known: int | None = None,
 ) -> Effect:
-    """`hidden`: lists of partitions that running jobs were submitted to, of which Slurm shows only the one they got."""
+    """`hidden`: lists of partitions that running jobs were submitted to, of which Slurm shows only the one they got.
+    `known`: how many jobs slurmctld knows, with those that ended lately and each of an array.
+    """
     before, after = read(old), read(new)
     losses = []
     for what, takes in dangers(before, after):
@@ -83,6 +90,7 @@ def effect(
         for asked in sorted(hidden)
         if name in asked.split(",")
     ]
+    losses += _forgotten(before, after, known)
     others = sorted(name for name in {*old, *new} if name != MAIN and old.get(name) != new.get(name))
     changed = [*changes(before, after), *(f"{name}: {_how(old, new, name)}" for name in others)]
     return Effect(tuple(changed), tuple(losses), tuple(_anew(before, after)))
@@ -140,6 +148,26 @@ def _settings(old: Configuration, new: Configuration) -> Iterator[tuple[str, Tak
                 yield f"{what}, and the saved jobs are not found again", lambda job: True
             else:
                 yield f"{what}, and what runs is not found again", lambda job: job.holds
+
+
+def has_less_room(old: Configuration, new: Configuration) -> bool:
+    """Whether slurmctld may know fewer jobs than it might."""
+    return _room(new) < _room(old)
+
+
+def _room(configuration: Configuration) -> int:
+    return number(configuration.value("maxjobcount")) or MOST_JOBS
+
+
+def _forgotten(old: Configuration, new: Configuration, known: int | None) -> Iterator[Loss]:
+    """slurmctld reads its jobs anew up to this number, and leaves the others away: nobody hears of them again."""
+    if not has_less_room(old, new):
+        return
+    what = f"MaxJobCount {_room(old)} becomes {_room(new)}"
+    if known is None:
+        yield Loss(what, None)
+    elif known >= _room(new):
+        yield Loss(f"{what}, and slurmctld forgets jobs beyond it: it knows {known}, ended ones too", ())
 
 
 def _shut_out(name: str, old: Line, new: Line) -> Iterator[tuple[str, Takes]]:

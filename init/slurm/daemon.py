@@ -19,7 +19,7 @@ from ground.commands import ran
 from init.pod import helper
 from init.pod.client import Client
 from init.slurm.client import SCONTROL
-from init.slurm.jobs import SHOW_JOBS, Job, jobs
+from init.slurm.jobs import COUNT_JOBS, SHOW_JOBS, Job, jobs
 from init.slurm.words import complaint, new_lines, objection, unanswered
 from init.view.snapshot import ServiceView
 
@@ -70,6 +70,14 @@ class Slurmctld:
         except (OSError, subprocess.TimeoutExpired):
             return None
         return list(jobs(done.stdout)) if done.returncode == 0 else None
+
+    def known_jobs(self) -> int | None:
+        """Those that have ended too, as long as slurmctld knows them, and each of an array; None as above."""
+        try:
+            done = ran(COUNT_JOBS, within=READ_WITHIN)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return len(done.stdout.splitlines()) if done.returncode == 0 else None
 
     def read_anew(self) -> Answer:
         """Have it run with the installed configuration: reconfigured, or started where a bad file had kept it down."""

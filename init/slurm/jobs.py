@@ -12,6 +12,7 @@ from init.slurm.conf import expanded, words
 # The account last: without accounting it is whatever its user wrote, bars and line breaks too.
 FIELDS = ("jobarrayid", "statecompact", "partition", "nodelist", "reqnodes", "tres-alloc", "qos", "account")
 SHOW_JOBS = (SQUEUE, "--noheader", "--all", "--Format", ",".join(f"{name}:|" for name in FIELDS))
+COUNT_JOBS = (SQUEUE, "--noheader", "--all", "--array", "--states=all", "--format=%i")
 ID = re.compile(r"\d[\d_+,%:\[\]-]*", re.ASCII)
 WAITS = ("PD", "RH", "RQ", "RD", "RF", "SE")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from init.errors import InitError
 from init.pod.pod import write
-from init.slurm.change import Effect, effect, hidden_lists
+from init.slurm.change import Effect, effect, has_less_room, hidden_lists
 from init.slurm.change import impossible as cannot_be
 from init.slurm.conf import read
 from init.slurm.daemon import Slurmctld
@@ -48,7 +48,8 @@ def weigh(files: SlurmFiles, daemon: Slurmctld, candidate: Mapping[str, bytes]) 
         return first
     running = read(old)
     state = b"" if not running.value("statesavelocation") else _saved(Path(running.value("statesavelocation")))
-    return effect(old, new, jobs, hidden_lists(state, running.partitions, [job.partitions for job in jobs]))
+    hidden = hidden_lists(state, running.partitions, [job.partitions for job in jobs])
+    return effect(old, new, jobs, hidden, daemon.known_jobs() if has_less_room(running, read(new)) else None)
 
 
 def impossible(files: SlurmFiles, candidate: Mapping[str, bytes]) -> str:

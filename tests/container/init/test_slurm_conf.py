@@ -190,6 +190,23 @@ def test_the_very_file_is_taken_when_its_operator_says_so(cluster: Cluster, jobs
     until(lambda: cluster.state(jobs["both"]) not in ("RUNNING", "PENDING"), "and so did this one")
 
 
+def test_slurmctld_is_not_made_to_forget_jobs_that_it_knows(cluster: Cluster) -> None:
+    """Where MaxJobCount is less than there are it reads no more of its saved jobs, and purges the others' files."""
+    cluster.world.configure(conf("MaxJobCount=200"))
+    until(lambda: "= 200\n" in cluster.controller.run("scontrol", "show", "config"), "few are known: it is taken")
+    job = cluster.submit("-p", "main", "--hold", "--array=1-120")
+    cluster.world.configure(conf("MaxJobCount=100"))
+    text = until(cluster.refusal, "the refusal is told")
+    assert "MaxJobCount 200 becomes 100, and slurmctld forgets jobs beyond it: it knows 1" in text
+    assert cluster.state(job) == "PENDING"
+    cluster.world.configure(conf("MaxJobCount=150"))
+    until(lambda: "= 150\n" in cluster.controller.run("scontrol", "show", "config"), "there is room for them")
+    assert cluster.state(job) == "PENDING"
+    cluster.controller.run("scancel", job)
+    cluster.world.configure(conf())
+    until(lambda: cluster.config("status")[0] == 0, "as it was")
+
+
 def test_a_new_cluster_that_is_given_a_bad_file_says_which_key_it_is(cluster: Cluster, tmp_path: Path) -> None:
     """Nothing is there to go back to."""
     for name in ("secrets/munge", "config/slurm"):

@@ -162,6 +162,39 @@ def test_where_nobody_can_be_asked_what_goes_counts_and_what_comes_does_not() ->
     assert effect(files(BASE), files(BASE + "PartitionName=more Nodes=ALL\n"), None).losses == ()
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "known", "cost"),
+    [
+        ("MaxJobCount=200000", "", 9_999, ""),
+        (
+            "MaxJobCount=200000",
+            "",
+            10_000,
+            "MaxJobCount 200000 becomes 10000, and slurmctld forgets jobs beyond it: it knows 10000, ended ones too",
+        ),
+        (
+            "",
+            "maxjobcount=500",
+            600,
+            "MaxJobCount 10000 becomes 500, and slurmctld forgets jobs beyond it: it knows 600, ended ones too",
+        ),
+        (
+            "MaxJobCount=200000",
+            "",
+            None,
+            "MaxJobCount 200000 becomes 10000, and slurmctld could not be asked whose jobs that ends",
+        ),
+        ("", "MaxJobCount=200000", 50_000, ""),
+        ("MaxJobCount=10000", "", 50_000, ""),
+    ],
+)
+def test_slurmctld_is_not_told_to_know_fewer_jobs_than_it_knows(
+    old: str, new: str, known: int | None, cost: str
+) -> None:
+    before, after = (BASE.replace("SlurmdPort=6818\n", f"SlurmdPort=6818\n{line}\n") for line in (old, new))
+    assert effect(files(before), files(after), [], known=known).cost == cost
+
+
 def test_the_cost_is_a_sentence_that_names_a_few_and_counts_all() -> None:
     many = [job(str(number), partitions=frozenset({"long"})) for number in range(100, 150)]
     cost = effect(files(BASE), files(BASE.replace(LONG_LINES, "")), many).cost
