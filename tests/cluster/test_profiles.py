@@ -49,7 +49,26 @@ def test_a_profile_is_what_slurmctld_lives_by_and_jobs_run(
     until(lambda: live(healthy, wanted) == wanted, f"{name} is live", seen=lambda: live(healthy, wanted))
     # What the last profile had more than this one is gone.
     others = {key for profile in PROFILES.values() for key in profile if key not in wanted}
-    defaults = {"CompleteWait": "0", "EpilogMsgTime": "2000"}
+    defaults = {"CompleteWait": "0", "EpilogMsgTime": "2000", "MaxJobCount": "10000", "MaxArraySize": "1001"}
     assert live(healthy, dict.fromkeys(others, "")) == {key: defaults[key] for key in others}
     assert sorted(alice("srun -N2 hostname").split()) == ["slurm-worker-0", "slurm-worker-1"]
+    healthy.wait_idle()
+
+
+def test_an_array_larger_than_slurm_itself_would_take_is_taken_and_outlives_the_profile(
+    healthy: World, alice: Researcher, become: Callable[[str], None]
+) -> None:
+    become("short")
+    until(lambda: live(healthy, PROFILES["short"]) == PROFILES["short"], "short is live")
+    submit = "sbatch --parsable -H -J large --mem=1M -o /dev/null --array=19998-20000 --wrap true"
+    job = alice(f"cd /tmp && {submit}").strip()
+    try:
+        become("mixed")
+        until(lambda: live(healthy, PROFILES["mixed"]) == PROFILES["mixed"], "mixed is live")
+        assert alice(f"squeue -h -o %K -j {job}").strip() == "19998-20000"
+        alice(f"scontrol release {job}")
+        until(lambda: not alice(f"squeue -h -j {job}").strip(), "its tasks have run")
+    finally:
+        alice(f"scancel {job}")
+    assert alice(f"sacct -nXP -j {job} -o state").split() == ["COMPLETED"] * 3
     healthy.wait_idle()
