@@ -1,6 +1,7 @@
 """What the scripts of jobs cost those who wait for jobs: short ones, one after the other and many, and many that end
 together. Without scripts, with /bin/true in the place of each, which is Slurm's own part, and with ours; in one cluster
-and in turn.
+and in turn. Jobs that end together are also looked at in a second cluster: jobs held in cgroups (where this machine has
+them) are two daemons each, jobs as the chart has them by itself are one.
 
 What slurm.conf names is changed in the controller's file, and read anew: the pods, the machine and the hour stay.
 MINIVM_BENCH_HOOKS=on has each of the three alone as /bin/true too.
@@ -13,8 +14,10 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +39,8 @@ WAYS = {"without scripts": {}, "with /bin/true": dict.fromkeys(PROGRAMS, "/bin/t
 if os.environ.get("MINIVM_BENCH_HOOKS") == "on":
     WAYS |= {f"/bin/true {key}": {key: "/bin/true"} for key in PROGRAMS}
 BASE = "without scripts"
+Measure = Callable[[LocalCluster], Iterator[tuple[str, float]]]
+WIDTH = 68  # of what a line is about
 USAGE = "cd /sys/fs/cgroup; cat cpuacct/cpuacct.usage 2>/dev/null || awk '/usage_usec/ {print $2 * 1000}' cpu.stat"
 # In a worker, by hand: what slurmd starts for a job, from start to end, and what the runner and its forks spend on it.
 STARTS = """
@@ -84,49 +89,68 @@ exec 9>/run/gate; flock -x 9; (read word < /run/word; date +%s%N > /run/opened) 
 
 
 def main() -> int:
+    found = Found()
+    with cluster_of("") as cluster:
+        measure(cluster, found)
+        held = tracking(cluster) == "cgroup"
+    if held:
+        with cluster_of("linuxproc") as cluster:
+            found.turns(cluster, crowd)
+    found.tell()
+    print(f"load {os.getloadavg()[0]:.1f}, {os.getloadavg()[1]:.1f}")
+    return 0
+
+
+@contextmanager
+def cluster_of(proctrack: str) -> Iterator[LocalCluster]:
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="minivm-bench-")))
         repository = os.environ.get("MINIVM_BUILD_PREFIX", Options().repository)
         # Where 64 jobs run beside each other on two processors.
-        crowd = {"slurm": {"partitions": {"crowd": {"pools": ["worker"], "options": {"OverSubscribe": "FORCE:64"}}}}}
-        options = Options("benchjobs", workers=2, repository=repository, port=free_port(22400), overrides=crowd)
+        shared = {"slurm": {"partitions": {"crowd": {"pools": ["worker"], "options": {"OverSubscribe": "FORCE:64"}}}}}
+        options = Options(
+            "benchjobs", repository=repository, port=free_port(22400), proctrack=proctrack, overrides=shared
+        )
         cluster = LocalCluster(Engine().client, options, root=root)
         cluster.down()
         stack.callback(cluster.down)
         cluster.up()
-        measure(cluster)
-    return 0
+        yield cluster
 
 
-def measure(cluster: LocalCluster) -> None:
+class Found:
+    """What was measured -> way -> each turn's figure."""
+
+    def __init__(self) -> None:
+        self.figures: dict[str, dict[str, list[float]]] = {}
+
+    def turns(self, cluster: LocalCluster, *measures: Measure, count: int = TURNS) -> None:
+        for _ in range(count):
+            for way in WAYS:
+                become(cluster, way)
+                for what, figure in (each for measure in measures for each in measure(cluster)):
+                    self.figures.setdefault(what, {}).setdefault(way, []).append(figure)
+                    # Said when it is known: a run that is cut has given what it had.
+                    print(f"{what:<{WIDTH}} {way:<16} {figure:8.2f}   (one turn)", flush=True)
+
+    def tell(self) -> None:
+        for what, ways in self.figures.items():
+            without = statistics.median(ways[BASE])
+            for way in ways:
+                one = statistics.median(ways[way])
+                print(f"{what:<{WIDTH}} {way:<16} {one:8.2f}   {one / without:5.2f} times, {one - without:+.2f}")
+
+
+def measure(cluster: LocalCluster, found: Found) -> None:
     by_hand(cluster)
-    found: dict[str, dict[str, list[float]]] = {}
     begun = time.time()
-
-    def note(way: str, figures: Iterator[tuple[str, float]]) -> None:
-        """Said when it is known: a run that is cut has given what it had."""
-        for what, figure in figures:
-            found.setdefault(what, {}).setdefault(way, []).append(figure)
-            print(f"{what:<52} {way:<20} {figure:8.2f}   (one turn)", flush=True)
-
-    for _ in range(TURNS):
-        for way in WAYS:
-            become(cluster, way)
-            note(way, figures(cluster))
-    for way in WAYS:
-        become(cluster, way)
-        note(way, burst(cluster, MANY))
-    for what, ways in found.items():
-        without = statistics.median(ways[BASE])
-        for way in ways:
-            one = statistics.median(ways[way])
-            print(f"{what:<52} {way:<20} {one:8.2f}   {one / without:5.2f} times, {one - without:+.2f}", flush=True)
+    found.turns(cluster, steps, partial(burst, count=SHORT), crowd)
+    found.turns(cluster, partial(burst, count=MANY), count=1)
     for kind in ("prolog", "epilog"):
         seconds = sorted(entry["seconds"] * 1000 for entry in records(cluster, begun) if entry["kind"] == kind)
         p99 = seconds[len(seconds) * 99 // 100]
         said = f"{statistics.median(seconds):.1f}, p99 {p99:.1f}, worst {seconds[-1]:.1f} ms of {len(seconds)}"
         print(f"{kind}, by its record: {said}")
-    print(f"load {os.getloadavg()[0]:.1f}, {os.getloadavg()[1]:.1f}")
 
 
 def by_hand(cluster: LocalCluster) -> None:
@@ -153,10 +177,8 @@ def become(cluster: LocalCluster, way: str) -> None:
     ssh(cluster, "srun -N2 true")
 
 
-def figures(cluster: LocalCluster) -> Iterator[tuple[str, float]]:
+def steps(cluster: LocalCluster) -> Iterator[tuple[str, float]]:
     yield "srun true, ms", statistics.median(float(ssh(cluster, srun())) for _ in range(SRUNS)) * 1000
-    yield from burst(cluster, SHORT)
-    yield f"{CROWD} jobs end on a node at once, until it is free, s", crowd(cluster)
 
 
 def burst(cluster: LocalCluster, count: int) -> Iterator[tuple[str, float]]:
@@ -189,8 +211,10 @@ def arrays(count: int) -> str:
     return f"cd /tmp; a=$(date +%s%N); {submit} {wait}; b=$(date +%s%N); echo $(((b - a) / 1000000))e-3"
 
 
-def crowd(cluster: LocalCluster) -> float:
-    """From the moment in which all may end to that in which slurmctld has none of them on the node."""
+def crowd(cluster: LocalCluster) -> Iterator[tuple[str, float]]:
+    """From the moment in which all may end to that in which slurmctld has none of them on the node. Who looks for it is
+    there before they end and looks each 50 ms: begun after, and with 20, his looks had an eighth of the processors.
+    """
     node = WORKERS[0]
     run(cluster, node, "bash", "-c", f"{KEEPER} exec 9>&-")
     submit = f"sbatch -Q -J crowd -p crowd -w {node} -n1 --mem=1M -o /dev/null --array=1-{CROWD}"
@@ -198,11 +222,18 @@ def crowd(cluster: LocalCluster) -> float:
     ssh(cluster, f"cd /tmp; {submit} --wrap 'exec flock -s /run/gate true' && {running}")
     while int(run(cluster, node, "sh", "-c", "ps -C flock -o user= | grep -c alice || true")) < CROWD:
         time.sleep(0.2)
-    run(cluster, node, "sh", "-c", "echo go > /run/word")
-    free = run(
-        cluster, CONTROLLER, "sh", "-c", f"while squeue -h -w {node} -o %i | grep -q .; do sleep 0.02; done; date +%s%N"
-    )
-    return (int(free) - int(run(cluster, node, "cat", "/run/opened"))) / 1e9
+    looks = f'echo > /run/looks; while [ -n "$(squeue -h -w {node} -o %i)" ]; do sleep 0.05; done; date +%s%N'
+    with ThreadPoolExecutor(1) as pool:
+        free = pool.submit(run, cluster, CONTROLLER, "sh", "-c", looks)
+        run(cluster, CONTROLLER, "sh", "-c", "until rm /run/looks 2> /dev/null; do sleep 0.05; done")
+        run(cluster, node, "sh", "-c", "echo go > /run/word")
+    took = (int(free.result()) - int(run(cluster, node, "cat", "/run/opened"))) / 1e9
+    yield f"{CROWD} jobs end on a node at once ({tracking(cluster)}), until it is free, s", took
+
+
+def tracking(cluster: LocalCluster) -> str:
+    """How Slurm tracks jobs."""
+    return run(cluster, CONTROLLER, "sh", "-c", "scontrol show config | sed -n 's,^ProctrackType.*/,,p'").strip()
 
 
 def records(cluster: LocalCluster, since: float) -> Iterator[dict[str, Any]]:
