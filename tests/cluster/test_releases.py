@@ -16,7 +16,7 @@ from images.engine.docker import Engine
 from tests.cluster.conftest import IMAGES, NAME
 from tests.cluster.researcher import Researcher, World
 from tests.cluster.small import small_cluster
-from tests.slurm import has_pmix
+from tests.slurm import STARTS_SCRIPTS_BY, has_pmix
 from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
@@ -156,6 +156,7 @@ def test_a_whole_cluster_of_the_newer_one_works(world: World, bob: Researcher, t
         return {(record["kind"], str(record.get("job"))) for record in map(json.loads, lines)}
 
     until(lambda: {("prolog", job), ("epilog", job)} <= ran(), "the scripts ran", seen=ran)
+    world.run(WORKERS[0], "sh", "-c", f"grep -qa {STARTS_SCRIPTS_BY} /usr/lib/*/slurm-wlm/libslurmfull.so")
     # slurmd would end on this one.
     job = bob.submit("--export=NONE", "-o", "alone", script='echo "$HOME:$USER"')
     bob.wait_for(job, "COMPLETED")

@@ -17,7 +17,7 @@ from images.definition.load import load
 from images.definition.spec import Choice
 from images.settings import Settings
 from tests.container.conftest import docker, image_of, with_munge
-from tests.slurm import has_pmix, labels, release_of
+from tests.slurm import STARTS_SCRIPTS_BY, has_pmix, labels, release_of
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
@@ -54,6 +54,11 @@ print(ctypes.c_char_p.in_dll(plugin, "plugin_type") and ctypes.string_at(ctypes.
     ctypes.c_char.in_dll(plugin, "plugin_type"))).decode())
 """
     assert in_python(worker, program) == f"gpu/{gpu}"
+
+
+def test_this_slurm_starts_scripts_by_the_word_that_is_looked_for(worker: Host) -> None:
+    """One with another would start itself anew for each, as if the library were not there: nobody would notice."""
+    assert worker.run(f"grep -qa {STARTS_SCRIPTS_BY} {PLUGINS}/libslurmfull.so").rc == 0
 
 
 # What each says once it is loaded, and of no GPU.
