@@ -73,7 +73,10 @@ int killpg(pid_t group, int signal) {
         return -1;
     }
     int failed = kill(-group, signal);
-    nobody_left = failed && errno == ESRCH && signal == SIGTERM;
+    int why = errno;
+    /* One that runs and has not made its group yet is not gone: the sleep is its time to, or the KILL misses it too. */
+    nobody_left = failed && why == ESRCH && signal == SIGTERM && kill(group, 0) && errno == ESRCH;
+    errno = why;
     return failed;
 }
 

@@ -76,6 +76,17 @@ int main(int argc, char **argv) {
         if (killpg(pid, SIGKILL) || waitpid(pid, &status, 0) != pid) return 6;
         printf(" %d\n", WTERMSIG(status));
     }
+    if (is(argv[1], "early")) { /* nobody is in its group: it has none of its own yet */
+        pid_t pid = fork();
+        if (!pid) {
+            pause();
+            _exit(7);
+        }
+        if (!killpg(pid, SIGTERM) || errno != ESRCH) return 4;
+        usleep(50000);
+        printf("%d\n", since(&begun) >= 50);
+        kill(pid, SIGKILL);
+    }
     if (is(argv[1], "end")) {
         pid_t pid = child(100);
         while (!waitpid(pid, &status, WNOHANG)) poll(NULL, 0, atoi(argv[2]));
@@ -187,6 +198,11 @@ def test_a_group_in_which_nobody_is_left_is_not_waited_for(made: Path) -> None:
 
 def test_a_group_in_which_somebody_is_left_is_waited_for(made: Path) -> None:
     assert told(made, "somebody").stdout == "1 9\n"
+
+
+def test_one_that_has_not_made_its_group_yet_is_given_the_time_to(made: Path) -> None:
+    """The KILL that follows would not find it either, and slurmd waits for its end without a limit."""
+    assert told(made, "early").stdout == "1\n"
 
 
 def test_the_end_of_a_process_ends_the_wait_for_it(made: Path) -> None:
