@@ -106,9 +106,14 @@ int poll(struct pollfd *files, nfds_t count, int milliseconds) {
     int end = pid && !count && milliseconds > 0 ? (int)syscall(SYS_pidfd_open, pid, 0) : -1;
     if (end < 0) return ppoll(files, count, milliseconds < 0 ? NULL : &time, NULL);
     struct pollfd ended = {.fd = end, .events = POLLIN};
-    int failed = ppoll(&ended, 1, &time, NULL) < 0;
+    int found = ppoll(&ended, 1, &time, NULL);
     int why = errno;
     close(end);
+    /* One that is traced has ended before its parent may know: whoever looks would look again without a pause. */
+    siginfo_t told = {0};
+    if (found > 0 && !waitid(P_PID, (id_t)pid, &told, WEXITED | WNOHANG | WNOWAIT) && !told.si_pid) {
+        return ppoll(NULL, 0, &time, NULL);
+    }
     errno = why;
-    return failed ? -1 : 0;
+    return found < 0 ? -1 : 0;
 }

@@ -24,6 +24,7 @@ PROGRAM = r"""
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ptrace.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -98,6 +99,35 @@ int main(int argc, char **argv) {
         int said = poll(NULL, 0, 50);
         printf("%d %d\n", said, since(&begun) >= 50);
         kill(pid, SIGKILL);
+    }
+    if (is(argv[1], "traced")) { /* dead, and its parent is not told before its tracer is */
+        int ends[2];
+        char state = 0;
+        pid_t pid = child(3600000);
+        if (pipe(ends)) return 5;
+        pid_t tracer = fork();
+        if (!tracer) {
+            if (!ptrace(PTRACE_SEIZE, pid, NULL, NULL) && write(ends[1], "x", 1) == 1) pause();
+            _exit(7);
+        }
+        close(ends[1]);
+        if (read(ends[0], &status, 1) != 1) return 6;
+        kill(pid, SIGKILL);
+        char path[64];
+        snprintf(path, sizeof path, "/proc/%d/stat", pid);
+        while (state != 'Z') {
+            FILE *file = fopen(path, "r");
+            if (!file) return 7;
+            if (fscanf(file, "%*d %*s %c", &state) != 1) state = 0;
+            fclose(file);
+        }
+        if (waitpid(pid, &status, WNOHANG)) return 8;
+        clock_gettime(CLOCK_MONOTONIC, &begun);
+        int said = poll(NULL, 0, 50);
+        printf("%d %d", said, since(&begun) >= 50);
+        kill(tracer, SIGKILL);
+        if (waitpid(pid, &status, 0) != pid) return 9;
+        printf(" %d\n", WTERMSIG(status));
     }
     if (is(argv[1], "others")) {
         int ends[2];
@@ -211,6 +241,11 @@ def test_the_end_of_a_process_ends_the_wait_for_it(made: Path) -> None:
 
 def test_one_that_lives_is_waited_for_no_longer_than_asked(made: Path) -> None:
     assert told(made, "alive").stdout == "0 1\n"
+
+
+def test_one_that_is_dead_to_its_tracer_alone_is_waited_for_too(made: Path) -> None:
+    """Its parent is told that it lives: a look without a pause after the other would use up its time limit at once."""
+    assert told(made, "traced").stdout == "0 1 9\n"
 
 
 def test_all_others_wait_as_ever(made: Path) -> None:
