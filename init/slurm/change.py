@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from init.fields import number
 from init.slurm.conf import MAIN, Configuration, Line, read, words
 from init.slurm.jobs import Job
 
@@ -32,7 +31,8 @@ ANEW = {
     "taskplugin": "the workers' pods",
 }
 SHOWN = 10  # jobs by their number; the others are counted
-MOST_JOBS = 10000  # what slurmctld knows at once where MaxJobCount says nothing
+# What holds where nothing is said: of jobs that slurmctld knows at once, of their numbers.
+MOST_JOBS, FIRST_JOB, LAST_JOB = 10_000, 1, 0x03FF0000
 
 Takes = Callable[[Job], bool]
 
@@ -121,7 +121,7 @@ def dangers(old: Configuration, new: Configuration) -> Iterator[tuple[str, Takes
         shown = ", ".join(sorted(gone)[:SHOWN]) + (", ..." if len(gone) > SHOWN else "")
         yield f"node {shown} goes", lambda job: bool((job.nodes | job.wanted) & gone)
     # Dynamic nodes have no line; they have room up to this number.
-    if (number(new.value("maxnodecount")) or 0) < (number(old.value("maxnodecount")) or 0):
+    if new.number("maxnodecount", 0) < old.number("maxnodecount", 0):
         listed = new.nodes.keys() | old.nodes.keys()
         yield (
             f"MaxNodeCount {old.value('maxnodecount')} becomes {new.value('maxnodecount') or 'none'}, and nodes that"
@@ -156,14 +156,20 @@ def has_less_room(old: Configuration, new: Configuration) -> bool:
 
 
 def _room(configuration: Configuration) -> int:
-    return number(configuration.value("maxjobcount")) or MOST_JOBS
+    return min(configuration.number("maxjobcount", MOST_JOBS), _numbers(configuration))
+
+
+def _numbers(configuration: Configuration) -> int:
+    """slurmctld knows no more jobs than it has numbers for, whatever MaxJobCount says."""
+    return configuration.number("maxjobid", LAST_JOB) - configuration.number("firstjobid", FIRST_JOB) + 1
 
 
 def _forgotten(old: Configuration, new: Configuration, known: int | None) -> Iterator[Loss]:
     """slurmctld reads its jobs anew up to this number, and leaves the others away: nobody hears of them again."""
     if not has_less_room(old, new):
         return
-    what = f"MaxJobCount {_room(old)} becomes {_room(new)}"
+    why = " (the numbers from FirstJobId to MaxJobId)" if _room(new) == _numbers(new) else ""
+    what = f"MaxJobCount {_room(old)} becomes {_room(new)}{why}"
     if known is None:
         yield Loss(what, None)
     elif known >= _room(new):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from itertools import islice
 
-from init.fields import number
+from init.fields import number as decimal
 from init.records import record
 
 MAIN = "slurm.conf"
@@ -17,6 +17,9 @@ MANY = ("slurmctldhost", "prolog", "epilog", "prologslurmctld", "epilogslurmctld
 DEPTH = 8  # of files that include files
 LARGEST = 1 << 16  # of a range of nodes: Slurm itself takes no more
 
+UNLIMITED = (1 << 32) - 1
+
+_NUMBER = re.compile(r"\+?(?:0x([0-9a-f]{1,16})|(0[0-7]{0,16})|([1-9][0-9]{0,16}))(k?)", re.ASCII | re.IGNORECASE)
 _PAIR = re.compile(r'([^\s=]+?)\s*=\s*("[^"]*"|\S*)')
 _BRACKET = re.compile(r"\[([^\]]*)\]")
 
@@ -33,8 +36,22 @@ class Configuration:
     def value(self, key: str) -> str:
         return self.settings.get(key, "")
 
+    def number(self, key: str, default: int) -> int:
+        return default if (found := number(self.value(key))) is None else found
+
     def words(self, key: str) -> frozenset[str]:
         return words(self.value(key))
+
+
+def number(value: str) -> int | None:
+    """As Slurm reads one: 100, 0x64, 0144, 1k for 1024, UNLIMITED."""
+    if value.strip().upper() in ("UNLIMITED", "INFINITE"):
+        return UNLIMITED
+    found = _NUMBER.fullmatch(value.strip())
+    if found is None:
+        return None
+    base, digits = next((base, text) for base, text in zip((16, 8, 10), found.groups(), strict=False) if text)
+    return int(digits, base) * (1024 if found[4] else 1)
 
 
 def words(value: str) -> frozenset[str]:
@@ -120,7 +137,7 @@ def _expanded(part: str) -> Iterator[str]:
     before, after = part[: bracket.start()], part[bracket.end() :]
     for piece in bracket[1].split(","):
         first, _, last = piece.partition("-")
-        low, high = number(first), number(last or first)
+        low, high = decimal(first), decimal(last or first)
         if low is None or high is None or high - low > LARGEST:
             yield part  # not a range that anybody knows: taken as it stands
             return

@@ -19,7 +19,7 @@ from ground.commands import ran
 from init.pod import helper
 from init.pod.client import Client
 from init.slurm.client import SCONTROL
-from init.slurm.jobs import COUNT_JOBS, SHOW_JOBS, Job, jobs
+from init.slurm.jobs import COUNT_JOBS, ENVIRONMENT, SHOW_JOBS, Job, count, jobs
 from init.slurm.words import complaint, new_lines, objection, unanswered
 from init.view.snapshot import ServiceView
 
@@ -66,7 +66,7 @@ class Slurmctld:
     def jobs(self) -> list[Job] | None:
         """Those that wait or run, however hidden their partition; None when it could not be asked."""
         try:
-            done = ran(SHOW_JOBS, within=READ_WITHIN)
+            done = ran(SHOW_JOBS, within=READ_WITHIN, env=ENVIRONMENT)
         except (OSError, subprocess.TimeoutExpired):
             return None
         return list(jobs(done.stdout)) if done.returncode == 0 else None
@@ -74,10 +74,10 @@ class Slurmctld:
     def known_jobs(self) -> int | None:
         """Those that have ended too, as long as slurmctld knows them, and each of an array; None as above."""
         try:
-            done = ran(COUNT_JOBS, within=READ_WITHIN)
+            done = ran(COUNT_JOBS, within=READ_WITHIN, env=ENVIRONMENT)
         except (OSError, subprocess.TimeoutExpired):
             return None
-        return len(done.stdout.splitlines()) if done.returncode == 0 else None
+        return count(done.stdout) if done.returncode == 0 else None
 
     def read_anew(self) -> Answer:
         """Have it run with the installed configuration: reconfigured, or started where a bad file had kept it down."""

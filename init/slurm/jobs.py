@@ -12,8 +12,13 @@ from init.slurm.conf import expanded, words
 # The account last: without accounting it is whatever its user wrote, bars and line breaks too.
 FIELDS = ("jobarrayid", "statecompact", "partition", "nodelist", "reqnodes", "tres-alloc", "qos", "account")
 SHOW_JOBS = (SQUEUE, "--noheader", "--all", "--Format", ",".join(f"{name}:|" for name in FIELDS))
-COUNT_JOBS = (SQUEUE, "--noheader", "--all", "--array", "--states=all", "--format=%i")
+# `--array`, a line for each task, is one line short for an array with a step (24.11): they are counted here.
+COUNT_JOBS = (SQUEUE, "--noheader", "--all", "--states=all", "--format=%i")
+# Of an environment nothing: SQUEUE_PARTITION and the like would hide jobs. The tasks of an array, however many.
+ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "SLURM_BITSTR_LEN": "0"}
 ID = re.compile(r"\d[\d_+,%:\[\]-]*", re.ASCII)
+WAITING_TASKS = re.compile(r"\d+_\[([\d,:-]+)(?:%\d+)?\]", re.ASCII)
+SOME_TASKS = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?", re.ASCII)
 WAITS = ("PD", "RH", "RQ", "RD", "RF", "SE")
 
 
@@ -49,6 +54,26 @@ def jobs(text: str) -> Iterator[Job]:
                 if part.startswith("gres/")
             ),
         )
+
+
+def count(text: str) -> int | None:
+    """How many jobs these numbers are, each task of an array one: 7, 8_2, 9+1, 12_[0-8:2,11%3]; None where one of them
+    is none."""
+    total = 0
+    for line in text.splitlines():
+        array = WAITING_TASKS.fullmatch(line.strip())
+        if array is None:
+            if "[" in line or not ID.fullmatch(line.strip()):
+                return None
+            total += 1
+            continue
+        for part in array[1].split(","):
+            tasks = SOME_TASKS.fullmatch(part)
+            if tasks is None:
+                return None
+            first, last, step = int(tasks[1]), int(tasks[2] or tasks[1]), int(tasks[3] or 1)
+            total += len(range(first, last + 1, step or 1))
+    return total
 
 
 def _none(text: str) -> str:

@@ -207,6 +207,26 @@ def test_slurmctld_is_not_made_to_forget_jobs_that_it_knows(cluster: Cluster) ->
     until(lambda: cluster.config("status")[0] == 0, "as it was")
 
 
+def test_how_many_jobs_slurmctld_knows_is_no_less_than_it_counts_itself(cluster: Cluster) -> None:
+    """`squeue --array` has 50 lines for this array of 51."""
+
+    def known() -> int:
+        text = cluster.piped(conf("MaxJobCount=2")["slurm.conf"], "check")[1]
+        (found,) = re.findall(r"it knows (\d+)", text)
+        return int(found)
+
+    def as_many_as_there_are() -> bool:
+        before = known()  # ended ones, which it forgets one by one
+        cluster.submit("-p", "main", "--hold", "--array=0-100:2")
+        return known() - before == 51
+
+    cluster.submit("-p", "main", "--hold", "--array=1-3")
+    until(as_many_as_there_are, "each of its tasks is one")
+    code, text = cluster.piped(conf("FirstJobId=10", "MaxJobId=59")["slurm.conf"], "check")
+    assert code == 1 and "MaxJobCount 10000 becomes 50 (the numbers from FirstJobId to MaxJobId)" in text
+    cluster.controller.run("scancel", "--user=demo")
+
+
 def test_a_new_cluster_that_is_given_a_bad_file_says_which_key_it_is(cluster: Cluster, tmp_path: Path) -> None:
     """Nothing is there to go back to."""
     for name in ("secrets/munge", "config/slurm"):

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from init.pod.pod import Pod
 from init.prepare import slurm_config
 from init.slurm.change import SHOWN, effect, hidden_lists, impossible
-from init.slurm.conf import expanded, read
+from init.slurm.conf import expanded, number, read
 from init.slurm.files import of_config_map
-from init.slurm.jobs import FIELDS, Job, jobs
+from init.slurm.jobs import FIELDS, Job, count, jobs
 from init.slurm.kept import Kept, digest
 
 BASE = """\
@@ -186,6 +186,20 @@ def test_where_nobody_can_be_asked_what_goes_counts_and_what_comes_does_not() ->
         ),
         ("", "MaxJobCount=200000", 50_000, ""),
         ("MaxJobCount=10000", "", 50_000, ""),
+        ("MaxJobCount=UNLIMITED", "MaxJobCount=20000", 19_999, ""),
+        (
+            "MaxJobCount=100k",
+            "MaxJobCount=0x8000",
+            40_000,
+            "MaxJobCount 102400 becomes 32768, and slurmctld forgets jobs beyond it: it knows 40000, ended ones too",
+        ),
+        (
+            "",
+            "MaxJobCount=20000\nFirstJobId=5000\nMaxJobId=6000",
+            1_200,
+            "MaxJobCount 10000 becomes 1001 (the numbers from FirstJobId to MaxJobId), and slurmctld forgets jobs"
+            " beyond it: it knows 1200, ended ones too",
+        ),
     ],
 )
 def test_slurmctld_is_not_told_to_know_fewer_jobs_than_it_knows(
@@ -193,6 +207,25 @@ def test_slurmctld_is_not_told_to_know_fewer_jobs_than_it_knows(
 ) -> None:
     before, after = (BASE.replace("SlurmdPort=6818\n", f"SlurmdPort=6818\n{line}\n") for line in (old, new))
     assert effect(files(before), files(after), [], known=known).cost == cost
+
+
+@pytest.mark.parametrize(
+    ("written", "read_as"),
+    [
+        ("0", 0), ("+200", 200), (" 300", 300), ("0x100", 256), ("0X1K", 1024), ("01000", 512), ("100k", 102_400),
+        ("unlimited", 2**32 - 1), ("INFINITE", 2**32 - 1),
+        ("", None), ("-1", None), ("1e3", None), ("1m", None), ("300,", None), ("09", None), ("k", None), ("0x", None),
+        ("²", None), ("9" * 5000, None),
+    ],
+)  # fmt: skip
+def test_a_number_is_read_as_slurm_reads_it(written: str, read_as: int | None) -> None:
+    assert number(written) == read_as
+
+
+def test_room_for_nodes_is_a_number_of_slurms_too() -> None:
+    old, new = swap("MaxNodeCount=1024", "MaxNodeCount=1k"), swap("MaxNodeCount=1024", "MaxNodeCount=512")
+    assert "MaxNodeCount 1k becomes 512" in effect(files(old), files(new), JOBS).cost
+    assert effect(files(BASE), files(old), JOBS).cost == ""
 
 
 def test_the_cost_is_a_sentence_that_names_a_few_and_counts_all() -> None:
@@ -270,6 +303,24 @@ def test_squeue_is_read_field_by_field() -> None:
         job("11", partitions=frozenset({"main"}), nodes=frozenset({"w1", "w2"})),
         job("13", holds=False, partitions=frozenset({"main"}), nodes=frozenset(), wanted=frozenset({"w7"})),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "known"),
+    [
+        ("", 0),
+        ("7\n8_2\n9+1\n", 3),
+        ("12_[0-100:2]\n", 51),
+        ("12_[1-10%3]\n12_11\n13_[5]\n14_[0-8:2,11,20-21]\n", 20),
+        ("12_[0-299999:3]\n" * 1000, 100_000_000),
+        ("12_[1104,2993,4826\n", None),
+        ("12_[1,...]\n", None),
+        ("squeue: error\n", None),
+    ],
+)
+def test_each_task_of_an_array_is_a_job_that_slurmctld_knows(text: str, known: int | None) -> None:
+    """`squeue --array` has one line too few for an array with a step."""
+    assert count(text) == known
 
 
 def test_an_account_of_its_users_own_words_hides_no_job_and_writes_on_no_terminal() -> None:
