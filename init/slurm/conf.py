@@ -70,7 +70,7 @@ def setting(conf: str, name: str) -> str:
 
 
 def _without_comment(line: str) -> str:
-    return re.split(r"(?<!\\)#", line, maxsplit=1)[0].strip()
+    return re.split(r"(?<!\\)#", line, maxsplit=1)[0]
 
 
 def read(files: Mapping[str, bytes]) -> Configuration:
@@ -105,14 +105,22 @@ def read(files: Mapping[str, bytes]) -> Configuration:
 
 def _lines(files: Mapping[str, bytes], name: str, depth: int = DEPTH) -> Iterator[str]:
     """Whole lines without comments, those of included files in their place."""
-    text = files.get(name, b"").decode(errors="replace").replace("\\\n", " ")
-    for line in map(_without_comment, text.splitlines()):
-        word, _, rest = line.partition(" ")
-        if word.lower() == "include" and not rest.lstrip().startswith("="):
+    line = ""
+    for written in files.get(name, b"").decode(errors="replace").split("\n"):
+        # A comment ends with its own line, whatever it ends with; a line that goes on goes on without a blank.
+        line += _without_comment(written).rstrip()
+        if (len(line) - len(line.rstrip("\\"))) % 2:
+            line = line[:-1]
+            continue
+        pair = line.split(maxsplit=1)
+        if len(pair) == 2 and pair[0].lower() == "include" and not pair[1].startswith("="):
             if depth:
-                yield from _lines(files, rest.strip().rpartition("/")[2], depth - 1)
-        elif line:
+                yield from _lines(files, pair[1].rpartition("/")[2], depth - 1)
+        elif pair:
             yield line
+        line = ""
+    if line:
+        yield line
 
 
 def expanded(hosts: str) -> list[str]:

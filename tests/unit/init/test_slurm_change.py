@@ -271,6 +271,24 @@ def test_slurm_conf_is_read_as_slurm_reads_it() -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "include\tmore.conf\n",
+        "INCLUDE   /etc/slurm/more.conf  # here\n",
+        "# more of them: \\\nMaxJobCount=77\n",
+        "MaxJobCount=7\\\n7\n",
+        "MaxJobCount=7\\ \t\r\n7\r\n",
+        "MaxJobCount=7\\ # and\n7\n",
+        "MaxJobCount=88\nmaxjobcount = 77 # 99\n#a\x0cMaxJobCount=4321\n#a\u2028MaxJobCount=4321\n",
+        "MaxJobCount=77\\",
+    ],
+)
+def test_lines_go_on_and_end_where_slurm_says(text: str) -> None:
+    """Each seen with slurmctld's own answer: `scontrol show config`."""
+    assert read({"slurm.conf": text.encode(), "more.conf": b"MaxJobCount=77\n"}).value("maxjobcount") == "77"
+
+
+@pytest.mark.parametrize(
     ("hosts", "names"),
     [
         ("", []),
