@@ -34,6 +34,10 @@ SHOWN = 10  # jobs by their number; the others are counted
 # What holds where nothing is said: of jobs that slurmctld knows at once, of their numbers.
 MOST_JOBS, FIRST_JOB, LAST_JOB = 10_000, 1, 0x03FF0000
 
+# Words with commas between them up to a zero. From its beginning and without a way back: a job's arguments and its line
+# of submission stand there too, a hundred thousand letters that its user chose.
+LISTED = re.compile(rb"(?<![\w.,-])[\w.,-]++(?=\x00)")
+
 Takes = Callable[[Job], bool]
 
 
@@ -227,11 +231,11 @@ def hidden_lists(state: bytes, partitions: Mapping[str, Line], shown: Sequence[f
     like one.
     """
     found = set()
-    for text in re.findall(rb"[\w.-]+(?:,[\w.-]+)+(?=\x00)", state):
-        first, *rest = text.decode().split(",")
+    for text in LISTED.findall(state):
+        first, *rest = text.decode().lstrip(",").split(",")
         # The byte before the text is its length, and may be a letter.
         name = next((name for name in (first, first[1:]) if name in partitions), "")
-        names = [name, *rest]
-        if all(one in partitions for one in names) and frozenset(names) not in shown:
+        names = {name, *rest}
+        if len(names) > 1 and names <= partitions.keys() and names not in shown:
             found.add(",".join(sorted(names)))  # slurmctld puts the one that the job got first
     return tuple(sorted(found))

@@ -6,20 +6,22 @@ Asks slurmctld only where something goes that a job may need: what only adds is 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ground.files import read_plain
 from init.errors import InitError
 from init.pod.pod import write
 from init.slurm.change import Effect, effect, has_less_room, hidden_lists
 from init.slurm.change import impossible as cannot_be
-from init.slurm.conf import read
+from init.slurm.conf import Configuration, read
 from init.slurm.daemon import Slurmctld
 from init.slurm.files import SlurmFiles
 
 SAID = Path("/run/minivm/slurm-config.json")
+LARGEST_STATE = 1 << 30  # bytes: of 200,000 jobs, and more than that
+LONGEST_NAME = 4096
 LIVE, REFUSED, PENDING = "live", "refused", "pending"
 
 
@@ -47,24 +49,28 @@ def weigh(files: SlurmFiles, daemon: Slurmctld, candidate: Mapping[str, bytes]) 
     if jobs is None:
         return first
     running = read(old)
-    state = b"" if not running.value("statesavelocation") else _saved(Path(running.value("statesavelocation")))
+    after = read(new)
+    goes = running.partitions.keys() - after.partitions.keys()
+    state = _saved(running, "job_state", LARGEST_STATE) if goes else b""
     hidden = hidden_lists(state, running.partitions, [job.partitions for job in jobs])
-    return effect(old, new, jobs, hidden, daemon.known_jobs() if has_less_room(running, read(new)) else None)
+    return effect(old, new, jobs, hidden, daemon.known_jobs() if has_less_room(running, after) else None)
 
 
 def impossible(files: SlurmFiles, candidate: Mapping[str, bytes]) -> str:
     """Why slurmctld would not take it, where that can be told beforehand; nothing otherwise."""
     new = read({**files.installed(), **candidate})
-    try:
-        saved = (Path(new.value("statesavelocation") or os.devnull) / "clustername").read_text(errors="replace")
-    except OSError:
-        saved = ""
+    saved = _saved(new, "clustername", LONGEST_NAME).decode(errors="replace")
     return cannot_be(new, saved.partition("|")[0].strip().lower())  # NAME|NUMBER
 
 
-def _saved(directory: Path) -> bytes:
+def _saved(configuration: Configuration, name: str, most: int) -> bytes:
+    """A file of slurmctld's state, whose user may have put anything there; nothing where there is none."""
+    directory = configuration.value("statesavelocation")
+    if not directory:
+        return b""
+    path = Path(directory, name)
     try:
-        return (directory / "job_state").read_bytes()
+        return read_plain(path, min(path.lstat().st_size, most)) or b""
     except OSError:
         return b""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -117,6 +118,17 @@ def test_a_cluster_of_another_name_never_reaches_slurmctld(site: Site, tmp_path:
     assert daemon.asked_with == []
     said = "ClusterName is hcp, and the state in StateSaveLocation is that of hpc: a cluster keeps its name"
     assert site.told == [f"refused, the last one stays: {said}"]
+
+
+def test_pipes_in_slurmctlds_state_hold_nobody_up(site: Site, tmp_path: Path) -> None:
+    """Its directory is the Slurm user's."""
+    for name in ("clustername", "job_state"):
+        os.mkfifo(tmp_path / name)
+    state = f"new=1\nClusterName=hpc\nStateSaveLocation={tmp_path}\n".encode()
+    (site.files.target / "slurm.conf").write_bytes(state + b"PartitionName=all Nodes=ALL\n")
+    site.mount(state)
+    _, daemon = site.look(LIVE)
+    assert len(daemon.asked_with) == 1 and site.told == [""]
 
 
 def test_what_slurmctld_refuses_is_taken_back_and_not_tried_again(site: Site) -> None:

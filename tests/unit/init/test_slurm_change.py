@@ -242,11 +242,20 @@ def test_a_running_job_that_asked_for_the_partition_among_others_counts_too() ->
     assert hidden_lists(state, running, [frozenset({"all"})]) == ("all,long",)
     assert hidden_lists(state, running, [frozenset({"all", "long"})]) == (), "it waits, and is seen"
     assert hidden_lists(b"\x00\x00\x00Aall,long\x00", running, []) == ("all,long",), "a length that is a letter"
+    assert hidden_lists(b"\x00\x00\x00,all,long\x00", running, []) == ("all,long",), "or a comma"
     gone = files(BASE.replace(LONG_LINES, ""))
     assert effect(files(BASE), gone, [RUNS], ("all,long",)).cost == (
         "partition long goes: running jobs that were submitted to all,long"
     )
     assert effect(files(BASE), files(BASE), [RUNS], ("all,long",)).losses == ()
+
+
+def test_words_of_a_jobs_user_in_the_state_hold_nobody_up() -> None:
+    """Each of these took minutes: its arguments and the line of its submission are saved as they came."""
+    running = read(files(BASE)).partitions
+    for words in ("a" * 4_000_000, "a," * 2_000_000, "all," * 1_000_000, "all,long," * 500_000):
+        state = f"\x00\x00{words} x\x00\x00{words}all\x00\x00\x00\x00\x09all,long\x00".encode()
+        assert hidden_lists(state, running, []) == ("all,long",)
 
 
 def test_changes_are_told_one_by_one() -> None:
