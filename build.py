@@ -267,18 +267,19 @@ def ensure_engine() -> None:
 
 def build_one(opened: Session, names: Sequence[str], when_vanished: str, as_json: bool) -> list[Result]:
     """Of one architecture."""
+    from images.cli import renew
     from images.make.progress import Plain, reporter
 
     before = Plain(to=sys.stderr) if as_json else Plain()
     if cleared := opened.clear():
         before.log(f"containers of builds that were cut, removed: {cleared}")
     with opened.caching():
-        opened.ready_lock(names, when_vanished, before)
+        renew.if_stale(opened, names, when_vanished, before)
         composed, planned = opened.plan(names, opened.present())
         todo = [item.image for item in planned if not item.present]
         if todo:
             opened.check_architecture(todo)
-        if todo and not opened.check_archive(todo, names, when_vanished, before):
+        if todo and renew.if_gone(opened, todo, names, when_vanished, before):
             composed, planned = opened.plan(names, opened.present())
             todo = [item.image for item in planned if not item.present]
         if todo:

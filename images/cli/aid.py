@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from images import architectures
+from images.cli import renew
 from images.cli.session import Session
 from images.make import native
 from images.make.plan import LAYER, NATIVE
@@ -24,10 +25,10 @@ def tools(session: Session, reporter: Reporter, when_vanished: str = "fail") -> 
         return None
     # By the place: it is where the packages come from while they pass through a cache.
     own = Session.of(session.repository, place.settings, place.definition, engine.arch)
-    own.ready_lock([NATIVE], when_vanished, reporter)
+    renew.if_stale(own, [NATIVE], when_vanished, reporter)
     composed, planned = own.plan([NATIVE], own.present())
     todo = [item.image for item in planned if not item.present]
-    if todo and not own.check_archive(todo, [NATIVE], when_vanished, reporter):
+    if todo and renew.if_gone(own, todo, [NATIVE], when_vanished, reporter):
         composed, planned = own.plan([NATIVE], own.present())
     if todo:
         own.build(composed, planned, reporter)

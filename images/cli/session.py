@@ -28,8 +28,6 @@ from images.make.state import Rendered, State
 from images.settings import Settings, check_certificates
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from images.archive.origins import BaseFiles
     from images.engine.builder import Tools
     from images.engine.docker import Engine
@@ -241,36 +239,6 @@ class Session:
             raise ImagesError(f"build for {arch}", why, hint=f"as root: `python3 images/host.py emulation {arch}`;"
                               f" `make images ARCH={arch}` does it, too")  # fmt: skip
 
-    def ready_lock(self, roles: Sequence[str], when_vanished: str, reporter: Reporter) -> None:
-        """A lock for every layer. A stale one is resolved anew where that was asked for, and is an error elsewhere."""
-        stale = self.stale(roles)
-        if not stale:
-            return
-        if when_vanished != "relock":
-            raise ImagesError("build as locked", f"the lock does not fit {', '.join(stale)}", file=self.place.directory,
-                              hint="`build.py lock` resolves anew; so does `build --when-vanished relock`")  # fmt: skip
-        reporter.log(f"lock: {', '.join(stale)} changed; resolving every package anew")
-        self.tell(self.relock(roles), reporter)
-
-    def check_archive(
-        self, todo: Sequence[Image], roles: Sequence[str], when_vanished: str, reporter: Reporter
-    ) -> bool:
-        """Whether the archive still has what is about to be installed; False after a new lock: plan again."""
-        gone = self.gone(todo)
-        if not gone:
-            return True
-        listed = "\n".join(f"  {item}" for item in gone)
-        if when_vanished != "relock":
-            raise ImagesError("build as locked", f"the archive moved on:\n{listed}", file=self.place.directory,
-                              hint="`build.py lock` resolves anew; so does `build --when-vanished relock`")  # fmt: skip
-        reporter.log(f"lock: the archive moved on; RESOLVING ANEW, so this build differs from the last one:\n{listed}")
-        self.tell(self.relock(roles), reporter)
-        return False
-
-    def tell(self, moved: Sequence[str], reporter: Reporter) -> None:
-        for text in (*moved[:40], *([f"and {len(moved) - 40} more"] if len(moved) > 40 else ())):
-            reporter.log(f"lock: {text}")
-
     def build(self, composed: Composed, todo: Sequence[Planned], reporter: Reporter) -> list[Result]:
         """Make what is missing, parents first; names of roles move only when everything is there."""
         results = {planned.image.key: Result(planned.image, planned.why) for planned in todo}
@@ -282,15 +250,13 @@ class Session:
         return list(results.values())
 
     def make(
-        self, composed: Composed, waiting: dict[str, Image], results: Mapping[str, Result], reporter: Reporter
+        self, composed: Composed, waiting: Mapping[str, Image], results: Mapping[str, Result], reporter: Reporter
     ) -> None:
-        from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-
+        from images.cli.together import together
         from images.make.build import Maker, git_revision
 
         maker = Maker(self.place, composed, self.engine, reporter, git_revision(self.repository), tools=self.tools)
         state = self.state
-        running: dict[Future[float], str] = {}
 
         def one(image: Image) -> float:
             reporter.start(image.key, ", ".join(results[image.key].why[:3]))
@@ -298,23 +264,11 @@ class Session:
             reporter.done(image.key, seconds)
             return seconds
 
-        with ThreadPoolExecutor(self.jobs) as pool:
-            try:
-                while waiting or running:
-                    free = [key for key, image in waiting.items()
-                            if not any(n in waiting or n in running.values() for n in image.needs)]  # fmt: skip
-                    for key in free[: self.jobs - len(running)]:
-                        running[pool.submit(one, waiting.pop(key))] = key
-                    finished, _ = wait(running, return_when=FIRST_COMPLETED)
-                    for future in finished:
-                        key = running.pop(future)
-                        results[key].seconds, results[key].built = future.result(), True
-                        state.record(key, results[key].image.inputs)
-            except BaseException:
-                # The pool waits for its threads on the way out: their steps are ended, not sat through.
-                pool.shutdown(wait=False, cancel_futures=True)
-                self.engine.builder.cancel()
-                raise
+        def done(image: Image, seconds: float) -> None:
+            results[image.key].seconds, results[image.key].built = seconds, True
+            state.record(image.key, image.inputs)
+
+        together(waiting, self.jobs, one, done, self.engine.builder.cancel)
         if self.engine.marks:
             self.engine.marks.release()
 
