@@ -15,20 +15,17 @@ import http.client
 import json
 import os
 import re
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 from bench import fleet_nodes
+from bench.fleet_running import LEASE, Running
 from fleet import words
 from fleet.act.slurm import SlurmRest
 from fleet.policy import STATE
@@ -39,7 +36,6 @@ from tests.kubernetes import programs
 from tests.kubernetes.apiserver import ApiServer, api_server
 from tests.waiting import until
 
-ROOT = Path(__file__).resolve().parents[1]
 NODES = int(os.environ.get("MINIVM_BENCH_NODES", "5000"))
 SLURMD = 2000
 CORDONS, IDLE_S = 100, 30.0
@@ -50,7 +46,6 @@ SHARE, WITHIN_S, LATER_S = 0.3, 60.0, 80.0
 # Each kubelet writes its Node's status so often when nothing changes.
 HEARTBEAT_S = 300.0
 HANDS = 8
-LEASE = "slurm-fleet"
 JWT = ("AuthAltTypes=auth/jwt", "AuthAltParameters=jwt_key=/etc/slurm/jwt_hs256.key")
 UNTOUCHED, LIFTED = (Seen(drained=False, down=False, reason=reason, comment="") for reason in ("", words.LIFTED))
 STRATEGIC = "application/strategic-merge-patch+json"
@@ -137,56 +132,6 @@ def status(ready: bool, *more: dict[str, str]) -> dict[str, object]:
         for kind, one in found.items()
     ]
     return {"conditions": [*said, *more]}
-
-
-class Running:
-    """`fleet run`, as it is, with what it says of itself and what it costs."""
-
-    def __init__(self, site: Site, name: str = "fleet") -> None:
-        self.site, self.log = site, site.directory / f"{name}.log"
-        self.metrics_at = f"127.0.0.1:{free_port()}"
-        env = {
-            **{key: value for key, value in os.environ.items() if key in ("PATH", "HOME")},
-            "KUBECONFIG": str(site.api.kubeconfig),
-            "MINIVM_POD_NAMESPACE": "default",
-            "MINIVM_FLEET_RELEASE": "slurm",
-            "MINIVM_FLEET_SLURM": site.rest,
-            "MINIVM_FLEET_KEY": str(site.key),
-            "MINIVM_FLEET_POLICY": str(site.policy),
-            "MINIVM_FLEET_HTTP": self.metrics_at,
-            "MINIVM_FLEET_LEASE": LEASE,
-            "MINIVM_POD_NAME": name,
-        }
-        with self.log.open("wb") as log:
-            command = [sys.executable, "-u", "-m", "fleet", "run"]
-            self.process = subprocess.Popen(command, env=env, cwd=ROOT, stdout=log, stderr=log)
-
-    def metric(self, name: str, label: str = "") -> int:
-        """0 where it is not said, or not yet."""
-        assert self.process.poll() is None, self.log.read_text()[-4000:]
-        try:
-            with urllib.request.urlopen(f"http://{self.metrics_at}/metrics", timeout=30) as reply:
-                text = reply.read().decode()
-        except OSError:
-            return 0
-        key = f"minivm_fleet_{name}{label} "
-        return next((int(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(key)), 0)
-
-    def done(self, action: str) -> int:
-        return self.metric("changes_total", f'{{action="{action}"}}')
-
-    def processor(self) -> float:
-        """Seconds that it has had."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    def memory(self, key: str) -> float:
-        text = Path(f"/proc/{self.process.pid}/status").read_text()
-        return next(int(line.split()[1]) / 1024 for line in text.splitlines() if line.startswith(f"{key}:"))
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
 
 
 @contextlib.contextmanager
@@ -320,13 +265,6 @@ def row(what: str, value: float, unit: str, more: str = "") -> None:
 
 def since(begun: float) -> float:
     return time.monotonic() - begun
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-    return port
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.fleet import Running, Site, known, site
+from bench.fleet import Site, known, site
+from bench.fleet_running import Running
 from tests.kubernetes import programs
 from tests.waiting import until
 
