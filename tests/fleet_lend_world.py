@@ -161,7 +161,7 @@ class LendWorlds(PoolWorlds):
                     assert len(self.as_seen) < int(share * len(self.world_names())), "above budget"
                     self.as_seen.add(name)
                     self.began[name] = self.now
-            case Evict(name) if "wanted by" in change.why:
+            case Evict(name) if "wanted by" in change.why and self.still(name, change.was):
                 assert name in before, "it is not drained for that"
         super().perform(change)
 

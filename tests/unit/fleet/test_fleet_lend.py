@@ -406,6 +406,8 @@ STEPS = st.lists(
 @given(STEPS)
 # Decided by a world before which two machines were lent.
 @example([("job", 0, 0), ("asks", 0, 0), ("sees", 0, 0), ("job", 1, 0), ("asks", 1, 0), ("cut", 0, 2), ("late", 0, 0)])
+# Decided by a world before somebody drained a node that was lent.
+@example([("asks", 0, 0), ("look", 0, 0), ("look", 0, 0), ("look", 0, 0), ("drains", 0, 0), ("late", 0, 0)])
 # Decided by a world before a pod was no longer ready.
 @example([("job", 0, 0), ("template", 0, 0), ("sees", 0, 0), ("pod is not ready", 0, 0), ("late", 0, 0)])
 def test_whatever_happens_it_keeps_its_share_its_notice_and_all_comes_back(steps: list[tuple[str, int, int]]) -> None:
