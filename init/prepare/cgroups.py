@@ -7,6 +7,7 @@ a leaf of its own. In v1 each hierarchy stands for itself, and who needs it make
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from init.pod.pod import Pod, writable
 ROOT = "/sys/fs/cgroup"
 LEAF = "minivm"
 CONTROLLERS = "cgroup.controllers"
+TURNS = 20  # looks at who is in a place: some are born while the others are moved
 V1 = ("freezer", "memory", "cpuset", "devices", "cpuacct", "cpu", "pids")
 
 
@@ -51,9 +53,42 @@ def leave(root: Path) -> None:
     """Out of the place that is to delegate."""
     leaf = root / LEAF
     leaf.mkdir(exist_ok=True)
-    for pid in (root / "cgroup.procs").read_text().split():
-        with contextlib.suppress(OSError):  # it has exited, or is a kernel thread
-            (leaf / "cgroup.procs").write_text(pid)
+    _move(root, leaf)
+
+
+def gather(pod: Pod) -> str:
+    """Before slurmd starts: the pod's own processes back in their leaf. At each start of its slurmd Slurm 24.11 moves
+    all that it finds beside it, PID 1 too, into a directory below, and the next time into one below that, until a path
+    is too long for it. It takes them down one step again, and never further.
+    """
+    leaf = pod.path(f"{ROOT}/{LEAF}")
+    below = [Path(name) for name, _, _ in os.walk(leaf, topdown=False)][:-1]  # the deepest first
+    if not below or not writable(leaf):
+        return "all in one place"
+    for directory in (*below, leaf):
+        _withhold(directory)
+    for directory in below:
+        _move(directory, leaf)
+        with contextlib.suppress(OSError):  # a child was born there in this moment: the next start takes it along
+            directory.rmdir()
+    return f"all back in {leaf}, from below it"
+
+
+def _move(place: Path, to: Path) -> None:
+    for _ in range(TURNS):
+        with contextlib.suppress(OSError):  # the place has gone
+            if not (pids := (place / "cgroup.procs").read_text().split()):
+                return
+            for pid in pids:
+                with contextlib.suppress(OSError):  # it has exited, or is a kernel thread
+                    (to / "cgroup.procs").write_text(pid)
+
+
+def _withhold(directory: Path) -> None:
+    """Who hands controllers on may have no processes."""
+    with contextlib.suppress(OSError):
+        for name in (directory / "cgroup.subtree_control").read_text().split():
+            (directory / "cgroup.subtree_control").write_text(f"-{name}")
 
 
 def delegate(directory: Path) -> list[str]:

@@ -230,6 +230,16 @@ class Hierarchy:
             control.write_text(f"+{name}")
             self.controllers.append(name)
 
+    def entry(self, directory: Path) -> list[str]:
+        """PID 1 in the pod's own directory, which is the root of all that it sees."""
+        script = directory / "in-a-pod.sh"
+        within = 'mount -t cgroup2 none /sys/fs/cgroup && exec "$@"'
+        script.write_text(
+            f"mount -t tmpfs none /run && mkdir -p /run/minivm/env && echo 0 > {self.pod}/cgroup.procs"
+            f" && exec unshare --cgroup sh -c '{within}' sh {sys.executable} -I -m init \"$@\"\n"
+        )
+        return ["-c", f"import os, sys; os.execv('/bin/sh', ['sh', {str(script)!r}, *sys.argv[1:]])"]
+
     def close(self) -> None:
         below = sorted((path for path in self.pod.rglob("*") if path.is_dir()), reverse=True)
         for directory in [*below, self.pod]:
@@ -253,12 +263,6 @@ def hierarchy(tmp_path: Path) -> Iterator[Hierarchy]:
 def test_a_pods_own_cgroup_is_handed_on(hierarchy: Hierarchy, tmp_path: Path) -> None:
     """What runs leaves the pod's root for a leaf, because a directory that has processes cannot hand controllers on;
     then a service can make a place for its jobs, with every controller that the machine gives the pod."""
-    script = tmp_path / "in-a-pod.sh"
-    within = 'mount -t cgroup2 none /sys/fs/cgroup && exec "$@"'
-    script.write_text(
-        f"mount -t tmpfs none /run && mkdir -p /run/minivm/env && echo 0 > {hierarchy.pod}/cgroup.procs"
-        f" && exec unshare --cgroup sh -c '{within}' sh {sys.executable} -I -m init \"$@\"\n"
-    )
     job = "/sys/fs/cgroup/job"
     look = f"grep ^0: /proc/1/cgroup; mkdir {job} && echo 0 > {job}/cgroup.procs && grep ^0: /proc/self/cgroup"
     look += f" && echo job: $(cat {job}/cgroup.controllers); cat /run/minivm/env/cgroup; exec sleep 1000"
@@ -269,7 +273,7 @@ def test_a_pods_own_cgroup_is_handed_on(hierarchy: Hierarchy, tmp_path: Path) ->
                 "jobs": {"command": shell(look), "needs": ["cgroups"]},
             }
         )
-        pod.start(entry=["-c", f"import os, sys; os.execv('/bin/sh', ['sh', {str(script)!r}, *sys.argv[1:]])"])
+        pod.start(entry=hierarchy.entry(tmp_path))
         pod.until(lambda: "jobs | MINIVM_CGROUP=v2" in pod.output(), "the service looked")
         said = [line.removeprefix("jobs | ") for line in pod.output().splitlines() if line.startswith("jobs | ")]
         assert said[:2] == ["0::/minivm", "0::/job"]
@@ -277,4 +281,34 @@ def test_a_pods_own_cgroup_is_handed_on(hierarchy: Hierarchy, tmp_path: Path) ->
         assert given and sorted(given) == hierarchy.controllers
         assert f"cgroups | cgroups: cgroup v2, delegated: {' '.join(given)}" in pod.output()
         assert not (hierarchy.pod / "cgroup.procs").read_text(), "nobody is left where controllers are handed on"
+        assert pod.stop() == 0
+
+
+# What Slurm 24.11 does when slurmd starts in a pod: whoever is beside it goes one directory down.
+MOVES_ALL = """
+cd /sys/fs/cgroup$(sed -n s/^0:://p /proc/self/cgroup) && mkdir -p system || exit 1
+for pid in $(cat cgroup.procs); do echo $pid > system/cgroup.procs; done 2> /dev/null
+for name in $(cat cgroup.controllers); do echo +$name > cgroup.subtree_control; done
+echo started: $(sed -n s/^0:://p /proc/1/cgroup) of $(find /sys/fs/cgroup/minivm -type d | wc -l); exec sleep 1000
+"""
+
+
+def test_what_slurmd_moves_down_at_each_start_comes_back_up(hierarchy: Hierarchy, tmp_path: Path) -> None:
+    """Or the pod's own processes sink until a path is too long for Slurm, and slurmd starts no more."""
+    with world(tmp_path) as pod:
+        gathered = {"prepare": [["builtin:prepare", "gather-cgroups"]]}
+        pod.write_plan(
+            {
+                "cgroups": {"command": ["builtin:prepare", "cgroups"], "kind": "oneshot"},
+                "beside": {"command": ["/bin/sleep", "1000"], "needs": ["cgroups"]},
+                "slurmd": {"command": shell(MOVES_ALL), "needs": ["beside"], **gathered},
+            }
+        )
+        pod.start(entry=hierarchy.entry(tmp_path))
+        for starts in range(1, 4):
+            pod.until(lambda n=starts: pod.output().count("slurmd | started: ") == n, "it has moved all")  # type: ignore[misc]  # bound now, called now
+            pod.ask("signal", service="slurmd", signal="KILL")
+        said = [line.partition(" | started: ")[2] for line in pod.output().splitlines() if " | started: " in line]
+        assert said == ["/minivm/system of 2"] * 3, "one step down, the third time too"
+        assert pod.service("beside").starts == 1
         assert pod.stop() == 0
