@@ -38,6 +38,7 @@ DROPINS = [
 ]
 SEEN = Path("/run/minivm/drop-ins-seen")
 ASK_AGAIN = 5.0  # seconds: for a slurmctld that does not answer yet
+KEEP_AGAIN = 60.0  # for a volume that is full
 # A ConfigMap's swap is one rename; a copy by hand is several writes.
 QUIET = 0.2
 KILLED = "; slurmctld hung and was restarted"
@@ -60,6 +61,7 @@ class SlurmWatch:
         self.said = said
         self.refused = ""  # the hash of those files, and of what was accepted then
         self.again: float | None = None  # seconds, where a look has not come to an end
+        self.unkept = False
 
     def look(self) -> None:
         self.again = None
@@ -69,20 +71,20 @@ class SlurmWatch:
             self.again = ASK_AGAIN
             log(str(error))
             return
+        accepted = self.kept.accepted()  # before the files: a word that is read is for these, or for some before them
         files = self.files.wanted()
         if files is None:
             return
         if self.files.runs_with(files):
-            self._confirm(files)
+            self._confirm(files, accepted)
             return
-        named, accepted = digest(files), self.kept.accepted()
+        named = digest(files)
         if self.refused == f"{named} {accepted}":
             return
         began = time.monotonic()
         answer = self.apply(files, accepted=accepted.split(" ")[0] == named)
         if answer.outcome is Outcome.LIVE:
-            self.refused = ""
-            self._confirm(files)
+            self._confirm(files, accepted)
             took = time.monotonic() - began
             log(f"new configuration ({', '.join(sorted(files))}): {answer.text} after {took:.2f} s")
         elif answer.outcome is Outcome.UNKNOWN:
@@ -92,8 +94,9 @@ class SlurmWatch:
             self.refused = f"{named} {accepted}"
             self._tell(Said(named, REFUSED, f"refused, the last one stays: {answer.text}"))
 
-    def _confirm(self, files: dict[str, bytes]) -> None:
-        """They are installed. Once slurmctld answers with them they are what the next pod starts from."""
+    def _confirm(self, files: dict[str, bytes], accepted: str) -> None:
+        """They are installed. Once slurmctld answers with them they are what the next pod starts from, and a word for
+        them, or for some before them, is spent: the same files, mounted again later, cost other jobs."""
         self.refused = ""
         if self.kept.good() != files:
             if not self.daemon.answers():
@@ -106,7 +109,14 @@ class SlurmWatch:
             try:
                 self.kept.keep(files)
             except InitError as error:  # a volume that is full: the cluster runs, and that is what counts
-                log(f"{error}; the next pod starts from what is mounted then")
+                if not self.unkept:
+                    log(f"{error}; the next pod starts from what is mounted then")
+                self.unkept, self.again = True, KEEP_AGAIN
+                self.kept.drop()
+                self._tell(Said(digest(files), LIVE))
+                return
+        self.unkept = False
+        self.kept.spend(accepted)
         self._tell(Said(digest(files), LIVE))
 
     def apply(self, files: dict[str, bytes], *, accepted: bool = False) -> Answer:

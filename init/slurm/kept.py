@@ -48,6 +48,19 @@ class Kept:
     def accept(self, digest: str, at: float) -> None:
         self._write(ACCEPTED, f"{digest} {at:.3f}\n")
 
+    def spend(self, accepted: str) -> None:
+        """Unless somebody has said another word meanwhile."""
+        if accepted and self.accepted() == accepted:
+            self._unlink(ACCEPTED)
+
+    def drop(self) -> None:
+        """Older than what runs, it knows less: of a partition since then a new pod would end the jobs."""
+        self._unlink(GOOD)
+
+    def _unlink(self, name: str) -> None:
+        with contextlib.suppress(OSError):
+            (self.directory / name).unlink()
+
     def _read(self, name: str) -> str | None:
         """A file of root's, and no link: the volume is also the Slurm user's."""
         try:

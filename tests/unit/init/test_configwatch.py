@@ -14,6 +14,7 @@ from init.helpers import configwatch
 from init.helpers.configwatch import DropInWatch, SlurmWatch, fingerprint
 from init.pod.pod import Pod, PrepareError, write
 from init.slurm import files as slurm_files
+from init.slurm import kept as slurm_kept
 from init.slurm.daemon import Answer, Outcome, Slurmctld
 from init.slurm.files import SlurmFiles, read
 from init.slurm.jobs import Job
@@ -258,6 +259,25 @@ def test_a_full_volume_keeps_nobody_from_the_new_configuration(site: Site) -> No
     assert site.word() == Said(digest(NEW), TAKEN)
 
 
+def test_what_is_older_than_what_runs_is_not_what_the_next_pod_starts_from(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With it slurmctld would end the jobs of a partition that has come since, in a boot, which nobody weighs."""
+    site.kept.keep(OLD)
+
+    def full(path: Path, data: bytes, *, mode: int) -> bool:
+        raise PrepareError(f"write {path}", "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(slurm_kept, "write", full)
+        watch, daemon = site.look(LIVE)
+        watch.look()
+        assert site.kept.good() is None and watch.again is not None, "it is kept as soon as there is room"
+    assert capsys.readouterr().out.count("the next pod starts from what is mounted then") == 1
+    watch.look()
+    assert site.kept.good() == NEW and len(daemon.asked_with) == 1, "and tried no second time"
+
+
 # Jobs that it would end.
 
 TWO = b"new\nPartitionName=all Nodes=ALL\nPartitionName=long Nodes=ALL\n"
@@ -303,6 +323,37 @@ def test_that_very_file_is_taken_once_somebody_has_accepted_it(site: Site) -> No
     site.mount(b"new\n")
     watch.look()
     assert read(site.files.target)["slurm.conf"] == ONE, "and not for the next one"
+
+
+def test_a_word_is_spent_once_its_file_is_live(site: Site) -> None:
+    """The very same file, mounted again after others, meets other jobs."""
+    watch, _ = with_jobs(site, [ON_ALL], LIVE, LIVE)
+    site.kept.accept(digest(ONE_FILES), 1.0)
+    watch.look()
+    assert read(site.files.target)["slurm.conf"] == ONE and site.kept.accepted() == ""
+    site.mount(TWO)
+    watch.look()
+    site.mount(ONE)
+    watch.look()
+    assert read(site.files.target)["slurm.conf"] == TWO and site.told[-1] == COST
+
+
+def test_a_word_for_a_file_that_slurmctld_refused_is_spent_by_the_one_after_it(site: Site) -> None:
+    watch, _ = with_jobs(site, [ON_ALL], REFUSED, LIVE)
+    site.kept.accept(digest(ONE_FILES), 1.0)
+    watch.look()
+    assert site.kept.accepted() == f"{digest(ONE_FILES)} 1.000", "it counts in the next pod too"
+    site.mount(TWO + b"PartitionName=more\n")
+    watch.look()
+    site.mount(ONE)
+    watch.look()
+    assert "it would end jobs: partition all goes: job 7" in site.told[-1]
+
+
+def test_a_word_that_is_said_meanwhile_is_not_spent(site: Site) -> None:
+    site.kept.accept("0123456789ab", 2.0)
+    site.kept.spend("0123456789ab 1.000")
+    assert site.kept.accepted() == "0123456789ab 2.000"
 
 
 def test_what_was_accepted_and_refused_by_slurmctld_is_tried_when_it_is_accepted_again(site: Site) -> None:
