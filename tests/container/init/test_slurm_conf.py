@@ -190,6 +190,27 @@ def test_the_very_file_is_taken_when_its_operator_says_so(cluster: Cluster, jobs
     until(lambda: cluster.state(jobs["both"]) not in ("RUNNING", "PENDING"), "and so did this one")
 
 
+def test_the_same_file_mounted_again_is_weighed_again(cluster: Cluster) -> None:
+    """Who goes back to it by `helm rollback` has said nothing of the jobs that are there by then."""
+    jobs = []
+    for again in (False, True):
+        cluster.world.configure(conf("PartitionName=other Nodes=ALL State=UP"))
+        until(lambda: "other" in cluster.partitions(), "the partition is there")
+        jobs.append(cluster.submit("-p", "other", "--hold"))
+        cluster.world.configure(conf())
+        text = until(cluster.refusal, "the refusal is told")
+        assert "it would end jobs: partition other goes: " in text and jobs[-1] in text
+        if again:
+            break
+        code, text = cluster.config("accept", cluster.hash())
+        assert code == 0, text
+        until(lambda: "other" not in cluster.partitions(), "it is taken, this once")
+    assert cluster.state(jobs[-1]) == "PENDING" and "other" in cluster.partitions()
+    cluster.controller.run("scancel", *jobs)
+    cluster.world.configure(conf(MORE))
+    until(lambda: cluster.config("status")[0] == 0, "without them another file is taken", seen=cluster.refusal)
+
+
 def test_slurmctld_is_not_made_to_forget_jobs_that_it_knows(cluster: Cluster) -> None:
     """Where MaxJobCount is less than there are it reads no more of its saved jobs, and purges the others' files."""
     cluster.world.configure(conf("MaxJobCount=200"))
