@@ -243,7 +243,7 @@ def test_slurm_alone_has_what_it_starts_scripts_by(bob: Researcher) -> None:
     job = bob.submit("-n1", "--mem=100M", "-o", "loaded", script="env; exec sleep 600")
     bob.wait_for(job, "RUNNING")
     try:
-        until(lambda: f"SLURM_JOB_ID={job}\n" in bob("cat loaded"), "the job has said its environment")
+        until(lambda: f"SLURM_JOB_ID={job}\n" in bob.try_("cat loaded").stdout, "the job has said its environment")
         until(lambda: loaded() == ["slurmd", "slurmstepd"], "Slurm alone has it", seen=loaded)
         assert "LD_PRELOAD" not in bob("cat loaded")
     finally:
