@@ -120,15 +120,6 @@ def resident(world: World) -> Iterator[subprocess.Popen[bytes]]:
         (world.root / "runner/socket").unlink(missing_ok=True)
 
 
-def alive(pid: int) -> bool:
-    """A zombie is not alive: only whoever started it has still to look."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123  # one line of proc
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def make(root: Path) -> World:
     world = World(root)
     world.tree.mkdir()

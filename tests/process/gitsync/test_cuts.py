@@ -26,6 +26,7 @@ from gitsync.state import load_state
 from gitsync.tree.write import damage
 from tests.process.gitsync_cutter import Reader, commits, ended_by, forked_cycle, look, move, whole
 from tests.process.gitsync_world import World, run
+from tests.process.living import alive
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -229,10 +230,7 @@ def test_git_left_by_a_killed_cycle_is_ended_by_the_next(world: World, tmp_path:
     world.settings = real
     whole(world, second, serials)
     left = int(pids.read_text().split()[0])
-    until(
-        lambda: not Path(f"/proc/{left}/cmdline").exists() or not Path(f"/proc/{left}/cmdline").read_bytes(),
-        "it is gone",
-    )
+    until(lambda: not alive(left), "it is gone")
 
 
 def test_the_state_survives_any_content(world: World) -> None:

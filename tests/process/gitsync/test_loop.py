@@ -21,6 +21,7 @@ from pathlib import Path
 
 from gitsync.state import load_state
 from tests.process.gitsync_world import GOOD_TREE, World
+from tests.process.living import alive
 from tests.waiting import until
 
 
@@ -134,13 +135,6 @@ def test_a_loop_that_is_killed_takes_its_cycle_along(world: World) -> None:
         running.process.wait()
         until(lambda: not alive(int(pid.read_text())), "the cycle is gone too")
         running.ends_with = -signal.SIGKILL
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 def test_between_cycles_it_is_one_small_sleeping_process(world: World) -> None:

@@ -13,7 +13,8 @@ import pytest
 from health.api import Command, When
 from health.checks.load import load_checks
 from health.checks.loop import DEEP_S
-from tests.process.runner_world import World, alive, make
+from tests.process.living import alive
+from tests.process.runner_world import World, make
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -15,7 +15,8 @@ from typing import IO
 
 import pytest
 
-from tests.process.runner_world import World, alive, compile_clients, make, resident
+from tests.process.living import alive
+from tests.process.runner_world import World, compile_clients, make, resident
 from tests.waiting import until
 
 pytestmark = pytest.mark.root

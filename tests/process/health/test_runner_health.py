@@ -28,7 +28,8 @@ from health.checks.load import load_checks
 from health.checks.processes import processes
 from health.index import read_index
 from health.places import boot_id
-from tests.process.runner_world import World, alive, make
+from tests.process.living import alive
+from tests.process.runner_world import World, make
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from gitsync.layout import Layout
-from tests.process.runner_world import World, alive, compile_clients, make, resident
+from tests.process.living import alive
+from tests.process.runner_world import World, compile_clients, make, resident
 from tests.waiting import until
 
 pytestmark = pytest.mark.root

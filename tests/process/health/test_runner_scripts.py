@@ -18,7 +18,8 @@ import pytest
 from gitsync import lease
 from gitsync.layout import Layout
 from health.runner import run as runner
-from tests.process.runner_world import World, alive, compile_clients, make, resident
+from tests.process.living import alive
+from tests.process.runner_world import World, compile_clients, make, resident
 from tests.waiting import until
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.runner_world import alive
+from tests.process.living import alive
 from tests.waiting import until
 
 ROUNDS = 900
@@ -126,12 +126,12 @@ def test_a_round_that_is_given_up_leaves_no_program_of_its_own(tmp_path: Path) -
     command = [sys.executable, "-c", ROUND]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    left = Path(f"/proc/{done.stdout.strip()}/cmdline")
+    left = int(done.stdout)
     try:
-        until(lambda: not left.exists() or b"sleep" not in left.read_bytes(), "its program is gone", within=10)
+        until(lambda: not alive(left), "its program is gone", within=10)
     finally:
-        if left.exists():
-            os.kill(int(done.stdout), signal.SIGKILL)
+        if alive(left):
+            os.kill(left, signal.SIGKILL)
 
 
 # As a check may be that takes every exception for its own, or sits in a library that lets no handler of ours run.
