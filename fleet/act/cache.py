@@ -10,7 +10,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from fleet.act.kubernetes import GUESTS, WATCH_S, Api, ApiError
+from fleet.act.answers import ApiError
+from fleet.act.kubernetes import GUESTS, WATCH_S, Api
 from fleet.decide.causes import silent_for
 from fleet.errors import FleetError
 from fleet.world import kubernetes

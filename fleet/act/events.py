@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 
 from fleet import crd, crd_pools
-from fleet.act.kubernetes import Object
+from fleet.act.answers import Object
 from fleet.act.shown.noted import Often, of_machine, of_pool
 from fleet.act.words import in_words
 from fleet.decide.actions import (

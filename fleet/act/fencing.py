@@ -13,8 +13,9 @@ from dataclasses import replace
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from urllib.parse import urlsplit
 
+from fleet.act.answers import CHANGED_MEANWHILE, ApiError, Object
 from fleet.act.clock import steady
-from fleet.act.kubernetes import CHANGED_MEANWHILE, MERGE, Api, ApiError, Object
+from fleet.act.kubernetes import MERGE, Api
 from fleet.decide.actions import Delete, Fence, Unfence
 from fleet.decide.causes import silent_for
 from fleet.decide.fence import pods_on, suspects

@@ -7,7 +7,6 @@ deadline: a connection that is dead and does not say so must not pass for a worl
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -17,6 +16,7 @@ from kubernetes_asyncio import client, config
 from kubernetes_asyncio.config import ConfigException
 
 from fleet import crd, crd_pools
+from fleet.act.answers import BUDGET, CHANGED_MEANWHILE, ApiError, Object, read, reason, refusal
 from fleet.act.clock import Clocks
 from fleet.decide.actions import (
     Cordon,
@@ -31,10 +31,8 @@ from fleet.decide.actions import (
     Versions,
 )
 from fleet.errors import FleetError
-from fleet.world import reading
 from fleet.world.kubernetes import CORDONED, FREE, LABEL, LOST, RESTART, WORKER, Condition, mark
 
-Object = dict[str, Any]
 ToKubernetes = Free | Protect | RestartSlurmd | Evict | ShowOnPod | ShowOnNode | HideOnNode | Cordon | Uncordon
 MACHINES = {"group": crd.GROUP, "version": crd.VERSION, "plural": crd.PLURAL}
 POOLS = {**MACHINES, "plural": crd_pools.PLURAL}
@@ -48,19 +46,6 @@ WITHIN_S = 15.0
 MERGE, STRATEGIC = "application/merge-patch+json", "application/strategic-merge-patch+json"
 # The newer first; servers before 1.22 know the other alone.
 EVICTIONS = ("policy/v1", "policy/v1beta1")
-# Its own words for: not this object, not any more, not as it was seen.
-CHANGED_MEANWHILE = (404, 409, 410, 412)
-BUDGET = 429
-DENIED = "admission webhook "
-
-
-class ApiError(FleetError):
-    def __init__(
-        self, what: str, why: str, status: int = 0, said: str = "", causes: tuple[tuple[str, str], ...] = ()
-    ) -> None:
-        """`said`: in its own words, whole. `causes`: which field, and what is wrong with it."""
-        super().__init__(what, why)
-        self.status, self.said, self.causes = status, said, causes
 
 
 class Api:
@@ -130,13 +115,13 @@ class Api:
                     return
                 *lines, kept = (kept + chunk).split(b"\n")
                 for line in lines:
-                    event = _read(what, line)
+                    event = read(what, line)
                     if event.get("type") == "ERROR":
                         status = event.get("object", {})
                         raise ApiError(what, str(status.get("message")), int(status.get("code") or 0))
                     yield str(event.get("type")), event["object"]
         except (aiohttp.ClientError, OSError, TimeoutError, KeyError) as error:
-            raise ApiError(what, _words(error)) from error
+            raise ApiError(what, reason(error)) from error
         finally:
             reply.close()
 
@@ -254,9 +239,9 @@ class Api:
         reply = await self._reply(what, call, **further)
         try:
             async with asyncio.timeout(WITHIN_S):
-                return _read(what, await reply.read())
+                return read(what, await reply.read())
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise ApiError(what, _words(error)) from error
+            raise ApiError(what, reason(error)) from error
         finally:
             reply.release()
 
@@ -267,13 +252,13 @@ class Api:
             async with asyncio.timeout(WITHIN_S):
                 reply = await ask(**words, **further, _preload_content=False)
         except client.ApiException as error:
-            raise _refusal(what, int(error.status or 0), str(error.body or error.reason)) from error
+            raise refusal(what, int(error.status or 0), str(error.body or error.reason)) from error
         except (aiohttp.ClientError, OSError, TimeoutError, ConfigException) as error:
             # The last is about the account's token, which is read again now and then.
-            raise ApiError(what, _words(error)) from error
+            raise ApiError(what, reason(error)) from error
         self.clocks.http(began, reply.headers.get("Date"))
         if reply.status >= 300:
-            raise _refusal(what, int(reply.status), await _said(reply))
+            raise refusal(what, int(reply.status), await _said(reply))
         return reply
 
 
@@ -284,7 +269,7 @@ async def _said(reply: Any) -> str:
         async with asyncio.timeout(WITHIN_S):
             return str((await reply.read()).decode(errors="replace"))
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        return _words(error)
+        return reason(error)
     finally:
         reply.close()
 
@@ -293,33 +278,3 @@ def _condition(seen: Condition) -> Object:
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seen.since or time.time()))
     said = {"status": seen.status, "reason": seen.reason, "message": seen.message}
     return {"type": seen.type, **said, "lastTransitionTime": stamp}
-
-
-def _read(what: str, text: bytes) -> Object:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise ApiError(what, "the answer is no JSON object")
-    return found
-
-
-def _refusal(what: str, status: int, text: str) -> ApiError:
-    """Another uid than the object's is invalid to the server, as is what a policy refuses; and a webhook refuses with
-    whatever status it likes, also with that of what has changed meanwhile."""
-    try:
-        said = reading.mapping(json.loads(text), "")
-        causes = reading.items(reading.mapping(said.get("details"), "details").get("causes"), "causes")
-        each = [reading.mapping(cause, "causes") for cause in causes]
-    except (FleetError, ValueError, RecursionError):
-        said, each = {"message": text}, []
-    found = tuple((str(one.get("field") or ""), str(one.get("message") or "")) for one in each)
-    message = str(said.get("message", text))
-    another = 409 if status == 422 and {field for field, _ in found} == {"metadata.uid"} else status
-    status_ = 403 if message.startswith(DENIED) else another
-    return ApiError(what, f"{status} {message[:200]}", status_, message, found)
-
-
-def _words(error: BaseException) -> str:
-    return str(error) or type(error).__name__

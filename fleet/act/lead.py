@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from fleet.act.kubernetes import Api, ApiError, Object
+from fleet.act.answers import ApiError, Object
+from fleet.act.kubernetes import Api
 from fleet.decide import lease
 from fleet.decide.lease import Lease, Standing
 from fleet.errors import FleetError

@@ -7,7 +7,8 @@ import copy
 from collections.abc import Mapping
 
 from fleet import crd
-from fleet.act.kubernetes import CHANGED_MEANWHILE, MACHINES, MERGE, Api, ApiError, Object
+from fleet.act.answers import CHANGED_MEANWHILE, ApiError, Object
+from fleet.act.kubernetes import MACHINES, MERGE, Api
 from fleet.decide.actions import Annotate, CallHook, Make, Record, StartJob, Withdraw
 from fleet.world.machine import Status, written
 

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from fleet import crd, crd_pools
+from fleet.act.answers import ApiError
 from fleet.act.cache import Cache
-from fleet.act.kubernetes import Api, ApiError
+from fleet.act.kubernetes import Api
 from fleet.act.pools import pods as made
 from fleet.decide.actions import Adopt, Change, CreatePod, Drain, Evict, Forget, NotePool, Undrain
 from fleet.decide.decide import decide

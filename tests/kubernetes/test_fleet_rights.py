@@ -14,7 +14,8 @@ import yaml
 from kubernetes_asyncio import client
 
 from fleet.act import fencing
-from fleet.act.kubernetes import GUESTS, Api, ApiError
+from fleet.act.answers import ApiError
+from fleet.act.kubernetes import GUESTS, Api
 from fleet.act.lead import ours
 from fleet.act.machines import change
 from fleet.act.pools.pods import change as change_pool

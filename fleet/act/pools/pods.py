@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from fleet import crd, crd_pools
-from fleet.act.kubernetes import CHANGED_MEANWHILE, MERGE, POOLS, Api, ApiError, Object
+from fleet.act.answers import CHANGED_MEANWHILE, ApiError, Object
+from fleet.act.kubernetes import MERGE, POOLS, Api
 from fleet.act.machines import APPLY, US
 from fleet.act.pools.mistake import WRONG, to_mend
 from fleet.decide.actions import Adopt, CreatePod, NotePool

@@ -18,8 +18,9 @@ from kubernetes_asyncio import client
 
 from fleet.act import cache as cache_module
 from fleet.act import kubernetes as adapter
+from fleet.act.answers import ApiError
 from fleet.act.cache import Cache
-from fleet.act.kubernetes import Api, ApiError
+from fleet.act.kubernetes import Api
 from fleet.decide.actions import Cordon, Evict, Free, HideOnNode, Protect, ShowOnPod, Versions
 from fleet.decide.causes import silent_for
 from fleet.errors import FleetError
