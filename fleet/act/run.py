@@ -19,6 +19,7 @@ from fleet.act.clock import steady
 from fleet.act.events import events
 from fleet.act.hands import at_once
 from fleet.act.hooks import Hooks
+from fleet.act.hurry import Hurry
 from fleet.act.kubernetes import Api
 from fleet.act.lead import Alone, Lead, Leader, Say
 from fleet.act.look import Look
@@ -32,7 +33,6 @@ from fleet.act.sure import Patience, decide
 from fleet.act.words import in_words
 from fleet.decide.actions import CallHook, Change, Drain, Forget, Key, Protect, Remove, Tell, ToPod, Undrain, deed
 from fleet.decide.decide import MANY, Decision
-from fleet.decide.hold import hurried
 from fleet.decide.memory import Memory
 from fleet.errors import FleetError
 from fleet.policy import Policy, read_policy
@@ -57,7 +57,7 @@ class Fleet:
         self.memory = Memory()
         self.policy = Policy()
         self.stop = asyncio.Event()
-        self._news, self._heard = asyncio.Event(), asyncio.Event()  # the second: by whoever hurries
+        self._news = asyncio.Event()
         self.cache = Cache(api, self._changed, machines=settings.machines, pools=settings.pools, guests=settings.guests)
         self.leader: Leader = Alone()
         if settings.lease:
@@ -70,13 +70,13 @@ class Fleet:
         # A test kills it between two changes: none of them is under way then.
         self._turn = asyncio.Lock() if settings.cut else contextlib.nullcontext()
         self._refused = ""
-        self._known: tuple[float, Slurm | Unknown] = (0.0, Unknown("not asked yet"))
-        self._hurrying = ""  # whom for, in this moment
-        self._hurried: set[str] = set()  # and since all was decided last
-        self._before: set[str] = set()  # and before that: Slurm's answer may be from before it was done
-        self._later: set[str] = set()  # those that are too many for now
-        self._pace = (0.0, 0)  # since when, and for how many
-        self._untold: list[Change | Tell] = []
+        self.hurry = Hurry(
+            self.cache,
+            lambda: (self.memory, self.policy),
+            lambda: self.leader.holds(),
+            lambda drain: self._perform(drain, self.beside),
+            self._news.set,
+        )
         self._often = Often()
         self._late = False  # something was not as it was seen when it was to be changed
         self._look = Look(api, self.slurm, lambda: self.policy)
@@ -100,7 +100,7 @@ class Fleet:
                 follow = [group.create_task(kind.follow()) for kind in self.cache.kinds()]
                 follow.append(group.create_task(self._look.prove_on(self.cache, self.leader.holds)))
                 leading = group.create_task(self.leader.keep())
-                working = [group.create_task(self._decide()), group.create_task(self._hurry_on())]
+                working = [group.create_task(self._decide()), group.create_task(self.hurry.follow())]
                 await self.stop.wait()
                 for task in working:
                     task.cancel()
@@ -121,7 +121,8 @@ class Fleet:
             if not self.leader.holds():
                 self._news.clear()
                 # Whoever acts meanwhile changes what we remember.
-                last, self.memory, self._known = None, Memory(), (0.0, Unknown("not asked yet"))
+                last, self.memory = None, Memory()
+                self.hurry.knows(Unknown("not asked yet"))
                 self._reread()  # it is shown, and holds from the first moment that we lead
                 self.cache.counted(steady())  # so that it need not begin to count when it begins to act
                 await self._wait(AT_LEAST_S)
@@ -138,14 +139,13 @@ class Fleet:
             elif due:
                 last, decided, self._late = slurm, begun, False
                 # Nobody is hurried for where nothing is decided.
-                self._known = (time.monotonic(), Unknown(self.patience.why) if self.patience.why else slurm)
+                self.hurry.knows(Unknown(self.patience.why) if self.patience.why else slurm)
                 self.memory = Memory() if self.api.clocks.anew() else self.memory
                 world = World(kubernetes, slurm, self._look.proven(), self.api.clocks.why())
-                # Of what is hurried for from here on the next look decides.
-                self._before, self._hurried = self._hurried, set()
+                self.hurry.decided()
                 changed = await self.act(world)
                 if self.patience.why:
-                    self._known = (time.monotonic(), Unknown(self.patience.why))
+                    self.hurry.knows(Unknown(self.patience.why))
                 # What has changed meanwhile need not be news by itself.
                 last = None if self._late else last
             # Slurm is asked for no more than half of the time, whatever is heard: its answers to changes would be late.
@@ -164,48 +164,7 @@ class Fleet:
 
     def _changed(self) -> None:
         self._news.set()
-        self._heard.set()
-
-    async def _hurry_on(self) -> None:
-        while await self._heard.wait():
-            self._heard.clear()
-            await self._hurry()
-
-    async def _hurry(self) -> None:
-        """Drains that people ask for, of what has changed and by what Slurm said last: of each it is asked whether it
-        is still so. What is not done here is decided with all else."""
-        names, (at, slurm) = self.cache.touched() | self._later, self._known
-        self._later = set()
-        if isinstance(slurm, Unknown) or time.monotonic() - at > 3 * AT_LEAST_S or self.cache.unknown():
-            return
-        done_already = self._hurried | self._before
-        workers = [one for one in self.cache.workers(names, slurm) if one.name not in done_already]
-        drains = list(hurried(workers, self.memory.marks, steady(), self.policy))
-        begun, many = self._pace if time.monotonic() - self._pace[0] < EVERY_S else (time.monotonic(), 0)
-        most = max(0, self.policy.changes - many)
-        self._pace, self._later = (begun, many + len(drains[:most])), {change.name for change in drains[most:]}
-        for change in drains[:most]:
-            if not self.leader.holds():
-                return
-            if change.name in self._hurried:
-                continue  # it was its turn meanwhile
-            self._hurrying = change.name
-            try:
-                if await self._perform(change, self.beside):
-                    self._untold.append(change)
-                    # Also where all was decided meanwhile: what Slurm was asked before this moment may not know of it.
-                    self._hurried.add(change.name)
-            except Exception as error:
-                # Who does not answer one of them answers none; all is tried again with all else, and told then. So is
-                # a mistake of ours.
-                self._later, self._known = set(), (at, Unknown(str(error)))
-                return
-            finally:
-                self._hurrying = ""
-                self._news.set()
-        if self._later:
-            await asyncio.sleep(max(0.0, begun + EVERY_S - time.monotonic()))
-            self._heard.set()
+        self.hurry.heard.set()
 
     async def act(self, world: World) -> int:
         """Whatever is to be done now; how much was."""
@@ -223,13 +182,12 @@ class Fleet:
         failed: dict[Key, str] = {}
 
         async def attempt(change: Change) -> None:
-            drains = {change.name} if isinstance(change, Drain) else set()
-            if not self.leader.holds() or drains & (self._before | self._hurried | {self._hurrying}):
+            if not self.leader.holds() or self.hurry.has(change):
                 return
             if isinstance(change, CallHook) and not self.hooks.ready(change):
                 return  # nobody waits for his answer
             tried.append(change)
-            self._hurried |= drains  # nobody else begins it
+            self.hurry.leave(change)
             try:
                 if await self._perform(change):
                     done.append(change)
@@ -239,7 +197,8 @@ class Fleet:
             except Exception:  # a mistake of ours about one thing keeps nothing else from its turn
                 self.seen.failed[name_of(change)] += 1
                 failed[deed(change)] = f"{in_words(change)}: a mistake of the fleet's: {traceback.format_exc(-8)}"
-            self._hurried -= set() if change in done else drains  # it is due still
+            if change not in done:
+                self.hurry.give_back(change)
 
         for one in decision.news:
             self.say(in_words(one))
@@ -256,7 +215,7 @@ class Fleet:
         for text in sorted({*failed.values()} - told):
             self.say(text)
         self.memory = self.memory.tried(tried, failed, now)
-        before, self._untold = self._untold, []
+        before, self.hurry.untold = self.hurry.untold, []
         await self._tell(world, before)
         await self._tell(world, [*done, *decision.news])
         return len(done)

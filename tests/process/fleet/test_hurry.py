@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from fleet.act import hurry
 from fleet.act import run as loop
 from fleet.act.hands import HANDS
 from fleet.act.run import Fleet
@@ -69,14 +70,14 @@ def test_who_answers_one_hurried_drain_with_an_error_is_not_asked_for_the_others
     async def whole() -> set[str]:
         async with server.api() as api:
             fleet = Fleet(settings, api, lambda words: None)
-            hurry, hurries = fleet._hurry, 0
+            once, hurries = fleet.hurry.once, 0
 
             async def counted() -> None:
                 nonlocal hurries
-                await hurry()
+                await once()
                 hurries += 1
 
-            fleet._hurry = counted  # type: ignore[method-assign]
+            fleet.hurry.once = counted  # type: ignore[method-assign]
             task = asyncio.create_task(fleet.run())
             try:
                 await until(lambda: hurries >= 1 and bool(refused))
@@ -125,7 +126,7 @@ def test_a_hurried_drain_that_was_not_done_is_tried_when_all_is_decided_next(
     async def whole() -> None:
         async with server.api() as api:
             fleet = Fleet(settings, api, lambda words: None)
-            act, hurry, hurries = fleet.act, fleet._hurry, 0
+            act, once, hurries = fleet.act, fleet.hurry.once, 0
 
             async def noted(world: Any) -> int:
                 after = ends.is_set()
@@ -135,10 +136,10 @@ def test_a_hurried_drain_that_was_not_done_is_tried_when_all_is_decided_next(
 
             async def counted() -> None:
                 nonlocal hurries
-                await hurry()
+                await once()
                 hurries += asked.is_set()
 
-            fleet.act, fleet._hurry = noted, counted  # type: ignore[method-assign]
+            fleet.act, fleet.hurry.once = noted, counted  # type: ignore[method-assign]
             task = asyncio.create_task(fleet.run())
             try:
                 await until(lambda: hurries >= 1)
@@ -181,7 +182,7 @@ def test_a_pod_that_may_get_a_job_is_protected_before_what_takes_long(
         async with server.api() as api:
             fleet = Fleet(settings, api, lambda words: None)
             # What people ask for has a hand of its own, and is not what is waited for here.
-            fleet._hurry = never  # type: ignore[method-assign]
+            fleet.hurry.once = never  # type: ignore[method-assign]
             task = asyncio.create_task(fleet.run())
             try:
                 await until(lambda: bool(drained))
@@ -319,7 +320,7 @@ def test_of_a_cordon_only_what_has_changed_is_looked_at(
             task = asyncio.create_task(fleet.run())
             try:
                 await until(lambda: fleet.seen.workers == MANY)
-                monkeypatch.setattr(loop, "hurried", hurried)
+                monkeypatch.setattr(hurry, "hurried", hurried)
                 known.set()
                 await until(lambda: bool(drained))
             finally:
@@ -335,7 +336,7 @@ def test_cordons_in_a_crowd_are_as_many_a_second_as_a_look_has_changes_and_not_a
     server: Server, rest: Rest, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A look at five thousand nodes takes seconds: whoever cordons a row of racks waited for several of them."""
-    monkeypatch.setattr(loop, "EVERY_S", 0.1)
+    monkeypatch.setattr(hurry, "PACE_S", 0.1)
     settings.policy.write_text(json.dumps({"changes": 2}))
     ends, begun = threading.Event(), threading.Event()
     drained: list[str] = []
