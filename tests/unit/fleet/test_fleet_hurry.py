@@ -1,0 +1,182 @@
+"""Whoever hurries and whoever decides of all do nothing twice, and leave nothing to each other that neither does."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import cast
+
+from fleet.act.cache import Cache
+from fleet.act.hurry import FRESH_S, Hurry
+from fleet.act.kubernetes import Api
+from fleet.decide.actions import Drain
+from fleet.decide.memory import Memory
+from fleet.policy import Policy
+from fleet.world.slurm import Slurm, of_nodes
+from fleet.world.world import Unknown
+
+NAMES = ("w0", "w1", "w2")
+
+
+class People:
+    """Each of them has cordoned the Node of one worker."""
+
+    def __init__(self, *names: str, policy: Policy | None = None) -> None:
+        self.cache = Cache(cast(Api, SimpleNamespace(mark="lab.slurm")))
+        for kind in self.cache.kinds():
+            kind.heard = time.monotonic()
+        for name in NAMES:
+            metadata = {"name": name, "uid": f"of-{name}", "resourceVersion": "1"}
+            labels = {"app.kubernetes.io/component": "worker"}
+            self.cache.pods.now.take({"metadata": {**metadata, "labels": labels}, "spec": {"nodeName": f"on-{name}"}})
+            self.cordon(name, on=False)
+        self.leads, self.news, self.drained = True, 0, list[str]()
+        self.does: Callable[[Drain], Awaitable[bool]] = self.done
+        self.hurry = Hurry(
+            self.cache,
+            lambda: (Memory(), policy or Policy()),
+            lambda: self.leads,
+            lambda drain: self.does(drain),
+            self.told,
+        )
+        self.hurry.knows(self.slurm())
+        self.cordon(*names)
+
+    @staticmethod
+    def slurm() -> Slurm:
+        return of_nodes(
+            {"name": name, "state": ["IDLE"], "reason": "", "comment": "", "alloc_cpus": 0} for name in NAMES
+        )
+
+    def cordon(self, *names: str, on: bool = True) -> None:
+        for name in names:
+            metadata = {"name": f"on-{name}", "uid": f"uid-{name}", "resourceVersion": "1"}
+            self.cache.nodes.now.take({"metadata": metadata, "spec": {"unschedulable": on}})
+            self.cache.nodes.touched |= {f"on-{name}"} if on else set()
+
+    def told(self) -> None:
+        self.news += 1
+
+    async def done(self, drain: Drain) -> bool:
+        self.drained.append(drain.name)
+        return True
+
+    async def not_as_seen(self, drain: Drain) -> bool:
+        self.drained.append(drain.name)
+        return False
+
+    async def refused(self, drain: Drain) -> bool:
+        self.drained.append(drain.name)
+        raise OSError("no answer")
+
+    def once(self) -> list[str]:
+        """Whom for, this time."""
+        self.drained.clear()
+        asyncio.run(self.hurry.once())
+        return list(self.drained)
+
+
+def a_drain() -> Drain:
+    """Of w0, as it is decided with all else."""
+    seen: list[Drain] = []
+
+    async def looks(drain: Drain) -> bool:
+        seen.append(drain)
+        return True
+
+    people = People("w0")
+    people.does = looks
+    people.once()
+    return seen[0]
+
+
+def test_what_is_done_here_is_not_done_again_by_whoever_decides_before_slurm_can_know_of_it() -> None:
+    """What Slurm is asked in this moment may have been answered before; what it is asked after that has not."""
+    people, drain = People("w0"), a_drain()
+    assert not people.hurry.has(drain)
+    assert people.once() == ["w0"] and people.news == 1
+    assert [one.name for one in people.hurry.untold if isinstance(one, Drain)] == ["w0"]
+    people.cordon("w0")
+    assert people.hurry.has(drain) and people.once() == []
+    people.hurry.decided()
+    people.cordon("w0")
+    assert people.hurry.has(drain) and people.once() == []
+    people.hurry.decided()
+    assert not people.hurry.has(drain)
+
+
+def test_in_the_moment_in_which_it_is_done_it_is_nobody_elses() -> None:
+    people, drain = People("w0"), a_drain()
+    seen: list[bool] = []
+
+    async def looks(_: Drain) -> bool:
+        seen.append(people.hurry.has(drain))
+        return False
+
+    people.does = looks
+    people.once()
+    assert seen == [True] and not people.hurry.has(drain), "it was not as it was seen, and is due still"
+    assert people.hurry.untold == []
+
+
+def test_what_somebody_else_has_begun_is_left_to_him_unless_he_gives_it_back() -> None:
+    people, drain = People("w0", "w1"), a_drain()
+    people.hurry.leave(drain)
+    assert people.once() == ["w1"]
+    people.hurry.give_back(drain)
+    people.cordon("w0", "w1")
+    assert people.once() == ["w0"]
+
+
+def test_what_is_begun_by_somebody_else_in_the_meantime_is_left_to_him() -> None:
+    people = People(*NAMES)
+
+    async def slowly(drain: Drain) -> bool:
+        people.hurry.leave(Drain("w1", drain.reason, drain.comment, drain.was))
+        return await people.done(drain)
+
+    people.does = slowly
+    assert people.once() == ["w0", "w2"]
+
+
+def test_after_a_refusal_nobody_is_tried_until_slurm_has_answered_once_more() -> None:
+    """Who does not answer one answers none, and each may take its whole deadline to fail."""
+    people = People(*NAMES)
+    people.does = people.refused
+    assert people.once() == ["w0"] and people.news == 1
+    people.does = people.done
+    people.cordon(*NAMES)
+    assert people.once() == []
+    people.hurry.knows(people.slurm())
+    people.cordon(*NAMES)
+    assert people.once() == [*NAMES]
+
+
+def test_by_what_is_not_known_any_more_nothing_is_done() -> None:
+    people = People("w0")
+    people.hurry.knows(Unknown("it does not answer"))
+    assert people.once() == []
+    people.hurry.knows(people.slurm())
+    people.cordon("w0")
+    people.hurry._at -= FRESH_S + 1
+    assert people.once() == []
+    people.hurry.knows(people.slurm())
+    people.cordon("w0")
+    people.cache.nodes.heard = 0.0
+    assert people.once() == []
+    people.cache.nodes.heard = time.monotonic()
+    people.cordon("w0")
+    people.leads = False
+    assert people.once() == []
+    people.leads = True
+    people.cordon("w0")
+    assert people.once() == ["w0"]
+
+
+def test_more_than_a_policy_allows_wait_for_the_next_second_and_are_not_forgotten() -> None:
+    people = People(*NAMES, policy=Policy(changes=2))
+    assert people.once() == ["w0", "w1"]
+    assert people.hurry.heard.is_set(), "it goes on by itself"
+    assert people.once() == ["w2"], "though nothing of it has changed since"
