@@ -16,7 +16,7 @@ from fleet import crd_pools
 from fleet.act.kubernetes import Api
 from fleet.act.run import Fleet
 from fleet.act.shown.report import lines, worker_
-from fleet.act.words import in_words
+from fleet.act.shown.words import in_words
 from fleet.crd import definition
 from fleet.decide.actions import about
 from fleet.decide.decide import Decision

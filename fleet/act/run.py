@@ -16,21 +16,21 @@ from functools import partial
 from fleet.act.cache import Cache
 from fleet.act.change import made
 from fleet.act.clock import steady
-from fleet.act.events import events
 from fleet.act.hands import at_once
 from fleet.act.hooks import Hooks
 from fleet.act.hurry import Hurry
 from fleet.act.kubernetes import Api
 from fleet.act.lead import Alone, Lead, Leader, Say
 from fleet.act.look import Look
-from fleet.act.seen import Seen, name_of, pages
+from fleet.act.shown.events import events
 from fleet.act.shown.noted import Often
 from fleet.act.shown.pages import Pages
 from fleet.act.shown.people import People, Watch
 from fleet.act.shown.report import Report, report
+from fleet.act.shown.seen import Seen, name_of, pages
+from fleet.act.shown.words import in_words
 from fleet.act.slurm import SlurmRest, to_its_end
 from fleet.act.sure import Patience, decide
-from fleet.act.words import in_words
 from fleet.decide.actions import CallHook, Change, Drain, Forget, Key, Protect, Remove, Tell, ToPod, Undrain, deed
 from fleet.decide.decide import MANY, Decision
 from fleet.decide.memory import Memory

@@ -21,8 +21,8 @@ import pytest
 
 from fleet import crd
 from fleet.act import fencing, machines
-from fleet.act.events import events
 from fleet.act.kubernetes import Api
+from fleet.act.shown.events import events
 from fleet.act.shown.noted import Often
 from fleet.decide.actions import Annotate, Cordon, Fence, Make, Protect, Record, ShowOnNode, StartJob, Withdraw
 from fleet.errors import FleetError

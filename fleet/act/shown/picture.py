@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fleet.act.shown.report import Report, budgets, pools, worker_
-from fleet.act.words import in_words
+from fleet.act.shown.words import in_words
 from fleet.decide.actions import about
 from fleet.decide.decide import Decision
 from fleet.decide.machines import line

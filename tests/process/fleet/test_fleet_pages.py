@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from fleet.act.seen import HANGS_S, Seen
 from fleet.act.shown import pages as adapter
 from fleet.act.shown.pages import Pages
+from fleet.act.shown.seen import HANGS_S, Seen
 from fleet.decide.actions import Tell
 from fleet.errors import FleetError
 from fleet.world.kubernetes import Kubernetes

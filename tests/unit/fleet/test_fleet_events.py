@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from fleet.act.events import REASONS, event, events
+from fleet.act.shown.events import REASONS, event, events
 from fleet.act.shown.noted import Often
-from fleet.act.words import in_words
+from fleet.act.shown.words import in_words
 from fleet.decide.actions import (
     Change,
     Cordon,

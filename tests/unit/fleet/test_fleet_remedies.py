@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from fleet.act.words import in_words
+from fleet.act.shown.words import in_words
 from fleet.decide.actions import Annotate, CallHook, Change, Drain, Record, StartJob, Withdraw, deed
 from fleet.decide.decide import LAST
 from fleet.decide.memory import Memory

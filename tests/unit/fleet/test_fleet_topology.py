@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleet.act.shown.words import in_words
 from fleet.act.slurm import body
-from fleet.act.words import in_words
 from fleet.decide.actions import Drain
 from fleet.decide.decide import MANY, decide
 from fleet.decide.memory import Memory

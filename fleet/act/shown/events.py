@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from fleet import crd, crd_pools
 from fleet.act.answers import Object
 from fleet.act.shown.noted import Often, of_machine, of_pool
-from fleet.act.words import in_words
+from fleet.act.shown.words import in_words
 from fleet.decide.actions import (
     Adopt,
     Annotate,
