@@ -5,7 +5,7 @@ OTHER_SLURM := 26.05
 # ARCH=arm64, amd64 or both: for that architecture, in place of this machine's own.
 BUILD := $(PY) build.py $(if $(SLURM),--slurm $(SLURM)) $(if $(ARCH),--arch $(ARCH))
 
-.PHONY: help images other-slurm other-architecture test test-slurm test-emulated up ssh status down lint map bench \
+.PHONY: help images other-slurm other-architecture unit test-one test test-slurm test-emulated up ssh status down lint map bench \
 	reproduce push clean test-kubernetes kube-up kube-status kube-down
 
 help:                ## this list
@@ -62,8 +62,16 @@ kube-status:         ## its machines and nodes
 kube-down:           ## stop it, leave nothing behind
 	@$(PY) -m tests.kubernetes down
 
+unit: lint           ## lint, types and unit tests: needs no image and no root
+	@$(PY) -m pytest -q tests/unit --deselect tests/unit/test_lint.py::test_python_is_clean $(ARGS)
+
+test-one: .venv/ready  ## one test or folder: make test-one ARGS="tests/unit/gitsync -k lease"
+	@test -n "$(ARGS)" || { echo 'make test-one needs ARGS=PATH, for example ARGS=tests/unit/gitsync' >&2; exit 2; }
+	@$(PY) -m pytest $(ARGS)
+
 lint: .venv/ready    ## ruff and mypy
 	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check --quiet .
 	@$(PY) -m mypy
 
 map: .venv/ready     ## docs/architecture.md: its list of modules, by what they say of themselves

@@ -19,6 +19,7 @@ if __name__ == "__main__" and sys.prefix == sys.base_prefix:
 import click
 
 from ground.errors import Problem
+from ground.version import VERSION
 from images.cli.publish import AS_JSON, each
 from images.cli.publish import opened as session
 from images.errors import ImagesError, nearest
@@ -97,6 +98,7 @@ class Commands(click.Group):
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(VERSION, prog_name="minivm")
 @click.option("--variant", help="debian or nvidia; default debian.")
 @click.option("--slurm", help="A packaged release of Slurm as 26.05, or `source`: from its tarball.")
 @click.option("--cuda", help="Which CUDA: `package`, or one of versions.yaml's `cuda`.")

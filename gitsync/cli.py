@@ -13,6 +13,7 @@ import click
 
 from gitsync.errors import GitsyncError
 from ground.errors import nearest
+from ground.version import VERSION
 
 if TYPE_CHECKING:
     from gitsync.settings import Settings
@@ -36,6 +37,7 @@ class Group(click.Group):
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(VERSION, prog_name="gitsync")
 def main() -> None:
     """Verified, atomic checkouts of the node's scripts. Settings come from MINIVM_GITSYNC_*."""
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ground.version import VERSION
 from init.cli_group import Group
 from init.errors import InitError
 from init.places import PLAN, SOCKET
@@ -26,6 +27,7 @@ JSON = click.option("--json", "as_json", is_flag=True, help="JSON, for machines.
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(VERSION, prog_name="minivm")
 @click.option("--socket", type=ASKED, default=SOCKET, hidden=True, envvar=["MINIVM_SOCKET", "MINIVM_CONTROL"])
 @click.pass_context
 def main(context: click.Context, socket: Path) -> None:

@@ -13,7 +13,7 @@ OURS = ("ground", "images", "init", "health", "gitsync", "fleet", "cluster", "sc
 
 
 def pages() -> list[Path]:
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def links(page: Path) -> set[Path]:
