@@ -15,19 +15,16 @@ import click
 from fleet import crd_pools
 from fleet.act.kubernetes import Api
 from fleet.act.run import Fleet
-from fleet.act.shown.report import lines, worker_
+from fleet.act.shown.explain import explain
+from fleet.act.shown.report import lines
 from fleet.act.shown.words import in_words
 from fleet.crd import definition
-from fleet.decide.actions import about
 from fleet.decide.decide import Decision
-from fleet.decide.machines import line
 from fleet.errors import FleetError
 from fleet.policy import Topology
 from fleet.settings import from_environment
 from fleet.topology.file import blocks, conf
-from fleet.world.machine import stamp
-from fleet.world.world import Unknown, World
-from ground.errors import nearest
+from fleet.world.world import Unknown
 from init.errors import InitError
 
 T = TypeVar("T")
@@ -119,40 +116,11 @@ def status(output: str) -> None:
 @main.command()
 @click.argument("name")
 def why(name: str) -> None:
-    """What holds a worker, a Node, a machine, a pool or the whole fleet, and what would be done about it."""
-
-    async def both(fleet: Fleet) -> tuple[World, Decision]:
-        return await fleet.look(), await fleet.plan()
-
-    world, decision = with_fleet(both)
-    machines = {} if isinstance(world.kubernetes, Unknown) else world.kubernetes.machines or {}
-    here = {worker.name: worker for worker in world.workers()}
-    machine = machines.get(name)
-    where = machine.status.node if machine else name
-    names = {name, where, here[name].pod.node} if name in here else {name, where}
-    pools = {} if isinstance(world.kubernetes, Unknown) else world.kubernetes.pools or {}
-    nodes = {worker.pod.node for worker in here.values()}
-    # Such as a Node whose machine is lent, and that has no worker meanwhile.
-    told = {one.about for one in decision.stands}
-    if here and not machine and name not in {*here, *nodes, *pools, *told, "fleet"}:
-        hint = nearest(name, [*here, *nodes, *machines, *pools])
-        click.echo(f"error: no worker, Node, machine or pool {name!r} ({hint})", err=True)
+    """Explain a worker, pod, Node, machine, pool or the whole fleet: its state, what holds it, what would be done."""
+    world, decision = with_fleet(lambda fleet: fleet.seen_and_planned())
+    try:
+        text = list(explain(name, world, decision))
+    except FleetError as error:
+        click.echo(f"error: {error}", err=True)
         sys.exit(1)
-    for worker in here.values():
-        if worker.name in names or worker.pod.node in names - {""}:
-            one = worker_(worker)
-            said = f"{one['slurm']} {one['reason']}".rstrip() or "not in Slurm"
-            click.echo(f"{worker.name} on {one['node'] or '-'}{' cordoned' if one['cordoned'] else ''}: {said}")
-    if name in pools:
-        for stand in pools[name].status.conditions:
-            click.echo(f"{name}: {stand.type} {stand.status} {stand.message}".rstrip())
-    for key, kept in machines.items():
-        if key in names or kept.status.node in names - {""}:
-            for event in kept.status.history:
-                click.echo(f"{key}: {stamp(event.at)} {event.what} {line(event.text)}".rstrip())
-    for change in decision.changes:
-        if about(change) in names:
-            click.echo(f"would {in_words(change)}")
-    for stands in decision.stands:
-        if stands.about in {*names, "fleet", "Slurm", "Kubernetes"}:
-            click.echo(in_words(stands))
+    click.echo("\n".join(text))

@@ -7,7 +7,11 @@ from collections.abc import Mapping, Sequence
 
 GROUP, VERSION, KIND, PLURAL = "minivm.io", "v1alpha1", "Machine", "machines"
 GOALS = ("up", "drain", "reboot", "replace", "down")
-STATES = ("TakesJobs", "NotResponding", "Draining", "Drained", "Down", "Unregistered", "NoWorker", "Absent")
+STATES = (
+    *("TakesJobs", "NotResponding", "Draining", "Drained", "Down", "Unregistered"),
+    # No worker runs there; the Node is given up; the hardware is nowhere; slurmctld does not answer.
+    *("NoWorker", "GivenUp", "Absent", "SlurmUnknown"),
+)
 # So much is kept of each; what would be longer is cut by whoever writes it.
 EVENTS, GPUS, TEXT = 32, 64, 256
 # Known to API servers from 1.25 on; the chart leaves them out before.

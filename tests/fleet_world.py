@@ -23,6 +23,7 @@ from fleet.decide.actions import (
     Free,
     HideOnNode,
     Make,
+    NotePool,
     Protect,
     Record,
     Remove,
@@ -56,6 +57,8 @@ class CutInAJob(Exception):
     pass
 
 
+# What says how things are, and changes nothing of them.
+DISPLAY = (ShowOnPod, ShowOnNode, Record, NotePool)
 BEGIN = 1_790_000_000.0
 OUT = "node.kubernetes.io/out-of-service"
 # The fleet's own cordon. A machine can write what it likes into its annotations, and no label of this kind.
@@ -318,6 +321,14 @@ class Worlds:
             if deed(change) not in refused:
                 self.perform(change)
         return len(decision.changes)
+
+    def look_without(self, side: str) -> list[Change]:
+        """One pass without an answer of this side. Returns the changes beyond the display of the outage."""
+        decision = self.decide(self.world(blind=side))
+        self.memory = decision.memory
+        for change in decision.changes:
+            self.perform(change)
+        return [change for change in decision.changes if not isinstance(change, DISPLAY)]
 
     def perform(self, change: Change) -> None:
         """As the adapters: nothing where what was seen is no longer so."""

@@ -147,7 +147,9 @@ class Api:
                     words = {"name": pod, "namespace": self.namespace}
                     await self._show(pod, uid, self.core.patch_namespaced_pod_status, words, _condition(seen))
                 case ShowOnNode(node, uid, seen):
-                    await self._show(node, uid, self.core.patch_node_status, {"name": node}, _condition(seen))
+                    # Tools that list Nodes print the heartbeat, which would be of year 1 without a value.
+                    heard = {**_condition(seen), "lastHeartbeatTime": _stamp(time.time())}
+                    await self._show(node, uid, self.core.patch_node_status, {"name": node}, heard)
                 case HideOnNode(node, uid, type_):
                     gone = {"type": type_, "$patch": "delete"}
                     await self._show(node, uid, self.core.patch_node_status, {"name": node}, gone)
@@ -275,6 +277,9 @@ async def _said(reply: Any) -> str:
 
 
 def _condition(seen: Condition) -> Object:
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seen.since or time.time()))
     said = {"status": seen.status, "reason": seen.reason, "message": seen.message}
-    return {"type": seen.type, **said, "lastTransitionTime": stamp}
+    return {"type": seen.type, **said, "lastTransitionTime": _stamp(seen.since or time.time())}
+
+
+def _stamp(at: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))

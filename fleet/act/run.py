@@ -83,6 +83,7 @@ class Fleet:
         who = f"{settings.namespace}/{settings.release}"
         self.hooks = Hooks(settings.webhook, who, self._news.set, lambda: self.leader.holds())
         self.patience = Patience()
+        self._last: tuple[float, Slurm | None] = (0.0, None)  # the last answer of slurmctld, and when it came
 
     async def run(self) -> None:
         """Until `stop`. Who has ended gives the Lease back when nothing of his is begun any more."""
@@ -141,7 +142,10 @@ class Fleet:
                 # Nobody is hurried for where nothing is decided.
                 self.hurry.knows(Unknown(self.patience.why) if self.patience.why else slurm)
                 self.memory = Memory() if self.api.clocks.anew() else self.memory
-                world = World(kubernetes, slurm, self._look.proven(), self.api.clocks.why())
+                if isinstance(slurm, Slurm):
+                    self._last = (steady(), slurm)
+                at, last = self._last
+                world = World(kubernetes, slurm, self._look.proven(), self.api.clocks.why(), last, at)
                 self.hurry.decided()
                 changed = await self.act(world)
                 if self.patience.why:
@@ -277,9 +281,13 @@ class Fleet:
         return World(kubernetes, found, await self._look.prove(kubernetes), self.api.clocks.why())
 
     async def plan(self) -> Decision:
-        return decide(await self.look(), Memory(), time.time(), read_policy(self.settings.policy))
+        return (await self.seen_and_planned())[1]
+
+    async def seen_and_planned(self) -> tuple[World, Decision]:
+        """One look, and what `run` would do after it. slurmctld is asked once: while it is away each call waits."""
+        world = await self.look()
+        return world, decide(world, Memory(), time.time(), self.policy)
 
     async def report(self) -> Report:
-        world = await self.look()
-        now = time.time()
-        return report(world, decide(world, Memory(), now, self.policy), self.policy, now)
+        world, decision = await self.seen_and_planned()
+        return report(world, decision, self.policy, time.time())

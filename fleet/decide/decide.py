@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from fleet.decide import fence, goals, gone, lost
+from fleet.decide import fence, goals, gone, lost, outage
 from fleet.decide.actions import (
     Action,
     Adopt,
@@ -15,6 +15,7 @@ from fleet.decide.actions import (
     Evict,
     Free,
     HideOnNode,
+    Key,
     Make,
     NotePool,
     Protect,
@@ -28,17 +29,17 @@ from fleet.decide.actions import (
 from fleet.decide.budget import Budget, admitted, away, budget, shared
 from fleet.decide.causes import causes, silent_for
 from fleet.decide.hold import hold
-from fleet.decide.leave import leave
+from fleet.decide.leave import leave, protect
 from fleet.decide.memory import Memory, Refused, Told
 from fleet.decide.pools import births
 from fleet.decide.pools.pools import Pools, pools
-from fleet.decide.protect import protect
 from fleet.decide.show import beside, no_longer, on_node, on_pod
 from fleet.policy import Policy
 from fleet.topology import place
 from fleet.topology.place import Place
 from fleet.words import Mark, free
 from fleet.world.kubernetes import Kubernetes
+from fleet.world.proof import Proof
 from fleet.world.slurm import Slurm
 from fleet.world.world import Unknown, Worker, World
 
@@ -68,11 +69,9 @@ def decide(world: World, memory: Memory, now: float, policy: Policy) -> Decision
     if isinstance(kubernetes, Unknown) or isinstance(slurm, Unknown):
         blind = [("Kubernetes", kubernetes), ("Slurm", slurm)]
         tells = [*doubts, *(Tell(side, "unknown", it.why) for side, it in blind if isinstance(it, Unknown))]
-        # Slurm's controller may be what lies on a dead machine.
-        here = None if isinstance(kubernetes, Unknown) else kubernetes
-        found = list(fence.fence(here, slurm, world.proofs, policy, now)) if here else []
-        tells += [one for one in found if isinstance(one, Tell)]
-        return told(memory, tells, tuple(one for one in found if not isinstance(one, Tell)), memory, now)
+        if isinstance(kubernetes, Unknown):
+            return told(memory, tells, (), memory, now)
+        return _without_slurm(kubernetes, slurm, world.proofs, memory, now, policy, tells)
     tells, changes = doubts, []
     known = goals.goals(world, now, policy)
     # How long a job has waited and a node been idle is not known then, as where Slurm was not asked.
@@ -87,26 +86,63 @@ def decide(world: World, memory: Memory, now: float, policy: Policy) -> Decision
             tells.append(action)
         else:
             changes.append(action)
-    due = {deed(change) for change in changes}
-    refused = {one: why for one, why in memory.refused.items() if one in due}
-    # What was refused (a quota, a budget, a policy) is not tried again at once: it is the others' turn.
-    changes = [one for one in changes if not _waits(refused.get(deed(one)), now)]
+    changes, refused = _not_refused(changes, memory, now)
     changes = births.in_turn(changes, refused, memory.paces)
     changes.sort(key=lambda change: (isinstance(change, LAST), deed(change) in refused, isinstance(change, CreatePod)))
-    most, many = policy.changes, int(policy.rate * LOOK_S)
-    careful = [change for change in changes if not isinstance(change, MANY)]
-    light = [change for change in changes if isinstance(change, MANY)]
-    if len(careful) > most or len(light) > many:
-        tells.append(
-            Tell("fleet", "rate", f"more than {most if len(careful) > most else many} changes are due: the rest follow")
-        )
+    made = _within_rate(changes, refused, policy, tells)
     absent = {node.name: memory.absent.get(node.name, now) for node in gone.awake(world)}
-    made = (*shared(careful, refused, most), *shared(light, refused, many))
     missed = lost.remembered(world, memory.lost, made, now)
     marks = _marks(memory, world, kubernetes, now, policy, known, rolls)
     paces = {name: pace for name, pace in memory.paces.items() if name in (kubernetes.pools or {})}
     moved = place.remembered(world.workers(), memory.moved, now) if policy.topology.told else {}
     return told(memory, tells, made, Memory({}, absent, missed, marks, moved, refused, rolls.fed, paces), now)
+
+
+def _without_slurm(
+    kubernetes: Kubernetes,
+    slurm: Slurm | Unknown,
+    proofs: Mapping[str, Proof],
+    memory: Memory,
+    now: float,
+    policy: Policy,
+    tells: list[Tell],
+) -> Decision:
+    """Decide what needs no answer of slurmctld: its own controller may lie on a dead machine, and states go stale."""
+    since = memory.slurm_silent_since or now
+    changes: list[Change] = []
+    for action in [
+        *fence.fence(kubernetes, slurm, proofs, policy, now),
+        *outage.show(kubernetes, since, now, policy),
+    ]:
+        if isinstance(action, Tell):
+            tells.append(action)
+        else:
+            changes.append(action)
+    changes, refused = _not_refused(changes, memory, now)
+    changes.sort(key=lambda change: isinstance(change, LAST))
+    made = _within_rate(changes, refused, policy, tells)
+    return told(memory, tells, made, replace(memory, slurm_silent_since=since), now)
+
+
+def _not_refused(changes: list[Change], memory: Memory, now: float) -> tuple[list[Change], dict[Key, Refused]]:
+    """Leave out the changes that wait for their retry, so that the rest get their turn; and what was refused of those
+    that are still due."""
+    due = {deed(change) for change in changes}
+    refused = {key: refusal for key, refusal in memory.refused.items() if key in due}
+    return [change for change in changes if not _waits(refused.get(deed(change)), now)], refused
+
+
+def _within_rate(
+    changes: list[Change], refused: Mapping[Key, Refused], policy: Policy, tells: list[Tell]
+) -> tuple[Change, ...]:
+    """As many changes as the policy allows in one pass; says so in `tells` where more are due."""
+    most, many = policy.changes, int(policy.rate * LOOK_S)
+    careful = [change for change in changes if not isinstance(change, MANY)]
+    light = [change for change in changes if isinstance(change, MANY)]
+    if len(careful) > most or len(light) > many:
+        limit = most if len(careful) > most else many
+        tells.append(Tell("fleet", "rate", f"more than {limit} changes are due: the rest follow"))
+    return (*shared(careful, refused, most), *shared(light, refused, many))
 
 
 def _waits(refused: Refused | None, now: float) -> bool:

@@ -16,6 +16,8 @@ from fleet.world.slurm import Slurm
 from fleet.world.world import Unknown
 
 CONTROLLER = "controller"
+# The kind of what is told about a Node that carries the out-of-service taint.
+GIVEN_UP = "givenup"
 # Those that come back under their own name once they are gone, and not before. Any other has its successor already, and
 # the fleet has no leave to delete it.
 RETURNS = frozenset({CONTROLLER, "login", "demo", WORKER})
@@ -56,14 +58,35 @@ def fence(
         if lacking or policy.fencing != "act":
             yield _told(node, on[node.name], lacking, policy)
         elif given_up:
+            yield Tell(node.name, GIVEN_UP, given_up_text(policy))
             yield from (
                 Delete(pod.name, pod.uid, node.name, node.version) for pod in on[node.name] if _lost(pod, slurm)
             )
         elif not many and not any(taint.key == TAINT for taint in node.taints):
             yield Fence(node.name, node.uid, node.version, f"not heard of for over {policy.dead_s:g} s")
+    suspected = {node.name for node in wanted}
     for node in kubernetes.nodes.values():
+        tainted = any(taint.key == TAINT for taint in node.taints)
         if node.fenced and _well(node, now) >= policy.not_ready_s:
             yield Unfence(node.name, node.uid, node.version)
+        elif node.fenced and node.name not in suspected:
+            yield Tell(node.name, GIVEN_UP, given_up_text(policy))
+        elif tainted and not node.fenced and _well(node, now) >= 0:
+            text = f"the Node is Ready, and the taint {TAINT} keeps pods away; a person set it and takes it back"
+            yield Tell(node.name, GIVEN_UP, f"{text}: {take_back(node.name)}")
+
+
+def take_back(node: str) -> str:
+    """The command that lifts the taint of a machine that is given up."""
+    return f"kubectl taint nodes {node} {TAINT}-"
+
+
+def given_up_text(policy: Policy) -> str:
+    # No time in it: it would be another sentence in each pass.
+    return (
+        f"given up: the machine does not answer, and its pods start elsewhere. The fleet lifts the taint {TAINT} once "
+        f"the Node has been Ready for {policy.not_ready_s:g} s; delete the Node if the machine does not come back"
+    )
 
 
 def _too_many(kubernetes: Kubernetes, on: Mapping[str, list[Pod]], policy: Policy, now: float) -> Tell | None:
@@ -126,7 +149,8 @@ def _told(node: Node, pods: list[Pod], lacking: str, policy: Policy) -> Tell:
         names = ", ".join(pod.name for pod in pods[:8])
         said += f", its lease is as old, and neither it nor {names} can be reached: `act` would give it up"
     by_hand = f"kubectl taint nodes {node.name} {TAINT}=nodeshutdown:NoExecute"
-    return Tell(node.name, "dead", f"{said}. Once it is certain that the machine is off: {by_hand}")
+    back = f"When the machine is back: {take_back(node.name)}"
+    return Tell(node.name, "dead", f"{said}. Once it is certain that the machine is off: {by_hand}. {back}")
 
 
 def _lost(pod: Pod, slurm: Slurm | Unknown) -> bool:

@@ -1,10 +1,10 @@
-"""A pod that is to go, goes when it is drained and nothing runs on it: not a moment earlier."""
+"""Let pods go: which pods may be evicted, and when a pod that should leave is evicted: drained, and without a job."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fleet.decide.actions import Action, Evict, Tell
+from fleet.decide.actions import Action, Evict, Free, Protect, Tell
 from fleet.decide.causes import LEAVE, OF_POOL, TO_GO
 from fleet.world.slurm import Slurm, SlurmNode
 from fleet.world.world import Worker
@@ -16,8 +16,35 @@ def is_to_go(worker: Worker, causes: Mapping[str, str]) -> bool:
     return bool(causes.keys() & TO_GO) and not worker.pod.deleting
 
 
+def protect(worker: Worker, slurm: Slurm, causes: Mapping[str, str]) -> Free | Protect | None:
+    """Label a pod that may be evicted, or take the label away.
+
+    A drained pod that no job holds may be evicted by anybody. Every other pod may get a job at any moment: without
+    the label its pool's PodDisruptionBudget allows no eviction. The label goes before the drain does; after a person
+    resumes a node, its pod stays evictable until the next pass.
+    """
+    pod, node = worker.pod, worker.slurm
+    if pod.deleting:
+        return None
+    if node is None and causes.keys() & {"lost", *OF_POOL}:
+        return None if pod.free else Free(pod.name, pod.uid, pod.version, None)
+    if node is None and pod.lost and worker.name not in slurm.unread:
+        return None  # it is still lost; a restarted operator counts anew, and takes nothing back
+    if node is None or not idles(node, causes):
+        return Protect(pod.name, pod.uid, pod.version) if pod.free else None
+    jobs = slurm.holding(worker.name)
+    if pod.free:
+        return Protect(pod.name, pod.uid, pod.version) if jobs else None
+    return Free(pod.name, pod.uid, pod.version, node.seen) if jobs == () else None
+
+
+def idles(node: SlurmNode, causes: Mapping[str, str]) -> bool:
+    """Whether the node is drained and idle by its record, and is not about to be undrained."""
+    return node.drained and not node.record.busy and bool(causes or not node.ours)
+
+
 def leave(worker: Worker, slurm: Slurm, causes: Mapping[str, str], room: bool) -> Action | None:
-    """`room`: whether one more pod of its pool may be away."""
+    """Evict a pod that should leave, or say what it waits for. `room`: whether one more pod of its pool may be away."""
     if not is_to_go(worker, causes):
         return None
     name, node, pod = worker.name, worker.slurm, worker.pod

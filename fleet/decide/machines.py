@@ -238,7 +238,7 @@ def check(said: str) -> str:
 
 def state(place: Place) -> str:
     if not place.workers:
-        return "NoWorker"
+        return "GivenUp" if place.node.fenced else "NoWorker"
     if not place.known:
         return "Unregistered"
     return max((condition(node).reason for node in place.slurm), key=WORST.index)

@@ -56,6 +56,8 @@ class Memory:
     fed: Mapping[str, float] = field(default_factory=dict)
     # How many of a pool's pods are made in a look, since one of them was refused.
     paces: Mapping[str, int] = field(default_factory=dict)
+    # When slurmctld answered last, by the fleet's clock; 0: it answers.
+    slurm_silent_since: float = 0.0
 
     def tried(self, changes: Iterable[Change], refused: Mapping[Key, str], now: float) -> Memory:
         """`refused`: those of the changes that could not be made, and why."""

@@ -2,12 +2,15 @@
 // Every word that comes from Slurm or Kubernetes is set as text, never as markup.
 
 const EVERY_MS = 5000, SILENT_MS = 20000;
-// Told by a letter too: not everybody sees colours.
+// A letter beside the colour, for readers who do not tell these colours apart.
 const STATES = {
   TakesJobs: ["", "takes jobs"], Busy: ["", "has jobs"], Draining: ["g", "draining"], Drained: ["D", "drained"],
   Down: ["X", "down"], NotResponding: ["?", "does not respond"], Unregistered: ["u", "not in Slurm"],
-  NoWorker: ["-", "no worker"], Absent: ["a", "absent"],
+  NoWorker: ["-", "no worker"], GivenUp: ["G", "given up"], Absent: ["a", "absent"],
+  SlurmUnknown: ["?", "not known"],
 };
+// Up to so many cells each one is a card with its name and reason; up to the next number it is a larger square.
+const CARDS = 60, LARGE = 200;
 const at = (id) => document.getElementById(id);
 const cells = new Map(); // name -> {button, key, words}
 const byName = new Intl.Collator("en", {numeric: true}).compare; // w-2 before w-10
@@ -27,16 +30,28 @@ function words(cell) {
     .filter(Boolean).join(", ");
 }
 
-function paint(button, cell) {
+function paint(button, cell, card) {
   const known = cell.state in STATES;
   button.className = ["cell", known ? cell.state : "", cell.cordoned ? "cordoned" : "",
     cell.told === "proposal" ? "proposal" : "", cell.name === chosen ? "chosen" : ""].filter(Boolean).join(" ");
-  button.textContent = known ? STATES[cell.state][0] : "?";
+  const letter = known ? STATES[cell.state][0] : "?";
+  if (!card) {
+    button.textContent = letter;
+    return label(button, cell);
+  }
+  const state = [known ? STATES[cell.state][1] : cell.state, cell.cordoned ? "cordoned" : "", cell.goal ? `goal ${cell.goal}` : ""];
+  button.replaceChildren(make("span", cell.name, "name"), make("span", letter, "letter"),
+    make("span", state.filter(Boolean).join(", "), "state"), make("span", cell.reason || "", "reason"));
+  label(button, cell);
+}
+
+function label(button, cell) {
   button.title = words(cell);
   button.setAttribute("aria-label", words(cell));
 }
 
 function drawCells(found) {
+  at("pools").className = found.length <= CARDS ? "cards" : found.length <= LARGE ? "large" : "";
   const places = new Map(); // pool -> rack -> cells
   for (const cell of found) {
     const pool = cell.pool || "no worker", rack = cell.rack || "";
@@ -78,11 +93,11 @@ function drawCells(found) {
     if (cells.has(focused)) cells.get(focused).button.tabIndex = 0;
   }
   for (const cell of found) {
-    const one = cells.get(cell.name), key = JSON.stringify(cell) + (cell.name === chosen);
+    const one = cells.get(cell.name), card = found.length <= CARDS, key = JSON.stringify(cell) + (cell.name === chosen) + card;
     if (one.key === key) continue;
     one.key = key;
     one.words = `${words(cell)} ${cell.rack || ""} ${cell.pool || ""} ${cell.state}`.toLowerCase();
-    paint(one.button, cell);
+    paint(one.button, cell, card);
   }
   filter();
 }
@@ -144,11 +159,11 @@ function listed(title, texts, all) {
   return part;
 }
 
-// What is told of the fleet as a whole: that it pauses, what it does not know.
+// What holds the fleet as a whole, such as a pause. The headline says already which side does not answer.
 const WHOLE = ["fleet", "Slurm", "Kubernetes"];
 
 function drawLists(now) {
-  const alarms = now.holds.filter((one) => WHOLE.includes(one.about)).map((one) => make("p", one.text));
+  const alarms = now.holds.filter((one) => WHOLE.includes(one.about) && one.kind !== "unknown").map((one) => make("p", one.text));
   if (at("alarm").textContent !== alarms.map((one) => one.textContent).join("")) at("alarm").replaceChildren(...alarms);
   const told = (one) => `${one.about}: ${one.text}`;
   at("lists").replaceChildren(
@@ -196,18 +211,19 @@ async function look() {
     if (now !== tag || !said) {
       said = await reply.json();
       tag = now;
-      // Where nothing is known what was seen last stays, and is shown as such.
-      if (!said.unknown.length) {
+      // Without Kubernetes there are no cells: those that were seen last stay, pale. Without Slurm they have the last
+      // known state.
+      if (said.cells.length || !said.unknown.length) {
         drawCells(said.cells);
         drawLegend(said.cells);
         at("more").hidden = said.all.cells <= said.cells.length;
-        at("more").textContent = `${said.all.cells} machines, of which these are the first ${said.cells.length}`;
+        at("more").textContent = `the first ${said.cells.length} of ${said.all.cells} cells`;
       }
       drawSums(said);
       drawLists(said);
       requestAnimationFrame(() => performance.mark("drawn"));
     }
-    if (said.unknown.length) bad = `nothing is known, and nothing is done: ${said.unknown.join("; ")}`;
+    if (said.unknown.length) bad = `${said.unknown.join("; ")}${lastKnown(said.slurmAt)}`;
     if (chosen) await lookAt(chosen);
   } catch (error) {
     bad = said ? "no answer" : `no answer: ${error.message}`;
@@ -216,8 +232,22 @@ async function look() {
   if (!bad && old) bad = "this is old";
   document.body.classList.toggle("stale", bad !== "");
   at("stand").className = bad ? "bad" : "";
-  const whole = said ? `${said.all.cells} machines, ${said.acts ? "this fleet acts" : "another fleet acts, this one watches"}` : "";
+  const whole = said ? `${counted(said.cells, said.all.cells)}, ${said.acts ? "this fleet acts" : "another fleet acts, this one watches"}` : "";
   at("stand").textContent = [bad, whole, heard ? `as of ${new Date(heard).toLocaleTimeString()}` : ""].filter(Boolean).join(" · ");
+}
+
+// One cell is a worker, or a machine on which no worker runs.
+function counted(found, all) {
+  const bare = found.filter((cell) => !cell.pool).length, workers = all - bare;
+  const named = (many, what) => `${many} ${what}${many === 1 ? "" : "s"}`;
+  return bare ? `${named(workers, "worker")}, ${named(bare, "machine")} without one` : named(workers, "worker");
+}
+
+function lastKnown(at) {
+  if (!at) return "";
+  const seconds = Math.max(0, Math.round(Date.now() / 1000 - at));
+  const age = seconds < 120 ? `${seconds} s` : seconds < 7200 ? `${Math.round(seconds / 60)} min` : `${Math.round(seconds / 3600)} h`;
+  return `; Slurm's states are those of ${age} ago`;
 }
 
 async function lookAt(name) {
@@ -261,7 +291,7 @@ function beside(name, way) {
 }
 
 at("pools").addEventListener("click", (event) => {
-  const name = event.target.dataset.name;
+  const name = event.target.closest("button.cell")?.dataset.name;
   if (!name) return;
   focusOn(name);
   choose(name);

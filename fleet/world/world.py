@@ -34,6 +34,9 @@ class World:
     # Of machines that look dead, by Node.
     proofs: Mapping[str, Proof] = field(default_factory=dict)
     clocks: str = ""  # why the hour is not believed
+    # Slurm's last answer and its time, for display while slurmctld does not answer; no decision reads them.
+    last: Slurm | None = None
+    last_at: float = 0.0
 
     def workers(self) -> Iterator[Worker]:
         """In the order of their names; none where one of the sides is not known."""
@@ -41,6 +44,14 @@ class World:
             return
         for name, pod in sorted(self.kubernetes.pods.items()):
             yield Worker(name, pod, self.kubernetes.nodes.get(pod.node), self.slurm.nodes.get(name))
+
+    def shown_workers(self) -> Iterator[Worker]:
+        """Every worker that Kubernetes knows, for display; during an outage of slurmctld with its last known state."""
+        if isinstance(self.kubernetes, Unknown):
+            return
+        known = self.last if isinstance(self.slurm, Unknown) else self.slurm
+        for name, pod in sorted(self.kubernetes.pods.items()):
+            yield Worker(name, pod, self.kubernetes.nodes.get(pod.node), known.nodes.get(name) if known else None)
 
     def orphans(self) -> Iterator[SlurmNode]:
         """Slurm's nodes whose pods are not there, of this release's sets and of nobody else's."""

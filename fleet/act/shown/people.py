@@ -25,6 +25,7 @@ from fleet.decide.decide import Decision
 from fleet.decide.memory import Memory
 from fleet.errors import FleetError
 from fleet.policy import Policy
+from fleet.world.slurm import Slurm
 from fleet.world.world import Unknown, World
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -75,9 +76,12 @@ class Watch:
         self._own: tuple[float, World, Decision] | None = None
         self._jobs: tuple[float, Jobs | None] = (float("-inf"), None)
         self._one = asyncio.Lock()
+        self._last: tuple[Slurm | None, float] = (None, 0.0)
 
     def saw(self, world: World, decision: Decision) -> None:
         self._decided, self._own = (time.monotonic(), world, decision), None
+        if isinstance(world.slurm, Slurm):
+            self._last = (world.slurm, time.time())
 
     async def now(self) -> tuple[float, World, Decision]:
         if self.acts() and self._decided:
@@ -86,9 +90,10 @@ class Watch:
             if self._own is None or time.monotonic() - self._own[0] > SLURM_S:
                 try:
                     slurm = await asyncio.to_thread(self.rest.look, jobs=False)
-                    world = World(self.cache.world(), slurm)
+                    self._last, world = (slurm, time.time()), World(self.cache.world(), slurm)
                 except FleetError as error:
-                    world = World(self.cache.world(), Unknown(str(error)))
+                    last, at = self._last
+                    world = World(self.cache.world(), Unknown(str(error)), last=last, last_at=at)
                 decision = await asyncio.to_thread(decide, world, Memory(), time.time(), self.policy())
                 self._own = (time.monotonic(), world, decision)
             return self._own

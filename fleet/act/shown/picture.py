@@ -1,7 +1,7 @@
-"""What people see of the fleet: each machine with its state and what holds it; and of one of them all that is known.
+"""The data of the page: each machine with its state and what holds it, and all details of one machine.
 
-What others have written is in it one printable line, and short, and of everything there is only so much. Jobs are their
-numbers: whose they are and what they are called the fleet knows as Slurm's own user, and Slurm may keep it from others.
+Text from users and Kubernetes becomes one short printable line, and every list is bounded. Jobs appear as numbers only:
+the operator asks as Slurm's own user, and Slurm may hide names and owners from the reader.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fleet.act.shown.report import Report, budgets, pools, worker_
+from fleet.act.shown.report import Report, budgets, pools, unknown, worker_
 from fleet.act.shown.words import in_words
 from fleet.decide.actions import about
 from fleet.decide.decide import Decision
 from fleet.decide.machines import line
 from fleet.policy import Policy
 from fleet.world.kubernetes import Kubernetes, Node
-from fleet.world.machine import Machine, written
+from fleet.world.machine import Machine, Status, written
+from fleet.world.slurm import Slurm
 from fleet.world.world import Unknown, Worker, World
 
 # Labels of a Node that say where it stands, the nearest first.
@@ -31,17 +32,20 @@ Jobs = Mapping[str, tuple[str, ...]]
 
 def picture(world: World, decision: Decision, policy: Policy, now: float) -> Report:
     here = None if isinstance(world.kubernetes, Unknown) else world.kubernetes
-    workers = list(world.workers())
+    workers = list(world.shown_workers())
+    answers, missing = isinstance(world.slurm, Slurm), unknown(world)
     # What is told of the whole comes first, and is not what is left out.
     first = sorted(decision.stands, key=lambda one: one.about not in WHOLE)
     stands = [(one.about, one.kind, line(one.text, LONG)) for one in first]
     proposals = [_told(*one) for one in stands if one[1] in PROPOSED]
     holds = [_told(*one) for one in stands if one[1] not in PROPOSED]
-    cells = list(_cells(here, workers, {about: kind for about, kind, _ in stands})) if here else []
+    cells = list(_cells(here, workers, {about: kind for about, kind, _ in stands}, answers)) if here else []
     return {
-        "unknown": [line(one.why, SHORT) for one in (world.kubernetes, world.slurm) if isinstance(one, Unknown)],
+        "unknown": [f"{side.capitalize()} does not answer: {gone['why'][:SHORT]}" for side, gone in missing.items()],
+        # When slurmctld answered last, where it does not answer now and this process has seen an answer.
+        "slurmAt": int(world.last_at) if not answers and world.last is not None else None,
         "cells": cells[:CELLS],
-        "pools": pools(workers, world.kubernetes, policy),
+        "pools": pools(workers, world, policy),
         "budgets": budgets(workers, world, policy, now),
         "due": [line(in_words(one), SHORT) for one in decision.changes[:SAID]],
         "holds": holds[:SAID],
@@ -60,8 +64,9 @@ def _told(about: str, kind: str, text: str) -> Report:
     return {"about": about, "kind": kind, "text": text}
 
 
-def _cells(here: Kubernetes, workers: list[Worker], told: Mapping[str, str]) -> Iterator[Report]:
-    """What says nothing is left out: five thousand of them are sent again and again."""
+def _cells(here: Kubernetes, workers: list[Worker], told: Mapping[str, str], answers: bool) -> Iterator[Report]:
+    """One cell a worker, and one for each machine without a worker. Empty fields are left out: a page of 5,000 cells is
+    sent every few seconds."""
     machines = here.machines or {}
     at = _by_node(machines)
     for worker in workers:
@@ -72,8 +77,8 @@ def _cells(here: Kubernetes, workers: list[Worker], told: Mapping[str, str]) -> 
             pool=line(worker.pod.pool, SHORT),
             rack=rack(worker.node),
             node=worker.pod.node,
-            state=state(worker),
-            reason=line(worker.slurm.reason, SHORT) if worker.slurm and _is_held(worker) else "",
+            state=state(worker, known=answers),
+            reason=reason(worker, known=answers),
             cordoned=bool(worker.node and worker.node.cordoned),
             goal=machine.status.goal if machine and machine.status.goal != "up" else "",
             told="proposal" if kind in PROPOSED else "hold" if kind else "",
@@ -86,7 +91,7 @@ def _cells(here: Kubernetes, workers: list[Worker], told: Mapping[str, str]) -> 
                 name=name,
                 rack=rack(here.nodes.get(status.node)),
                 node=status.node,
-                state=status.state if status.state in ("NoWorker", "Absent") else "NoWorker",
+                state=_without_worker(status, here),
                 reason=line(status.why or status.verdict, SHORT),
                 goal=status.goal if status.goal != "up" else "",
             )
@@ -104,10 +109,25 @@ def _is_held(worker: Worker) -> bool:
     return worker.slurm is not None and (worker.slurm.drained or worker.slurm.down)
 
 
-def state(worker: Worker) -> str:
-    """As the pod's condition says it, and whether it has jobs."""
-    said = str(worker_(worker)["state"])
-    return "Busy" if said == "TakesJobs" and worker.slurm and worker.slurm.record.busy else said
+def _without_worker(status: Status, here: Kubernetes) -> str:
+    """The state of a machine that has no worker at this moment; its object may still say what it was with one."""
+    node = here.nodes.get(status.node)
+    if node is not None and node.fenced:
+        return "GivenUp"
+    return status.state if status.state in ("NoWorker", "GivenUp", "Absent") else "NoWorker"
+
+
+def state(worker: Worker, *, known: bool = True) -> str:
+    """The state that the pod's condition shows, and whether the worker has jobs."""
+    shown = str(worker_(worker, known=known)["state"])
+    return "Busy" if shown == "TakesJobs" and worker.slurm and worker.slurm.record.busy else shown
+
+
+def reason(worker: Worker, *, known: bool) -> str:
+    """Why the worker takes no jobs; of one that takes jobs Slurm may keep an old reason."""
+    if worker.slurm is not None:
+        return line(worker.slurm.reason, SHORT) if _is_held(worker) else ""
+    return line(str(worker_(worker, known=known)["reason"]), SHORT)
 
 
 def rack(node: Node | None) -> str:
@@ -115,12 +135,13 @@ def rack(node: Node | None) -> str:
 
 
 def detail(name: str, world: World, decision: Decision, jobs: Jobs | None) -> Report | None:
-    """Of one cell; None: there is none of that name. `jobs`: by node; None: not known."""
+    """Everything known about one cell; None: there is no cell of that name. `jobs`: by node; None: not known."""
     here = world.kubernetes
     if isinstance(here, Unknown):
         return None
     machines = here.machines or {}
-    worker = next((one for one in world.workers() if one.name == name), None)
+    answers = isinstance(world.slurm, Slurm)
+    worker = next((one for one in world.shown_workers() if one.name == name), None)
     if worker is None and name not in machines:
         return None
     if worker is not None:
@@ -133,8 +154,10 @@ def detail(name: str, world: World, decision: Decision, jobs: Jobs | None) -> Re
     found: dict[str, Any] = {"name": name, "rack": rack(node)}
     if worker is not None:
         holding = None if jobs is None else jobs.get(name, ())
-        found |= worker_(worker) | {"state": state(worker), "ready": worker.pod.ready, "leaves": worker.pod.deleting}
+        found |= worker_(worker, known=answers) | {"state": state(worker, known=answers), "leaves": worker.pod.deleting}
         found |= {"jobs": None if holding is None else list(holding[:SAID]), "jobsInAll": len(holding or ())}
+    elif machine is not None:
+        found["state"] = _without_worker(machine.status, here)
     if node is not None:
         found["signs"] = [
             {"type": line(key, SHORT), "status": line(one.status, SHORT), "text": line(one.message or one.reason, LONG)}

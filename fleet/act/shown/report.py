@@ -1,4 +1,4 @@
-"""How the fleet stands, for people and for programs: workers by pool, machines, what is held and proposed, budgets."""
+"""Report the fleet for people and programs: workers by pool, machines, holds, proposals, budgets."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from fleet.decide.budget import away, budget
 from fleet.decide.causes import causes
 from fleet.decide.decide import Decision
 from fleet.decide.machines import line
+from fleet.decide.outage import UNKNOWN
 from fleet.decide.remedy import counts
 from fleet.decide.show import condition
-from fleet.policy import Policy
-from fleet.world.kubernetes import Kubernetes
+from fleet.policy import STATE, Policy
 from fleet.world.machine import written
+from fleet.world.slurm import Slurm
 from fleet.world.world import Unknown, Worker, World
 
 Report = dict[str, Any]
@@ -23,12 +24,13 @@ Report = dict[str, Any]
 def report(world: World, decision: Decision, policy: Policy, now: float) -> Report:
     here = world.kubernetes
     machines = {} if isinstance(here, Unknown) else here.machines or {}
-    workers = list(world.workers())
+    workers = list(world.shown_workers())
     found = [(one.about, one.kind, one.text) for one in decision.stands]
     return {
         "known": {"kubernetes": not isinstance(here, Unknown), "slurm": not isinstance(world.slurm, Unknown)},
-        "workers": [worker_(worker) for worker in workers],
-        "pools": pools(workers, here, policy),
+        "unknown": unknown(world),
+        "workers": [worker_(worker, known=isinstance(world.slurm, Slurm)) for worker in workers],
+        "pools": pools(workers, world, policy),
         "machines": [{"name": name, **written(one.status)} for name, one in sorted(machines.items())],
         "holds": [_stands(*one) for one in found if one[1] not in ("propose", "dead")],
         "proposals": [_stands(*one) for one in found if one[1] in ("propose", "dead")],
@@ -36,31 +38,48 @@ def report(world: World, decision: Decision, policy: Policy, now: float) -> Repo
     }
 
 
+def unknown(world: World) -> Report:
+    """Why a side is not known; for Slurm also the time of its last answer, where this process has seen one."""
+    sides = (("kubernetes", world.kubernetes), ("slurm", world.slurm))
+    found: Report = {name: {"why": line(side.why, 1024)} for name, side in sides if isinstance(side, Unknown)}
+    if "slurm" in found and world.last is not None:
+        found["slurm"]["since"] = int(world.last_at)
+    return found
+
+
 def _stands(about: str, kind: str, text: str) -> Report:
     return {"about": about, "kind": kind, "text": line(text, 1024)}
 
 
-def worker_(worker: Worker) -> Report:
-    node, known = worker.node, worker.slurm
+def worker_(worker: Worker, *, known: bool = True) -> Report:
+    """`known`: whether slurmctld answers. While it does not, the pod's condition keeps the last state that it had."""
+    node, slurm, shown = worker.node, worker.slurm, worker.pod.conditions.get(STATE)
+    state, reason = "Unregistered", ""
+    if slurm is not None:
+        state, reason = condition(slurm).reason, slurm.reason
+    elif not known:
+        state, reason = (shown.reason, shown.message) if shown else (UNKNOWN, "")
     return {
         "name": worker.name,
         "pool": worker.pod.pool,
         "node": worker.pod.node,
+        "ready": worker.pod.ready,
         "cordoned": bool(node and node.cordoned),
-        "state": condition(known).reason if known else "Unregistered",
-        "slurm": known.record.state if known else "",
-        "reason": line(known.reason, 1024) if known else "",
+        "state": state,
+        "slurm": slurm.record.state if slurm else "",
+        "reason": line(reason, 1024),
     }
 
 
-def pools(workers: list[Worker], here: Kubernetes | Unknown, policy: Policy) -> Report:
+def pools(workers: list[Worker], world: World, policy: Policy) -> Report:
+    here, answers = world.kubernetes, isinstance(world.slurm, Slurm)
     known = {} if isinstance(here, Unknown) else {one.label: one for one in (here.pools or {}).values()}
     own = {label: one.most for label, one in known.items()}
     gone = away(workers)
     found: Report = {}
     for name in sorted({worker.pod.pool for worker in workers} | {name for name, one in known.items() if one.elastic}):
         mine = [worker for worker in workers if worker.pod.pool == name]
-        states = Counter(worker_(worker)["state"] for worker in mine)
+        states = Counter(worker_(worker, known=answers)["state"] for worker in mine)
         found[name] = {
             "workers": len(mine),
             "states": dict(sorted(states.items())),
@@ -85,14 +104,23 @@ def budgets(workers: list[Worker], world: World, policy: Policy, now: float) -> 
     }
 
 
+def in_slurm(worker: Mapping[str, Any], *, known: bool) -> str:
+    """The state of a worker in Slurm; while slurmctld does not answer, whether its pod is ready and the last state."""
+    if known:
+        return f"{worker['slurm']} {worker['reason']}".rstrip() or "not in Slurm"
+    last = f"{worker['state']} {worker['reason']}".rstrip()
+    # The operator writes the outage and the last state into the condition after a minute.
+    last = last.removeprefix(f"{UNKNOWN} ") if worker["state"] == UNKNOWN else f"last known: {last}"
+    return f"pod {'ready' if worker['ready'] else 'not ready'}; {last}"
+
+
 def lines(said: Mapping[str, Any]) -> Iterator[str]:
-    """For a terminal: who takes jobs without more ado is counted, the others are named."""
-    for side in (side for side, known in said["known"].items() if not known):
-        yield f"nothing is known of {side.capitalize()}"
+    """The report for a terminal: machines that take jobs are counted, the rest are named."""
+    for side, why in said["unknown"].items():
+        yield f"{side.capitalize()} does not answer: {why['why']}"
     for one in said["workers"]:
-        state = f"{one['slurm']} {one['reason']}".rstrip() or "not in Slurm"
         where = f"{one['node'] or '-'}{' cordoned' if one['cordoned'] else ''}"
-        yield f"{one['name']:24} {where:24} {state}"
+        yield f"{one['name']:24} {where:24} {in_slurm(one, known=said['known']['slurm'])}"
     for name, one in said["pools"].items():
         states = ", ".join(f"{many} {state}" for state, many in one["states"].items())
         sizes = f" of {one['min']} to {one['max']}, {one['wanted']} wanted" if "max" in one else ""

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +46,16 @@ class Seen(Watch):
     blind: str = ""
     leads: bool = True
     known: Jobs | None = field(default_factory=dict)
+    last: Slurm | None = None
 
     def __post_init__(self) -> None:
         self.policy, self.acts = (lambda: self.worlds.policy), (lambda: self.leads)
 
     async def now(self) -> tuple[float, World, Decision]:
         world = self.worlds.world(blind=self.blind)
+        if isinstance(world.slurm, Slurm):
+            self.last = world.slurm
+        world = replace(world, last=self.last, last_at=time.time() - 720)
         return time.monotonic(), world, self.worlds.decide(world)
 
     async def jobs(self) -> Jobs | None:
@@ -330,7 +334,7 @@ def test_a_fleet_is_seen_as_it_is(
     shown(page, served(worlds), 360, dark=dark)
     assert {kind: counts(page, kind) for kind in wanted} == wanted
     said = page.value("document.body.innerText")
-    assert "360 machines, this fleet acts" in said
+    assert "360 workers, this fleet acts" in said
     alarm = page.value("document.getElementById('alarm').innerText")
     assert ("more than 72 have machines that are unwell" in alarm) == (scene is incident)
     if scene is incident:
@@ -338,6 +342,40 @@ def test_a_fleet_is_seen_as_it_is(
         page.until("document.getElementById('one').innerText.includes('gpu_lost')", "the evidence is there")
     drawn(page, tmp_path, scene.__name__, dark=dark)
     assert page.said == []
+
+
+def small() -> Worlds:
+    worlds = fleet(6)
+    worlds.controller.node = "n0"
+    worlds.slurm["w0"].jobs.add(7)
+    worlds.person_drains("w2")
+    worlds.slurm["w2"].reason = "fan 3 is loud, see ticket 4711"
+    worlds.cordon("n4")
+    worlds.settle_in(200)
+    worlds.dies("n5")
+    del worlds.pods["w5"]
+    return worlds
+
+
+@LIGHT_AND_DARK
+@pytest.mark.parametrize("away", [False, True], ids=["small", "outage"])
+def test_a_small_fleet_has_names_and_reasons_in_its_cells(
+    page: Browser, served: Serve, tmp_path: Path, away: bool, dark: bool
+) -> None:
+    here = served(small())
+    shown(page, here, 6, dark=dark)
+    page.until("document.getElementById('pools').innerText.includes('see ticket 4711')", "the reason is in the cell")
+    texts = page.value("[...document.querySelectorAll('button.cell')].map((one) => one.innerText)")
+    assert [name for name in ("w0", "w1", "w2", "w3", "w4") if not any(name in text for text in texts)] == []
+    assert "5 workers, 1 machine without one" in page.value("document.body.innerText")
+    if away:
+        here.watch.blind = "slurm"
+        page.until("document.body.className === 'stale'", "slurmctld is away")
+        assert counts(page, "Drained") == 2
+    page.value("[...document.querySelectorAll('button.cell')].at(-1).querySelector('.name').click()")
+    page.until("!document.getElementById('one').hidden", "a click on the text opens the details")
+    assert "undefined" not in page.value("document.body.innerText")
+    drawn(page, tmp_path, "outage" if away else "small", dark=dark)
 
 
 def test_on_a_narrow_screen_nothing_is_squeezed(page: Browser, served: Serve, tmp_path: Path) -> None:
@@ -399,8 +437,11 @@ def test_what_changes_is_seen_without_a_reload_and_what_is_not_known_is_said(pag
     worlds.person_drains("w3")
     page.until("document.querySelectorAll('button.cell.Drained').length === 1", "a drain is seen")
     here.watch.blind = "slurm"
-    page.until("document.getElementById('stand').innerText.includes('nothing is known')", "that nothing is known")
+    page.until("document.getElementById('stand').innerText.includes('those of 12 min ago')", "the age of the states")
+    assert "Slurm does not answer: no answer" in page.value("document.getElementById('stand').innerText")
     assert counts(page, "Drained") == 1, "what was seen last stays"
+    worlds.cordon("n5")
+    page.until("document.querySelectorAll('button.cell.cordoned').length === 1", "Kubernetes' side goes on")
     assert page.value("document.body.className") == "stale"
     here.watch.blind = ""
     page.until("document.body.className === ''", "and is over")

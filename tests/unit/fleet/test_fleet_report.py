@@ -59,7 +59,7 @@ def test_what_is_not_known_is_said_and_not_passed_for_nothing() -> None:
     worlds = fleet()
     for blind in ("kubernetes", "slurm"):
         text = list(lines(said(worlds, blind=blind)))
-        assert f"nothing is known of {blind.capitalize()}" in text
+        assert f"{blind.capitalize()} does not answer: no answer" in text
 
 
 def test_what_others_have_written_is_one_line() -> None:
