@@ -132,6 +132,8 @@ class Pod:
     lost: bool = False  # freed for that
     gpus: tuple[str, ...] = ()
     deep: tuple[str, str] | None = None  # what it says of a deep check: status and message
+    revision: str = "w-1"
+    leaving: bool = False
 
 
 @dataclass
@@ -163,6 +165,7 @@ class Worlds:
         self.names = [f"{prefix}{number}" for number in range(size)]
         # Of "w-": a StatefulSet's; the names of others are not known to any.
         self.sets: dict[str, int] | None = {"w": size}
+        self.revision = "w-1"  # of the StatefulSet's template
         # The controller's pod, on a Node of its own or with a worker.
         self.controller = Pod("controller-0", f"n{size - 1}")
         self.cut_off = False  # the fleet itself reaches nobody but the API server
@@ -190,7 +193,11 @@ class Worlds:
     # What a fleet sees.
 
     def world(self, *, blind: str = "") -> World:
-        sets = [{"metadata": {"name": name}, "spec": {"replicas": count}} for name, count in (self.sets or {}).items()]
+        status = {"updateRevision": self.revision}
+        sets = [
+            {"metadata": {"name": name}, "spec": {"replicas": count}, "status": status}
+            for name, count in (self.sets or {}).items()
+        ]
         controller = {
             "metadata": {
                 "name": "slurm-controller-0",
@@ -273,6 +280,7 @@ class Worlds:
         conditions = [ready, *told, *_shown(pod.condition)]
         return {
             "metadata": {
+                **({"deletionTimestamp": "2026-11-22T00:00:00Z"} if pod.leaving else {}),
                 "name": name,
                 "uid": pod.uid,
                 "resourceVersion": str(pod.version),
@@ -280,6 +288,7 @@ class Worlds:
                 "labels": {
                     "app.kubernetes.io/component": "worker",
                     "minivm.io/pool": "p",
+                    "controller-revision-hash": pod.revision,
                     **({"minivm.io/free": "lost" if pod.lost else "true"} if pod.free else {}),
                 },
                 "annotations": dict(pod.annotations),

@@ -33,6 +33,7 @@ from fleet.decide.leave import leave, protect
 from fleet.decide.memory import Memory, Refused, Told
 from fleet.decide.pools import births
 from fleet.decide.pools.pools import Pools, pools
+from fleet.decide.pools.rollouts import rollouts
 from fleet.decide.show import beside, no_longer, on_node, on_pod
 from fleet.policy import Policy
 from fleet.topology import place
@@ -233,6 +234,7 @@ def _actions(
         if shown is not None and kubernetes.sees(there.name):
             yield shown
     yield from rolls.actions
+    yield from rollouts(world.workers(), kubernetes)
     if known is not None:
         yield from goals.cordons(known)
         # Whether a remedy has helped in its time, and what else is noted with the hour, waits for the right one.

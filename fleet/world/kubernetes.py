@@ -27,6 +27,8 @@ ANYBODYS = "true"  # a mark from before marks said whose they are
 # What Kubernetes knows for a machine that is given up; and our label, of the same kind, which says that it was we.
 TAINT = "node.kubernetes.io/out-of-service"
 FENCED = "minivm.node-restriction.kubernetes.io/fenced"
+# A StatefulSet labels each pod with the revision of its template.
+REVISION = "controller-revision-hash"
 LABEL = "app.kubernetes.io"
 WORKER = "worker"
 # Phases of a pod that runs no more; and so much of why is kept.
@@ -80,6 +82,7 @@ class Pod:
     pool: str = ""
     owner: str = ""  # the uid of who makes it
     template: str = ""  # of which its WorkerPool made it; "": it did not
+    revision: str = ""  # of the StatefulSet's template that it was made of; "": no StatefulSet made it
     created: float = 0.0
     ready: bool = False
     deleting: bool = False
@@ -92,12 +95,18 @@ class Pod:
 
 
 @dataclass(frozen=True, slots=True)
+class StatefulSet:
+    replicas: int
+    revision: str = ""  # of its present template; "": not known
+
+
+@dataclass(frozen=True, slots=True)
 class Kubernetes:
     nodes: Mapping[str, Node] = field(default_factory=dict)
     pods: Mapping[str, Pod] = field(default_factory=dict)  # workers
     others: Mapping[str, Pod] = field(default_factory=dict)  # the controller's, those of logins
-    # How many workers each of the release's StatefulSets has; None: not known.
-    sets: Mapping[str, int] | None = None
+    # The release's StatefulSets of workers; None: not known.
+    sets: Mapping[str, StatefulSet] | None = None
     # Kept of hardware; None: not asked for, or not known just now (`blind`).
     machines: Mapping[str, Machine] | None = None
     blind: bool = False
@@ -132,7 +141,7 @@ class Kubernetes:
             return True
         set_, _, number = name.rpartition("-")
         if set_ in self.sets:
-            return int(number) < self.sets[set_] if CANONICAL.fullmatch(number) else None
+            return int(number) < self.sets[set_].replicas if CANONICAL.fullmatch(number) else None
         return False if self._of_a_pool(name) else None
 
     def _of_a_pool(self, name: str) -> bool:
@@ -151,7 +160,7 @@ class Kubernetes:
 def together(
     nodes: Mapping[str, Node],
     pods: Mapping[str, Pod],
-    sets: Mapping[str, int] | None,
+    sets: Mapping[str, StatefulSet] | None,
     unread: Mapping[str, str],
     machines: Mapping[str, Machine] | None = None,
     *,
@@ -227,6 +236,7 @@ def pod(item: Object) -> Pod:
         pool=labels.get(POOL, ""),
         owner=_owner(metadata.get("ownerReferences")),
         template=_made_of(spec),
+        revision=sys.intern(labels.get(REVISION, "")),
         created=reading.moment(metadata.get("creationTimestamp"), "metadata.creationTimestamp"),
         ready="Ready" in found and found["Ready"].status == "True",
         deleting=metadata.get("deletionTimestamp") is not None,
@@ -283,12 +293,16 @@ def _kubelet(value: object) -> int:
     return reading.number(reading.mapping(found, "status.daemonEndpoints").get("Port"), "kubeletEndpoint.Port") or 10250
 
 
-def stateful_set(item: Object) -> int:
-    """How many it has."""
+def stateful_set(item: Object) -> StatefulSet:
+    """Parse a StatefulSet as the API server lists it."""
     spec = reading.mapping(item.get("spec"), "spec")
     if not isinstance(spec.get("replicas"), int):
         raise FleetError("read spec.replicas", "it is not there")
-    return reading.number(spec.get("replicas"), "spec.replicas")
+    status = reading.mapping(item.get("status"), "status")
+    return StatefulSet(
+        reading.number(spec.get("replicas"), "spec.replicas"),
+        reading.text(status.get("updateRevision"), "status.updateRevision"),
+    )
 
 
 def taint(item: object) -> Taint:

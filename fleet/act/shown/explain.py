@@ -32,7 +32,7 @@ def explain(name: str, world: World, decision: Decision) -> Iterator[str]:
     workers = {worker.name: worker for worker in world.shown_workers()}
     machines, pools = here.machines or {}, here.pools or {}
     stated = {stand.about for stand in decision.stands}
-    known = [*workers, *here.nodes, *here.others, *machines, *pools]
+    known = [*workers, *here.nodes, *here.others, *machines, *pools, *(here.sets or {})]
     if known and name not in {*known, *stated, *WHOLE}:
         raise FleetError("explain", f"no pod, Node, machine or pool {name!r}", hint=nearest(name, [*known, "fleet"]))
     names = _related(name, workers, machines)

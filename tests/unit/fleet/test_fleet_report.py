@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
+from fleet.act.shown.explain import explain
 from fleet.act.shown.report import lines, report
 from fleet.policy import Machines, Policy
-from tests.fleet_world import Worlds
+from tests.fleet_world import Pod, Worlds
 
 
 def said(worlds: Worlds, *, blind: str = "") -> dict[str, object]:
@@ -66,3 +68,30 @@ def test_what_others_have_written_is_one_line() -> None:
     worlds = fleet()
     worlds.slurm["w0"].drained_by, worlds.slurm["w0"].reason = "person", "x\n\x1b[2J"
     assert all(one.isprintable() for one in lines(said(worlds)))
+
+
+def test_the_roll_out_of_a_statefulset_says_which_pod_is_next_and_what_keeps_it() -> None:
+    worlds = Worlds(3, prefix="w-")
+    worlds.settle_in()
+    assert not worlds.decide(worlds.world()).stands
+    worlds.revision = "w-2"
+
+    def told() -> str:
+        world = worlds.world()
+        stands = worlds.decide(world).stands
+        assert f"w: {stands[0].text}" in explain("w", world, worlds.decide(world))
+        return stands[0].text
+
+    assert told() == "rolls: 0 of 3 pods have the new template; w-2 is next"
+    worlds.pods["w-2"].leaving = True
+    worlds.slurm["w-2"].jobs.add(7)
+    assert told().endswith("w-2 stops: it waits for its jobs")
+    worlds.slurm["w-2"].jobs.clear()
+    assert told().endswith("w-2 stops: its node is idle")
+    worlds.pods["w-2"] = Pod("pod-w-2-1", "n2", ready=False, revision="w-2")
+    assert told() == "rolls: 1 of 3 pods have the new template; w-1 is next, once w-2 is ready"
+    worlds.pods["w-2"].ready, worlds.pods["w-1"].ready = True, False
+    assert told().endswith("w-1 is next, and is not ready")
+    for name, pod in worlds.pods.items():
+        worlds.pods[name] = replace(pod, revision="w-2", ready=True)
+    assert not [stand for stand in worlds.decide(worlds.world()).stands if stand.kind == "roll"]

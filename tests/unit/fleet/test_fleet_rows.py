@@ -29,7 +29,7 @@ from fleet.decide.actions import (
 from fleet.decide.decide import Decision
 from fleet.decide.memory import Lost, Memory
 from fleet.policy import Policy
-from fleet.world.kubernetes import RESTART, Kubernetes, Pod
+from fleet.world.kubernetes import RESTART, Kubernetes, Pod, StatefulSet
 from fleet.world.slurm import Slurm, slurm_node
 from fleet.world.world import World
 from health.broker import decide as broker
@@ -558,7 +558,7 @@ def test_a_record_stays_where_anything_speaks_for_it_or_nothing_is_known(sets: W
 
 @pytest.mark.parametrize("name", ["w", "w-02", "w-x", "w-1-2", "-1", "w--1", "w-9999999999"])
 def test_a_name_that_no_set_of_ours_makes_is_nobody_of_ours(name: str) -> None:
-    assert Kubernetes(sets={"w": 2}).made(name) is None
+    assert Kubernetes(sets={"w": StatefulSet(2)}).made(name) is None
 
 
 # What Slurm says, in Kubernetes.
