@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ground.files import write_whole
 from ground.metrics import family
+from health.scripts import is_of_script
 from health.verdict import Class, Result, Verdict
 from init.errors import InitError
 from init.pod.client import Client
@@ -18,7 +19,15 @@ def sentence(verdicts: Mapping[str, Verdict], now: float) -> str:
     """The problems, the heaviest first; empty where there is none. What has expired is not known any more."""
     problems = [verdict for verdict in verdicts.values() if verdict.result is Result.PROBLEM and now < verdict.expires]
     problems.sort(key=lambda verdict: (-verdict.class_.weight, verdict.check))
-    return "; ".join(f"{verdict.check} ({verdict.class_}): {verdict.reason}" for verdict in problems)[:SENTENCE]
+    return "; ".join(map(_problem, problems))[:SENTENCE]
+
+
+def _problem(verdict: Verdict) -> str:
+    """A check takes its word back itself; a script does not run on a drained node, so the way out is named."""
+    text = f"{verdict.check} ({verdict.class_}): {verdict.reason}"
+    if is_of_script(verdict.check):
+        text += f" (until the script is changed or removed, or: minivm health forget {verdict.check})"
+    return text
 
 
 def tell(text: str, name: str = "health") -> bool:

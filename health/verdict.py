@@ -70,6 +70,8 @@ class Verdict:
     # False where the node lacks the hardware that the check is about: nothing to judge, and nothing wrong.
     applies: bool = True
     findings: tuple[Finding, ...] = ()
+    # Of a script's verdict: what the script was. It says nothing once that script is no longer published.
+    digest: str = ""
 
     def fresh(self, now: float, boot_id: str) -> bool:
         # A clock that jumped back makes "at" lie in the future: such a verdict proves nothing either.
@@ -78,6 +80,8 @@ class Verdict:
     def to_json(self) -> dict[str, object]:
         data = asdict(self)
         data["class"] = data.pop("class_")
+        if not self.digest:
+            del data["digest"]
         data["findings"] = [
             {"class" if key == "class_" else key: value for key, value in finding.items() if key != "user_made"}
             for finding in data["findings"]
@@ -139,6 +143,7 @@ def verdict_from_json(data: Mapping[str, object], file: str = "") -> Verdict:
             expires=float(str(data["expires"])),
             applies=data.get("applies", True) is True,
             findings=tuple(_finding(item) for item in _items(data.get("findings", []))),
+            digest=text("digest"),
         )
     except (KeyError, ValueError, TypeError) as why:
         raise GitsyncError("read a verdict", str(why) or type(why).__name__, file=file) from why

@@ -26,6 +26,7 @@ from health.index import read_index
 from health.ledger import Ledger
 from health.places import Places, boot_id
 from health.policy import BrokerPolicy, broker_policy_of, read_broker_policy
+from health.scripts import is_of_script, published_scripts
 from health.verdict import read_verdicts
 from init.errors import InitError
 
@@ -64,14 +65,17 @@ class Broker:
 
     def _read(self) -> Inputs:
         boot = boot_id()
+        verdicts = tuple(read_verdicts(self.places.verdicts).values())
+        by_scripts = any(is_of_script(verdict.check) for verdict in verdicts)
         index = read_index(self.places.index)
         return Inputs(
             self.slurm.name,
             self.policy,
             boot,
-            tuple(read_verdicts(self.places.verdicts).values()),
+            verdicts,
             read_gpus(self.places.memory("gpu_count"), boot),
             index if index and index.boot_id == boot else None,
+            published_scripts(self.places.scripts) if by_scripts else None,
             deep.runs(self.places.deep, boot),
         )
 

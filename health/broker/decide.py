@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from ground.errors import one_line
 from health.policy import BrokerPolicy
+from health.scripts import is_of_script
 from health.verdict import Class, Result, Verdict
 
 PREFIX = "minivm:"
@@ -129,11 +130,6 @@ def observe(
     return after
 
 
-def is_script(check: str) -> bool:
-    """The word of a script of the prolog or epilog, and no check's."""
-    return check.startswith(("prolog.", "epilog."))
-
-
 def _believed(
     verdict: Verdict, now: float, boot_id: str, gpus: frozenset[str] | None, with_jobs: frozenset[str]
 ) -> str:
@@ -142,7 +138,7 @@ def _believed(
         return ""
     if now >= verdict.expires:
         # What runs with jobs alone says "unfit" and then runs no more, since the node is drained: its word lapses.
-        lapses = is_script(verdict.check) or verdict.check in with_jobs
+        lapses = is_of_script(verdict.check) or verdict.check in with_jobs
         return "ok" if lapses and verdict.result is Result.PROBLEM else ""
     if verdict.result is Result.PROBLEM and gpus is not None and verdict.subject.startswith("GPU-"):
         # That GPU is no longer in this node: somebody has replaced it.

@@ -17,6 +17,7 @@ from health.broker.inputs import Gpu
 from health.broker.memory import Log, Memory, Now, hold, is_over, unexpired
 from health.index import Index
 from health.policy import BrokerPolicy
+from health.scripts import is_of_script
 from health.spread import share
 from health.verdict import Result, Verdict
 
@@ -41,6 +42,8 @@ class Inputs:
     gpus: tuple[Gpu, ...] = ()
     # The last round's of this boot; None: no check is known to be gone.
     index: Index | None = None
+    # The published scripts of prologs and epilogs, by the name of their verdicts; None: not known.
+    scripts: Mapping[str, str] | None = None
     # They have the machine for themselves, and a drain of ours keeps jobs from it.
     deep_runs: bool = False
     # The answers so far: how many incidents a check's GPU has had; the node; the other nodes; what came of a change.
@@ -92,12 +95,11 @@ def step(memory: Memory, inputs: Inputs, now: Now) -> Outcome:
 
 def _observed(memory: Memory, inputs: Inputs, now: Now) -> Memory:
     counted = next((item for item in inputs.verdicts if item.check == "gpu_count"), None)
+    verdicts = [verdict for verdict in inputs.verdicts if not _is_void(verdict, inputs.scripts)]
     complete = counted is not None and counted.result is Result.OK and bool(inputs.gpus)
     present = frozenset(gpu.uuid for gpu in inputs.gpus) if complete else None
     with_jobs, once = (inputs.index.with_jobs, inputs.index.once) if inputs.index else (frozenset(), frozenset())
-    seen = decide.observe(
-        memory.seen, inputs.verdicts, inputs.policy, now.wall, inputs.boot_id, present, with_jobs, once
-    )
+    seen = decide.observe(memory.seen, verdicts, inputs.policy, now.wall, inputs.boot_id, present, with_jobs, once)
     alive = {check: one for check, one in seen.items() if not _is_gone(check, inputs)}
     return replace(memory, seen=alive, held=unexpired(memory.held, now))
 
@@ -113,14 +115,25 @@ def _entries(memory: Memory, after: Memory, inputs: Inputs, now: Now) -> list[En
     return [one for one in entries if one is not None]
 
 
+def _is_void(verdict: Verdict, scripts: Mapping[str, str] | None) -> bool:
+    """Whether a script's verdict ended with its script: removed from the published tree, or replaced by another text.
+
+    A drained node runs no prolog, so the script itself can never take its word back.
+    """
+    if scripts is None or not is_of_script(verdict.check):
+        return False
+    now = scripts.get(verdict.check)
+    return now is None or bool(verdict.digest and now and verdict.digest != now)
+
+
 def _is_gone(check: str, inputs: Inputs) -> bool:
-    """No longer in the tree, and without a verdict.
+    """Whether the check is no longer in the tree, and has no verdict that counts.
 
     A script that has said nothing since the pod began is as good as gone: on a drained node it does not run.
     """
-    if any(item.check == check for item in inputs.verdicts):
+    if any(item.check == check and not _is_void(item, inputs.scripts) for item in inputs.verdicts):
         return False
-    return decide.is_script(check) or (inputs.index is not None and check not in inputs.index.checks)
+    return is_of_script(check) or (inputs.index is not None and check not in inputs.index.checks)
 
 
 def _kept(memory: Memory, text: str, inputs: Inputs, now: Now) -> dict[str, str]:

@@ -26,6 +26,7 @@ from health.runner import gate, missed, ours, record
 from health.runner.plan import only_with, scripts
 from health.runner.warm import Warm, policy_of
 from health.script import UNFIT, Outcome, environment, run
+from health.scripts import script_digest
 from health.verdict import Class, Result, Verdict, read_verdict, write_verdict
 
 # How long "unfit" said by a script is believed: the script itself runs no more on a drained node.
@@ -172,6 +173,7 @@ class Run:
             boot_id=boot_id(),
             at=now,
             expires=now + UNFIT_LASTS_S,
+            digest=script_digest(self.tree / f"{self.kind}.d" / name),
         )
         self._write(verdict)
         self.unfit.append(verdict)

@@ -1,0 +1,115 @@
+"""A script's verdict ends with its script: a drained node runs no prolog that could take it back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from health.broker.decide import Node
+from health.scripts import published_scripts, script_digest
+from health.tell import sentence
+from health.verdict import Class, Result, Verdict, read_verdict, write_verdict
+from tests.support.broker import BOOT, COMMIT, Desk
+
+SICK = "#!/bin/sh\necho the disk is gone >&2\nexit $MINIVM_UNFIT\n"
+
+
+def publish(root: Path, commit: str, **scripts: str) -> Path:
+    tree = root / "trees" / commit
+    (tree / "prolog.d").mkdir(parents=True)
+    for name, text in scripts.items():
+        (tree / "prolog.d" / name).write_text(text)
+    link = root / "next"
+    link.symlink_to(f"trees/{commit}")
+    link.rename(root / "current")
+    return tree
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    """A node that its prolog has drained."""
+    made = Desk(tmp_path)
+    tree = publish(tmp_path, "a" * 40, look=SICK, other="#!/bin/sh\n")
+    for number in (1, 2):
+        at = made.clock + number
+        write_verdict(
+            made.places.verdicts,
+            Verdict(
+                "prolog.look", Result.PROBLEM, Class.NODE, "the disk is gone", commit=COMMIT, boot_id=BOOT, at=at,
+                expires=at + 1800, digest=script_digest(tree / "prolog.d/look"),
+            ),
+        )  # fmt: skip
+        made.broker.look()
+    assert made.slurm.state.reason == "minivm: prolog.look[node]@9f2c1ab the disk is gone"
+    return made
+
+
+@pytest.mark.parametrize(
+    ("what", "scripts", "drained"),
+    [
+        ("removed", {"other": "#!/bin/sh\n"}, False),
+        ("reverted to another text", {"look": "#!/bin/sh\n", "other": "#!/bin/sh\n"}, False),
+        ("a commit that changes another script", {"look": SICK, "other": "#!/bin/sh\n: 2\n"}, True),
+    ],
+)
+def test_a_drain_ends_with_the_script_that_caused_it(
+    desk: Desk, tmp_path: Path, what: str, scripts: dict[str, str], drained: bool
+) -> None:
+    publish(tmp_path, "b" * 40, **scripts)
+    desk.broker.look()
+    assert desk.slurm.state.drained == drained, what
+
+
+def test_a_person_s_drain_stays_when_the_script_is_gone(desk: Desk, tmp_path: Path) -> None:
+    desk.slurm.state = Node(True, "Ann: fan")
+    publish(tmp_path, "b" * 40, other="#!/bin/sh\n")
+    desk.broker.look()
+    assert desk.slurm.state == Node(True, "Ann: fan")
+
+
+def unreadable(root: Path) -> None:
+    (root / "current").unlink()
+    (root / "current").symlink_to("trees/nowhere")
+
+
+def absent(root: Path) -> None:
+    (root / "current").unlink()
+
+
+@pytest.mark.parametrize("broken", [unreadable, absent])
+def test_a_tree_that_cannot_be_read_ends_no_drain(desk: Desk, tmp_path: Path, broken: Callable[[Path], None]) -> None:
+    broken(tmp_path)
+    desk.broker.look()
+    assert desk.slurm.state.drained
+
+
+def test_the_scripts_of_a_tree_are_named_as_their_verdicts_are(tmp_path: Path) -> None:
+    tree = publish(tmp_path, "a" * 40, look=SICK, README="x", **{"_lib": "x", "notes.md": "x"})
+    (tree / "epilog.d").mkdir()
+    (tree / "epilog.d" / "look").write_text("other")
+    found = published_scripts(tmp_path)
+    assert found is not None
+    assert found.keys() == {"prolog.look", "prolog.README", "epilog.look"}
+    assert found["prolog.look"] != found["epilog.look"]
+
+
+def test_without_a_link_the_image_s_tree_is_published(tmp_path: Path) -> None:
+    tree = publish(tmp_path, "a" * 40, look=SICK)
+    (tmp_path / "current").unlink()
+    assert published_scripts(tmp_path, tree) == {"prolog.look": script_digest(tree / "prolog.d/look")}
+
+
+def test_a_digest_is_kept_in_the_file_and_an_older_verdict_has_none(tmp_path: Path) -> None:
+    verdict = Verdict("prolog.x", Result.PROBLEM, Class.NODE, "no", digest="0123456789abcdef")
+    assert read_verdict(write_verdict(tmp_path, verdict)) == verdict
+    assert "digest" not in Verdict("gpu_ecc", Result.OK, Class.RMA, "").to_json()
+
+
+def test_the_pod_names_the_way_out() -> None:
+    verdict = Verdict("prolog.look", Result.PROBLEM, Class.NODE, "the disk is gone", expires=10)
+    assert sentence({"prolog.look": verdict}, 1) == (
+        "prolog.look (node): the disk is gone (until the script is changed or removed, or: "
+        "minivm health forget prolog.look)"
+    )
