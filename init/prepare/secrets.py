@@ -8,11 +8,22 @@ from init.pod.pod import MOUNTS, Pod, PrepareError, user, writable, write
 SECRETS = f"{MOUNTS}/secrets"
 # What munged itself asks for: shorter keys are refused by it, longer ones are legal.
 MUNGE_KEY_BYTES = range(32, 1025)
-# Left to itself, sssd asks the directory for a person's groups where he is not in yet, and to know that it reads the
-# state of every process of the pod, three times a session.
-LOOKUP = b"pam_initgroups_scheme"  # of the section [pam]
+# What a pod tells sssd unless the site does, by section and name.
+# pam_initgroups_scheme: by default sssd looks up the groups of a user who has no session yet, and reads the state of
+# every process of the pod to know that, three times a session.
+# fd_limit, client_idle_timeout: every user may connect to these services. By default 8,192 idle connections keep every
+# login waiting, each for 60 s. sssd lowers fd_limit to what the pod may have.
+SSSD_SETTINGS = {
+    (b"nss", b"client_idle_timeout"): b"10",
+    (b"nss", b"fd_limit"): b"65536",
+    (b"pam", b"client_idle_timeout"): b"10",
+    (b"pam", b"fd_limit"): b"65536",
+    (b"pam", b"pam_initgroups_scheme"): b"always",
+    (b"ssh", b"client_idle_timeout"): b"10",
+    (b"ssh", b"fd_limit"): b"65536",
+}
 SNIPPETS = "/etc/sssd/conf.d"
-LOOKUP_FILE = f"{SNIPPETS}/00-minivm.conf"
+SSSD_FILE = f"{SNIPPETS}/00-minivm.conf"
 
 
 def munge(pod: Pod) -> str:
@@ -59,21 +70,25 @@ def sssd(pod: Pod) -> str:
     if data is None:
         raise PrepareError("install sssd.conf", f"{mount} is missing", hint="it was there when the pod started")
     write(pod.path("/etc/sssd/sssd.conf"), data, mode=0o600, owner=(0, 0))
-    return f"sssd.conf installed{_look_up(pod, data)}"
+    return f"sssd.conf installed{_add_settings(pod, data)}"
 
 
-def _look_up(pod: Pod, site: bytes) -> str:
-    """Unless the site says something of it, in whichever file: the last word counts, and which file sssd reads last is
-    for the alphabet of the pod's language to say."""
-    ours = pod.path(LOOKUP_FILE)
+def _add_settings(pod: Pod, site: bytes) -> str:
+    """Write SSSD_SETTINGS, without those that one of the site's files has: of two files sssd takes the last by the
+    alphabet of the pod's language, so the name of this file decides nothing."""
+    ours = pod.path(SSSD_FILE)
     if not writable(ours.parent):
-        return f"; {ours.parent} is not ours to write, and a login looks at every process of the pod"
+        return f"; {ours.parent} is read-only, and sssd has its own limits of connections"
     others = (path for path in ours.parent.glob("[!.]*.conf") if path != ours and path.is_file())
     texts = (site, *(_read(pod, f"{SNIPPETS}/{path.name}") or b"" for path in others))
-    if any((b"pam", LOOKUP) in (settings(text) or ()) for text in texts):
-        ours.unlink(missing_ok=True)
-    else:
-        write(ours, b"[pam]\n" + LOOKUP + b" = always\n", mode=0o600, owner=(0, 0))
+    said = set().union(*(settings(text) or () for text in texts))
+    lines: list[bytes] = []
+    for section in sorted({section for section, _ in SSSD_SETTINGS}):
+        left = [
+            (name, value) for (of, name), value in SSSD_SETTINGS.items() if of == section and (of, name) not in said
+        ]
+        lines += [b"[%s]\n" % section] * bool(left) + [b"%s = %s\n" % pair for pair in left]
+    write(ours, b"".join(lines), mode=0o600, owner=(0, 0))
     return ""
 
 

@@ -23,7 +23,7 @@
   "SlurmdSpoolDir" "/var/spool/slurmd"
   "SlurmctldPidFile" "/run/slurm/slurmctld.pid"
   "SlurmdPidFile" "/run/slurm/slurmd.pid"
-  "SlurmctldParameters" "enable_configless"
+  "SlurmctldParameters" "enable_configless,conmgr_max_connections=8192,rl_enable,rl_bucket_size=1000,rl_refill_rate=100"
   "SelectType" "select/cons_tres"
   "SelectTypeParameters" "CR_Core_Memory"
   "ReturnToService" "2"

@@ -104,7 +104,7 @@ def test_sshd_takes_keys_only_and_asks_the_directory(login: Host) -> None:
 def test_a_whole_class_may_log_in_at_once_from_one_address(login: Host) -> None:
     settings = effective(login)
     assert int(settings["maxstartups"][0].split(":")[0]) >= 200
-    assert settings.get("persourcepenalties") == ["no"] and settings["persourcemaxstartups"] == ["none"]
+    assert settings.get("persourcepenalties") == ["no"] and int(settings["persourcemaxstartups"][0]) >= 200
 
 
 def test_sshd_offers_no_algorithm_that_is_being_left_behind(login: Host) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
@@ -97,14 +98,27 @@ def test_sssd_conf_is_installed_for_root_alone_and_one_that_has_gone_is_told(tmp
         secrets.sssd(found)
 
 
+LOOK_UP = "pam_initgroups_scheme"
+
+
 def test_sssd_is_not_left_to_look_at_every_process_unless_the_site_says_how(tmp_path: Path) -> None:
     mounted, ours = "mnt/minivm/secrets/sssd/sssd.conf", tmp_path / "etc/sssd/conf.d/00-minivm.conf"
     found = scratch(tmp_path, {mounted: "[pam]\n# pam_initgroups_scheme = never\n", "etc/sssd/conf.d/README": ""})
     assert secrets.sssd(found) == "sssd.conf installed"
-    assert ours.read_text() == "[pam]\npam_initgroups_scheme = always\n" and ours.stat().st_mode & 0o777 == 0o600
+    assert LOOK_UP in ours.read_text() and ours.stat().st_mode & 0o777 == 0o600
     (tmp_path / mounted).write_text("[pam]\npam_initgroups_scheme=no_session\n")
     secrets.sssd(found)
-    assert not ours.exists()
+    assert LOOK_UP not in ours.read_text()
+
+
+def test_sssd_takes_more_idle_connections_than_one_user_has_unless_the_site_says_how_many(tmp_path: Path) -> None:
+    mounted, ours = "mnt/minivm/secrets/sssd/sssd.conf", tmp_path / "etc/sssd/conf.d/00-minivm.conf"
+    found = scratch(tmp_path, {mounted: "[nss]\nfd_limit = 9000\n", "etc/sssd/conf.d/README": ""})
+    secrets.sssd(found)
+    written = ConfigParser()
+    written.read(ours)
+    assert dict(written["nss"]) == {"client_idle_timeout": "10"}
+    assert written["pam"]["fd_limit"] == written["ssh"]["fd_limit"] == "65536"
 
 
 @pytest.mark.parametrize("name", ["00-aaa.conf", "zz.conf"])
@@ -113,12 +127,12 @@ def test_a_site_s_own_word_to_sssd_counts_whatever_its_file_is_called(name: str,
     mounted, ours = "mnt/minivm/secrets/sssd/sssd.conf", tmp_path / "etc/sssd/conf.d/00-minivm.conf"
     found = scratch(tmp_path, {mounted: "[sssd]", f"etc/sssd/conf.d/{name}": "[pam]\n PAM_initgroups_scheme = never\n"})
     ours.write_text("[pam]\npam_initgroups_scheme = always\n")  # an earlier start's
-    assert secrets.sssd(found) == "sssd.conf installed" and not ours.exists()
+    assert secrets.sssd(found) == "sssd.conf installed" and LOOK_UP not in ours.read_text()
     # What sssd does not read is no word of the site's.
     for old, new in ((name, f".{name}"), (f".{name}", f"{name}.old")):
         (ours.parent / old).rename(ours.parent / new)
         secrets.sssd(found)
-        assert ours.exists()
+        assert LOOK_UP in ours.read_text()
 
 
 # What sssd 2.10 says of each is in tests/container/images/test_login.py.
@@ -141,12 +155,12 @@ def test_a_word_that_sssd_does_not_read_is_none(text: str, tmp_path: Path) -> No
     said = text.replace("NAME", "PAM_initgroups_scheme").replace("name", "pam_initgroups_scheme")
     (ours.parent / "site.conf").write_text(said, encoding="latin-1", newline="")
     secrets.sssd(found)
-    assert ours.exists() is (text not in READ)
+    assert (LOOK_UP in ours.read_text()) is (text not in READ)
 
 
 def test_without_a_place_for_it_sssd_starts_all_the_same(tmp_path: Path) -> None:
     found = scratch(tmp_path, {"/mnt/minivm/secrets/sssd/sssd.conf": "[sssd]"})
-    assert "every process" in secrets.sssd(found) and (tmp_path / "etc/sssd/sssd.conf").exists()
+    assert "is read-only" in secrets.sssd(found) and (tmp_path / "etc/sssd/sssd.conf").exists()
 
 
 def test_the_controller_has_the_mounted_configuration_or_its_own(tmp_path: Path, users: None) -> None:

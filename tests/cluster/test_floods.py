@@ -1,0 +1,75 @@
+"""One user opens connections and says nothing; another user's commands, logins and jobs go on. A real cluster."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.researcher import Researcher, World
+
+pytestmark = [pytest.mark.docker, pytest.mark.cluster]
+
+FLOOD = (Path(__file__).resolve().parents[2] / "bench/flood.py").read_text()
+IDLE, BUSY = 4000, 20
+SECONDS = 90  # bounds a flood whose test was killed
+PATIENCE = "timeout 8"  # of the other user for one command; MessageTimeout alone is 10 s
+
+
+@contextmanager
+def flood(user: Researcher, target: str, idle: int, busy: int = 0, *, within: str = "") -> Iterator[int]:
+    """The connections while they are open, from the login pod, or from a job that the words `within` start."""
+    line = user.command(f"{within} python3 - {target} {idle} {busy} {SECONDS}")
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as attack:
+        try:
+            assert attack.stdin and attack.stdout
+            attack.stdin.write(FLOOD)
+            attack.stdin.close()
+            words = attack.stdout.readline().split()
+            assert words[:1] == ["open"], words
+            yield int(words[1])
+        finally:
+            attack.terminate()
+            user.try_("pkill", "-u", user.user, "python3")
+
+
+@pytest.fixture
+def bob(healthy: World) -> Researcher:
+    return Researcher(healthy, "bob")
+
+
+def test_a_login_user_s_connections_to_slurmctld_keep_no_other_user_waiting(alice: Researcher, bob: Researcher) -> None:
+    with flood(bob, "slurm-controller:6817", IDLE, BUSY) as held:
+        assert held >= 100
+        alice("; ".join([f"{PATIENCE} squeue >/dev/null || exit"] * 5))
+        assert alice(f"{PATIENCE} srun -n1 id -un") == "alice\n"
+
+
+def test_a_job_s_connections_to_slurmd_stop_no_other_job(alice: Researcher, bob: Researcher) -> None:
+    job = alice.submit("-w", "slurm-worker-1", "-o", "/dev/null", script="sleep 60")
+    alice.wait_for(job, "RUNNING")
+    srun = "srun -Q -n1 -w slurm-worker-0"
+    with flood(bob, "slurm-worker-1.slurm-worker:6818", IDLE, BUSY, within=srun) as held:
+        assert held >= 100
+        assert alice(f"{PATIENCE} srun -Q --overlap --jobid {job} -n1 id -un") == "alice\n"
+        alice(f"{PATIENCE} srun -n1 -w slurm-worker-1 true")
+    alice(f"scancel {job}")
+    alice.wait_for(job, "CANCELLED")
+
+
+@pytest.mark.parametrize("service", ["nss", "pam"])
+def test_connections_to_sssd_keep_nobody_from_logging_in(service: str, alice: Researcher, bob: Researcher) -> None:
+    with flood(bob, f"/var/lib/sss/pipes/{service}", 8300) as held:
+        assert held >= 100
+        for _ in range(3):
+            assert alice.try_("true", timeout=8).returncode == 0
+
+
+def test_connections_to_sshd_from_one_pod_turn_nobody_else_away(alice: Researcher, bob: Researcher) -> None:
+    with flood(bob, "localhost:22", 640) as held:
+        assert held >= 100
+        for _ in range(6):
+            assert alice.try_("true", timeout=8).returncode == 0
