@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The command line of the build. Every import that costs time is made where it is used: `--help` is instant."""
+"""Command line of the build. Slow imports are made where they are used, so that `--help` is instant."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-# `python build.py` is to work whichever Python is first; whoever is in an environment of his own has chosen it.
+# `python build.py` works with any Python: outside a virtual environment it runs again in the project's own.
 if __name__ == "__main__" and sys.prefix == sys.base_prefix:
     from images.host import rerun_in_venv
 
@@ -33,30 +33,30 @@ REPOSITORY = Path(__file__).resolve().parent
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """What stands before the command's name."""
+    """Options given before the command's name."""
 
     repository: Path
     assignments: tuple[str, ...]
 
 
 class Commands(click.Group):
-    """Our own errors are told without a traceback; the cluster's commands are imported when they are called."""
+    """Command group that prints the project's errors without a traceback and imports commands when they are called."""
 
-    # name -> the module that has it and what it is for, so that --help imports none of them.
+    # Name -> module and help text, so that --help imports none of them.
     LATE: ClassVar = {
         "push": ("images.cli.publish", "Push the roles' images to a registry."),
-        "verify": ("images.cli.publish", "Whether an image in a registry is from who may build it."),
-        "sbom": ("images.cli.publish", "The SPDX document of a role."),
-        "diff": ("images.cli.publish", "What differs between two images."),
+        "verify": ("images.cli.publish", "Verify that an allowed signer built an image in a registry."),
+        "sbom": ("images.cli.publish", "Print the SPDX document of a role."),
+        "diff": ("images.cli.publish", "Show what differs between two images."),
         "prune": ("images.cli.prune", "Remove images that later builds superseded."),
         "reproduce": ("images.cli.check", "Build twice from nothing and compare every digest."),
         "test": ("images.cli.check", "Run the container tests of the roles."),
-        "up": ("cluster.cli", "Bring up a whole cluster on this machine."),
+        "up": ("cluster.cli", "Start a whole cluster on this machine."),
         "ssh": ("cluster.cli", "Log in to the login pod."),
-        "status": ("cluster.cli", "The pods: ready, or why not."),
+        "status": ("cluster.cli", "Show each pod: ready, or why not."),
         "scripts": ("cluster.cli", "Try a directory of scripts: every pod takes it, or says why not."),
-        "delete": ("cluster.cli", "Delete a pod, as kubectl does: one of its name takes its place."),
-        "config": ("cluster.cli_config", "What a changed slurm.conf would do to the cluster."),
+        "delete": ("cluster.cli", "Delete a pod, as kubectl does: a new one of its name replaces it."),
+        "config": ("cluster.cli_config", "Show what a changed slurm.conf would do to the cluster."),
         "down": ("cluster.cli", "Stop the cluster."),
     }
 
@@ -93,18 +93,20 @@ class Commands(click.Group):
             ctx.exit(1)
         except KeyboardInterrupt:
             builds = ctx.invoked_subcommand in ("build", "reproduce")
-            click.echo("interrupted: no name was moved" if builds else "interrupted", err=True)
+            click.echo(
+                "interrupted: every image name still points to its last build" if builds else "interrupted", err=True
+            )
             ctx.exit(130)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(VERSION, prog_name="minivm")
 @click.option("--variant", help="debian or nvidia; default debian.")
-@click.option("--slurm", help="A packaged release of Slurm as 26.05, or `source`: from its tarball.")
-@click.option("--cuda", help="Which CUDA: `package`, or one of versions.yaml's `cuda`.")
+@click.option("--slurm", help="A packaged release of Slurm such as 26.05, or `source` for its tarball.")
+@click.option("--cuda", help="The CUDA: `package`, or one of versions.yaml's `cuda`.")
 @click.option("--arch", help="amd64, arm64 or both; default this machine's.")
 @click.option(
-    "--set", "assignments", multiple=True, metavar="NAME=VALUE", help="A setting, see docs/reference/build.md."
+    "--set", "assignments", multiple=True, metavar="NAME=VALUE", help="Set a setting of docs/reference/build.md."
 )
 @click.pass_context
 def main(
@@ -117,19 +119,18 @@ def main(
 ) -> None:
     """Build minivm's images and bring up a cluster of them.
 
-    A ROLE is controller, login, worker or another that `list` names; layer:NAME is taken as well. None means all that
-    are built by default. All commands and settings: docs/reference/build.md
+    A ROLE is controller, login, worker or another that `list` names, or layer:NAME. Without one, a command uses all
+    roles that are built by default. All commands and settings: docs/reference/build.md
     """
-    said = {"variant": variant, "slurm": slurm, "cuda": cuda, "arch": arch}
-    more = [f"{name}={value}" for name, value in said.items() if value]
-    ctx.obj = Invocation(REPOSITORY, (*assignments, *more))
+    options = {"variant": variant, "slurm": slurm, "cuda": cuda, "arch": arch}
+    ctx.obj = Invocation(REPOSITORY, (*assignments, *(f"{name}={value}" for name, value in options.items() if value)))
 
 
 @main.command("list")
 @AS_JSON
 @click.pass_context
 def list_(ctx: click.Context, as_json: bool) -> None:
-    """Layers and roles."""
+    """List layers and roles."""
     from images.cli import report
 
     opened = session(ctx)
@@ -145,7 +146,7 @@ def list_(ctx: click.Context, as_json: bool) -> None:
 @click.option("--svg", type=click.Path(path_type=Path), help="Write a picture instead.")
 @click.pass_context
 def graph(ctx: click.Context, svg: Path | None) -> None:
-    """How layers and roles stand on each other."""
+    """Show how layers and roles are built on each other."""
     from images.definition import picture
 
     opened = session(ctx)
@@ -164,7 +165,7 @@ def graph(ctx: click.Context, svg: Path | None) -> None:
 @AS_JSON
 @click.pass_context
 def plan(ctx: click.Context, roles: Sequence[str], as_json: bool) -> None:
-    """What a build would make, and which input of each image changed."""
+    """Show what a build would make, and which input of each image changed."""
     from images.cli import report
 
     planned = []
@@ -184,14 +185,14 @@ def plan(ctx: click.Context, roles: Sequence[str], as_json: bool) -> None:
 @click.argument("role")
 @click.pass_context
 def render(ctx: click.Context, role: str) -> None:
-    """The Dockerfiles of a role (or of layer:NAME), from the first to the last."""
+    """Print the Dockerfiles of a role (or of layer:NAME), from the first to the last."""
     opened = session(ctx)
     for text in opened.rendered(opened.roles([role])):
         click.echo(text)
 
 
 def trust_on_first_sight(ctx: click.Context, roles: Sequence[str]) -> None:
-    """What is read of versions.yaml after this has the checksums."""
+    """Fill in the missing checksums in versions.yaml with those of the files that are served now."""
     from images.archive import trust
 
     known: set[str] = set()
@@ -204,28 +205,30 @@ def trust_on_first_sight(ctx: click.Context, roles: Sequence[str]) -> None:
 
 @main.command()
 @click.argument("roles", nargs=-1)
-@click.option("--check", is_flag=True, help="Only say whether the archive still has everything.")
-@click.option("--trust-first", is_flag=True, help="Fetch files that have no checksum yet, and hold to what they are.")
+@click.option("--check", is_flag=True, help="Only check whether the archive still has everything.")
+@click.option("--trust-first", is_flag=True, help="Fetch files that have no checksum yet, and record their checksums.")
 @click.pass_context
 def lock(ctx: click.Context, roles: Sequence[str], check: bool, trust_first: bool) -> None:
     """Resolve every package to a version and a checksum."""
     if trust_first:
         if check:
-            raise ImagesError("check the lock", "--trust-first changes what is checked", hint="one after the other")
+            raise ImagesError(
+                "check the lock", "--trust-first changes what --check reads", hint="run one after the other"
+            )
         trust_on_first_sight(ctx, roles)
     for opened in each(ctx):
         names = opened.every_role(roles)
         if not check:
-            moved = opened.relock(names)
-            click.echo("\n".join(moved) if moved else f"{opened.place.choice.arch}: nothing moved")
+            changes = opened.relock(names)
+            click.echo("\n".join(changes) if changes else f"{opened.place.choice.arch}: nothing moved")
             continue
         if stale := opened.stale(names):
             raise ImagesError("build as locked", f"the lock does not fit {', '.join(stale)}",
                               file=opened.place.directory, hint="`build.py lock`")  # fmt: skip
-        found = opened.wheels_seen(names)
-        for text in found.newer:
+        wheels = opened.wheels_seen(names)
+        for text in wheels.newer:
             click.echo(f"newer: {text}")
-        if gone := [*opened.gone(opened.compose(names).needed(names)), *found.wrong]:
+        if gone := [*opened.gone(opened.compose(names).needed(names)), *wheels.wrong]:
             listed = "\n".join(f"  {item}" for item in gone)
             raise ImagesError("build as locked", f"the archive moved on:\n{listed}", file=opened.place.directory,
                               hint="`build.py lock` resolves anew")  # fmt: skip
@@ -236,11 +239,11 @@ def lock(ctx: click.Context, roles: Sequence[str], check: bool, trust_first: boo
 @click.argument("roles", nargs=-1)
 @click.option("--when-vanished", type=click.Choice(("fail", "relock")), default="fail", show_default=True,
               help="What to do when the lock does not fit or the archive no longer has a locked package.")  # fmt: skip
-@click.option("--ready-engine", is_flag=True, help="First install and start a docker engine, where there is none.")
+@click.option("--ready-engine", is_flag=True, help="First install and start a docker engine if there is none.")
 @AS_JSON
 @click.pass_context
 def build(ctx: click.Context, roles: Sequence[str], when_vanished: str, ready_engine: bool, as_json: bool) -> None:
-    """Build what is missing: the roles named, or all."""
+    """Build what is missing of the named roles, or of all."""
     from images.cli import report
 
     if ready_engine:
@@ -257,24 +260,24 @@ def build(ctx: click.Context, roles: Sequence[str], when_vanished: str, ready_en
 
 
 def ensure_engine() -> None:
-    """In this process: a Python of its own would be a quarter of a build with nothing to do."""
+    """Make sure of a docker engine, in this process: a new Python would take a quarter of a no-op build."""
     from images import host
 
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # what a build says there is a table, or JSON
+        with contextlib.redirect_stdout(sys.stderr):  # stdout is for the build's table or JSON
             host.ensure_engine()
     except host.HostError as error:
         raise ImagesError("make this machine ready", str(error)) from error
 
 
 def build_one(opened: Session, names: Sequence[str], when_vanished: str, as_json: bool) -> list[Result]:
-    """Of one architecture."""
+    """Build for one architecture."""
     from images.cli import renew
     from images.make.progress import Plain, reporter
 
     before = Plain(to=sys.stderr) if as_json else Plain()
     if cleared := opened.clear():
-        before.log(f"containers of builds that were cut, removed: {cleared}")
+        before.log(f"removed {cleared} containers of interrupted builds")
     with opened.caching():
         renew.if_stale(opened, names, when_vanished, before)
         composed, planned = opened.plan(names, opened.present())

@@ -1,1 +1,1 @@
-"""Bench: each figure in docs/performance.md, by one command, as a ratio against a peer or a floor."""
+"""Benchmarks: each figure in docs/performance.md by one command, as a ratio to a peer or a floor."""

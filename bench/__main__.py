@@ -1,4 +1,4 @@
-"""`python -m bench [AREA ...]`: the documentation's figures, by area."""
+"""Entry point of `python -m bench [AREA ...]`: measures the documentation's figures, by area."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 
 def end_well() -> None:
-    """Whoever ends it has an area take away what it began, two thousand slurmd perhaps; once, for the second signal
-    would end that."""
+    """End by SystemExit at a signal, so that an area removes what it started; ignore further signals meanwhile."""
 
     def end(number: int, _: object) -> None:
         for one in ENDS:

@@ -1,6 +1,6 @@
-"""A new user's path from `make images` to the first job in sacct, a crowd at the door, a burst of jobs, a restart.
+"""Measure a new user's path from `make images` to the first job in sacct, login crowds, job bursts, a restart.
 
-With MINIVM_BENCH_COLD=1 the path begins at a clean clone and every image is built from nothing: some minutes more.
+With MINIVM_BENCH_COLD=1 the path begins at a clean clone and builds every image from nothing: some minutes more.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ def main() -> int:
 
 
 def present() -> str:
-    """`make images` where nothing is left to build; whose images they are."""
+    """Run `make images` with nothing left to build; return the images' prefix."""
     row("make images, what was left to build", timed(lambda: make(ROOT, "images")))
     row("make images, nothing to build", timed(lambda: make(ROOT, "images")))
     return Options().repository
 
 
 def from_nothing(clone: Path, stack: ExitStack) -> str:
-    """The same path from a clean clone, as a new user goes it."""
+    """Measure the path from a clean clone; return the images' prefix."""
     row("git clone", timed(lambda: subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)))
     row("make images: the virtual environment", timed(lambda: make(clone, ".venv/ready")))
     stack.callback(forget_images)
@@ -133,7 +133,7 @@ def burst(cluster: LocalCluster) -> None:
 
 
 def restart(cluster: LocalCluster) -> None:
-    """Of the controller, under two running and fifty queued jobs."""
+    """Restart the controller under two running and fifty queued jobs."""
     batch = "sbatch -Q -N1 --exclusive -D /tmp -o /dev/null"
     start = f"for i in 1 2; do {batch} -J running --wrap 'sleep 600'; done; {batch} -J queued --array=1-{QUEUED}"
     ssh(cluster, f"{start} --wrap true; until [ $(squeue -h -t R -n running | wc -l) = 2 ]; do sleep 0.1; done")

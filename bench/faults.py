@@ -1,8 +1,8 @@
-"""What PID 1 does when the kernel says no: each call that it makes, each error that fits, at several places.
+"""Fail PID 1's system calls: each call that it makes, each fitting error, at several places.
 
-`python -m bench faults [CALL ...]`. As root, with strace. One life a cell (tests/process/fault_life.py): five services,
-a restart, probes, a reload, a hand-over, kills, requests, HTTP, syslog and the stop. Never allowed: PID 1 gone, a
-service lost, a hang, a state that is not the truth. A fault at the very start may be a refusal with one message.
+`python -m bench faults [CALL ...]`. Needs root and strace. Each cell is one life (tests/process/fault_life.py): five
+services, a restart, probes, a reload, a hand-over, kills, requests, HTTP, syslog and the stop. Never allowed: PID 1
+ends, a service is lost, a hang, a state that is wrong. A fault at the very start may end PID 1 with one message.
 """
 
 from __future__ import annotations

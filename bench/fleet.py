@@ -1,11 +1,12 @@
-"""The fleet at the size of a large site: a real API server with as many Nodes and pods, a real slurmctld and slurmrestd
-with as many nodes, and no machine behind any of them.
+"""Measure the fleet at a large site's size.
 
-`python -m bench fleet`. As root, with the controller's and the worker's images; MINIVM_BENCH_NODES is how many, 5,000
-by default. A kubelet of its own writes what kubelets write: each Node's status every five minutes. Behind the first
-2,000 of Slurm's nodes (MINIVM_BENCH_SLURMD), or as many as fit, is a real slurmd: one that knows 5,000 nodes takes 9 MB
-and 13 threads, 2,000 of them 18 GB. The rest are of the kind CLOUD, powered down: they can be drained like others,
-and no slurmd has to live for them.
+It has a real API server with that many Nodes and pods, a real slurmctld and slurmrestd with that many nodes, and no
+machines.
+
+`python -m bench fleet`. Needs root and the controller's and worker's images; MINIVM_BENCH_NODES sets the number, 5,000
+by default. The bench plays the kubelets, which report each Node's status every five minutes. The first 2,000 of
+Slurm's nodes (MINIVM_BENCH_SLURMD), or as many as fit, have a real slurmd: one that knows 5,000 nodes takes 9 MB and
+13 threads, 2,000 of them 18 GB. The rest are CLOUD nodes, powered down: the fleet can drain them like others.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ BESIDE = {**SHOWN, "message": mark("default", "slurm")}
 
 
 class Site:
-    """As many Nodes with a worker's pod each, w-0 on n-0, and as many nodes in Slurm."""
+    """A site of Nodes with a worker's pod each, w-0 on n-0, and as many nodes in Slurm."""
 
     def __init__(self, api: ApiServer, rest: str, key: Path, directory: Path, size: int) -> None:
         self.api, self.rest, self.key, self.directory, self.size = api, rest, key, directory, size
@@ -69,7 +70,7 @@ class Site:
         self.silent: set[int] = set()
 
     def ask(self, method: str, path: str, body: object = None) -> None:
-        """One connection for each thread: a handshake costs more than what is asked."""
+        """Send a request on the thread's own connection: a handshake would cost more than the request."""
         if not hasattr(self._own, "to"):
             host, port = self.api.url.removeprefix("https://").split(":")
             self._own.to = http.client.HTTPSConnection(host, int(port), context=self.api.context, timeout=60)
@@ -100,7 +101,7 @@ class Site:
         self.ask("PATCH", f"{pods}/w-{number}/status", {"status": running})
 
     def heartbeats(self) -> None:
-        """Of all kubelets that are well, one after the other."""
+        """Report the status of all healthy kubelets, one after the other."""
         begun, sent = time.monotonic(), 0
         while not self.stop.wait(max(0.0, begun + sent * HEARTBEAT_S / self.size - time.monotonic())):
             if (number := sent % self.size) not in self.silent:
@@ -108,7 +109,7 @@ class Site:
             sent += 1
 
     def says(self, number: int, *, ready: bool) -> None:
-        """Its conditions alone, and beside those what the fleet has shown there."""
+        """Patch a Node's own conditions only, keeping those that the fleet set."""
         body = {"status": status(ready)}
         self.ask("PATCH", f"/api/v1/nodes/n-{number}/status", body)
 
@@ -136,7 +137,7 @@ def status(ready: bool, *more: dict[str, str]) -> dict[str, object]:
 
 @contextlib.contextmanager
 def site(directory: Path, size: int, many: int = 0) -> Iterator[Site]:
-    """`many` of its nodes have a slurmd."""
+    """Start a site; `many` of its nodes have a slurmd."""
     (directory / "slurm").mkdir()
     with api_server(programs.build(), directory) as api, world(directory / "slurm", "scale") as slurm:
         (slurm.mounts / "secrets" / "slurm").mkdir()
@@ -204,7 +205,7 @@ def measure(made: Site, fleet: Running, other: Running) -> None:
 
 
 def calm(fleet: Running) -> None:
-    """Until what is due from the beginning is done."""
+    """Wait until the fleet has done its initial work."""
     before = -1
     while before != (before := sum(fleet.done(one) for one in ("showonpod", "showonnode", "drain", "undrain"))):
         time.sleep(CALM_S)
@@ -222,7 +223,7 @@ def idle(*fleets: Running) -> list[float]:
 
 
 def cordons(made: Site) -> None:
-    """One after the other, each on a machine of its own, and then all taken back."""
+    """Cordon machines one after the other, measuring each drain; then take all cordons back."""
     step = max(1, made.size // CORDONS)
     chosen, took = range(0, step * CORDONS, step), []
     for number in chosen:
@@ -243,7 +244,7 @@ def cordons(made: Site) -> None:
 
 
 def mass(made: Site, fleet: Running) -> None:
-    """Some in a hundred are not heard of any more, within a minute: a cable, and no fault of each."""
+    """Silence a share of the machines within a minute, as a broken cable does; count the drains."""
     before, many = fleet.done("drain"), int(made.size * SHARE)
     begun = time.monotonic()
     for count in range(many):

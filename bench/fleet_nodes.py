@@ -1,6 +1,4 @@
-"""Real slurmd for `bench fleet`: each under a node's name and at a port of its own, all in one container. They register
-and answer, as nodes do that are there.
-"""
+"""Real slurmd daemons for `bench fleet`, each with a node's name and a port of its own, in one container."""
 
 from __future__ import annotations
 
@@ -43,13 +41,13 @@ exec sleep infinity
 
 
 def fit(size: int, memory_mb: float, threads: int) -> int:
-    """How many there is room for, where slurm.conf names `size` nodes."""
+    """Return how many slurmd fit, when slurm.conf names `size` nodes."""
     by_memory = (memory_mb - REST_MB) / (OWN_MB + size * NODE_MB)
     return max(0, min(int(by_memory), (threads - REST_THREADS) // THREADS, size))
 
 
 def room(size: int) -> int:
-    """The same of this machine, as it is."""
+    """Return how many slurmd fit on this machine now."""
     meminfo = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
     free = next(int(words[1]) for words in meminfo if words[0] == "MemAvailable:") / 1024
     most = min(int(Path(f"/proc/sys/kernel/{name}").read_text()) for name in ("pid_max", "threads-max"))
@@ -57,7 +55,7 @@ def room(size: int) -> int:
 
 
 def chosen(size: int, usual: int, name: str = "MINIVM_BENCH_SLURMD") -> int:
-    """As many as are asked for, or the usual number; of that no more than fit."""
+    """Return the requested number of slurmd, or the usual one as far as it fits."""
     asked, most = os.environ.get(name, ""), room(size)
     if not asked:
         return min(usual, most)
@@ -67,7 +65,7 @@ def chosen(size: int, usual: int, name: str = "MINIVM_BENCH_SLURMD") -> int:
 
 
 def lines(size: int, many: int) -> tuple[str, ...]:
-    """Of slurm.conf: nodes with a slurmd, and those that are powered down."""
+    """Return slurm.conf's lines for nodes with a slurmd, and for those that are powered down."""
     each = "CPUs=8 RealMemory=1000"
     ports = f"{FIRST_PORT}-{FIRST_PORT + many - 1}"
     real = f"NodeName=w-[0-{many - 1}] NodeHostname={HOST} NodeAddr={HOST} Port=[{ports}] {each} State=UNKNOWN"
@@ -76,14 +74,14 @@ def lines(size: int, many: int) -> tuple[str, ...]:
 
 
 def suited(conf: str) -> str:
-    """Without what CONF says otherwise; slurmd takes no setting twice."""
+    """Drop the settings that CONF replaces; slurmd accepts no setting twice."""
     ours = {line.partition("=")[0] for line in CONF}
     kept = [line for line in conf.splitlines() if line in CONF or line.partition("=")[0] not in ours]
     return "\n".join(kept) + "\n"
 
 
 def start(slurm: World, conf: str, directory: Path, many: int) -> Pod:
-    """The container; its log says when all are started."""
+    """Start the container; its log says when all slurmd run."""
     (directory / "conf").mkdir()
     (directory / "conf" / "slurm.conf").write_text(conf)
     container = slurm.client.containers.create(

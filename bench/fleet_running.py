@@ -1,4 +1,4 @@
-"""A `fleet run` that the bench has begun: what it says of itself, and what it costs."""
+"""A `fleet run` process under measurement: its metrics and its cost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEASE = "slurm-fleet"
 
 
 class Running:
-    """`fleet run`, as it is."""
+    """A `fleet run` process."""
 
     def __init__(self, site: Site, name: str = "fleet") -> None:
         self.site, self.log = site, site.directory / f"{name}.log"
@@ -40,7 +40,7 @@ class Running:
             self.process = subprocess.Popen(command, env=env, cwd=ROOT, stdout=log, stderr=log)
 
     def metric(self, name: str, label: str = "") -> int:
-        """0 where it is not said, or not yet."""
+        """Return a metric; 0 while it is missing."""
         assert self.process.poll() is None, self.log.read_text()[-4000:]
         try:
             with urllib.request.urlopen(f"http://{self.metrics_at}/metrics", timeout=30) as reply:
@@ -54,7 +54,7 @@ class Running:
         return self.metric("changes_total", f'{{action="{action}"}}')
 
     def processor(self) -> float:
-        """Seconds that it has had."""
+        """Return the processor time in seconds."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

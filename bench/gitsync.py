@@ -1,4 +1,4 @@
-"""gitsync's figures: a one-line change among 10,000 files, and 1,000 nodes that ask at once. Loopback only.
+"""Measure gitsync: a one-line change among 10,000 files, and 1,000 nodes that fetch at once. Loopback only.
 
 `python -m bench gitsync`, or `python -m bench.gitsync`.
 """
@@ -48,7 +48,7 @@ def ms(seconds: Sequence[float]) -> str:
 
 
 def many_files(world: World) -> None:
-    """10,000 scripts of about 1 KB, twenty commits, packed: as a repository that people use."""
+    """Make a realistic repository: 10,000 scripts of about 1 KB, twenty commits, packed."""
     for number in range(FILES):
         folder = world.upstream.work / f"lib/{number // 100:03d}"
         folder.mkdir(parents=True, exist_ok=True)
@@ -72,7 +72,7 @@ def environment(world: World, url: str) -> dict[str, str]:
 
 
 def loop_cycle(settings: Settings, look: bool) -> float:
-    """A cycle as the loop runs it, in a forked child."""
+    """Run a cycle as the loop does, in a forked child; return its seconds."""
     begun = time.monotonic()
     pid = os.fork()
     if pid == 0:
@@ -153,7 +153,7 @@ def one_change(folder: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Herd:
-    """What a thousand nodes saw."""
+    """Results of a thousand nodes."""
 
     last: float
     median: float
@@ -161,7 +161,7 @@ class Herd:
 
 
 async def one_node(host: str, port: int, requests: Sequence[Request], wait: float) -> float:
-    """One node's fetch: the requests that git sent when it was recorded, on one connection, answers read whole."""
+    """Replay one node's fetch: the recorded requests on one connection, replies read whole."""
     await asyncio.sleep(wait)
     begun = time.monotonic()
     reader, writer = await asyncio.open_connection(host, port)
@@ -197,7 +197,7 @@ async def herd(port: int, requests: Sequence[Request], spread: float) -> Herd:
 
 
 def recorded_update(world: World, server: HttpGit, name: str) -> list[Request]:
-    """What a real node's git says when the ref has moved by one commit: recorded once, replayed by all."""
+    """Record the requests of a real git when the ref has moved by one commit, for all nodes to replay."""
     node = world.folder / "recorder"
     if not node.exists():
         run("git", "init", "-q", "--bare", node)

@@ -1,7 +1,7 @@
-"""A user without rights and with bad intentions: messages, connections, descriptors and names, mixed, for ever.
+"""A hostile user without privileges: messages, connections, descriptors and names, mixed, for ever.
 
-A program by itself: `python3 -c "$(cat bench/hostile.py)" LOG NOTIFY CONTROL HOST PORT`. It says "thrown N" after each
-thousand, and is told to stop by a signal. tests/process and `bench init` set it upon a PID 1.
+A separate program: `python3 -c "$(cat bench/hostile.py)" LOG NOTIFY CONTROL HOST PORT`. It prints "thrown N" after
+each thousand, and runs until a signal ends it. tests/process and `bench init` run it against a PID 1.
 """
 
 import contextlib
@@ -75,7 +75,7 @@ def become_nobody() -> None:
 
 
 def lingering() -> socket.socket:
-    """A connection with something unsent, whose close waits for an hour. Its other end is kept."""
+    """Return a connection with unsent data whose close takes an hour; its other end stays open."""
     listener = socket.create_server(("127.0.0.1", 0))
     here = socket.create_connection(listener.getsockname())
     other, _ = listener.accept()
@@ -116,7 +116,7 @@ def speak(control: str) -> None:
 
 
 def breed(dice: random.Random) -> None:
-    """An orphan with a name: PID 1 reaps it."""
+    """Make an orphan with a name, which PID 1 must reap."""
     pid = os.fork()
     if not pid:
         if os.fork():

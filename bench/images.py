@@ -1,8 +1,8 @@
-"""Images: cold build, no-op, one-file change, hash and plan, each beside plain `docker build` in the same run.
+"""Measure image builds: cold, no-op, one-file change, hash and plan, each beside plain `docker build`.
 
-The plain build is the same rendered Dockerfiles with the same contexts, one `docker build` after the other through the
-same API: what a Makefile of `docker build` lines would do, with its cache for the repeated runs. The root is outside
-the comparison: plain docker has nothing that makes one without a registry, so it is reported alone.
+The plain build uses the same rendered Dockerfiles with the same contexts, one `docker build` after the other through
+the same API: what a Makefile of `docker build` lines would do, with its cache for the repeated runs. The root is not
+compared: plain docker cannot make one without a registry, so it is reported alone.
 
 By default the controller's chain, two to three minutes; MINIVM_BENCH_ROLES="controller login worker" for more.
 """
@@ -72,7 +72,7 @@ class Contexts:
 
 
 def plain_build(engine: Engine, images: list[Image], contexts: Contexts, names: dict[str, str], *, cache: bool) -> None:
-    """`docker build -t` of each, parents first, through the API that the command line uses."""
+    """Run `docker build -t` for each image, parents first, through the API that the command line uses."""
     for image in images:
         with packed(contexts.directories[image.key]) as stream:
             for event in engine.api.build(fileobj=stream, custom_context=True, decode=True, nocache=not cache, rm=True,
@@ -82,7 +82,7 @@ def plain_build(engine: Engine, images: list[Image], contexts: Contexts, names: 
 
 
 def rebase(images: list[Image], contexts: Contexts, names: dict[str, str]) -> None:
-    """The plain builds stand on each other, not on ours."""
+    """Point the plain builds at each other instead of at our images."""
     for image in images:
         dockerfile = contexts.directories[image.key] / "Dockerfile"
         if image.parent in names:
@@ -90,7 +90,7 @@ def rebase(images: list[Image], contexts: Contexts, names: dict[str, str]) -> No
 
 
 def command(*arguments: str) -> tuple[float, float]:
-    """build.py as a process: wall seconds and processor seconds."""
+    """Run build.py as a process; return wall seconds and processor seconds."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     wall = timed(lambda: subprocess.run([sys.executable, str(ROOT / "build.py"), *arguments], check=True,
                                         stdout=subprocess.DEVNULL))  # fmt: skip
@@ -99,7 +99,7 @@ def command(*arguments: str) -> tuple[float, float]:
 
 
 def best(work: Callable[[], float]) -> float:
-    """The median of a few: one run on a busy machine says little."""
+    """Return the median of a few runs: one run on a busy machine says little."""
     return statistics.median(work() for _ in range(REPEATS))
 
 
@@ -110,7 +110,7 @@ def cold(session: Session, composed: Composed, images: list[Image]) -> float:
 
 class Quiet(Plain):
     def log(self, text: str) -> None:
-        """A bench prints its table."""
+        """Print nothing: the bench prints its own table."""
 
 
 def main() -> None:

@@ -1,10 +1,11 @@
-"""init against supervisord, s6, tini, dumb-init and a bare Python loop: each figure in one run, turns taken.
+"""Measure init against supervisord, s6, tini, dumb-init and a bare Python loop, each figure in one run.
 
-`python -m bench init`. As root: every supervisor is PID 1 of a namespace of its own. A peer that is not installed, or
-that cannot do what is measured, shows as "-". Medians; peers take turns, so that the machine's mood hits all alike.
+`python -m bench init`. Needs root: every supervisor is PID 1 of its own namespace. A peer that is not installed, or
+cannot do what is measured, shows as "-". Figures are medians; peers take turns, so that the machine's load affects
+all alike.
 
-Two of our own states, in turn: `BENCH_BEFORE=CHECKOUT python -m bench init`, another checkout of this repository; and
-`BENCH_ROUNDS=5`, five times as many turns of each, when a difference is small.
+To compare two versions: `BENCH_BEFORE=CHECKOUT python -m bench init`, with another checkout of this repository; and
+`BENCH_ROUNDS=5`, five times as many turns of each, for a small difference.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def five(pod: Pod) -> dict[str, list[str]]:
 
 
 def started(peer: Peer) -> float | None:
-    """From the exec of PID 1 to the fifth service saying that it runs."""
+    """Measure from the exec of PID 1 until the fifth service reports that it runs."""
     with Pod() as pod:
         argv = peer.argv(pod.directory, five(pod))
         if argv is None:
@@ -44,7 +45,7 @@ def started(peer: Peer) -> float | None:
 
 
 def chain(peer: Peer) -> float | None:
-    """Five, each started when the one before is ready, which takes each 50 ms: 250 ms are the floor."""
+    """Measure a chain of five services that are ready 50 ms after their start: 250 ms are the floor."""
     with Pod() as pod:
         services = {}
         for number in range(5):
@@ -63,7 +64,7 @@ def chain(peer: Peer) -> float | None:
 
 
 def restart(peer: Peer) -> float | None:
-    """From the kill of a service that has run a while to its successor saying that it runs."""
+    """Measure from the kill of a long-running service until its successor reports that it runs."""
     with Pod() as pod:
         argv = peer.argv(pod.directory, {**five(pod)})
         if argv is None:
@@ -78,7 +79,7 @@ def restart(peer: Peer) -> float | None:
 
 
 def orphans(peer: Peer) -> float | None:
-    """2,000 orphans that end at once: from the word to end until the last one is reaped."""
+    """Measure until the last of 2,000 orphans that end at once is reaped."""
     gate = "g = os.open(sys.argv[1], os.O_RDONLY)"
     code = (
         f"import os, sys\n{gate}\nfor n in range({ORPHANS}):\n"
@@ -115,7 +116,7 @@ KERNEL = [
 
 
 def stop(peer: Peer) -> float | None:
-    """From TERM to PID 1's end, less what the slowest service itself took. None where a service was not told."""
+    """Measure from TERM to PID 1's end, less the slowest service's own time. None if a service got no TERM."""
     with Pod() as pod:
         body = f"trap 'echo bye > {pod.mark}; exit 0' TERM; echo up > {pod.mark}; while :; do sleep 1000 & wait; done"
         argv = peer.argv(pod.directory, {f"s{number}": ["/bin/sh", "-c", body] for number in range(5)})
@@ -157,7 +158,7 @@ def steady(peer: Peer, look: Callable[[Pod], float]) -> float | None:
 
 
 def logs(peer: Peer) -> float | None:
-    """MB/s of tagged lines into a file in memory, counted afterwards: one line lost is no figure."""
+    """Measure MB/s of tagged lines into a file in memory; a lost line voids the figure."""
     if peer.name not in ("init", "init before", "bare Python loop"):
         return None  # the others do not tag what they pass on
     line = "x" * 99 + "\n"

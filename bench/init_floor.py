@@ -1,4 +1,4 @@
-"""The bare Python floor: what a supervisor costs in this language if it does nothing but start, tag, reap, restart.
+"""The bare Python floor: a supervisor in this language that only starts, tags, reaps and restarts.
 
 No plan, no checks, no order but a chain by file, no readiness, no control, no health. `init` is measured against it.
 """

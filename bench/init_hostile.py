@@ -1,4 +1,4 @@
-"""How much longer a restart takes while a user without rights throws all that he has at PID 1 (`bench.hostile`)."""
+"""Measure how much longer a restart takes while a user without privileges attacks PID 1 (`bench.hostile`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NULL = os.open("/dev/null", os.O_WRONLY)
 
 
 def under_attack(peer: Peer) -> float | None:
-    """Kill to running, the median of as many services in the flood as before it, as a ratio."""
+    """Return the ratio of restart times, median during the attack to median before it."""
     if peer.name != "init":
         return None  # the others have no such doors
     with Pod() as pod:

@@ -1,4 +1,4 @@
-"""The supervisors that init is measured against, each told to run the same services, each as PID 1."""
+"""The supervisors that init is measured against, each running the same services as PID 1."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PYTHON = "/usr/bin/python3" if Path("/usr/bin/python3").exists() else sys.execut
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """How to run services under one supervisor; `argv` is None where it cannot do that at all."""
+    """One supervisor; `argv` returns its command, or None if it cannot run the services."""
 
     name: str
 
@@ -129,7 +129,7 @@ class S6(Peer):
 
 
 class Reaper(Peer):
-    """tini, dumb-init: one child, and orphans."""
+    """A reaper such as tini or dumb-init: one child, and orphans."""
 
     def available(self) -> bool:
         return shutil.which(self.name) is not None

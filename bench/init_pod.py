@@ -1,4 +1,4 @@
-"""One PID 1 in a namespace of its own, and a pipe on which services say that they are up: what the figures stand on."""
+"""A PID 1 in its own namespace, and a pipe on which services report that they run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PATIENCE = 60.0
 
 
 class Pod:
-    """Runs argv as PID 1. `began` is the moment before its exec, on the clock that everybody shares."""
+    """Run argv as PID 1. `began` is the moment before its exec, on the system-wide clock."""
 
     def __init__(self) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="bench-init-"))
@@ -67,7 +67,7 @@ class Pod:
         os.execvpe(argv[0], argv, own)
 
     def marks(self, count: int, patience: float = PATIENCE) -> list[float]:
-        """When each of the next marks came."""
+        """Wait for the next marks; return when each came."""
         found: list[float] = []
         deadline = time.monotonic() + patience
         while len(found) < count:
@@ -78,7 +78,7 @@ class Pod:
         return found
 
     def inside(self) -> list[int]:
-        """PID 1's children, by their numbers out here."""
+        """Return PID 1's children, by their pids outside the namespace."""
         return [int(word) for word in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
 
     def status(self, field: str) -> int:
@@ -93,7 +93,7 @@ class Pod:
         os.kill(self.pid, number)
 
     def ended(self) -> float:
-        """Wait for PID 1's end, by its pidfd, and tell when it came."""
+        """Wait for PID 1's end by its pidfd; return when it came."""
         try:
             fd = os.pidfd_open(self.pid)
         except ProcessLookupError:

@@ -1,10 +1,11 @@
-"""What the scripts of jobs cost those who wait for jobs: short ones, one after the other and many, and many that end
-together. Without scripts, with /bin/true in the place of each, which is Slurm's own part, and with ours; in one cluster
-and in turn. Jobs that end together are also looked at in a second cluster: jobs held in cgroups (where this machine has
-them) are two daemons each, jobs as the chart has them by itself are one.
+"""Measure what job scripts cost: short jobs one after the other, many at once, and many that end together.
 
-What slurm.conf names is changed in the controller's file, and read anew: the pods, the machine and the hour stay.
-MINIVM_BENCH_HOOKS=on has each of the three alone as /bin/true too.
+Each runs without scripts, with /bin/true as each script (Slurm's own part), and with ours, in one cluster and in turn.
+Jobs that end together also run in a second cluster: a job in cgroups (if this machine has them) has two daemons, a
+job with the chart's defaults has one.
+
+The bench changes slurm.conf on the controller and reconfigures: the pods and the machine stay the same.
+MINIVM_BENCH_HOOKS=on adds runs with each of the three scripts alone as /bin/true.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ def cluster_of(proctrack: str) -> Iterator[LocalCluster]:
 
 
 class Found:
-    """What was measured -> way -> each turn's figure."""
+    """Figures by measure, then by way, one for each turn."""
 
     def __init__(self) -> None:
         self.figures: dict[str, dict[str, list[float]]] = {}
@@ -161,7 +162,7 @@ def by_hand(cluster: LocalCluster) -> None:
 
 
 def become(cluster: LocalCluster, way: str) -> None:
-    """In the controller's own file, read anew; the nodes have it from there."""
+    """Change the controller's slurm.conf and reconfigure; wait until the nodes have it."""
     edits = []
     for key in PROGRAMS:
         program = WAYS[way].get(key)
@@ -188,7 +189,7 @@ def burst(cluster: LocalCluster, count: int) -> Iterator[tuple[str, float]]:
 
 
 def used(cluster: LocalCluster) -> float:
-    """Milliseconds of processor time that the workers' pods have had. Docker once lost what a command had said."""
+    """Return the processor milliseconds of the workers' pods. Retries once: docker may lose a command's output."""
 
     def ask(worker: str) -> str:
         return run(cluster, worker, "sh", "-c", USAGE)
@@ -201,8 +202,10 @@ def srun() -> str:
 
 
 def arrays(count: int) -> str:
-    """Their end is asked by squeue, whose own second is not in it. That has every record told, of jobs that are long
-    over too, and what it costs is no job's: it is asked when the nodes are idle, of which there are few.
+    """Return the command that measures a burst of jobs.
+
+    It asks squeue for their end only once the nodes are idle: squeue lists every record, of finished jobs too, and that
+    cost belongs to no job.
     """
     idle = f'[ "$(sinfo -h -t idle -o %D)" = {len(WORKERS)} ]'
     wait = f"until {idle} && ! squeue -h -r -n burst -o %i | grep -q .; do sleep 0.2; done"
@@ -212,8 +215,10 @@ def arrays(count: int) -> str:
 
 
 def crowd(cluster: LocalCluster) -> Iterator[tuple[str, float]]:
-    """From the moment in which all may end to that in which slurmctld has none of them on the node. Who looks for it is
-    there before they end and looks each 50 ms: begun after, and with 20, his looks had an eighth of the processors.
+    """Measure from the moment in which all jobs may end until slurmctld has none of them on the node.
+
+    The observer starts before they end and asks every 50 ms: started later and asking every 20 ms, it took an eighth of
+    the processors.
     """
     node = WORKERS[0]
     run(cluster, node, "bash", "-c", f"{KEEPER} exec 9>&-")
@@ -232,7 +237,7 @@ def crowd(cluster: LocalCluster) -> Iterator[tuple[str, float]]:
 
 
 def tracking(cluster: LocalCluster) -> str:
-    """How Slurm tracks jobs."""
+    """Return how Slurm tracks jobs."""
     return run(cluster, CONTROLLER, "sh", "-c", "scontrol show config | sed -n 's,^ProctrackType.*/,,p'").strip()
 
 

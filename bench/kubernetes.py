@@ -1,7 +1,7 @@
-"""The chart on a Kubernetes of three machines (tests/kubernetes): how long an operator waits, and a job.
+"""Measure the chart on a Kubernetes of three machines (tests/kubernetes): the waits of operators and of jobs.
 
-`python -m bench kubernetes`. As root, on Debian 12, with the images that `make images` has built. The machines are the
-tests': a lost one is noticed after 20 s and its pods go 30 s later; Kubernetes' own defaults are 50 s and 300 s.
+`python -m bench kubernetes`. Needs root, Debian 12, and the images of `make images`. The machines are those of the
+tests: Kubernetes notices a lost one after 20 s and its pods go 30 s later; its own defaults are 50 s and 300 s.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def rolled(release: Release) -> float:
 
 
 def lost(release: Release, lab: Lab) -> None:
-    """A machine with a worker and its job, and without the controller."""
+    """Cut the power of a machine with a worker and its job, and without the controller."""
     victim = release.away()
     node = release.node_of(victim)
     job = release.submit("alice", "-w", f"{release.name}-{victim}", script="sleep 6000")

@@ -1,9 +1,9 @@
-"""What a login costs: as the image has it, and beside it a plain sshd of the same image with a file of keys.
+"""Measure a login: as the image does it, and beside it a plain sshd of the same image with a file of keys.
 
-The clients are the image's own ssh, in a container of their own on the same cores, where elsewhere they are two hundred
-other machines. So beside the time until the last of a crowd is in stands what pod and clients had of the processors,
-and how long the pod would take with all of them to itself. In the end the crowd comes once more with this machine's
-ssh: an older one may spend more on the exchange of keys than the whole login costs here.
+The clients are the image's own ssh, in a container on the same cores; in production they are hundreds of machines.
+So beside the time until the last client of a crowd is in, the bench reports the processor time of pod and clients, and
+how long the pod would take with all processors. At the end the crowd comes once more with this machine's ssh: an older
+one may spend more on the key exchange than the whole login costs here.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def main() -> int:
 
 
 class People:
-    """The container of clients, asked line by line."""
+    """The container of clients, driven line by line."""
 
     def __init__(self, asked: subprocess.Popen[str], address: str) -> None:
         self.asked, self.address = asked, address
@@ -155,7 +155,7 @@ def measure(cluster: LocalCluster, people: People) -> None:
 
 
 def usage(cluster: LocalCluster) -> float:
-    """Seconds of processor time that the pod has had."""
+    """Return the pod's processor time in seconds."""
     code, said = cluster.exec(POD, ["sh", "-c", USAGE])
     assert code == 0, said
     return int(said) / 1e9

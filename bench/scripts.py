@@ -1,9 +1,10 @@
-"""What a job's scripts cost on a healthy node with 20 checks: fresh verdicts against the same checks run inline, and
-the resident runner against a Python for each run.
+"""Measure a job's scripts on a healthy node with 20 checks.
 
-`python -m bench scripts`, or `python -m bench.scripts`. Wall time from start to exit, as slurmd would see it, and the
-CPU time of the whole tree of processes, which says more on a busy machine. The checks are the default tree's host
-checks (but for the load, which this measures itself), twice under two names, to make 20.
+It compares fresh verdicts with the same checks run inline, and the resident runner with a new Python for each run.
+
+`python -m bench scripts`, or `python -m bench.scripts`. Wall time from start to exit, as slurmd sees it, and the CPU
+time of the whole process tree, which says more on a busy machine. The checks are the default tree's host checks
+(except the load, which this bench itself causes), twice under two names, to make 20.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def figures(count: int, once: Callable[[], Cost]) -> tuple[float, float, float]:
 
 
 def used_ms(pid: int) -> float:
-    """Processor time of a process, of its children, and of those that they have waited for."""
+    """Return the processor time of a process, its children, and the children that those waited for."""
     ticks = 0
     for one in (pid, *Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
         # A fork may just have ended.
@@ -90,7 +91,7 @@ def used_ms(pid: int) -> float:
 
 
 def both(world: World, job: dict[str, str]) -> list[tuple[str, float, float, float]]:
-    """Each kind by itself and by the resident runner, in turn; of the runner's own processor time each has its part."""
+    """Measure each kind alone and with the resident runner, in turn, with its share of the runner's processor time."""
     rows = []
     compile_clients(world)
     assert world.clients is not None
@@ -113,7 +114,7 @@ def both(world: World, job: dict[str, str]) -> list[tuple[str, float, float, flo
 
 
 def at_once(world: World, job: dict[str, str]) -> Cost:
-    """Each of another job, as slurmd starts them when so many end in a moment."""
+    """Measure 64 epilogs of different jobs at once, as slurmd starts them when jobs end together."""
     began = time.perf_counter()
     runs = [
         subprocess.Popen([f"{world.clients}/epilog"], env={**job, "SLURM_JOB_ID": str(1000 + number)})

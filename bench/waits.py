@@ -1,7 +1,7 @@
-"""What people wait for slurmctld, by the chart's profile: short jobs, a prompt, a large job, a small one beside it.
+"""Measure what users wait for slurmctld, by the chart's profile: short jobs, a prompt, a large and a small job.
 
-MINIVM_BENCH_SCRIPTS=on has prolog, epilog and task prolog run as usual; without it they are off, and what is left is
-Slurm's own.
+MINIVM_BENCH_SCRIPTS=on runs prolog, epilog and task prolog as usual; without it they are off, and only Slurm's own
+part is left.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Gitsync: verified, atomic git checkouts on every node, and the mirror and rings of a fleet."""
+"""Verified, atomic git checkouts on every node, with a mirror and canary rings for many nodes."""

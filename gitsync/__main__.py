@@ -1,4 +1,4 @@
-"""python -m gitsync"""
+"""Entry point of `python -m gitsync`."""
 
 from gitsync.cli import main
 

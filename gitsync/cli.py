@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 
 class Group(click.Group):
+    """Commands that suggest the nearest name for a typo and report errors without a traceback."""
+
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             hint = nearest(args[0], self.list_commands(ctx))
@@ -28,7 +30,7 @@ class Group(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """The one place where a GitsyncError is caught: a sentence and status 1. Anything else is a bug's traceback."""
+        """Run a command; print a GitsyncError as one sentence and exit with 1. Any other exception is a bug."""
         try:
             return super().invoke(ctx)
         except GitsyncError as error:
@@ -39,7 +41,7 @@ class Group(click.Group):
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(VERSION, prog_name="gitsync")
 def main() -> None:
-    """Verified, atomic checkouts of the node's scripts. Settings come from MINIVM_GITSYNC_*."""
+    """Keep a verified, atomic checkout of the node's scripts. Settings come from MINIVM_GITSYNC_*."""
 
 
 def _settings() -> Settings:
@@ -50,7 +52,7 @@ def _settings() -> Settings:
 
 @main.command()
 def once() -> None:
-    """One cycle: fetch, verify, check, publish, prune. Ends with 1 where it failed or the newest commit is refused."""
+    """Run one cycle: fetch, verify, check, publish, prune. Exit 1 if it failed or the newest commit is refused."""
     from gitsync import report
     from gitsync.cycle.run import run_cycle
 
@@ -63,33 +65,33 @@ def once() -> None:
 
 @main.command()
 def loop() -> None:
-    """Cycles for ever, with jitter and backoff by the pod's name. What the service runs."""
-    # Started anew: the loop stays for weeks and needs nothing of this command line in its memory.
+    """Run cycles for ever, with jitter and backoff derived from the pod's name. The service runs this."""
+    # Exec: the loop runs for weeks and should not carry the memory of the command line.
     os.execv(sys.executable, [sys.executable, "-I", "-m", "gitsync.cycle.loop"])
 
 
 @main.command()
 @click.option("--json", "as_json", is_flag=True, help="The whole state, for programs.")
 def status(as_json: bool) -> None:
-    """What is published, since when, and what is wrong. Ends with 1 where something is."""
+    """Show what is published, since when, and what is wrong. Exit 1 if something is wrong."""
     from gitsync import report
     from gitsync.pin import read_pin
     from gitsync.state import load_state
     from gitsync.tree import publish
 
     settings = _settings()
-    known = load_state(settings.layout.state)
+    state = load_state(settings.layout.state)
     live = publish.current(settings.layout)
     if as_json:
-        whole = asdict(known) | {
+        data = asdict(state) | {
             "current": live, "pin": read_pin(settings.layout), "trees": publish.present(settings.layout),
-            "trouble": report.trouble(known, settings), "repo": settings.repo, "ref": str(settings.ref),
+            "trouble": report.trouble(state, settings), "repo": settings.repo, "ref": str(settings.ref),
         }  # fmt: skip
-        click.echo(json.dumps(whole, indent=1, sort_keys=True))
+        click.echo(json.dumps(data, indent=1, sort_keys=True))
     else:
-        for name, value in _lines(settings, known, live):
+        for name, value in _lines(settings, state, live):
             click.echo(f"{name:<10} {value}")
-    if live is None or report.trouble(known, settings):
+    if live is None or report.trouble(state, settings):
         sys.exit(1)
 
 
@@ -103,11 +105,11 @@ def _ago(at: float) -> str:
     return f"{seconds:.0f} s ago"
 
 
-def _lines(settings: Settings, known: State, live: str | None) -> list[tuple[str, str]]:
+def _lines(settings: Settings, state: State, live: str | None) -> list[tuple[str, str]]:
     from gitsync.pin import read_pin
 
     lines = [("current", live or "nothing")]
-    published = known.published
+    published = state.published
     if published is not None and published.commit == live:
         lines.append(("since", _ago(published.at)))
         if published.subject:
@@ -118,19 +120,19 @@ def _lines(settings: Settings, known: State, live: str | None) -> list[tuple[str
     pin = read_pin(settings.layout)
     if pin:
         lines.append(("pinned", pin))
-    if known.candidate is not None:
-        lines.append(("waiting", f"{known.candidate.commit}: {known.candidate.reason or 'being looked at'}"))
-    if known.quarantine is not None:
-        lines.append(("refused", f"{known.quarantine.commit or known.quarantine.oid}: {known.quarantine.reason}"))
-    lines.append(("asked", f"{_ago(known.last_attempt)}; answered {_ago(known.last_success)}"))
-    if known.failures:
-        lines.append(("failed", f"{known.failures} in a row: {known.last_error}"))
+    if state.candidate is not None:
+        lines.append(("waiting", f"{state.candidate.commit}: {state.candidate.reason or 'being checked'}"))
+    if state.quarantine is not None:
+        lines.append(("refused", f"{state.quarantine.commit or state.quarantine.oid}: {state.quarantine.reason}"))
+    lines.append(("asked", f"{_ago(state.last_attempt)}; answered {_ago(state.last_success)}"))
+    if state.failures:
+        lines.append(("failed", f"{state.failures} in a row: {state.last_error}"))
     return lines
 
 
 @main.command()
 def why() -> None:
-    """Why this commit is published and not another: one sentence a line, the deciding one last."""
+    """Explain why this commit is published and no other: one sentence a line, the deciding one last."""
     from gitsync import explain
     from gitsync.state import load_state
     from gitsync.tree import publish
@@ -143,15 +145,14 @@ def why() -> None:
 @main.command()
 @click.argument("commit")
 def rollback(commit: str) -> None:
-    """Publish COMMIT now, and leave the present one alone until the ref moves. `zero` is the image's own tree."""
+    """Publish COMMIT now, and ignore the present one until the ref moves. `zero` is the image's own tree."""
     from gitsync import explain
     from gitsync.cycle.run import run_cycle
     from gitsync.cycle.wake import poke
 
     settings = _settings()
-    whole = explain.whole(settings, commit)
-    state = run_cycle(settings, only=whole, leave=True)
-    # The loop tells the pod's status; it should not wait a period to learn of this.
+    state = run_cycle(settings, only=explain.full_commit(settings, commit), leave=True)
+    # The loop reports the pod's status: run it now rather than after a period.
     poke(settings)
     click.echo(f"published {state.published.commit if state.published else 'nothing'}")
 
@@ -159,18 +160,18 @@ def rollback(commit: str) -> None:
 @main.command()
 @click.argument("commit")
 def pin(commit: str) -> None:
-    """Stay on COMMIT, whatever the ref does, until `gitsync unpin`."""
+    """Stay on COMMIT, wherever the ref moves, until `gitsync unpin`."""
     from gitsync import explain
     from gitsync.cycle.run import run_cycle
     from gitsync.cycle.wake import poke
     from gitsync.pin import write_pin
 
     settings = _settings()
-    whole = explain.whole(settings, commit)
-    state = run_cycle(settings, only=whole)
-    write_pin(settings.layout, whole, time.time())
+    full = explain.full_commit(settings, commit)
+    state = run_cycle(settings, only=full)
+    write_pin(settings.layout, full, time.time())
     poke(settings)
-    click.echo(f"pinned to {state.published.commit if state.published else whole}")
+    click.echo(f"pinned to {state.published.commit if state.published else full}")
 
 
 @main.command()
@@ -188,16 +189,16 @@ def unpin() -> None:
 
 @main.command()
 def now() -> None:
-    """Hurry the running loop."""
+    """Start the running loop's next cycle now."""
     from gitsync.cycle.wake import poke
 
     if not poke(_settings()):
-        raise GitsyncError("hurry the loop", "none is running here", hint="gitsync once runs a cycle by itself")
+        raise GitsyncError("start a cycle", "no loop is running here", hint="gitsync once runs a cycle by itself")
 
 
 @main.command()
 def mirror() -> None:
-    """Serve the repository to the fleet, read-only over http, asking the git server alone."""
+    """Serve the repository to other nodes, read-only over HTTP, as the git server's only client."""
     from gitsync.mirror.server import serve
 
     serve(_settings())

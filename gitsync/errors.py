@@ -1,4 +1,4 @@
-"""The one way gitsync fails: "cannot X: why", with the file, the field and a hint where there are any."""
+"""Errors of gitsync: "cannot X: why", with file, field and hint."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from ground.errors import Problem
 
 
 class GitsyncError(Problem):
-    """A step that cannot be done now; the next cycle tries again."""
+    """A step failed for now; the next cycle tries again."""
 
     hinted = "; "
 
 
 class Refused(GitsyncError):
-    """The commit itself is bad: it is quarantined, and not tried again until the ref moves."""
+    """The commit itself is bad: gitsync quarantines it and does not try it again until the ref moves."""
 
 
 class Stalled(GitsyncError):
-    """A check of the commit did not end in time: a busy node, or a bad commit. A few are forgiven."""
+    """A check of the commit exceeded its deadline: a busy node or a bad commit. The cycle retries a few times."""
 
 
 class TooLarge(GitsyncError):
-    """The transfer was cut off at its limit. Nothing of it arrived, so the server names the commit to refuse."""
+    """The transfer exceeded its limit. Nothing arrived, so the server must name the commit to refuse."""
 
 
 class Damaged(GitsyncError):
-    """The local repository lacks what it should hold. It is only a cache: thrown away and fetched anew."""
+    """The local repository lacks an object. It is only a cache: the cycle deletes it and fetches again."""

@@ -1,4 +1,4 @@
-"""The old name of `health.api`, for checks of a site that were written before it: they outlive images."""
+"""Alias of `health.api` under its old name, for a site's checks: they outlive images."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Where everything lies under gitsync's root, and what a commit's name may look like. Pure; quick to import."""
+"""Paths under gitsync's root, and the form of a commit's name. Pure; quick to import."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from pathlib import Path
 
 DEFAULT_ROOT = "/var/lib/minivm/scripts"
 GENERATION_ZERO = "/usr/share/minivm/scripts"
-# The name that stands for generation zero wherever a commit is named.
+# Names generation zero wherever a commit is expected.
 ZERO = "zero"
 COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
-# What a cut cycle can leave in trees/ and beside the link; the next cycle removes it.
+# Prefix of what an interrupted cycle can leave in trees/ and beside the link; the next cycle removes it.
 UNFINISHED = ".unfinished-"
-# What lies beside scripts and is none: an editor's copy, a page, data.
+# Endings of files beside scripts that are not scripts: an editor's backup, documentation, data.
 NOT_SCRIPTS = ("~", ".md", ".txt", ".json", ".yaml", ".yml", ".toml", ".conf", ".example")
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One node's copy.
+    """Paths of one node's copy.
 
     `current` is a symbolic link to `trees/<commit>`, or to generation zero's absolute path. A directory
-    `trees/<commit>` is complete whenever it exists: it gets that name by a rename, after its last byte is on disk.
+    `trees/<commit>` is complete whenever it exists: a rename gives it that name after its last byte is on disk.
     """
 
     root: Path
@@ -70,7 +70,7 @@ class Layout:
 
     @property
     def wake(self) -> Path:
-        """The datagram socket on which a running loop hears `gitsync now`."""
+        """Datagram socket on which a running loop receives `gitsync now`."""
         return self.root / "wake"
 
     def tree(self, commit: str) -> Path:
@@ -81,7 +81,7 @@ class Layout:
 
 
 def commit_of_link(target: str, zero: Path) -> str | None:
-    """The commit that a link's target names: `trees/<commit>`, generation zero, or None for anything else."""
+    """Return the commit that a link's target names: `trees/<commit>` or generation zero; None for anything else."""
     head, _, name = target.rpartition("/")
     if head == "trees" and COMMIT.fullmatch(name):
         return name
@@ -89,7 +89,7 @@ def commit_of_link(target: str, zero: Path) -> str | None:
 
 
 def is_script(name: str) -> bool:
-    """Whether a file of prolog.d and its like is run: what the runner starts is what gitsync checks."""
+    """Tell whether the runner starts a file of this name in prolog.d and its like; gitsync checks the same files."""
     return not name.startswith((".", "_")) and not name.endswith(NOT_SCRIPTS)
 
 

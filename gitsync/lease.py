@@ -1,19 +1,19 @@
-"""How a reader uses the published tree: resolve the link once, hold the commit while reading, let go.
+"""Reader's side of the published tree: resolve the link once, hold the commit while reading, release it.
 
     with lease.hold() as held:
         run(held.path / "prolog.d" / ..., env={"MINIVM_SCRIPTS_COMMIT": held.commit})
 
 - `held.path` is an absolute path to one commit's directory. It never passes through the `current` link, so a
   publish in the middle of a prolog changes nothing for that prolog.
-- While a root process holds the lease (a shared flock on `leases/<commit>`, released by the kernel when the process
-  ends, however it ends) the tree is not pruned.
-- A reader that is not root (a task prolog runs as the job's user) gets the path with `locked == False`: the lock
-  files are root's, so that no user can keep trees alive or block root's readers. Such a reader is covered by time
-  instead: a tree stays for MINIVM_GITSYNC_KEEP_SECONDS after it stopped being current.
-- Nothing published, or an unreadable root: generation zero, from the image, commit "zero".
-- `report()` tells gitsync that a script of a commit is broken; gitsync passes it on to the ring.
+- While a root process holds the lease (a shared flock on `leases/<commit>`, which the kernel releases when the process
+  ends), gitsync does not prune the tree.
+- A reader that is not root (a task prolog runs as the job's user) gets the path with `locked == False`: root owns the
+  lock files, so no user can keep trees alive or block root's readers. Time protects such a reader instead: gitsync
+  keeps a tree for MINIVM_GITSYNC_KEEP_SECONDS after it stopped being current.
+- With nothing published, or an unreadable root, readers get generation zero from the image, commit "zero".
+- `report()` tells gitsync that a script of a commit is broken; gitsync forwards it to the ring.
 
-Standard library only and little of it: a prolog pays for every import.
+Few imports, all from the standard library: every prolog pays for them.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from pathlib import Path
 from gitsync.errors import GitsyncError
 from gitsync.layout import ZERO, Layout, commit_of_link
 
-# A publish and a prune can both come between reading the link and locking; each retry needs another of both.
+# Bound on retries: each one needs another publish and another prune between reading the link and locking.
 ATTEMPTS = 20
 
 
 class Lease:
-    """One commit's tree, held by its reader."""
+    """A hold on one commit's tree; prevents pruning while `locked`."""
 
     __slots__ = ("commit", "fd", "path")
 
@@ -56,7 +56,7 @@ class Lease:
 
 
 def hold(layout: Layout | None = None) -> Lease:
-    """The current commit, resolved now and held until released."""
+    """Resolve the current commit and hold it until released."""
     layout = layout or Layout.from_environment()
     name = ZERO
     for _ in range(ATTEMPTS):
@@ -64,12 +64,12 @@ def hold(layout: Layout | None = None) -> Lease:
         if name == ZERO:
             return _zero(layout)
         fd, raced = _lock(layout.lease(name))
-        # The lock alone proves nothing: the pruner may have removed the tree between our two looks.
+        # The lock alone proves nothing: the pruner may have removed the tree between reading the link and locking.
         if not raced and layout.tree(name).is_dir():
             return Lease(name, layout.tree(name), fd)
         if fd is not None:
             os.close(fd)
-    # Lock files that somebody removed must not stop jobs; the current tree is never pruned.
+    # Missing lock files must not stop jobs; gitsync never prunes the current tree.
     return Lease(name, layout.tree(name), None) if layout.tree(name).is_dir() else _zero(layout)
 
 
@@ -88,7 +88,7 @@ def _zero(layout: Layout) -> Lease:
 
 
 def _lock(path: Path) -> tuple[int | None, bool]:
-    """(the locked descriptor or None where this reader may not lock, whether the pruner was faster)."""
+    """Lock a lease file. Returns the descriptor (None without permission) and whether the pruner was faster."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -96,13 +96,13 @@ def _lock(path: Path) -> tuple[int | None, bool]:
     except OSError:
         return None, False
     try:
-        # Never wait: only the pruner locks exclusively, and then this tree is going.
+        # Do not wait: only the pruner locks exclusively, and it is removing this tree.
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
         return None, True
     except OSError:
-        # A file system without flock: time covers this reader.
+        # The file system has no flock: MINIVM_GITSYNC_KEEP_SECONDS protects this reader.
         os.close(fd)
         return None, False
     if os.fstat(fd).st_nlink == 0:
@@ -112,7 +112,7 @@ def _lock(path: Path) -> tuple[int | None, bool]:
 
 
 def report(commit: str, script: str, reason: str, layout: Layout | None = None) -> bool:
-    """Say that `script` of `commit` is broken (it crashed, hung, did not parse). False where nobody can be told."""
+    """Record for gitsync that `script` of `commit` is broken (crashed, hung, did not parse); return success."""
     import json
     import time
 

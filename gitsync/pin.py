@@ -1,4 +1,4 @@
-"""A person's word that a node is to stay on one commit, whatever the ref does: a file, until it is taken away."""
+"""The pin file: a person's request that the node stays on one commit until the file is removed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ground.files import write_whole
 
 
 def read_pin(layout: Layout) -> str | None:
-    """The commit, or `zero`; None where nothing is pinned, or what is there names none."""
+    """Return the pinned commit or `zero`; None without a pin, or when the file is damaged."""
     try:
         commit = json.loads(layout.pin.read_text())["commit"]
     except (OSError, ValueError, KeyError, TypeError):

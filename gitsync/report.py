@@ -1,5 +1,7 @@
-"""Telling others how it stands: the metrics file, init's control socket, the service manager. None of them may stop a
-cycle: where there is nobody to tell, nothing is told."""
+"""Report gitsync's status to the metrics file, init's control socket and the service manager.
+
+A missing or failing receiver never stops a cycle.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,12 @@ from ground.files import write_whole
 from ground.metrics import family
 from ground.sockets import ask
 
-# One failed fetch is weather; three in a row are worth a sentence in the pod's status.
+# Failed cycles in a row before the pod's status mentions them: a single failed fetch is normal.
 FAILURES_TO_MENTION = 3
 
 
 def trouble(state: State, settings: Settings) -> str:
-    """One sentence about what is not as it should be; empty when all is well. Pure."""
+    """Describe in one sentence what is wrong; empty when all is well. Pure."""
     live = state.published.commit[:12] if state.published else "nothing"
     if state.quarantine is not None:
         return f"scripts: {state.quarantine.commit[:12] or 'a commit'} refused: {state.quarantine.reason}; {live} stays"
@@ -31,7 +33,7 @@ def trouble(state: State, settings: Settings) -> str:
 
 
 def metrics(state: State, settings: Settings, now: float) -> str:
-    """Prometheus' text format. Pure."""
+    """Render the state in Prometheus text format. Pure."""
     published = state.published
     lines: list[str] = []
 
@@ -49,13 +51,11 @@ def metrics(state: State, settings: Settings, now: float) -> str:
         metric("tree_bytes", "Bytes in the published tree.", published.bytes)
     metric("last_attempt_timestamp_seconds", "When the last cycle ran.", state.last_attempt)
     metric("last_success_timestamp_seconds", "When the repository last answered.", state.last_success)
-    metric("age_seconds", "Since the repository last answered, at the last cycle.",
+    metric("age_seconds", "Seconds since the repository last answered, at the last cycle.",
            max(0.0, now - state.last_success) if state.last_success else -1)  # fmt: skip
     metric("failures", "Failed cycles in a row.", state.failures)
-    metric("quarantined", "Whether the newest commit is refused.", 1 if state.quarantine else 0)
-    metric(
-        "waiting", "Whether a newer commit waits for its ring.", 1 if state.candidate and not state.quarantine else 0
-    )
+    metric("quarantined", "1 if the newest commit is refused.", 1 if state.quarantine else 0)
+    metric("waiting", "1 if a newer commit waits for its ring.", 1 if state.candidate and not state.quarantine else 0)
     metric("refused_total", "Commits refused.", state.refused_total, "counter")
     metric("published_total", "Commits published.", state.published_total, "counter")
     if state.durations:
@@ -73,19 +73,18 @@ def write_metrics(state: State, settings: Settings, now: float) -> None:
 
 
 def condition(control: Path, text: str) -> bool:
-    """Add our sentence to the pod's (empty takes it away). Whether init heard it."""
+    """Set gitsync's condition in the pod's status (empty removes it); return whether init accepted it."""
     request = {"op": "condition", "name": "gitsync", "text": text[:1000], "blocking": False}
     answer = ask(control, request, 2.0)
     return answer is not None and answer.get("ok") is True
 
 
 def summary(state: State, settings: Settings) -> str:
-    """For STATUS=: what is published, and why not something newer. Pure."""
+    """Summarise for sd_notify's STATUS= what is published, and why nothing newer is. Pure."""
     published = state.published
     live = f"{published.commit[:12]}" + (f" of {published.ref}" if published.ref else "") if published else "nothing"
-    bad = trouble(state, settings)
-    if bad:
-        return bad
+    if problem := trouble(state, settings):
+        return problem
     if state.candidate is not None:
         return f"{live}; {state.candidate.commit[:12]} waits: {state.candidate.reason}"
     if state.failures:

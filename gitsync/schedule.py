@@ -1,4 +1,4 @@
-"""When a node asks, and when it may take a commit: decided from its pod's name, so that a fleet spreads. Pure."""
+"""Decide when a node fetches and when it may take a commit. The pod's name spreads nodes over time. Pure."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from dataclasses import dataclass
 
 
 def place(pod: str, purpose: str) -> float:
-    """A pod's fixed place in [0, 1). Another purpose gives an unrelated place: the canary is not always the first
-    to ask. No randomness: the same pod does the same thing every time, and a person can compute it."""
+    """Map a pod's name to a fixed number in [0, 1).
+
+    Different purposes give unrelated numbers: a canary is not always the first to fetch. Nothing is random: the same
+    pod behaves the same every time, and a person can compute it.
+    """
     digest = hashlib.sha256(f"{purpose}:{pod}".encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2.0**64
 
 
 def next_delay(pod: str, period: float, failures: int, backoff_max: float) -> float:
-    """Seconds until the next cycle.
+    """Return the seconds until the next cycle.
 
-    A fleet that starts together must not ask together: the period is stretched or shrunk by up to 10 % by the pod's
-    name. After failures it doubles up to the maximum, with a spread of half: the server that comes back meets no wave.
+    Nodes that start together must not fetch together: the pod's name changes the period by up to 10 %. After failures
+    the period doubles up to `backoff_max`, spread over half of it, so that a server that recovers meets no wave.
     """
     if failures <= 0:
         return period * (0.9 + 0.2 * place(pod, "period"))
@@ -27,11 +30,13 @@ def next_delay(pod: str, period: float, failures: int, backoff_max: float) -> fl
 
 
 def first_delay(pod: str, period: float, *, published: bool) -> float:
-    """A node with last good scripts spreads its first question over a period; one with none asks within 2 s."""
+    """Return the seconds until the first cycle: within a period with published scripts, within 2 s without."""
     return place(pod, "first") * (period if published else min(2.0, period))
 
 
 class Turn(enum.Enum):
+    """A node's decision about a commit. WAIT ends by time, HOLD only when the ring answers or the ref moves."""
+
     TAKE = "take"
     WAIT = "wait"
     HOLD = "hold"
@@ -39,7 +44,7 @@ class Turn(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class RingView:
-    """What the ring says of a commit: when it was first seen by the fleet, and how many nodes it failed on."""
+    """The ring's record of a commit: when the first node saw it, and on how many nodes it is good or failed."""
 
     first_seen: float | None
     good: int
@@ -60,20 +65,20 @@ def is_canary(pod: str, percent: float) -> bool:
 def ring_decision(
     pod: str, percent: float, delay: float, now: float, seen_here: float, ring: RingView | None, *, ring_asked: bool
 ) -> Decision:
-    """Whether this node takes a commit now.
+    """Decide whether this node takes a commit now.
 
-    With a ring address that does not answer the node waits: its last good scripts work, and taking an unknown commit
-    everywhere at the moment when nothing can be seen is the failure that rings are for.
+    While the ring does not answer, a node that is no canary waits: its last good scripts work, and taking an unknown
+    commit everywhere without seeing the canaries is the failure that rings prevent.
     """
     if percent <= 0:
         return Decision(Turn.TAKE, "no rings")
     if is_canary(pod, percent):
         return Decision(Turn.TAKE, f"canary: in the first {percent:g} %")
     if ring_asked and ring is None:
-        return Decision(Turn.HOLD, "the ring does not answer, so nobody knows how the canaries fare")
+        return Decision(Turn.HOLD, "the ring does not answer, so the canaries' results are unknown")
     if ring is not None and ring.failed:
         because = f": {ring.reasons[0]}" if ring.reasons else ""
-        return Decision(Turn.HOLD, f"{ring.failed} of the ring failed on it{because}")
+        return Decision(Turn.HOLD, f"it failed on {ring.failed} nodes of the ring{because}")
     first = seen_here if ring is None or ring.first_seen is None else min(seen_here, ring.first_seen)
     if now < first + delay:
         return Decision(Turn.WAIT, f"after the canaries, in {first + delay - now:.0f} s")

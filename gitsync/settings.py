@@ -1,7 +1,7 @@
-"""The settings of one node, from MINIVM_GITSYNC_* and nowhere else. Pure.
+"""Settings of one node, read from MINIVM_GITSYNC_* only. Pure.
 
-An unknown name is an error with the nearest known one: a typo in `MINIVM_GITSYNC_ALLOWED_SIGNERS` must not mean
-"verify nothing".
+An unknown name is an error that suggests the nearest known one: a typo in `MINIVM_GITSYNC_ALLOWED_SIGNERS` must not
+mean "verify nothing".
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from gitsync.layout import DEFAULT_ROOT, GENERATION_ZERO, Layout, is_commit
 
 PREFIX = "MINIVM_GITSYNC_"
 SECRETS = "/mnt/minivm/secrets/gitsync"
-# Not settings of the node: a cycle's mark on its children, and the tests' fault points.
-ELSEWHERE = frozenset({"CYCLE", "FAULT"})
+# Variables with the prefix that are no settings: a cycle sets CYCLE on its children.
+NOT_SETTINGS = frozenset({"CYCLE"})
 TREE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 REF_NAME = re.compile(r"(?!-)[A-Za-z0-9._/+@-]+")
 
@@ -35,7 +35,7 @@ class RefKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """What to follow."""
+    """A branch, tag or commit to follow."""
 
     kind: RefKind
     name: str
@@ -45,7 +45,7 @@ class Ref:
 
     @property
     def remote(self) -> str:
-        """The name the server knows it by."""
+        """Full name of the ref on the server."""
         match self.kind:
             case RefKind.BRANCH:
                 return f"refs/heads/{self.name}"
@@ -56,7 +56,7 @@ class Ref:
 
 
 def parse_ref(text: str) -> Ref:
-    """`main`, `branch:main`, `refs/heads/main`, `tag:v1`, `refs/tags/v1`, `commit:<hash>` or a whole hash."""
+    """Parse `main`, `branch:main`, `refs/heads/main`, `tag:v1`, `refs/tags/v1`, `commit:<hash>` or a whole hash."""
     for prefix, kind in (
         ("branch:", RefKind.BRANCH),
         ("refs/heads/", RefKind.BRANCH),
@@ -70,14 +70,14 @@ def parse_ref(text: str) -> Ref:
     else:
         ref = Ref(RefKind.COMMIT if is_commit(text) else RefKind.BRANCH, text)
     if ref.kind is RefKind.COMMIT and not is_commit(ref.name):
-        raise ValueError("a commit is named by its whole hash, 40 or 64 hex digits")
+        raise ValueError("a commit needs its whole hash, 40 or 64 hex digits")
     if not REF_NAME.fullmatch(ref.name) or ".." in ref.name or ref.name.endswith((".lock", "/")) or "@{" in ref.name:
-        raise ValueError(f"{ref.name!r} is no name of a branch or tag")
+        raise ValueError(f"{ref.name!r} is not a name of a branch or tag")
     return ref
 
 
 class Backward(enum.Enum):
-    """What to do with a commit older than the published one (a force push, or a server serving the past)."""
+    """Policy for a commit older than the published one: a force push, or a server that serves old commits."""
 
     REFUSE = "refuse"
     ALLOW = "allow"
@@ -85,7 +85,7 @@ class Backward(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Every field is MINIVM_GITSYNC_<NAME>; docs/gitsync.md is their reference."""
+    """One field for each MINIVM_GITSYNC_<NAME>; docs/gitsync.md is the reference."""
 
     repo: str | None = None
     ref: Ref = Ref(RefKind.BRANCH, "main")
@@ -130,7 +130,7 @@ class Settings:
         return Layout(self.root, self.zero)
 
     def policy(self) -> str:
-        """A fingerprint of what decides whether a commit is good: a quarantine ends when it changes."""
+        """Fingerprint the settings that decide whether a commit is good; a quarantine ends when it changes."""
         parts: list[object] = [
             self.subdir, self.verify, self.backward.value, self.paths, self.max_bytes, self.max_file_bytes,
             self.max_files, self.check_command, self.name, self.not_before,
@@ -144,18 +144,18 @@ class Settings:
 
 
 def from_environment(environ: Mapping[str, str]) -> Settings:
-    """The settings in an environment. MINIVM_POD_NAME (or the host's name) places the node in rings and jitter."""
+    """Read settings from an environment. MINIVM_POD_NAME (or the host's name) places the node in rings and jitter."""
     values: dict[str, object] = {}
     known = {field.name: field for field in fields(Settings)}
     for variable, text in sorted(environ.items()):
-        if not variable.startswith(PREFIX) or variable.removeprefix(PREFIX) in ELSEWHERE:
+        if not variable.startswith(PREFIX) or variable.removeprefix(PREFIX) in NOT_SETTINGS:
             continue
         name = variable.removeprefix(PREFIX).lower()
         if name not in known:
             close = difflib.get_close_matches(variable, [PREFIX + each.upper() for each in known], n=1)
             hint = f"did you mean {close[0]}?" if close else f"see docs/gitsync.md for the {len(known)} settings"
             raise GitsyncError("read the settings", "unknown setting", field=variable, hint=hint)
-        # A variable that Kubernetes passes empty is a variable that is not set.
+        # Kubernetes passes an unset optional variable as an empty one.
         if text == "":
             continue
         try:
@@ -170,7 +170,7 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
 
 
 def check(settings: Settings) -> None:
-    """What no single field can say."""
+    """Refuse values out of range, and fields that contradict each other."""
     if settings.repo is not None:
         check_url(settings.repo, token=settings.token_file.exists())
     if settings.ring_url is not None:
@@ -179,21 +179,21 @@ def check(settings: Settings) -> None:
         if address is not None:
             split_address(address, PREFIX + name)
     subdir = settings.subdir
-    for name, wrong, why in (
+    for name, is_wrong, reason in (
         ("PERIOD", settings.period <= 0, "wanted more than 0 seconds"),
         ("TIMEOUT", settings.timeout <= 0, "wanted more than 0 seconds"),
         ("CHECK_TIMEOUT", settings.check_timeout <= 0, "wanted more than 0 seconds"),
         ("SUBDIR", subdir.startswith("/") or ".." in subdir.split("/"),
-         f"{subdir!r} is no directory of the repository"),
+         f"{subdir!r} is not a directory inside the repository"),
         ("NAME", not TREE_NAME.fullmatch(settings.name), "wanted up to 64 letters, digits, '.', '_' or '-'"),
         ("NOT_BEFORE", settings.not_before is not None and settings.backward is Backward.ALLOW,
-         "a floor, and BACKWARD=allow, which asks for none"),
-        ("CANARY_PERCENT", not 0 <= settings.canary_percent <= 100, "a percentage is 0 to 100"),
+         "it sets an oldest commit, and BACKWARD=allow permits any; remove one of them"),
+        ("CANARY_PERCENT", not 0 <= settings.canary_percent <= 100, "wanted a percentage from 0 to 100"),
         ("WEBHOOK_SECRET", settings.webhook and not settings.webhook_secret,
-         "a webhook without a secret lets anyone hurry this node"),
+         "a webhook without a secret lets anyone start cycles on this node; name a secret file"),
     ):  # fmt: skip
-        if wrong:
-            raise GitsyncError("read the settings", why, field=PREFIX + name)
+        if is_wrong:
+            raise GitsyncError("read the settings", reason, field=PREFIX + name)
 
 
 def _flag(text: str) -> bool:
@@ -206,7 +206,7 @@ def _flag(text: str) -> bool:
 
 def _path(text: str) -> Path:
     if not text.startswith("/"):
-        raise ValueError(f"{text!r} is no absolute path")
+        raise ValueError(f"{text!r} is not an absolute path")
     return Path(text)
 
 
@@ -218,18 +218,18 @@ def _seconds(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf"):
-        raise ValueError(f"{text!r} is no number (seconds, or 90s, 5m, 1h)")
+        raise ValueError(f"{text!r} is not a duration (seconds, or 90s, 5m, 1h)")
     return value
 
 
 def parse_date(text: str) -> float:
-    """`2026-01-31`, or with a time; UTC where no zone is said."""
-    import datetime  # for those who name one
+    """Parse `2026-01-31`, with or without a time, as seconds since the epoch; UTC unless it names a zone."""
+    import datetime  # imported late: few nodes set a date
 
     try:
         date = datetime.datetime.fromisoformat(text)
     except ValueError:
-        raise ValueError(f"{text[:40]!r} is no date such as 2026-01-31 or 2026-01-31T12:00:00Z") from None
+        raise ValueError(f"{text[:40]!r} is not a date such as 2026-01-31 or 2026-01-31T12:00:00Z") from None
     return (date if date.tzinfo else date.replace(tzinfo=datetime.UTC)).timestamp()
 
 
@@ -237,18 +237,18 @@ def _count(text: str) -> int:
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     number, unit = (text[:-1], units[text[-1]]) if text[-1] in units else (text, 1)
     if not number.isascii() or not number.isdigit():
-        raise ValueError(f"{text!r} is no count (a whole number, or 64M)")
+        raise ValueError(f"{text!r} is not a count (a whole number, or 64M)")
     return int(number) * unit
 
 
 def _words(text: str) -> tuple[str, ...]:
-    """A JSON list where a word holds a space, words between spaces or commas otherwise."""
+    """Split words at spaces or commas; a JSON list allows words that hold a space."""
     if not text.startswith("["):
         return tuple(text.replace(",", " ").split())
     try:
         words = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"not JSON, though it begins with [: {error}") from None
+        raise ValueError(f"it begins with [ but is not JSON: {error}") from None
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise ValueError("not a JSON list of strings")
     return tuple(words)

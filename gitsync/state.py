@@ -1,5 +1,7 @@
-"""What gitsync remembers between cycles: one JSON file, replaced whole. The `current` link stays the only truth about
-what is published; a state file that is lost or unreadable costs history, never the tree."""
+"""State that gitsync keeps between cycles: one JSON file, replaced atomically.
+
+The `current` link alone decides what is published; losing the state file costs history, never the tree.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ HISTORY = 10
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The tree behind `current`."""
+    """A commit whose tree is or was behind `current`."""
 
     commit: str
     at: float
@@ -32,7 +34,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """The newest commit of the ref, where it is not published: waiting its turn, or refused."""
+    """The newest commit of the ref while it is not published: waiting for its ring, or being checked."""
 
     oid: str
     commit: str
@@ -43,7 +45,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """A commit that was refused. It stays refused until the ref moves off `oid` or the policy changes."""
+    """A refused commit. It stays refused until the ref moves off `oid` or the policy changes."""
 
     oid: str
     commit: str
@@ -55,7 +57,7 @@ class Quarantine:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """It changes by the methods below and in no other way, each time to another whole."""
+    """Everything gitsync remembers. Immutable: each method returns a changed copy."""
 
     published: Published | None = None
     candidate: Candidate | None = None
@@ -74,32 +76,32 @@ class State:
 
     @property
     def commits(self) -> list[Published]:
-        """What is live and what was, newest first."""
+        """The published commit and the earlier ones, newest first."""
         return [each for each in (self.published, *self.history) if each is not None]
 
     def formerly(self, commit: str) -> Published | None:
-        """What was live before, by its commit."""
+        """Find an earlier published commit."""
         return next((old for old in self.history if old.commit == commit), None)
 
     def attempted(self, now: float) -> State:
         return replace(self, last_attempt=now)
 
     def succeeded(self, now: float) -> State:
-        """The repository answered, whatever became of its commit."""
+        """Record that the repository answered, whether or not its commit was taken."""
         return replace(self, failures=0, last_error="", last_success=now)
 
     def failed(self, error: str, now: float) -> State:
         return replace(self, failures=self.failures + 1, last_error=error, last_error_at=now)
 
     def unsaved(self, error: str) -> State:
-        """An error that comes after all others, and hides none."""
+        """Record that the state could not be saved, without hiding an earlier error."""
         return replace(self, last_error=self.last_error or error)
 
     def took(self, step: str, seconds: float) -> State:
         return replace(self, durations={**self.durations, step: round(seconds, 4)})
 
     def following(self, oid: str) -> State:
-        """Where the ref is now."""
+        """Record what the ref points to now."""
         return replace(self, tip_oid=oid)
 
     def waiting(self, candidate: Candidate) -> State:
@@ -109,18 +111,18 @@ class State:
         return replace(self, quarantine=quarantine, candidate=None, refused_total=self.refused_total + 1)
 
     def left_alone(self, quarantine: Quarantine) -> State:
-        """By a person, who stepped back from it: nothing was refused."""
+        """Record that a person rolled back from a commit; does not count as a refusal."""
         return replace(self, quarantine=quarantine, candidate=None)
 
     def released(self) -> State:
         return replace(self, quarantine=None)
 
     def looked_over(self, published: Published, now: float) -> State:
-        """The live tree is what its commit says; and what else is known of that commit."""
+        """Record that the live tree matches its commit, with that commit's details."""
         return replace(self, published=published, candidate=None, looked_at=now)
 
     def with_published(self, published: Published) -> State:
-        """A tree went live; what was live before is history, newest first."""
+        """Record that a tree went live; the previous one joins the history, newest first."""
         before = self.published
         history = self.history
         if before is not None and before.commit != published.commit:
@@ -133,7 +135,7 @@ def to_json(state: State) -> str:
 
 
 def _known(kind: type, data: dict[str, Any]) -> dict[str, Any]:
-    """A newer version's keys are dropped: a roll-back of the image must not lose the state."""
+    """Drop the keys of a newer version: rolling back the image must not lose the state."""
     names = {each.name for each in fields(kind)}
     return {key: value for key, value in data.items() if key in names}
 

@@ -1,1 +1,1 @@
-"""Ground: the few things that every package needs and none may import of another. The standard library only."""
+"""Helpers that every package shares. Standard library only; imports no other package of the project."""

@@ -1,4 +1,4 @@
-"""A short program is run to its end, for its words. Never in PID 1, which waits for its children in one place."""
+"""Run a short program and collect its output. Not for PID 1, which waits for its children in one place."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 def ran(
     argv: Sequence[str], *, within: float | None = None, env: Mapping[str, str] | None = None, **more: Any
 ) -> subprocess.CompletedProcess[str]:
-    """How it ended, and both its streams as text. It has nothing to read; TimeoutExpired where it takes longer."""
+    """Run `argv` with an empty stdin; return its exit status and both streams as text.
+
+    Raises TimeoutExpired after `within` seconds.
+    """
     return subprocess.run(
         argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=within, env=env,
         check=False, **more,

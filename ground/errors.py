@@ -1,4 +1,4 @@
-"""How a package fails: "cannot X: why", with the file, the field and a hint where there are any; and safe words."""
+"""The base of every package's error ("cannot X: why", with file, field and hint), and text made safe to print."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 
 class Problem(Exception):
-    """The base of a package's one error, caught once, in its command line; anything else that is raised is a bug."""
+    """Base of a package's one error. The command line catches it once; any other exception is a bug."""
 
-    hinted = "\nhint: "  # what stands before the hint
+    hinted = "\nhint: "  # separates the message from the hint
 
     def __init__(
         self, what: str, why: str, *, file: str | Path | None = None, field: str | None = None, hint: str | None = None
@@ -25,8 +25,8 @@ class Problem(Exception):
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """A hint for a name that is not known: the closest one that is, or all of them where none is close."""
-    import difflib  # only a mistake pays for it
+    """Suggest the known name closest to `name`, or list all known names when none is close."""
+    import difflib  # imported late: only a typo needs it
 
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
@@ -36,9 +36,10 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def printable(text: str) -> str:
-    """What a terminal and a log may be shown: names and messages come from servers, commits and users' processes."""
+    """Replace control characters: servers, commits and users' processes supply text that reaches terminals and logs."""
     return "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in text)
 
 
 def one_line(text: str) -> str:
+    """Make text printable on a single line."""
     return printable(text).replace("\n", " ")

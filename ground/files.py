@@ -1,4 +1,4 @@
-"""Small files, published whole: a reader sees one or the one before it, also after the power has failed."""
+"""Small files replaced atomically and durably: a reader sees the old or the new content, also after a power failure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ if TYPE_CHECKING:
 
 
 def write_whole(path: Path, data: bytes | str, mode: int = 0o644, owner: tuple[int, int] | None = None) -> None:
-    """By unique temporary, fsync and rename, in a directory that is there; seen with its mode and owner alone."""
-    # Its name begins with a dot and does not end as the file's: no reader that takes every *.json or *.prom takes it.
+    """Write a file by unique temporary, fsync and rename. Its directory must exist.
+
+    The file never appears with another mode or owner than the ones given.
+    """
+    # The temporary's name starts with a dot and has another suffix, so a reader of *.json or *.prom skips it.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode & 0o600)
     try:
@@ -33,8 +36,10 @@ def write_whole(path: Path, data: bytes | str, mode: int = 0o644, owner: tuple[i
 
 
 def read_plain(path: Path, most: int) -> bytes | None:
-    """The beginning of a plain file, where somebody else may have put it: a link leads nowhere, a pipe holds nobody up.
-    None where there is none."""
+    """Read at most `most` bytes of a regular file in a directory that untrusted users may write to.
+
+    Refuses a symbolic link and never blocks on a pipe. Returns None when there is no such file.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -46,7 +51,10 @@ def read_plain(path: Path, most: int) -> bytes | None:
 
 
 def locked(fd: int, within: float = 0.0) -> bool:
-    """Whether the file was locked in this time; others that lock it wait, until the last copy of `fd` is closed."""
+    """Take an exclusive flock on `fd` within `within` seconds; return whether it was taken.
+
+    The lock is released when the last copy of `fd` is closed.
+    """
     import fcntl
     import time
 
@@ -62,7 +70,7 @@ def locked(fd: int, within: float = 0.0) -> bool:
 
 
 def write_json(path: Path, data: object, mode: int = 0o644) -> None:
-    """A set is written as a sorted list."""
+    """Write `data` as JSON, making the directory. A set becomes a sorted list."""
     import json
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,7 +78,7 @@ def write_json(path: Path, data: object, mode: int = 0o644) -> None:
 
 
 def read_json(path: Path) -> Mapping[str, Any]:
-    """The mapping in it; empty where there is none, or the file is missing or damaged: nothing is known from it."""
+    """Read a JSON object. A missing or damaged file, or any other JSON value, reads as an empty mapping."""
     import json
 
     try:

@@ -1,4 +1,4 @@
-"""Prometheus' text format, which OpenMetrics shares as far as it is used here. Pure."""
+"""Prometheus text format, in the subset that OpenMetrics shares. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A word over a unix socket: to whoever started this process, and one question, one JSON line of answer."""
+"""Unix socket clients: sd_notify to the service manager, and one JSON request with a one-line JSON reply."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LONGEST = 1 << 20
 
 
 def notify(text: str) -> None:
-    """One datagram to whoever started this process (sd_notify), where there is such a one."""
+    """Send one sd_notify datagram to the service manager; do nothing without $NOTIFY_SOCKET."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if address:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
@@ -22,7 +22,7 @@ def notify(text: str) -> None:
 
 
 def ask(path: Path, request: Mapping[str, object], within: float) -> Mapping[str, object] | None:
-    """None where nobody answers in time, or not with a mapping."""
+    """Send a JSON request and return the reply; None without a reply in time, or when it is not an object."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as client:
             client.settimeout(within)
@@ -35,7 +35,7 @@ def ask(path: Path, request: Mapping[str, object], within: float) -> Mapping[str
 
 
 def read_line(source: socket.socket, within: float, longest: int = LONGEST) -> bytes:
-    """What comes up to the end of a line, of the stream, or of the time, which is a TimeoutError."""
+    """Read up to a newline, the end of the stream or `longest` bytes. Raises TimeoutError after `within` seconds."""
     text, deadline = b"", time.monotonic() + within
     while not text.endswith(b"\n") and len(text) < longest:
         source.settimeout(max(0.001, deadline - time.monotonic()))

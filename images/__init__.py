@@ -1,1 +1,1 @@
-"""Images: what an image is (data in layers/ and roles/), and the small engine that makes it."""
+"""Container images: the definition (data in layers/ and roles/) and the engine that builds them."""

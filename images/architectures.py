@@ -1,4 +1,4 @@
-"""The architectures that images are made for, and what each is called elsewhere. Pure but for asking the kernel."""
+"""CPU architectures that images are built for, and their names elsewhere. Pure, except for asking the kernel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BOTH = "both"
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """Debian's, Kubernetes' and OCI's name for it is the same."""
+    """An architecture. `name` is Debian's, Kubernetes' and OCI's name for it."""
 
     name: str
     machine: str  # the kernel's name, and that of wheels
@@ -31,13 +31,13 @@ KNOWN: Mapping[str, Architecture] = {
 
 
 def own() -> str:
-    """This machine's; the kernel's own word where no images are made for it."""
+    """Return this machine's architecture, or the kernel's name for one that no images are built for."""
     machine = os.uname().machine
     return next((one.name for one in KNOWN.values() if one.machine == machine), machine)
 
 
 def listed(text: str) -> tuple[str, ...]:
-    """What was asked for, each once and this machine's own first: it is the quicker one to fail."""
+    """Parse the setting `arch` into distinct architectures, this machine's own first because it fails soonest."""
     asked = tuple(KNOWN) if text == BOTH else tuple(dict.fromkeys(text.split(","))) if text else (own(),)
     for name in asked:
         if name not in KNOWN:
@@ -47,5 +47,5 @@ def listed(text: str) -> tuple[str, ...]:
 
 
 def suffixed(name: str, arch: str) -> str:
-    """The names of amd64's tags, locks and logs say no architecture: they are older than there was another one."""
+    """Append the architecture to a name. amd64 has no suffix: its names are older than the other architectures."""
     return name if arch == AMD64 else f"{name}-{arch}"

@@ -1,8 +1,8 @@
-"""Programs of another architecture on this machine: whether the kernel runs them, and how it is told to.
+"""Run programs of another architecture: detect and register an interpreter (qemu) in the kernel's binfmt_misc.
 
-Linux hands a program that it cannot run itself to an interpreter that is registered for it (binfmt_misc). The flag F
-matters: the kernel then opens the interpreter once, so that it is there in every container and every new root.
-Standard library only: it runs before anything is installed.
+Linux hands a program that it cannot run itself to an interpreter that is registered for it. The flag F matters: the
+kernel then opens the interpreter once, so that it works in every container and every new root. Standard library only:
+this module runs before anything is installed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SETTINGS: Mapping[str, Mapping[str, str]] = {"amd64": {}, "arm64": {"QEMU_CPU": 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of the kernel's list."""
+    """An interpreter registered in binfmt_misc."""
 
     name: str
     interpreter: str
@@ -32,7 +32,7 @@ class Entry:
 
 
 def entry(arch: str, registry: Path = REGISTRY) -> Entry | None:
-    """Who runs this architecture's programs here, whoever registered it."""
+    """Find the interpreter that the kernel uses for this architecture's programs."""
     machine = MACHINES[arch][0]
     try:
         found = sorted(registry.iterdir())
@@ -51,7 +51,7 @@ def entry(arch: str, registry: Path = REGISTRY) -> Entry | None:
 
 
 def refusal(arch: str, registry: Path = REGISTRY) -> str | None:
-    """Why this machine cannot build for it; None where it can."""
+    """Explain why this machine cannot build for an architecture; None if it can."""
     found = entry(arch, registry)
     if found is None:
         return f"this machine cannot run programs of {arch}: nothing is registered for them (binfmt_misc)"
@@ -62,13 +62,15 @@ def refusal(arch: str, registry: Path = REGISTRY) -> str | None:
 
 
 def interpreter(arch: str) -> str:
-    """Debian's qemu that needs no library."""
+    """Return the path of Debian's statically linked qemu."""
     return f"/usr/bin/qemu-{MACHINES[arch][1]}-static"
 
 
 def line(arch: str) -> bytes:
-    """What the kernel is told. F: opened now. P: a program is told its own name. O and C: one that is set-uid gets its
-    rights, as it would by itself."""
+    """Build the line that registers qemu with the kernel.
+
+    The flags: F opens the interpreter now, P passes the program's own name, O and C give a set-uid program its rights.
+    """
     machine, name = MACHINES[arch]
     magic, mask = (escaped(text) for text in (MAGIC.format(machine=machine), MASK))
     return f":qemu-{name}:M::{magic}:{mask}:{interpreter(arch)}:POCF".encode()

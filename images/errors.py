@@ -1,4 +1,4 @@
-"""The one error of this package: what could not be done, why, where it stands, and what to do about it."""
+"""The error of this package: what failed, why, where, and what to do about it."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ from ground.errors import nearest as nearest
 
 
 class ImagesError(Problem):
-    """Told to the user as it is, without a traceback."""
+    """An error that the command line shows to the user without a traceback."""

@@ -1,7 +1,7 @@
-"""The host: what this machine lacks to build and test, installed and said.
+"""Prepare the host: install what this machine lacks to build and test, and say what is installed.
 
-Standard library only, because it runs before anything is installed. Debian and Ubuntu machines with apt are served;
-elsewhere it says what is missing and stops.
+Standard library only, because it runs before anything is installed. It installs on Debian and Ubuntu with apt;
+elsewhere it names what is missing and stops.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NOBODY = "nobody answers there"
 
 
 class HostError(Exception):
-    """This machine cannot be made ready; the text says why and what to do."""
+    """An error that says why this machine cannot be made ready, and what to do."""
 
 
 def log(text: str) -> None:
@@ -42,7 +42,7 @@ def log(text: str) -> None:
 
 
 def missing_packages(tools: Mapping[str, str]) -> list[str]:
-    """The packages whose tool does not answer, each once, in the order of the table."""
+    """Return the packages whose tool is missing, each once, in the table's order."""
 
     def present(tool: str) -> bool:
         if tool.startswith("/"):
@@ -72,7 +72,7 @@ def apt_install(packages: Iterable[str]) -> None:
 
 
 def ensure_venv() -> None:
-    """A virtual environment with exactly requirements.txt, and this project in it, editable."""
+    """Make a virtual environment with exactly requirements.txt, and this project in it, editable."""
     if importlib.util.find_spec("ensurepip") is None:
         version = f"python{sys.version_info.major}.{sys.version_info.minor}"
         apt_install([f"{version}-venv"])
@@ -91,7 +91,7 @@ def ensure_venv() -> None:
 
 
 def rerun_in_venv() -> NoReturn:
-    """This program once more, by the Python of the virtual environment, which has what it imports."""
+    """Run this program again with the Python of the virtual environment, which has its imports."""
     python = VENV / "bin/python"
     if not python.exists():
         sys.exit(f"error: cannot run {sys.argv[0]}: no {VENV} with its Python packages\nhint: `make images` makes it")
@@ -103,10 +103,7 @@ def engine_answers(address: str) -> bool:
 
 
 def why_silent(address: str, within: float) -> str:
-    """Why the engine at a unix socket does not answer a ping, or empty; remote engines are the SDK's business.
-
-    Where nobody is, that is known at once. An engine that is there is given time: on a busy machine it takes some.
-    """
+    """Explain why the engine at a unix socket does not answer a ping; empty if it does. A busy engine gets time."""
     deadline = time.monotonic() + within
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -133,8 +130,7 @@ def why_silent(address: str, within: float) -> str:
 
 
 def chosen_engine(environ: Mapping[str, str]) -> tuple[str, str]:
-    """The address of the engine, and by whose word it is that one: nobody's where it is the machine's own. As docker's
-    own command line decides it."""
+    """Return the engine's address, and what selected it: empty for the machine's own. Follows docker's own rules."""
     if environ.get("DOCKER_HOST"):
         return environ["DOCKER_HOST"], "DOCKER_HOST"
     settings = Path(environ.get("DOCKER_CONFIG") or Path.home() / ".docker")
@@ -154,7 +150,7 @@ def chosen_engine(environ: Mapping[str, str]) -> tuple[str, str]:
 
 
 def ensure_engine() -> None:
-    """A docker engine that answers: the one that a person has chosen, or the machine's own, installed and started."""
+    """Make sure that a docker engine answers: the selected one, or this machine's own, installed and started."""
     engine, chosen_by = chosen_engine(os.environ)
     address = engine.removeprefix("unix://")
     why = why_silent(address, ENGINE_START_DEADLINE) if engine.startswith("unix://") else ""
@@ -213,7 +209,7 @@ def start_engine(address: str) -> None:
 
 
 def running_engine() -> int:
-    """The process of an engine that is there and does not answer, or not yet: a second one would share its files."""
+    """Return the process of an engine that runs but does not answer; a second one would share its files."""
     try:
         pid = int(ENGINE_PID.read_text())
         return pid if Path(f"/proc/{pid}/comm").read_text().strip() == "dockerd" else 0
@@ -222,7 +218,7 @@ def running_engine() -> int:
 
 
 def ensure_emulation(asked: str) -> None:
-    """This kernel runs programs of these architectures, by what is registered already or by Debian's qemu."""
+    """Make sure that this kernel runs programs of these architectures, registering Debian's qemu if needed."""
     sys.path.insert(0, str(ROOT))
     from ground.errors import Problem
     from images import architectures, emulation

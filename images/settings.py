@@ -1,6 +1,6 @@
-"""What a site decides about a build, beside the definition: mirrors, proxies, networks, registries.
+"""A site's settings of a build: mirrors, proxies, networks, registries.
 
-Only the first eight reach the content of an image: the lock's checksums hold whatever the mirror. Each setting is an
+Only the first eight affect the content of an image: the lock's checksums hold whatever the mirror. Each setting is an
 environment variable `MINIVM_BUILD_<NAME>` or `--set name=value`.
 """
 
@@ -83,7 +83,7 @@ class Settings:
 
 
 def read(environment: Mapping[str, str] = os.environ, assignments: Iterable[str] = ()) -> Settings:
-    """Defaults, then the environment, then `--set`; a name that does not exist is an error, not a default."""
+    """Read settings: defaults, then the environment, then `--set`. An unknown name is an error."""
     known = {field.name for field in fields(Settings)}
     values: dict[str, str] = {}
     for variable, value in environment.items():
@@ -104,7 +104,7 @@ def read(environment: Mapping[str, str] = os.environ, assignments: Iterable[str]
 
 
 def wrong(name: str, value: str) -> str | None:
-    """What the value should be, where it is not that."""
+    """Describe the expected value if this one is invalid."""
     if name in CHOICES and value not in CHOICES[name]:
         return nearest(value, CHOICES[name])
     if name in FORMS and not re.fullmatch(FORMS[name][0], value):
@@ -119,7 +119,7 @@ def checked(name: str, known: set[str], where: str) -> str:
 
 
 def check_certificates(file: str) -> None:
-    """Told before a build has begun, and not by the first download."""
+    """Check the CA file before the build starts, not at its first download."""
     if not file:
         return
     try:

@@ -1,1 +1,1 @@
-"""One cycle from fetch to published, and the loop that runs one when it is time."""
+"""One cycle from fetch to publish, and the loop that schedules cycles."""

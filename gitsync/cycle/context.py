@@ -1,4 +1,4 @@
-"""What the steps of one cycle share."""
+"""Context object shared by the steps of one cycle."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gitsync.state import State, save_state
 
 @dataclass(slots=True)
 class Cycle:
-    """The one mutable thing: the state as it grows, and what this run was asked for."""
+    """Settings, lock, state and log of one running cycle: the only mutable object in it."""
 
     settings: Settings
     lock: Held
@@ -28,8 +28,8 @@ class Cycle:
 
     @contextlib.contextmanager
     def timed(self, step: str) -> Iterator[None]:
-        begun = time.monotonic()
+        started = time.monotonic()
         try:
             yield
         finally:
-            self.state = self.state.took(step, time.monotonic() - begun)
+            self.state = self.state.took(step, time.monotonic() - started)

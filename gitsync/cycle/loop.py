@@ -1,7 +1,7 @@
-"""The long-lived half: it sleeps, and forks a cycle when it is time or when somebody pokes it.
+"""The long-lived loop: sleep, and fork a cycle when one is due or a poke arrives.
 
-One thread, one wait. All work is done in forked children, so that this process stays as small as it began and a cycle
-that crashes, leaks or hangs is an exit status here.
+One thread, one wait point. Forked children do all work, so this process stays small, and a cycle that crashes, leaks
+or hangs is only an exit status here.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ from gitsync.state import load_state
 from gitsync.tree import publish
 from ground.sockets import notify
 
-# Beyond every deadline inside a cycle: only a hang that none of them covers lasts this long.
+# Added to the sum of a cycle's own deadlines: only a hang that none of them covers lasts this long.
 CYCLE_SLACK = 300.0
-# How long a cycle may finish what it is at when the service is told to stop.
+# Seconds that a running cycle gets to finish when the service stops.
 STOP_GRACE = 3.0
 PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Loop:
+    """State of the loop: the running cycle, the webhook listener, and how many cycles failed in a row."""
+
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.stopping = False
@@ -53,13 +55,13 @@ class Loop:
         signal.set_wakeup_fd(signal_write)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
-        # A poke for those who have a pid and no socket.
+        # A poke by signal, for a caller that has a pid and no socket.
         for number in (signal.SIGHUP, signal.SIGUSR1):
             signal.signal(number, self._poke)
         wake = self._listen()
         self._start_webhook()
         self._begin()
-        published = self._tell()
+        published = self._report()
         due = time.monotonic() + first_delay(self.settings.pod, self.settings.period, published=published)
         while not self.stopping:
             if self.again and self.child is None:
@@ -77,14 +79,14 @@ class Loop:
                     with contextlib.suppress(BlockingIOError):
                         os.read(signal_read, 4096)
                 elif fd == wake.fileno():
-                    self._hear(wake)
+                    self._drain_pokes(wake)
                 elif fd == self.child_fd:
-                    self._end()
+                    self._reap()
                     due = time.monotonic() + next_delay(
                         self.settings.pod, self.settings.period, self.failures, self.settings.backoff_max
                     )
             if self.child is not None and time.monotonic() >= self.child_deadline:
-                print("gitsync: a cycle hangs and is ended", file=sys.stderr, flush=True)
+                print("gitsync: a cycle exceeded its deadline; killing it", file=sys.stderr, flush=True)
                 os.killpg(self.child, signal.SIGKILL)
                 self.child_deadline = time.monotonic() + 10.0
         self._stop_children()
@@ -99,7 +101,7 @@ class Loop:
         self.again = True
 
     def _listen(self) -> socket.socket:
-        """The socket of `gitsync now`: root's alone, one datagram a poke."""
+        """Bind the socket of `gitsync now`: mode 0600, one datagram a poke."""
         path = self.settings.layout.wake
         publish.prepare(self.settings.layout)
         path.unlink(missing_ok=True)
@@ -111,31 +113,32 @@ class Loop:
             os.umask(old)
         return wake
 
-    def _hear(self, wake: socket.socket) -> None:
-        """Any number of pokes is one more cycle."""
+    def _drain_pokes(self, wake: socket.socket) -> None:
+        """Read all pending pokes; together they cause one more cycle."""
         with contextlib.suppress(BlockingIOError):
             while True:
                 wake.recv(64)
                 self.again = True
 
     def _begin(self) -> None:
-        """A tree for readers before anything slow: the last good one, or generation zero."""
+        """Give readers a tree before anything slow starts: the last good one, or generation zero."""
         pid = self._fork(lambda: begin(self.settings))
         _, status = os.waitpid(pid, 0)
         if status != 0:
-            print(f"gitsync: no tree yet: ended with {os.waitstatus_to_exitcode(status)}", file=sys.stderr, flush=True)
+            code = os.waitstatus_to_exitcode(status)
+            print(f"gitsync: no tree yet: the start-up step ended with {code}", file=sys.stderr, flush=True)
 
-    def _tell(self) -> bool:
-        """Status to the service manager; READY once there is a tree."""
-        known = load_state(self.settings.layout.state)
-        self.failures = max(known.failures, self.failures)
-        text = f"STATUS={report.summary(known, self.settings)}"
+    def _report(self) -> bool:
+        """Send STATUS to the service manager, and READY once there is a tree; return whether a commit is published."""
+        state = load_state(self.settings.layout.state)
+        self.failures = max(state.failures, self.failures)
+        text = f"STATUS={report.summary(state, self.settings)}"
         live = publish.current(self.settings.layout) is not None
         if live and not self.ready:
             self.ready = True
             text = f"READY=1\n{text}"
         notify(text)
-        return known.published is not None and known.published.oid != ""
+        return state.published is not None and state.published.oid != ""
 
     def _fork(self, work: Callable[[], object]) -> int:
         parent = os.getpid()
@@ -168,22 +171,22 @@ class Loop:
         self.child, self.child_fd = pid, os.pidfd_open(pid)
         self.child_deadline = time.monotonic() + self.settings.timeout + 3 * self.settings.check_timeout + CYCLE_SLACK
 
-    def _end(self) -> None:
+    def _reap(self) -> None:
         assert self.child is not None
         _, status = os.waitpid(self.child, 0)
         os.close(self.child_fd)
         self.child, self.child_fd = None, -1
         if status != 0:
-            # Killed or crashed: it left no word in the state, so it is counted here.
+            # Killed or crashed: the cycle could not record its failure, so count it here.
             self.failures += 1
             print(f"gitsync: a cycle ended with {os.waitstatus_to_exitcode(status)}", file=sys.stderr, flush=True)
         else:
             self.failures = 0
-        self._tell()
+        self._report()
         self._start_webhook()
 
     def _start_webhook(self) -> None:
-        """The listener is a process of its own: what the network says never reaches this one, but for a poke."""
+        """Start the webhook listener if it does not run: a separate process, which alone reads network input."""
         if self.settings.webhook is None:
             return
         if self.hook is not None and os.waitpid(self.hook, os.WNOHANG) == (0, 0):
@@ -205,7 +208,7 @@ class Loop:
             return
         poller = select.poll()
         poller.register(self.child_fd, select.POLLIN)
-        # Cutting a cycle is safe; letting it finish is nicer.
+        # Killing a cycle is safe at any step; letting it finish saves a retry.
         if not poller.poll(STOP_GRACE * 1000):
             os.killpg(self.child, signal.SIGKILL)
         os.waitpid(self.child, 0)

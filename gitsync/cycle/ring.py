@@ -1,6 +1,6 @@
-"""The cycle and its ring: whether it is this node's turn to take a commit, and this node's own word on one.
+"""The cycle's use of its ring: ask whether this node may take a commit, and report this node's result.
 
-The client costs an import of urllib, which only nodes with a ring pay for.
+The ring's client is imported late: it needs urllib, which nodes without a ring do not load.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gitsync.schedule import RingView, Turn, ring_decision
 
 
 def is_my_turn(cycle: Cycle, tip: Tip) -> bool:
-    """Whether this node's ring takes the commit now; the reason is kept with the candidate where not."""
+    """Tell whether this node may take the commit now; if not, store the reason with the candidate."""
     settings, candidate = cycle.settings, cycle.state.candidate
     assert candidate is not None
     view: RingView | None = None
@@ -30,18 +30,19 @@ def is_my_turn(cycle: Cycle, tip: Tip) -> bool:
     return decision.turn is Turn.TAKE
 
 
-def tell_ring(cycle: Cycle, commit: str, *, ok: bool, reason: str = "") -> None:
+def report_to_ring(cycle: Cycle, commit: str, *, ok: bool, reason: str = "") -> None:
+    """Report this node's result with a commit to the ring, if there is one."""
     settings = cycle.settings
     if settings.ring_url:
         from gitsync.rings import client
 
-        client.tell(settings.ring_url, settings.pod, commit, ok=ok, reason=reason, secret=settings.ring_secret)
+        client.send_result(settings.ring_url, settings.pod, commit, ok=ok, reason=reason, secret=settings.ring_secret)
 
 
-def pass_on_reports(cycle: Cycle) -> None:
-    """What the runner has left about broken scripts."""
+def forward_reports(cycle: Cycle) -> None:
+    """Forward to the ring what the runner reported about broken scripts."""
     settings = cycle.settings
     if any(settings.layout.reports.glob("*.json")):
         from gitsync.rings import client
 
-        client.pass_on(settings.ring_url, settings.pod, settings.layout.reports, settings.ring_secret)
+        client.forward_reports(settings.ring_url, settings.pod, settings.layout.reports, settings.ring_secret)

@@ -1,4 +1,4 @@
-"""What a person asks for by hand: this commit now, or the image's own tree."""
+"""Publish a commit, or the image's own tree, because a person requested it."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from gitsync.tree import publish
 
 
 def publish_by_hand(cycle: Cycle, commit: str, *, leave: bool) -> None:
-    """Publish `commit` now; with `leave`, what the ref points to is left alone until it moves."""
-    left = cycle.state.published
+    """Publish `commit` now; with `leave`, ignore what the ref points to until it moves."""
+    previous = cycle.state.published
     tip_oid = cycle.state.tip_oid
     if commit == ZERO:
         publish_zero(cycle)
     else:
         _publish_commit(cycle, commit)
-    if leave and tip_oid and left is not None and left.commit != commit:
-        leave_alone(cycle, tip_oid, left.commit, f"rolled back by hand to {commit[:12]}")
+    if leave and tip_oid and previous is not None and previous.commit != commit:
+        leave_alone(cycle, tip_oid, previous.commit, f"rolled back by hand to {commit[:12]}")
 
 
 def publish_zero(cycle: Cycle) -> None:
-    """Generation zero, because a person asked for it."""
+    """Publish generation zero."""
     layout = cycle.settings.layout
     if not layout.zero.is_dir():
         raise GitsyncError("publish generation zero", "the image's tree is missing", file=layout.zero)
@@ -55,7 +55,7 @@ def _publish_commit(cycle: Cycle, commit: str) -> None:
     except Refused:
         raise
     except GitsyncError:
-        # Without the server and its objects: a tree that was published here was verified and checked here.
+        # The server does not answer. A tree that was published here was verified and checked here: use it.
         old = cycle.state.formerly(commit)
         if old is None or not layout.tree(commit).is_dir():
             raise

@@ -1,19 +1,18 @@
-"""One cycle: fetch, verify, check, publish, prune. Any step can be cut and the whole run again.
+"""One cycle: recover, fetch, verify, check, publish, prune. Every step can be interrupted and the cycle run again.
 
-It runs in a process of seconds (the loop forks one), under the root's lock. What it changes, in the order in which it
-changes it, is listed in fault.STEPS.
+The loop forks a process for each cycle; it holds the root's lock. Tests kill a cycle at every step that changes the
+disk (tests/process/gitsync_faults.py lists them in order).
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from gitsync import fault, report
+from gitsync import report
 from gitsync.cycle.context import Cycle
-from gitsync.cycle.prune import prune
 from gitsync.cycle.quarantine import is_quarantined, refuse
-from gitsync.cycle.recover import mend, recover
-from gitsync.cycle.ring import is_my_turn, pass_on_reports
+from gitsync.cycle.ring import forward_reports, is_my_turn
 from gitsync.cycle.rollback import publish_by_hand, publish_zero
 from gitsync.cycle.take import take
 from gitsync.errors import Damaged, GitsyncError, TooLarge
@@ -23,30 +22,34 @@ from gitsync.repo import transfer
 from gitsync.repo.listing import Tip
 from gitsync.repo.lock import held
 from gitsync.settings import Ref, RefKind, Settings
-from gitsync.state import Candidate, State, load_state
+from gitsync.state import Candidate, Published, State, load_state
 from gitsync.tree import disk, publish
+from gitsync.tree.write import damage, write_tree
+
+if TYPE_CHECKING:
+    from gitsync.repo.reader import Reader
 
 LOCK_WAIT = 30.0
-# How often an unchanged tree is compared with its commit, beside the first cycle of a process.
-LOOK_AT_TREE = 600.0
+# Seconds between comparisons of an unchanged tree with its commit; the first cycle of a process always compares.
+COMPARE_PERIOD = 600.0
 
 
 def run_cycle(
     settings: Settings, *, only: str | None = None, leave: bool = False, look: bool = True, lock_wait: float = LOCK_WAIT
 ) -> State:
-    """One cycle, and its state. `only`: publish this commit whatever the ref says; `leave`: and do not come back to
-    what the ref points to until it moves (a rollback).
+    """Run one cycle and return its state.
 
-    Raises for what concerns `only`; in a normal cycle what goes wrong is in the state, and the last good tree stays.
+    `only` publishes this commit wherever the ref points; `leave` also ignores what the ref points to until it moves (a
+    rollback). `look` compares the published tree with its commit even when the ref has not moved.
+
+    With `only` an error is raised; otherwise it is recorded in the state. The last good tree stays in both cases.
     """
     layout = settings.layout
     publish.prepare(layout)
     with held(layout.lock, lock_wait) as lock:
-        fault.at("locked")
         healed = publish.heal(layout)
         cycle = Cycle(settings, lock, load_state(layout.state), publish.current(layout), healed)
         recover(cycle)
-        fault.at("healed")
         cycle.state = cycle.state.attempted(cycle.clock())
         try:
             if only is not None:
@@ -54,7 +57,7 @@ def run_cycle(
             else:
                 _attempt(cycle, look)
         except (GitsyncError, OSError) as error:
-            text = str(error) if isinstance(error, GitsyncError) else f"cannot go on: {error}"
+            text = str(error) if isinstance(error, GitsyncError) else f"cannot finish the cycle: {error}"
             cycle.state = cycle.state.failed(text, cycle.clock())
             if only is not None:
                 _finish(cycle)
@@ -64,7 +67,7 @@ def run_cycle(
 
 
 def begin(settings: Settings) -> None:
-    """What a start does before anything slow: clean up, and a tree for readers. The server is not asked."""
+    """Clean up after an interrupted cycle and give readers a tree, without asking the server."""
     layout = settings.layout
     publish.prepare(layout)
     with held(layout.lock, LOCK_WAIT) as lock:
@@ -77,31 +80,81 @@ def begin(settings: Settings) -> None:
         print(f"gitsync: {line}", flush=True)
 
 
+def recover(cycle: Cycle) -> None:
+    """Give readers a tree and make the state agree with the link, before any other step."""
+    layout = cycle.settings.layout
+    if cycle.live is None:
+        trees = set(publish.present(layout))
+        last_good = next((each.commit for each in cycle.state.commits if each.commit in trees), None)
+        if last_good is None and layout.zero.is_dir():
+            last_good = ZERO
+        if last_good is not None:
+            publish.point(layout, last_good)
+            cycle.log.append(f"published {last_good}: the link was missing or led nowhere")
+            cycle.live = last_good
+    published = cycle.state.published
+    if cycle.live is not None and (published is None or published.commit != cycle.live):
+        old = cycle.state.formerly(cycle.live) or Published(cycle.live, 0.0)
+        cycle.state = cycle.state.with_published(replace(old, at=publish.since(layout, otherwise=cycle.clock())))
+
+
+def repair(cycle: Cycle, reader: Reader, tip: Tip) -> None:
+    """Compare the published tree with its commit; replace a damaged tree atomically."""
+    layout = cycle.settings.layout
+    entries = reader.entries(tip.commit, cycle.settings.subdir)
+    damaged = damage(layout.tree(tip.commit), entries)
+    if damaged is None:
+        return
+    with publish.beginning(layout) as target:
+        # No checks: the same bytes passed them when the commit was published.
+        written = write_tree(target, entries, layout.repository, (layout.tree(tip.commit), entries))
+        publish.name_tree(layout, target, tip.commit, written)
+    cycle.log.append(f"repaired {tip.commit[:12]}: {damaged}")
+
+
+def prune(cycle: Cycle) -> None:
+    """Remove old trees and the git objects that only they need."""
+    settings, layout = cycle.settings, cycle.settings.layout
+    # Read the link again: a step that failed just after the swap left `cycle.live` out of date.
+    cycle.live = publish.current(layout)
+    if cycle.live is None:
+        return
+    history = [(each.commit, each.at) for each in cycle.state.commits]
+    prunable = publish.prunable(
+        publish.present(layout), cycle.live, history, settings.keep, settings.keep_seconds, cycle.clock()
+    )
+    for commit in prunable:
+        if publish.remove_tree(layout, commit) and layout.repository.is_dir():
+            transfer.set_ref(layout.repository, f"{transfer.KEPT}{commit}", "", cycle.lock)
+    published = cycle.state.published
+    if layout.repository.is_dir() and published is not None and published.at >= cycle.state.last_attempt:
+        transfer.tidy(settings, cycle.lock)
+
+
 def _attempt(cycle: Cycle, look: bool) -> None:
     try:
         advance(cycle, look)
     except Damaged as error:
-        # The repository is a cache of the server's: once more with a new one.
-        cycle.log.append(f"new repository, because: {error}")
+        # The repository is only a cache of the server's: start again with a new one.
+        cycle.log.append(f"fetching into a new repository: {error}")
         disk.remove(cycle.settings.layout.repository)
         advance(cycle, look)
 
 
 def _finish(cycle: Cycle) -> None:
-    """Prune, save, tell. Each is tried whatever became of the others: a full disk is when telling matters."""
+    """Prune, save and report. Each runs even if an earlier one failed: reports matter most when the disk is full."""
     settings = cycle.settings
     try:
         with cycle.timed("prune"):
             prune(cycle)
     except (GitsyncError, OSError) as error:
-        cycle.log.append(f"not pruned: {error}")
+        cycle.log.append(f"cannot prune: {error}")
     try:
         cycle.save()
     except OSError as error:
-        cycle.log.append(f"the state is not saved: {error}")
+        cycle.log.append(f"cannot save the state: {error}")
         cycle.state = cycle.state.unsaved(f"cannot save the state: {error}")
-    fault.at("saved")
-    pass_on_reports(cycle)
+    forward_reports(cycle)
     report.write_metrics(cycle.state, settings, cycle.clock())
     report.condition(settings.control, report.trouble(cycle.state, settings))
     for line in cycle.log:
@@ -109,6 +162,7 @@ def _finish(cycle: Cycle) -> None:
 
 
 def advance(cycle: Cycle, look: bool) -> None:
+    """Fetch, and take the newest commit if it is new, not quarantined, and this node's turn has come."""
     settings = cycle.settings
     pin = read_pin(settings.layout)
     if pin == ZERO:
@@ -121,51 +175,51 @@ def advance(cycle: Cycle, look: bool) -> None:
     with cycle.timed("fetch"):
         if not _fetch(cycle, ref):
             return _succeeded(cycle)
-    fault.at("fetched")
     if _nothing_new(cycle, look):
         return _succeeded(cycle)
 
-    # GitPython costs more than all else in a cycle that finds nothing new.
+    # Imported late: in a cycle without a new commit, GitPython would cost more than everything else.
     from gitsync.repo.reader import opened
 
     with opened(settings.layout.repository) as reader:
         tip = reader.tip(transfer.FETCHED)
-        fault.at("resolved")
         if pin is None:
             cycle.state = cycle.state.following(tip.oid)
         if cycle.state.quarantine is not None and not is_quarantined(cycle, tip.oid):
             cycle.state = cycle.state.released()
         refused = cycle.state.quarantine is not None
-        if tip.commit == cycle.live and (refused or _judged(cycle)):
-            mend(cycle, reader, tip)
-            _know(cycle, tip, ref)
+        if tip.commit == cycle.live and (refused or _passed_current_policy(cycle)):
+            repair(cycle, reader, tip)
+            _record_details(cycle, tip, ref)
             return _succeeded(cycle)
         if refused:
             return _succeeded(cycle)
-        known = cycle.state.candidate
-        if known is None or known.oid != tip.oid:
+        candidate = cycle.state.candidate
+        if candidate is None or candidate.oid != tip.oid:
             cycle.state = cycle.state.waiting(Candidate(tip.oid, tip.commit, cycle.clock()))
             cycle.save()
-        fault.at("candidate-saved")
         if pin is not None or tip.commit == cycle.live or is_my_turn(cycle, tip):
             take(cycle, reader, tip, ref)
     return _succeeded(cycle)
 
 
-def _judged(cycle: Cycle) -> bool:
-    """Whether the live commit passed under the settings of today. If not (other signers, another subdirectory, a lost
-    state) it is judged again; refused, it stays all the same, and says so."""
+def _passed_current_policy(cycle: Cycle) -> bool:
+    """Tell whether the published commit passed under the current settings.
+
+    If not (other signers, another subdirectory, a lost state), the cycle verifies and checks it again. A refusal is
+    reported, and the tree stays published.
+    """
     return cycle.state.published is not None and cycle.state.published.policy == cycle.settings.policy()
 
 
-def _know(cycle: Cycle, tip: Tip, ref: Ref) -> None:
-    """What the state should say of the live commit, where it was lost or another ref led to it."""
+def _record_details(cycle: Cycle, tip: Tip, ref: Ref) -> None:
+    """Restore the published commit's details in the state: the state was lost, or another ref led to the commit."""
     published = cycle.state.published
     assert published is not None
-    known = replace(
+    complete = replace(
         published, oid=tip.oid, ref=str(ref), author=tip.author, subject=tip.subject, committed=tip.committed
     )
-    cycle.state = cycle.state.looked_over(known, cycle.clock())
+    cycle.state = cycle.state.looked_over(complete, cycle.clock())
 
 
 def _succeeded(cycle: Cycle) -> None:
@@ -173,7 +227,7 @@ def _succeeded(cycle: Cycle) -> None:
 
 
 def _fetch(cycle: Cycle, ref: Ref) -> bool:
-    """Whether there is something to look at. False: the commit that was too large to fetch is still the newest."""
+    """Fetch the ref; return False while its newest commit is too large to fetch."""
     settings, quarantine = cycle.settings, cycle.state.quarantine
     if quarantine is not None and quarantine.step == "transfer":
         oid = transfer.remote_oid(settings, ref, cycle.lock)
@@ -189,10 +243,11 @@ def _fetch(cycle: Cycle, ref: Ref) -> bool:
 
 
 def _nothing_new(cycle: Cycle, look: bool) -> bool:
-    """The quick way out of most cycles: the ref is where it was, and nothing is left to do about it."""
+    """Tell whether the ref has not moved and no work is left: the end of most cycles."""
     oid, published = transfer.fetched_oid(cycle.settings.layout.repository), cycle.state.published
-    if not oid or look or cycle.clock() - cycle.state.looked_at > LOOK_AT_TREE:
+    if not oid or look or cycle.clock() - cycle.state.looked_at > COMPARE_PERIOD:
         return False
     if cycle.state.quarantine is not None:
         return is_quarantined(cycle, oid)
-    return published is not None and published.oid == oid and published.commit == cycle.live and _judged(cycle)
+    is_live = published is not None and published.oid == oid and published.commit == cycle.live
+    return is_live and _passed_current_policy(cycle)

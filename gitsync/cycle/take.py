@@ -1,14 +1,13 @@
-"""One commit on its way to readers: verified, written, checked, published; or refused with the step's reason."""
+"""Take one commit: verify, write, check and publish it, or quarantine it with the reason of the step that refused."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gitsync import fault
 from gitsync.cycle.context import Cycle
 from gitsync.cycle.quarantine import refuse
-from gitsync.cycle.ring import tell_ring
+from gitsync.cycle.ring import report_to_ring
 from gitsync.errors import Refused, Stalled
 from gitsync.layout import ZERO
 from gitsync.repo import transfer
@@ -22,13 +21,16 @@ from gitsync.tree.write import damage, write_tree
 if TYPE_CHECKING:
     from gitsync.repo.reader import Reader
 
-# How many times a check may run out of time before the commit and not the node is held to blame.
-STALLS = 3
+# A check that exceeds its deadline this often makes the commit bad, and not the node slow.
+MAX_STALLS = 3
 
 
 def take(cycle: Cycle, reader: Reader, tip: Tip, ref: Ref, *, manual: bool = False) -> None:
-    """Verify, check and publish; a refusal is recorded with the step that refused. By hand, it may go backward, and
-    whoever asked hears of the refusal: it is no quarantine of what the ref points to."""
+    """Verify, check and publish a commit; quarantine it if a step refuses.
+
+    With `manual` the commit may be older than the published one, and a refusal is raised to the person who requested
+    it instead of quarantining what the ref points to.
+    """
     step = "verify"
     try:
         with cycle.timed("verify"):
@@ -37,7 +39,6 @@ def take(cycle: Cycle, reader: Reader, tip: Tip, ref: Ref, *, manual: bool = Fal
             signer, entries = admit(
                 cycle.settings, ref, tip, reader, newer_than=newer_than, had=lambda: _kinds_before(cycle)
             )
-        fault.at("verified")
         step = "check"
         build(cycle, reader, tip, entries)
         _go_live(cycle, tip, ref, signer, entries)
@@ -48,7 +49,7 @@ def take(cycle: Cycle, reader: Reader, tip: Tip, ref: Ref, *, manual: bool = Fal
     except Stalled as error:
         candidate = cycle.state.candidate or Candidate(tip.oid, tip.commit, cycle.clock())
         cycle.state = cycle.state.waiting(replace(candidate, stalls=candidate.stalls + 1))
-        if manual or candidate.stalls + 1 < STALLS:
+        if manual or candidate.stalls + 1 < MAX_STALLS:
             raise
         refuse(cycle, tip.oid, tip.commit, step, error)
 
@@ -59,15 +60,15 @@ def _kinds_before(cycle: Cycle) -> frozenset[str]:
 
 
 def build(cycle: Cycle, reader: Reader, tip: Tip, entries: list[Entry]) -> None:
-    """trees/<commit>, whole and checked. A tree that is there already is taken as it is when it is intact."""
+    """Write and check trees/<commit>. An intact tree of that name is used as it is."""
     settings, layout = cycle.settings, cycle.settings.layout
     if layout.tree(tip.commit).is_dir() and damage(layout.tree(tip.commit), entries) is None:
         return
     live = None if cycle.live == ZERO else cycle.live
     old = reader.entries_if_known(live, settings.subdir) if live else None
-    # Unchanged files are shared with the published tree.
+    # Share unchanged files with the published tree by hard links.
     before = (layout.tree(live), old) if live and old is not None else None
-    # They passed here before; the checks' own version is part of the image, and an image starts with none.
+    # Files of the published tree passed the checks of this image; a new image starts with generation zero.
     known_good = frozenset(old or ())
     with publish.beginning(layout) as target:
         with cycle.timed("write"):
@@ -83,14 +84,13 @@ def build(cycle: Cycle, reader: Reader, tip: Tip, entries: list[Entry]) -> None:
             changed = damage(target, entries)
             if changed:
                 raise Refused("run the commit's checks", f"they changed the tree: {changed}")
-        fault.at("checked")
         with cycle.timed("publish"):
             publish.name_tree(layout, target, tip.commit, written)
 
 
 def _go_live(cycle: Cycle, tip: Tip, ref: Ref, signer: str, entries: list[Entry]) -> None:
     settings = cycle.settings
-    # Its objects stay, for the next tree to share with and for a rollback without the network.
+    # Keep its objects: the next tree shares files with it, and a rollback works without the network.
     transfer.set_ref(settings.layout.repository, f"{transfer.KEPT}{tip.commit}", tip.commit, cycle.lock)
     publish.point(settings.layout, tip.commit)
     cycle.live = tip.commit
@@ -99,5 +99,4 @@ def _go_live(cycle: Cycle, tip: Tip, ref: Ref, signer: str, entries: list[Entry]
     cycle.state = cycle.state.with_published(published).looked_over(published, now)
     cycle.log.append(f"published {tip.commit[:12]} of {ref}" + (f", signed by {signer}" if signer else ""))
     cycle.save()
-    fault.at("published-saved")
-    tell_ring(cycle, tip.commit, ok=True)
+    report_to_ring(cycle, tip.commit, ok=True)

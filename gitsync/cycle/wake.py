@@ -1,4 +1,4 @@
-"""A poke for the loop that sleeps: its next cycle is now."""
+"""Wake the loop over its socket, so that its next cycle starts now."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gitsync.settings import Settings
 
 
 def poke(settings: Settings) -> bool:
-    """Hurry a running loop; False where none listens."""
+    """Start the running loop's next cycle now; return False when no loop listens."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as out:
             out.sendto(b"now", str(settings.layout.wake))

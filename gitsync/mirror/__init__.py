@@ -1,1 +1,1 @@
-"""The fleet asks the controller, and the controller alone asks the git server."""
+"""The mirror: nodes fetch from the controller, and only the controller fetches from the git server."""

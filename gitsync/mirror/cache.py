@@ -1,4 +1,4 @@
-"""Replies that are the same for everybody, made once: the first to ask makes it, the others wait for it."""
+"""Cache of replies that are equal for every client. The first request computes a reply; concurrent ones wait for it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 
-# What an entry costs beside its reply and the bytes of its key; and how many there are, whatever they cost.
+# Bytes counted for an entry beside its reply, and the largest number of entries of any size.
 OVERHEAD = 1024
-MOST = 4096
+MAX_ENTRIES = 4096
 
 
 class Cache:
-    """Bounded by the bytes it holds and by number; keys are small. The longest unused goes first.
-
-    A failure (None) is not kept.
-    """
+    """LRU cache bounded by bytes and by number of entries; keys are small. A failure (None) is not cached."""
 
     def __init__(self, room: int) -> None:
         self._room = room
@@ -26,7 +23,7 @@ class Cache:
         self._making: dict[Hashable, Future[bytes | None]] = {}
 
     def get(self, key: Hashable, make: Callable[[], bytes | None]) -> tuple[bytes | None, bool]:
-        """The reply, and whether this call made it."""
+        """Return the reply, and whether this call computed it."""
         with self._lock:
             if key in self._made:
                 self._made.move_to_end(key)
@@ -53,6 +50,6 @@ class Cache:
             return
         self._made[key] = reply
         self._held += len(reply) + OVERHEAD
-        while self._held > self._room or len(self._made) > MOST:
+        while self._held > self._room or len(self._made) > MAX_ENTRIES:
             _, old = self._made.popitem(last=False)
             self._held -= len(old) + OVERHEAD

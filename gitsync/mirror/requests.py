@@ -1,4 +1,4 @@
-"""What the mirror takes from the network: a request has a deadline as a whole, and asks only for what was verified."""
+"""Bounds on the mirror's requests: a deadline for the whole request, a limit on its size, and only verified hashes."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import socket
 import time
 import zlib
 
-# Nothing comes for so long, or the request is not whole by then: somebody else gets the thread.
+# Seconds without a byte, and seconds for a whole request, after which the thread serves the next connection.
 IDLE = 5.0
 REQUEST = 10.0
-# A connection is closed with the first answer after this.
+# Seconds after which a connection is closed with its next reply.
 CONNECTION = 30.0
-# A fetch's request is a list of hashes; a report is a sentence.
+# Largest request body: a fetch sends a list of hashes, a report is a sentence.
 LARGEST = 1 << 20
 
 
 class DeadlineReader(io.RawIOBase):
-    """A socket's bytes until a deadline. A socket's own timeout begins anew with each byte."""
+    """Read a socket until a deadline. A socket's own timeout would start again with each byte."""
 
     def __init__(self, source: socket.socket) -> None:
         self._source = source
@@ -30,7 +30,7 @@ class DeadlineReader(io.RawIOBase):
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # what BufferedReader gives
         left = self.until - time.monotonic()
         if left <= 0:
-            raise TimeoutError("the request is not whole yet")
+            raise TimeoutError("the request exceeded its deadline")
         self._source.settimeout(min(IDLE, left))
         try:
             return self._source.recv_into(buffer)
@@ -39,7 +39,7 @@ class DeadlineReader(io.RawIOBase):
 
 
 def unpack(body: bytes) -> bytes | None:
-    """None where it is no gzip, or larger unpacked than a request may be."""
+    """Decompress a gzip body; None when it is not gzip or too large."""
     try:
         unpacked = gzip.GzipFile(fileobj=io.BytesIO(body)).read(LARGEST + 1)
     except (OSError, EOFError, zlib.error):
@@ -48,11 +48,11 @@ def unpack(body: bytes) -> bytes | None:
 
 
 def wants(body: bytes) -> set[str] | None:
-    """The hashes that a request to upload-pack asks for; None where it is no row of packet lines. Pure.
+    """Return the hashes that a request to upload-pack wants; None when it is not a sequence of packet lines. Pure.
 
-    git itself, in protocol 2, gives whatever object it is asked for by its hash.
+    git itself, in protocol 2, serves any object by its hash, so the mirror must check them.
     """
-    found, at = set(), 0
+    hashes, at = set(), 0
     while at < len(body):
         head = body[at : at + 4]
         if len(head) < 4 or not head.isalnum():
@@ -65,6 +65,6 @@ def wants(body: bytes) -> set[str] | None:
             return None
         line = body[at + 4 : at + size]
         if line.startswith(b"want "):
-            found.add(line.split()[1].decode("ascii", "replace") if len(line.split()) > 1 else "")
+            hashes.add(line.split()[1].decode("ascii", "replace") if len(line.split()) > 1 else "")
         at += max(size, 4)
-    return found
+    return hashes

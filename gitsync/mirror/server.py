@@ -1,8 +1,8 @@
-"""The mirror: the fleet asks the controller, and the controller alone asks the git server.
+"""The mirror's HTTP server: read-only git for all nodes, and the ring's board.
 
-Read-only git over http, for commits that passed the mirror's own verification (each pod verifies again). In protocol
-2 a reply of upload-pack depends on nothing but the request and the repository; so replies are kept, and a thousand pods
-with the same question cost one git process. The ring's board is served beside it.
+It serves only commits that passed the mirror's own verification; each pod verifies again. In git's protocol 2 a reply
+of upload-pack depends only on the request and the repository, so the mirror caches replies: a thousand pods that fetch
+the same commit cost one git process.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,6 @@ from gitsync import report
 from gitsync.addresses import split_address
 from gitsync.errors import GitsyncError
 from gitsync.mirror.cache import Cache
-from gitsync.mirror.counters import Counters
 from gitsync.mirror.requests import CONNECTION, IDLE, LARGEST, REQUEST, DeadlineReader, unpack, wants
 from gitsync.mirror.update import KEEP, inside
 from gitsync.repo import child
@@ -43,34 +43,59 @@ REPOSITORY = "/scripts.git"
 WORKERS = 64
 BACKLOG = 4096
 PROTOCOL = re.compile(r"version=[012](:[a-z0-9=:.-]{0,40})?")
-MOST_GITS = 4
-# Between two words in the log about requests that went wrong: a stranger must not fill it.
-QUIET = 60.0
+MAX_GIT_PROCESSES = 4
+# Seconds between two log lines about failed requests: a hostile client must not fill the log.
+LOG_INTERVAL = 60.0
+
+
+@dataclass(slots=True)
+class Counters:
+    """Counters of the mirror for /metrics."""
+
+    connections: int = 0
+    open: int = 0
+    open_peak: int = 0
+    requests: int = 0
+    gits: int = 0
+    kept: int = 0
+    bytes: int = 0
+    errors: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, name: str, by: int = 1) -> None:
+        with self.lock:
+            setattr(self, name, getattr(self, name) + by)
+            self.open_peak = max(self.open_peak, self.open)
+
+    def text(self) -> str:
+        names = ("connections", "open", "open_peak", "requests", "gits", "kept", "bytes", "errors")
+        with self.lock:
+            return "".join(f"minivm_gitsync_mirror_{name} {getattr(self, name)}\n" for name in names)
 
 
 class Mirror:
-    """The repository behind the server."""
+    """The mirrored repository, its reply cache, and the ring's board."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = inside(settings)
         self.repository = self.settings.layout.repository
         self.counters = Counters()
         self.cache = Cache(128 << 20)
-        self.gits = threading.BoundedSemaphore(MOST_GITS)
+        self.gits = threading.BoundedSemaphore(MAX_GIT_PROCESSES)
         self.board = Board(self.settings.root / "ring.json", time.time)
         self.hurry = threading.Event()
         self.stopping = False
 
     def upload_pack(self, protocol: str, body: bytes | None) -> bytes | None:
-        """upload-pack's answer; None where it failed. `body` None: the advertisement."""
-        known = load_state(self.settings.layout.state)
-        published = known.published
+        """Return upload-pack's reply, or None if it failed or a hash was not verified. No `body`: the advertisement."""
+        state = load_state(self.settings.layout.state)
+        published = state.published
         if body is not None:
-            verified = ([published] if published else []) + list(known.history[:KEEP])
+            verified = ([published] if published else []) + list(state.history[:KEEP])
             wanted = wants(body)
             if wanted is None or not wanted <= {name for each in verified for name in (each.oid, each.commit)}:
                 return None
-        # A hash for the request: it may be a MiB, and is anybody's.
+        # The key holds a digest: any client may send a body of a MiB.
         digest = None if body is None else hashlib.sha256(body).digest()
         key = (published.oid if published else "", protocol, digest)
         reply, fresh = self.cache.get(key, lambda: self._run(protocol, body))
@@ -94,28 +119,32 @@ class Mirror:
         return done.stdout if done.returncode == 0 else None
 
     def keep_updated(self) -> None:
-        """The updates, one after another, each in its own process; for ever."""
+        """Update the mirror for ever, each update in its own process."""
         while not self.stopping:
             self.hurry.clear()
             try:
                 failures = self._update()
             except OSError as error:
-                print(f"gitsync mirror: no update: {error}", flush=True)
+                print(f"gitsync mirror: cannot start an update: {error}", flush=True)
                 failures = 1
             self.hurry.wait(next_delay(self.settings.pod, self.settings.period, failures, self.settings.backoff_max))
 
     def _update(self) -> int:
-        """How often updates have failed in a row."""
-        done = subprocess.run([sys.executable, "-I", "-m", "gitsync.mirror.update"], stdin=subprocess.DEVNULL)
-        known = load_state(self.settings.layout.state)
-        if known.published is not None:
-            self.board.see(known.published.commit)
+        """Run one update; return how many updates failed in a row."""
+        done = subprocess.run(
+            [sys.executable, "-I", "-m", "gitsync.mirror.update"], stdin=subprocess.DEVNULL, check=False
+        )
+        state = load_state(self.settings.layout.state)
+        if state.published is not None:
+            self.board.see(state.published.commit)
             notify("READY=1")
-        notify(f"STATUS={report.summary(known, self.settings)}")
-        return max(known.failures, 1 if done.returncode else 0)
+        notify(f"STATUS={report.summary(state, self.settings)}")
+        return max(state.failures, 1 if done.returncode else 0)
 
 
 class Handler(BaseHTTPRequestHandler):
+    """Routes of the mirror: git's upload-pack, /ring, /webhook and /metrics."""
+
     protocol_version = "HTTP/1.1"
     timeout = IDLE
     server: Server
@@ -160,8 +189,8 @@ class Handler(BaseHTTPRequestHandler):
         return self.answer(404)
 
     def protocol(self) -> str:
-        asked = self.headers.get("Git-Protocol", "")
-        return asked if PROTOCOL.fullmatch(asked) else ""
+        header = self.headers.get("Git-Protocol", "")
+        return header if PROTOCOL.fullmatch(header) else ""
 
     def info_refs(self, service: str) -> None:
         if service != "git-upload-pack":
@@ -169,7 +198,7 @@ class Handler(BaseHTTPRequestHandler):
         reply = self.server.mirror.upload_pack(self.protocol(), None)
         if reply is None:
             return self.answer(503)
-        # Protocol 2 begins with its version; the older ones with the name of the service.
+        # Protocol 2 begins with its version; older ones begin with the name of the service.
         if not reply.startswith(b"000eversion 2"):
             reply = b"001e# service=git-upload-pack\n0000" + reply
         return self.answer(200, reply, "application/x-git-upload-pack-advertisement")
@@ -180,24 +209,24 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(503)
         return self.answer(200, reply, "application/x-git-upload-pack-result")
 
-    def vouched(self, body: bytes, secret: Path | None) -> bool:
+    def is_signed(self, body: bytes, secret: Path | None) -> bool:
         return authentic({name.lower(): value for name, value in self.headers.items()}, body, read_secret(secret))
 
     def ring(self, body: bytes) -> None:
         mirror = self.server.mirror
-        if mirror.settings.ring_secret is not None and not self.vouched(body, mirror.settings.ring_secret):
+        if mirror.settings.ring_secret is not None and not self.is_signed(body, mirror.settings.ring_secret):
             return self.answer(403)
         return self.answer(204 if mirror.board.report(body) else 400)
 
     def webhook(self, body: bytes) -> None:
         mirror = self.server.mirror
-        if not self.vouched(body, mirror.settings.webhook_secret):
+        if not self.is_signed(body, mirror.settings.webhook_secret):
             return self.answer(403)
         mirror.hurry.set()
         return self.answer(202)
 
     def body(self) -> bytes | None:
-        """The request's body, unpacked, bounded both ways; None where it has no length or is too large."""
+        """Read and decompress the request's body; None without a length, or when either size is too large."""
         length = self.headers.get("Content-Length", "")
         if not length.isdigit() or int(length) > LARGEST:
             return None
@@ -217,29 +246,29 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: a thousand pods would fill the log."""
+        """Log nothing: a thousand pods would fill the log."""
 
 
 class Server(socketserver.TCPServer):
-    """A fixed number of threads take connections in turn; whoever comes beyond that waits in the kernel's queue."""
+    """TCP server with a fixed number of threads; further connections wait in the kernel's queue."""
 
     allow_reuse_address = True
     request_queue_size = BACKLOG
 
     def __init__(self, address: tuple[str, int], mirror: Mirror) -> None:
         self.mirror = mirror
-        self.said = -QUIET
+        self.last_logged = -LOG_INTERVAL
         super().__init__(address, Handler)
 
     def work(self) -> None:
-        """For ever: nothing that a request does may cost the fleet a thread."""
+        """Serve connections for ever: no request may end the thread."""
         while True:
             try:
                 request, client = self.get_request()
             except OSError:
                 if self.fileno() < 0:
                     return
-                # The caller has gone, or there are no descriptors just now.
+                # The client has gone, or no file descriptor is free.
                 time.sleep(0.05)
                 continue
             self.mirror.counters.add("connections")
@@ -247,11 +276,11 @@ class Server(socketserver.TCPServer):
             try:
                 self.finish_request(request, client)
             except (OSError, ValueError):
-                pass  # the other end went away, or spoke no http
+                pass  # the client disconnected, or did not speak HTTP
             except Exception as error:
                 self.mirror.counters.add("errors")
-                if time.monotonic() - self.said > QUIET:
-                    self.said = time.monotonic()
+                if time.monotonic() - self.last_logged > LOG_INTERVAL:
+                    self.last_logged = time.monotonic()
                     print(f"gitsync mirror: a request failed: {type(error).__name__}: {error}", flush=True)
             finally:
                 self.shutdown_request(request)
@@ -259,11 +288,12 @@ class Server(socketserver.TCPServer):
 
 
 def serve(settings: Settings) -> None:
+    """Serve the mirror until SIGTERM or SIGINT."""
     if settings.repo is None:
         raise GitsyncError("serve the mirror", "no repository is set", field="MINIVM_GITSYNC_REPO")
     mirror = Mirror(settings)
     if settings.ring_secret is not None and not read_secret(settings.ring_secret):
-        # Refusing every report would look like a fleet where nothing fails.
+        # Refusing every report would look as if no node ever failed.
         raise GitsyncError("serve the mirror", "the ring's secret is missing or empty", file=settings.ring_secret)
     publish.prepare(mirror.settings.layout)
     stop = threading.Event()
@@ -278,7 +308,7 @@ def serve(settings: Settings) -> None:
         print(f"gitsync mirror: serves http://{host!s}:{port}{REPOSITORY}", flush=True)
         stop.wait()
         mirror.stopping = True
-    # Daemon threads may hold a connection; the process ends, and with it they.
+    # Daemon threads may hold a connection; end the process without waiting for them.
     sys.stdout.flush()
     os._exit(0)
 

@@ -1,6 +1,6 @@
-"""One update of the mirror: fetch from the git server, verify, and only then show it to the fleet.
+"""One update of the mirror: fetch from the git server, verify, then serve the commit.
 
-A process of its own (`python -m gitsync.mirror.update`), started by the mirror: GitPython stays out of the server.
+The mirror starts it as a process (`python -m gitsync.mirror.update`), which keeps GitPython out of the server.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from gitsync.tree.admit import admit
 if TYPE_CHECKING:
     from gitsync.repo.reader import Reader
 
-# Commits that stay fetchable by their hash, for rollbacks and pins in the fleet.
+# Number of earlier commits that nodes can still fetch by hash, for rollbacks and pins.
 KEEP = 20
-# Where an exact commit is shown: it has no name of its own.
+# Branch under which the mirror serves a commit that MINIVM_GITSYNC_REF names by its hash.
 PINNED = "refs/heads/pinned"
 
 
 def inside(settings: Settings) -> Settings:
-    """The mirror's own root, beside what the node itself has published."""
+    """Return the settings with the mirror's own root, beside what the node itself published."""
     return replace(settings, root=settings.root / "mirror")
 
 
@@ -41,67 +41,66 @@ def shown(ref: Ref) -> str:
 
 
 def update(settings: Settings, clock: Callable[[], float] = time.time) -> State:
-    """`settings` are the mirror's own (see inside())."""
+    """Run one update and return its state. `settings` are the mirror's own (see `inside`)."""
     if settings.repo is None:
         raise GitsyncError("mirror", "no repository is set", field="MINIVM_GITSYNC_REPO")
     layout = settings.layout
     publish.prepare(layout)
     with held(layout.lock, 30.0) as lock:
         publish.heal(layout)
-        known = load_state(layout.state).attempted(clock())
-        before = known
+        state = before = load_state(layout.state).attempted(clock())
         try:
-            known = _bring(settings, known, lock, clock())
-            known = known.succeeded(clock())
+            state = _fetch_and_verify(settings, state, lock, clock()).succeeded(clock())
         except (GitsyncError, OSError) as error:
-            known = known.failed(str(error), clock())
-        save_state(layout.state, known)
-        if known.published != before.published:
-            print(f"gitsync mirror: shows {report.summary(known, settings)}", flush=True)
-        return known
+            state = state.failed(str(error), clock())
+        save_state(layout.state, state)
+        if state.published != before.published:
+            print(f"gitsync mirror: serves {report.summary(state, settings)}", flush=True)
+        return state
 
 
-def _bring(settings: Settings, known: State, lock: Held, now: float) -> State:
+def _fetch_and_verify(settings: Settings, state: State, lock: Held, now: float) -> State:
     repository = settings.layout.repository
     transfer.ensure_repository(repository)
     transfer.fetch(settings, settings.ref, lock)
     oid = transfer.fetched_oid(repository)
-    if known.published is not None and oid == known.published.oid:
-        return known.released()
-    refused = known.quarantine
+    if state.published is not None and oid == state.published.oid:
+        return state.released()
+    refused = state.quarantine
     if refused is not None and refused.oid == oid and refused.policy == settings.policy():
-        return known
+        return state
 
-    from gitsync.repo.reader import opened  # GitPython, only where there is something new
+    from gitsync.repo.reader import opened  # imported late: GitPython is needed for a new commit only
 
     with opened(repository) as reader:
         tip = reader.tip(transfer.FETCHED)
         try:
             signer, entries = admit(
                 settings, settings.ref, tip, reader,
-                newer_than=known.published.committed if known.published else 0.0,
-                had=lambda: _kinds_before(settings, reader, known),
+                newer_than=state.published.committed if state.published else 0.0,
+                had=lambda: _kinds_before(settings, reader, state),
             )  # fmt: skip
         except Refused as error:
             quarantine = Quarantine(tip.oid, tip.commit, "verify", str(error), now, settings.policy())
             print(f"gitsync mirror: refused {tip.commit[:12]}: {error}", flush=True)
-            return known.refused(quarantine)
-    _show(settings, tip, lock)
+            return state.refused(quarantine)
+    _serve_commit(settings, tip, lock)
     published = as_published(tip, settings.ref, signer, entries, settings.policy(), now)
-    known = known.with_published(published).released()
-    for old in known.history[KEEP:]:
+    state = state.with_published(published).released()
+    for old in state.history[KEEP:]:
         transfer.set_ref(repository, f"{transfer.KEPT}{old.commit}", "", lock)
     transfer.tidy(settings, lock)
-    return known
+    return state
 
 
-def _kinds_before(settings: Settings, reader: Reader, known: State) -> frozenset[str]:
-    """Of what is shown now, as far as the repository still knows it: there are no trees here."""
-    shown = reader.entries_if_known(known.published.commit, settings.subdir) if known.published else None
-    return marker.kinds(entry.path for entry in shown or ())
+def _kinds_before(settings: Settings, reader: Reader, state: State) -> frozenset[str]:
+    """Return the kinds of scripts in the commit served now, read from the repository: the mirror has no trees."""
+    entries = reader.entries_if_known(state.published.commit, settings.subdir) if state.published else None
+    return marker.kinds(entry.path for entry in entries or ())
 
 
-def _show(settings: Settings, tip: Tip, lock: Held) -> None:
+def _serve_commit(settings: Settings, tip: Tip, lock: Held) -> None:
+    """Point the served branch or tag at a verified commit, and keep the commit's objects."""
     repository = settings.layout.repository
     transfer.set_ref(repository, f"{transfer.KEPT}{tip.commit}", tip.commit, lock)
     name = shown(settings.ref)
@@ -111,12 +110,11 @@ def _show(settings: Settings, tip: Tip, lock: Held) -> None:
 
 def main() -> int:
     try:
-        settings = inside(from_environment(os.environ))
-        known = update(settings)
+        state = update(inside(from_environment(os.environ)))
     except GitsyncError as error:
         print(f"gitsync mirror: {error}", file=sys.stderr, flush=True)
         return 1
-    return 1 if known.failures else 0
+    return 1 if state.failures else 0
 
 
 if __name__ == "__main__":

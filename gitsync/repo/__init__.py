@@ -1,1 +1,1 @@
-"""The local repository: fetched, read, verified. All of git is here."""
+"""The local git repository: fetch, read, verify. Every call of git is in this folder."""

@@ -1,8 +1,7 @@
-"""Running git, and the checks: short-lived children, each in its own process group with a deadline and a clean
-environment.
+"""Run git and the checks as short-lived children, each in a process group with a deadline and a clean environment.
 
-Every child carries its cycle's mark, and one that writes inherits the root's lock (see lock.py): a killed cycle leaves
-no git behind that works in the repository while the next cycle does.
+Every child carries its cycle's mark, and a child that writes inherits the root's lock (see lock.py): a killed cycle
+leaves no git process that works in the repository during the next cycle.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from pathlib import Path
 from gitsync.errors import GitsyncError, Stalled
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# A message is kept, a flood is not.
+# Bytes of a child's stderr that are kept.
 OUTPUT_TAIL = 4000
-# In the environment of every child: whose cycle it belongs to. Set while a cycle holds its lock.
+# Environment variable that names the cycle of a child. Set while a cycle holds its lock.
 MARK = "MINIVM_GITSYNC_CYCLE"
-# Proxies and certificates are the only part of the pod's environment that a transfer may need.
+# Variables that children inherit: of the pod's environment, a transfer needs proxies and certificates only.
 PASSED_ON = (MARK, "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY",
              "SSL_CERT_FILE", "SSL_CERT_DIR", "GIT_SSL_CAINFO")  # fmt: skip
 
@@ -36,7 +35,7 @@ class Done:
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What a child sees: no configuration but the repository's own, no prompt, messages in English."""
+    """Build a child's environment: no git configuration but the repository's, no prompt, messages in English."""
     env = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     env |= {
         "PATH": PATH,
@@ -61,14 +60,16 @@ def run(
     largest_file: int | None = None,
     stdin: bytes = b"",
 ) -> Done:
-    """Run to the end or to the deadline; in both cases the whole process group is gone afterwards. `env` is what it
-    sees beside `environment`."""
+    """Run a child to its end or deadline; afterwards its whole process group is gone.
+
+    `env` adds to `environment`; `largest_file` bounds every file that the child writes.
+    """
     words = [os.fspath(word) for word in argv]
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         if largest_file is not None:
-            # Inherited: a repository larger than we will take cannot fill the disk while we find out. Set here for
-            # a moment and not between fork and exec, which would copy this process for every child.
+            # The child inherits the limit: a repository that is too large cannot fill the disk before we notice. Set
+            # in this process for a moment, because code between fork and exec would copy it for every child.
             resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, hard))
         child = subprocess.Popen(
             words,
@@ -88,14 +89,14 @@ def run(
     try:
         out, err = child.communicate(stdin or None, timeout=timeout)
     except subprocess.TimeoutExpired:
-        raise Stalled(f"run {' '.join(words[:3])}", f"no end within {timeout:g} s") from None
+        raise Stalled(f"run {' '.join(words[:3])}", f"it did not end within {timeout:g} s") from None
     finally:
         end_group(child)
     return Done(child.returncode, out, err[-OUTPUT_TAIL:].decode(errors="replace").strip())
 
 
 def end_group(child: subprocess.Popen[bytes]) -> None:
-    """Nothing of the group lives on: what a child left behind would hold the lock."""
+    """Kill the child's process group: a process that it left behind would hold the lock."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     for pipe in (child.stdin, child.stdout, child.stderr):

@@ -1,4 +1,4 @@
-"""What is known of a commit and of its files, read by reader.py. Pure: judged, written and tested without git."""
+"""Types for a commit and its files, as reader.py reads them. Pure, so that rules and tests need no git."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gitsync.state import Published
 
 @dataclass(frozen=True, slots=True)
 class Tip:
-    """What a ref points to: a commit, directly or through an annotated tag."""
+    """The commit that a ref points to, directly or through an annotated tag."""
 
     oid: str
     commit: str
@@ -23,7 +23,7 @@ class Tip:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One file of a commit, as the commit states it. `mode` is raw."""
+    """One file of a commit. `mode` is raw, as the tree object has it."""
 
     path: str
     mode: int
@@ -40,7 +40,7 @@ class Entry:
 
 
 def as_published(tip: Tip, ref: Ref, signer: str, entries: Sequence[Entry], policy: str, at: float) -> Published:
-    """What the state keeps of a commit that has gone live."""
+    """Build the state's record of a commit that has been published."""
     return Published(
         commit=tip.commit, at=at, oid=tip.oid, ref=str(ref), signer=signer, author=tip.author, subject=tip.subject,
         committed=tip.committed, files=len(entries), bytes=sum(entry.size for entry in entries), policy=policy,

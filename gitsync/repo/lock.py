@@ -1,5 +1,8 @@
-"""One cycle at a time on a root. The lock is a flock that git's processes inherit: it is free only when the last of
-them is gone, so its holder may clean up after any cut."""
+"""Lock that allows one cycle at a time on a root.
+
+It is a flock that git's processes inherit: it is free only when the last of them has ended, so its holder may clean up
+after any interrupted cycle.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,13 @@ POLL = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The lock, as a descriptor for those children to inherit that write."""
+    """The taken lock, as a descriptor for children that write to inherit."""
 
     fd: int
 
 
 def _started(pid: int) -> str:
-    """When a process began, in clock ticks since boot: pids come back, this pair does not."""
+    """Return when a process started, in clock ticks since boot. With it, a reused pid is recognised."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
 
 
@@ -39,7 +42,7 @@ def _lives(cycle: str) -> bool:
 
 
 def end_children_of(cycle: str) -> None:
-    """Kill what a dead cycle left behind. Only processes that carry its mark: others may be waiting for the lock."""
+    """Kill the children of a dead cycle: the processes that carry its mark, and no other that waits for the lock."""
     if not cycle:
         return
     mark = f"{MARK}={cycle}".encode()
@@ -52,19 +55,19 @@ def end_children_of(cycle: str) -> None:
 
 @contextlib.contextmanager
 def held(path: Path, wait: float) -> Iterator[Held]:
-    """The lock; at most `wait` seconds for a live owner, while a dead owner's children are ended at once."""
+    """Hold the lock. Wait at most `wait` seconds for a live owner; kill a dead owner's children at once."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         deadline = time.monotonic() + wait
         while not locked(fd):
             end_children_of(_dead_owner(fd))
             if time.monotonic() > deadline:
-                raise GitsyncError("start a cycle", "another gitsync is at work", file=path, hint="try again")
+                raise GitsyncError("start a cycle", "another gitsync is running", file=path, hint="try again")
             time.sleep(POLL)
-        # A cycle that ended by itself took its name out; one that is still there was cut, and its children with it.
+        # A cycle that ends removes its name. A name that is still there belongs to a killed cycle.
         end_children_of(_dead_owner(fd))
         cycle = f"{os.getpid()}:{_started(os.getpid())}"
-        # One write of one length: a waiter reads an old name or a new one, never a mix.
+        # One write of a fixed length: a waiter reads the old name or the new one, never a mix.
         os.pwrite(fd, f"{cycle:<63}\n".encode(), 0)
         os.environ[MARK] = cycle
         yield Held(fd)

@@ -1,8 +1,8 @@
-"""What a commit is, read from the local repository: the only importer of GitPython.
+"""Read commits from the local repository: the adapter of GitPython.
 
-GitPython keeps `git cat-file` children and is unsuited to a long life; so it is imported and used only inside a cycle,
-which is a process of seconds, and closed at the end. It reads the raw tree objects, in which a mode that git itself
-would tidy up on output (a setuid bit) can still be seen.
+GitPython keeps `git cat-file` children and suits no long-lived process; so it is imported and used only inside a cycle,
+which lives for seconds, and closed at its end. It reads raw tree objects, which still show a mode (a setuid bit) that
+git's own commands would normalise.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ground.errors import printable
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[Reader]:
+    """Open the repository for reading; raise Damaged when an object is missing or broken."""
     try:
         repository = git.Repo(path)
     except (git.exc.InvalidGitRepositoryError, git.exc.NoSuchPathError) as error:
@@ -36,54 +37,56 @@ def opened(path: Path) -> Iterator[Reader]:
 
 
 class Reader:
+    """Commits and file lists of one open repository."""
+
     def __init__(self, repository: git.Repo) -> None:
         self._repository = repository
 
     def tip(self, name: str) -> Tip:
-        """The commit behind a ref or hash."""
+        """Resolve a ref or hash to its commit."""
         try:
-            found = self._repository.rev_parse(name)
+            target = self._repository.rev_parse(name)
         except (git.exc.BadName, ValueError):
             raise GitsyncError("find the commit", f"{name} is not in the repository") from None
-        oid, tag = found.hexsha, None
-        while isinstance(found, git.TagObject):
-            # Nested tags: the signature checked is the outermost, and so is the name.
-            tag = tag or found.tag
-            found = found.object
-        if not isinstance(found, git.Commit):
-            raise Refused("use the ref", f"it points to a {found.type}, not to a commit")
+        oid, tag = target.hexsha, None
+        while isinstance(target, git.TagObject):
+            # Nested tags: gitsync verifies the signature of the outermost tag, so keep its name.
+            tag = tag or target.tag
+            target = target.object
+        if not isinstance(target, git.Commit):
+            raise Refused("use the ref", f"it points to a {target.type}, not to a commit")
         return Tip(
             oid=oid,
-            commit=found.hexsha,
+            commit=target.hexsha,
             tag=tag,
-            author=printable(f"{found.author.name} <{found.author.email}>"),
-            committed=float(found.committed_date),
-            subject=printable(str(found.summary)[:200]),
+            author=printable(f"{target.author.name} <{target.author.email}>"),
+            committed=float(target.committed_date),
+            subject=printable(str(target.summary)[:200]),
         )
 
     def entries(self, commit: str, subdir: str) -> list[Entry]:
-        """Every file of the commit under `subdir`, its path relative to it."""
+        """List every file of the commit under `subdir`, with paths relative to it."""
         tree: git.Tree = self._repository.commit(commit).tree
         if subdir.strip("/"):
             try:
-                found = tree / subdir.strip("/")
+                below = tree / subdir.strip("/")
             except KeyError:
                 raise Refused("use the commit", f"it has no directory {subdir!r}") from None
-            if not isinstance(found, git.Tree):
-                raise Refused("use the commit", f"{subdir!r} is no directory in it")
-            tree = found
+            if not isinstance(below, git.Tree):
+                raise Refused("use the commit", f"{subdir!r} is not a directory in it")
+            tree = below
         sizes = self._sizes(tree.hexsha)
         return list(self._walk(tree, sizes))
 
     def entries_if_known(self, commit: str, subdir: str) -> list[Entry] | None:
-        """The same of a commit that may be gone from here; None where it is."""
+        """List the files of a commit that the repository may no longer hold; None when it does not."""
         try:
             return self.entries(commit, subdir)
         except (Refused, Damaged, ValueError):
             return None
 
     def _walk(self, tree: git.Tree, sizes: dict[str, int]) -> Iterator[Entry]:
-        # The raw cache and not the objects: an object per file costs more than everything else here.
+        # Parse the raw tree data: an object per file would cost more than everything else here.
         todo: list[tuple[str, bytes]] = [("", tree.binsha)]
         while todo:
             base, binsha = todo.pop()
@@ -91,7 +94,7 @@ class Reader:
                 path = f"{base}{name}"
                 if mode >> 12 == 0o04:
                     if "/" in name or name in {"", ".", ".."}:
-                        raise Refused("use the commit", f"{path!r} is no name of a directory")
+                        raise Refused("use the commit", f"{path!r} is not a valid directory name")
                     todo.append((f"{path}/", oid))
                 else:
                     yield Entry(path, mode, oid.hex(), sizes.get(oid.hex(), 0))

@@ -1,7 +1,7 @@
-"""Fetching: the one step that talks to the network, always in a short-lived child.
+"""Fetch from the git server: the only step that uses the network, always in a short-lived child.
 
-No remote is configured and no credential is an argument: an ssh key and a token are named by path, and read by ssh and
-by git's credential helper at each use, so a rotated secret works at the next fetch.
+No remote is configured and no credential is an argument. Settings name an ssh key and a token by path; ssh and git's
+credential helper read them at each use, so a rotated secret works at the next fetch.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from gitsync.repo import child
 from gitsync.repo.lock import Held
 from gitsync.settings import Ref, RefKind, Settings
 
-# What the last fetch brought; everything else under refs/minivm/ keeps a tree's objects alive.
+# The ref of the last fetch. Every other ref under refs/minivm/ keeps a tree's objects.
 FETCHED = "refs/minivm/fetched"
 KEPT = "refs/minivm/kept/"
-# Read by git's shell with no argument of ours in it; the file's first line is the token, `read` and `printf` are
-# built in, so the token is in no process's arguments.
+# git's shell runs this text, which holds no setting. The file's first line is the token; `read` and `printf` are
+# built-ins, so the token appears in no process's arguments.
 TOKEN_HELPER = (
     '!f() { test "$1" = get || exit 0; IFS= read -r t <"$MINIVM_TOKEN_FILE" || test -n "$t" || exit 1; '
     'printf "username=%s\\npassword=%s\\n" "$MINIVM_TOKEN_USER" "$t"; }; f'
@@ -36,7 +36,8 @@ OPTIONS = (
     "core.askPass=", "safe.bareRepository=all",
 )  # fmt: skip
 
-ALWAYS_SAID = (
+# Lines that git prints after every failure of ssh; they explain nothing.
+BOILERPLATE = (
     "fatal: Could not read from remote repository", "Please make sure you have the correct access rights",
     "and the repository exists",
 )  # fmt: skip
@@ -50,12 +51,12 @@ def git(repository: Path, *arguments: str, options: tuple[str, ...] = ()) -> lis
 
 
 def local(repository: Path, *arguments: str, lock: Held | None = None, within: float = 30) -> child.Done:
-    """git on what is here already; with the lock where it writes."""
+    """Run git on the local repository; pass the lock to a command that writes."""
     return child.run(git(repository, *arguments), timeout=within, keep_open=(lock.fd,) if lock else ())
 
 
 def ensure_repository(repository: Path) -> None:
-    """A bare repository, complete or absent: made beside its place and renamed."""
+    """Make the bare repository if it is missing, beside its place and renamed, so that it is complete or absent."""
     if (repository / "HEAD").is_file():
         return
     if repository.exists():
@@ -69,7 +70,7 @@ def ensure_repository(repository: Path) -> None:
 
 @contextmanager
 def credentials(settings: Settings) -> Iterator[tuple[dict[str, str], tuple[str, ...]]]:
-    """The environment and options that let git's transports authenticate."""
+    """Provide the environment and options with which git's transports authenticate."""
     url = settings.repo or ""
     if url.startswith(("http://", "https://")) and settings.token_file.exists():
         env = {"MINIVM_TOKEN_FILE": str(settings.token_file), "MINIVM_TOKEN_USER": settings.token_user}
@@ -82,7 +83,7 @@ def credentials(settings: Settings) -> Iterator[tuple[dict[str, str], tuple[str,
 
 
 def ssh_command(settings: Settings, key: str | None) -> str:
-    """ssh that asks nobody, trusts the given known_hosts alone, and gives up on a dead line."""
+    """Build an ssh command that never prompts, trusts only the given known_hosts, and gives up on a dead connection."""
     words = ["ssh", "-F", os.devnull, "-T"]
     for option in (
         "BatchMode=yes", "StrictHostKeyChecking=yes", f"UserKnownHostsFile={settings.known_hosts}",
@@ -97,8 +98,11 @@ def ssh_command(settings: Settings, key: str | None) -> str:
 
 @contextmanager
 def private_key(path: Path) -> Iterator[str | None]:
-    """The key's path, as ssh accepts it. ssh refuses a key that others can read, and Kubernetes mounts secrets with a
-    group's permission under fsGroup: such a key goes through memory that only root sees, never to a disk."""
+    """Provide a path of the key that ssh accepts.
+
+    ssh refuses a key that a group may read, and Kubernetes mounts secrets so under fsGroup: such a key is copied to
+    memory that only root can read, never to a disk.
+    """
     if not path.exists():
         yield None
         return
@@ -115,7 +119,7 @@ def private_key(path: Path) -> Iterator[str | None]:
 
 
 def address(url: str) -> str:
-    """A bare path would make git copy whole packs and ignore the depth."""
+    """Turn a path into a file:// address: with a bare path git copies whole packs and ignores the depth."""
     return f"file://{url}" if url.startswith("/") else url
 
 
@@ -131,7 +135,7 @@ def _run(settings: Settings, lock: Held, *arguments: str) -> child.Done:
 
 
 def fetch(settings: Settings, ref: Ref, lock: Held) -> None:
-    """Bring the ref's newest commit, without its history, to `FETCHED`. Atomic: git moves the ref last."""
+    """Fetch the ref's newest commit, without its history, to `FETCHED`. Atomic: git moves the ref last."""
     assert settings.repo is not None
     repository = settings.layout.repository
     if ref.kind is RefKind.COMMIT and local(repository, "cat-file", "-e", f"{ref.name}^{{tree}}").status == 0:
@@ -149,7 +153,7 @@ def fetch(settings: Settings, ref: Ref, lock: Held) -> None:
 
 
 def remote_oid(settings: Settings, ref: Ref, lock: Held) -> str:
-    """What the ref is on the server, without a transfer."""
+    """Ask the server what the ref points to, without a transfer."""
     if ref.kind is RefKind.COMMIT:
         return ref.name
     done = _run(settings, lock, "ls-remote", "--refs", "--", address(settings.repo or ""), ref.remote)
@@ -159,19 +163,19 @@ def remote_oid(settings: Settings, ref: Ref, lock: Held) -> str:
 
 
 def _reason(done: child.Done) -> str:
-    """git's last words, without what it says after every failure of ssh."""
+    """Return git's last three lines that explain the failure."""
     lines = [line.strip() for line in done.err.splitlines() if line.strip()]
-    telling = [line for line in lines if not line.startswith(("@", *ALWAYS_SAID))]
-    return "; ".join((telling or lines)[-3:]) or f"git ended with {done.status}"
+    useful = [line for line in lines if not line.startswith(("@", *BOILERPLATE))]
+    return "; ".join((useful or lines)[-3:]) or f"git ended with {done.status}"
 
 
 def _hint(err: str) -> str | None:
     for sign, hint in (
         ("Host key verification failed", "add the server's key to MINIVM_GITSYNC_KNOWN_HOSTS"),
-        ("Permission denied (publickey", "the server does not take the key in MINIVM_GITSYNC_SSH_KEY"),
-        ("could not read Username", "the server wants a token: MINIVM_GITSYNC_TOKEN_FILE"),
-        ("Authentication failed", "the server does not take the token in MINIVM_GITSYNC_TOKEN_FILE"),
-        ("couldn't find remote ref", "look at MINIVM_GITSYNC_REF"),
+        ("Permission denied (publickey", "the server rejects the key in MINIVM_GITSYNC_SSH_KEY"),
+        ("could not read Username", "the server wants a token: set MINIVM_GITSYNC_TOKEN_FILE"),
+        ("Authentication failed", "the server rejects the token in MINIVM_GITSYNC_TOKEN_FILE"),
+        ("couldn't find remote ref", "correct MINIVM_GITSYNC_REF"),
     ):
         if sign in err:
             return hint
@@ -179,7 +183,7 @@ def _hint(err: str) -> str | None:
 
 
 def fetched_oid(repository: Path) -> str:
-    """What the last fetch brought, without a process where the ref is a file of its own. Empty: not known."""
+    """Return what the last fetch brought, read from the ref's file without a git process; empty if unknown."""
     try:
         text = (repository / FETCHED).read_text().strip()
     except OSError:
@@ -188,14 +192,14 @@ def fetched_oid(repository: Path) -> str:
 
 
 def set_ref(repository: Path, name: str, oid: str, lock: Held) -> None:
-    """Point a ref of ours; an empty oid removes it."""
+    """Set a ref under refs/minivm/; an empty oid removes it."""
     done = local(repository, "update-ref", *([name, oid] if oid else ["-d", name]), lock=lock)
     if done.status != 0:
         raise GitsyncError(f"move {name}", _reason(done), file=repository)
 
 
 def tidy(settings: Settings, lock: Held) -> bool:
-    """Pack loose objects and drop what no kept tree needs, once there is enough of it. Whether it ran."""
+    """Pack loose objects and drop what no kept tree needs, once there are many; return whether git gc ran."""
     repository = settings.layout.repository
     counted = local(repository, "count-objects", "-v")
     numbers = dict(line.split(": ", 1) for line in counted.out.decode().splitlines() if ": " in line)

@@ -1,1 +1,1 @@
-"""What a fleet says of a commit, and how it is signed."""
+"""Canary rings: nodes' signed reports about a commit, and the board that collects them."""

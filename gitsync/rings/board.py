@@ -1,4 +1,4 @@
-"""The ring's memory, on the mirror: who took a commit, and on whom it failed."""
+"""The ring's board, kept by the mirror: which pods took a commit, and on which it failed."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pathlib import Path
 from gitsync.layout import is_commit
 from ground.files import write_whole
 
-# Old commits are forgotten; nobody asks for them.
-MOST_COMMITS = 50
-MOST_REASONS = 20
-# Good and failed are bounded apart: however many say that all is well, a failure is heard.
-MOST_PODS = 20_000
+# The board forgets the oldest commits beyond this number.
+MAX_COMMITS = 50
+MAX_REASONS = 20
+# Successes and failures have separate bounds: any number of successes leaves room for a failure.
+MAX_PODS = 20_000
 LARGEST = 8192
 
 
 @dataclass(slots=True)
 class Record:
-    """One commit. A pod has one voice: what it said last counts, and a failure is not unsaid by an earlier success."""
+    """Reports about one commit, one entry per pod. A failure outweighs the same pod's success."""
 
     first_seen: float
     good: set[str] = field(default_factory=set)
@@ -29,6 +29,8 @@ class Record:
 
 
 class Board:
+    """All records, in memory and in one file that is replaced atomically."""
+
     def __init__(self, path: Path, clock: Callable[[], float]) -> None:
         self._path = path
         self._clock = clock
@@ -52,19 +54,19 @@ class Board:
 
     def _record(self, commit: str) -> Record:
         if commit not in self._records:
-            while len(self._records) >= MOST_COMMITS:
+            while len(self._records) >= MAX_COMMITS:
                 del self._records[min(self._records, key=lambda each: self._records[each].first_seen)]
             self._records[commit] = Record(self._clock())
             self._save()
         return self._records[commit]
 
     def see(self, commit: str) -> None:
-        """The mirror itself took it: the fleet's clock for this commit starts."""
+        """Record that the mirror took the commit; the ring's delay for it starts now."""
         with self._lock:
             self._record(commit)
 
     def view(self, commit: str) -> dict[str, object] | None:
-        """What a pod is told; None for what was never seen here (a stranger cannot fill the board by asking)."""
+        """Return the board's view of a commit; None if the mirror never served it. Queries add no records."""
         with self._lock:
             known = self._records.get(commit)
             if known is None:
@@ -78,12 +80,12 @@ class Board:
             }
 
     def report(self, body: bytes) -> bool:
-        """A pod's word; False where it makes no sense, or is about a commit that the mirror never served."""
+        """Record a pod's report; return False if it is malformed or about a commit that the mirror never served."""
         if len(body) > LARGEST:
             return False
         try:
-            said = json.loads(body)
-            pod, commit, ok, reason = str(said["pod"])[:253], said["commit"], said["ok"], str(said.get("reason", ""))
+            data = json.loads(body)
+            pod, commit, ok, reason = str(data["pod"])[:253], data["commit"], data["ok"], str(data.get("reason", ""))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return False
         if not isinstance(commit, str) or not is_commit(commit) or not isinstance(ok, bool) or not pod:
@@ -93,10 +95,10 @@ class Board:
             if known is None:
                 return False
             if ok:
-                if len(known.good) < MOST_PODS:
+                if len(known.good) < MAX_PODS:
                     known.good.add(pod)
-            elif len(known.failed) < MOST_REASONS or pod in known.failed:
+            elif len(known.failed) < MAX_REASONS or pod in known.failed:
                 known.failed[pod] = reason[:300]
-                # A failure must outlive a restart of the mirror: it is what holds the fleet back.
+                # A failure must survive a restart of the mirror: it stops the other nodes from taking the commit.
                 self._save()
         return True

@@ -1,4 +1,4 @@
-"""What the fleet says of a commit: asked of and told to the ring's address (the mirror serves it under /ring)."""
+"""HTTP client of the ring's board, which the mirror serves under /ring."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ground.errors import one_line
 
 TIMEOUT = 5.0
 LARGEST = 64 << 10
-# What a server that speaks no HTTP, or breaks off, makes of a request: a bad ring must not end a cycle.
+# Errors of a server that disconnects or speaks no HTTP: a bad ring must not end a cycle.
 UNUSABLE = (OSError, ValueError, HTTPException)
 
 
@@ -26,13 +26,13 @@ def parse(text: bytes) -> RingView:
         first_seen=None if first is None else float(first),
         good=int(data["good"]),
         failed=int(data["failed"]),
-        # A pod's own words, which any pod may send: they are shown in `gitsync status`.
+        # Any pod can send these texts, and `gitsync status` shows them.
         reasons=tuple(one_line(str(reason)[:300]) for reason in reasons[:3]),
     )
 
 
 def ask(url: str, commit: str) -> RingView | None:
-    """None where the ring gives no usable answer."""
+    """Ask the ring about a commit; None without a usable reply."""
     try:
         with _opener().open(f"{url.rstrip('/')}/{commit}", timeout=TIMEOUT) as reply:
             return parse(reply.read(LARGEST))
@@ -40,8 +40,8 @@ def ask(url: str, commit: str) -> RingView | None:
         return None
 
 
-def tell(url: str, pod: str, commit: str, *, ok: bool, reason: str = "", secret: Path | None = None) -> bool:
-    """This node's word on a commit, signed where there is a secret; whether the ring took it."""
+def send_result(url: str, pod: str, commit: str, *, ok: bool, reason: str = "", secret: Path | None = None) -> bool:
+    """Send this node's result with a commit, signed if there is a secret; return whether the ring accepted it."""
     body = json.dumps({"pod": pod, "commit": commit, "ok": ok, "reason": reason[:300]}).encode()
     request = urllib.request.Request(url, data=body, headers={"Content-Type": "application/json"}, method="POST")
     if key := read_secret(secret):
@@ -54,12 +54,12 @@ def tell(url: str, pod: str, commit: str, *, ok: bool, reason: str = "", secret:
 
 
 def _opener() -> urllib.request.OpenerDirector:
-    # The ring is inside the cluster: a proxy for the outside would not find it.
+    # The ring is inside the cluster: an outbound proxy would not find it.
     return urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def pass_on(url: str | None, pod: str, reports: Path, secret: Path | None) -> int:
-    """Tell the ring what the runner left about broken scripts; what was told is removed. How many."""
+def forward_reports(url: str | None, pod: str, reports: Path, secret: Path | None) -> int:
+    """Forward the runner's reports about broken scripts to the ring, remove those accepted, return how many."""
     sent = 0
     for path in sorted(reports.glob("*.json"))[:100]:
         try:
@@ -68,7 +68,7 @@ def pass_on(url: str | None, pod: str, reports: Path, secret: Path | None) -> in
         except (OSError, ValueError, KeyError, TypeError):
             path.unlink(missing_ok=True)
             continue
-        if url is None or tell(url, pod, commit, ok=False, reason=reason, secret=secret):
+        if url is None or send_result(url, pod, commit, ok=False, reason=reason, secret=secret):
             path.unlink(missing_ok=True)
             sent += 1
     return sent

@@ -1,4 +1,4 @@
-"""Secrets that two ends share, and what they make of a body: of a push that is told, of a node's word to its ring."""
+"""Signatures of HTTP bodies with a shared secret: of webhooks, and of nodes' reports to the ring."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 
 def signature(body: bytes, secret: bytes) -> str:
-    """What X-Hub-Signature-256 says of a body."""
+    """Compute the value of X-Hub-Signature-256 for a body."""
     return "sha256=" + hmac.new(secret, body, hashlib.sha256).hexdigest()
 
 
 def authentic(headers: Mapping[str, str], body: bytes, secret: bytes) -> bool:
-    """GitHub and Gitea sign the body; GitLab sends the secret itself. Pure."""
+    """Verify a request: GitHub and Gitea sign the body, GitLab sends the secret itself. Pure."""
     if not secret:
         return False
     given = headers.get("x-hub-signature-256", "")
@@ -25,7 +25,7 @@ def authentic(headers: Mapping[str, str], body: bytes, secret: bytes) -> bool:
 
 
 def read_secret(path: Path | None) -> bytes:
-    """Read at each use, so that a rotated secret counts at once."""
+    """Read the secret; empty without one. Called at each use, so that a rotated secret takes effect at once."""
     try:
         return path.read_bytes().strip() if path else b""
     except OSError:

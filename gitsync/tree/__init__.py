@@ -1,1 +1,1 @@
-"""A commit as a directory: written, checked, published."""
+"""A commit as a directory: write, check, publish."""

@@ -1,6 +1,4 @@
-"""Whether a commit may become a tree at all, on a node or in the mirror: who signed it, that it goes forward, its list
-of files, and what it says of itself.
-"""
+"""Admission of a commit, on a node and in the mirror: its signature, age, list of files and marker file."""
 
 from __future__ import annotations
 
@@ -22,8 +20,11 @@ def admit(
     settings: Settings, ref: Ref, tip: Tip, reader: Reader, *, newer_than: float | None,
     had: Callable[[], frozenset[str]],
 ) -> tuple[str, list[Entry]]:  # fmt: skip
-    """The signer and the files; Refused with the reason otherwise. `newer_than` is the date of what is published, None
-    where going backward is meant; `had` tells which kinds of scripts the tree before it has."""
+    """Return the signer and the files, or raise Refused with the reason.
+
+    `newer_than` is the date of the published commit, None to allow an older one; `had` returns the kinds of scripts in
+    the published tree.
+    """
     signer = verify.signature(settings, ref, tip)
     if newer_than is not None:
         verify.not_backward(settings, ref, tip, newer_than, marker.floor(settings))
@@ -37,6 +38,5 @@ def _refuse_violations(entries: list[Entry], settings: Settings) -> None:
     limits = rules.Limits(
         (*settings.paths, marker.MARKER), settings.max_bytes, settings.max_file_bytes, settings.max_files
     )
-    wrong = rules.violations(entries, limits)
-    if wrong:
-        raise Refused("use the commit", "; ".join(wrong))
+    if problems := rules.violations(entries, limits):
+        raise Refused("use the commit", "; ".join(problems))

@@ -1,5 +1,7 @@
-"""Would it run: every script of a tree that is about to be published is parsed, and its health checks are tried on
-recorded outputs. What fails here never reaches a prolog."""
+"""Check a tree before it is published: parse every script, and try its health checks on recorded outputs.
+
+A commit that fails here never reaches a prolog.
+"""
 
 from __future__ import annotations
 
@@ -14,24 +16,25 @@ from gitsync.errors import GitsyncError, Refused, Stalled
 from gitsync.repo import child
 from gitsync.repo.listing import Entry
 
-# What the runner executes: a file here that cannot be executed is a node that drains. (health.d holds modules.)
+# Directories of which the runner executes each file: one that is not executable would drain the node. health.d is not
+# among them, because it holds Python modules.
 EXECUTED = ("prolog.d", "epilog.d", "task_prolog.d")
 SHELLS = frozenset({"sh", "bash", "dash"})
-MOST_REPORTED = 10
+MAX_REPORTED = 10
 FIRST_LINE = 256
 
 
 def interpreter(first_line: bytes) -> list[str]:
-    """The words after `#!`; empty without one."""
+    """Return the words after `#!`; empty without one."""
     if not first_line.startswith(b"#!"):
         return []
-    # Not str.split(): a carriage return is part of the name that the kernel looks for.
+    # Not str.split(): for the kernel a carriage return is part of the interpreter's name.
     words = first_line[2:].split(b"\n")[0].decode(errors="replace").replace("\t", " ").split(" ")
     return [word for word in words if word]
 
 
 def program(words: Sequence[str]) -> str:
-    """What runs the script: `bash` for `/bin/bash -e`, `python3` for `/usr/bin/env -S python3 -I`."""
+    """Name the program that runs a script: `bash` for `/bin/bash -e`, `python3` for `/usr/bin/env -S python3 -I`."""
     if not words:
         return ""
     name = words[0].rpartition("/")[2]
@@ -42,7 +45,7 @@ def program(words: Sequence[str]) -> str:
 
 
 def language(path: str, words: Sequence[str]) -> str:
-    """`sh`, `bash`, `python`, `data` or nothing we can parse."""
+    """Return a file's language: `sh`, `bash`, `dash`, `python`, `data`, or empty for one that is not parsed."""
     runs = program(words)
     if runs in SHELLS or (not runs and path.endswith((".sh", ".bash"))):
         return runs or "bash"
@@ -52,22 +55,21 @@ def language(path: str, words: Sequence[str]) -> str:
 
 
 def is_script(path: str) -> bool:
-    """Whether the runner would start it: directly in one of its directories, neither hidden nor data."""
+    """Tell whether the runner starts this file: directly in one of its directories, neither hidden nor data."""
     directory, _, name = path.rpartition("/")
     return directory in EXECUTED and layout.is_script(name)
 
 
 def shape(entry: Entry, words: Sequence[str]) -> str | None:
-    """What is wrong with a script before it is parsed."""
+    """Explain what is wrong with a script's first line or mode."""
     if any("\r" in word for word in words):
-        return "its first line ends in a carriage return: no interpreter has such a name"
+        return "its first line ends in a carriage return, which the kernel takes for part of the interpreter's name"
     if is_script(entry.path) and not entry.is_executable:
         return "it is not executable (git update-index --chmod=+x)"
     if is_script(entry.path) and entry.is_executable and not words:
-        return "it has no #! line, so what runs it is a matter of chance"
+        return "it has no #! line to name its interpreter"
     if words and entry.is_executable:
-        found = shutil.which(words[0], path=child.PATH) if words[0].startswith("/") else None
-        if found is None:
+        if not words[0].startswith("/") or shutil.which(words[0], path=child.PATH) is None:
             return f"its interpreter {words[0]} is not on this node"
         if shutil.which(program(words), path=child.PATH) is None:
             return f"its interpreter {program(words)} is not on this node"
@@ -86,7 +88,7 @@ def check(
     commands: Iterable[Sequence[str]],
     timeout: float,
 ) -> None:
-    """Refused with what is broken. `known_good` are files that passed in an earlier tree: not looked at again."""
+    """Raise Refused if a script does not parse or a command fails. Skip `known_good` files, which passed before."""
     problems: list[str] = []
     shells: dict[str, list[str]] = {}
     python: list[str] = []
@@ -94,9 +96,8 @@ def check(
         if entry in known_good or entry.is_link:
             continue
         words = interpreter(first_line(tree / entry.path))
-        because = shape(entry, words)
-        if because:
-            problems.append(f"{entry.path}: {because}")
+        if reason := shape(entry, words):
+            problems.append(f"{entry.path}: {reason}")
         kind = language(entry.path, words)
         if kind in SHELLS:
             shells.setdefault(kind, []).append(entry.path)
@@ -112,45 +113,46 @@ def check(
 
 def _refuse(problems: Sequence[str]) -> None:
     if problems:
-        more = f" (and {len(problems) - MOST_REPORTED} more)" if len(problems) > MOST_REPORTED else ""
-        raise Refused("run the commit's scripts", "; ".join(problems[:MOST_REPORTED]) + more)
+        more = f" (and {len(problems) - MAX_REPORTED} more)" if len(problems) > MAX_REPORTED else ""
+        raise Refused("run the commit's scripts", "; ".join(problems[:MAX_REPORTED]) + more)
 
 
 def parse_shell(tree: Path, shell: str, paths: Sequence[str], timeout: float) -> list[str]:
-    """A shell a file, two at a time, under one xargs: starting each from here would cost three times as much."""
+    """Parse shell scripts with `SHELL -n`, two at a time under one xargs: three times as fast as one child each."""
     argv = ["xargs", "-0", "-r", "-n", "1", "-P", "2", shell, "-n", "--"]
-    asked = "\0".join(f"./{path}" for path in paths).encode(errors="surrogateescape")
-    done = child.run(argv, timeout=timeout, cwd=tree, stdin=asked)
-    said: dict[str, str] = {}
+    names = "\0".join(f"./{path}" for path in paths).encode(errors="surrogateescape")
+    done = child.run(argv, timeout=timeout, cwd=tree, stdin=names)
+    errors: dict[str, str] = {}
     for line in done.err.splitlines():
-        # bash says "./path: line 3: ...", dash "./path: 3: ..."; the first complaint about a file is the one to mend.
-        path, _, complaint = line.strip().removeprefix("./").partition(": ")
-        if complaint and path not in said:
-            said[path] = complaint
+        # bash prints "./path: line 3: ...", dash "./path: 3: ..."; report the first error of each file.
+        path, _, error = line.strip().removeprefix("./").partition(": ")
+        if error and path not in errors:
+            errors[path] = error
     if done.status == 0:
-        # An open here-document is only a warning to bash, and half a script to us.
-        said = {path: complaint for path, complaint in said.items() if "here-document" in complaint}
-    elif not said:
-        said["one of the scripts"] = f"{shell} -n: {done.err[-300:] or f'xargs ended with {done.status}'}"
-    return [f"{path}: {complaint[:300]}" for path, complaint in sorted(said.items())]
+        # bash only warns about an unterminated here-document, which is a truncated script.
+        errors = {path: error for path, error in errors.items() if "here-document" in error}
+    elif not errors:
+        errors["one of the scripts"] = f"{shell} -n: {done.err[-300:] or f'xargs ended with {done.status}'}"
+    return [f"{path}: {error[:300]}" for path, error in sorted(errors.items())]
 
 
 def parse_python(tree: Path, paths: Sequence[str], timeout: float) -> list[str]:
+    """Compile Python files and parse JSON and TOML in a child; return one line for each broken file."""
     if not paths:
         return []
     argv = [sys.executable, "-I", "-S", str(Path(__file__).with_name("syntax.py"))]
-    asked = "\0".join(paths).encode(errors="surrogateescape")
-    done = child.run(argv, timeout=timeout, cwd=tree, stdin=asked)
-    said = done.out.decode(errors="replace").splitlines()
+    names = "\0".join(paths).encode(errors="surrogateescape")
+    done = child.run(argv, timeout=timeout, cwd=tree, stdin=names)
+    errors = done.out.decode(errors="replace").splitlines()
     if done.status == 0:
         return []
-    if done.status == 1 and said:
-        return said
-    return [f"one of {len(paths)} Python files ends the compiler with status {done.status}: {done.err[-200:]}"]
+    if done.status == 1 and errors:
+        return errors
+    return [f"one of {len(paths)} Python files ended the compiler with status {done.status}: {done.err[-200:]}"]
 
 
 def standard_commands(tree: Path, entries: Iterable[Entry]) -> list[list[str]]:
-    """The dry run of a tree's health checks against its recorded outputs, where it has any."""
+    """Return the command that tries a tree's health checks on recorded outputs, if the tree has any."""
     if not any(entry.path.startswith("health.d/") for entry in entries):
         return []
     if importlib.util.find_spec("health.cli") is None:
@@ -159,7 +161,7 @@ def standard_commands(tree: Path, entries: Iterable[Entry]) -> list[list[str]]:
 
 
 def dry_run(tree: Path, command: Sequence[str], timeout: float) -> None:
-    """One checking command; its exit status decides, its last words are the reason. `{tree}` stands for the tree."""
+    """Run one checking command; its exit status decides, its last lines are the reason. `{tree}` is the tree's path."""
     argv = [word.replace("{tree}", str(tree)) for word in command]
     env = {"PYTHONDONTWRITEBYTECODE": "1", "MINIVM_SCRIPTS": str(tree)}
     try:
@@ -169,6 +171,6 @@ def dry_run(tree: Path, command: Sequence[str], timeout: float) -> None:
     except GitsyncError as error:
         raise GitsyncError("check the commit", str(error), field="MINIVM_GITSYNC_CHECK_COMMAND") from None
     if done.status != 0:
-        words = [line for line in (done.out.decode(errors="replace") + "\n" + done.err).splitlines() if line.strip()]
-        tail = "; ".join(words[-5:])[-800:] or "no word"
+        lines = [line for line in (done.out.decode(errors="replace") + "\n" + done.err).splitlines() if line.strip()]
+        tail = "; ".join(lines[-5:])[-800:] or "it printed nothing"
         raise Refused("run the commit's checks", f"{Path(argv[0]).name} ended with {done.status}: {tail}")

@@ -1,4 +1,4 @@
-"""What a tree asks of its file system: to be on the disk, to change places with another, to be gone."""
+"""File system operations on trees: sync to disk, exchange atomically, remove."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from pathlib import Path
 
 from gitsync.errors import GitsyncError
 
-# Up to this many new files are synced one by one.
-FEW = 64
+# Up to this many new files are synced one by one; more are synced with the whole file system.
+MAX_SINGLE_SYNCS = 64
 RENAME_EXCHANGE = 2
 AT_FDCWD = -100
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def sync_tree(path: Path, fresh: Sequence[str]) -> None:
-    """The whole tree is on its disk: the new files (`fresh`, by their paths in it), and every directory.
+    """Sync a tree to disk: its new files (`fresh`, paths inside the tree) and every directory.
 
-    One by one where they are few: syncing the file system would also wait for what jobs have written to it. Beyond that
-    the one call is the quicker way.
+    Few files are synced one by one: syncing the file system would also wait for what jobs wrote to it. For many files
+    that single call is faster.
     """
-    if len(fresh) > FEW:
+    if len(fresh) > MAX_SINGLE_SYNCS:
         sync_file_system(path)
         return
     for name in fresh:
@@ -56,14 +56,14 @@ def sync_file_system(path: Path) -> None:
 
 
 def exchange(one: Path, other: Path) -> None:
-    """Swap two directories in one step: a damaged tree is replaced under its readers' feet by a whole one."""
+    """Exchange two directories atomically: replaces a damaged tree while readers use it."""
     if _libc.renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) != 0:
         number = ctypes.get_errno()
         raise GitsyncError("replace a damaged tree", os.strerror(number), file=other)
 
 
 def remove(path: Path) -> None:
-    """Gone, however read-only; what cannot be removed now is left to the next cycle."""
+    """Remove a tree, read-only files included. The next cycle tries again for what cannot be removed now."""
     if path.is_symlink() or path.is_file():
         with contextlib.suppress(OSError):
             path.unlink()

@@ -1,8 +1,8 @@
-"""Whose tree it is, and whether it is whole. Pure, but for a look at a tree on the disk.
+"""The marker file of a tree: which repository it belongs to, and which kinds of scripts it intentionally lacks.
 
-A signature says who, not for what: the same person signs her dotfiles, her other cluster's scripts, and a commit that
-empties this repository by mistake. So a tree says itself, in one file under its signature, which repository it belongs
-to and which kinds of scripts it means to be without.
+A signature proves the author, not the purpose: the same person signs dotfiles, another cluster's scripts, and a commit
+that empties this repository by mistake. So each tree has one file, covered by the signature, that states its purpose.
+Pure, apart from listing a tree on the disk.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ MARKER = "minivm-scripts.json"
 KEYS = ("about", "name", "not_before", "without")
 KINDS = (*EXECUTED, "health.d")
 LONGEST = 4096
-# A commit named by its whole hash cannot be another one, so it need not say whose it is.
+# A ref that is a whole hash cannot lead to another repository's commit, so its tree needs no marker.
 UNBOUND = frozenset({RefKind.COMMIT})
 
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """What a tree says of itself."""
+    """The content of a marker file."""
 
     name: str
     without: frozenset[str] = frozenset()
@@ -37,7 +37,7 @@ class Marker:
 
 
 def parse(text: bytes) -> Marker:
-    """ValueError with the key and what is wrong with it."""
+    """Parse a marker file; raise ValueError with the key and what is wrong with it."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -61,13 +61,9 @@ def parse(text: bytes) -> Marker:
 
 
 def kinds(paths: Iterable[str]) -> frozenset[str]:
-    """The kinds of which a list of files has at least one script."""
-    found = set()
-    for path in paths:
-        kind, _, name = path.rpartition("/")
-        if kind in KINDS and is_script(name):
-            found.add(kind)
-    return frozenset(found)
+    """Return the kinds of scripts of which a list of files has at least one."""
+    parts = (path.rpartition("/") for path in paths)
+    return frozenset(kind for kind, _, name in parts if kind in KINDS and is_script(name))
 
 
 def kinds_on_disk(tree: Path) -> frozenset[str]:
@@ -75,19 +71,21 @@ def kinds_on_disk(tree: Path) -> frozenset[str]:
 
 
 def of_zero(settings: Settings) -> Marker | None:
-    """Generation zero's own; None where an image of a site's has none."""
+    """Read generation zero's marker; None if a site's image has none."""
     path = settings.zero / MARKER
     try:
         return parse(path.read_bytes())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise GitsyncError("read what generation zero says of itself", str(error), file=path) from None
+        raise GitsyncError("read generation zero's marker", str(error), file=path) from None
 
 
 def floor(settings: Settings) -> float:
-    """What a branch's commit must not be older than on a node that knows no other: the date that the operator names,
-    or generation zero's."""
+    """Return the oldest commit date that a node without a published commit accepts from a branch.
+
+    It is the operator's MINIVM_GITSYNC_NOT_BEFORE, or generation zero's `not_before`.
+    """
     if settings.not_before is not None:
         return settings.not_before
     zero = of_zero(settings)
@@ -97,27 +95,31 @@ def floor(settings: Settings) -> float:
 def judge(
     settings: Settings, ref: Ref, entries: Sequence[Entry], read: Callable[[Entry], bytes], had: frozenset[str]
 ) -> None:
-    """Refused where the tree is another repository's, or has lost a kind of script. `had`: the kinds of the tree
-    before, beside generation zero's. `read` gives a file's content, compared with its hash."""
+    """Raise Refused if the tree belongs to another repository, or has lost a kind of script.
+
+    `had` are the kinds in the published tree, added to generation zero's. `read` returns a file's verified content.
+    """
     without = frozenset[str]()
     entry = next((entry for entry in entries if entry.path == MARKER), None)
     if entry is None:
         if ref.kind not in UNBOUND:
             raise Refused(
-                "take the commit for this repository's",
+                "accept the commit for this repository",
                 f"it has no {MARKER}",
-                hint=f'add one that says {{"name": "{settings.name}"}}, signed like everything else',
+                hint=f'add one that says {{"name": "{settings.name}"}} in a signed commit',
             )
     else:
         if entry.is_link or entry.size > LONGEST:
-            raise Refused("take the commit for this repository's", f"its {MARKER} is no file of {LONGEST} bytes")
+            raise Refused(
+                "accept the commit for this repository", f"its {MARKER} is not a file of at most {LONGEST} bytes"
+            )
         try:
             marker = parse(read(entry))
         except ValueError as error:
-            raise Refused("take the commit for this repository's", str(error), file=MARKER) from None
+            raise Refused("accept the commit for this repository", str(error), file=MARKER) from None
         if marker.name != settings.name:
             raise Refused(
-                "take the commit for this repository's",
+                "accept the commit for this repository",
                 f"it is {marker.name!r}, and {settings.name!r} is wanted",
                 field="MINIVM_GITSYNC_NAME",
             )
@@ -125,7 +127,7 @@ def judge(
     lost = sorted((kinds_on_disk(settings.zero) | had) - kinds(entry.path for entry in entries) - without)
     if lost:
         raise Refused(
-            "take the commit for a whole one",
+            "accept the commit as complete",
             f"it has no script in {', '.join(lost)}, unlike generation zero or the published tree",
-            hint=f'where that is meant: {{"without": {json.dumps(lost)}}} in its {MARKER}',
+            hint=f'if this is intended, add {{"without": {json.dumps(lost)}}} to its {MARKER}',
         )

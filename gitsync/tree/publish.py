@@ -1,4 +1,4 @@
-"""The steps that readers can see: a tree gets its name, the link moves, old trees go. And what heals a cut one."""
+"""The steps that readers can see: name a tree, move the link, remove old trees; and clean up interrupted ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from gitsync import fault
 from gitsync.errors import GitsyncError
 from gitsync.layout import UNFINISHED, ZERO, Layout, commit_of_link, is_commit
 from gitsync.tree import disk
@@ -21,7 +20,7 @@ def unfinished(near: Path, what: str) -> Path:
 
 @contextlib.contextmanager
 def beginning(layout: Layout) -> Iterator[Path]:
-    """Where a tree is made until `name_tree` has named it; what has no name at the end is gone."""
+    """Provide a temporary path for a new tree; remove it at the end unless `name_tree` renamed it."""
     target = unfinished(layout.trees, "new")
     try:
         yield target
@@ -31,45 +30,48 @@ def beginning(layout: Layout) -> Iterator[Path]:
 
 
 def prepare(layout: Layout) -> None:
+    """Make gitsync's directories."""
     for directory, mode in (
         (layout.root, 0o755),
         (layout.trees, 0o755),
         (layout.leases, 0o755),
-        # The runner, as root, drops reports here; nobody else may speak for the node.
+        # The runner writes reports here as root; no other user may report for the node.
         (layout.reports, 0o700),
     ):
         try:
             directory.mkdir(mode=mode, parents=True, exist_ok=True)
         except OSError as error:
-            why = error.strerror or str(error)
-            raise GitsyncError("make gitsync's directories", why, file=directory, hint="MINIVM_GITSYNC_ROOT") from error
+            raise GitsyncError(
+                "make gitsync's directories", error.strerror or str(error), file=directory,
+                hint="MINIVM_GITSYNC_ROOT names another place",
+            ) from error  # fmt: skip
 
 
 def heal(layout: Layout) -> list[str]:
-    """Remove what a cut cycle left behind. Called under the lock, so nothing of it is in use."""
-    done = []
+    """Remove what an interrupted cycle left behind. The caller holds the lock, so none of it is in use."""
+    actions = []
     for directory in (layout.root, layout.trees, layout.leases):
         for path in directory.iterdir():
             if path.name.startswith(UNFINISHED):
                 disk.remove(path)
-                done.append(f"removed {path.name}")
+                actions.append(f"removed {path.name}")
     for path in layout.root.glob(".*.json.*"):
         path.unlink(missing_ok=True)
     if layout.repository.is_dir():
-        # Under the lock no git is alive here: each of these belongs to a dead one, and would stop the next.
+        # No git process runs under the lock: these files belong to a dead one and would block the next.
         for base, _, files in os.walk(layout.repository):
             for name in files:
                 if name.endswith(".lock") or name.startswith(("tmp_", ".tmp-")):
                     Path(base, name).unlink(missing_ok=True)
-                    done.append(f"removed git's {name}")
+                    actions.append(f"removed git's {name}")
     for path in layout.leases.iterdir():
         if is_commit(path.name) and not layout.tree(path.name).is_dir():
             path.unlink(missing_ok=True)
-    return done
+    return actions
 
 
 def current(layout: Layout) -> str | None:
-    """The commit that readers get; None where the link is missing, foreign or leads nowhere."""
+    """Return the commit that readers get; None if the link is missing, foreign or leads nowhere."""
     try:
         commit = commit_of_link(str(layout.current.readlink()), layout.zero)
     except OSError:
@@ -78,10 +80,9 @@ def current(layout: Layout) -> str | None:
 
 
 def name_tree(layout: Layout, finished: Path, commit: str, written: Written) -> None:
-    """`finished` becomes trees/<commit>, once all its bytes are on the disk."""
+    """Sync `finished` to disk, then rename it to trees/<commit>."""
     disk.sync_tree(finished, written.files)
-    fault.at("tree-synced")
-    # The lease exists before the tree: a reader never finds a tree that it cannot lock.
+    # Make the lease before the tree: a reader never finds a tree that it cannot lock.
     os.close(os.open(layout.lease(commit), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     target = layout.tree(commit)
     if target.exists():
@@ -90,30 +91,28 @@ def name_tree(layout: Layout, finished: Path, commit: str, written: Written) -> 
     else:
         finished.rename(target)
     disk.sync_directory(layout.trees)
-    fault.at("tree-named")
 
 
 def point(layout: Layout, commit: str) -> None:
-    """Move the link: readers get the old tree or the new one, never nothing."""
+    """Move the link atomically: readers get the old tree or the new one."""
     target = str(layout.zero) if commit == ZERO else f"trees/{commit}"
     temporary = unfinished(layout.root, "link")
     temporary.symlink_to(target)
-    # The link's own inode must be on disk before the name moves to it, or a crash leaves an empty link.
+    # The link's inode must be on disk before the rename, or a crash leaves an empty link.
     disk.sync_directory(layout.root)
-    fault.at("link-made")
     temporary.rename(layout.current)
     disk.sync_directory(layout.root)
-    fault.at("link-swapped")
 
 
 def prunable(
     trees: Iterable[str], current: str | None, history: Sequence[tuple[str, float]], keep: int, keep_seconds: float,
     now: float,
 ) -> list[str]:  # fmt: skip
-    """Which trees may go. Pure. `history`: commits with the time at which each became current, newest first.
+    """Return the trees that may be removed. Pure.
 
-    Kept: the current one, `keep` trees in all by recency, and whatever stopped being current less than `keep_seconds`
-    ago, for readers that cannot lock.
+    `history` lists commits with the time at which each became current, newest first. Kept are the current tree, the
+    `keep` most recent trees, and each that stopped being current less than `keep_seconds` ago, for readers that cannot
+    lock.
     """
     order = [commit for commit, _ in history]
     ended: dict[str, float] = {}
@@ -130,7 +129,7 @@ def prunable(
 
 
 def remove_tree(layout: Layout, commit: str) -> bool:
-    """Remove a tree unless a reader holds it; whether it went. First goes its name, then its lease, then its files."""
+    """Remove a tree unless a reader holds it: first its name, then its lease, then its files. Return success."""
     lease = layout.lease(commit)
     fd = os.open(lease, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -138,13 +137,10 @@ def remove_tree(layout: Layout, commit: str) -> bool:
             return False
         grave = unfinished(layout.trees, "old")
         layout.tree(commit).rename(grave)
-        fault.at("tree-unnamed")
         lease.unlink(missing_ok=True)
-        fault.at("lease-removed")
     finally:
         os.close(fd)
     disk.remove(grave)
-    fault.at("pruned")
     return True
 
 
@@ -155,7 +151,7 @@ def present(layout: Layout) -> list[str]:
 
 
 def since(layout: Layout, *, otherwise: float) -> float:
-    """When the link last moved, by the link itself."""
+    """Return when the link last moved, by its own modification time."""
     try:
         return layout.current.lstat().st_mtime
     except OSError:

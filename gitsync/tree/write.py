@@ -1,12 +1,11 @@
-"""Making a commit's directory, and telling whether one is still what the commit says.
+"""Write a commit's directory, and detect whether a directory still matches its commit.
 
-Files are written by us and not by `git checkout`: no attribute, filter, hook or line-ending rule of the repository
-runs, and every byte is compared with the hash that the commit (and so its signature) names.
+gitsync writes the files itself instead of `git checkout`: no attribute, filter, hook or line-ending rule of the
+repository runs, and every byte is compared with the hash that the commit, and so its signature, names.
 
-A file's time of modification is derived from its content's hash. So a look at size, mode and time tells whether a
-published file is untouched without reading it; two trees with the same file can share it by a hard link, and a
-Python byte-code cache is never taken for another content's. Trees are read-only; what was changed in one all the same
-is seen, not linked onwards, and mended.
+A file's modification time is derived from its content's hash. So size, mode and time show whether a published file is
+unchanged without reading it, two trees can share a file by a hard link, and Python never uses a byte-code cache of
+other content. Trees are read-only; a file that was changed anyway is detected, not shared, and replaced.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gitsync import fault
 from gitsync.errors import Damaged, Refused
 from gitsync.repo import child
 from gitsync.repo.listing import Entry
 from gitsync.repo.transfer import git
 
+# Bytes of file content that are read from git at a time.
 BATCH = 8 << 20
 
 
 def mtime_of(oid: str) -> int:
-    """Between 2001 and 2018, the same for the same content everywhere."""
+    """Derive a modification time between 2001 and 2018 from a content's hash."""
     return 1_000_000_000 + int(oid[:8], 16) % (1 << 29)
 
 
@@ -37,29 +36,29 @@ def mode_of(entry: Entry) -> int:
 
 
 def untouched(path: str, entry: Entry) -> bool:
-    """Whether the file there is the entry, as far as its inode tells."""
+    """Tell by its inode whether the file at `path` matches the entry."""
     try:
-        seen = os.lstat(path)
+        inode = os.lstat(path)
     except OSError:
         return False
     if entry.is_link:
-        return stat.S_ISLNK(seen.st_mode) and seen.st_size == entry.size
+        return stat.S_ISLNK(inode.st_mode) and inode.st_size == entry.size
     return (
-        stat.S_ISREG(seen.st_mode)
-        and stat.S_IMODE(seen.st_mode) == mode_of(entry)
-        and seen.st_size == entry.size
-        and seen.st_mtime_ns == mtime_of(entry.oid) * 1_000_000_000
+        stat.S_ISREG(inode.st_mode)
+        and stat.S_IMODE(inode.st_mode) == mode_of(entry)
+        and inode.st_size == entry.size
+        and inode.st_mtime_ns == mtime_of(entry.oid) * 1_000_000_000
     )
 
 
 def damage(path: Path, entries: Iterable[Entry]) -> str | None:
-    """What in a tree differs from its commit: something missing, changed or added. None for an intact tree."""
+    """Describe the first file of a tree that is missing, changed or added; None for an intact tree."""
     expected = {entry.path for entry in entries}
     for entry in entries:
         if not untouched(f"{path}/{entry.path}", entry):
             return f"{entry.path} is missing or was changed"
     for base, directories, files in os.walk(path):
-        # Byte code that somebody's interpreter left is untidy, not damage.
+        # Byte code that an interpreter left is not damage.
         directories[:] = [name for name in directories if name != "__pycache__"]
         links = [name for name in directories if Path(base, name).is_symlink()]
         for name in (*files, *links):
@@ -71,7 +70,7 @@ def damage(path: Path, entries: Iterable[Entry]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a write had to do: the files that are new on this disk, and how many bytes they hold."""
+    """The files that a write created instead of linking, and how many bytes they hold."""
 
     files: tuple[str, ...]
     bytes: int
@@ -80,13 +79,12 @@ class Written:
 def write_tree(
     target: Path, entries: Sequence[Entry], repository: Path, before: tuple[Path, Iterable[Entry]] | None
 ) -> Written:
-    """The tree of `entries` at `target`, which must not exist.
+    """Write the tree of `entries` to `target`, which must not exist.
 
-    `before` is a published tree: files it has with the same content are linked, not written.
+    `before` is a published tree: files of the same content are linked from it instead of written.
     """
     old = {} if before is None else {entry.path: entry for entry in before[1] if not entry.is_link}
     target.mkdir(mode=0o755)
-    fault.at("tree-begun")
     made: set[str] = {""}
     fresh: list[Entry] = []
     for entry in entries:
@@ -97,14 +95,12 @@ def write_tree(
         same = old.get(entry.path)
         if before is None or same is None or not _link(before[0], same, entry, target):
             fresh.append(entry)
-    fault.at("tree-half")
     size = 0
     for batch in batches(fresh):
         for entry, content in zip(batch, read_blobs(repository, batch), strict=True):
             _write_file(f"{target}/{entry.path}", entry, content)
             size += len(content)
     check_links(target, entries)
-    fault.at("tree-written")
     return Written(tuple(entry.path for entry in fresh if not entry.is_link), size)
 
 
@@ -115,7 +111,7 @@ def _link(old_tree: Path, old: Entry, new: Entry, target: Path) -> bool:
     try:
         os.link(source, f"{target}/{new.path}", follow_symlinks=False)
     except OSError:
-        # Too many links, or a file system without: written instead.
+        # The file has too many links, or the file system has no hard links: write it instead.
         return False
     return True
 
@@ -139,22 +135,22 @@ def _write_file(path: str, entry: Entry, content: bytes) -> None:
 
 
 def check_links(target: Path, entries: Iterable[Entry]) -> None:
-    """Every link leads to something inside the tree, through whatever other links its path crosses."""
+    """Refuse a symbolic link that does not lead to something inside the tree, following links on its way."""
     top = os.path.realpath(target)
     for entry in entries:
         if not entry.is_link:
             continue
         path = f"{target}/{entry.path}"
         end = os.path.realpath(path)
-        where = str(Path(path).readlink())
+        destination = str(Path(path).readlink())
         if not end.startswith(top + "/") and end != top:
-            raise Refused("use the commit", f"the link {entry.path!r} leaves the tree, to {where!r}")
+            raise Refused("use the commit", f"the link {entry.path!r} leaves the tree, to {destination!r}")
         if not os.path.exists(end):  # noqa: PTH110  # Path.exists raises on a loop of links
-            raise Refused("use the commit", f"the link {entry.path!r} leads to nothing ({where!r})")
+            raise Refused("use the commit", f"the link {entry.path!r} leads to nothing ({destination!r})")
 
 
 def batches(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
-    """Lists of a few MiB: memory stays bounded, and a process per file is avoided."""
+    """Split entries into lists of a few MiB: bounded memory, and far fewer processes than files."""
     batch: list[Entry] = []
     size = 0
     for entry in entries:
@@ -168,9 +164,9 @@ def batches(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
 
 
 def read_blobs(repository: Path, entries: Sequence[Entry]) -> Iterator[bytes]:
-    """The entries' contents, each compared with its name."""
-    asked = "".join(f"{entry.oid}\n" for entry in entries).encode()
-    done = child.run(git(repository, "cat-file", "--batch"), timeout=120, stdin=asked)
+    """Yield the contents of the entries, each compared with its hash."""
+    hashes = "".join(f"{entry.oid}\n" for entry in entries).encode()
+    done = child.run(git(repository, "cat-file", "--batch"), timeout=120, stdin=hashes)
     if done.status != 0:
         raise Damaged("read the commit's files", done.err or f"git ended with {done.status}", file=repository)
     at = 0
@@ -178,11 +174,11 @@ def read_blobs(repository: Path, entries: Sequence[Entry]) -> Iterator[bytes]:
         end = done.out.find(b"\n", at)
         header = done.out[at:end].split()
         if end < 0 or len(header) != 3 or header[1] != b"blob":
-            raise Damaged("read the commit's files", f"{entry.path} ({entry.oid}) is not there", file=repository)
+            raise Damaged("read the commit's files", f"{entry.path} ({entry.oid}) is missing", file=repository)
         content = done.out[end + 1 : end + 1 + int(header[2])]
         at = end + 2 + int(header[2])
         if blob_hash(content, len(entry.oid)) != entry.oid:
-            raise Damaged("read the commit's files", f"{entry.path} is not what the commit names", file=repository)
+            raise Damaged("read the commit's files", f"{entry.path} does not match its hash", file=repository)
         yield content
 
 

@@ -1,1 +1,1 @@
-"""The distribution's archive: resolved to a lock, fetched, bootstrapped."""
+"""The distribution's package archive: resolve to a lock, fetch, bootstrap."""

@@ -1,6 +1,6 @@
-"""apt-get against directories of its own: what an archive has, and what a set of packages resolves to.
+"""Run apt-get against private directories: list what an archive has, and resolve a set of packages.
 
-The host's apt state is neither read nor changed. Anyone may run it: nothing here needs root.
+The host's apt state is neither read nor changed, and no root is needed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ URI = re.compile(r"^'(?P<uri>[^']+)' (?P<file>\S+) (?P<size>\d+) SHA256:(?P<sha2
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """One repository, as apt is told of it."""
+    """One package repository, as apt is configured for it."""
 
     name: str
     uri: str
@@ -37,7 +37,7 @@ class Origin:
 
 
 class Archive:
-    """A private apt: sources, lists and an installed state that the caller says."""
+    """A private apt: its sources, lists and installed state."""
 
     def __init__(self, directory: Path, arch: str, options: Mapping[str, str]) -> None:
         self.directory = directory
@@ -74,7 +74,7 @@ class Archive:
         self.origins: list[Origin] = []
 
     def status(self, stanzas: Iterable[str]) -> None:
-        """What is installed below."""
+        """Set the packages that count as installed."""
         (self.directory / "status").write_text("\n".join(stanza.strip() + "\n" for stanza in stanzas))
 
     def use(self, origins: Sequence[Origin], pins: Mapping[str, str]) -> None:
@@ -92,7 +92,7 @@ class Archive:
                               )  # fmt: skip
 
     def resolve(self, wanted: Iterable[str], asked_by: str) -> tuple[Locked, ...]:
-        """What installing `wanted` on the present state adds, by version and checksum."""
+        """Resolve what installing `wanted` adds to the present state, by version and checksum."""
         names = list(wanted)
         done = self.run(["apt-get", "install", "--print-uris", "-qq", "-y", *names])
         if done.returncode != 0:
@@ -105,7 +105,7 @@ class Archive:
         return Locked(name, version, arch, int(match["size"]), match["sha256"], origin, path)
 
     def place(self, uri: str) -> tuple[str, str]:
-        """The repository that has a file, and the path there; the longest address that fits wins."""
+        """Find the repository of a file, and the path inside it; the longest matching address wins."""
         fitting = [o for o in self.origins if uri.startswith(o.uri.rstrip("/") + "/")]
         if not fitting:
             return "", unquote(uri)
@@ -113,7 +113,7 @@ class Archive:
         return best.name, unquote(uri.removeprefix(best.uri.rstrip("/") + "/"))
 
     def stanzas(self, packages: Sequence[Locked]) -> list[str]:
-        """The packages' records, as dpkg would hold them once installed."""
+        """Return the packages' records as dpkg would hold them once installed."""
         if not packages:
             return []
         done = self.run(["apt-cache", "show", "--no-all-versions", *(package.wanted for package in packages)])
@@ -122,7 +122,7 @@ class Archive:
         return [f"Status: install ok installed\n{stanza.strip()}\n" for stanza in done.stdout.strip().split("\n\n")]
 
     def versions(self) -> dict[str, dict[str, str]]:
-        """Everything the archive has: name -> version -> sha256."""
+        """Return everything the archive has: name -> version -> sha256."""
         found: dict[str, dict[str, str]] = {}
         for path in (self.directory / "state/lists").glob("*_Packages"):
             name = version = ""

@@ -37,7 +37,7 @@ class Handler(BaseHTTPRequestHandler):
         super().__init__(*arguments, **options)  # type: ignore[arg-type]  # the server's own arguments
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Nothing on the terminal: the build tells what it does."""
+        """Log nothing: the build reports its own progress."""
 
     def do_GET(self) -> None:
         parts = urlsplit(self.path)
@@ -64,7 +64,7 @@ class Handler(BaseHTTPRequestHandler):
                 self.wfile.write(piece)
 
     def forward(self, kept: Path | None) -> None:
-        """From the mirror to the step, and into the cache when all of it came."""
+        """Copy the mirror's reply to the build step, and into the cache once it is complete."""
         parts = urlsplit(self.path)
         way = urlsplit(self.upstream).netloc or parts.netloc
         target = self.path if self.upstream else parts._replace(scheme="", netloc="").geturl() or "/"
@@ -128,7 +128,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def cache(directory: Path, upstream: str) -> Iterator[str]:
-    """The proxy's address while it runs. `upstream` is the site's own proxy, if it has one."""
+    """Run the proxy and yield its address. `upstream` is the site's own proxy, if it has one."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         handler = partial(Handler, directory=directory, upstream=upstream)

@@ -1,4 +1,4 @@
-"""The first layer from nothing: mmdebstrap, and the same bytes every time."""
+"""Build the first layer with mmdebstrap, reproducibly."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ find var/log -type f -delete
 
 @dataclass(frozen=True, slots=True)
 class Native:
-    """Programs of this machine for a root of another architecture, while packages are put into it."""
+    """Programs of this machine for a root of another architecture, used while its packages are installed."""
 
     tar: Path
     at: str  # the directory of the root that has them
     path: str  # PATH with them
 
     def words(self) -> list[str]:
-        """They come once the essential packages have made that directory, empty."""
+        """Return mmdebstrap's options; the programs are copied once the essential packages made the directory."""
         return [
             f'--essential-hook=tar -x -f {shlex.quote(str(self.tar))} -C "$1"{self.at}',
             f'--customize-hook=find "$1"{self.at} -mindepth 1 -delete',
@@ -55,7 +55,7 @@ def preferences(slice_: Slice) -> str:
 def command(
     place: Place, slice_: Slice, dpkg_options: Sequence[str], target: Path, sources: Path, native: Native | None = None
 ) -> list[str]:
-    """The whole call, ready to paste but for SOURCE_DATE_EPOCH; `sources` has the preferences beside it."""
+    """Return the complete mmdebstrap call, except for SOURCE_DATE_EPOCH; `sources` lies beside the preferences."""
     settings = place.settings
     chosen = origins.bootstrap_origins(place.variant, settings)
     # As root: apt's own user can read neither a site's CA under /root nor a work directory that is ours alone. Its
@@ -91,7 +91,7 @@ def bootstrap(
     line: Callable[[str], None],
     native: Native | None = None,
 ) -> None:
-    """The root file system as a tar at `target`, checked against the lock."""
+    """Make the root file system as a tar at `target`, and check it against the lock."""
     sources = target.parent / "sources.list"
     keyring = f"/usr/share/keyrings/{origins.DEBIAN_KEYRING.name}"
     sources.write_text("".join(origin.lines(keyring) for origin in origins.default_origins(place.variant)))
@@ -126,13 +126,13 @@ def bootstrap(
 
 
 def reasons(output: Sequence[str]) -> list[str]:
-    """apt's errors and warnings, which the progress around them would push out of sight; else the last lines."""
+    """Extract apt's errors and warnings from its progress output; without any, the last lines."""
     found = [text for text in output if text.startswith(("E:", "W:", "Err:", "  "))]
     return (found or list(output))[-12:]
 
 
 def check(root: Path, slice_: Slice) -> None:
-    """What was installed is what the lock says."""
+    """Check that the installed packages are those of the lock."""
     with tarfile.open(root) as tar:
         member = tar.extractfile("./var/lib/dpkg/status")
         assert member is not None

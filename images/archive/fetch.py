@@ -1,4 +1,4 @@
-"""Pinned files from outside: fetched once, kept by checksum, never used unverified."""
+"""Fetch pinned files from outside once, keep them by checksum, never use one unverified."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def file_name(pin: Pin) -> str:
 
 
 def fetch(pin: Pin, directory: Path, settings: Settings) -> Path:
-    """The pinned file under `directory`; a local path is a pin's address as well."""
+    """Return the pinned file under `directory`, fetching it if needed; a pin's address may be a local path."""
     if pin.sha256 == UNFILLED:
         raise ImagesError("fetch a pinned file", f"{pin.url} has no checksum yet", file=VERSIONS,
                           field=f"pins.{pin.name}.sha256", hint="compare the file with its publisher's checksum and "
@@ -38,7 +38,7 @@ def fetch(pin: Pin, directory: Path, settings: Settings) -> Path:
 
 
 def download(what: str, pin: Pin, directory: Path, settings: Settings, wanted: str = "") -> Path:
-    """The file as it is served now, kept by its checksum, which is the wanted one where one is known."""
+    """Download a file, keep it by its checksum, and compare that with `wanted` if it is known."""
     directory.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=directory, prefix=".")
     temporary, digest, size = Path(name), hashlib.sha256(), 0
@@ -70,14 +70,14 @@ def download(what: str, pin: Pin, directory: Path, settings: Settings, wanted: s
 
 
 def refused(what: str, why: str, pin: Pin, hint: str | None = None) -> ImagesError:
-    """Told by where the pin stands: who has given a file of his own has not written versions.yaml."""
+    """Build the error for a pin: it names the site's setting if that supplied the file, else versions.yaml."""
     if pin.setting:
         return ImagesError(what, why, field=pin.setting)
     return ImagesError(what, why, file=VERSIONS, field=f"pins.{pin.name}", hint=hint)
 
 
 def connection_errors() -> tuple[type[Exception], ...]:
-    """Asked for when something has been raised: as late as `opened` imports what costs time."""
+    """Return the exceptions of a failed connection; imported late, like the client itself."""
     from http.client import HTTPException
 
     return OSError, HTTPException  # URLError is an OSError
@@ -97,7 +97,7 @@ def opened(pin: Pin, settings: Settings):  # type: ignore[no-untyped-def]  # a r
         context.load_verify_locations(settings.ca_certificates)
 
     class Encrypted(urllib.request.HTTPRedirectHandler):
-        """What no checksum holds may not come by a way on which somebody else may have made it."""
+        """Refuse redirects to plain HTTP for a file that has no checksum yet."""
 
         def redirect_request(self, req, fp, code, msg, headers, newurl):  # type: ignore[no-untyped-def]
             if pin.sha256 == UNFILLED and not newurl.startswith("https://"):

@@ -1,4 +1,4 @@
-"""Resolving: every package of every layer to a version and a checksum, on this host, with apt alone."""
+"""Resolve every package of every layer to a version and a checksum, on this host, with apt alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OTHERS_S = 900.0
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What one layer asks of the archive, and on what it stands."""
+    """The packages that one layer requests, and the layers below it."""
 
     layer: Layer
     below: tuple[str, ...]
@@ -35,7 +35,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a lock lives and what it may fetch into."""
+    """The location of a lock, and what it may fetch."""
 
     repository: Path
     definition: Definition
@@ -52,8 +52,10 @@ class Place:
 
     @property
     def directory(self) -> Path:
-        """One lock a variant and architecture; another Slurm or CUDA than the variant's own has one of its own, of
-        what differs."""
+        """Directory of this choice's lock: one for each variant and architecture.
+
+        Another Slurm or CUDA than the variant's own has a directory for the layers that differ.
+        """
         name = self.choice.variant
         if self.choice.slurm is not self.variant.slurm:
             name += f"-slurm-{self.choice.slurm.value}"
@@ -67,7 +69,7 @@ class Place:
 
     @property
     def shared(self) -> Place | None:
-        """The variant's own Slurm and CUDA on the same base: what stands below them is the same, package by package."""
+        """The lock of the variant's own Slurm and CUDA on the same base: layers below them are identical."""
         variant, releases = self.variant, self.variant.releases
         first = releases[0] if releases else ""
         own = replace(self, choice=Choice(variant.name, variant.slurm, variant.cuda, first, self.choice.arch))
@@ -79,7 +81,7 @@ class Place:
 
 
 def layers_in_order(place: Place, names: Iterable[str]) -> list[tuple[Layer, tuple[str, ...]]]:
-    """Every layer that the named ones stand on or take artifacts from, parents first, with what lies below each."""
+    """List every layer that the named ones need, as parent or for artifacts, parents first, with what lies below."""
     found: dict[str, tuple[Layer, tuple[str, ...]]] = {}
 
     def visit(name: str) -> None:
@@ -97,7 +99,7 @@ def layers_in_order(place: Place, names: Iterable[str]) -> list[tuple[Layer, tup
 
 
 def wanted(place: Place, names: Iterable[str]) -> list[Wanted]:
-    """Per layer: its packages, the layer below, and the repositories switched on up to here."""
+    """List per layer its packages, the layer below, and the repositories enabled up to it."""
     result = []
     for layer, below in layers_in_order(place, names):
         switched = [
@@ -111,7 +113,7 @@ def wanted(place: Place, names: Iterable[str]) -> list[Wanted]:
 
 
 def read(place: Place) -> dict[str, Slice]:
-    """The slices of this lock, and under them those of the lock that it shares layers with."""
+    """Read the slices of this lock, over those of the lock that it shares layers with."""
     found = read(place.shared) if place.shared else {}
     for path in sorted(place.directory.glob("*.json")):
         slice_ = from_json(path.read_text(), str(path.relative_to(place.repository)))
@@ -130,14 +132,14 @@ def write(place: Place, slices: Iterable[Slice]) -> None:
 
 
 def write_changed(target: Path, text: str) -> None:
-    """What is there already keeps its time."""
+    """Write a file only if its content changes, so that an unchanged file keeps its time."""
     if not target.exists() or target.read_text() != text:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_whole(target, text)
 
 
 def stale(wants: Sequence[Wanted], slices: Mapping[str, Slice]) -> list[str]:
-    """Layers whose packages were never resolved, or for another request."""
+    """List layers whose packages were never resolved, or for another request."""
     return [w.layer.name for w in wants if w.layer.name not in slices or slices[w.layer.name].request != w.request]
 
 
@@ -154,8 +156,10 @@ def archive_origins(place: Place, base: BaseFiles | None, names: Iterable[str]) 
 
 @contextmanager
 def open_archive(place: Place, base: BaseFiles | None, names: Iterable[str]) -> Iterator[Archive]:
-    """An archive with every repository that these layers use, its lists fresh. It is this build's alone: another one,
-    with other repositories, would make it one in which most packages have vanished."""
+    """Open an archive with every repository that these layers use, and fresh lists.
+
+    It is exclusive to this build: another build with other repositories would make most packages look vanished.
+    """
     for name in place.settings.mirror_map:
         origins.known_mirror(name, place.variant)
     options = {f"Acquire::{name.removesuffix('_proxy')}::Proxy": uri for name, uri in place.settings.proxies.items()
@@ -188,9 +192,11 @@ def alone(directory: Path) -> Iterator[None]:
 
 
 def holder(fd: int) -> str:
-    """By the kernel's list of locks, of this machine's processes. It names a file by its number alone for sure (of an
-    overlay or a btrfs the device there is another than a process sees), so the process itself is asked what it has
-    open; who made a fork and ended has left the lock to that, and is not named."""
+    """Name the process that holds the archive's lock, from /proc/locks.
+
+    That list identifies a file by its inode number only: on an overlay or btrfs its device differs from the one that a
+    process sees. So the process's own open files are compared. A process that forked and ended is not found.
+    """
     mine = os.fstat(fd)
     with suppress(OSError):
         for line in Path("/proc/locks").read_text().splitlines():
@@ -211,7 +217,7 @@ def has(pid: str, file: os.stat_result) -> bool:
 
 
 def resolve(place: Place, base: BaseFiles | None, names: Iterable[str]) -> list[Slice]:
-    """Every slice anew, from one look at the archive."""
+    """Resolve every slice again, from one view of the archive."""
     wants = wanted(place, names)
     switched = [name for w in wants for name in w.layer.sources.of(place.choice)]
     with open_archive(place, base, switched) as archive:
@@ -256,12 +262,12 @@ def shared_stanzas(archive: Archive, slice_: Slice, place: Place) -> list[str]:
 
 
 def gone(place: Place, base: BaseFiles | None, slices: Sequence[Slice]) -> list[Gone]:
-    """What the archive no longer has, of these slices."""
+    """List the packages of these slices that the archive no longer has."""
     with open_archive(place, base, switched_on(place, [s.layer for s in slices])) as archive:
         return vanished(slices, archive.versions())
 
 
 def switched_on(place: Place, names: Iterable[str]) -> list[str]:
-    """The repositories of these layers and of all that they stand on: one that is on is on for those above, too."""
+    """List the repositories of these layers and of all layers below, which stay enabled above."""
     layers = (layer for layer, _ in layers_in_order(place, names))
     return sorted({source for layer in layers for source in layer.sources.of(place.choice)})

@@ -1,4 +1,4 @@
-"""What a lock says: the packages that each layer adds, by version and checksum. Pure; `lock.py` resolves."""
+"""The content of a lock: the packages that each layer adds, by version and checksum. Pure; `lock.py` resolves."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Locked:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What was asked when a slice was resolved; another request makes the slice stale."""
+    """The request that a slice was resolved for; another request makes the slice stale."""
 
     packages: tuple[str, ...]
     parent: str
@@ -48,12 +48,12 @@ class Slice:
     packages: tuple[Locked, ...]
 
     def list_text(self) -> str:
-        """What the build step reads: one package a line."""
+        """Return the list that the build step reads: one package a line."""
         return "".join(f"{package.wanted} {package.sha256}\n" for package in self.packages)
 
 
 def to_json(slice_: Slice) -> str:
-    """One line a package, so that a new lock is read as a diff."""
+    """Serialise a slice with one line a package, so that a new lock reads as a diff."""
     head = {"format": FORMAT, "layer": slice_.layer, "request": asdict(slice_.request)}
     return lock_text(head, "packages", slice_.packages)
 
@@ -81,7 +81,7 @@ RELOCK = "`build.py lock` resolves it anew"
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """A locked package that the archive no longer has as it was."""
+    """A locked package that the archive no longer has in that form."""
 
     package: Locked
     layer: str
@@ -96,7 +96,7 @@ class Gone:
 
 
 def vanished(slices: Iterable[Slice], archive: Mapping[str, Mapping[str, str]]) -> list[Gone]:
-    """Every locked package that is not in the archive, given as name -> version -> sha256."""
+    """List every locked package that is missing in the archive, given as name -> version -> sha256."""
     found = []
     for slice_ in slices:
         for package in slice_.packages:
@@ -110,7 +110,7 @@ def vanished(slices: Iterable[Slice], archive: Mapping[str, Mapping[str, str]]) 
 
 
 def changes(before: Iterable[Slice], after: Iterable[Slice]) -> list[str]:
-    """What a new lock moved: one line a package."""
+    """List what a new lock changed, one line a package."""
     old = {(s.layer, package.name): package for s in before for package in s.packages}
     new = {(s.layer, package.name): package for s in after for package in s.packages}
     lines = []

@@ -1,4 +1,4 @@
-"""Where packages come from: the base's own repositories, the variant's, and what a site puts in their place."""
+"""Package repositories: the base's own, the variant's, and a site's replacements."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEBIAN_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 
 @dataclass(frozen=True, slots=True)
 class BaseFiles:
-    """What a base image brings: its dpkg status, and its repositories with their keys unpacked here."""
+    """A base image's dpkg status, and its repositories with their keys unpacked here."""
 
     status: str
     origins: tuple[Origin, ...]
@@ -31,7 +31,7 @@ class BaseFiles:
 
 @cache
 def default_sources(suite: str, components: tuple[str, ...]) -> tuple[Origin, ...]:
-    """The sources that mmdebstrap writes when no mirror is named: asked, not copied, so no host is kept here."""
+    """Ask mmdebstrap for its default sources, so that the project names no host."""
     hook = 'cat "$1"/etc/apt/sources.list "$1"/etc/apt/sources.list.d/* >&2 2>/dev/null; exit 1'
     command = ["mmdebstrap", "--variant=custom", f"--components={','.join(components)}", f"--setup-hook={hook}",
                suite, "/dev/null"]  # fmt: skip
@@ -49,7 +49,7 @@ def default_sources(suite: str, components: tuple[str, ...]) -> tuple[Origin, ..
 
 @cache
 def host_uris() -> dict[str, str]:
-    """The addresses that this machine's apt uses for Debian, if it is a Debian machine: its admin chose them."""
+    """Return the addresses that this machine's apt uses for Debian, if it is a Debian machine."""
     try:
         done = ran(["apt-get", "indextargets", "--format", "$(ORIGIN) $(RELEASE) $(REPO_URI)"])
     except FileNotFoundError:
@@ -63,7 +63,7 @@ def host_uris() -> dict[str, str]:
 
 
 def bootstrap_origins(variant: Variant, settings: Settings) -> tuple[Origin, ...]:
-    """The suite with updates and security: a site's mirrors, else the host's, else mmdebstrap's own."""
+    """Return the suite with updates and security, from the site's mirrors, the host's, or mmdebstrap's own."""
     chosen = host_uris() | settings.mirror_map
     return tuple(replace(o, uri=chosen.get(o.name, o.uri)) for o in default_origins(variant))
 
@@ -73,7 +73,7 @@ def default_origins(variant: Variant) -> tuple[Origin, ...]:
 
 
 def by_name(listed: Sequence[Origin], keyring: Path) -> tuple[Origin, ...]:
-    """The suite and its updates as `debian`, security as `security`: what the setting `mirrors` calls them."""
+    """Group repositories under the names that the setting `mirrors` uses: `debian` (with updates) and `security`."""
     found: dict[tuple[str, str], Origin] = {}
     for origin in listed:
         for suite in origin.suites:
@@ -85,7 +85,7 @@ def by_name(listed: Sequence[Origin], keyring: Path) -> tuple[Origin, ...]:
 
 
 def in_archive(pin: Pin, definition: Definition, settings: Settings) -> Pin:
-    """A pin that is in Debian's own archive, `archive:pool/...`, at the address that packages are fetched from."""
+    """Resolve a pin in Debian's own archive, `archive:pool/...`, to the address that packages come from."""
     if not pin.url.startswith(IN_ARCHIVE):
         return pin
     variant = next(one for one in definition.versions.variants.values() if one.suite)
@@ -94,20 +94,20 @@ def in_archive(pin: Pin, definition: Definition, settings: Settings) -> Pin:
 
 
 def suite_of(source: AptSource, own: Sequence[Origin]) -> Origin:
-    """Another suite of the base's own archive, which is the first of `own` that is not its security."""
+    """Return another suite of the base's own archive, at its first address that is not for security."""
     base = next(origin for origin in own if origin.name == "debian")
     return replace(base, suites=source.suites, components=source.components, dated=source.dated)
 
 
 def vendor_origin(source: AptSource, definition: Definition, settings: Settings, downloads: Path) -> Origin:
-    """A variant's repository with its verified key on this machine."""
+    """Return a variant's repository, with its verified key on this machine."""
     key = keyring(source, definition, settings, downloads)
     uri = settings.mirror_map.get(source.name, source.uri)
     return Origin(source.name, uri, source.suites, source.components, key, source.dated)
 
 
 def keyring(source: AptSource, definition: Definition, settings: Settings, downloads: Path) -> Path:
-    """The key, verified, under a name that tells apt its form."""
+    """Fetch and verify a repository's key, under a name that shows its format."""
     pin = definition.versions.pins[source.key]
     fetched = fetch(pin, downloads, settings)
     named = fetched.with_name(Path(image_keyring(source, definition)).name)
@@ -117,18 +117,18 @@ def keyring(source: AptSource, definition: Definition, settings: Settings, downl
 
 
 def image_keyring(source: AptSource, definition: Definition) -> str:
-    """apt tells an armoured key from a binary one by the name: binary where the pin's address ends in .gpg."""
+    """Return the key's path in an image. apt tells the format by the name: binary if the pin's address ends in .gpg."""
     binary = definition.versions.pins[source.key].url.endswith(".gpg")
     return f"/usr/share/keyrings/minivm-{source.name}.{'gpg' if binary else 'asc'}"
 
 
 def image_sources(source: AptSource, definition: Definition) -> str:
-    """The .sources file that arrives in the image: the vendor's address, whatever mirror the build used."""
+    """Return the .sources file for the image: the vendor's address, whatever mirror the build used."""
     return deb822_text(source, source.uri, image_keyring(source, definition))
 
 
 def image_suite(source: AptSource, variant: Variant) -> str:
-    """The same of another suite of the base's archive: at the address that the image's own sources name."""
+    """Return the .sources file for another suite of the base's archive, at the image's own address."""
     base = suite_of(source, default_origins(variant))
     return deb822_text(source, base.uri, f"/usr/share/keyrings/{base.keyring.name}")
 
@@ -146,9 +146,9 @@ def deb822_text(source: AptSource, uri: str, key: str) -> str:
 
 
 def preferences(source: AptSource) -> str:
-    """apt's priority for what one repository has: by the host that serves it, or by its suite where that is the base's.
+    """Return apt's priority for a repository: by its host, or by its suite in the base's archive.
 
-    With `packages` nothing else is taken from it, not even what another repository lacks.
+    With `packages` apt takes nothing else from it, not even what no other repository has.
     """
     host = source.uri.split("//", 1)[-1].split("/", 1)[0].split(":")[0]
     where = [f'origin "{host}"'] if source.uri else [f"release n={suite}" for suite in source.suites]

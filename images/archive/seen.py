@@ -1,4 +1,4 @@
-"""What the index has of the locked wheels, and what it has newer: `lock --check`, which writes and fetches nothing."""
+"""Compare the locked wheels with the index for `lock --check`: missing or newer ones. Writes and fetches nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from images.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the index has, against a lock."""
+    """Differences between the index and a lock."""
 
     wrong: tuple[str, ...] = ()  # what is locked is not there any more, or is another file: a build ends on it
     newer: tuple[str, ...] = ()  # what a new lock would move
@@ -51,7 +51,7 @@ def differs(locked: Wheel, now: Wheel | None) -> str:
 
 
 def still_there(wanted: Sequence[str], arch: str, settings: Settings) -> list[Wheel]:
-    """Of these versions those that the index has; pip names but the first that it has not."""
+    """Return those of these versions that the index has; pip names only the first missing one at a time."""
     while True:
         found, absent, why = wheels.ask(wanted, arch, settings)
         if not why:

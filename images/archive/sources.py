@@ -1,4 +1,4 @@
-"""apt's two ways of writing where packages come from, read. Pure."""
+"""Parsers of apt's two formats of sources. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from images.stanzas import stanzas
 
 
 def one_line(text: str) -> list[Origin]:
-    """`deb [options] URI suite components`, a repository a line."""
+    """Parse `deb [options] URI suite components`, one repository a line."""
     found = []
     for line in text.splitlines():
         words = line.split("#")[0].split()
@@ -26,7 +26,7 @@ def one_line(text: str) -> list[Origin]:
 
 
 def deb822(text: str) -> list[Origin]:
-    """Stanzas of `Types:`, `URIs:`, `Suites:`, `Components:`, `Signed-By:`."""
+    """Parse stanzas of `Types:`, `URIs:`, `Suites:`, `Components:`, `Signed-By:`."""
     found = []
     for fields in stanzas(text):
         if "deb" not in fields.get("types", "").split() or fields.get("enabled", "yes") == "no":

@@ -1,8 +1,8 @@
-"""Sources pinned by what is in them: of a git repository, an archive or a directory, whichever can be had here.
+"""Sources pinned by content, from a git repository, an archive or a directory, whichever is available.
 
-An archive's checksum is of the program that packed it. The pin's is of one tar that is made here of the names, the
-contents and the executable bits alone: the same from wherever they come. A git repository is asked for the pin's
-commit, which git checks by itself.
+An archive's checksum depends on the program that packed it. The pin's checksum is that of one tar, made here from
+names, contents and executable bits only: the same from every source. From a git repository it takes the pin's commit,
+which git verifies itself.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Tree = Mapping[str, tuple[bytes, bool] | str]
 
 
 def packed(pin: Pin, settings: Settings) -> bytes:
-    """The one tar of what the pin's address has."""
+    """Make the canonical tar of the source at a pin's address."""
     address = Path(pin.url)
     try:
         if address.is_file():
@@ -91,7 +91,7 @@ def of_commit(pin: Pin, settings: Settings) -> Tree:
 
 
 def members(archive: tarfile.TarFile) -> Iterator[tuple[str, tuple[bytes, bool] | str]]:
-    """Below the one directory that everything is in, as in what a forge packs."""
+    """Yield an archive's files, without the single top directory that forges add."""
     listed, size = [], 0
     for one in archive:
         size += one.size

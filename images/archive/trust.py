@@ -1,4 +1,4 @@
-"""Pinned files that nobody has compared with their publisher yet: fetched once, and held to what they were then."""
+"""Trust on first use: fetch pinned files without a checksum once, and record the checksum."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from images.errors import ImagesError
 
 
 def unfilled(place: Place, layers: Iterable[str]) -> list[Pin]:
-    """The pins without a checksum that these layers are made with."""
+    """List the pins without a checksum that these layers use."""
     pins, found = place.definition.versions.pins, list[str]()
     vendor = origins.vendor_sources(place.variant)
     for layer, _ in layers_in_order(place, layers):
@@ -26,7 +26,7 @@ def unfilled(place: Place, layers: Iterable[str]) -> list[Pin]:
 
 
 def first(place: Place, pin: Pin) -> str:
-    """The file as it is served today; what it is from now on stands in versions.yaml."""
+    """Record the checksum of the file that the server serves today in versions.yaml; return a warning."""
     digest = seen(pin, place)
     record(place.repository / VERSIONS, pin, digest)
     return (f"TRUSTED ON FIRST SIGHT: pins.{pin.name}.sha256 is {digest} from now on, as {pin.url} served it. Nobody"
@@ -34,7 +34,7 @@ def first(place: Place, pin: Pin) -> str:
 
 
 def seen(pin: Pin, place: Place) -> str:
-    """Its checksum; the file stays where a build looks for it."""
+    """Download a pin's file to where a build looks for it; return its checksum."""
     if urlsplit(pin.url).scheme not in ("https", ""):
         raise ImagesError("trust a file on first sight", f"{pin.url} is not https: whoever is on the way may have made"
                           " it", file=VERSIONS, field=f"pins.{pin.name}.url")  # fmt: skip
@@ -42,7 +42,7 @@ def seen(pin: Pin, place: Place) -> str:
 
 
 def record(path: Path, pin: Pin, digest: str) -> None:
-    """In the text, whose comments stay; never over a checksum that stands there."""
+    """Write the checksum into the text of versions.yaml, keeping its comments and any other checksum."""
     text = path.read_text()
     block = re.compile(rf"(^  {re.escape(pin.name)}:\n(?:    .*\n)*?    sha256: ){re.escape(UNFILLED)}$", re.MULTILINE)
     written, count = block.subn(rf"\g<1>{digest}", text)

@@ -1,6 +1,6 @@
-"""A wheel's files, taken out without running anything of it: by its own list of checksums, within bounds.
+"""Unpack a wheel without running any of it: check its own list of checksums, within bounds.
 
-The file as a whole is what the lock says; that its publisher made a bad one is still no reason to write elsewhere.
+The lock's checksum covers the whole file; a publisher's bad wheel must still not write outside its directory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BROKEN = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, csv.Error)
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One file of a wheel; `data` is where it lies unpacked, None where nobody wanted it."""
+    """One file of a wheel; `data` is where it was unpacked, None if it was not wanted."""
 
     name: str
     executable: bool
@@ -36,7 +36,7 @@ class Member:
 
 
 def unpack(wheel: Path, into: Path, wanted: Callable[[str], bool]) -> Iterator[Member]:
-    """Every file, checked; those that `wanted` says are written under `into`, by number and not by name."""
+    """Check every file; write those that `wanted` selects under `into`, by number and not by name."""
     what = f"unpack {wheel.name}"
     try:
         with zipfile.ZipFile(wheel) as archive:
@@ -67,7 +67,7 @@ def check_name(info: zipfile.ZipInfo, what: str) -> None:
 
 
 def record(archive: zipfile.ZipFile, infos: list[zipfile.ZipInfo], what: str) -> dict[str, tuple[str, int]]:
-    """Its own list: name -> checksum and size. What a file of another name says twice is refused as well."""
+    """Read the wheel's list of files: name -> checksum and size. Refuses duplicate names."""
     names = [info.filename for info in infos]
     if len(set(names)) != len(names):
         raise ImagesError(what, "it holds a file twice")
@@ -86,7 +86,7 @@ def record(archive: zipfile.ZipFile, infos: list[zipfile.ZipInfo], what: str) ->
 
 
 def copied(archive: zipfile.ZipFile, info: zipfile.ZipInfo, target: Path | None) -> tuple[str, int]:
-    """One member, read once; zipfile gives no more bytes than the member's head says."""
+    """Read one member once; zipfile returns no more bytes than the member's header states."""
     digest, size = hashlib.sha256(), 0
     with archive.open(info) as source, target.open("xb") if target else nullcontext() as copy:
         while piece := source.read(CHUNK):

@@ -1,8 +1,7 @@
-"""CUDA and Python's libraries by their publishers' wheels, resolved and fetched by pip.
+"""CUDA and Python libraries as their publishers' wheels, resolved and fetched by pip.
 
-It never installs, imports or runs one of them.
-
-The lock holds every architecture, whichever machine resolved it, and no host: pip's own configuration says where from.
+No wheel is installed, imported or run. The lock holds every architecture, whichever machine resolved it, and no host:
+pip's own configuration says where from.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ TAMPERED = "DO NOT MATCH THE HASHES"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Wheel:
-    """One file of the lock."""
+    """One wheel of the lock."""
 
     group: str
     name: str
@@ -54,7 +53,7 @@ class Wheel:
 
 @dataclass(frozen=True, slots=True)
 class Locked:
-    """All wheels that are resolved together, and what was asked for when they were."""
+    """All wheels that were resolved together, and the request."""
 
     name: str
     request: Mapping[str, tuple[str, ...]]
@@ -65,12 +64,12 @@ class Locked:
 
 
 def chosen(place: Place) -> Cuda | None:
-    """The CUDA of this build, where it comes by wheels."""
+    """Return this build's CUDA if it comes as wheels."""
     return None if place.choice.cuda == PACKAGED else place.definition.versions.cuda[place.choice.cuda]
 
 
 def lock_file(place: Place, of: Cuda | Libraries) -> Path:
-    """One for all variants: a vendor's wheel does not depend on the distribution."""
+    """Return the lock's path, the same for all variants: a wheel does not depend on the distribution."""
     return place.repository / "images/lock/wheels" / f"{of.lock}.json"
 
 
@@ -90,7 +89,7 @@ def read(place: Place, of: Cuda | Libraries) -> Locked | None:
 
 
 def resolved(place: Place, of: Cuda | Libraries) -> tuple[Locked, str]:
-    """What is locked, and where it stands for whoever misses something in it."""
+    """Return the locked wheels and the lock's name for errors; raise if they were never resolved."""
     locked, file = read(place, of), str(lock_file(place, of).relative_to(place.repository))
     if locked is None:
         raise ImagesError("read the lock", f"the wheels of {of.about} were never resolved", file=file, hint=RELOCK)
@@ -103,7 +102,7 @@ def write(place: Place, of: Cuda | Libraries, locked: Locked) -> None:
 
 
 def taken(place: Place, layers: Iterable[str]) -> list[Cuda | Libraries]:
-    """Of which wheels these layers, or those below, take any."""
+    """List the kinds of wheels that these layers, or layers below, use."""
     found = [layer for layer, _ in layers_in_order(place, layers)]
     cuda, python = chosen(place), place.definition.versions.python
 
@@ -117,7 +116,7 @@ def taken(place: Place, layers: Iterable[str]) -> list[Cuda | Libraries]:
 
 
 def stale(place: Place, layers: Iterable[str]) -> list[str]:
-    """What to call them, where they were never resolved or for another request."""
+    """Name the kinds of wheels that were never resolved, or for another request."""
     found = []
     for of in taken(place, layers):
         locked = read(place, of)
@@ -127,7 +126,7 @@ def stale(place: Place, layers: Iterable[str]) -> list[str]:
 
 
 def relock(place: Place, layers: Iterable[str]) -> list[str]:
-    """Resolve and write; what moved."""
+    """Resolve and write the locks; return what changed."""
     moved = []
     for of in taken(place, layers):
         before, after = read(place, of), resolve(of, place.settings)
@@ -137,7 +136,7 @@ def relock(place: Place, layers: Iterable[str]) -> list[str]:
 
 
 def changes(before: Locked | None, after: Locked) -> list[str]:
-    """What a new lock moved, one line a wheel and architecture."""
+    """List what a new lock changed, one line a wheel and architecture."""
     old = {(wheel.name, wheel.arch): wheel for wheel in (before.wheels if before else ())}
     new = {(wheel.name, wheel.arch): wheel for wheel in after.wheels}
     lines, what = [], f"cuda {after.name}" if after.name[:1].isdigit() else after.name
@@ -152,7 +151,7 @@ def changes(before: Locked | None, after: Locked) -> list[str]:
 
 
 def resolve(of: Cuda | Libraries, settings: Settings) -> Locked:
-    """Every wheel anew: the newest that the definition allows, the same version on every architecture."""
+    """Resolve every wheel again: the newest that the definition allows, one version on every architecture."""
     group_of = {requirement: group for group, asked in of.wheels.items() for requirement in asked}
     groups = {requirement.partition("==")[0]: group for requirement, group in group_of.items()}
     wanted: Sequence[str] = list(group_of)
@@ -172,7 +171,7 @@ def asked_of_pip(wanted: Sequence[str], arch: str, settings: Settings) -> list[W
 
 
 def ask(wanted: Sequence[str], arch: str, settings: Settings) -> tuple[list[Wheel], list[str], str]:
-    """What there is; or what there is not, as far as pip says, and all that it said."""
+    """Ask pip for wheels. Returns those found; or the missing ones that pip names, and pip's whole output."""
     if not wanted:
         return [], [], ""
     with tempfile.TemporaryDirectory() as directory:
@@ -193,7 +192,7 @@ def ask(wanted: Sequence[str], arch: str, settings: Settings) -> tuple[list[Whee
 
 
 def hash_of(file: Mapping[str, Any]) -> str:
-    """By the index's own word, or by the file's bytes where pip had to fetch them. An old mirror may say only MD5."""
+    """Return a file's SHA-256 from the index, or from its bytes if pip had to fetch it. Refuses MD5 alone."""
     hashes = file["archive_info"].get("hashes") or {}
     if "sha256" not in hashes:
         name, kinds = unquote(file["url"]).rpartition("/")[2], ", ".join(sorted(hashes)) or "nothing"
@@ -203,7 +202,7 @@ def hash_of(file: Mapping[str, Any]) -> str:
 
 
 def fetch(wheel: Wheel, directory: Path, settings: Settings) -> Path:
-    """The locked file under `directory`, compared by pip; kept by its checksum."""
+    """Return the locked file under `directory`, fetched and verified by pip, kept by its checksum."""
     kept = directory / wheel.sha256 / wheel.file
     if kept.exists():
         return kept
@@ -227,9 +226,9 @@ def fetch(wheel: Wheel, directory: Path, settings: Settings) -> Path:
 
 
 def platform(arch: str) -> list[str]:
-    """Only what runs on this architecture under the images' C library, and is made for no one version of Python.
+    """Return pip's options for wheels that run on this architecture with the images' C library and any Python 3.
 
-    From which one on it runs is not pip's to say, which does not run it: a layer's `verify` imports what it brings.
+    pip does not run the code, so it cannot tell the oldest working Python: a layer's `verify` imports what it brings.
     """
     machine = MACHINES[arch]
     tags = [*(f"manylinux_2_{minor}_{machine}" for minor in GLIBC), *(f"{tag}_{machine}" for tag in OLDER[machine])]
@@ -239,7 +238,7 @@ def platform(arch: str) -> list[str]:
 
 
 def pip(words: Iterable[str], settings: Settings) -> subprocess.CompletedProcess[str]:
-    """pip as the site configured it; kept here is what it fetches, and not in its own cache as well."""
+    """Run pip with the site's configuration, without pip's own cache: fetched files are kept here."""
     command = [sys.executable, "-I", "-m", "pip", *words, "--quiet", "--no-cache-dir", "--no-input",
                "--disable-pip-version-check"]  # fmt: skip
     if settings.ca_certificates:
@@ -258,7 +257,7 @@ def absent(text: str) -> list[str]:
 
 
 def unresolved(text: str, arch: str) -> ImagesError:
-    """pip's own word for what is not there at all, and for what is not there for this architecture, is the same."""
+    """Build the error for unresolved wheels. pip uses one message for a missing wheel and a missing architecture."""
     if names := absent(text):
         return ImagesError("resolve the wheels", f"{names[0]} has no wheel for {arch}", file="images/versions.yaml",
                            field="cuda", hint="does the vendor publish this version for that machine?")  # fmt: skip

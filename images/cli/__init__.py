@@ -1,1 +1,1 @@
-"""The commands of build.py, and the session that they share."""
+"""Commands of build.py, and the session that they share."""

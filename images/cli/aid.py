@@ -1,4 +1,4 @@
-"""What helps a build for another architecture: this engine's own programs, built first where they are missing."""
+"""Helpers for a build for another architecture: this engine's own programs, built first if they are missing."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 
 def tools(session: Session, reporter: Reporter, when_vanished: str = "fail") -> Tools | None:
-    """Built where they are missing. None where a build does without: for the engine's own architecture, on a base
-    image, by BuildKit, with an engine of another machine than this one, where roots are made."""
+    """Return the helper programs, building them if needed; None if the build does not use them.
+
+    It does not for the engine's own architecture, on a base image, with BuildKit, or with another machine's engine.
+    """
     place, engine = session.place, session.engine
     if place.choice.arch == engine.arch or place.base or engine.builder.buildx or engine.arch != architectures.own():
         return None

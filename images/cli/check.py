@@ -54,7 +54,7 @@ def test(ctx: click.Context, roles: Sequence[str]) -> None:
 
 
 def container_tests(repository: Path, roles: Iterable[str]) -> list[Path]:
-    """What is so in every image, then what each role has for itself."""
+    """List the tests of every image, then each role's own."""
     directory = repository / "tests/container/images"
     own = (directory / f"test_{name.replace('-', '_')}.py" for name in roles)
     return [directory / "test_common.py", *(path for path in own if path.exists())]

@@ -1,4 +1,4 @@
-"""What a build would make of each image, and what it made. Pure."""
+"""The plan for each image of a build, and its result. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from images.make.plan import Image
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What would happen to one image."""
+    """The plan for one image."""
 
     image: Image
     present: bool
@@ -18,7 +18,7 @@ class Planned:
 
 @dataclass(slots=True)
 class Result:
-    """What happened to one image."""
+    """The result for one image."""
 
     image: Image
     why: tuple[str, ...]

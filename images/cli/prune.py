@@ -1,4 +1,4 @@
-"""The command that gives room back: prune. An old image goes of a name that the definition now gives another tag."""
+"""The command prune: remove images whose name has another tag in the present definition."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def prune(ctx: click.Context, dry_run: bool) -> None:
 
 
 def superseded(images: Iterable[Image], names: Iterable[str], flavour: str) -> list[str]:
-    """The names among `names` that a build of this variant and architecture made and would not make today.
+    """Select the names that a build of this variant and architecture made and would not make today.
 
-    Only tags of our own making count (`latest` and what people tagged themselves do not), and only of images that the
-    definition still has: what was renamed or belongs to another variant is nobody's to judge here.
+    Only tags with our hash count (not `latest`, nor tags that people set), and only images that the definition still
+    has: an image that was renamed or belongs to another variant is left alone.
     """
     current: dict[str, set[str]] = {}
     for image in images:
@@ -59,7 +59,7 @@ def candidates(session: Session, targets: Sequence[str]) -> list[str]:
 
 
 def still_made(session: Session, targets: Sequence[str]) -> list[Image]:
-    """Releases of Slurm and CUDAs stand side by side: what one build made is not the other's to judge."""
+    """List the images of the present definition in every release of Slurm and CUDA, which are kept side by side."""
     found = session.compose(targets).needed(targets)
     for one in session.beside()[1:]:
         try:

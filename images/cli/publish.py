@@ -1,4 +1,4 @@
-"""The commands that give images away or look into them: push, sbom, diff."""
+"""The commands that publish images or read them: push, verify, sbom, diff."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def opened(ctx: click.Context) -> Session:
 
 
 def each(ctx: click.Context) -> list[Session]:
-    """One of each architecture that was asked for."""
+    """Open one session for each requested architecture."""
     from images import settings
     from images.cli.session import Session
 
@@ -38,7 +38,7 @@ def each(ctx: click.Context) -> list[Session]:
 
 
 def built(session: Session, roles: Sequence[str]) -> list[Image]:
-    """The roles' images as they would be built now; the engine must have them."""
+    """Return the roles' images as they would be built now; raise if the engine lacks one."""
     names = session.roles(roles)
     composed, present = session.compose(names), session.present()
     found = [composed.role(name) for name in names]
@@ -99,7 +99,7 @@ def push(
 
 
 def push_index(registry: Registry, made: Mapping[str, tuple[str, str]], images: Mapping[str, Pushed]) -> Pushed:
-    """The one name of a role's images of several architectures."""
+    """Push the index: the one name of a role's images for several architectures."""
     from images.ship import index, referrers
     from images.ship.push import Pushed
 
@@ -137,7 +137,7 @@ def attach_provenance(session: Session, image: Image, registry: Registry, digest
 @click.option("--password-stdin", is_flag=True, help="Read the password from standard input.")
 @AS_JSON
 def verify(reference: str, signers: Path, role: str, user: str, password_stdin: bool, as_json: bool) -> None:
-    """Whether an image in a registry is from somebody who may build it: its provenance, its signature."""
+    """Verify that an image in a registry was built by an allowed signer: its provenance and signature."""
     from images.cli import report
     from images.ship import credentials, index, named, provenance, referrers
     from images.ship.registry import Place, Registry
@@ -177,7 +177,7 @@ def verify(reference: str, signers: Path, role: str, user: str, password_stdin: 
 @click.argument("role")
 @click.pass_context
 def sbom(ctx: click.Context, role: str) -> None:
-    """The SPDX document of a role, as it lies in the image."""
+    """Print a role's SPDX document from its image."""
     session = opened(ctx)
     (image,) = built(session, [role])
     with session.engine.container(image.reference) as container:
@@ -195,7 +195,7 @@ def sbom(ctx: click.Context, role: str) -> None:
 @AS_JSON
 @click.pass_context
 def diff(ctx: click.Context, a: str, b: str, everything: bool, as_json: bool) -> None:
-    """What differs between two images: packages, files, size by layer. A and B are roles or image names."""
+    """Show what differs between two images: packages, files, size by layer. A and B are roles or image names."""
     from images.cli import report
     from images.ship import diff as difference
 

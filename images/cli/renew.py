@@ -1,6 +1,4 @@
-"""The lock in front of a build: one that no longer fits, packages that the archive no longer has. Resolved anew where
-that was asked for, an error elsewhere.
-"""
+"""Keep the lock usable before a build: resolve again, if requested, when it is stale or packages vanished."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ SHOWN = 40
 
 
 def if_stale(session: Session, roles: Sequence[str], when_vanished: str, reporter: Reporter) -> None:
-    """A lock for every layer."""
+    """Make sure that the lock has every layer; resolve again or fail."""
     found = session.stale(roles)
     if not found:
         return
@@ -34,7 +32,7 @@ def if_stale(session: Session, roles: Sequence[str], when_vanished: str, reporte
 def if_gone(
     session: Session, todo: Sequence[Image], roles: Sequence[str], when_vanished: str, reporter: Reporter
 ) -> bool:
-    """Whether the archive lacks what is about to be installed. Then there is a new lock: plan again."""
+    """Check that the archive has what is about to be installed; return True if a new lock requires a new plan."""
     found = session.gone(todo)
     if not found:
         return False

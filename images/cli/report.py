@@ -1,4 +1,4 @@
-"""Tables for people, and what a machine reads."""
+"""Output of tables for people and JSON for programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def megabytes(size: int) -> str:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Aligned columns: by rich on a terminal, plain elsewhere (and without the import)."""
+    """Print aligned columns: by rich on a terminal, plain elsewhere (without importing rich)."""
     listed = [tuple(row) for row in rows]
     if sys.stdout.isatty():
         from rich.console import Console

@@ -1,4 +1,4 @@
-"""Two cold builds of one lock, layer by layer and id by id: what differs, if anything does."""
+"""Build one lock twice from nothing and compare every layer and id."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from images.make.progress import Reporter
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """One image of one of the builds."""
+    """One image of one of the two builds."""
 
     id: str
     layers: tuple[str, ...]
@@ -36,13 +36,13 @@ class Compared:
 
     @property
     def differing(self) -> list[int]:
-        """The numbers of the layers that differ, counted from the base."""
+        """Return the numbers of the layers that differ, counted from the base."""
         pairs = zip(self.first.layers, self.second.layers, strict=False)
         return [number for number, (a, b) in enumerate(pairs) if a != b]
 
 
 def cold(session: Session, roles: Sequence[str], prefix: str, reporter: Reporter) -> tuple[Composed, dict[str, Made]]:
-    """Build everything under names of its own, nothing reused, and note what came out."""
+    """Build everything under separate names, reusing nothing; return what was made."""
     # The names differ between the builds; nothing of a name goes into a layer, and the labels are made of `shown`.
     settings = replace(session.settings, prefix=prefix)
     one = Session(session.repository, settings, session.definition, replace(session.place, settings=settings),
@@ -61,7 +61,7 @@ def cold(session: Session, roles: Sequence[str], prefix: str, reporter: Reporter
 
 
 def clear(engine: Engine, composed: Composed) -> None:
-    """Remove the build's images by their names, the last first."""
+    """Remove the build's images by name, the last first."""
     for image in reversed(list(composed.images.values())):
         if engine.has(image.reference):
             engine.untag(image.reference)
@@ -70,7 +70,7 @@ def clear(engine: Engine, composed: Composed) -> None:
 def build_twice(
     session: Session, roles: Sequence[str], reporter: Reporter, log: Callable[[str], None]
 ) -> list[Compared]:
-    """Both builds are removed again. The second never sees the first: an engine would otherwise keep its layers."""
+    """Build twice, removing both builds, so that the second cannot reuse the first one's layers."""
     session.clear()
     found: list[Mapping[str, Made]] = []
     images: list[Image] = []

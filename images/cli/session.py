@@ -1,4 +1,4 @@
-"""One invocation: the definition, its lock, the engine, and what to do with them. The command line is above it."""
+"""One invocation of build.py: the definition, its lock and the engine, with the operations on them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Session:
 
     @classmethod
     def open(cls, repository: Path, settings: Settings) -> Session:
-        """Of one architecture."""
+        """Open a session for one architecture."""
         found = cls.each(repository, settings)
         if len(found) > 1:
             raise ImagesError("use the setting", f"{settings.arch!r} is more than one, and this takes one",
@@ -59,7 +59,7 @@ class Session:
 
     @classmethod
     def each(cls, repository: Path, settings: Settings) -> list[Session]:
-        """One of each architecture that was asked for."""
+        """Open one session for each requested architecture."""
         definition = load.load(repository)
         return [cls.of(repository, settings, definition, arch) for arch in architectures.listed(settings.arch)]
 
@@ -93,7 +93,7 @@ class Session:
         return self.repository / "build/marks"
 
     def clear(self) -> int:
-        """Remove what builds that were cut left on the engine, where there were any."""
+        """Remove what interrupted builds left on the engine."""
         return self.engine.clear() if self.marks.is_dir() and any(self.marks.iterdir()) else 0
 
     @property
@@ -108,7 +108,7 @@ class Session:
         return self._known
 
     def roles(self, named: Sequence[str]) -> tuple[str, ...]:
-        """The named targets (roles, or layer:NAME), or all roles that are built by default."""
+        """Return the named targets (roles, or layer:NAME), or all roles that are built by default."""
         for name in named:
             if name.startswith(LAYER) and name.removeprefix(LAYER) in self.definition.layers:
                 continue
@@ -122,7 +122,7 @@ class Session:
         return tuple(named) or tuple(role.name for role in self.definition.roles.values() if role.default)
 
     def every_role(self, named: Sequence[str]) -> tuple[str, ...]:
-        """For the lock: also what is built only when it is named."""
+        """Return the targets for the lock, including roles that are built only by name."""
         builders = [NATIVE] if NATIVE.removeprefix(LAYER) in self.definition.layers else []
         return self.roles(named) if named else (*self.definition.roles, *builders)
 
@@ -130,7 +130,7 @@ class Session:
         return [t.removeprefix(LAYER) if t.startswith(LAYER) else self.definition.roles[t].layer for t in targets]
 
     def rendered(self, targets: Sequence[str]) -> list[str]:
-        """Every Dockerfile under these targets, in build order."""
+        """Return every Dockerfile under these targets, in build order."""
         templates = self.repository / "images/templates"
         found = []
         for image in self.compose(targets).needed(targets):
@@ -141,7 +141,7 @@ class Session:
         return found
 
     def base(self) -> BaseFiles | None:
-        """What the base image brings, where there is one."""
+        """Read the base image's packages and repositories, if there is a base image."""
         if not self.place.base:
             return None
         from images.make.base import read_base
@@ -149,7 +149,7 @@ class Session:
         return read_base(self.engine, self.place.base, self.repository / "build/base", self.place.choice.arch)
 
     def beside(self) -> list[Session]:
-        """This one, and the same with each other release of Slurm and each other CUDA that the variant can have."""
+        """Return this session, and one for each other release of Slurm and CUDA that the variant allows."""
         mine, known = self.place.choice, self.definition.versions.cuda
         releases = [choice(self.definition, mine.variant, one) for one in self.place.variant.releases]
         # A variant whose CUDA is its repositories' own has no wheels.
@@ -165,7 +165,7 @@ class Session:
         return lock.stale(lock.wanted(self.place, names), self.slices) + wheels.stale(self.place, names)
 
     def relock(self, roles: Iterable[str]) -> list[str]:
-        """Resolve anew and write; what moved, one line a package. Slices of other roles stay as they are."""
+        """Resolve and write the lock; return what changed, one line a package. Other roles' slices stay."""
         before = dict(self.slices)
         found = lock.resolve(self.place, self.base(), self.layers(roles))
         lock.write(self.place, found)
@@ -175,11 +175,11 @@ class Session:
         return moved + wheels.relock(self.place, self.layers(roles))
 
     def wheels_seen(self, roles: Iterable[str]) -> seen.Seen:
-        """How the index stands to the lock of their wheels."""
+        """Compare the index with the lock of the roles' wheels."""
         return seen.look(self.place, self.layers(roles))
 
     def gone(self, images: Iterable[Image]) -> list[locked.Gone]:
-        """What the archive no longer has, of the packages that these images install."""
+        """List the packages of these images that the archive no longer has."""
         slices = [image.slices[-1] for image in images if not image.is_role and image.slices[-1].packages]
         return lock.gone(self.place, self.base(), slices) if slices else []
 
@@ -200,7 +200,7 @@ class Session:
 
     @contextmanager
     def caching(self) -> Iterator[None]:
-        """With `apt_cache` set, every package of the build passes through a proxy that keeps it."""
+        """Run the build through the package cache if `apt_cache` is set."""
         if not self.settings.apt_cache:
             yield
             return
@@ -216,7 +216,7 @@ class Session:
                 self.place = before
 
     def present(self) -> dict[str, Present]:
-        """Asked for once, and anew after this session has changed it."""
+        """Return the engine's images by name, read once and again after this session changed them."""
         if self._present is None:
             listed = look.images() if self._engine is None else None
             found = self.engine.images() if listed is None else listed
@@ -226,7 +226,7 @@ class Session:
     # The build.
 
     def check_architecture(self, todo: Iterable[Image]) -> None:
-        """Whether what builds can run what is built, told before a step fails of it."""
+        """Check before the build that this machine can run the steps of the architecture."""
         arch, own = self.place.choice.arch, architectures.own()
         where, _ = self.engine.chosen()
         if self.engine.arch != arch and not self.settings.arch:
@@ -240,7 +240,7 @@ class Session:
                               f" `make images ARCH={arch}` does it, too")  # fmt: skip
 
     def build(self, composed: Composed, todo: Sequence[Planned], reporter: Reporter) -> list[Result]:
-        """Make what is missing, parents first; names of roles move only when everything is there."""
+        """Build what is missing, parents first; move the roles' names only when everything is there."""
         results = {planned.image.key: Result(planned.image, planned.why) for planned in todo}
         if waiting := {planned.image.key: planned.image for planned in todo if not planned.present}:
             self._present = None
@@ -274,11 +274,11 @@ class Session:
 
     @property
     def jobs(self) -> int:
-        """How many at once. An image's build is one processor's work and the disk's: two on two gain nothing."""
+        """Number of images to build at once: half of the processors, because a build uses one and the disk."""
         return max(1, int(self.settings.jobs) if self.settings.jobs else (os.cpu_count() or 1) // 2)
 
     def alias(self, composed: Composed) -> None:
-        """ROLE:latest is the newest build of what this engine's own machine runs, ROLE:latest-ARCH of another."""
+        """Move ROLE:latest to the newest build for the engine's architecture, and ROLE:latest-ARCH for another."""
         present = self.present()
         for image in composed.images.values():
             if not image.is_role or image.reference not in present:

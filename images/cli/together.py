@@ -1,4 +1,4 @@
-"""Images that are made side by side: each when all that it needs are there, so many at once."""
+"""Build images concurrently, each as soon as all that it needs exist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def together(
     done: Callable[[Image, float], None],
     cancel: Callable[[], None],
 ) -> None:
-    """`make` gives the seconds that it took. Where one fails, `cancel` ends the steps of the others."""
+    """Run `make`, which returns its seconds, on `hands` images at once. If one fails, `cancel` ends the others."""
     waiting, running = dict(images), dict[Future[float], Image]()
     with ThreadPoolExecutor(hands) as pool:
         try:

@@ -1,1 +1,1 @@
-"""What an image is: the data files, read strictly. Pure."""
+"""The definition of the images: data files, read strictly. Pure."""

@@ -1,4 +1,4 @@
-"""What only the whole definition can show: missing layers, cycles, capabilities that no variant has."""
+"""Checks across the whole definition: missing layers, cycles, capabilities that no variant has."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from images.errors import ImagesError, nearest
 
 
 def check(definition: Definition) -> None:
-    """Every reference of the definition, in every variant; the first breach is raised."""
+    """Check every reference of the definition in every variant; raise the first error."""
     layers = definition.layers
     for layer in layers.values():
         chain(layers, layer.name)
@@ -75,7 +75,7 @@ def known_release(definition: Definition, name: str, field: str) -> None:
 
 
 def chain(layers: Mapping[str, Layer], name: str) -> tuple[Layer, ...]:
-    """From the first layer to `name`, all of them, whatever the variant."""
+    """Return all layers from the first to `name`, whatever the variant."""
     found: list[Layer] = []
     seen: list[str] = []
     here: str | None = name
@@ -95,7 +95,7 @@ def chain(layers: Mapping[str, Layer], name: str) -> tuple[Layer, ...]:
 
 
 def needs(layers: Mapping[str, Layer], name: str, path: tuple[str, ...] = ()) -> frozenset[str]:
-    """Every layer that `name` stands on or takes artifacts from, itself included."""
+    """Return every layer that `name` needs, below it or for artifacts, itself included."""
     if name in path:
         raise ImagesError("order the layers", f"a cycle: {' -> '.join((*path, name))}")
     found = {name}
@@ -108,12 +108,12 @@ def needs(layers: Mapping[str, Layer], name: str, path: tuple[str, ...] = ()) ->
 
 
 def active_chain(definition: Definition, name: str, choice: Choice) -> tuple[Layer, ...]:
-    """The layers that this build really stacks: those whose `only` holds."""
+    """Return the layers that this build stacks: those whose `only` holds."""
     return tuple(layer for layer in chain(definition.layers, name) if layer.only is None or layer.only.of(choice))
 
 
 def capabilities(definition: Definition, role: Role, choice: Choice) -> tuple[frozenset[str], Mapping[str, str]]:
-    """What a role's image provides, and what it asks for but the variant declares absent, with the reason."""
+    """Return what a role's image provides, and what the variant declares absent of its needs, with the reason."""
     variant = definition.versions.variants[choice.variant]
     stacked = active_chain(definition, role.layer, choice)
     provided = frozenset(name for layer in stacked for name in layer.provides.of(choice))

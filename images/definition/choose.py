@@ -7,8 +7,10 @@ from images.errors import ImagesError
 
 
 def choice(definition: Definition, name: str, wish: str = "", tarball: str = "") -> Choice:
-    """A variant's Slurm as it is wished: `package`, `source`, a release, or whatever the variant says; `tarball`: the
-    version of a site's own."""
+    """Choose a variant's Slurm: `package`, `source`, a release, or the variant's default.
+
+    `tarball` is the version of a site's own tarball.
+    """
     variant = definition.versions.variants[name]
     if wish == SlurmSource.SOURCE.value or (not wish and variant.slurm is SlurmSource.SOURCE):
         pin = definition.versions.pins.get("slurm")
@@ -24,7 +26,7 @@ def choice(definition: Definition, name: str, wish: str = "", tarball: str = "")
 
 
 def nearest_release(definition: Definition, version: str) -> str:
-    """The facts that hold for a tarball: of its release, or of the newest before it that there are facts of."""
+    """Return the release whose facts apply to a tarball: its own, or the newest known one before it."""
     release = ".".join(version.split(".")[:2])
     older = [name for name in definition.slurm if name <= release]
     if definition.slurm and not older:

@@ -1,4 +1,4 @@
-"""A mapping that YAML gave, read strictly: unknown keys and wrong types end here. Pure."""
+"""Strict reader of a mapping from YAML: refuses unknown keys and wrong types. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Fields:
-    """A mapping read strictly: each key once, by type; what is left over is an error."""
+    """A mapping read strictly: each key once, by type; a leftover key is an error."""
 
     def __init__(self, data: object, file: str, known: Iterable[str], where: str = "") -> None:
         self.file, self.where = file, where
@@ -91,7 +91,7 @@ class Fields:
         return {str(name): self.worded(f"{key}.{name}", value) for name, value in self.mapping(key).items()}
 
     def selected(self, key: str, one: Callable[[str, object], T], selectors: frozenset[str]) -> Selected[T]:
-        """A list, or a map of selectors to lists."""
+        """Read a list, or a map of selectors to lists."""
         value = self.data.get(key)
         if value is None:
             return Selected()
@@ -123,5 +123,5 @@ def kind(value: object) -> str:
 
 
 def quoting(value: object) -> str | None:
-    """YAML takes 24.11 for a number, no for false, 2020-01-01 for a date: quotes make text of them."""
+    """Suggest quotes: YAML reads 24.11 as a number, no as false, 2020-01-01 as a date."""
     return None if value is None or isinstance(value, dict | list) else "put it in quotes"

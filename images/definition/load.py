@@ -1,4 +1,4 @@
-"""Reading images/ from disk. The only importer of yaml in this package."""
+"""Read images/ from disk. The only importer of yaml in this package."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class UniqueLoader(Loader):  # type: ignore[misc, valid-type]  # the C loader is only known at run time
-    """YAML lets a later key silently win; here a repeated key is an error."""
+    """YAML loader that refuses a repeated key, where YAML would let the later one win."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
         seen: set[object] = set()
@@ -50,7 +50,7 @@ def read_yaml(path: Path, shown: str, what: str = "read the definition") -> obje
 
 
 def load(root: Path) -> Definition:
-    """images/ under a repository root, parsed and checked as a whole."""
+    """Load images/ under a repository root, parsed and checked as a whole."""
     images = root / "images"
 
     def shown(path: Path) -> str:

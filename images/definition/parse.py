@@ -1,4 +1,4 @@
-"""From what YAML gave to the dataclasses of `spec.py`, once. Pure; `fields.py` reads strictly."""
+"""Parse YAML data into the dataclasses of `spec.py`. Pure; `fields.py` reads strictly."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def role(name: str, data: object, file: str, selectors: frozenset[str]) -> spec.
 
 
 def program(fields: Fields) -> str:
-    """What is a pod's only program has no PID 1 that could bring up services, drain, or give capabilities."""
+    """Read `program`; a pod with an only program has no PID 1, so no services, drain or capabilities."""
     found = fields.text("program", "")
     for key in ("services", "drain", "capabilities"):
         if found and key in fields:
@@ -248,7 +248,7 @@ RELEASE_KEYS = {"protocol", "reads", "mpi", "gpu", "configure", "user-env", "top
 
 
 def releases(data: object, file: str) -> dict[str, spec.Release]:
-    """The facts of every release of Slurm that the project knows."""
+    """Parse the facts of every release of Slurm that the project knows."""
     whole, found = Fields(data, file, {"default", "releases"}), dict[str, spec.Release]()
     for name, value in whole.mapping("releases").items():
         fields = Fields(value, file, RELEASE_KEYS, f"releases.{name}")
@@ -275,14 +275,14 @@ def releases(data: object, file: str) -> dict[str, spec.Release]:
 
 
 def selectors(names: Mapping[str, spec.Variant], slurm: Mapping[str, spec.Release]) -> frozenset[str]:
-    """Every selector a list may name, given the variants and the releases of Slurm."""
+    """Return every selector that a list may name, given the variants and the releases of Slurm."""
     sources = (f"slurm-{source.value}" for source in spec.SlurmSource)
     releases = (f"slurm-{release}" for release in slurm)
     return frozenset({"all", *names, *architectures.KNOWN, *sources, *releases, *CUDA_SELECTORS})
 
 
 def only(fields: Fields, known: frozenset[str]) -> spec.Selected[str] | None:
-    """`only: [nvidia]`: selectors of which one must hold; elsewhere the layer is its parent."""
+    """Read `only: [nvidia]`: selectors of which one must hold; elsewhere the layer is left out."""
     if "only" not in fields:
         return None
     parts = []

@@ -1,4 +1,4 @@
-"""The graph of layers and roles, as text and as a picture. Pure."""
+"""Draw the graph of layers and roles, as text and as SVG. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Node:
 
 
 def tree(definition: Definition, choice: Choice) -> Node:
-    """The first layer and, under it, everything that stands on it in this build."""
+    """Return the first layer with everything built on it in this build."""
     children: dict[str, set[str]] = {}
     used: set[str] = set()
     tops = [role.layer for role in definition.roles.values()]
@@ -61,7 +61,7 @@ def text(node: Node, lead: str = "", branch: str = "") -> Iterator[str]:
 
 
 def svg(root: Node) -> str:
-    """Left to right, one row a leaf."""
+    """Draw the graph from left to right, one row a leaf."""
     shapes: list[str] = []
     rows = place(root, 0, 0, shapes)
     width = (depth(root)) * (WIDTH + GAP_X) + GAP_X
@@ -82,7 +82,7 @@ def depth(node: Node) -> int:
 
 
 def place(node: Node, column: int, row: int, shapes: list[str]) -> int:
-    """Draw a node and what stands on it from `row` on; the rows it took."""
+    """Draw a node and its children from `row` on; return the number of rows used."""
     taken = 0
     x, y = corner(column, row)
     for child in node.below:

@@ -1,8 +1,8 @@
-"""What an image is: the layer, role and versions files as frozen dataclasses. Pure; `load.py` reads them.
+"""Frozen dataclasses of the definition: layers, roles and versions. Pure; `load.py` reads them.
 
 Any list of a layer or role may depend on the build: written as a map, its keys are selectors (`all`, a variant's
 name, an architecture, `slurm-package`, `slurm-source`, a release as `slurm-26.05`, `cuda-package`, `cuda-wheels`, or
-several joined by `+`) and every list whose selectors hold is taken, in order.
+several joined by `+`), and every list whose selectors hold is taken, in order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PACKAGED = "package"
 
 
 class SlurmSource(Enum):
-    """Where Slurm comes from: the distribution's package, or a tarball built in a layer of its own."""
+    """The source of Slurm: the distribution's package, or a tarball built in a layer of its own."""
 
     PACKAGE = "package"
     SOURCE = "source"
@@ -32,7 +32,7 @@ class SlurmSource(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What one build chose: it decides which selectors hold."""
+    """The choices of one build; they decide which selectors hold."""
 
     variant: str
     slurm: SlurmSource
@@ -47,7 +47,7 @@ class Choice:
 
     @property
     def flavour(self) -> str:
-        """The variant as tags and logs have it."""
+        """The variant, with the architecture's suffix, for tags and logs."""
         return architectures.suffixed(self.variant, self.arch)
 
 
@@ -69,7 +69,7 @@ class Selected(Generic[T]):
 
 
 class EntryKind(Enum):
-    """What a file entry puts into the image."""
+    """The kind of path that a file entry adds to the image."""
 
     FILE = "file"
     DIRECTORY = "dir"
@@ -89,7 +89,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A path taken out of another layer's image: how a compiled thing arrives without its compiler."""
+    """A path taken from another layer's image: brings a compiled program without its compiler."""
 
     layer: str
     source: str
@@ -98,7 +98,7 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """How the first layer comes into being: mmdebstrap's variant and what dpkg is told while it unpacks."""
+    """Options of the first layer: mmdebstrap's variant, and dpkg's while it unpacks."""
 
     dpkg_options: tuple[str, ...] = ()
 
@@ -131,7 +131,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What a pod runs: a layer, and the services PID 1 brings up in it."""
+    """A role of a pod: its layer, and the services that PID 1 runs in it."""
 
     name: str
     describe: str
@@ -164,7 +164,7 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A file from outside, by checksum; with `commit` the source that a git repository has there."""
+    """A file from outside, by checksum; with `commit`, a source in a git repository."""
 
     name: str
     version: str
@@ -176,7 +176,7 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class Cuda:
-    """One CUDA by its vendor's wheels, named by the toolkit's version."""
+    """One CUDA from its vendor's wheels, named by the toolkit's version."""
 
     name: str
     driver: str  # the oldest that runs it
@@ -193,7 +193,7 @@ class Cuda:
 
 @dataclass(frozen=True, slots=True)
 class Libraries:
-    """Python's libraries that no suite has, by their publishers' wheels."""
+    """Python libraries that no suite has, from their publishers' wheels."""
 
     wheels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     name = lock = "python"
@@ -216,7 +216,7 @@ class AptSource:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to provide the capabilities that roles ask for."""
+    """One way to provide the capabilities that roles need."""
 
     name: str
     describe: str
@@ -249,7 +249,7 @@ class Versions:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """What one release of Slurm is and can: images/slurm.yaml, which says what each of these means."""
+    """Facts about one release of Slurm, from images/slurm.yaml, which explains each."""
 
     name: str
     protocol: int
@@ -266,7 +266,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """Everything under images/ that is data, checked as a whole."""
+    """The whole definition under images/, checked."""
 
     layers: Mapping[str, Layer]
     roles: Mapping[str, Role]

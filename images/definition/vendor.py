@@ -1,4 +1,4 @@
-"""What is said of a vendor's CUDA, and of the machine that an image expects, parsed. Pure."""
+"""Parse what versions.yaml says about a vendor's CUDA, and about the machine that an image expects. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def cuda(name: object, parent: Fields, value: object) -> Cuda:
 
 
 def arches(fields: Fields) -> tuple[str, ...]:
-    """Those that its repositories and pins are for; every one unless it says."""
+    """Read the architectures of a variant's repositories and pins; all by default."""
     named = fields.texts("arches")
     for name in named:
         if name not in architectures.KNOWN:
@@ -39,7 +39,7 @@ def libraries(fields: Fields) -> Libraries:
 
 
 def requirements(fields: Fields, key: str, where: str) -> dict[str, tuple[str, ...]]:
-    """What pip is asked for, by group; a name stands once, or two groups could lock two versions of it."""
+    """Read pip's requirements by group; a name may appear once, or two groups could lock two versions."""
     listed = fields.mapping(key)
     groups = {group: Fields(listed, fields.file, listed, where).texts(group) for group in listed}
     asked: set[str] = set()
@@ -54,7 +54,7 @@ def requirements(fields: Fields, key: str, where: str) -> dict[str, tuple[str, .
 
 
 def expects(fields: Fields) -> dict[str, str]:
-    """Of the machine: the oldest kernel, and the release of a vendor's fabric that the user space is of."""
+    """Read what the image expects of its machine: the oldest kernel, and the fabric's user space release."""
     inner = Fields(fields.mapping("expects"), fields.file, {"kernel", "ofed"}, f"{fields.where}.expects")
     found = inner.data and fields.text_map("expects")
     for key, value in (found or {}).items():

@@ -1,1 +1,1 @@
-"""The docker engine and how it keeps images; the only importer of docker."""
+"""The docker engine and its image stores; the only importer of docker."""

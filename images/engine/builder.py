@@ -1,4 +1,4 @@
-"""A context directory becomes an image, by the engine's own builder or by BuildKit; another thread may end it."""
+"""Build an image from a context directory, with the engine's builder or BuildKit; cancellable from a thread."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ MADE = re.compile(r" ---> (?P<id>[0-9a-f]{12})")  # other words follow the arrow
 
 
 class StepFailed(Exception):
-    """A build step ended with an error; the caller knows the image, the step and the log."""
+    """A build step failed; the caller knows the image, the step and the log."""
 
 
 class Daemon(Protocol):
-    """What the builders need of the engine."""
+    """The engine's interface that the builders need."""
 
     def build(self, context: IO[bytes], arguments: Mapping[str, str], network: str) -> Iterator[Mapping[str, Any]]: ...
     def kill(self, container: str) -> None: ...
@@ -39,22 +39,22 @@ class Daemon(Protocol):
 
 
 class Working(Protocol):
-    """A step's container."""
+    """The container of a running step."""
 
     @property
     def container(self) -> str: ...
 
     def begin(self) -> None: ...
     def lines(self) -> Iterator[str]:
-        """What it writes, until it ends."""
+        """Yield its output until it ends."""
 
     def made(self) -> tuple[int, str]:
-        """Its exit status, and the image that it leaves if that is 0."""
+        """Return its exit status, and the image that it leaves if that is 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """Programs of the engine's own machine, for the steps of images of another architecture."""
+    """Programs of the engine's own architecture, for the steps of images of another one."""
 
     image: str
     at: str  # a directory of that image, and of every image that is built with it
@@ -72,7 +72,7 @@ class Builder:
 
     @cached_property
     def buildx(self) -> bool:
-        """Whether BuildKit is used: only where it is asked for (docs/decisions/the-classic-builder-first.md)."""
+        """Tell whether BuildKit is selected (docs/decisions/the-classic-builder-first.md); fail if it is missing."""
         if self.kind != "buildx":
             return False
         try:
@@ -87,7 +87,7 @@ class Builder:
     def build(
         self, context: Path, arguments: Mapping[str, str], network: str, line: Line, tools: Tools | None = None
     ) -> str:
-        """Build a context directory from nothing cached; the id of an image without a name."""
+        """Build a context directory without a cache; return the id of an unnamed image."""
         if self.buildx:
             return self.with_buildx(context, arguments, network, line)
         if tools:
@@ -95,9 +95,7 @@ class Builder:
         return self.classic(context, arguments, network, line)
 
     def aided(self, context: Path, arguments: Mapping[str, str], network: str, line: Line, tools: Tools) -> str:
-        """As the engine's own builder does it: the step's container leaves the layer. That builder mounts nothing, so
-        the container is ours here, with the tools in it.
-        """
+        """Build with the tools mounted: run the step's container here, since the classic builder mounts nothing."""
         path = context / "Dockerfile"
         before, script, defaults = divided(path.read_text())
         if not script:
@@ -130,7 +128,7 @@ class Builder:
                 self.daemon.discard(left)
 
     def cancel(self) -> None:
-        """End every build that runs, from another thread: its step is killed, and what waits for it sees it fail."""
+        """End all running builds from another thread: kill their steps, so that the waiting threads fail."""
         self.cancelled.set()
         for process in list(self.processes):
             process.terminate()
@@ -202,8 +200,9 @@ class Builder:
 
 
 def divided(dockerfile: str) -> tuple[str, str, dict[str, str]]:
-    """What comes before the one step, its script as the engine would give it to a shell, and its arguments' defaults.
-    What follows it is of the configuration, which is not made by the builder.
+    """Split a Dockerfile with one RUN into what precedes it, its script, and its arguments' defaults.
+
+    The rest belongs to the configuration, which the builder does not make.
     """
     before, _, rest = dockerfile.partition("\nRUN ")
     kept, defaults = [], dict[str, str]()
@@ -219,7 +218,7 @@ def divided(dockerfile: str) -> tuple[str, str, dict[str, str]]:
 
 @contextmanager
 def packed(context: Path) -> Iterator[IO[bytes]]:
-    """A context directory as the stream that the engine takes."""
+    """Pack a context directory into the stream that the engine takes."""
     with tempfile.TemporaryFile(dir=context.parent) as stream:
         with tarfile.open(fileobj=stream, mode="w") as tar:
             for path in sorted(context.iterdir()):

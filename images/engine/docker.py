@@ -1,4 +1,4 @@
-"""The docker engine, whichever was chosen (`images.host`). The only importer of docker."""
+"""Client of the docker engine that `images.host` selects. The only importer of docker."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from images.host import HostError, chosen_engine
 
 
 class Engine:
-    """Every call that the build makes of an engine. Each raises ImagesError when the engine does not answer."""
+    """Every call that a build makes to an engine. Each raises ImagesError when the engine does not answer."""
 
     def __init__(self, builder: str = "classic", marks: Path | None = None) -> None:
-        """`marks` is the directory by which the next build knows what this one left, if it is cut."""
+        """Connect to the engine. `marks` is the directory by which the next build cleans up after this one."""
         self.builder = Builder(builder, self)
         where, chosen_by = self.chosen()
         try:
@@ -80,7 +80,7 @@ class Engine:
             return store_of(self.info, self)
 
     def image_id(self, reference: str) -> str:
-        """The configuration's digest, whatever the engine itself calls the image."""
+        """Return the configuration's digest, whatever id the engine itself uses."""
         return self.store.identity(reference)
 
     def has(self, reference: str) -> bool:
@@ -100,8 +100,9 @@ class Engine:
             self.api.remove_image(target, noprune=True)
 
     def discard(self, image_id: str) -> None:
-        """An image that a build left without a name. One with a name is somebody's: a step that changes nothing
-        gives back the very image that it stands on.
+        """Remove an unnamed image that a build left.
+
+        A named image belongs to another build: a step that changes nothing returns the image that it started from.
         """
         with suppress(docker.errors.APIError):
             found = self.api.inspect_image(image_id)
@@ -109,12 +110,12 @@ class Engine:
                 self.api.remove_image(image_id)
 
     def remove(self, reference: str) -> None:
-        """An image and the unnamed ones under it; what a named image shares stays."""
+        """Remove an image and the unnamed ones under it; layers of other named images stay."""
         with suppress(docker.errors.APIError):
             self.api.remove_image(reference, force=True)
 
     def release(self, reference: str) -> str:
-        """Take a name away, and the image with its last one; why not, where a container still uses it."""
+        """Remove a name, and the image with its last name; return the reason if a container still uses it."""
         try:
             self.api.remove_image(reference)
         except docker.errors.ImageNotFound:
@@ -143,7 +144,7 @@ class Engine:
                     raise ImagesError("load an image", str(event["error"]).strip())
 
     def import_root(self, data: IO[bytes]) -> str:
-        """A root file system as an image of one layer."""
+        """Import a root file system as an image of one layer."""
         with answering("import the root"):
             answer = self.api.import_image_from_data(data)
         for line in filter(None, answer.splitlines()):
@@ -155,7 +156,7 @@ class Engine:
         raise ImagesError("import the root", f"the engine said: {answer.strip()}")
 
     def build(self, context: IO[bytes], arguments: Mapping[str, str], network: str) -> Iterator[Mapping[str, Any]]:
-        """The engine's own builder at work on a packed context, event by event."""
+        """Run the engine's own builder on a packed context; yield its events."""
         with answering("build"):
             yield from self.api.build(
                 fileobj=context, custom_context=True, decode=True, nocache=True, rm=True, forcerm=True,
@@ -164,12 +165,14 @@ class Engine:
 
     @property
     def labels(self) -> dict[str, str]:
-        """Of every container that is made here."""
+        """The labels of every container that this build creates."""
         return {LABEL: self.marks.own()} if self.marks else {}
 
     def clear(self) -> int:
-        """Remove what builds that were cut left: their containers, and the unnamed images that those stood on. How
-        many; what cannot be removed now is left to the next build."""
+        """Remove the containers of interrupted builds and the unnamed images under them; return how many.
+
+        The next build tries again for what cannot be removed now.
+        """
         removed = 0
         for mark in self.marks.dead() if self.marks else ():
             with suppress(ImagesError), answering("remove what a build left"):
@@ -188,8 +191,7 @@ class Engine:
 
     @contextmanager
     def container(self, image: str, volumes: Sequence[str] = ()) -> Iterator[str]:
-        """A container that is never started, to look into an image; `volumes` are its directories that are to be had
-        by others."""
+        """Create a container without starting it, to read an image; `volumes` are directories to share."""
         with answering(f"look into {image}"):
             made = self.api.create_container(image, ["/nothing"], entrypoint=["/nothing"], volumes=list(volumes),
                                              labels=self.labels)["Id"]  # fmt: skip
@@ -202,7 +204,7 @@ class Engine:
     def working(
         self, image: str, script: str, environment: Mapping[str, str], network: str, tools: str, at: str
     ) -> Iterator[Working]:
-        """A shell in an image, which has the directory `at` of the image `tools`; its work is yet to begin."""
+        """Prepare a shell in an image, with the directory `at` of the image `tools`; the caller starts it."""
         with self.container(tools, [at]) as lender, answering("run the step"):
             # Whatever the engine's own choice of logs is: not all of them can be read.
             logs = docker.types.LogConfig(type=docker.types.LogConfig.types.JSON)
@@ -218,7 +220,7 @@ class Engine:
                 self.api.remove_container(made, force=True, v=True)
 
     def read_path(self, container: str, path: str) -> tarfile.TarFile:
-        """A path out of a container, as a tar."""
+        """Read a path of a container as a tar."""
         spooled = tempfile.SpooledTemporaryFile(max_size=64 << 20)  # noqa: SIM115  # the tar reads on from it
         try:
             with answering(f"read {path}"):
@@ -232,7 +234,7 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Working:
-    """A step's container."""
+    """The container of a running step."""
 
     api: Any
     container: str
@@ -254,7 +256,7 @@ class Working:
 
 @contextmanager
 def answering(what: str) -> Iterator[None]:
-    """Whatever the engine or the way to it says, as our error."""
+    """Translate the errors of the engine and of the connection to ImagesError."""
     try:
         yield
     except docker.errors.NotFound:

@@ -1,6 +1,6 @@
-"""What the engine has, asked at its socket by hand: to import docker's library is half of a build with nothing to do.
+"""List the engine's images over its socket without docker's library, whose import is half of a no-op build.
 
-Where the engine is elsewhere, or does not answer like this, nothing is known here: the library asks, or says why not.
+If the engine is remote or answers differently, this module returns nothing, and the library asks or explains.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def images() -> list[Present] | None:
 
 
 def presents(answer: Any) -> list[Present] | None:
-    """What an engine lists; None where it is no list of images."""
+    """Parse the engine's list of images; None if it is not one."""
     if not isinstance(answer, list):
         return None
     found = [present(item) for item in answer if isinstance(item, dict)]
@@ -52,7 +52,7 @@ def arch() -> str:
 
 
 def asked(path: str) -> Any:
-    """The engine's answer to GET."""
+    """Return the engine's reply to a GET."""
     try:
         where, _ = chosen_engine(os.environ)
         if not where.startswith("unix://"):

@@ -1,8 +1,8 @@
-"""Whose a build's containers are, also when it was cut: each has the build's mark as a label.
+"""Ownership of build containers, also after an interrupted build: each has its build's mark as a label.
 
-A mark is a file that its build keeps locked as long as it lives. One that nobody keeps is of a build that is dead, and
-the next build of the repository removes the containers that have it (`Engine.clear`). One of an engine that nobody asks
-any more, or that says none, goes by itself after a month.
+A mark is a file that its build keeps locked while it lives. A mark that is not locked belongs to a dead build, and the
+next build of the repository removes its containers (`Engine.clear`). A mark of an engine that is no longer used, or
+that names no engine, is removed after a month.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ KEPT_S = 30 * 86400.0  # of what is never judged; no build takes so long
 
 
 def engine_of(info: Mapping[str, Any], address: str) -> str:
-    """Which engine, by its own word: two machines that share a tree have one each at the same address. One that does
-    not say is known by its address, and by the machine where that is a socket's."""
+    """Identify the engine by its own id: machines that share a tree have one each at the same address.
+
+    An engine without an id is identified by its address, with the machine's name for a socket.
+    """
     if own := info.get("ID"):
         return str(own)
     return f"{os.uname().nodename} {address}" if address.startswith("unix://") else address
@@ -32,13 +34,13 @@ def engine_of(info: Mapping[str, Any], address: str) -> str:
 
 class Marks:
     def __init__(self, directory: Path, engine: str) -> None:
-        """`engine` is which one: what was left on another waits until that one is used again."""
+        """Use `directory` for the marks of the engine `engine`; marks of other engines are left alone."""
         self.directory, self.engine = directory, engine
         self._one = Lock()
         self._own, self._fd = "", -1
 
     def own(self) -> str:
-        """This build's, from its first container on; the kernel opens the lock with the process's end."""
+        """Return this build's mark, made at its first container; the kernel unlocks it when the process ends."""
         with self._one:
             if not self._own:
                 self.directory.mkdir(parents=True, exist_ok=True)
@@ -55,7 +57,7 @@ class Marks:
             return self._own
 
     def release(self) -> None:
-        """No container of ours is left."""
+        """Remove this build's mark: it has no container left."""
         with self._one:
             if self._own:
                 (self.directory / self._own).unlink(missing_ok=True)
@@ -63,7 +65,7 @@ class Marks:
                 self._own = ""
 
     def dead(self) -> Iterator[Path]:
-        """Those of builds that ended, each locked until the next one is asked for."""
+        """Yield the marks of dead builds, each locked until the next one is requested."""
         for path in sorted(self.directory.iterdir()) if self.directory.is_dir() else ():
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -79,7 +81,7 @@ class Marks:
 
     @staticmethod
     def _is_old(fd: int) -> bool:
-        """Whoever made it is no more, and nobody will ask the engine that it is of, if it says one."""
+        """Tell whether the mark's build is dead and its engine has not been used for a month."""
         if time.time() - os.fstat(fd).st_mtime < KEPT_S:
             return False
         try:

@@ -1,4 +1,4 @@
-"""An image's configuration, made here and not by the builder: no dates, no host, the same id wherever it is built."""
+"""Make an image's configuration here instead of in the builder: no dates, no host, the same id on every machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INHERITED = ("Env", "ExposedPorts", "WorkingDir", "User", "Volumes", "StopSignal
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The bytes of a configuration, whose digest is the image's id, and the layers that it names."""
+    """The bytes of a configuration, whose digest is the image's id, and its layers."""
 
     data: bytes
     diff_ids: tuple[str, ...]
@@ -26,7 +26,7 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class Additions:
-    """What one image says over the one below."""
+    """Additions of one image to the configuration of the one below."""
 
     env: Mapping[str, str]
     ports: Sequence[int] = ()
@@ -41,7 +41,7 @@ def config(
     parent: Mapping[str, Any] | None, parent_layers: int, diff_ids: Sequence[str], add: Additions, *, arch: str,
     epoch: int,
 ) -> Config:  # fmt: skip
-    """`parent` is the inherited part of the image below; its labels are not inherited, they are about that image."""
+    """Build a configuration. `parent` is that of the image below; its labels describe that image, so drop them."""
     inherited = {key: value for key, value in (parent or {}).items() if key in INHERITED and value}
     env = dict(item.split("=", 1) for item in inherited.pop("Env", []))
     env.setdefault("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")

@@ -1,9 +1,9 @@
-"""What an image holds, read from the stream of `docker save`, in one pass and without unpacking to disk.
+"""Read an image's content from the stream of `docker save`, in one pass and without unpacking to disk.
 
     contents = read(Chunks(engine_gives_pieces_of_bytes), "minivm/worker:latest")
 
-Both forms are read: the old one (a directory and a layer.tar for each layer) and the OCI layout of newer engines
-(blobs/sha256/...). The engine hands over the stream; nothing here talks to it.
+Reads both formats: the old one (a directory and a layer.tar for each layer) and the OCI layout of newer engines
+(blobs/sha256/...). The engine provides the stream; this module does not call it.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class LayerTar:
-    """One layer as it lies in the stream: its entries, whiteouts among them, and dpkg's status where it has one."""
+    """One layer of the stream: its entries, whiteouts among them, and dpkg's status if it has one."""
 
     entries: Mapping[str, Entry]
     status: str | None
 
 
 class Chunks(io.RawIOBase):
-    """A readable file over an iterator of pieces, which is what an HTTP client gives."""
+    """A readable file over an iterator of byte strings, which is what an HTTP client returns."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self._pieces: Iterator[bytes] = iter(pieces)
@@ -195,7 +195,7 @@ def count_files(tar: LayerTar) -> int:
 
 
 def merge(below: dict[str, Entry], layer: Mapping[str, Entry]) -> None:
-    """Put a layer on top: first what it hides (its whiteouts speak of the layers below only), then what it brings."""
+    """Apply a layer: first remove what its whiteouts hide in the layers below, then add its entries."""
     hidden: set[str] = set()
     opaque: set[str] = set()
     for path, entry in layer.items():

@@ -1,8 +1,8 @@
-"""How an engine keeps images, and what follows for their ids. The one place that tells the two ways apart.
+"""The two image stores of an engine, and what they mean for image ids.
 
-An engine with a graph driver calls an image by the digest of its configuration. One with containerd's image store
-calls it by the digest of its manifest, which also names the compressed layers and so differs from machine to machine.
-The project's id of an image is the configuration's digest on both (docs/decisions/an-image-is-its-configuration.md).
+An engine with a graph driver identifies an image by the digest of its configuration. One with containerd's image store
+uses the digest of its manifest, which also names the compressed layers and so differs from machine to machine. The
+project's id of an image is the configuration's digest on both (docs/decisions/an-image-is-its-configuration.md).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LONGEST_MAGIC = 4
 
 
 class Daemon(Protocol):
-    """What a store needs of the engine."""
+    """The engine's interface that a store needs."""
 
     def inspect(self, reference: str) -> Mapping[str, Any]: ...
     def has(self, reference: str) -> bool: ...
@@ -39,17 +39,17 @@ class Daemon(Protocol):
 
 class Store(Protocol):
     def identity(self, reference: str) -> str:
-        """The digest of an image's configuration."""
+        """Return the digest of an image's configuration."""
 
     def take_over(self, built: str, config: Config) -> str:
-        """Put the layers of a built image under a configuration of ours; what the engine calls the result.
+        """Put the layers of a built image under our configuration; return the engine's id of the result.
 
-        The built image is used up.
+        The built image is consumed.
         """
 
 
 def store_of(info: Mapping[str, Any], daemon: Daemon) -> Store:
-    """The engine's own answer to `docker info` says which it is."""
+    """Select the store by the engine's reply to `docker info`."""
     status = {str(pair[0]): str(pair[1]) for pair in info.get("DriverStatus") or () if len(pair) == 2}
     if status.get("driver-type", "").startswith("io.containerd."):
         return ContentStore(daemon)
@@ -58,7 +58,7 @@ def store_of(info: Mapping[str, Any], daemon: Daemon) -> Store:
 
 @dataclass(slots=True)
 class GraphDriver:
-    """Layers lie unpacked and are found by their chain of digests: no layer's bytes are needed to stack them."""
+    """Store with unpacked layers, found by their chain of digests: stacking them needs no layer's bytes."""
 
     daemon: Daemon
 
@@ -76,7 +76,7 @@ class GraphDriver:
 
 @dataclass(slots=True)
 class ContentStore:
-    """Layers lie packed, as blobs that any manifest may name: ours names those that the builder's image brought."""
+    """Store with packed layers as blobs that any manifest may name: ours names those of the built image."""
 
     daemon: Daemon
     known: dict[str, str] = field(default_factory=dict)  # manifest -> configuration; digests never change
@@ -113,7 +113,7 @@ class ContentStore:
 
 @dataclass(frozen=True, slots=True)
 class PackedLayer:
-    """A layer as the content store has it."""
+    """A layer in the content store."""
 
     digest: str
     size: int
@@ -127,14 +127,14 @@ class PackedLayer:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """An image as the content store has it: the digest of its configuration, and its layers from the base up."""
+    """An image in the content store: its configuration's digest, and its layers from the base up."""
 
     config: str
     layers: tuple[PackedLayer, ...]
 
 
 def read(pieces: Iterable[bytes], name: str) -> Packed:
-    """Out of `docker save`, the only way to an image's manifest. Blobs are passed over, not read."""
+    """Read an image's manifest from `docker save`, the only way to it. Blobs are skipped, not read."""
     blobs: dict[str, PackedLayer] = {}
     images: list[Mapping[str, Any]] = []
     try:
@@ -169,7 +169,7 @@ def json_bytes(value: object) -> bytes:
 
 
 def stream(files: Mapping[str, bytes]) -> bytes:
-    """What `docker load` takes."""
+    """Build the stream that `docker load` takes."""
     whole = io.BytesIO()
     with tarfile.open(fileobj=whole, mode="w") as tar:
         for name, data in files.items():

@@ -1,4 +1,4 @@
-"""Paths out of one image on their way into another."""
+"""Copy paths from one image into another."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from images.make.content import Entry
 
 
 def taken(tar: Any, to: str, contents: bool, kept: Path) -> Iterator[Entry]:
-    """The members of an artifact's tar at their new place. The first member is the path itself."""
+    """Yield an artifact's tar members at their new place. The first member is the path itself."""
     for index, member in enumerate(tar):
         inner = member.name.partition("/")[2]
         if index == 0 and member.isdir() and contents:

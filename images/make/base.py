@@ -1,4 +1,4 @@
-"""What a base image brings to the lock: its installed packages, and its repositories with their keys."""
+"""Read from a base image what the lock needs: its installed packages, and its repositories with their keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFAULT_KEYS = ("/usr/share/keyrings/ubuntu-archive-keyring.gpg", "/usr/share/ke
 
 
 def pulled(engine: Engine, base: str, arch: str) -> None:
-    """The base is here, and is of the architecture that is built."""
+    """Make sure that the base image is present and has the build's architecture."""
     if not engine.has(base):
         engine.pull(base, arch)
     found = str(engine.inspect(base).get("Architecture") or arch)
@@ -28,7 +28,7 @@ def pulled(engine: Engine, base: str, arch: str) -> None:
 
 
 def read_base(engine: Engine, base: str, directory: Path, arch: str) -> BaseFiles:
-    """Look into the image without starting it; keys are unpacked under `directory`."""
+    """Read a base image without starting it; unpack its keys under `directory`."""
     if base.endswith(UNFILLED):
         raise ImagesError("use the base", f"{base} has no digest yet", file="images/versions.yaml",
                           field="variants", hint="`docker buildx imagetools inspect` shows the digest; compare it with"
@@ -47,7 +47,7 @@ def read_base(engine: Engine, base: str, directory: Path, arch: str) -> BaseFile
 
 
 def members(tar: tarfile.TarFile, parent: str) -> dict[str, bytes]:
-    """The files by their place in the image; a link among them, as trixie's keyrings are, is what it leads to."""
+    """Return files by their path in the image; resolve links among them, such as trixie's keyrings."""
     found: dict[str, bytes] = {}
     links: dict[str, str] = {}
     for member in tar:
@@ -63,7 +63,7 @@ def members(tar: tarfile.TarFile, parent: str) -> dict[str, bytes]:
 
 
 def origins(files: dict[str, bytes], directory: Path) -> list[Origin]:
-    """The base's repositories, in both forms that apt knows."""
+    """Return the base's repositories, from both of apt's formats."""
     found: list[Origin] = []
     for path, data in sorted(files.items()):
         if path == "/etc/apt/sources.list" or (path.startswith("/etc/apt/sources.list.d/") and path.endswith(".list")):
@@ -74,7 +74,7 @@ def origins(files: dict[str, bytes], directory: Path) -> list[Origin]:
 
 
 def unpacked(keyring: Path, files: dict[str, bytes], directory: Path) -> Path:
-    """The repository's key as a file here; without a signed-by, the distribution's own."""
+    """Unpack a repository's key; without a signed-by, the distribution's own."""
     named = [str(keyring)] if keyring != Path() else list(DEFAULT_KEYS)
     for name in named:
         if name in files:

@@ -1,6 +1,6 @@
-"""Making one image: its context, the build step, its configuration, its name; the name comes last.
+"""Build one image: its context, the build step, its configuration, and last its name.
 
-Whatever is cut before the last line of `make` leaves an image without a name, which is removed.
+A build that is interrupted before the last line of `make` leaves an unnamed image, which is removed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Maker:
         return self.place.repository / "build"
 
     def make(self, image: Image) -> float:
-        """Build, normalise, name. The seconds it took."""
+        """Build, normalise and name an image; return the seconds that it took."""
         began = time.monotonic()
         log_path = self.work / "logs" / self.place.choice.flavour / f"{image.key.replace(':', '-')}.log"
         log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ class Maker:
         return time.monotonic() - began
 
     def raw(self, image: Image, log: TextIO) -> str:
-        """What the builder makes of it, with dates and a history of its own; without a name."""
+        """Run the builder; return an unnamed image that still has the builder's dates and history."""
 
         def line(coloured: str) -> None:
             if not (text := COLOUR.sub("", coloured).rstrip()):
@@ -99,14 +99,14 @@ class Maker:
             return self.engine.builder.build(context, self.arguments(image), network, line, self.tools)
 
     def packed(self, directory: Path) -> bootstrap.Native | None:
-        """The tools for a root, which no engine makes."""
+        """Return the helper programs for a root, which no engine builds."""
         if self.tools is None:
             return None
         tar = native.packed(self.engine, self.tools.image, directory / "native.tar")
         return bootstrap.Native(tar, native.AT, native.PATH)
 
     def context(self, image: Image, directory: Path) -> None:
-        """The Dockerfile and its one tar."""
+        """Write the Dockerfile and its one tar."""
         (directory / "Dockerfile").write_text(dockerfile(image.step, self.place.repository / "images/templates"))
         if not image.step.files:
             return
@@ -128,7 +128,7 @@ class Maker:
         shutil.rmtree(kept)
 
     def artifacts(self, image: Image, directory: Path) -> Iterator[Entry]:
-        """Paths out of other images, unpacked beside the context and stamped like any other file."""
+        """Yield the paths taken from other images, unpacked beside the context."""
         for number, (artifact, key) in enumerate(image.artifacts):
             kept = directory / str(number)
             kept.mkdir()
@@ -139,7 +139,7 @@ class Maker:
                 yield from taken(tar, artifact.to.strip("/"), artifact.source.endswith("/"), kept)
 
     def arguments(self, image: Image) -> dict[str, str]:
-        """The site's settings for the build step; none of them stays in the image."""
+        """Return the site's settings for the build step; none of them stays in the image."""
         settings, found = self.place.settings, dict(self.place.settings.proxies)
         if settings.mirrors:
             found["MINIVM_SOURCES"] = self.sources(image).replace("\n", "\\n")
@@ -148,7 +148,7 @@ class Maker:
         return found
 
     def sources(self, image: Image) -> str:
-        """Debian's repositories at the site's mirrors, with the keys where the image has them."""
+        """Return Debian's repositories at the site's mirrors, with the image's paths of their keys."""
         if self.place.base:
             raise ImagesError("use the mirrors", "a base image names its own repositories", field="mirrors",
                               hint="use --set http_proxy, or a base whose sources are the site's")  # fmt: skip
@@ -161,7 +161,7 @@ class Maker:
         return "".join(origin.lines() for origin in own)
 
     def suites(self, image: Image) -> list[AptSource]:
-        """Further suites of the base's archive that this image's layers have switched on."""
+        """List the further suites of the base's archive that this image's layers enable."""
         layers = (self.place.definition.layers[slice_.layer] for slice_ in image.slices)
         return [source for layer in layers for source in switched(layer, self.place) if not source.uri]
 
@@ -191,7 +191,7 @@ class Maker:
         return data
 
     def downloads(self, image: Image) -> list[Pin]:
-        """The pinned files that went in: of the layers below, and of the builders that they took artifacts from."""
+        """List the pinned files that went into the layers below, and into the builders of their artifacts."""
         todo, seen = [image.key], set[str]()
         while todo:
             key = todo.pop()
@@ -204,7 +204,7 @@ class Maker:
         return [available[name] for name in sorted(names)]
 
     def base_packages(self) -> Mapping[str, str]:
-        """What a base image brought along, which no lock lists."""
+        """Return a base image's own packages, which no lock lists."""
         if not self.place.base:
             return {}
         from images.make.base import read_base
@@ -212,7 +212,7 @@ class Maker:
         return installed(read_base(self.engine, self.place.base, self.work / "base", self.place.choice.arch).status)
 
     def normalised(self, image: Image, raw: str) -> str:
-        """The builder's layers under a configuration of ours; what the engine calls it."""
+        """Put the builder's layers under our configuration; return the engine's id of the result."""
         diff_ids = list(self.engine.inspect(raw)["RootFS"]["Layers"])
         below: Mapping[str, Any] = {}
         if not image.bootstrapped:

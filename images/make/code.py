@@ -1,4 +1,4 @@
-"""The project's own code as the last, thin layer of a role: a changed line of Python rebuilds seconds of work."""
+"""Add the project's own code as the last, thin layer of a role: changing Python rebuilds seconds of work."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PYVENV = "home = /usr/bin\ninclude-system-site-packages = true\nversion = {pytho
 def plan_json(
     role: Role, definition: Definition, choice: Choice, repository: Path, read: Callable[[Path, str], object]
 ) -> str:
-    """The role's services, checked together and compiled; a bad service fails the build and not the boot."""
+    """Compile the role's services into a plan; a bad service fails the build, not the boot."""
     directory = repository / "init/services"
     known = sorted(path.stem for path in directory.glob("*.yaml"))
     services: list[Service] = []
@@ -65,7 +65,7 @@ def plan_json(
 
 
 def slurm_json(definition: Definition, choice: Choice, version: str) -> str:
-    """What init knows of the Slurm beside it. Of a release without facts of its own, nothing but its name."""
+    """Return what init needs to know about the image's Slurm; only its name for an unknown release."""
     release = ".".join(version.split(".")[:2])
     found: dict[str, object] = {"release": release}
     if release in definition.slurm and release == choice.release:
@@ -76,9 +76,9 @@ def slurm_json(definition: Definition, choice: Choice, version: str) -> str:
 
 
 def entrypoint(python: str, program: str = "") -> tuple[str, ...]:
-    """PID 1 by its path and without the site module: 10 ms sooner at its first service than `python3 -I -m init`.
+    """Return the command of PID 1: by path and without the site module, 10 ms faster than `python3 -I -m init`.
 
-    With text in UTF-8 whatever the pod's environment says, which Python then need not find out.
+    UTF-8 mode is set explicitly, so that Python need not examine the pod's environment.
     """
     if program:
         return (f"/{VENV}/bin/python3", "-I", "-m", program)
@@ -90,7 +90,7 @@ def site_packages(python: str) -> str:
 
 
 def entries(plan: str, slurm: str, python: str, repository: Path, tree: Tree) -> list[Entry]:
-    """Everything of the last layer but the SBOM, which describes the rest."""
+    """Return everything in the last layer except the SBOM, which describes the rest."""
     site = site_packages(python)
     found = [
         *venv(python),
@@ -107,7 +107,7 @@ def entries(plan: str, slurm: str, python: str, repository: Path, tree: Tree) ->
 
 
 def program(package: str, python: str, repository: Path, tree: Tree) -> list[Entry]:
-    """A pod's only program, with what it stands on: no services, no scripts."""
+    """Return a pod's only program with the packages that it needs: no services, no scripts."""
     found = [
         *venv(python),
         content.file(f"usr/bin/{package}", LAUNCHER.format(venv=VENV, package=package).encode(), 0o755),
@@ -126,12 +126,12 @@ def venv(python: str) -> list[Entry]:
 
 
 def commands() -> tuple[str, ...]:
-    """Byte code that holds no time: checked by content, compiled by the image's own interpreter."""
+    """Compile byte code that holds no time, with the image's own interpreter."""
     return (f"/{VENV}/bin/python3 -I -m compileall -q --invalidation-mode unchecked-hash /{VENV}/lib",)
 
 
 def verify(repository: Path, program: str = "") -> tuple[str, ...]:
-    """The code runs under the image's interpreter; the launchers of those command lines that exist."""
+    """Return the commands that check the code under the image's interpreter, and the existing launchers."""
     if program:
         return (f"/{VENV}/bin/python3 -I -c 'import {program}.__main__'", f"{program} --help")
     launchers = {"init": "minivm", "gitsync": "gitsync"}

@@ -33,7 +33,7 @@ ReadYaml = Callable[[Path, str], object]
 
 
 def slurm_version(place: Place, slices: Mapping[str, Slice]) -> str:
-    """The version in a role's tag: the tarball's, or the one that the lock has."""
+    """Return the version for a role's tag: the tarball's, or the lock's."""
     if place.choice.slurm is SlurmSource.SOURCE:
         if place.settings.slurm_version:
             return place.settings.slurm_version
@@ -155,8 +155,10 @@ class Composer:
         self.add(image, extra)
 
     def sources(self, layer: Layer, entries: list[Entry]) -> dict[str, str]:
-        """The repositories that this layer switches on. A key is fetched only when this is built, and only then is the
-        address of the base's own archive asked for."""
+        """Add the sources files of the repositories that this layer enables; return their inputs for the hash.
+
+        The build fetches keys, and the address of the base's own archive, only when it builds the layer.
+        """
         definition, extra = self.place.definition, dict[str, str]()
         for source in switched(layer, self.place):
             if source.uri:
@@ -174,7 +176,7 @@ class Composer:
         return tuple(render.filled(text, self.names, shown) for text in texts.of(self.place.choice))
 
     def values(self) -> dict[str, object]:
-        """What a component's template may name."""
+        """Return the names that a component's template may use."""
         facts = self.place.definition.slurm.get(self.place.choice.release)
         pinned = {
             name: {"version": p.version, "url": p.url, "sha256": p.sha256, "file": f"/usr/src/minivm/{file_name(p)}"}
@@ -266,7 +268,7 @@ class Composer:
         return self.label(entry), entry.digest()
 
     def label(self, entry: Entry) -> str:
-        """A file's name in the repository where it has one, its place in the image elsewhere."""
+        """Name an input by its file in the repository, or else by its place in the image."""
         if isinstance(entry.data, Path) and (name := str(entry.data)).startswith(self.own):
             return f"{name.removeprefix(self.own)} as /{entry.path}"
         if entry.path.startswith("usr/share/minivm/packages/"):

@@ -1,6 +1,6 @@
-"""The files of one layer as a list of entries, and the one tar that carries them, the same bytes every time.
+"""The files of one layer as entries, and the reproducible tar that carries them.
 
-One `ADD x.tar /` a layer: COPY gives parent directories the time of the build, a tar keeps the times that it names.
+Each layer is one `ADD x.tar /`: COPY would give parent directories the time of the build, a tar keeps its own times.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def link(path: str, to: str) -> Entry:
 
 
 def tree(root: Path, to: str = "") -> list[Entry]:
-    """A directory as it is: owned by root, 0755 for directories and executables, 0644 for the rest."""
+    """List a directory's content, owned by root, with 0755 for directories and executables, 0644 for the rest."""
     if not root.is_dir():
         return []
     found: list[Entry] = []
@@ -70,7 +70,7 @@ def tree(root: Path, to: str = "") -> list[Entry]:
 
 
 def resolve(entry: FileEntry, repository: Path, users: Mapping[str, User], shown: str) -> list[Entry]:
-    """An entry of a layer file as the paths that it means."""
+    """Expand an entry of a layer file to the paths that it means."""
     if entry.owner == "root":
         uid = gid = 0
     elif entry.owner in users:
@@ -95,9 +95,9 @@ def resolve(entry: FileEntry, repository: Path, users: Mapping[str, User], shown
 
 
 def complete(entries: Iterable[Entry], below: Mapping[str, Entry]) -> list[Entry]:
-    """Sorted, a later entry over an earlier one of the same path, and every parent directory listed.
+    """Sort entries, let later ones replace earlier ones of the same path, and add every parent directory.
 
-    A parent keeps the mode that this layer or one below gave it; the engine would otherwise stamp it with the time.
+    A parent keeps the mode that this layer or one below gave it; otherwise the engine would stamp it with the time.
     """
     found = {entry.path: entry for entry in entries}
     for path in list(found):

@@ -1,4 +1,4 @@
-"""What an image expects of the machine it runs on, as data on it: `minivm drift` compares. Pure."""
+"""Expectations of an image about its machine, as data in the image for `minivm drift`. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PATH = "usr/share/minivm/expects.json"
 
 
 def expects(versions: Versions, choice: Choice, provides: tuple[str, ...]) -> bytes:
-    """The oldest driver is known of the CUDA that came by wheels; the repositories' own says none."""
+    """Serialise the expectations. The oldest driver is known only for a CUDA that came as wheels."""
     variant = versions.variants[choice.variant]
     data: dict[str, object] = {"format": 1}
     if "kernel" in variant.expects:

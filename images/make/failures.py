@@ -1,4 +1,4 @@
-"""Telling why an image could not be built: the step, its last lines, the whole log, and what to do about it."""
+"""Explain why an image could not be built: the step, its last lines, the log, and what to do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STATUS = re.compile(r"(?:returned a non-zero code|exit code): (\d+)")
 
 @contextmanager
 def failures(image: Image, log: Path) -> Iterator[None]:
-    """A failure shows the image, the step, the last lines and the log's path."""
+    """Turn a failure into an error with the image, the step, the last lines and the log's path."""
     try:
         yield
     except StepFailed as error:

@@ -1,4 +1,4 @@
-"""Python's libraries by their publishers' wheels, where the image's own Python looks beside Debian's modules."""
+"""Install Python libraries from wheels where the image's own Python finds them beside Debian's modules."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def asked(place: Place, layer: Layer) -> tuple[Wheel, ...]:
 
 
 def directory(python: str) -> str:
-    """Not Debian's own directory: what dpkg does not know of does not lie among what it does."""
+    """Return a directory that is not Debian's own: files unknown to dpkg stay apart from its files."""
     return f"usr/local/lib/python{python}/dist-packages"
 
 
 def inputs(wanted: tuple[Wheel, ...]) -> dict[str, str]:
-    """What decides the bytes, for the hash."""
+    """Return what decides the bytes, for the hash."""
     if not wanted:
         return {}
     found = {f"wheel {wheel.name}": wheel.sha256 for wheel in wanted}
@@ -43,13 +43,13 @@ def inputs(wanted: tuple[Wheel, ...]) -> dict[str, str]:
 
 
 def commands(wanted: tuple[Wheel, ...], python: str) -> list[str]:
-    """Byte code that holds no time, as the project's own; an image that runs read-only makes none."""
+    """Compile byte code that holds no time; an image that runs read-only could not write it."""
     compiled = f"python3 -I -m compileall -q --invalidation-mode unchecked-hash /{directory(python)}"
     return [compiled] if wanted else []
 
 
 def entries(wanted: tuple[Wheel, ...], place: Place, kept: Path) -> Iterator[Entry]:
-    """Whole, with what each says of itself and its licence; fetched and checked now, unpacked under `kept`."""
+    """Yield the wheels' files with metadata and licences; fetched and checked now, unpacked under `kept`."""
     for wheel in wanted:
         path = archive.fetch(wheel, place.downloads, place.settings)
         into = kept / wheel.name

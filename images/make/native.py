@@ -1,7 +1,7 @@
-"""Programs of the engine's own machine, while packages of another architecture are installed.
+"""Run the engine's own programs while packages of another architecture are installed.
 
-What unpacks, copies and searches does the same on every machine, and qemu takes ten times as long for it. The layer
-`native` has such programs in a directory that works in any root; they come first in PATH for as long as a step lasts.
+Programs that unpack, copy and search do the same on every machine, and under qemu take ten times as long. The layer
+`native` has such programs in a directory that works in any root; a step has them first in its PATH.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def tools(image: str) -> Tools:
 
 
 def packed(engine: Engine, image: str, target: Path) -> Path:
-    """The same directory as a tar, for a root that no engine makes."""
+    """Pack the directory as a tar, for a root that no engine builds."""
     with engine.container(image) as container, engine.read_path(container, HERE) as tar, target.open("wb") as copy:
         whole = cast("IO[bytes]", tar.fileobj)  # it was opened from one
         whole.seek(0)

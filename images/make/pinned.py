@@ -1,4 +1,4 @@
-"""What a layer takes from outside, by checksum: pinned files, and the keys of the repositories it switches on."""
+"""A layer's inputs from outside, by checksum: pinned files, and the keys of the repositories that it enables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from images.make.plan import Image
 
 
 def pins(place: Place) -> Mapping[str, Pin]:
-    """The pins, each at the address that the site gives in place of the published one."""
+    """Return the pins, each at the site's address if it gives one."""
     found, settings = dict(place.definition.versions.pins), place.settings
     if settings.slurm_tarball:
         if not (settings.slurm_sha256 and settings.slurm_version):
@@ -38,7 +38,7 @@ def switched(layer: Layer, place: Place) -> list[AptSource]:
 
 
 def fetched(image: Image, place: Place) -> list[Entry]:
-    """The pinned files and keys of a layer, verified now: a build that is skipped fetches nothing."""
+    """Fetch and verify a layer's pinned files and keys; a skipped build fetches nothing."""
     if image.is_role:
         return []
     layer, found = place.definition.layers[image.name], []

@@ -1,4 +1,4 @@
-"""An image to be, and what was asked for: pure data. `compose.py` makes it."""
+"""Planned images and the composed set of them: pure data. `compose.py` makes it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NATIVE = f"{LAYER}native"  # no role stands on it: `images.make.native`
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """One image to be: what it is named, what goes in, and what it stands on."""
+    """One planned image: its name, its content, and the images that it needs."""
 
     key: str  # layer:NAME or role:NAME
     name: str
@@ -44,7 +44,7 @@ class Image:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The keys that must exist before this one."""
+        """The keys of the images that must exist before this one."""
         return (*([self.parent] if self.parent else []), *(other for _, other in self.artifacts))
 
     @property
@@ -71,8 +71,9 @@ class Composed:
         return self.images[f"role:{name}"]
 
     def needed(self, roles: Iterable[str], present: Container[str] = ()) -> list[Image]:
-        """The images under these targets in build order, the builders of their artifacts among them: without those
-        whose only consumers are among the references that are there, for nobody would look at what they make.
+        """List the images under these targets in build order, with the builders of their artifacts.
+
+        A builder is left out if all images that use its artifacts are among the references that are `present`.
         """
         wanted: set[str] = set()
 
@@ -91,7 +92,7 @@ class Composed:
 
 
 def key_of(target: str) -> str:
-    """A target of the command line is a role, or a layer named layer:NAME."""
+    """Return the key of a command line's target: a role, or layer:NAME."""
     return target if target.startswith(LAYER) else f"role:{target}"
 
 
@@ -100,12 +101,12 @@ def digest(data: str | bytes) -> str:
 
 
 def short(name: str) -> str:
-    """A file of the repository by its name there; where in the image it lands follows from that."""
+    """Shorten an input's name to its path in the repository."""
     return name.partition(" as /")[0]
 
 
 def changed(before: Mapping[str, str] | None, after: Mapping[str, str]) -> list[str]:
-    """Which inputs differ from those of the last build, by name."""
+    """List by name the inputs that differ from those of the last build."""
     if before is None:
         return ["never built here"]
     lines = []

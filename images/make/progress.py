@@ -1,4 +1,4 @@
-"""How a build is watched: bars on a terminal, plain lines elsewhere."""
+"""Show a build's progress: bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNPACKING = re.compile(r"^(?:#\d+ [\d.]+ )?(?:Unpacking|Setting up|Get:\d+) (?:\
 
 
 class Reporter(Protocol):
-    """What a build tells while it goes on."""
+    """Interface through which a build reports progress."""
 
     def log(self, text: str) -> None: ...
     def start(self, key: str, why: str) -> None: ...
@@ -24,7 +24,7 @@ class Reporter(Protocol):
 
 
 class Plain:
-    """One line when something begins, passes a step, or ends: for logs and pipes."""
+    """Print one line when an image begins, passes a step, or ends: for logs and pipes."""
 
     def __init__(self, to: TextIO | None = None) -> None:
         self.steps: dict[str, str] = {}
@@ -49,7 +49,7 @@ class Plain:
 
 
 class Bars:
-    """A line for each image being built, with its step and what passes by, and a bar over all of them."""
+    """Show a line for each image being built, with its step and output, and a bar over all of them."""
 
     def __init__(self, total: int) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn

@@ -1,7 +1,7 @@
-"""Dockerfiles and components from their templates. Pure but for reading images/templates; the importer of jinja2.
+"""Render Dockerfiles and components from templates. Reads images/templates; the only importer of jinja2.
 
-That is made where something is rendered: it is an eighth of a build with nothing to do, which `state.py` tells what
-it would have read.
+jinja2 is imported when something is rendered: its import is an eighth of a no-op build, for which `state.py` remembers
+the results.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COMPOUND = re.compile(r"&&|\|\||;|(?<!&)&(?!&)")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the Dockerfile of one image says."""
+    """The content of one image's Dockerfile."""
 
     describe: str
     base: str
@@ -69,14 +69,14 @@ def dockerfile(step: Step, templates: Path) -> str:
 
 
 def makers(templates: Path) -> list[Path]:
-    """The files that decide what is made of a step: the templates, this one, and the one that has jinja's version."""
+    """List the files that decide a rendered text: the templates, this module, and jinja's version."""
     found = importlib.util.find_spec("jinja2")
     assert found is not None and found.origin is not None
     return [*sorted(templates.glob("*.j2")), Path(__file__), Path(found.origin)]
 
 
 def filled(text: str, names: Mapping[str, str], asked_by: str) -> str:
-    """`/usr/lib/{{ multiarch }}` by this build's names."""
+    """Replace names such as `/usr/lib/{{ multiarch }}` with this build's values."""
 
     def one(found: re.Match[str]) -> str:
         if found[1] not in names:
@@ -88,7 +88,7 @@ def filled(text: str, names: Mapping[str, str], asked_by: str) -> str:
 
 
 def strict(command: str) -> str:
-    """A command whose every failure counts: under `set -e` alone, `a && b` goes on when `a` fails."""
+    """Wrap a compound command so that each failure counts: under `set -e`, `a && b` continues when `a` fails."""
     return f"{{ {command.rstrip(';')}; }} || exit 1" if COMPOUND.search(command) else command
 
 
@@ -97,7 +97,7 @@ def verified(command: str) -> tuple[str, str]:
 
 
 def component(name: str, templates: Path, values: Mapping[str, object], asked_by: str) -> tuple[str, ...]:
-    """A component template as commands, one a line; a backslash at the end joins the next."""
+    """Render a component's template to commands, one a line; a backslash at the end joins the next."""
     import jinja2
 
     shown = f"images/templates/{name}.sh.j2"

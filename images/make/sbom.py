@@ -1,6 +1,6 @@
-"""The SPDX 2.3 document of an image: its packages, and the files that this project put in. Pure and deterministic.
+"""The SPDX 2.3 document of an image: its packages, and this project's files. Pure and deterministic.
 
-Two calls with the same values give the same bytes, in whatever order packages and files came.
+The same values give the same bytes, in whatever order packages and files are given.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OURS_ID = "SPDXRef-Package-minivm"
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """One installed package. `sha256` is of the package file it was installed from; empty where it is not known."""
+    """One installed package. `sha256` is that of its package file; empty if unknown."""
 
     name: str
     version: str
@@ -43,7 +43,7 @@ class Package:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """One file of ours; `path` is absolute or relative to the image's root."""
+    """One of this project's files; `path` is absolute or relative to the image's root."""
 
     path: str
     sha1: str
@@ -61,9 +61,9 @@ def listed(
     vendors: Collection[str],
     wheels: Iterable[Wheel] = (),
 ) -> list[Package]:
-    """What an image consists of: its layers' locked packages, the base's own, and the pinned files that went in.
+    """List an image's packages: the layers' locked ones, the base's own, and the pinned files.
 
-    `base` is `name:arch` -> version of a base image's packages; those that a layer replaced are the layer's.
+    `base` is `name:arch` -> version of a base image's packages; a layer's package replaces the base's.
     """
     found = [
         Package(
@@ -90,13 +90,13 @@ def listed(
 
 
 def source_of(path: str) -> str:
-    """The source package, by a file's place in Debian's pool: pool/main/g/gcc-14/libstdc++6_14.2.0-19_amd64.deb."""
+    """Return the source package, from a path such as pool/main/g/gcc-14/libstdc++6_14.2.0-19_amd64.deb."""
     parts = path.split("/")
     return parts[-2] if parts[0] == "pool" and len(parts) >= 5 else ""
 
 
 def purl(package: Package, distribution: str, suite: str) -> str:
-    """The package URL (purl-spec, type deb): qualifiers sorted, names lower-case, versions percent-encoded."""
+    """Build the package URL (purl-spec, type deb): sorted qualifiers, lower-case names, encoded versions."""
     where = package.distribution or distribution
     name, version = quote(package.name.lower(), safe=""), quote(package.version, safe="")
     if where == "generic":
@@ -110,7 +110,7 @@ def purl(package: Package, distribution: str, suite: str) -> str:
 
 
 def spdx_id(*parts: str) -> str:
-    """An identifier of letters, digits, dots and dashes; a digest keeps apart what the replacement makes equal."""
+    """Build an identifier of letters, digits, dots and dashes; a digest separates names that become equal."""
     text = "-".join(parts)
     clean = re.sub(r"[^A-Za-z0-9.-]", "-", text)
     return f"SPDXRef-{clean}" if clean == text else f"SPDXRef-{clean}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
@@ -127,7 +127,7 @@ def document(
     distribution: str = "debian",
     suite: str = "",
 ) -> dict[str, Any]:
-    """As plain data: JSON's own order is fixed by `to_json`. `namespace` is unique per content: no random part."""
+    """Build the document as plain data; `to_json` orders it. `namespace` is unique per content, without randomness."""
     listed = sorted(set(packages), key=lambda package: (package.name, package.arch, package.version))
     ours = sorted(set(files), key=lambda file: file.path)
     entries = [package_entry(package, distribution, suite) for package in listed]
@@ -189,7 +189,7 @@ def package_entry(package: Package, distribution: str, suite: str) -> dict[str, 
 
 
 def our_package(version: str, files: Iterable[File]) -> dict[str, Any]:
-    """The files of ours as one package with a verification code: SPDX lets only an analysed package hold files."""
+    """Describe this project's files as one package with a verification code, which SPDX needs to hold files."""
     code = hashlib.sha1("".join(sorted(file.sha1 for file in files)).encode(), usedforsecurity=False).hexdigest()
     return {
         "SPDXID": OURS_ID,
@@ -224,5 +224,5 @@ def relation(subject: str, kind: str, target: str) -> dict[str, str]:
 
 
 def to_json(value: Mapping[str, Any]) -> bytes:
-    """The bytes to write: sorted keys, two spaces, a final newline."""
+    """Serialise with sorted keys, two spaces of indentation, and a final newline."""
     return (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()

@@ -1,5 +1,4 @@
-"""What was built last on this machine: the inputs by name, so that `plan` can say which of them changed; and what was
-rendered for it."""
+"""Remember the last build on this machine: its inputs by name, so that `plan` shows changes, and rendered texts."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @contextmanager
 def added(path: Path) -> Iterator[None]:
-    """What is read in here and written back has in it what other builds of this tree have written meanwhile."""
+    """Lock a file's directory, so that concurrent builds of this tree add to the file without losing entries."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -33,7 +32,7 @@ def added(path: Path) -> Iterator[None]:
 
 
 class State:
-    """build/state/VARIANT.json. Losing it costs nothing but the reasons: presence is asked of the engine."""
+    """build/state/VARIANT.json: the inputs of each image. Losing it loses only explanations."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -56,9 +55,9 @@ class State:
 
 
 class Rendered:
-    """The digests of Dockerfiles that were made before, by all that decides their text: what need not be made again.
+    """Digests of rendered Dockerfiles, by everything that decides their text, so that no-op builds skip rendering.
 
-    build/state/VARIANT.rendered.json. Losing it costs time alone.
+    Stored in build/state/VARIANT.rendered.json. Losing it costs only time.
     """
 
     def __init__(self, templates: Path, path: Path | None = None) -> None:
@@ -76,14 +75,14 @@ class Rendered:
             return {}
 
     def stamped(self) -> list[tuple[int, int]]:
-        """Who changes a file and takes that back has changed it nevertheless, and nobody sets this time."""
+        """Return inodes and change times: unlike modification times, an edit that is undone still changes them."""
         return [(found.st_ino, found.st_ctime_ns) for found in (path.stat() for path in render.makers(self.templates))]
 
     def read(self) -> str:
         return "".join(digest(maker.read_bytes()) for maker in render.makers(self.templates))
 
     def instructions(self, step: render.Step) -> str:
-        """The base's tag is its hash, and that is an input of its own: a change below must not read as one up here."""
+        """Return the digest of a Dockerfile, without its base: the base's tag is an input of its own."""
         key = digest(f"{self.makers}{step!r}")
         if key not in self.used:
             self.used[key] = self.known.get(key) or digest(
@@ -92,7 +91,7 @@ class Rendered:
         return self.used[key]
 
     def keep(self) -> None:
-        """What was used last stays longest."""
+        """Save the digests, those used last at the end, which stay longest."""
         # What somebody edits while this builds may have been rendered as it was before, or after.
         if not self.path or self.used.keys() <= self.known.keys() or self.stamped() != self.stamps:
             return

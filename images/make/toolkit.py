@@ -1,7 +1,7 @@
-"""A vendor's wheels laid out as its toolkit is everywhere else: /usr/local/cuda-13.5, and /usr/local/cuda to it.
+"""Lay out a vendor's wheels as its toolkit is installed elsewhere: /usr/local/cuda-13.5, linked as /usr/local/cuda.
 
-What programs need when they run (shared libraries, licences) is one part; headers, static libraries, device code,
-compilers are the other, and only what is for compiling has it.
+One part holds what programs need at run time (shared libraries, licences). The other holds headers, static libraries,
+device code and compilers; only layers for compiling have it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Cflags: -I${{includedir}}
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What one layer takes: the wheels whose libraries it brings, and those of which it brings the rest."""
+    """The wheels of one layer: those whose libraries it brings, and those whose other files it brings."""
 
     cuda: str = ""
     libraries: tuple[Wheel, ...] = ()
@@ -54,7 +54,7 @@ class Asked:
 
 
 def asked(place: Place, layer: Layer, below: Sequence[Layer]) -> Asked:
-    """A layer for compiling brings the libraries as well, where no layer below has them."""
+    """Return a layer's wheels; a layer for compiling also brings libraries that no layer below has."""
     cuda = archive.chosen(place)
     shared, devel = layer.wheels.of(place.choice), layer.wheels_devel.of(place.choice)
     if cuda is None or not (shared or devel):
@@ -79,7 +79,7 @@ def asked(place: Place, layer: Layer, below: Sequence[Layer]) -> Asked:
 
 
 def inputs(wanted: Asked) -> Mapping[str, str]:
-    """What decides the bytes, for the hash: the files, which part of each, and how they are laid out."""
+    """Return what decides the bytes, for the hash: the files, which part of each, and the layout."""
     if not wanted.wheels:
         return {}
     found = {f"wheel {wheel.name}": wheel.sha256 for wheel in wanted.libraries}
@@ -88,7 +88,7 @@ def inputs(wanted: Asked) -> Mapping[str, str]:
 
 
 def entries(wanted: Asked, place: Place, kept: Path) -> Iterator[Entry]:
-    """The files of the wheels at their places; fetched and checked now, unpacked under `kept`."""
+    """Yield the wheels' files at their places; fetched and checked now, unpacked under `kept`."""
     prefix = wanted.prefix
     if wanted.libraries:
         yield content.link(f"{ROOT}/cuda", f"cuda-{wanted.cuda}")
@@ -125,7 +125,7 @@ def laid_out(member: Member, wheel: Wheel, wanted: Asked) -> Iterator[Entry]:
 
 
 def placed(name: str, wheel: Wheel) -> str | None:
-    """A wheel's file in the toolkit, or as an absolute place without its slash; None for what only Python wants."""
+    """Return a wheel file's place in the toolkit or image; None for what only Python needs."""
     top, _, rest = name.partition("/")
     if top.endswith(".dist-info"):
         licence = rest.removeprefix("licenses/")
@@ -140,5 +140,5 @@ def placed(name: str, wheel: Wheel) -> str | None:
 
 
 def is_shared(at: str) -> bool:
-    """Of the part that programs need: a shared library, or a licence, which goes wherever anything of it goes."""
+    """Tell whether a file belongs to the run-time part: a shared library or a licence."""
     return at.startswith("usr/") or SHARED.fullmatch(at) is not None

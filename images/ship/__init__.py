@@ -1,1 +1,1 @@
-"""To a registry and back, and what differs."""
+"""Push to a registry, verify, and compare images."""

@@ -1,10 +1,10 @@
-"""Who we are to a registry: from standard input, the environment, or docker's own configuration. Never from argv.
+"""Credentials for a registry: from standard input, the environment, or docker's configuration. Never from argv.
 
-Looked for in this order:
+The sources, in this order:
   1. --user NAME with the password on standard input (--password-stdin);
   2. MINIVM_REGISTRY_USER and MINIVM_REGISTRY_PASSWORD;
   3. $DOCKER_CONFIG/config.json or ~/.docker/config.json: a credential helper, or what `docker login` stored.
-None is an answer too: registries that let anybody in exist.
+No credentials is a valid result: some registries allow anonymous access.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Login:
 
 
 def find(host: str, env: Mapping[str, str], *, user: str = "", password: str = "") -> Login | None:
-    """The login for a registry's `host[:port]`; `password` is what standard input gave."""
+    """Find the login for a registry's `host[:port]`; `password` is what standard input gave."""
     if user or password:
         if not (user and password):
             missing = "password" if user else "user name"
@@ -93,7 +93,7 @@ def stored(entry: Mapping[str, Any], path: Path, host: str) -> Login | None:
 
 
 def ask_helper(helper: str, key: str, env: Mapping[str, str]) -> Login | None:
-    """docker-credential-HELPER's protocol: the registry on standard input, JSON on standard output."""
+    """Call docker-credential-HELPER: the registry on standard input, JSON on standard output."""
     command = [f"docker-credential-{helper}", "get"]
     try:
         done = subprocess.run(

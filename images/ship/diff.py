@@ -1,4 +1,4 @@
-"""How two images differ: packages, files, size by layer. Pure: `images.engine.saved.read` gives the two sides.
+"""Compare two images: packages, files, size by layer. Pure: `images.engine.saved.read` reads the two sides.
 
 difference = compare(read(stream_a, "a"), read(stream_b, "b"))
 as_data(difference) -> dict for --json;  lines(difference, limit=20) -> text for people
@@ -37,7 +37,7 @@ class FileChange:
 
     @property
     def what(self) -> tuple[str, ...]:
-        """Which properties differ, in words."""
+        """The names of the properties that differ."""
         if self.before is None:
             return ("added",)
         if self.after is None:
@@ -67,7 +67,7 @@ class Difference:
 
 
 def compare(a: Contents, b: Contents) -> Difference:
-    """Directories count when they appear, vanish or change owner or mode; modification times never count."""
+    """Compare two images. A directory counts if it appears, vanishes, or changes owner or mode; times never count."""
     names = sorted({*a.packages, *b.packages})
     paths = sorted({*a.entries, *b.entries})
     digests_a, digests_b = ({layer.digest for layer in side.layers} for side in (a, b))
@@ -91,7 +91,7 @@ def compare(a: Contents, b: Contents) -> Difference:
 
 
 def as_data(difference: Difference) -> dict[str, Any]:
-    """Everything, for a machine to read."""
+    """Return the whole comparison as data."""
     return {
         "a": side(difference.a),
         "b": side(difference.b),
@@ -128,7 +128,7 @@ def entry(value: Entry | None) -> Mapping[str, Any] | None:
 
 
 def lines(difference: Difference, limit: int = 20) -> Iterator[str]:
-    """The report for people: the packages, the files that weigh most, the layers. `limit` cuts the list of files."""
+    """Yield the report for people: packages, the largest files, layers. `limit` cuts the list of files."""
     a, b = difference.a, difference.b
     yield f"{a.name}  {human(a.size)}  {a.image_id}"
     yield f"{b.name}  {human(b.size)}  {b.image_id}  ({signed(b.size - a.size)})"
@@ -156,7 +156,7 @@ def lines(difference: Difference, limit: int = 20) -> Iterator[str]:
 
 
 def is_plain_directory(change: FileChange) -> bool:
-    """A directory that came or went with its files says nothing that they do not say."""
+    """Tell whether a directory came or went with its files, which are reported anyway."""
     present = change.before or change.after
     return (change.before is None or change.after is None) and present is not None and present.kind is Kind.DIRECTORY
 
@@ -170,7 +170,7 @@ def arrow(before: str, after: str) -> str:
 
 
 def human(size: int) -> str:
-    """A size in decimal units, as docker prints them."""
+    """Format a size in decimal units, as docker does."""
     value, unit = float(size), 0
     while abs(value) >= 1000 and unit < len(UNITS) - 1:
         value, unit = value / 1000, unit + 1

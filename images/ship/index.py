@@ -1,6 +1,6 @@
-"""One name for an image of several architectures: an OCI index, which names the image of each by digest.
+"""One name for an image of several architectures: an OCI index that names each image by digest.
 
-Whoever pulls it gets the one for their machine. Its tag is a hash of what is in it, as every tag is.
+A client pulls the image for its machine. The tag is a hash of the content, like every tag.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from images.ship.registry import Registry, RegistryError
 
 
 def tag(images: Mapping[str, tuple[str, str]]) -> str:
-    """Of the tag and hash of each architecture's image: what they have in common, and a hash of the hashes."""
+    """Build the tag from each architecture's tag and hash: their common part, and a hash of the hashes."""
     stems = {text.rpartition("-")[0].removesuffix(f"-{arch}") for arch, (text, _) in images.items()}
     if len(stems) != 1:
         raise ImagesError("put the architectures under one tag", f"they differ: {', '.join(sorted(stems))}",
@@ -28,13 +28,13 @@ def tag(images: Mapping[str, tuple[str, str]]) -> str:
 
 
 def document(images: Mapping[str, Descriptor]) -> bytes:
-    """The same bytes for the same images, whichever was pushed first."""
+    """Serialise the index; the same bytes for the same images, in whatever order they were pushed."""
     listed = [{**image, "platform": {"architecture": arch, "os": "linux"}} for arch, image in sorted(images.items())]
     return json.dumps({"schemaVersion": 2, "mediaType": INDEX, "manifests": listed}, sort_keys=True).encode()
 
 
 def put(registry: Registry, tag: str, images: Mapping[str, Descriptor]) -> str:
-    """Its digest. The images are there already, so nobody ever sees a name of half of them."""
+    """Push the index and return its digest. The images are there already, so no client sees a partial name."""
     data = document(images)
     digest = str(descriptor(INDEX, data)["digest"])
     referrers.put_manifest(registry, tag, INDEX, data)
@@ -43,7 +43,7 @@ def put(registry: Registry, tag: str, images: Mapping[str, Descriptor]) -> str:
 
 
 def images(registry: Registry, whole: Descriptor) -> dict[str, dict[str, Any]]:
-    """Those that an index names, by architecture; of an image that is no index, itself, under no name."""
+    """Return the images that an index names, by architecture; a single image under an empty name."""
     if whole["mediaType"] != INDEX:
         return {"": dict(whole)}
     digest = str(whole["digest"])

@@ -1,6 +1,6 @@
-"""Whether what was signed is what the reference asks for: its role, and its tag where that is a hash.
+"""Compare a signed statement with the requested reference: its role, and its tag if that is a hash.
 
-Whoever may push may put a name on another image that was rightly signed: an older one, or another role's. Pure.
+Anyone with push access may move a name to another image that is rightly signed: an older one, or another role's. Pure.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BUILT = re.compile(r"[0-9][0-9A-Za-z._]*-[a-z]+(?:-(?:amd64|arm64))?-[0-9a-f]{12
 
 
 def check(reference: str, role: str, tag: str, said: Mapping[str, Mapping[str, Any]]) -> None:
-    """`said`: each architecture's statement, by what the index calls it; of a single image, under no name."""
+    """Check each architecture's statement, by its name in the index; a single image has an empty name."""
     what = f"verify {reference}"
     for statement in said.values():
         found = statement["predicate"]["buildDefinition"]["externalParameters"]["role"]
@@ -34,7 +34,7 @@ def check(reference: str, role: str, tag: str, said: Mapping[str, Mapping[str, A
 
 
 def built_as(what: str, statement: Mapping[str, Any]) -> tuple[str, str]:
-    """Its tag, and the whole hash."""
+    """Return the tag and the whole hash that a statement names."""
     inside = statement["predicate"]["buildDefinition"].get("internalParameters")
     if not isinstance(inside, dict) or not all(isinstance(inside.get(name), str) for name in ("tag", "inputs")):
         raise ImagesError(what, "its statement does not say under which tag it was built")

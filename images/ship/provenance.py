@@ -1,7 +1,7 @@
-"""Where an image is from, in the words of whoever built it, signed with a key of theirs: an in-toto statement.
+"""Provenance of an image: an in-toto statement, signed with the builder's ssh key.
 
-The signature is ssh's, by `ssh-keygen -Y`: keys that people have, agents and hardware tokens with them. What is signed
-is DSSE's encoding of the statement, so that no other reading of the same bytes can be meant.
+`ssh-keygen -Y` signs, so that people's existing keys work, also those in agents and hardware tokens. It signs DSSE's
+encoding of the statement, which rules out another reading of the same bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TIMEOUT = 60
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """What a build was, as far as it decides what comes out."""
+    """The parameters and inputs that decide a build's output."""
 
     parameters: Mapping[str, str]
     inputs: str  # the whole hash
@@ -41,14 +41,14 @@ class Build:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """A statement that is signed by somebody who may, about this very image."""
+    """A statement about this image, signed by an allowed signer."""
 
     signer: str
     statement: Mapping[str, Any]
 
 
 def statement(build: Build, name: str, digest: str) -> bytes:
-    """What went in, by whom, and what came out. Nothing of the moment: the same build says the same."""
+    """Serialise what went in, who built it, and what came out. No time: the same build gives the same bytes."""
     went_in = sorted((name, sha256) for name, sha256 in build.went_in.items() if DIGEST.fullmatch(sha256))
     data = {
         "_type": STATEMENT,
@@ -68,12 +68,12 @@ def statement(build: Build, name: str, digest: str) -> bytes:
 
 
 def encoded(payload: bytes) -> bytes:
-    """DSSE's pre-authentication encoding: type and length before the bytes."""
+    """Return DSSE's pre-authentication encoding: type and length before the bytes."""
     return b"DSSEv1 %d %s %d %s" % (len(TYPE), TYPE.encode(), len(payload), payload)
 
 
 def signed(payload: bytes, key: Path) -> bytes:
-    """The envelope; ssh-keygen asks for a passphrase where the key has one and no agent holds it."""
+    """Sign a payload and return the envelope; ssh-keygen may ask for the key's passphrase."""
     what = "sign the provenance"
     if not key.is_file():
         raise ImagesError(what, "no such key", file=key, hint="an ssh key: `ssh-keygen -t ed25519 -f KEY`")
@@ -86,7 +86,7 @@ def signed(payload: bytes, key: Path) -> bytes:
 
 
 def verified(envelopes: Iterable[bytes], digest: str, signers: Path, reference: str) -> Verified:
-    """The first statement about this image by somebody in `signers`; why there is none, in the words of the nearest."""
+    """Return the first statement about this image by an allowed signer, or raise the most specific reason."""
     what = f"verify {reference}"
     if not signers.is_file():
         raise ImagesError(what, "no such file of signers", file=signers,
@@ -120,7 +120,7 @@ def opened(data: bytes) -> tuple[bytes, list[bytes]] | None:
 
 
 def about(payload: bytes, digest: str) -> Mapping[str, Any] | None:
-    """The statement, where this image is its subject. Read after its signature alone."""
+    """Return the statement if this image is its subject. Call it only after the signature was verified."""
     try:
         said = json.loads(payload)
         subjects = [item["digest"].get("sha256") for item in said["subject"]]
@@ -134,7 +134,7 @@ def about(payload: bytes, digest: str) -> Mapping[str, Any] | None:
 
 
 def signed_by(payload: bytes, signature: bytes, signers: Path, what: str) -> str:
-    """Who of `signers` has signed; empty if none has."""
+    """Return the name of the allowed signer; empty if there is none."""
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "signature"
         file.write_bytes(signature)

@@ -1,7 +1,7 @@
-"""Pushing: tag, let the engine upload, then read everything back and compare.
+"""Push an image: tag it, let the engine upload, then read everything back and compare.
 
-The engine uploads only what the registry does not have, so a push that was cut is resumed by running it again. The
-registry's tag moves last, when all is there: half a push is never visible under a name.
+The engine uploads only what the registry lacks, so running an interrupted push again resumes it. The registry's tag
+moves last: no client sees a partial push under a name.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Event = Mapping[str, Any]
 
 
 class Engine(Protocol):
-    """What a push needs of the engine."""
+    """The engine's interface that a push needs."""
 
     def image_id(self, reference: str) -> str: ...
     def tag(self, reference: str, target: str) -> None: ...
@@ -47,7 +47,7 @@ class State(Enum):
 
 @dataclass(slots=True)
 class Progress:
-    """What the engine has told about one push so far."""
+    """The engine's reports about one push so far."""
 
     layers: dict[str, State] = field(default_factory=dict)
     retries: dict[str, int] = field(default_factory=dict)
@@ -86,7 +86,7 @@ def state_of(status: str) -> State:
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """One image that is in the registry, proven by reading it back."""
+    """One image in the registry, verified by reading it back."""
 
     reference: str  # host/path/name@sha256:...
     tag: str
@@ -110,7 +110,7 @@ def push(
 ) -> Pushed:
     """Push the engine's image `source` as `place/name:tag`.
 
-    `seen` holds what this run has already read back, so that layers which several images share are read once.
+    `seen` holds what this run has already read back, so that layers shared by several images are read once.
     """
     registry = Registry(place, name, login)
     target = f"{place.host}/{registry.repository}:{tag}"
@@ -152,7 +152,7 @@ def attempt(engine: Engine, target: str, registry: Registry, retries: int, tell:
 
 
 def refused(registry: Registry) -> bool:
-    """Whether the registry has a reason that another attempt does not change."""
+    """Tell whether the registry refuses for a reason that another attempt does not change."""
     try:
         registry.check_upload()
     except RegistryError as error:
@@ -161,7 +161,7 @@ def refused(registry: Registry) -> bool:
 
 
 def failure(registry: Registry, target: str, progress: Progress) -> ImagesError:
-    """Why it failed: the engine says "500" or retries in silence, so the registry is asked itself."""
+    """Explain a failed push by asking the registry: the engine says "500" or retries silently."""
     why = progress.error or "the engine's uploads fail again and again"
     try:
         registry.check_upload()
@@ -175,7 +175,7 @@ def failure(registry: Registry, target: str, progress: Progress) -> ImagesError:
 
 
 def verify(registry: Registry, digest: str, image_id: str, seen: set[Blob]) -> int:
-    """Read the image back by its digest, every byte of it; gives its size in the registry."""
+    """Read every byte of the image back by its digest; return its size in the registry."""
     manifest = registry.manifest(digest)
     registry.same(digest, manifest.digest)
     registry.same(image_id, manifest.config.digest)

@@ -1,7 +1,7 @@
-"""What is said of an image beside it in the registry: OCI artifacts whose subject the image is.
+"""Documents attached to an image in the registry: OCI artifacts whose subject is the image.
 
-A registry of before the referrers' interface keeps them all the same; the list of them is then a tag of the image's
-digest, as the distribution specification has it for such registries.
+A registry without the referrers interface keeps them too; their list is then a tag of the image's digest, as the
+distribution specification defines.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Descriptor = Mapping[str, Any]
 
 
 def subject(registry: Registry, reference: str) -> dict[str, Any]:
-    """The image under a tag or digest, as others name it: computed from the bytes that came."""
+    """Return the descriptor of the image under a tag or digest, computed from the received bytes."""
     with registry.answer("GET", f"/manifests/{reference}", {"Accept": ", ".join((*MANIFEST_TYPES, INDEX))}) as answer:
         media_type = answer.headers.get("Content-Type", MANIFEST).partition(";")[0]
         found = descriptor(media_type, registry.whole(answer))
@@ -34,7 +34,7 @@ def subject(registry: Registry, reference: str) -> dict[str, Any]:
 
 
 def attach(registry: Registry, image: Descriptor, artifact_type: str, payload: bytes) -> str:
-    """Put a document beside an image; its digest. Attached again, the same document is one."""
+    """Attach a document to an image; return its digest. Attaching the same document again changes nothing."""
     layer = put_blob(registry, artifact_type, payload)
     data = json.dumps(
         {
@@ -62,7 +62,7 @@ def attach(registry: Registry, image: Descriptor, artifact_type: str, payload: b
 
 
 def attached(registry: Registry, image: Descriptor, artifact_type: str) -> Iterator[bytes]:
-    """The documents of a type beside an image. The registry's word for what they are is checked, and no more."""
+    """Yield the documents of a type attached to an image. Only their digests are checked here."""
     listed = index(registry, f"/referrers/{image['digest']}")
     if listed is None:
         listed = index(registry, f"/manifests/{fallback(image)}") or []
@@ -82,7 +82,7 @@ def fallback(image: Descriptor) -> str:
 
 
 def index(registry: Registry, path: str) -> list[dict[str, Any]] | None:
-    """The descriptors of a list; None where there is no such list."""
+    """Return the descriptors of a list; None if there is no such list."""
     try:
         with registry.answer("GET", path, {"Accept": INDEX}) as answer:
             return manifests(registry, registry.whole(answer))

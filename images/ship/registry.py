@@ -1,7 +1,7 @@
-"""A registry as its HTTP interface shows it: what is there, and whether it is what it should be.
+"""Read-only client of a registry's HTTP interface: what is there, and whether it is correct.
 
-The engine uploads; this client reads back, and finds out why an upload failed when the engine does not say. Standard
-library only. HTTPS, but for loopback addresses, as docker does it; further CAs come from docker's own certs.d.
+The engine uploads; this client reads back, and finds out why an upload failed if the engine does not say. Standard
+library only. HTTPS, except for loopback addresses, as docker does it; further CAs come from docker's certs.d.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where images go: `host[:port][/path]`, as people write it."""
+    """A registry and path to push to: `host[:port][/path]`."""
 
     host: str
     path: str
@@ -71,7 +71,7 @@ class Place:
 
 
 class RegistryError(ImagesError):
-    """The registry refused, failed or is away; `status` is its HTTP status, 0 where it did not answer."""
+    """The registry refused, failed or did not answer; `status` is its HTTP status, 0 without an answer."""
 
     def __init__(self, what: str, why: str, *, status: int = 0, hint: str | None = None) -> None:
         super().__init__(what, why, hint=hint)
@@ -105,7 +105,7 @@ class Registry:
         self.opener = urllib.request.build_opener(*handlers)
 
     def manifest(self, reference: str) -> Manifest:
-        """The manifest under a digest or tag; its digest is computed here, from the bytes that came."""
+        """Return the manifest under a digest or tag; its digest is computed from the received bytes."""
         with self.answer("GET", f"/manifests/{reference}", {"Accept": ", ".join(MANIFEST_TYPES)}) as answer:
             data = self.whole(answer)
         try:
@@ -185,7 +185,7 @@ class Registry:
         return data
 
     def named(self, path: str, digest: str, headers: Mapping[str, str] | None = None) -> bytes:
-        """What lies there whole, and is what its digest says."""
+        """Read a whole object and compare it with its digest."""
         if not DIGEST.fullmatch(digest):
             raise RegistryError(self.what("read"), f"{digest[:100]!r} is no digest")
         with self.answer("GET", path, headers) as answer:
@@ -213,7 +213,7 @@ class Registry:
             raise self._refusal(error) from error
 
     def _fetch_token(self, challenge: str) -> str:
-        """The token protocol of docker's registries: the registry names who gives tokens, and for what."""
+        """Get a token by docker's protocol: the registry's challenge names the token service and the scope."""
         fields = dict(re.findall(r'(\w+)="([^"]*)"', challenge))
         realm = fields.pop("realm", "")
         if not realm.startswith(("http://", "https://")):
@@ -256,7 +256,7 @@ class Registry:
 
 
 def parse_manifest(data: bytes) -> Manifest:
-    """Of schema 2; ValueError, KeyError or TypeError for anything else."""
+    """Parse a manifest of schema 2; raise ValueError, KeyError or TypeError for anything else."""
     value = json.loads(data)
     if value["schemaVersion"] != 2:
         raise ValueError(value["schemaVersion"])
@@ -265,13 +265,13 @@ def parse_manifest(data: bytes) -> Manifest:
 
 
 def complete(answer: HTTPResponse) -> None:
-    """Reading by pieces ends where a connection breaks off as it does at the end."""
+    """Detect a broken connection, which reading by pieces cannot tell from the end."""
     if answer.length:
         raise IncompleteRead(b"", answer.length)
 
 
 def inflated(inflate: zlib._Decompress, chunk: bytes) -> Iterator[bytes]:
-    """In pieces: a few bytes of a registry's must not become gigabytes of our memory."""
+    """Decompress in pieces, so that a registry's few bytes cannot become gigabytes of memory."""
     while chunk:
         yield inflate.decompress(chunk, CHUNK)
         chunk = inflate.unconsumed_tail
@@ -289,7 +289,7 @@ def trust(host: str) -> ssl.SSLContext:
 
 
 def reason(status: int, body: bytes) -> str:
-    """The registry's own words, from the error document that its HTTP interface defines."""
+    """Return the registry's message from the error document that its HTTP interface defines."""
     try:
         errors = json.loads(body)["errors"]
         detail = errors[0].get("detail")

@@ -14,12 +14,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import gitsync.repo.reader  # noqa: F401  # once, so that a forked cycle does not pay for GitPython each time
-from gitsync import fault, lease
+from gitsync import lease
 from gitsync.cycle.run import run_cycle
 from gitsync.layout import ZERO, Layout
 from gitsync.settings import Backward
 from gitsync.tree import publish
 from gitsync.tree.marker import MARKER
+from tests.process.gitsync_faults import STEPS, interrupted
 from tests.process.gitsync_world import World, run
 from tests.waiting import until
 
@@ -130,8 +131,8 @@ def move(world: World, commit: str) -> None:
     temporary.rename(reference)
 
 
-def forked_cycle(world: World, fault_point: str = "") -> int:
-    """A cycle in a process of its own; returns its pid."""
+def forked_cycle(world: World, kill_at: str = "") -> int:
+    """Fork a cycle, killed at a step if one is named; return its pid."""
     pid = os.fork()
     if pid:
         return pid
@@ -140,8 +141,8 @@ def forked_cycle(world: World, fault_point: str = "") -> int:
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 1)
         os.dup2(null, 2)
-        os.environ["MINIVM_GITSYNC_FAULT"] = fault_point
-        run_cycle(world.settings)
+        with interrupted(kill_at, "kill") if kill_at else contextlib.nullcontext():
+            run_cycle(world.settings)
         status = 0
     finally:
         os._exit(status)
@@ -185,7 +186,7 @@ def thousand_cuts(folder: Path, count: int) -> dict[str, int]:
                 target = order[(order.index(target) + 1 + cut % 3) % len(order)]
                 move(world, target)
             if dice.random() < 0.5:
-                pid = forked_cycle(world, f"{dice.choice(fault.STEPS)}:kill")
+                pid = forked_cycle(world, dice.choice(STEPS))
             else:
                 pid = forked_cycle(world)
                 # A full cycle takes a few times an idle one; most cuts must fall inside it.

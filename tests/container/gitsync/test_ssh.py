@@ -145,5 +145,5 @@ def test_an_image_refuses_a_tree_without_checks_and_the_past(pod: Pod) -> None:
     pod.world.upstream.clock -= 20 * 365 * 86400
     pod.world.upstream.commit({"new": "x"}, signer=pod.world.alice)
     pod.push()
-    assert "than what this node may start from (generation zero)" in pod.sh("gitsync once", check=False)
+    assert "than the oldest commit that this node accepts (generation zero)" in pod.sh("gitsync once", check=False)
     assert pod.state()["current"] == "zero"

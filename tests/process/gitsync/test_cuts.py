@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gitsync import fault, lease
+from gitsync import lease
 from gitsync.cycle.run import run_cycle
 from gitsync.errors import GitsyncError
 from gitsync.layout import Layout
@@ -25,6 +25,7 @@ from gitsync.repo.reader import opened
 from gitsync.state import load_state
 from gitsync.tree.write import damage
 from tests.process.gitsync_cutter import Reader, commits, ended_by, forked_cycle, look, move, whole
+from tests.process.gitsync_faults import STEPS, interrupted
 from tests.process.gitsync_world import World, run
 from tests.process.living import alive
 from tests.waiting import until
@@ -32,7 +33,7 @@ from tests.waiting import until
 ROOT = Path(__file__).resolve().parents[3]
 
 
-@pytest.mark.parametrize("step", fault.STEPS)
+@pytest.mark.parametrize("step", STEPS)
 def test_a_kill_at_any_step_leaves_a_whole_tree_and_the_next_run_heals(world: World, step: str, tmp_path: Path) -> None:
     world.settings = replace(world.settings, keep=1)
     serials = commits(world, 2)
@@ -42,9 +43,9 @@ def test_a_kill_at_any_step_leaves_a_whole_tree_and_the_next_run_heals(world: Wo
     move(world, second)
     try:
         # A prune's steps come only when the reader holds nothing of the old tree: then at the next try.
-        until(lambda: ended_by(forked_cycle(world, f"{step}:kill")) == -signal.SIGKILL, f"{step} is reached")
+        until(lambda: ended_by(forked_cycle(world, step)) == -signal.SIGKILL, f"{step} is reached")
         # Twice: what a cut leaves must not stop a second cut, or the heal after it.
-        ended_by(forked_cycle(world, f"{step}:kill"))
+        ended_by(forked_cycle(world, step))
         live = world.live()
         assert live in (first, second) and look(world.layout.tree(live), live, serials) is None
         whole(world, second, serials)
@@ -76,21 +77,17 @@ def test_a_git_that_is_killed_while_it_verifies_leaves_nothing(
     assert not [*room.iterdir()] and not [*world.layout.root.glob(".unfinished-*")]
 
 
-@pytest.mark.parametrize("step", [step for step in fault.STEPS if step not in {"locked", "saved"}])
-def test_a_full_disk_at_any_step_is_an_error_that_passes(
-    world: World, step: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("step", [step for step in STEPS if step not in {"locked", "saved"}])
+def test_a_full_disk_at_any_step_is_an_error_that_passes(world: World, step: str) -> None:
     world.settings = replace(world.settings, keep=1)
     serials = commits(world, 2)
     first, second = serials
     run_cycle(world.settings)
     move(world, second)
-    monkeypatch.setenv("MINIVM_GITSYNC_FAULT", f"{step}:full")
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError), interrupted(step, "full"):
         run_cycle(world.settings)
     live = world.live()
     assert live in (first, second) and look(world.layout.tree(live), live, serials) is None
-    monkeypatch.delenv("MINIVM_GITSYNC_FAULT")
     whole(world, second, serials)
 
 
@@ -305,7 +302,7 @@ def test_a_lock_that_is_held_by_a_living_cycle_is_not_broken(world: World) -> No
     pid = forked_cycle(world, "verified:stop")
     try:
         until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "it is in the middle")
-        with pytest.raises(GitsyncError, match="another gitsync is at work"):
+        with pytest.raises(GitsyncError, match="another gitsync is running"):
             run_cycle(world.settings, lock_wait=0.1)
     finally:
         os.kill(pid, signal.SIGCONT)

@@ -208,7 +208,7 @@ def test_a_check_that_hangs_is_forgiven_twice(world: World) -> None:
     world.upstream.commit({"new": "x"}, signer=world.alice)
     for failures in (1, 2):
         state = run_cycle(world.settings)
-        assert state.quarantine is None and state.failures == failures and "no end within" in state.last_error
+        assert state.quarantine is None and state.failures == failures and "did not end within" in state.last_error
     state = run_cycle(world.settings)
     assert state.quarantine is not None and world.live() == last_good
 
@@ -217,7 +217,7 @@ def test_no_allowed_signers_is_an_error_and_not_a_licence(world: World) -> None:
     world.upstream.commit(dict(GOOD_TREE), signer=world.alice)
     world.settings = replace(world.settings, allowed_signers=world.folder / "missing")
     state = run_cycle(world.settings)
-    assert state.failures == 1 and "no file of allowed signers" in state.last_error
+    assert state.failures == 1 and "the file of allowed signers is missing" in state.last_error
     assert state.published is not None and state.published.commit == ZERO
 
 

@@ -46,7 +46,7 @@ class Running:
 
 
 @contextmanager
-def loop(world: World, **extra: str) -> Iterator[Running]:
+def loop(world: World, program: tuple[str, ...] = ("gitsync", "loop"), /, **extra: str) -> Iterator[Running]:
     settings = world.settings
     path = world.folder / "notify"
     notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
@@ -66,7 +66,7 @@ def loop(world: World, **extra: str) -> Iterator[Running]:
     }
     log = world.folder / "loop.log"
     with log.open("wb") as out:
-        process = subprocess.Popen([sys.executable, "-m", "gitsync", "loop"], stdout=out, stderr=out, env=env)
+        process = subprocess.Popen([sys.executable, "-m", *program], stdout=out, stderr=out, env=env)
     running = Running(process, notify, env, log)
     try:
         yield running
@@ -96,7 +96,7 @@ def test_ready_with_generation_zero_then_hurried_to_a_commit(world: World) -> No
 
 def test_a_cycle_that_is_killed_is_survived_and_healed(world: World) -> None:
     commit = world.upstream.commit(dict(GOOD_TREE), signer=world.alice)
-    with loop(world, MINIVM_GITSYNC_FAULT="link-made:kill") as running:
+    with loop(world, ("tests.process.gitsync_faults", "link-made", "kill")) as running:
         until(lambda: "a cycle ended with -9" in running.log.read_text(), "a cycle dies")
         until(lambda: "STATUS=" in running.hear(), "it still tells")
         assert running.process.poll() is None
@@ -233,7 +233,7 @@ def test_commands_say_what_they_cannot_do(world: World) -> None:
         missing = running.command("rollback", "0" * 40)
         assert missing.returncode == 1 and missing.stderr.startswith("error: cannot ")
     alone = running.command("now")
-    assert alone.returncode == 1 and "none is running here" in alone.stderr
+    assert alone.returncode == 1 and "no loop is running here" in alone.stderr
     running.env["MINIVM_GITSYNC_PEROID"] = "1"
     typo = running.command("status")
     assert typo.returncode == 1 and "did you mean MINIVM_GITSYNC_PERIOD?" in typo.stderr

@@ -106,7 +106,7 @@ def test_nodes_follow_the_mirror_and_never_see_what_it_refused(world: World) -> 
         assert state.quarantine is None and state.failures == 0 and world.live() == first
         third = world.upstream.commit({"new": "y"}, signer=world.alice)
         running.hurry()
-        until(lambda: f"shows {third[:12]}" in running.log.read_text(), "the mirror shows the next")
+        until(lambda: f"serves {third[:12]}" in running.log.read_text(), "the mirror shows the next")
         run_cycle(world.settings)
         assert world.live() == third
         # A rollback to what the mirror keeps, on a node that never had it.
@@ -119,7 +119,7 @@ def test_the_mirror_checks_nothing_on_trust(world: World) -> None:
     """A node with other signers than its mirror's refuses what the mirror shows."""
     commit = world.upstream.commit(dict(GOOD_TREE), signer=world.alice)
     with mirror(world) as running:
-        until(lambda: f"shows {commit[:12]}" in running.log.read_text(), "the mirror shows it")
+        until(lambda: f"serves {commit[:12]}" in running.log.read_text(), "the mirror shows it")
         node(world, running)
         world.settings.allowed_signers.write_text(world.mallory.allowed_line)
         state = run_cycle(world.settings)
@@ -129,7 +129,7 @@ def test_the_mirror_checks_nothing_on_trust(world: World) -> None:
 def test_many_nodes_with_one_question_cost_one_git(world: World) -> None:
     commit = world.upstream.commit(dict(GOOD_TREE), signer=world.alice)
     with mirror(world) as running:
-        until(lambda: f"shows {commit[:12]}" in running.log.read_text(), "the mirror shows it")
+        until(lambda: f"serves {commit[:12]}" in running.log.read_text(), "the mirror shows it")
         clones = [
             subprocess.Popen(
                 ["git", "-c", "protocol.version=2", "clone", "-q", "--bare", "--depth=1", f"{running.url}/scripts.git",
@@ -227,13 +227,13 @@ def test_with_a_secret_the_ring_hears_only_who_knows_it(world: World) -> None:
     with mirror(world, MINIVM_GITSYNC_RING_SECRET=str(secret)) as running:
         until(lambda: first[:12] in running.log.read_text(), "the mirror shows the first commit")
         url = f"{running.url}/ring"
-        assert not client.tell(url, "liar", first, ok=False, reason="no")
+        assert not client.send_result(url, "liar", first, ok=False, reason="no")
         assert '"failed": 0' in running.get(f"/ring/{first}")
         node(world, running)
         world.settings = replace(world.settings, ring_url=url, ring_secret=secret, canary_percent=100.0)
         run_cycle(world.settings)
         assert '"good": 1' in running.get(f"/ring/{first}")
-        assert client.tell(url, "node", first, ok=False, reason="no", secret=secret)
+        assert client.send_result(url, "node", first, ok=False, reason="no", secret=secret)
         assert '"failed": 1' in running.get(f"/ring/{first}")
 
 
@@ -248,7 +248,7 @@ def test_the_rest_of_the_fleet_waits_for_the_canaries(world: World) -> None:
     with mirror(world) as running:
 
         def shows(commit: str) -> None:
-            until(lambda: f"shows {commit[:12]}" in running.log.read_text(), f"the mirror shows {commit}")
+            until(lambda: f"serves {commit[:12]}" in running.log.read_text(), f"the mirror shows {commit}")
 
         shows(first)
         base = replace(
@@ -292,7 +292,7 @@ def test_a_broken_script_that_the_runner_reports_holds_the_ring(world: World) ->
 
     first = world.upstream.commit(dict(GOOD_TREE), signer=world.alice)
     with mirror(world) as running:
-        until(lambda: f"shows {first[:12]}" in running.log.read_text(), "the mirror shows it")
+        until(lambda: f"serves {first[:12]}" in running.log.read_text(), "the mirror shows it")
         node(world, running)
         world.settings = replace(world.settings, ring_url=f"{running.url}/ring", canary_percent=100.0)
         run_cycle(world.settings)

@@ -79,11 +79,11 @@ BAD_MARKERS = {
     "no JSON": ("{", "not JSON"),
     "a list": ("[]", "not an object"),
     "nested beyond the parser": ("[" * 4000, "not JSON"),
-    "too long": (says(about="x" * 5000), "no file of 4096 bytes"),
+    "too long": (says(about="x" * 5000), "not a file of at most 4096 bytes"),
     "a typo": ('{"name": "minivm-scripts", "witout": []}', "unknown key 'witout', did you mean 'without'?"),
     "no such kind": (says(without=["prologs"]), "without: wanted a list of prolog.d"),
     "no name": ("{}", "name: wanted"),
-    "no date": (says(not_before="soon"), "not_before: 'soon' is no date"),
+    "no date": (says(not_before="soon"), "not_before: 'soon' is not a date"),
 }
 
 
@@ -99,7 +99,7 @@ def test_a_link_is_no_marker(world: World) -> None:
     (world.upstream.work / MARKER).unlink()
     (world.upstream.work / MARKER).symlink_to("README.md")
     world.upstream.commit(dict(GOOD_TREE), signer=world.alice)
-    assert f"its {MARKER} is no file" in refusal(run_cycle(world.settings))
+    assert f"its {MARKER} is not a file" in refusal(run_cycle(world.settings))
 
 
 def test_a_commit_named_by_its_hash_needs_no_marker_but_must_be_whole(world: World) -> None:
@@ -127,7 +127,7 @@ def test_a_fresh_node_takes_no_commit_from_before_generation_zero(world: World) 
     world.upstream.clock -= 365 * DAY
     world.upstream.commit(dict(GOOD_TREE), signer=world.alice)
     why = refusal(run_cycle(world.settings))
-    assert "days older than what this node may start from (generation zero)" in why
+    assert "days older than the oldest commit that this node accepts (generation zero)" in why
     assert world.live() == world.settings.zero.name
     # A site whose scripts have not changed for a year says so, and keeps its floor.
     named = replace(world.settings, not_before=time.time() - 400 * DAY)
@@ -164,7 +164,7 @@ def test_a_generation_zero_that_cannot_be_read_is_no_licence(world: World) -> No
     (world.settings.zero / MARKER).write_text("{")
     world.upstream.commit(dict(GOOD_TREE), signer=world.alice)
     state = run_cycle(world.settings)
-    assert state.failures == 1 and "cannot read what generation zero says of itself" in state.last_error
+    assert state.failures == 1 and "cannot read generation zero's marker" in state.last_error
     assert state.published is not None and state.published.commit == ZERO
 
 

@@ -21,7 +21,7 @@ def said(pod: str, *, ok: bool) -> bytes:
 
 
 def test_no_number_of_good_words_crowds_out_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ring_board, "MOST_PODS", 100)
+    monkeypatch.setattr(ring_board, "MAX_PODS", 100)
     board = Board(tmp_path / "ring.json", lambda: 1.0)
     board.see(COMMIT)
     for number in range(150):
@@ -52,7 +52,7 @@ def test_small_replies_are_bounded_by_what_an_entry_costs_and_by_number(monkeypa
         cache.get(number, lambda: b"x")
     assert cache.get(19, lambda: b"y") == (b"x", False)
     assert cache.get(9, lambda: b"y") == (b"y", True), "the longest unused went"
-    monkeypatch.setattr(mirror_cache, "MOST", 3)
+    monkeypatch.setattr(mirror_cache, "MAX_ENTRIES", 3)
     cache = Cache(1 << 20)
     for number in range(4):
         cache.get(number, lambda: b"x")

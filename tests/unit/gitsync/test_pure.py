@@ -45,7 +45,7 @@ def test_a_ref_is_read(text: str, kind: RefKind, name: str) -> None:
 
 @pytest.mark.parametrize("text", ["commit:0123", "-x", "a..b", "a b", "a.lock", "a@{1}", "branch:", "tag:a:b", "+x:y"])
 def test_no_ref_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"hash|no name"):
+    with pytest.raises(ValueError, match=r"hash|not a name"):
         settings.parse_ref(text)
 
 
@@ -94,7 +94,7 @@ def test_a_wrong_value_is_refused_and_named(name: str, value: str) -> None:
 
 
 def test_a_webhook_listens_on_an_address() -> None:
-    with pytest.raises(GitsyncError, match="'here' is no host:port"):
+    with pytest.raises(GitsyncError, match="'here' is not host:port"):
         settings.from_environment({"MINIVM_GITSYNC_WEBHOOK": "here", "MINIVM_GITSYNC_WEBHOOK_SECRET": "/secret"})
 
 
@@ -113,7 +113,7 @@ def test_a_token_over_plain_http_is_refused_but_to_oneself(tmp_path: Path) -> No
     token = tmp_path / "token"
     token.write_text("x")
     env = {"MINIVM_GITSYNC_TOKEN_FILE": str(token)}
-    with pytest.raises(GitsyncError, match="can be read on the way"):
+    with pytest.raises(GitsyncError, match="readable on the network"):
         settings.from_environment({**env, "MINIVM_GITSYNC_REPO": "http://git.example.org/x"})
     settings.from_environment({**env, "MINIVM_GITSYNC_REPO": "http://127.0.0.1:80/x"})
     settings.from_environment({**env, "MINIVM_GITSYNC_REPO": "https://git.example.org/x"})
@@ -182,8 +182,8 @@ LIMITS = rules.Limits(("*",), 1000, 400, 5)
 @pytest.mark.parametrize(
     ("path", "mode", "because"),
     [
-        ("../x", 0o100644, "leaves the tree"), ("a//b", 0o100644, "leaves the tree"), (".git/x", 0o100644, "pose"),
-        ("a/.GIT/x", 0o100644, "pose"), ("a\nb", 0o100644, "control"), ("a\udcff", 0o100644, "UTF-8"),
+        ("../x", 0o100644, "leaves the tree"), ("a//b", 0o100644, "leaves the tree"), (".git/x", 0o100644, "reserved"),
+        ("a/.GIT/x", 0o100644, "reserved"), ("a\nb", 0o100644, "control"), ("a\udcff", 0o100644, "UTF-8"),
         ("x", 0o104755, "setuid"), ("x", 0o102755, "setuid"), ("x", 0o160000, "submodule"), ("x", 0o020000, "mode"),
         ("n" * 300, 0o100644, "too long"),
     ],
@@ -378,7 +378,7 @@ def test_a_ring_that_answers_nonsense_ends_no_cycle(answer: bytes) -> None:
         threading.Thread(target=serve, daemon=True).start()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/ring"
         assert client.ask(url, HASH) is None
-        assert client.tell(url, "pod", HASH, ok=True) is False
+        assert client.send_result(url, "pod", HASH, ok=True) is False
 
 
 def test_a_pods_words_reach_no_terminal_as_they_are() -> None:
