@@ -244,7 +244,11 @@ def pin(name: str, parent: Fields, value: object) -> spec.Pin:
     return spec.Pin(name, fields.text("version"), fields.text("url"), digest, commit=commit)
 
 
-RELEASE_KEYS = {"protocol", "reads", "mpi", "gpu", "configure", "user-env", "topology", "metrics", "ready", "absent"}
+# fmt: off
+RELEASE_KEYS = {
+    "protocol", "reads", "needs-state", "mpi", "gpu", "configure", "user-env", "topology", "metrics", "ready", "absent",
+}
+# fmt: on
 
 
 def releases(data: object, file: str) -> dict[str, spec.Release]:
@@ -260,6 +264,7 @@ def releases(data: object, file: str) -> dict[str, spec.Release]:
             name=name,
             protocol=fields.number("protocol"),
             reads=fields.number("reads"),
+            needs_state=fields.texts("needs-state"),
             mpi=fields.texts("mpi"),
             gpu=fields.text("gpu"),
             configure=fields.texts("configure"),

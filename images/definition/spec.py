@@ -259,6 +259,7 @@ class Release:
     configure: tuple[str, ...]
     user_env: str
     topology: str
+    needs_state: tuple[str, ...] = ()
     metrics: str = ""
     ready: Mapping[str, object] = field(default_factory=dict)
     absent: Mapping[str, str] = field(default_factory=dict)

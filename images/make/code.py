@@ -72,6 +72,7 @@ def slurm_json(definition: Definition, choice: Choice, version: str) -> str:
         facts = definition.slurm[release]
         names = {str(one.protocol): one.name for one in definition.slurm.values()}
         found |= {"protocol": facts.protocol, "reads": facts.reads, "names": names}
+        found |= {"needs-state": facts.needs_state} if facts.needs_state else {}
     return json.dumps(found, sort_keys=True) + "\n"
 
 

@@ -31,6 +31,7 @@ STEPS = {
     "node": ("node", "run"),
     "pam-adopt": ("pam", "run"),
     "profile": ("profile", "run"),
+    "saved-state": ("saved_state", "run"),
     "slurm-config": ("slurm_config", "run"),
     "slurm-state": ("slurm_state", "run"),
     "slurmdbd-config": ("database", "slurmdbd"),

@@ -15,7 +15,7 @@ FILE = "/usr/share/minivm/slurm.json"
 HEADED = ("job_state", "node_state", "part_state", "resv_state")
 BARE = ("last_config_lite",)
 HEADER = 64  # bytes that hold it
-_WORD = b"PROTOCOL_VERSION\0"
+WORD = b"PROTOCOL_VERSION\0"
 
 
 @record(frozen=True, slots=True)
@@ -26,6 +26,7 @@ class Release:
     protocol: int
     reads: int
     names: tuple[tuple[int, str], ...]  # of every release that is known, by its number
+    needs_state: tuple[str, ...] = ()  # files without which its slurmctld starts only once
 
     def called(self, number: int) -> str:
         """The release of that number."""
@@ -43,7 +44,8 @@ def of_json(text: str) -> Release | None:
     if not isinstance(found, dict) or "protocol" not in found:
         return None
     names = tuple(sorted((int(number), name) for number, name in found["names"].items()))
-    return Release(found["release"], found["protocol"], found["reads"], names)
+    needs = tuple(found.get("needs-state", ()))  # an image of before has none
+    return Release(found["release"], found["protocol"], found["reads"], names, needs)
 
 
 def written_by(headers: Mapping[str, bytes]) -> int | None:
@@ -55,8 +57,8 @@ def written_by(headers: Mapping[str, bytes]) -> int | None:
 def _number(name: str, data: bytes) -> int | None:
     at = 0
     if name in HEADED:
-        at = 4 + len(_WORD)
-        if data[4:at] != _WORD or int.from_bytes(data[:4], "big") != len(_WORD):
+        at = 4 + len(WORD)
+        if data[4:at] != WORD or int.from_bytes(data[:4], "big") != len(WORD):
             return None
     # Two bytes: the release's number, and one that has always been 0.
     return data[at] if len(data) >= at + 2 and data[at + 1] == 0 and data[at] else None

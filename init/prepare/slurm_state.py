@@ -55,7 +55,7 @@ def _refuse(release: slurm.Release, left: int | None, what: str) -> None:
         raise ConfigError(f"start Slurm {release.name}", why, hint=hint)
 
 
-def ask(conf: str) -> str:
+def ask(conf: str, question: str = QUESTION) -> str:
     """The answer, or nothing: an empty database, or none that answers. The password is in no command line."""
     from subprocess import TimeoutExpired
 
@@ -70,7 +70,7 @@ def ask(conf: str) -> str:
     who = ["--user", user] if password else ["--user", "root"]
     name = setting(conf, "StorageLoc") or "slurm_acct_db"
     argv = [CLIENT, "--no-defaults", "--batch", "--skip-column-names", "--connect-timeout=5", *where, *who,
-            "--execute", QUESTION, name]  # fmt: skip
+            "--execute", question, name]  # fmt: skip
     env = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"} | ({"MYSQL_PWD": password} if password else {})
     try:
         done = ran(argv, env=env, within=PATIENCE)

@@ -1,0 +1,144 @@
+"""Prepare slurmctld's saved state before each start: finish saves that a kill cut, and give no job number twice.
+
+slurmctld saves each file as NAME.new, then renames NAME to NAME.old and NAME.new to NAME. A kill between these renames
+leaves no NAME. From release 25.05 on slurmctld does not start without its state files where its `clustername` holds the
+cluster's number, and it first saves some of them after 300 seconds: a kill before that would be its last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from stat import S_ISREG
+
+from ground.files import read_plain, write_whole
+from init.errors import InitError
+from init.fields import number
+from init.pod.pod import Pod, user
+from init.pod.release import WORD, Release
+from init.prepare.slurm_state import CONFIGURATION, DATABASE, STATE, ask, known
+from init.slurm.conf import setting
+
+JOBS = "job_state"
+NEW, OLD = ".new", ".old"
+# The head of job_state: the word with its length, the release's number, the time, the next job's number, another time.
+HEAD = 4 + len(WORD)
+NEXT = HEAD + 2 + 8
+WHOLE_HEAD = NEXT + 4 + 8
+# MaxJobId's default: larger numbers in the accounting database are those of a federation.
+LARGEST = 0x03FF0000
+QUESTION = "SELECT MAX(id_job) FROM `{cluster}_job_table` WHERE id_job < {largest}"
+
+
+def run(pod: Pod) -> str:
+    """Never a reason not to start: what this step cannot repair, slurmctld itself reports."""
+    try:
+        return "; ".join(_repaired(pod)) or "whole"
+    except (InitError, OSError, ValueError) as error:
+        return f"the saved state stays as it is: {error}"
+
+
+def _repaired(pod: Pod) -> Iterator[str]:
+    conf = pod.text(CONFIGURATION) or ""
+    state = pod.path(setting(conf, "StateSaveLocation") or STATE)
+    if not state.is_dir():
+        return
+    for name in finish_saves(state):
+        yield f"finished the save of {name}, which a kill had cut"
+    release = known(pod)
+    accounted = setting(conf, "AccountingStorageType").endswith("slurmdbd")
+    if release is not None and accounted:
+        yield from _continue_numbers(pod, release, conf, state)
+    if allow_missing(state, setting(conf, "ClusterName"), release.needs_state if release and accounted else ()):
+        yield "slurmctld had been killed before its first saves: it asks slurmdbd for the cluster's number again"
+
+
+def finish_saves(state: Path) -> list[str]:
+    """Rename each NAME.new whose NAME is absent, and return the names.
+
+    With NAME.old there, slurmctld had written and synced NAME.new before the kill. Without, it may be half a file.
+    """
+    finished = []
+    for new in sorted(state.glob(f"*{NEW}")):
+        name = new.name.removesuffix(NEW)
+        if not os.path.lexists(state / name) and _is_file(new) and _is_file(state / f"{name}{OLD}"):
+            new.rename(state / name)
+            finished.append(name)
+    return finished
+
+
+def allow_missing(state: Path, cluster: str, needed: Sequence[str]) -> bool:
+    """Whether the cluster's number was taken out of `clustername`, so that slurmctld starts without the needed files.
+
+    It asks slurmdbd for the number then, as at its first start, and reads the files that are there. A file that has a
+    NAME.old was saved before and is lost: slurmctld refuses that, and an operator decides. An empty `clustername` comes
+    from a kill, too.
+    """
+    file = state / "clustername"
+    text = read_plain(file, 512)
+    if text is None:
+        return False
+    name, _, number_of_cluster = text.decode(errors="replace").strip().partition("|")
+    missing = [one for one in needed if not os.path.lexists(state / one)]
+    lost = [one for one in missing if os.path.lexists(state / f"{one}{OLD}")]
+    if name and (not number_of_cluster or not missing or lost):
+        return False
+    if not (name or cluster):
+        return False
+    write_whole(file, name or cluster.lower(), mode=0o600, owner=user("slurm"))
+    return True
+
+
+def _continue_numbers(pod: Pod, release: Release, conf: str, state: Path) -> Iterator[str]:
+    """Let the next job's number be above all in the accounting database: the state may be older than that, or new."""
+    cluster = setting(conf, "ClusterName").lower()
+    head = read_plain(state / JOBS, WHOLE_HEAD)
+    following = next_job(head, release) if head is not None else 0
+    unsaved = not (os.path.lexists(state / JOBS) or os.path.lexists(state / f"{JOBS}{OLD}"))
+    if not re.fullmatch(r"[a-z0-9_-]+", cluster) or following is None or (head is None and not unsaved):
+        return
+    highest = number(ask(pod.text(DATABASE) or "", QUESTION.format(cluster=cluster, largest=LARGEST)))
+    # Numbers start again at FirstJobId after MaxJobId: a far larger number in the database is from before that.
+    if highest is None or not following <= highest < following + LARGEST // 2:
+        return
+    if head is None:
+        write_whole(state / JOBS, head_of(release, highest + 1, time.time()), mode=0o600, owner=user("slurm"))
+    else:
+        _put(state / JOBS, (highest + 1).to_bytes(4, "big"))
+    yield f"the next job gets number {highest + 1}: the accounting database knows job {highest}"
+
+
+def next_job(head: bytes, release: Release) -> int | None:
+    """The number of the next job in the head of job_state; None where this release does not read the file."""
+    begins = head[:HEAD] == len(WORD).to_bytes(4, "big") + WORD and len(head) == WHOLE_HEAD
+    if not begins or not release.reads <= head[HEAD] <= release.protocol or head[HEAD + 1]:
+        return None
+    return int.from_bytes(head[NEXT : NEXT + 4], "big")
+
+
+def head_of(release: Release, following: int, now: float) -> bytes:
+    """A job_state without jobs."""
+    head = len(WORD).to_bytes(4, "big") + WORD + bytes([release.protocol, 0]) + int(now).to_bytes(8, "big")
+    return head + following.to_bytes(4, "big") + bytes(8)
+
+
+def _put(path: Path, following: bytes) -> None:
+    """In place: the file may be large, and four bytes of one block are written whole or not at all."""
+    fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(fd)
+        if S_ISREG(status.st_mode) and status.st_uid == user("slurm")[0]:
+            os.pwrite(fd, following, NEXT)
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _is_file(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return S_ISREG(path.lstat().st_mode)
+    return False
