@@ -117,6 +117,18 @@ def test_so_is_one_in_cgroups(alice: Researcher) -> None:
     accounted(alice)
 
 
+def test_a_requeued_job_keeps_the_output_of_its_first_run(bob: Researcher) -> None:
+    script = 'echo "run ${SLURM_RESTART_COUNT:-0}"; [ "$SLURM_RESTART_COUNT" = 1 ] || { touch ran; exec sleep 300; }'
+    bob("rm -f ran again.out")
+    job = bob.submit("-o", "again.out", script=script)
+    until(lambda: bob.try_("test -e ran").returncode == 0, "it runs", seen=lambda: bob("squeue --me"))
+    bob(f"scontrol requeue {job}")
+    until(lambda: bob.state(job) == "PENDING", "it waits again", within=60, seen=lambda: bob("squeue --me"))
+    bob.world.slurm("scontrol", "update", f"jobid={job}", "starttime=now")
+    bob.wait_for(job, "COMPLETED")
+    assert [line for line in bob("cat again.out").splitlines() if line.startswith("run ")] == ["run 0", "run 1"]
+
+
 def test_a_job_has_shared_memory_for_its_loaders(bob: Researcher) -> None:
     share = "from multiprocessing.shared_memory import SharedMemory as S; s = S(create=True, size=300 << 20);"
     assert bob(f"srun python3 -c '{share} s.buf[:] = bytes(300 << 20); s.close(); s.unlink(); print(1)'") == "1\n"

@@ -33,6 +33,7 @@
   "KillWait" "30"
   "InactiveLimit" "600"
   "JobRequeue" "1"
+  "JobFileAppend" "1"
   "GetEnvTimeout" "0"
   "DefMemPerCPU" "1024"
   "LaunchParameters" "use_interactive_step"

@@ -327,7 +327,8 @@ def test_the_pools_of_a_gpu_cluster() -> None:
 def test_what_a_job_gets_unasked() -> None:
     """docs/limits-and-defaults.md gives the reasons."""
     lines = slurm_conf("minimal")
-    unasked = ("DefMemPerCPU=1024", "JobRequeue=1", "LaunchParameters=use_interactive_step", "MpiDefault=pmix")
+    unasked = ["DefMemPerCPU=1024", "JobRequeue=1", "JobFileAppend=1", "LaunchParameters=use_interactive_step"]
+    unasked.append("MpiDefault=pmix")
     assert set(unasked) <= set(lines)
     assert [line for line in lines if line.startswith("InactiveLimit")] == ["InactiveLimit=600"]
     page = (ROOT / "docs/limits-and-defaults.md").read_text()
