@@ -13,7 +13,7 @@ def check_url(url: str, *, token: bool) -> None:
     The address appears in `ps`, in logs and in the repository's configuration.
     """
     field = "MINIVM_GITSYNC_REPO"
-    if url.startswith("-") or "::" in url.split("/")[0] or any(ord(letter) < 33 for letter in url):
+    if url.startswith("-") or "::" in url.split("/", maxsplit=1)[0] or any(ord(letter) < 33 for letter in url):
         raise GitsyncError("read the settings", f"{url!r} is not a repository address", field=field)
     if "://" not in url:
         return  # a path, or ssh's host:path

@@ -66,7 +66,7 @@ def apt_install(packages: Iterable[str]) -> None:
     env = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     install = ["apt-get", "install", "-qq", "-y", "--no-install-recommends", *names]
     for command in (["apt-get", "update", "-qq"], install):
-        done = subprocess.run(command, env=env, capture_output=True, text=True)
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise HostError(f"cannot install {', '.join(names)}: `{' '.join(command)}` said:\n{done.stderr.strip()}")
 
@@ -84,7 +84,7 @@ def ensure_venv() -> None:
         [*pip, "--no-deps", "-e", str(ROOT)],
     ]
     for step in steps:
-        done = subprocess.run(step, capture_output=True, text=True)
+        done = subprocess.run(step, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise HostError(f"cannot make {VENV}: `{' '.join(step)}` said:\n{(done.stderr or done.stdout).strip()}")
     (VENV / "ready").touch()

@@ -113,7 +113,7 @@ class Mirror:
         env = child.environment({"GIT_PROTOCOL": protocol} if protocol else {})
         with self.gits:
             try:
-                done = subprocess.run(argv, input=body or b"", capture_output=True, env=env, timeout=120)
+                done = subprocess.run(argv, input=body or b"", capture_output=True, env=env, timeout=120, check=False)
             except (OSError, subprocess.TimeoutExpired):
                 return None
         return done.stdout if done.returncode == 0 else None
