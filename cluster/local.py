@@ -150,25 +150,41 @@ class LocalCluster:
         missing, wanted = list(pods), self.specs(known)
         if not missing:
             return
-        starts = [
-            hands.submit(self.launch, pod, known, address, wanted[pod.name])
-            for pod, address in zip(missing, self.new_addresses(len(missing)), strict=True)
-        ]
+        kept = self.kept_addresses(known)
+        passing = [pod for pod in missing if pod.name not in kept]
+        given = dict(zip((pod.name for pod in passing), self.new_addresses(len(passing), kept.values()), strict=True))
+        starts = [hands.submit(self.launch, pod, known, kept | given, wanted[pod.name]) for pod in missing]
         for start in starts:
             start.result()
 
-    def launch(self, pod: Pod, known: Manifests, address: str, spec: str) -> None:
-        names = objects.aliases(pod, known.services)
-        self.kubelet.start(pod, self.kubelet.create(pod, known, address=address, spec=spec, aliases=names))
+    def launch(self, pod: Pod, known: Manifests, given: Mapping[str, str], spec: str) -> None:
+        names, address = objects.aliases(pod, known.services), given[pod.name]
+        hosts = {
+            name: given[behind]
+            for behind, service in objects.stable_services(known.pods, known.services).items()
+            for name in objects.host_names(service.name, pod.namespace)
+        }
+        made = self.kubelet.create(pod, known, address=address, spec=spec, aliases=names, hosts=hosts)
+        self.kubelet.start(pod, made)
         self.log(f"{pod.name}: started at {address}")
 
-    def new_addresses(self, count: int) -> list[str]:
+    def kept_addresses(self, known: Manifests) -> dict[str, str]:
+        """Pod -> the address of the Service in front of it, which outlives the pod."""
+        subnet = self.kubelet.ensure_network()["IPAM"]["Config"][0]["Subnet"]
+        kept = objects.stable_services(known.pods, known.services)
+        found = addresses.of_services(subnet, (service.name for service in kept.values()))
+        return {pod: found[service.name] for pod, service in kept.items()}
+
+    def new_addresses(self, count: int, kept: Iterable[str] = ()) -> list[str]:
         """Addresses that no pod has, and that the last pods did not have: peers must not rely on an old one."""
+        if not count:
+            return []
         network = self.kubelet.ensure_network()
         config = network["IPAM"]["Config"][0]
         memory = self.state / "last-address"
         # Also of what somebody else has put there: a database, say.
         used = [str(item["IPv4Address"]).partition("/")[0] for item in network["Containers"].values()]
+        used += kept
         last = memory.read_text() if memory.exists() else ""
         found = addresses.allocate(config["Subnet"], gateway=config["Gateway"], used=used, last=last, count=count)
         write_private(memory, found[-1].encode())

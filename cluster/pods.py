@@ -183,8 +183,10 @@ class Kubelet:
 
     # Life of a pod
 
-    def create(self, pod: Pod, known: Manifests, *, address: str, spec: str, aliases: list[str]) -> str:
-        """A new container for the pod, not started yet."""
+    def create(
+        self, pod: Pod, known: Manifests, *, address: str, spec: str, aliases: list[str], hosts: Mapping[str, str]
+    ) -> str:
+        """A new container for the pod, not started yet. `hosts`: names that resolve also while no pod has them."""
         self.publish_files(pod, known)
         termination = self.termination_log(pod.name)
         termination.write_text("")
@@ -204,6 +206,7 @@ class Kubelet:
             port_bindings=bindings or None,
             log_config=LOG,
             dns_search=list(pod.searches) or None,
+            extra_hosts=dict(hosts) or None,
             **({"cgroup_parent": cgroups.parent(self.cluster, pod.name)} if own_cgroups else {}),
             **({"shm_size": shm} if shm else {}),
             **({"mem_limit": pod.limits.memory} if pod.limits.memory else {}),

@@ -122,6 +122,21 @@ def selects(service: Service, pod: Pod) -> bool:
     return all(pod.labels.get(key) == value for key, value in service.selector.items())
 
 
+def stable_services(pods: Iterable[Pod], services: Iterable[Service]) -> dict[str, Service]:
+    """Pod name -> the Service whose address it keeps: one with an address of its own, and no other pod behind it."""
+    found: dict[str, Service] = {}
+    for service in services:
+        behind = [pod.name for pod in pods if selects(service, pod)]
+        if not service.headless and not service.node_port and len(behind) == 1:
+            found.setdefault(behind[0], service)
+    return found
+
+
+def host_names(host: str, namespace: str) -> list[str]:
+    """The forms in which the cluster's DNS knows a name of a namespace."""
+    return [host, f"{host}.{namespace}", f"{host}.{namespace}.{CLUSTER_DOMAIN}"]
+
+
 def aliases(pod: Pod, services: Iterable[Service]) -> list[str]:
     """Every name by which the cluster's DNS would find this pod."""
     names: list[str] = []
@@ -132,5 +147,5 @@ def aliases(pod: Pod, services: Iterable[Service]) -> list[str]:
         if service.headless and service.name == pod.subdomain:
             hosts.append(f"{pod.name}.{service.name}")
         for host in hosts:
-            names += [host, f"{host}.{pod.namespace}", f"{host}.{pod.namespace}.{CLUSTER_DOMAIN}"]
+            names += host_names(host, pod.namespace)
     return names

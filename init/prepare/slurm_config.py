@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from init.pod.pod import MOUNTS, Pod, write
+from init.pod.pod import MOUNTS, Pod, PrepareError, write
 from init.slurm.files import MOUNT, TARGET, SlurmFiles, read
 from init.slurm.kept import Kept
 
@@ -24,7 +24,11 @@ DEFAULT_CGROUP = "CgroupPlugin=autodetect\nIgnoreSystemd=yes\nEnableControllers=
 DEFAULT_GRES = "AutoDetect=off\n"
 
 
+HOSTS = "/etc/hosts"
+
+
 def run(pod: Pod) -> str:
+    name_own_address(pod)
     mounted = read(pod.path(MOUNT))
     files = start_from(mounted, Kept(pod).good())
     names = files.keys()
@@ -39,6 +43,29 @@ def run(pod: Pod) -> str:
         if name not in names:
             write(pod.path(f"{TARGET}/{name}"), text.encode(), mode=0o644, owner=(0, 0))
     return f"no slurm.conf in {MOUNT}: a small one of our own"
+
+
+def name_own_address(pod: Pod) -> None:
+    """Map the controller's name to this pod's own address in /etc/hosts.
+
+    Elsewhere the name is a Service's address. From inside the pod behind it, a Service may not answer at all, or show
+    slurmdbd a foreign source address, to which slurmdbd then sends the changes that slurmctld should hear of.
+    """
+    name, address = pod.setting("MINIVM_CONTROLLER"), pod.setting("MINIVM_POD_IP")
+    host = pod.controller[0]
+    # A literal address needs no name.
+    if not name or not address or ":" in host or host.replace(".", "").isdigit():
+        return
+    lines = (pod.text(HOSTS) or "").splitlines()
+    others = [line for line in lines if host not in line.partition("#")[0].split()[1:]]
+    text = "".join(f"{line}\n" for line in [*others, f"{address}\t{host}"])
+    if [line.split() for line in lines if line not in others] == [[address, host]]:
+        return
+    try:
+        # The kubelet and docker mount this file: it is written in place, never replaced.
+        pod.path(HOSTS).write_text(text)
+    except OSError as error:
+        raise PrepareError(f"write {HOSTS}", error.strerror or str(error)) from error
 
 
 def start_from(mounted: Mapping[str, bytes], good: Mapping[str, bytes] | None) -> Mapping[str, bytes]:

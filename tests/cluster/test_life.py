@@ -16,6 +16,7 @@ from cluster.errors import ClusterError
 from cluster.ports import free_port
 from cluster.report import table
 from cluster.values import merged
+from tests.callers import calling
 from tests.cluster.researcher import Researcher, World
 from tests.waiting import until
 
@@ -105,18 +106,22 @@ def test_the_controller_restarts_under_fifty_queued_and_two_running_jobs(healthy
     array = alice.submit("--array=1-50", "-o", "/dev/null", script="true")
     starts = healthy.slurm("squeue", "-h", "-t", "R", "-o", "%i %S")
     begun = time.monotonic()
-    healthy.cluster.delete("slurm-controller-0")
-    # While it is away people still log in, are told, and see why a command fails.
-    assert alice("echo in") == "in\n"
-    until(
-        lambda: alice.try_("sbatch --parsable -o /dev/null --wrap true", timeout=120).returncode == 0,
-        "a submission is taken",
-        within=90,
-        seen=lambda: alice.try_("sinfo").stderr,
-    )
-    outage = time.monotonic() - begun
-    healthy.wait_ready()
+    into_login = ("docker", "exec", "-i", healthy.running("slurm-login-0").container)
+    with calling(into_login, "bob", ("squeue -h", "scontrol show partition")) as calls:
+        healthy.cluster.delete("slurm-controller-0")
+        # While it is away people still log in, are told, and see why a command fails.
+        assert alice("echo in") == "in\n"
+        until(
+            lambda: alice.try_("sbatch --parsable -o /dev/null --wrap true", timeout=120).returncode == 0,
+            "a submission is taken",
+            within=90,
+            seen=lambda: alice.try_("sinfo").stderr,
+        )
+        outage = time.monotonic() - begun
+        healthy.wait_ready()
     print(f"no submissions for {outage:.1f} s; the controller's pod was ready after {time.monotonic() - begun:.1f} s")
+    print(f"meanwhile: {calls}")
+    assert calls.failed == [], "a command resolves the name once: the address outlives the pod"
     assert healthy.slurm("squeue", "-h", "-t", "R", "-o", "%i %S") == starts
     queued = healthy.slurm("squeue", "-h", "-r", "-j", array, "-o", "%T").split()
     assert queued == ["PENDING"] * 50

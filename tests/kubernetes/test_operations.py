@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from tests.kubernetes.world import Release
+from tests.callers import calling
+from tests.kubernetes.world import Release, first
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(900)
@@ -36,6 +37,29 @@ def test_a_deleted_controller_costs_no_job(release: Release) -> None:
     release.wait_for(runs, "COMPLETED")
     release.wait_for(waits, "COMPLETED")
     assert (release.restarts(runs), release.restarts(waits)) == (0, 0)
+
+
+def test_commands_outlive_the_replacement_of_the_controllers_pod(release: Release) -> None:
+    """A command resolves the controller's name once: the address behind it must outlive the pod."""
+    name = f"{release.name}-controller-0"
+    old = release.pods()["controller-0"]["metadata"]["uid"]
+    into_login = (*release.kubernetes.client, "-n", release.namespace, "exec", "-i", f"{release.name}-login-0", "--")
+
+    def ended() -> bool:
+        pod = release.pods().get("controller-0")
+        return pod is None or pod["metadata"]["uid"] != old or "terminated" in first(pod).get("state", {})
+
+    with calling(into_login, "alice") as calls:
+        until(lambda: release.slurm("squeue", "-h", "-u", "alice"), "commands are run")
+        release.kubectl("delete", "pod", name, "--wait=false")
+        until(ended, "the old pod's container has ended", within=60, seen=release.why)
+        # Later kubelets report that at once. This one may keep the pod for another minute, and its address.
+        if not release.is_new("controller-0", old):
+            release.kubectl("delete", "pod", name, "--force", "--grace-period=0", "--ignore-not-found")
+        release.wait_ready()
+    release.slurm("scancel", "-u", "alice")
+    print(f"one replacement of the controller's pod: {calls}")
+    assert calls.failed == []
 
 
 def test_an_eviction_is_granted_one_at_a_time(release: Release) -> None:

@@ -31,8 +31,9 @@ minivm.io/pool: {{ . }}
 {{- with index $i.digests .role }}@{{ . }}{{ end }}
 {{- end -}}
 
+{{/* The name by which clients and daemons reach slurmctld, slurmdbd and slurmrestd. */}}
 {{- define "minivm.controllerHost" -}}
-{{ include "minivm.fullname" . }}-controller
+{{ include "minivm.fullname" . }}-{{ ternary "slurmctld" "controller" .Values.controller.stableAddress }}
 {{- end -}}
 
 {{/* Where slurmrestd listens in the controller's pod, which the fleet asks. */}}

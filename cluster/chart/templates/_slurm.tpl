@@ -29,6 +29,7 @@
   "ReturnToService" "2"
   "SlurmctldTimeout" "60"
   "SlurmdTimeout" "120"
+  "MessageTimeout" "20"
   "MinJobAge" "300"
   "KillWait" "30"
   "InactiveLimit" "600"
@@ -68,7 +69,7 @@
   {{- $_ := set $lines "AccountingStorageType" "accounting_storage/none" -}}
 {{- else -}}
   {{- $_ := set $lines "AccountingStorageType" "accounting_storage/slurmdbd" -}}
-  {{- $_ := set $lines "AccountingStorageHost" (printf "%s-controller" $full) -}}
+  {{- $_ := set $lines "AccountingStorageHost" (include "minivm.controllerHost" .) -}}
   {{- $_ := set $lines "AccountingStoragePort" "6819" -}}
   {{- if $gresTypes }}{{ $_ := set $lines "AccountingStorageTRES" (printf "gres/%s" (join ",gres/" (uniq $gresTypes))) }}{{ end -}}
 {{- end -}}
@@ -89,7 +90,7 @@
 {{- include "minivm.mountsForJobs" . -}}
 # Made by the chart. The pod's name and the name that others reach it by are two things.
 ClusterName={{ .Values.clusterName }}
-SlurmctldHost={{ $full }}-controller-0({{ $full }}-controller)
+SlurmctldHost={{ $full }}-controller-0({{ include "minivm.controllerHost" . }})
 {{- range $key := keys $lines | sortAlpha }}
 {{ $key }}={{ index $lines $key }}
 {{- end }}

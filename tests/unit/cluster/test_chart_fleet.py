@@ -482,7 +482,7 @@ def test_its_settings_are_those_that_it_takes() -> None:
     given = {one["name"]: one.get("value", "x") for one in pod(documents)["containers"][0]["env"]}
     settings = from_environment(given)
     instance = only(documents, "Deployment")["spec"]["selector"]["matchLabels"]["app.kubernetes.io/instance"]
-    assert (settings.release, settings.slurm) == (instance, "slurm-controller:6820")
+    assert (settings.release, settings.slurm) == (instance, "slurm-slurmctld:6820")
     assert only(documents, "Lease")["metadata"]["name"] == settings.lease
     assert settings.http == ("0.0.0.0", 8650)
     assert settings.page == ("127.0.0.1", 8651), "nobody reaches it but by forwarding a port"
@@ -497,10 +497,10 @@ def test_slurmrestd_is_where_it_asks(said: str | None, port: int) -> None:
     env = {one["name"]: one.get("value") for one in spec["env"]}
     assert env["MINIVM_SLURMRESTD"] == (said or "0.0.0.0:6820")
     assert {"name": "slurmrestd", "containerPort": port} in spec["ports"]
-    service = only(documents, "Service", "slurm-controller")
+    service = only(documents, "Service", "slurm-slurmctld")
     assert {one["name"]: one["port"] for one in service["spec"]["ports"]}["slurmrestd"] == port
     asked = {one["name"]: one.get("value") for one in pod(documents)["containers"][0]["env"]}
-    assert asked["MINIVM_FLEET_SLURM"] == f"slurm-controller:{port}"
+    assert asked["MINIVM_FLEET_SLURM"] == f"slurm-slurmctld:{port}"
 
 
 def test_a_slurmrestd_without_a_port_is_refused() -> None:

@@ -92,6 +92,46 @@ def test_public_halves_that_the_values_say_are_written_without_a_job() -> None:
         known_hosts({"secrets": {"sshHostKeys": {"public": ["ssh-ed25519 AAAA\n* ssh-ed25519 EVIL"]}}})
 
 
+def test_clients_reach_the_controller_by_an_address_that_outlives_its_pod() -> None:
+    """The StatefulSet keeps the headless Service: neither its name nor a clusterIP of `None` can be changed later."""
+    documents = render({}, release="slurm", namespace="hpc")
+    services = {item["metadata"]["name"]: item["spec"] for item in kind(documents, "Service")}
+    (controller,) = [item for item in kind(documents, "StatefulSet") if item["metadata"]["name"] == "slurm-controller"]
+    assert controller["spec"]["serviceName"] == "slurm-controller"
+    assert services["slurm-controller"]["clusterIP"] == "None"
+    stable = services["slurm-slurmctld"]
+    assert "clusterIP" not in stable and stable["publishNotReadyAddresses"]
+    assert stable["selector"] == services["slurm-controller"]["selector"]
+    assert {port["name"]: port["port"] for port in stable["ports"]} == {
+        "slurmctld": 6817,
+        "slurmdbd": 6819,
+        "http": 8650,
+    }
+    conf = slurm_conf_of(documents)
+    assert "SlurmctldHost=slurm-controller-0(slurm-slurmctld)" in conf
+    assert "AccountingStorageHost=slurm-slurmctld" in conf
+    hosts = {
+        (item["metadata"]["name"], variable["value"])
+        for item in kind(documents, "StatefulSet")
+        for variable in item["spec"]["template"]["spec"]["containers"][0]["env"]
+        if variable["name"] == "MINIVM_CONTROLLER"
+    }
+    assert hosts == {(f"slurm-{name}", "slurm-slurmctld") for name in ("controller", "login", "worker")}
+
+
+def test_a_network_that_hides_sources_has_the_pods_own_address() -> None:
+    documents = render({"controller": {"stableAddress": False}}, release="slurm", namespace="hpc")
+    assert "slurm-slurmctld" not in {item["metadata"]["name"] for item in kind(documents, "Service")}
+    conf = slurm_conf_of(documents)
+    assert "SlurmctldHost=slurm-controller-0(slurm-controller)" in conf
+    assert "AccountingStorageHost=slurm-controller" in conf
+
+
+def slurm_conf_of(documents: list[Document]) -> list[str]:
+    (config,) = [item for item in documents if item["metadata"]["name"] == "slurm-config"]
+    return str(config["data"]["slurm.conf"]).splitlines()
+
+
 def test_no_worker_mounts_the_logins_host_keys() -> None:
     """And the login's stay in the Secret in which an older chart had them."""
     mounted = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 import stat
@@ -41,6 +42,23 @@ def test_the_networks_own_addresses_are_never_given() -> None:
     assert found == [f"172.19.0.{n}" for n in (2, 3, 4, 5, 6)]
     with pytest.raises(ClusterError, match="has 5 left"):
         addresses.allocate("172.19.0.0/29", gateway="172.19.0.1", used=[], last="", count=6)
+
+
+def test_a_service_has_one_address_whatever_the_others_are() -> None:
+    """Also after a release with other Services: pods know it from their start."""
+    alone = addresses.of_services("172.19.0.0/16", ["slurm-slurmctld"])
+    both = addresses.of_services("172.19.0.0/16", ["rack-0", "slurm-slurmctld"])
+    assert both["slurm-slurmctld"] == alone["slurm-slurmctld"] != both["rack-0"]
+    quarter = ipaddress.ip_network("172.19.192.0/18")
+    assert all(ipaddress.ip_address(address) in quarter for address in both.values())
+    assert "172.19.255.255" not in both.values()
+
+
+def test_services_of_a_small_network_share_no_address_and_the_last_has_none() -> None:
+    found = addresses.of_services("172.19.0.0/28", ["a", "b", "c", "d"])
+    assert sorted(found.values()) == [f"172.19.0.{n}" for n in (11, 12, 13, 14)]
+    with pytest.raises(ClusterError, match="find an address for e"):
+        addresses.of_services("172.19.0.0/28", ["a", "b", "c", "d", "e"])
 
 
 def test_published_files_are_those_and_no_others(tmp_path: Path) -> None:

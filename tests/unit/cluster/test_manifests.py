@@ -101,6 +101,16 @@ def test_dns_names_are_those_of_kubernetes_and_no_others() -> None:
     assert "slurm-controller" in objects.aliases(known.pod("slurm-controller-0"), known.services)
 
 
+def test_the_controller_keeps_the_address_of_its_service() -> None:
+    """It alone: people's pods and workers get another address each time, as on Kubernetes."""
+    known = local(Options(workers=2))
+    kept = objects.stable_services(known.pods, known.services)
+    assert {pod: service.name for pod, service in kept.items()} == {"slurm-controller-0": "slurm-slurmctld"}
+    assert "slurm-slurmctld" in objects.aliases(known.pod("slurm-controller-0"), known.services)
+    unstable = local(Options(overrides={"controller": {"stableAddress": False}}))
+    assert objects.stable_services(unstable.pods, unstable.services) == {}
+
+
 def test_a_service_for_one_pod_selects_that_pod_alone() -> None:
     documents = render(yaml.safe_load((CHART / "examples/static-nodes.yaml").read_text()), release="s", namespace="n")
     known = manifests.parse(without_job(documents), namespace="n")

@@ -178,6 +178,36 @@ def test_the_controller_has_the_mounted_configuration_or_its_own(tmp_path: Path,
     assert installed["slurmdbd.conf"].stat().st_mode & 0o777 == 0o600 and "..data" not in installed
 
 
+HOSTS = "# managed\n127.0.0.1\tlocalhost\n10.1.2.3\tslurm-controller-0.slurm-controller\tslurm-controller-0\n"
+OWN = "10.1.2.3\tslurm-slurmctld\n"
+
+
+@pytest.mark.parametrize(
+    ("controller", "before", "after"),
+    [
+        ("slurm-slurmctld", HOSTS, HOSTS + OWN),
+        ("slurm-slurmctld:6817", HOSTS, HOSTS + OWN),
+        ("slurm-slurmctld", HOSTS + OWN, HOSTS + OWN),
+        # An address of the pod before this one, or a Service's.
+        ("slurm-slurmctld", "10.9.9.9 slurm-slurmctld # old\n" + HOSTS, HOSTS + OWN),
+        ("slurm-slurmctld", "# slurm-slurmctld\n", "# slurm-slurmctld\n" + OWN),
+        # Nothing to name: an address, or no setting.
+        ("10.96.0.7", HOSTS, HOSTS),
+        ("[fd00::7]:6817", HOSTS, HOSTS),
+        ("", HOSTS, HOSTS),
+    ],
+)
+def test_in_its_own_pod_the_controllers_name_is_the_pods_address(
+    controller: str, before: str, after: str, tmp_path: Path, users: None
+) -> None:
+    """A Service leads from a pod to itself in some networks only, and with a foreign source address."""
+    found = scratch(tmp_path, {"/etc/hosts": before}, MINIVM_CONTROLLER=controller, MINIVM_POD_IP="10.1.2.3")
+    inode = (tmp_path / "etc/hosts").stat().st_ino
+    slurm_config.run(found)
+    assert (tmp_path / "etc/hosts").read_text() == after
+    assert (tmp_path / "etc/hosts").stat().st_ino == inode, "the file is a mount"
+
+
 @pytest.mark.parametrize(
     ("env", "password", "lines"),
     [
