@@ -164,6 +164,10 @@ What the chart once wrote it goes on writing: Helm takes away what the last rele
 {{- range $key, $value := .root.Values.scripts.env }}
 - {name: {{ $key }}, value: {{ $value | quote }}}
 {{- end }}
+{{- if and .root.Values.home.enabled (has .role (list "login" "worker")) }}
+- {name: MINIVM_HOME, value: {{ .root.Values.home.mountPath | quote }}}
+- {name: MINIVM_HOME_VOLUME, value: {{ printf "PersistentVolumeClaim %s" (include "minivm.homeClaim" .root) | quote }}}
+{{- end }}
 {{- range $key, $value := .extra }}
 - {name: {{ $key }}, value: {{ $value | quote }}}
 {{- end }}
@@ -363,10 +367,14 @@ affinity: {{ toJson . }}
 {{- end }}
 {{- end -}}
 
+{{- define "minivm.homeClaim" -}}
+{{- default (printf "%s-home" (include "minivm.fullname" .)) .Values.home.existingClaim -}}
+{{- end -}}
+
 {{- define "minivm.sharedVolumes" -}}
 {{- if .Values.home.enabled }}
 - name: home
-  persistentVolumeClaim: {claimName: {{ default (printf "%s-home" (include "minivm.fullname" .)) .Values.home.existingClaim }}}
+  persistentVolumeClaim: {claimName: {{ include "minivm.homeClaim" . }}}
 {{- end }}
 {{- range $name, $mount := .Values.mounts }}
 - name: shared-{{ $name }}

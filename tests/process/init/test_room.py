@@ -4,21 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 pytestmark = pytest.mark.root
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k,nr_inodes=100", "disk", tmp_path], check=True)
-    try:
-        yield tmp_path
-    finally:
-        subprocess.run(["umount", "-l", tmp_path], check=True)
 
 
 def asked(*directories: Path) -> tuple[int, str]:
