@@ -22,6 +22,7 @@ from init.engine.states import (
     Tick,
     Up,
     idle,
+    is_failing,
     satisfied,
 )
 from init.plan import graph
@@ -216,7 +217,11 @@ class Engine(Services):
             self.trace.add(now, "", "ready", f"{now - self.began:.3f} s after the start")
 
     def all_ready(self) -> bool:
-        return all(satisfied(self.states[name]) for name, spec in self.specs.items() if spec.required)
+        return all(
+            satisfied(self.states[name]) and not is_failing(spec, self.states[name])
+            for name, spec in self.specs.items()
+            if spec.required
+        )
 
 
 def _gone(state: State, then: Then) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from init.choices import Choice
 from init.lean import signal
+from init.plan.service import Kind
 from init.records import record
 
 TYPE_CHECKING = False
@@ -213,6 +214,8 @@ class Impossible:
 
 
 if TYPE_CHECKING:
+    from init.plan.service import Service
+
     Event = Go | Spawned | SpawnFailed | Exited | Passed | Said | Notified | Tick | Down | Hurry | Up
     Action = Spawn | Kill | Watch | Unwatch | EndPod | Impossible
     Step = tuple[State, list[Action]]
@@ -221,6 +224,11 @@ if TYPE_CHECKING:
 def satisfied(state: State) -> bool:
     """Whether others may count on it."""
     return state.phase in (Phase.READY, Phase.DONE) or (state.phase is Phase.HANDOVER and state.ready_at is not None)
+
+
+def is_failing(service: Service, state: State) -> bool:
+    """Whether the pod is not ready because the last run of this check failed: a periodic service that is required."""
+    return service.kind is Kind.PERIODIC and service.required and state.why is not None
 
 
 def idle(state: State) -> bool:

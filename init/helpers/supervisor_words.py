@@ -15,6 +15,7 @@ STATES = {
     "starting": (10, "STARTING"),
     "ready": (20, "RUNNING"),
     "reloading": (20, "RUNNING"),
+    "failing": (20, "RUNNING"),
     "handover": (20, "RUNNING"),
     "backoff": (30, "BACKOFF"),
     "stopping": (40, "STOPPING"),

@@ -74,7 +74,7 @@ def parse_service(name: str, mapping: Mapping[str, object], file: str) -> Servic
         when=_when(at),
         needs=needs,
         after=after,
-        required=at.flag("required", True),
+        required=at.flag("required", kind is not Kind.PERIODIC),
         ready=ready,
         restart=_restart(at, kind),
         stop=_stop(at),

@@ -47,8 +47,8 @@ def service_to_mapping(service: Service) -> dict[str, object]:
         found["oom-score"] = service.oom_score
     if service.no_new_privileges:
         found["no-new-privileges"] = True
-    if not service.required:
-        found["required"] = False
+    if service.required is (service.kind is Kind.PERIODIC):
+        found["required"] = service.required
     return found
 
 

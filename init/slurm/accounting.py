@@ -12,10 +12,12 @@ import subprocess
 import sys
 
 from ground.commands import ran
+from init.pod.connections import crowd_at
 
 # Anything that slurmdbd has to look up will do.
 QUESTION = ("/usr/bin/sacctmgr", "--noheader", "show", "cluster")
 PATIENCE = 8.0
+PORT = 6819
 LOST = "Unable to connect to database"
 
 
@@ -33,7 +35,8 @@ def main() -> int:
         done = ran(QUESTION, within=PATIENCE)
         found = wrong(done.returncode, done.stderr)
     except subprocess.TimeoutExpired:
-        found = f"slurmdbd has not answered within {PATIENCE:.0f} s; jobs go on"
+        crowd = crowd_at(PORT)
+        found = f"slurmdbd has not answered within {PATIENCE:.0f} s; jobs go on" + (f"; {crowd}" if crowd else "")
     if found:
         print(found)
     return 1 if found else 0

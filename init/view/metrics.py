@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 STATES = (
     "waiting", "preparing", "starting", "ready", "reloading", "handover", "stopping", "stopped", "backoff", "failed",
-    "done",
+    "done", "failing",
 )  # fmt: skip
 PHASES = tuple(phase.value for phase in PodPhase)
 

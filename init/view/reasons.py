@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from init.engine import order
 from init.engine.ending import DRAIN
-from init.engine.states import Phase, satisfied
+from init.engine.states import Phase, is_failing, satisfied
 from init.engine.trace import times
 from init.plan.service import Kind, Probe
 from init.view.quotes import cause_text, is_ours
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from init.engine.engine import Engine
     from init.engine.states import State
     from init.plan.service import Service
+
+
+# A required check whose last run failed: what it checks is up, and does not serve.
+FAILING = "failing"
 
 
 def duration(seconds: float) -> str:
@@ -36,6 +40,8 @@ def own_reason(spec: Service, state: State, now: float, *, quoting: bool) -> str
     spent = duration(now - state.since)
     why = cause_text(state.why, quoting=quoting)
     match state.phase:
+        case Phase.READY if is_failing(spec, state):
+            return f"last run {why}"
         case Phase.READY | Phase.DONE:
             return ""
         case Phase.STARTING if state.said is not None:
@@ -81,7 +87,7 @@ def leaves(engine: Engine, name: str, seen: frozenset[str] = frozenset()) -> lis
 
 def service_reasons(engine: Engine, name: str, now: float, *, quoting: bool = True) -> tuple[str, ...]:
     """Why one service is not ready: `slurmd waits for controller: tcp ... refused for 12 s`."""
-    if satisfied(engine.states[name]):
+    if satisfied(engine.states[name]) and not is_failing(engine.specs[name], engine.states[name]):
         return ()
     found = []
     for leaf in leaves(engine, name):
@@ -94,7 +100,8 @@ def pod_reasons(engine: Engine, now: float, *, quoting: bool = True) -> tuple[st
     """Each leaf cause once, with those that wait for it before it."""
     waiting: dict[str, list[str]] = {}
     for name, spec in engine.specs.items():
-        if spec.required and not satisfied(engine.states[name]):
+        state = engine.states[name]
+        if spec.required and (not satisfied(state) or is_failing(spec, state)):
             for leaf in leaves(engine, name):
                 waiting.setdefault(leaf, []).extend([name] if leaf != name else [])
     found = []
@@ -128,7 +135,7 @@ def degraded(engine: Engine, now: float, *, quoting: bool = True) -> tuple[str, 
     found = [f"{item.name}: {item.text}" for item in engine.conditions.values() if not item.blocking]
     for name, spec in engine.specs.items():
         state = engine.states[name]
-        if spec.kind is Kind.PERIODIC and state.why is not None:
+        if spec.kind is Kind.PERIODIC and state.why is not None and not spec.required:
             found.append(f"{name}: last run {cause_text(state.why, quoting=quoting)}")
         elif not spec.required and not satisfied(state) and state.phase is not Phase.STOPPED:
             for reason in service_reasons(engine, name, now, quoting=quoting):
@@ -163,8 +170,8 @@ def view(engine: Engine, name: str, now: float, *, quoting: bool = True) -> Serv
         name=name,
         about=spec.about,
         kind=spec.kind.value,
-        state="reloading" if state.reloading else state.phase.value,
-        ready=satisfied(state),
+        state="reloading" if state.reloading else FAILING if is_failing(spec, state) else state.phase.value,
+        ready=satisfied(state) and not is_failing(spec, state),
         required=spec.required,
         pid=state.pid,
         since=now - state.since,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,12 +11,14 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.researcher import Researcher, World
+from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
 FLOOD = (Path(__file__).resolve().parents[2] / "bench/flood.py").read_text()
 IDLE, BUSY = 4000, 20
 SECONDS = 90  # bounds a flood whose test was killed
+HANGS = "serving: last run exited 1: slurmctld does not answer authenticated requests within 5 s"
 PATIENCE = "timeout 8"  # of the other user for one command; MessageTimeout alone is 10 s
 
 
@@ -73,3 +76,23 @@ def test_connections_to_sshd_from_one_pod_turn_nobody_else_away(alice: Researche
         assert held >= 100
         for _ in range(6):
             assert alice.try_("true", timeout=8).returncode == 0
+
+
+def wait_for_reason(world: World, pod: str, words: str) -> None:
+    def reasons() -> str:
+        return world.cluster.exec(pod, ["minivm", "why"])[1]
+
+    until(lambda: words in reasons(), f"{pod} says {words!r}", within=90, seen=reasons)
+
+
+def test_a_slurmctld_that_hangs_makes_no_pod_look_ready(healthy: World) -> None:
+    """Its process lives and its port accepts: what users ask is not answered, and the pods say so."""
+    controller, login = "slurm-controller-0", "slurm-login-0"
+    healthy.run(controller, "pkill", "-STOP", "-x", "slurmctld")
+    try:
+        for pod in (controller, login):
+            wait_for_reason(healthy, pod, HANGS)
+        assert re.search(r"^serving +failing", healthy.run(controller, "minivm", "status"), re.MULTILINE)
+        assert "slurmctld does not answer" in healthy.row(controller).why
+    finally:
+        healthy.run(controller, "pkill", "-CONT", "-x", "slurmctld")

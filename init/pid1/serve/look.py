@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-from init.engine.states import satisfied
 from init.errors import CannotStart, RequestError, nearest
 from init.pid1.log.logs import OWN
 from init.pid1.serve.control import text
@@ -47,7 +46,8 @@ class Look:
             caller.reply(ready=not found, reasons=found)
             return
         name = named(self._core, request)
-        caller.reply(ready=satisfied(engine.states[name]), reasons=reasons.service_reasons(engine, name, now))
+        found = reasons.service_reasons(engine, name, now)
+        caller.reply(ready=not found, reasons=found)
 
     def trace(self, caller: Connection, _: Request) -> None:
         began = self._core.engine.began

@@ -195,6 +195,32 @@ def test_a_periodic_service_does_not_run_again_while_the_pod_stops() -> None:
     assert made.phase is PodPhase.STOPPED
 
 
+def test_a_required_check_that_fails_keeps_the_pod_from_being_ready() -> None:
+    made = engine(
+        daemon={},
+        check={"kind": "periodic", "every": 10, "required": True, "command": ["/py", "-m", "init.helpers.serving"]},
+        other={"kind": "periodic", "every": 10},
+        late={"needs": ["check"]},
+    )
+    for pid, name in enumerate(("daemon", "check", "other", "late"), 5):
+        made.handle(name, Spawned(pid, MAIN), 0.0)
+    made.handle("check", Exited(6, 0), 1.0)
+    assert reasons.pod_reasons(made, 1.0) == () and made.ready_at is not None
+    made.tick(12.0)
+    made.handle("check", Spawned(9, MAIN), 12.0)
+    made.handle("check", Exited(9, 1, last_line="slurmctld is silent"), 12.0)
+    made.handle("other", Exited(7, 1), 12.0)
+    assert reasons.pod_reasons(made, 13.0, quoting=False) == ("check: last run exited 1: slurmctld is silent",)
+    shown = {view.name: (view.state, view.ready) for view in reasons.snapshot(made, "p", 13.0).services}
+    assert shown["check"] == ("failing", False) and shown["other"] == ("ready", True)
+    assert shown["daemon"] == shown["late"] == ("ready", True), "what needs the check goes on"
+    assert [text.partition(":")[0] for text in reasons.degraded(made, 13.0)] == ["other"]
+    made.tick(23.0)
+    made.handle("check", Spawned(10, MAIN), 23.0)
+    made.handle("check", Exited(10, 0), 23.0)
+    assert reasons.pod_reasons(made, 23.0) == ()
+
+
 def test_the_pod_has_not_stopped_while_a_start_is_on_its_way() -> None:
     made = engine(a={"ready": "notify"})
     made.end(0.0, drain=False)

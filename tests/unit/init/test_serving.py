@@ -1,0 +1,135 @@
+"""Whether Slurm serves: what one failure, several, and a long silence change; and who holds a port's connections."""
+
+from __future__ import annotations
+
+import socket
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from init.helpers import serving
+from init.helpers.serving import HEARD_S, REST_S, SILENT_S, Fault, Finding, Memory, heard, judge
+from init.pod.connections import FEW, crowd, crowd_at, sources
+from init.slurm import client
+from tests.waiting import until
+
+SILENT = Finding(Fault.SILENT, "slurmctld does not answer authenticated requests within 5 s")
+REFUSED = Finding(Fault.REFUSED, "munge key rejected by ctl:6817")
+WELL = Finding()
+
+
+def run(*found: tuple[float, Finding], memory: Memory | None = None) -> tuple[Memory, list[str], list[float]]:
+    """The memory after all, why the pod is not ready after each, and when a restart is wanted."""
+    memory, reasons, restarts = memory or Memory(), [], []
+    for now, finding in found:
+        memory, reason, restart = judge(memory, finding, now)
+        reasons.append(reason)
+        if restart:
+            restarts.append(now)
+    return memory, reasons, restarts
+
+
+def test_one_failure_changes_nothing_and_the_first_success_ends_it() -> None:
+    _, reasons, _ = run((10, SILENT), (25, WELL), (40, SILENT), (55, SILENT), (70, WELL), (85, SILENT))
+    assert reasons == ["", "", "", SILENT.reason, "", ""]
+
+
+def test_a_daemon_that_stays_silent_is_restarted_and_not_again_for_long() -> None:
+    silence = [(10.0 + step, SILENT) for step in range(0, int(SILENT_S) + 30, 15)]
+    memory, _, restarts = run(*silence)
+    assert restarts[0] == 10 + SILENT_S
+    memory = Memory(failures=9, silent_since=200.0, restarted=150.0)
+    _, _, restarts = run((200 + SILENT_S, SILENT), (150 + REST_S, SILENT), memory=memory)
+    assert restarts == [150 + REST_S]
+
+
+def test_a_refusal_restarts_nothing() -> None:
+    memory, reasons, restarts = run(*((10.0 + step, REFUSED) for step in range(0, 600, 15)))
+    assert reasons[-1] == REFUSED.reason and restarts == []
+    assert run((700, SILENT), memory=memory)[2] == [], "the silence begins now"
+
+
+@pytest.mark.parametrize(
+    ("last", "boot", "expected"),
+    [("NONE", "2026-11-24T14:00:00", 600.0), ("2026-11-24T14:09:00", "2026-11-24T10:00:00", 60.0)],
+)
+def test_a_worker_hears_of_slurmctld_by_its_own_slurmd(last: str, boot: str, expected: float) -> None:
+    now = datetime.fromisoformat("2026-11-24T14:10:00").timestamp()
+    assert (
+        heard(f"Boot time                = {boot}\nLast slurmctld msg time  = {last}\nVersion = 24.11.5\n", now)
+        == expected
+    )
+    assert heard("", now) == float("inf")
+
+
+def worker(monkeypatch: pytest.MonkeyPatch, *, ago: float, answers: list[str]) -> list[str]:
+    """A worker whose slurmd heard slurmctld `ago`; what it asks slurmctld, which answers so."""
+    asked: list[str] = []
+
+    class Done:
+        returncode, stdout = 0, "x"
+
+    def node(name: str, controller: str, *, within: float) -> None:
+        asked.append(name)
+
+    monkeypatch.setattr(serving, "ran", lambda *_, **__: Done)
+    monkeypatch.setattr(serving, "heard", lambda *_: ago)
+    monkeypatch.setattr(client, "node", node)
+    monkeypatch.setattr(serving, "unproven", lambda *_: answers.pop(0))
+    monkeypatch.setenv("MINIVM_POD_NAME", "w1")
+    return asked
+
+
+def test_a_worker_asks_slurmctld_only_where_it_was_silent_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = worker(monkeypatch, ago=HEARD_S - 1, answers=[])
+    assert serving.ask_as_worker("ctl:6817", Memory(), 1000.0) == (Memory(), WELL) and not asked
+    asked = worker(monkeypatch, ago=HEARD_S + 1, answers=["", "it is down"])
+    memory, finding = serving.ask_as_worker("ctl:6817", Memory(), 1000.0)
+    assert finding == WELL and memory.proven == 1000.0 and asked == ["w1"]
+    assert serving.ask_as_worker("ctl:6817", memory, 1000.0 + HEARD_S - 1)[1] == WELL and asked == ["w1"]
+    memory, finding = serving.ask_as_worker("ctl:6817", memory, 2000.0)
+    assert finding.fault is Fault.REFUSED and finding.reason.endswith("it is down")
+    memory, _, _ = judge(memory, finding, 2000.0)
+    memory, finding = serving.ask_as_worker("ctl:6817", memory, 2030.0)
+    assert finding.reason.endswith("it is down") and asked == ["w1", "w1"], "not asked again so soon"
+
+
+def test_what_a_run_remembers_outlives_it(tmp_path: Path) -> None:
+    file = tmp_path / "run/serving.json"
+    assert serving.load(file) == Memory()
+    serving.save(Memory(failures=2, reason="x"), file)
+    assert serving.load(file) == Memory(failures=2, reason="x")
+    for damaged in ("[]", "{", '{"fails": 2}'):
+        file.write_text(damaged)
+        assert serving.load(file) == Memory()
+
+
+TABLE = """  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 00000000:1AA1 00000000:0000 0A 00000000:00000000 00:00000000 00000000 64030 0 1 1 0 100 0 0 10 0
+   1: 0200F40A:1AA1 0701F40A:9C40 01 00000000:00000000 00:00000000 00000000 64030 0 2 1 0 20 4 30 10 -1
+   2: 0200F40A:1AA1 0701F40A:9C41 01 00000000:00000000 00:00000000 00000000 64030 0 3 1 0 20 4 30 10 -1
+   3: 0200F40A:1AA3 0701F40A:9C42 01 00000000:00000000 00:00000000 00000000 64030 0 4 1 0 20 4 30 10 -1
+   4: 0200F40A:1AA1 0301F40A:9C43 06 00000000:00000000 00:00000000 00000000 64030 0 5 1 0 20 4 30 10 -1
+   5: 0000000000000000FFFF00000200F40A:1AA1 0000000000000000FFFF00000301F40A:9C44 01 00000000:00000000
+"""
+
+
+def test_connections_are_counted_by_their_source() -> None:
+    found = sources(TABLE.splitlines(), 6817)
+    assert found == {"10.244.1.7": 2, "10.244.1.3": 1}
+    assert crowd(found, 6817) == "", "a few explain nothing"
+    found["10.244.1.7"] = 3998
+    found["10.244.1.3"] = 14
+    assert crowd(found, 6817) == "4,012 connections are open to port 6817, 3,998 of them from 10.244.1.7"
+
+
+def test_the_kernel_s_own_table_is_read() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=FEW) as server:
+        port = server.getsockname()[1]
+        held = [socket.create_connection(("127.0.0.1", port)) for _ in range(FEW)]
+        whole = f"{FEW} connections are open to port {port}, {FEW} of them from 127.0.0.1"
+        # On a busy machine the kernel's list changes while it is read.
+        until(lambda: crowd_at(port) == whole, "all are counted", seen=lambda: crowd_at(port))
+        for stream in held:
+            stream.close()
