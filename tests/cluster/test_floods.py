@@ -45,7 +45,8 @@ def bob(healthy: World) -> Researcher:
 
 
 def test_a_login_user_s_connections_to_slurmctld_keep_no_other_user_waiting(alice: Researcher, bob: Researcher) -> None:
-    with flood(bob, "slurm-controller:6817", IDLE, BUSY) as held:
+    address = bob.world.running("slurm-controller-0").address
+    with flood(bob, f"{address}:6817", IDLE, BUSY) as held:
         assert held >= 100
         alice("; ".join([f"{PATIENCE} squeue >/dev/null || exit"] * 5))
         assert alice(f"{PATIENCE} srun -n1 id -un") == "alice\n"
