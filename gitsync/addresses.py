@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from urllib.parse import urlsplit
 
 from gitsync.errors import GitsyncError
+
+# So few that `int` takes them at once.
+DIGITS = re.compile(r"[0-9]{1,12}")
 
 
 def check_url(url: str, *, token: bool) -> None:
@@ -40,9 +44,18 @@ def check_ring(url: str) -> None:
         raise GitsyncError("read the settings", reason, field="MINIVM_GITSYNC_RING_URL")
 
 
+def content_length(text: str, most: int) -> int | None:
+    """Parse the header Content-Length; None where it is no number of at most `most`.
+
+    `str.isdigit` takes signs such as a superscript two, which `int` refuses.
+    """
+    length = int(text) if DIGITS.fullmatch(text) else most + 1
+    return length if length <= most else None
+
+
 def split_address(address: str, field: str) -> tuple[str, int]:
     """Parse `host:port` to listen on; a port alone means every address."""
     host, _, port = address.rpartition(":")
-    if not port.isdigit() or not 0 <= int(port) < 65536:
+    if not DIGITS.fullmatch(port) or not 0 <= int(port) < 65536:
         raise GitsyncError("read the settings", f"{address!r} is not host:port", field=field)
     return host.strip("[]") or "0.0.0.0", int(port)

@@ -6,33 +6,77 @@ published is decided as ever.
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
-from gitsync.addresses import split_address
+from gitsync.addresses import content_length, split_address
 from gitsync.cycle.wake import poke
 from gitsync.rings.signing import authentic, read_secret
 from gitsync.settings import Settings
 
 LARGEST = 5 << 20
-TIMEOUT = 5.0
+# The time for one request, however slowly its bytes come, and how many are read at a time: the oldest is closed for a
+# new one, so that idle connections keep no push out.
+DEADLINE_S = 10.0
+MOST = 16
+
+
+class Listener(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        super().__init__(address, handler)
+        self._open: dict[socket.socket, threading.Timer] = {}
+        self._lock = threading.Lock()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Give the connection a deadline, and close the oldest one where too many are open."""
+        timer = threading.Timer(DEADLINE_S, _hang_up, [request])
+        timer.daemon = True
+        with self._lock:
+            oldest = next(iter(self._open)) if len(self._open) >= MOST else None
+            self._open[request] = timer
+        timer.start()
+        if oldest is not None:
+            _hang_up(oldest)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            timer = self._open.pop(request, None)
+        if timer is not None:
+            timer.cancel()
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print nothing: a peer that hangs up in the middle must not fill the log."""
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def handler(secret: Path | None, poke: Callable[[], object]) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        timeout = TIMEOUT
+    """Build the request handler for this secret."""
 
+    class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.answer(self.judge())
 
         def judge(self) -> int:
-            length = self.headers.get("Content-Length", "")
-            if not length.isdigit() or int(length) > LARGEST:
+            """Poke where the request is authentic; return the status."""
+            length = content_length(self.headers.get("Content-Length", ""), LARGEST)
+            if length is None:
                 return 413
-            body = self.rfile.read(int(length))
+            body = self.rfile.read(length)
             headers = {name.lower(): value for name, value in self.headers.items()}
-            if not authentic(headers, body, read_secret(secret)):
+            if len(body) < length or not authentic(headers, body, read_secret(secret)):
                 return 403
             poke()
             return 202
@@ -44,12 +88,13 @@ def handler(secret: Path | None, poke: Callable[[], object]) -> type[BaseHTTPReq
             self.end_headers()
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nothing: a stranger must not fill the log."""
+            """Print nothing: a stranger must not fill the log."""
 
     return Handler
 
 
 def serve(settings: Settings) -> None:
+    """Listen until the process ends."""
     address = split_address(settings.webhook or "", "MINIVM_GITSYNC_WEBHOOK")
-    with HTTPServer(address, handler(settings.webhook_secret, lambda: poke(settings))) as server:
+    with Listener(address, handler(settings.webhook_secret, lambda: poke(settings))) as server:
         server.serve_forever()

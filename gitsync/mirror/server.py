@@ -25,7 +25,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from gitsync import report
-from gitsync.addresses import split_address
+from gitsync.addresses import content_length, split_address
 from gitsync.errors import GitsyncError
 from gitsync.mirror.cache import Cache
 from gitsync.mirror.requests import CONNECTION, IDLE, LARGEST, REQUEST, DeadlineReader, unpack, wants
@@ -227,10 +227,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def body(self) -> bytes | None:
         """Read and decompress the request's body; None without a length, or when either size is too large."""
-        length = self.headers.get("Content-Length", "")
-        if not length.isdigit() or int(length) > LARGEST:
+        length = content_length(self.headers.get("Content-Length", ""), LARGEST)
+        if length is None:
             return None
-        body = self.rfile.read(int(length))
+        body = self.rfile.read(length)
         return unpack(body) if self.headers.get("Content-Encoding") == "gzip" else body
 
     def answer(self, status: int, body: bytes = b"", kind: str = "text/plain") -> None:

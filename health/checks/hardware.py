@@ -32,4 +32,4 @@ def present(hardware: Hardware, expect: Mapping[str, str]) -> bool:
 def expectations(environment: Mapping[str, str]) -> dict[str, str]:
     """MINIVM_EXPECT_GPUS=8 and the like, as {"gpu": "8"}."""
     names = {"MINIVM_EXPECT_GPUS": "gpu", "MINIVM_EXPECT_IB": "ib", "MINIVM_EXPECT_NVME": "nvme"}
-    return {key: environment[name] for name, key in names.items() if environment.get(name, "").isdigit()}
+    return {key: environment[name] for name, key in names.items() if environment.get(name, "").isdecimal()}

@@ -34,7 +34,7 @@ def parse(text: bytes | bytearray) -> Request | None:
             raise ValueError("no first line")
         return None
     words = line.decode("ascii").split(" ")
-    if len(words) != 4 or words[:2] != ["minivm", "1"] or words[2] not in KINDS or not words[3].isdigit():
+    if len(words) != 4 or words[:2] != ["minivm", "1"] or words[2] not in KINDS or not words[3].isdecimal():
         raise ValueError(f"wanted 'minivm 1 KIND SIZE', not {line!r}")
     size = int(words[3])
     if size > MOST:
