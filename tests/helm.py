@@ -70,7 +70,8 @@ def main() -> int:
     asked = parser.parse_args()
     if asked.word == "uninstall":
         with server(asked.namespace) as config:
-            config.uninstall(asked.release, ignore_not_found=asked.ignore_not_found)
+            # The command line's own default, which bounds the hooks.
+            config.uninstall(asked.release, ignore_not_found=asked.ignore_not_found, timeout=300)
         return 0
     values = yaml.safe_load(asked.values.read_text())
     if asked.word == "install":

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from pathlib import Path
 
 from init.drain.deadline import LEAST, PROC, Deadline, report, status_of
 from init.places import pod_name
+from init.pod.addresses import host_and_port
 from init.slurm import client
 from init.slurm.client import SlurmError
 from init.slurm.node import BACK, STOPPING
@@ -29,6 +31,8 @@ RESERVE = 5.0
 KEPT = 2.0  # of it, whatever the last look at the jobs takes
 LEFT = 1.0  # of it, for the removal
 LOOK_EVERY = 0.5
+# How long the controller's name does not exist before the cluster counts as deleted.
+GONE = 20.0
 
 
 def name_of_node() -> str:
@@ -37,13 +41,13 @@ def name_of_node() -> str:
 
 def drain(controller: str, deadline: Deadline) -> None:
     name = name_of_node()
-    node = asked(lambda: client.node(name, controller, within=max(LEAST, deadline.left / 2)), deadline)
+    node = asked(lambda: client.node(name, controller, within=max(LEAST, deadline.left / 2)), controller, deadline)
     if node is None:
         report(f"slurmctld knows no node {name}: nothing to drain")
         return
     if not (node.held_by_others or (node.held_by_us and "DRAIN" in node.flags)):
         changes = ["state=drain", f"reason={STOPPING}"]
-        asked(lambda: client.update(name, changes, controller, within=deadline.within(KEPT)), deadline)
+        asked(lambda: client.update(name, changes, controller, within=deadline.within(KEPT)), controller, deadline)
     jobs = wait_for_jobs(name, controller, deadline)
     if jobs:
         client.free(jobs, controller, report, within=deadline.within(LEFT))
@@ -72,22 +76,39 @@ def insisted(ask: Callable[[], T], deadline: Deadline) -> T:
                 raise
 
 
-def asked(ask: Callable[[], T], deadline: Deadline, missed: Callable[[], None] = lambda: None) -> T:
-    """A controller that is away comes back: its pod is replaced, say, together with this one. Jobs that run here
-    meanwhile have the time that was promised to them; to give up would end them now."""
-    last = ""
+def asked(ask: Callable[[], T], controller: str, deadline: Deadline, missed: Callable[[], None] = lambda: None) -> T:
+    """Ask slurmctld again while jobs run here and time is left: to give up would end them now.
+
+    A controller that is away comes back: its pod is replaced, say, together with this one. One whose name stays gone
+    does not: its Service was deleted with the release, and no slurmctld will hear how a job ends.
+    """
+    last, unnamed = "", 0.0
     while True:
         try:
             return ask()
         except SlurmError as error:
             if deadline.left <= RESERVE or not steps():
                 raise
+            unnamed = 0.0 if is_named(controller) else unnamed or deadline.left
+            if unnamed and unnamed - deadline.left >= GONE:
+                raise SlurmError("drain", f"there is no {controller} any more: the cluster was deleted") from error
             text = f"jobs run here, and slurmctld is asked again: {error.why}"
         if text != last:
             report(text)
             missed()
             last = text
         deadline.pause(min(LOOK_EVERY, deadline.left))
+
+
+def is_named(controller: str) -> bool:
+    """Whether the controller's name resolves. False only where a name server says that there is no such name."""
+    host, port = host_and_port(controller)
+    try:
+        socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        # A headless Service whose pod is away has the name, and no address.
+        return error.errno != socket.EAI_NONAME
+    return True
 
 
 def steps() -> list[int]:
@@ -112,7 +133,7 @@ def wait_for_jobs(name: str, controller: str, deadline: Deadline) -> dict[str, s
         last = ""
 
     while True:
-        jobs = asked(lambda: client.jobs(name, controller, within=deadline.within(KEPT)), deadline, missed)
+        jobs = asked(lambda: client.jobs(name, controller, within=deadline.within(KEPT)), controller, deadline, missed)
         if not jobs:
             return {}
         text = f"waiting for {len(jobs)} jobs: {' '.join([*jobs][:8])}{' ...' if len(jobs) > 8 else ''}"

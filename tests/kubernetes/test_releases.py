@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -82,13 +83,29 @@ def test_pods_that_serve_push_a_worker_aside_and_never_the_controller(release: R
 def test_uninstalled_and_installed_again_it_is_the_same_cluster(release: Release) -> None:
     job = release.submit("alice", script="echo before > kept")
     release.wait_for(job, "COMPLETED")
+    short = release.submit("alice", "-w", f"{release.name}-worker-0", script="sleep 5; echo whole > short")
+    long = release.submit("alice", "-w", f"{release.name}-worker-1", script="sleep 600")
+    for running in (short, long):
+        release.wait_for(running, "RUNNING", "COMPLETED")
     release.shut()
     before = release.secrets()
+    begun = time.monotonic()
     release.uninstall()
     until(lambda: not release.pods(), "the pods are gone", within=180, seen=release.why)
+    print(f"uninstalled with two jobs running, to no pod left: {time.monotonic() - begun:.1f} s")
     assert release.secrets() == before
+    for kind in ("jobs", "roles", "rolebindings", "serviceaccounts"):
+        left = [item["metadata"]["name"] for item in release.get(kind)["items"]]
+        assert not [name for name in left if name.startswith(f"{release.name}-")], (
+            f"the account of the drain went: {left}"
+        )
     release.install()
     release.wait_ready()
+    # Workers drained while slurmctld was there: it knows what ended and what has to run again.
+    release.wait_for(short, "COMPLETED")
+    assert (release.restarts(short), release.restarts(long)) == (0, 1)
+    assert release.as_user("alice", "cat short") == "whole"
+    release.slurm("scancel", long)
     assert release.secrets() == before
     assert release.as_user("alice", "cat kept") == "before"
     later = release.submit("alice", script="true")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -61,6 +62,24 @@ def test_a_slurmctld_that_is_away_is_asked_again_while_jobs_run(
         assert drain_worker.wait_for_jobs("w1", "ctl:6817", Deadline(60.0)) == {}
     assert away.read_text().count("x") == 4
     assert capsys.readouterr().out == "jobs run here, and slurmctld is asked again: ctl:6817 cannot be reached\n"
+
+
+def test_a_controller_whose_name_stays_gone_is_not_waited_for(
+    tmp_path: Path, away: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its Service went with the release. A name without an address, or a name server that is away, are no such word."""
+    answers = [socket.EAI_NODATA, socket.EAI_AGAIN, *[socket.EAI_NONAME] * 100]
+
+    def resolve(*_: object, **__: object) -> None:
+        raise socket.gaierror(answers.pop(0), "as the resolver says")
+
+    (tmp_path / "squeue").write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2\nexit 1\n")
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(drain_worker, "GONE", 2.0)
+    deadline = Deadline(60.0)
+    with step(tmp_path, 0), pytest.raises(client.SlurmError, match="the cluster was deleted"):
+        drain_worker.wait_for_jobs("w1", "ctl:6817", deadline)
+    assert deadline.left > 30.0 and len(answers) < 100, "an absent name is asked for again before it counts"
 
 
 def test_a_slurmctld_that_is_away_at_the_end_is_told_when_it_is_back(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import shutil
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -130,6 +131,61 @@ def test_a_network_that_hides_sources_has_the_pods_own_address() -> None:
 def slurm_conf_of(documents: list[Document]) -> list[str]:
     (config,) = [item for item in documents if item["metadata"]["name"] == "slurm-config"]
     return str(config["data"]["slurm.conf"]).splitlines()
+
+
+def test_a_render_without_a_cluster_has_no_hook() -> None:
+    """`helm template` prints hooks as well, and `kubectl apply` would run the Job that stops every worker."""
+    for name in EXAMPLES:
+        assert not [item for item in rendered(name) if "helm.sh/hook" in item["metadata"].get("annotations", {})]
+
+
+def hooks(tmp_path: Path, values: dict[str, Any]) -> dict[str, Document]:
+    """What Helm stores for the uninstall, by kind, as on a cluster."""
+    chart = tmp_path / "chart"
+    shutil.copytree(CHART, chart)
+    page = chart / "templates/uninstall.yaml"
+    text = page.read_text()
+    assert text.count('(.Capabilities.APIVersions.Has "apps/v1beta1")') == 1
+    page.write_text(text.replace('not (.Capabilities.APIVersions.Has "apps/v1beta1")', "true"))
+    texts = render_texts(values, release="slurm", namespace="hpc", chart=chart)
+    (found,) = (text for name, text in texts.items() if name.endswith("/uninstall.yaml"))
+    documents = [item for item in yaml.safe_load_all(found) if item]
+    assert all(item["metadata"]["annotations"]["helm.sh/hook"] == "pre-delete" for item in documents)
+    return {item["kind"]: item for item in documents}
+
+
+def test_an_uninstall_stops_the_workers_first(tmp_path: Path) -> None:
+    pools = {"cpu": {}, "gpu": {"kind": "WorkerPool", "graceSeconds": 900, "drainSeconds": 800}}
+    fleet = {"enabled": True, "workerPools": {"enabled": True}}
+    found = hooks(tmp_path, {"workers": {"pools": pools}, "fleet": fleet})
+    assert set(found) == {"ServiceAccount", "Role", "RoleBinding", "Job"}
+    (container,) = found["Job"]["spec"]["template"]["spec"]["containers"]
+    limit, selector, *stopped = container["args"]
+    assert (limit, stopped) == ("930", ["StatefulSet/slurm-cpu", "WorkerPool/slurm-gpu"])
+    labels = dict(pair.split("=") for pair in selector.split(","))
+    (pool,) = (
+        item for item in kind(list(rendered("minimal")), "StatefulSet") if item["metadata"]["name"].endswith("-worker")
+    )
+    assert (
+        labels.items()
+        <= (pool["spec"]["template"]["metadata"]["labels"] | {"app.kubernetes.io/instance": "slurm"}).items()
+    )
+    assert found["Role"]["rules"] == [
+        {
+            "apiGroups": ["apps"],
+            "resources": ["statefulsets/scale"],
+            "verbs": ["patch"],
+            "resourceNames": ["slurm-cpu"],
+        },
+        {"apiGroups": ["minivm.io"], "resources": ["workerpools"], "verbs": ["delete"], "resourceNames": ["slurm-gpu"]},
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]},
+    ]
+    # The account is there before the Job, and goes with it.
+    weights = {kind: item["metadata"]["annotations"].get("helm.sh/hook-weight", "0") for kind, item in found.items()}
+    assert weights == {"ServiceAccount": "-5", "Role": "-5", "RoleBinding": "-5", "Job": "0"}
+    assert all(
+        "hook-succeeded" in item["metadata"]["annotations"]["helm.sh/hook-delete-policy"] for item in found.values()
+    )
 
 
 def test_no_worker_mounts_the_logins_host_keys() -> None:
@@ -553,6 +609,22 @@ def test_one_worker_a_machine_on_the_hosts_network() -> None:
         "IPC_LOCK"
         in container(one("host-network", "StatefulSet", "slurm-fabric"))["securityContext"]["capabilities"]["add"]
     )
+
+
+def test_workers_spread_over_machines_unless_the_site_says_how() -> None:
+    """A preference: a pool larger than the machines still starts. Over all pools, for they share the machines."""
+
+    def affinity(pool: dict[str, Any]) -> Any:
+        documents = render({"workers": {"pools": {"a": pool}}}, release="slurm", namespace="hpc")
+        (found,) = [item for item in kind(documents, "StatefulSet") if item["metadata"]["name"] == "slurm-a"]
+        return found["spec"]["template"]["spec"]["affinity"]
+
+    (preferred,) = affinity({})["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert preferred["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
+    labels = preferred["podAffinityTerm"]["labelSelector"]["matchLabels"]
+    assert labels["app.kubernetes.io/component"] == "worker" and "minivm.io/pool" not in labels
+    own: dict[str, Any] = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
+    assert affinity({"affinity": own}) == own
 
 
 MADE = {

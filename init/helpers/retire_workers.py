@@ -1,0 +1,101 @@
+"""The end of a release: workers drain and go while slurmctld still answers. Run by the chart's pre-delete Job.
+
+`python3 -I -m init.helpers.retire_workers SECONDS SELECTOR [StatefulSet/NAME | WorkerPool/NAME]...`
+
+Each StatefulSet is scaled to zero and each WorkerPool is deleted: Kubernetes then stops their pods, and each drains
+itself in its grace. The Job ends once no pod matches SELECTOR, or after SECONDS: the uninstall goes on then, and ends
+what is left.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from urllib.parse import quote
+
+from init.errors import InitError
+from init.fields import number
+from init.pod.api_server import ACCOUNT, ApiError, ApiServer
+
+PAUSE = 1.0
+MERGE = "application/merge-patch+json"
+KINDS = ("StatefulSet", "WorkerPool")
+
+
+def parse(words: Sequence[str]) -> tuple[int, str, list[tuple[str, str]]]:
+    if len(words) < 2 or (seconds := number(words[0])) is None:
+        raise ValueError("SECONDS SELECTOR [KIND/NAME]...")
+    pools = [(kind, name) for kind, _, name in (word.partition("/") for word in words[2:])]
+    for kind, name in pools:
+        if kind not in KINDS or not name:
+            raise ValueError(f"{kind}/{name}")
+    return seconds, words[1], pools
+
+
+def retire(server: ApiServer, namespace: str, kind: str, name: str) -> str:
+    """Tell Kubernetes that a pool has no pods any more. Safe to repeat."""
+    try:
+        if kind == "StatefulSet":
+            path = f"/apis/apps/v1/namespaces/{namespace}/statefulsets/{name}/scale"
+            server.ask("PATCH", f"{path}?fieldManager=minivm-uninstall", {"spec": {"replicas": 0}}, MERGE)
+            return "scaled to zero"
+        path = f"/apis/minivm.io/v1alpha1/namespaces/{namespace}/workerpools/{name}"
+        server.ask("DELETE", path, {"propagationPolicy": "Background"})
+        return "deleted"
+    except ApiError as error:
+        if error.missing:
+            return "is gone"
+        raise
+
+
+def pods(server: ApiServer, namespace: str, selector: str) -> list[str]:
+    found = server.ask("GET", f"/api/v1/namespaces/{namespace}/pods?labelSelector={quote(selector)}")
+    return sorted(str(item["metadata"]["name"]) for item in found.get("items") or ())
+
+
+def run(server: ApiServer, namespace: str, seconds: float, selector: str, pools: Sequence[tuple[str, str]]) -> int:
+    until, last = time.monotonic() + seconds, ""
+    todo = list(pools)
+    while True:
+        try:
+            while todo:
+                print(f"{'/'.join(todo[0])}: {retire(server, namespace, *todo[0])}", flush=True)
+                todo.pop(0)
+            left = pods(server, namespace, selector)
+            text = f"{len(left)} workers drain: {' '.join(left[:8])}{' ...' if len(left) > 8 else ''}"
+            if not left:
+                print("no worker is left", flush=True)
+                return 0
+        except ApiError as error:
+            text = str(error)
+            if error.refused:
+                hint = "hint: helm uninstall --no-hooks ends the jobs without a drain"
+                print(f"{text}\n{hint}", file=sys.stderr, flush=True)
+                return 1
+        if text != last:
+            print(text, flush=True)
+            last = text
+        if time.monotonic() >= until:
+            print(f"after {seconds:g} s the uninstall goes on without them", flush=True)
+            return 0
+        time.sleep(PAUSE)
+
+
+def main() -> int:
+    try:
+        seconds, selector, pools = parse(sys.argv[1:])
+    except ValueError as error:
+        print(f"cannot retire workers: wrong arguments: {error}", file=sys.stderr)
+        return 2
+    namespace = os.environ.get("MINIVM_POD_NAMESPACE") or (ACCOUNT / "namespace").read_text().strip()
+    try:
+        return run(ApiServer("drain the workers"), namespace, seconds, selector, pools)
+    except InitError as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

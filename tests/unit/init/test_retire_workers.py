@@ -1,0 +1,114 @@
+"""The Job that stops a release's workers before the release goes, against an API server over real TLS."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from init.helpers import retire_workers
+from init.pod.api_server import ApiServer
+from tests.kube_api import serve
+
+POOLS = [("StatefulSet", "slurm-worker"), ("WorkerPool", "slurm-gpu")]
+APPS, OWN = "/apis/apps/v1/namespaces/hpc", "/apis/minivm.io/v1alpha1/namespaces/hpc"
+STOPS = [
+    ("PATCH", f"{APPS}/statefulsets/slurm-worker/scale?fieldManager=minivm-uninstall", {"spec": {"replicas": 0}}),
+    ("DELETE", f"{OWN}/workerpools/slurm-gpu", {"propagationPolicy": "Background"}),
+]
+LOOK = ("GET", "/api/v1/namespaces/hpc/pods?labelSelector=app%3Dx%2Crole%3Dworker", None)
+
+
+class Pods:
+    """What the API server was asked, and what it answers: the pods at each look, or a status for the next request."""
+
+    def __init__(self, account: Path) -> None:
+        self.account = account
+        self.asked: list[tuple[str, str, Any]] = []
+        self.refuse: list[int] = []
+        self.looks: list[list[str]] = [[]]
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def answer(self) -> None:
+                length = int(self.headers["Content-Length"] or 0)
+                outer.asked.append((self.command, self.path, json.loads(self.rfile.read(length)) if length else None))
+                status = outer.refuse.pop(0) if outer.refuse else 200
+                look = outer.looks.pop(0) if self.command == "GET" and len(outer.looks) > 1 else outer.looks[0]
+                found = (
+                    {"items": [{"metadata": {"name": name}} for name in look]} if status == 200 else {"message": "no"}
+                )
+                data = json.dumps(found).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            do_GET = do_PATCH = do_DELETE = answer
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self.server = serve(account, Handler)
+
+    def run(self, seconds: float = 30.0) -> int:
+        server = ApiServer("drain the workers", self.account, f"localhost:{self.server.server_port}")
+        return retire_workers.run(server, "hpc", seconds, "app=x,role=worker", POOLS)
+
+
+@pytest.fixture
+def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pods]:
+    monkeypatch.setattr(retire_workers, "PAUSE", 0.01)
+    made = Pods(tmp_path)
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+
+
+def test_every_pool_stops_and_the_last_pod_is_waited_for(api: Pods, capsys: pytest.CaptureFixture[str]) -> None:
+    api.looks = [["slurm-gpu-0", "slurm-worker-0"], ["slurm-worker-0"], []]
+    assert api.run() == 0
+    assert api.asked == [*STOPS, LOOK, LOOK, LOOK]
+    assert capsys.readouterr().out.splitlines() == [
+        "StatefulSet/slurm-worker: scaled to zero", "WorkerPool/slurm-gpu: deleted",
+        "2 workers drain: slurm-gpu-0 slurm-worker-0", "1 workers drain: slurm-worker-0", "no worker is left",
+    ]  # fmt: skip
+
+
+def test_a_second_run_and_an_api_server_that_is_away_do_no_harm(api: Pods) -> None:
+    """The Job's pod may be cut anywhere: a pool that is gone is no error, and what failed is asked again."""
+    api.refuse = [503, 404, 500, 404, 500]
+    assert api.run() == 0
+    patch, delete = STOPS
+    assert api.asked == [patch, patch, delete, delete, LOOK, LOOK]
+
+
+def test_an_uninstall_is_not_held_up_for_ever(api: Pods, capsys: pytest.CaptureFixture[str]) -> None:
+    api.looks = [["slurm-worker-0"]]
+    assert api.run(seconds=0.1) == 0
+    assert "the uninstall goes on without them" in capsys.readouterr().out
+
+
+def test_a_missing_right_stops_the_uninstall_and_tells_the_way_out(
+    api: Pods, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api.refuse = [403]
+    assert api.run() == 1
+    assert "helm uninstall --no-hooks" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["60"], ["x", "app=x"], ["60", "app=x", "Deployment/a"], ["60", "app=x", "WorkerPool/"]]
+)
+def test_wrong_arguments_are_refused(words: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        retire_workers.parse(words)
+
+
+def test_arguments_are_as_the_chart_writes_them() -> None:
+    words = ["150", "app=x", "StatefulSet/slurm-worker", "WorkerPool/slurm-gpu"]
+    assert retire_workers.parse(words) == (150, "app=x", POOLS)
