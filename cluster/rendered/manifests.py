@@ -26,6 +26,8 @@ WITHOUT_MEANING_HERE = frozenset(
         "Role",
         "RoleBinding",
         "ServiceAccount",
+        "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicyBinding",
     }
 )
 # The seccomp profile of pods whose jobs may have containers.

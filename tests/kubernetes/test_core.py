@@ -66,3 +66,18 @@ def test_people_come_in_by_the_service_with_their_key_alone(release: Release) ->
         assert release.door
         refused = release.door.try_(user, "true", key=release.key(other))
         assert refused.returncode == 255 and "Permission denied" in refused.stderr
+
+
+@pytest.mark.parametrize(("pod", "answer"), [("worker-1", "200"), ("controller-0", "403"), ("login-0", "403")])
+def test_root_on_a_worker_writes_the_status_of_no_other_role(release: Release, pod: str, answer: str) -> None:
+    """`phase: Failed` would end a pod, `podIP` move its Services. Before Kubernetes 1.30 its own role is the limit."""
+    script = (
+        "from init.pod.api_server import ApiError, ApiServer\n"
+        f"path = '/api/v1/namespaces/{release.namespace}/pods/{release.name}-{pod}/status'\n"
+        "try:\n"
+        "    ApiServer('ask').ask('PATCH', path, {'status': {}}, 'application/merge-patch+json')\n"
+        "    print(200)\n"
+        "except ApiError as error:\n"
+        "    print(error.status)\n"
+    )
+    assert release.run("worker-0", "/opt/minivm/bin/python3", "-I", "-c", script).strip() == answer

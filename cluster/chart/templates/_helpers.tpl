@@ -248,7 +248,7 @@ Kubernetes takes 32 domains, three or more of them its own.
 
 {{/* The parts of a pod's spec that every role has. */}}
 {{- define "minivm.podCommon" -}}
-serviceAccountName: {{ include "minivm.fullname" .root }}
+serviceAccountName: {{ include "minivm.fullname" .root }}-{{ .role }}
 {{- /* Never the automatic one: in a pod that runs as root without fsGroup every user and job could read it. */}}
 automountServiceAccountToken: false
 {{- if and .root.Values.podConditions.enabled (ne .role "demo") }}

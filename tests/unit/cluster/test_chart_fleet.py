@@ -189,8 +189,8 @@ def test_a_pool_that_grows_serves_its_partitions_and_its_pods_have_their_rights_
     read = worker_pool({**made, "metadata": {**made["metadata"], "uid": "u"}})
     says = Offer(features=frozenset({"minivm", "gpu"}), gpus=8)
     assert read.elastic == Elastic(0, 3, 60.0, 30.0, 10, frozenset({"all", "gpu"}), says)
-    (rule,) = only(documents, "Role", "slurm-pod-conditions")["rules"]
-    assert {"slurm-gpu-0", "slurm-gpu-1", "slurm-gpu-2", "slurm-cpu-0"} <= set(rule["resourceNames"])
+    (rule,) = only(documents, "Role", "slurm-pod-conditions-worker")["rules"]
+    assert set(rule["resourceNames"]) == {"slurm-gpu-0", "slurm-gpu-1", "slurm-gpu-2", "slurm-cpu-0"}
     counts = json.loads(only(documents, "ConfigMap", "slurm-config")["data"]["pools.json"])["pools"]
     assert counts == {"slurm-gpu": 3, "slurm-cpu": 1}, "the controller keeps the records of those that sleep"
 

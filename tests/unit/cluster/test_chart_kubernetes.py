@@ -87,7 +87,8 @@ def test_the_versions_differ_in_what_came_and_in_nothing_else() -> None:
 
     for example in EXAMPLES:
         old, new = (list(map(plain, objects(version, example=example))) for version in (OLDEST, "v1.36.2"))
-        assert old == new
+        # From 1.30 on; test_status_policy.py has them.
+        assert old == [item for item in new if not item["kind"].startswith("ValidatingAdmissionPolicy")]
 
 
 def test_the_page_and_the_chart_name_the_same_oldest_version() -> None:

@@ -506,11 +506,22 @@ def test_a_topology_goes_into_the_file_that_the_release_reads() -> None:
 
 
 def test_conditions_may_touch_only_this_clusters_pods() -> None:
-    role = one("h100-infiniband", "Role", "hall2-pod-conditions")
-    (rule,) = role["rules"]
-    assert (rule["resources"], rule["verbs"]) == (["pods/status"], ["patch"])
-    assert {"hall2-controller-0", "hall2-login-2", "hall2-h100-31", "hall2-cpu-3"} <= set(rule["resourceNames"])
-    assert len(rule["resourceNames"]) == 1 + 3 + 32 + 4
+    """And each role only its own: root on a worker does not write the controller's phase, or a login pod's address."""
+    workers = {f"hall2-h100-{i}" for i in range(32)} | {f"hall2-cpu-{i}" for i in range(4)}
+    wanted = {"controller": {"hall2-controller-0"}, "login": {f"hall2-login-{i}" for i in range(3)}, "worker": workers}
+    for role, pods in wanted.items():
+        (rule,) = one("h100-infiniband", "Role", f"hall2-pod-conditions-{role}")["rules"]
+        assert (rule["apiGroups"], rule["resources"], rule["verbs"]) == ([""], ["pods/status"], ["patch"])
+        assert set(rule["resourceNames"]) == pods
+        binding = one("h100-infiniband", "RoleBinding", f"hall2-pod-conditions-{role}")
+        assert binding["roleRef"]["name"] == f"hall2-pod-conditions-{role}"
+        assert [subject["name"] for subject in binding["subjects"]] == [f"hall2-{role}"]
+    accounts = {
+        document["spec"]["template"]["spec"]["serviceAccountName"] for document in stateful_sets("h100-infiniband")
+    }
+    assert accounts == {f"hall2-{role}" for role in wanted}
+    made = {item["metadata"]["name"] for item in rendered("h100-infiniband") if item["kind"] == "ServiceAccount"}
+    assert accounts <= made
 
 
 def test_without_conditions_pods_have_no_token() -> None:
