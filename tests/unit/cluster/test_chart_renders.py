@@ -542,6 +542,35 @@ def test_only_root_reads_the_token_of_the_conditions() -> None:
         assert mounts["/var/run/secrets/kubernetes.io/serviceaccount"] == "api-token"
 
 
+def test_users_and_jobs_do_not_reach_the_networks_that_the_site_names() -> None:
+    """Everything else they do, pods of the whole cluster among it: the directory and DNS are such."""
+
+    def egress(*deny: str) -> list[Document]:
+        documents = render({"networkPolicy": {"egressDeny": list(deny)}}, release="slurm", namespace="hpc")
+        return [item for item in kind(documents, "NetworkPolicy") if item["metadata"]["name"] == "slurm-egress"]
+
+    assert egress() == []
+    (policy,) = egress("169.254.169.254/32", "10.20.0.0/16", "fd00:ec2::254/128")
+    kubernetes_validate.validate(policy, "1.29", strict=True)
+    spec = policy["spec"]
+    (roles,) = spec["podSelector"]["matchExpressions"]
+    assert (roles["operator"], roles["values"]) == ("In", ["login", "worker"]), "the controller has its database"
+    assert spec["policyTypes"] == ["Egress"]
+    (rule,) = spec["egress"]
+    assert rule == {
+        "to": [
+            {"namespaceSelector": {}},
+            {"ipBlock": {"cidr": "0.0.0.0/0", "except": ["169.254.169.254/32", "10.20.0.0/16"]}},
+            {"ipBlock": {"cidr": "::/0", "except": ["fd00:ec2::254/128"]}},
+        ]
+    }
+    (policy,) = egress("10.0.0.0/8")
+    assert {"ipBlock": {"cidr": "::/0"}} in policy["spec"]["egress"][0]["to"]
+    for wrong in ("0.0.0.0/0", "10.0.0.1", "::/0", "metadata.google.internal"):
+        with pytest.raises(ClusterError, match="egressDeny"):
+            egress(wrong)
+
+
 def test_workers_on_their_hosts_network_pass_the_network_policy() -> None:
     for policy in ("slurm-inside", "slurm-clock"):
         (inside,) = one("host-network", "NetworkPolicy", policy)["spec"]["ingress"]
