@@ -54,7 +54,7 @@ def name_own_address(pod: Pod) -> None:
     name, address = pod.setting("MINIVM_CONTROLLER"), pod.setting("MINIVM_POD_IP")
     host = pod.controller[0]
     # A literal address needs no name.
-    if not name or not address or ":" in host or host.replace(".", "").isdigit():
+    if not name or not address or ":" in host or host.replace(".", "").isdecimal():
         return
     lines = (pod.text(HOSTS) or "").splitlines()
     others = [line for line in lines if host not in line.partition("#")[0].split()[1:]]

@@ -217,13 +217,14 @@ def test_a_job_that_brings_no_environment_has_its_user_s(bob: Researcher) -> Non
     script = 'echo "$HOME:$USER:$SHELL:$OF_PROFILE:$FOO:$TMPDIR:${PATH##*:}:$words"; srun --export=ALL hostname'
     try:
         for option, foo in (("NONE", "profile"), ("FOO=given", "given")):
-            job = bob.submit("-n1", "--mem=100M", "-o", "environment", f"--export={option}", script=script)
+            once = ("-n1", "--mem=100M", "-o", "environment", "--open-mode=truncate")
+            job = bob.submit(*once, f"--export={option}", script=script)
             bob.wait_for(job, "COMPLETED")
             line = f"/home/bob:bob:/bin/bash:two words:{foo}:/tmp:/home/bob/bin:"
             assert bob("cat environment").splitlines() == [line, WORKER]
         bob("cat > .profile", stdin="setsid sleep 600 & while :; do sleep 1; done\n")
         script = "echo $HOME:$OF_PROFILE:$USER"
-        job = bob.submit("-n1", "--mem=100M", "-o", "environment", "--export=NONE", script=script)
+        job = bob.submit(*once, "--export=NONE", script=script)
         bob.wait_for(job, "COMPLETED")
         told, line = bob("cat environment").splitlines()
         assert told.startswith("minivm: your login shell (/bin/bash) gave no environment") and line == "/home/bob::bob"

@@ -131,8 +131,8 @@ def move(world: World, commit: str) -> None:
     temporary.rename(reference)
 
 
-def forked_cycle(world: World, kill_at: str = "") -> int:
-    """Fork a cycle, killed at a step if one is named; return its pid."""
+def forked_cycle(world: World, step: str = "", action: str = "kill") -> int:
+    """Fork a cycle, interrupted at a step if one is named; return its pid."""
     pid = os.fork()
     if pid:
         return pid
@@ -141,7 +141,7 @@ def forked_cycle(world: World, kill_at: str = "") -> int:
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 1)
         os.dup2(null, 2)
-        with interrupted(kill_at, "kill") if kill_at else contextlib.nullcontext():
+        with interrupted(step, action) if step else contextlib.nullcontext():
             run_cycle(world.settings)
         status = 0
     finally:

@@ -69,9 +69,11 @@ STEPS = tuple(POINTS)
 
 
 def act(action: str) -> None:
-    """Do to this process what a fault does: `kill` it, or fail with a `full` disk."""
-    if action == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
+    """Do to this process what a fault does: `kill` it, `stop` it until it is continued, or fail with a `full` disk."""
+    signals = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+    if action in signals:
+        os.kill(os.getpid(), signals[action])
+        return
     assert action == "full", action
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

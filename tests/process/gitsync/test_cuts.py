@@ -299,7 +299,7 @@ def test_a_lock_that_is_held_by_a_living_cycle_is_not_broken(world: World) -> No
     second = list(serials)[1]
     run_cycle(world.settings)
     move(world, second)
-    pid = forked_cycle(world, "verified:stop")
+    pid = forked_cycle(world, "verified", "stop")
     try:
         until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "it is in the middle")
         with pytest.raises(GitsyncError, match="another gitsync is running"):
