@@ -246,7 +246,8 @@ def pin(name: str, parent: Fields, value: object) -> spec.Pin:
 
 # fmt: off
 RELEASE_KEYS = {
-    "protocol", "reads", "needs-state", "mpi", "gpu", "configure", "user-env", "topology", "metrics", "ready", "absent",
+    "protocol", "reads", "needs-state", "mpi", "gpu", "configure", "user-env", "topology", "metrics", "ready",
+    "fast-scripts", "absent",
 }
 # fmt: on
 
@@ -272,6 +273,7 @@ def releases(data: object, file: str) -> dict[str, spec.Release]:
             topology=fields.text("topology"),
             metrics=fields.text("metrics", ""),
             ready=fields.mapping("ready"),
+            fast_scripts=fields.flag("fast-scripts", default=False),
             absent=fields.text_map("absent"),
         )
     if (default := whole.text("default")) not in found:

@@ -262,6 +262,7 @@ class Release:
     needs_state: tuple[str, ...] = ()
     metrics: str = ""
     ready: Mapping[str, object] = field(default_factory=dict)
+    fast_scripts: bool = False
     absent: Mapping[str, str] = field(default_factory=dict)
 
 

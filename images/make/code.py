@@ -73,6 +73,7 @@ def slurm_json(definition: Definition, choice: Choice, version: str) -> str:
         names = {str(one.protocol): one.name for one in definition.slurm.values()}
         found |= {"protocol": facts.protocol, "reads": facts.reads, "names": names}
         found |= {"needs-state": facts.needs_state} if facts.needs_state else {}
+        found |= {"fast-scripts": True} if facts.fast_scripts else {}
     return json.dumps(found, sort_keys=True) + "\n"
 
 

@@ -22,6 +22,7 @@ STEPS = {
     "cgroups": ("cgroups", "run"),
     "cluster-number": ("database", "number"),
     "directories": ("directories", "run"),
+    "fast-scripts": ("node", "fast_scripts"),
     "gather-cgroups": ("cgroups", "gather"),
     "hostkeys": ("hostkeys", "run"),
     "identity": ("identity", "run"),

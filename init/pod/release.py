@@ -27,6 +27,7 @@ class Release:
     reads: int
     names: tuple[tuple[int, str], ...]  # of every release that is known, by its number
     needs_state: tuple[str, ...] = ()  # files without which its slurmctld starts only once
+    fast_scripts: bool = False  # whether slurm.fastScripts was tested with it
 
     def called(self, number: int) -> str:
         """The release of that number."""
@@ -45,7 +46,8 @@ def of_json(text: str) -> Release | None:
         return None
     names = tuple(sorted((int(number), name) for number, name in found["names"].items()))
     needs = tuple(found.get("needs-state", ()))  # an image of before has none
-    return Release(found["release"], found["protocol"], found["reads"], names, needs)
+    fast = found.get("fast-scripts") is True
+    return Release(found["release"], found["protocol"], found["reads"], names, needs, fast)
 
 
 def written_by(headers: Mapping[str, bytes]) -> int | None:

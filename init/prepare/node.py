@@ -1,4 +1,4 @@
-"""What this pod offers to Slurm as a node: the `--conf` of a dynamic slurmd."""
+"""What slurmd is started with: what this pod offers as a node (`--conf` of a dynamic slurmd), and `slurm.fastScripts`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from init.pod.pod import Pod
 from init.prepare import cgroups, gpus, node_limits
+
+LIBRARY = "/usr/libexec/minivm/launch.so"
 
 
 def run(pod: Pod) -> str:
@@ -33,3 +35,40 @@ def node_configuration(own: Mapping[str, str], features: str, override: str) -> 
             raise ConfigError("describe the node", f"{word!r} in MINIVM_NODE_CONF is not Key=value")
         merged[names.get(key.lower(), key)] = value
     return " ".join(f"{key}={value}" for key, value in merged.items() if value)
+
+
+def fast_scripts(pod: Pod) -> str:
+    """Publish LD_PRELOAD for slurmd where `slurm.fastScripts` is set, or nothing. A reason to leave it off is a condition of the pod, not a failure."""
+    if pod.choice("MINIVM_FAST_SCRIPTS", "no", ["yes", "no"]) == "no":
+        pod.publish("fast-scripts", {})
+        return "off"
+    why = _no_fast_scripts(pod)
+    _tell_fast_scripts(why)
+    # A preload that the site gives the whole pod stays: the library hands neither on to scripts.
+    paths = [path for path in (LIBRARY, pod.setting("LD_PRELOAD")) if path]
+    pod.publish("fast-scripts", {} if why else {"LD_PRELOAD": ":".join(paths)})
+    return why or f"slurmd loads {LIBRARY}"
+
+
+def _no_fast_scripts(pod: Pod) -> str:
+    from init.prepare.slurm_state import known
+
+    release = known(pod)
+    if release is None or not release.fast_scripts:
+        name = f"Slurm {release.name}" if release else "this Slurm"
+        return f"slurm.fastScripts stays off: {name} was not tested with it; set it to false, or run a tested release"
+    if not pod.has(LIBRARY):
+        return f"slurm.fastScripts stays off: the image has no {LIBRARY}; set it to false, or use an image that has it"
+    return ""
+
+
+def _tell_fast_scripts(why: str) -> None:
+    """Set the pod's condition, which `minivm status` and `minivm why` show; an empty text takes it back."""
+    from init.errors import InitError
+    from init.pod.client import Client
+
+    try:
+        with Client(within=2.0) as client:
+            client.request("condition", name="fast-scripts", text=why, blocking=False)
+    except (InitError, OSError, ValueError, EOFError):
+        return  # no init listens, as in an image that is tried by hand; the log has the line

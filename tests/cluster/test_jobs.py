@@ -53,7 +53,7 @@ FIGURES = ("MaxRSS", "AveRSS", "MaxVMSize", "MaxDiskRead", "MaxDiskWrite")
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """A cluster whose jobs are tracked and not contained, as where pods may not write cgroups."""
-    values = {"slurm": {"proctrack": "linuxproc"}, "login": {"graceSeconds": 25}}
+    values = {"slurm": {"proctrack": "linuxproc", "fastScripts": True}, "login": {"graceSeconds": 25}}
     with small_cluster(Engine().client, f"{NAME}-plain", tmp_path_factory.mktemp("plain"), values) as cluster:
         cluster.up(timeout=120)
         yield World(cluster)
@@ -246,18 +246,36 @@ def test_what_a_job_leaves_goes_with_the_pod_s_own_capabilities(bob: Researcher)
     until(lambda: left() == "", "nothing of it is left", seen=left)
 
 
-def test_slurm_alone_has_what_it_starts_scripts_by(bob: Researcher) -> None:
-    """slurmd and the daemons of its steps have it loaded; a task, its environment and all else on the node have not."""
+def loaded(world: World) -> list[str]:
+    """The names of a worker's processes that have the library of `slurm.fastScripts` loaded."""
     look = "cd /proc; grep -ls /launch.so [1-9]*/maps | while read -r map; do cat ${map%maps}comm; done | sort -u"
+    return world.cluster.exec(WORKER, ["sh", "-c", look])[1].split()
 
-    def loaded() -> list[str]:
-        return bob.world.cluster.exec(WORKER, ["sh", "-c", look])[1].split()
 
+def test_no_process_loads_the_library_of_fast_scripts_unless_the_site_sets_it(alice: Researcher) -> None:
+    """In a cluster with the chart's defaults, while a job runs."""
+    job = alice.submit("-w", WORKER, "-n1", "--mem=100M", "-o", "unloaded", script="env; exec sleep 600")
+    alice.wait_for(job, "RUNNING")
+    try:
+        until(
+            lambda: f"SLURM_JOB_ID={job}\n" in alice.try_("cat unloaded").stdout, "the job has printed its environment"
+        )
+        assert loaded(alice.world) == []
+        assert "LD_PRELOAD" not in alice.world.run(WORKER, "sh", "-c", "cat /proc/$(pidof -s slurmd)/environ")
+    finally:
+        alice(f"scancel {job}")
+    alice.world.wait_idle()
+
+
+def test_slurm_alone_loads_the_library_of_fast_scripts(bob: Researcher) -> None:
+    """slurmd and slurmstepd load it; a task, its environment and every other process on the node do not."""
     job = bob.submit("-n1", "--mem=100M", "-o", "loaded", script="env; exec sleep 600")
     bob.wait_for(job, "RUNNING")
     try:
-        until(lambda: f"SLURM_JOB_ID={job}\n" in bob.try_("cat loaded").stdout, "the job has said its environment")
-        until(lambda: loaded() == ["slurmd", "slurmstepd"], "Slurm alone has it", seen=loaded)
+        until(lambda: f"SLURM_JOB_ID={job}\n" in bob.try_("cat loaded").stdout, "the job has printed its environment")
+        until(
+            lambda: loaded(bob.world) == ["slurmd", "slurmstepd"], "Slurm alone has it", seen=lambda: loaded(bob.world)
+        )
         assert "LD_PRELOAD" not in bob("cat loaded")
     finally:
         bob(f"scancel {job}")

@@ -1,20 +1,20 @@
 /*
- * What slurmd and slurmstepd load before the C library: how they start a script, and what they wait for after it.
+ * Start Slurm's scripts faster: preloaded into slurmd where `slurm.fastScripts` is set (init/prepare/node.py).
  *
- * slurmd starts itself anew to start a prolog or an epilog, which costs more than most of them. After each script it
- * sleeps for 10 ms so that what the script has left may end, also where it has left nothing; and where a script's output
- * ends a moment before the script it looks for its end 10 ms later. Here a script is started at once, a group in which
- * nobody is left is not waited for, and the end of a process ends the wait for it. For all other callers the functions
- * are the C library's own.
+ * slurmd executes itself again to start a prolog or an epilog, which costs more than most scripts. After each script it
+ * sends TERM to the script's process group and sleeps for 10 ms, also where the group is empty; and where a script closes
+ * its output a moment before it exits, slurmd looks for its exit 10 ms later. This library starts the script directly, skips
+ * the sleep after an empty group, and ends the pause when the process exits. Every other call is the C library's own:
+ * a shortcut is taken only by the thread, the function and the arguments that Slurm's run_command.c uses.
  *
- * It acts on nothing but what its own process asks for, and is in no program that Slurm starts: neither a script nor a
- * user's task inherits it. (Taken from the environment of the service slurmd, minivm is without it.)
+ * Neither a script nor a task inherits the preload: see without_preload() and load().
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -25,29 +25,62 @@
 #ifndef OWN
 #define OWN "/usr/libexec/minivm/launch.so"
 #endif
-#define HERE "LD_PRELOAD=" OWN
-#define MODE "slurm_script_launcher" /* slurmd MODE PATH ARGV...: what it would tell itself */
+#define PRELOAD "LD_PRELOAD="
+#define MODE "slurm_script_launcher" /* slurmd MODE PATH ARGV...: how slurmd executes itself again */
+#define TERM_PAUSE 10000             /* microseconds that Slurm sleeps between TERM and KILL of a script's group */
+#define SAME_FUNCTION 1024           /* bytes between two calls of one short function */
 
-/* Of this thread's last call: the group had nobody left in it; the child had not ended yet. */
+/*
+ * What this thread's last call found, and the address that the call returned to; empty after the next call of any function
+ * below. So a shortcut belongs to the call right after, from the same function.
+ */
 #define OF_A_THREAD static __thread __attribute__((tls_model("initial-exec")))
-OF_A_THREAD int nobody_left;
-OF_A_THREAD pid_t awaited;
+OF_A_THREAD uintptr_t empty_group_at;
+OF_A_THREAD uintptr_t alive_at;
+OF_A_THREAD pid_t alive;
 static int (*c_librarys_fexecve)(int, char *const[], char *const[]);
+static const char *preload; /* LD_PRELOAD as this process was started with, where it names this library */
 
-/* slurmd hands it on to slurmstepd, and to itself when it is told to begin anew; from there on it goes nowhere. */
+#define CALLER ((uintptr_t)__builtin_return_address(0))
+static int near(uintptr_t call, uintptr_t caller) {
+    return call && (call < caller ? caller - call : call - caller) < SAME_FUNCTION;
+}
+static void forget(void) {
+    empty_group_at = alive_at = 0;
+    alive = 0;
+}
+
+/* Whether a list for LD_PRELOAD names this library: the loader parts it by colons and spaces. */
+static int names_us(const char *list) {
+    for (size_t length; *list; list += length + (list[length] != 0)) {
+        length = strcspn(list, ": ");
+        if (length == strlen(OWN) && !strncmp(list, OWN, length)) return 1;
+    }
+    return 0;
+}
+
+/* slurmd hands the preload to slurmstepd, and to itself when it restarts; no other program gets it. */
 __attribute__((constructor)) static void load(void) {
     const char *given = getenv("LD_PRELOAD");
     c_librarys_fexecve = (int (*)(int, char *const[], char *const[]))dlsym(RTLD_NEXT, "fexecve");
-    if (given && !strcmp(given, OWN) && strcmp(program_invocation_short_name, "slurmd")) unsetenv("LD_PRELOAD");
+    if (!given || !names_us(given)) return;
+    preload = strdup(given);
+    if (strcmp(program_invocation_short_name, "slurmd")) unsetenv("LD_PRELOAD");
+}
+
+/* Take slurmd's own preload out of a script's environment; one that the script's caller chose stays. */
+static void without_preload(char *const env[]) {
+    char **kept = (char **)env;
+    for (char *const *entry = env; *entry; entry++) {
+        const char *list = *entry + strlen(PRELOAD);
+        int is_ours = !strncmp(*entry, PRELOAD, strlen(PRELOAD)) && (names_us(list) || (preload && !strcmp(list, preload)));
+        if (!is_ours) *kept++ = *entry;
+    }
+    *kept = NULL;
 }
 
 /* In the child of a process with many threads: nothing here takes a lock. */
 static void start_script(char *const argv[], char *const env[]) {
-    char **kept = (char **)env;
-    for (char *const *entry = env; *entry; entry++) {
-        if (strcmp(*entry, HERE)) *kept++ = *entry;
-    }
-    *kept = NULL;
     setpgid(0, 0);
     /* The system calls: those of the C library ask its other threads, of which a child has none. */
     if (!syscall(SYS_setresgid, getegid(), getegid(), -1) && !syscall(SYS_setresuid, geteuid(), geteuid(), -1)) {
@@ -61,21 +94,25 @@ static void start_script(char *const argv[], char *const env[]) {
 }
 
 int fexecve(int fd, char *const argv[], char *const env[]) {
-    int is_script = argv[0] && argv[1] && argv[2] && argv[3] && !strcmp(argv[1], MODE);
-    /* A kernel that cannot close them all at once has Slurm do it in its way. */
-    if (is_script && !close_range(3, ~0U, 0)) start_script(argv, env);
+    forget();
+    if (argv[0] && argv[1] && argv[2] && argv[3] && !strcmp(argv[1], MODE)) {
+        without_preload(env);
+        /* A kernel that cannot close all descriptors at once leaves it to Slurm's own way. */
+        if (!close_range(3, ~0U, 0)) start_script(argv, env);
+    }
     return c_librarys_fexecve(fd, argv, env);
 }
 
 int killpg(pid_t group, int signal) {
+    forget();
     if (group < 0) {
         errno = EINVAL;
         return -1;
     }
     int failed = kill(-group, signal);
     int why = errno;
-    /* One that runs and has not made its group yet is not gone: the sleep is its time to, or the KILL misses it too. */
-    nobody_left = failed && why == ESRCH && signal == SIGTERM && kill(group, 0) && errno == ESRCH;
+    /* A process that has not made its group yet is not gone: it needs the sleep, or the KILL misses it too. */
+    if (failed && why == ESRCH && signal == SIGTERM && kill(group, 0) && errno == ESRCH) empty_group_at = CALLER;
     errno = why;
     return failed;
 }
@@ -85,31 +122,34 @@ static struct timespec span(long long microseconds) {
 }
 
 int usleep(useconds_t microseconds) {
-    if (nobody_left) {
-        nobody_left = 0;
-        return 0;
-    }
+    int skip = microseconds == TERM_PAUSE && near(empty_group_at, CALLER);
+    forget();
+    if (skip) return 0;
     struct timespec time = span(microseconds);
     return nanosleep(&time, NULL);
 }
 
 pid_t waitpid(pid_t pid, int *status, int options) {
+    forget();
     pid_t found = wait4(pid, status, options, NULL);
-    awaited = !found && pid > 0 ? pid : 0;
+    if (!found && pid > 0 && options == WNOHANG) {
+        alive = pid;
+        alive_at = CALLER;
+    }
     return found;
 }
 
 int poll(struct pollfd *files, nfds_t count, int milliseconds) {
     struct timespec time = span(milliseconds * 1000LL);
-    pid_t pid = awaited;
-    awaited = 0;
-    int end = pid && !count && milliseconds > 0 ? (int)syscall(SYS_pidfd_open, pid, 0) : -1;
+    pid_t pid = near(alive_at, CALLER) ? alive : 0;
+    forget();
+    int end = pid && !files && !count && milliseconds > 0 ? (int)syscall(SYS_pidfd_open, pid, 0) : -1;
     if (end < 0) return ppoll(files, count, milliseconds < 0 ? NULL : &time, NULL);
     struct pollfd ended = {.fd = end, .events = POLLIN};
     int found = ppoll(&ended, 1, &time, NULL);
     int why = errno;
     close(end);
-    /* One that is traced has ended before its parent may know: whoever looks would look again without a pause. */
+    /* A traced process is dead before its parent may know: a caller that looks again would loop without a pause. */
     siginfo_t told = {0};
     if (found > 0 && !waitid(P_PID, (id_t)pid, &told, WEXITED | WNOHANG | WNOWAIT) && !told.si_pid) {
         return ppoll(NULL, 0, &time, NULL);

@@ -1,5 +1,5 @@
-"""What slurmd loads before the C library (images/src/runner/launch.c), in a small program that does what slurmd does.
-That slurmd and slurmstepd have it, and nobody else, is seen in a real cluster (tests/cluster/test_jobs.py).
+"""The library of `slurm.fastScripts` (images/src/runner/launch.c), in a small program that calls what slurmd calls.
+tests/cluster/test_jobs.py shows in a real cluster which processes load it.
 """
 
 from __future__ import annotations
@@ -49,6 +49,21 @@ static pid_t child(int milliseconds) {
     return pid;
 }
 
+/* Further from main than a short function is long. */
+#define FAR __attribute__((noinline, noclone))
+#define PADDING __asm__ volatile(".rept 2048\n nop\n .endr")
+FAR static void elsewhere(void) {
+    PADDING;
+    usleep(10000);
+    PADDING;
+}
+FAR static void poll_elsewhere(pid_t pid) {
+    PADDING;
+    kill(pid, SIGKILL);
+    poll(NULL, 0, 50);
+    PADDING;
+}
+
 int main(int argc, char **argv) {
     if (argc < 2) return 2;
     struct timespec begun;
@@ -64,9 +79,44 @@ int main(int argc, char **argv) {
         pid_t pid = child(0);
         waitpid(pid, &status, 0);
         if (!killpg(pid, SIGTERM) || errno != ESRCH) return 4;
-        usleep(4000000000u);
+        for (int turn = 0; turn < 100000; turn++) { /* at 10 ms each a quarter of an hour */
+            killpg(pid, SIGTERM);
+            usleep(10000);
+        }
+        clock_gettime(CLOCK_MONOTONIC, &begun);
+        usleep(10000);
+        printf("%d %d\n", WEXITSTATUS(status), since(&begun) >= 10);
+    }
+    if (is(argv[1], "unrelated")) { /* each sleep comes after a TERM to an empty group, and is not Slurm's */
+        pid_t pid = child(0);
+        waitpid(pid, &status, 0);
+        if (!killpg(pid, SIGTERM) || errno != ESRCH) return 4;
         usleep(50000);
-        printf("%d %d\n", WEXITSTATUS(status), since(&begun) >= 50);
+        printf("%d", since(&begun) >= 50);
+        clock_gettime(CLOCK_MONOTONIC, &begun);
+        killpg(pid, SIGTERM);
+        poll(NULL, 0, 0);
+        usleep(10000);
+        printf(" %d", since(&begun) >= 10);
+        clock_gettime(CLOCK_MONOTONIC, &begun);
+        killpg(pid, SIGTERM);
+        elsewhere();
+        printf(" %d\n", since(&begun) >= 10);
+    }
+    if (is(argv[1], "unrelated-poll")) { /* each pause comes after a look at a child that lives, and is not for it */
+        pid_t pid = child(3600000);
+        if (waitpid(pid, &status, WNOHANG)) return 5;
+        poll_elsewhere(pid);
+        printf("%d", since(&begun) >= 50);
+        kill(pid, SIGKILL);
+        if (waitpid(pid, &status, 0) != pid) return 6;
+        pid = child(3600000);
+        clock_gettime(CLOCK_MONOTONIC, &begun);
+        if (waitpid(pid, &status, WNOHANG)) return 5;
+        usleep(0);
+        kill(pid, SIGKILL);
+        poll(NULL, 0, 50);
+        printf(" %d\n", since(&begun) >= 50);
     }
     if (is(argv[1], "somebody")) {
         pid_t pid = child(3600000);
@@ -159,12 +209,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shared = ["-shared", f'-DOWN="{library}"', "-o", str(library), str(SOURCES / "launch.c")]
     subprocess.run([*GCC, *shared], check=True)
     subprocess.run([*GCC, "-o", str(root / "slurmd"), str(root / "program.c")], check=True)
+    (root / "site.c").write_text("int site_preload;\n")
+    subprocess.run([*GCC, "-shared", "-o", str(root / "site.so"), str(root / "site.c")], check=True)
     os.link(root / "slurmd", root / "slurmstepd")
     return root
 
 
 def told(made: Path, *words: str, name: str = "slurmd", **environment: str) -> subprocess.CompletedProcess[str]:
-    """The hours of whom it waits for are not over when the test has to be."""
     loaded = {"LD_PRELOAD": str(made / "launch.so"), "PATH": os.environ["PATH"], **environment}
     return subprocess.run([str(made / name), *words], env=loaded, capture_output=True, text=True, timeout=60)
 
@@ -190,24 +241,29 @@ def test_a_script_is_started_at_once(made: Path) -> None:
     assert second == "4", "ls has one of its own"
 
 
-def test_a_script_does_not_inherit_the_library(made: Path) -> None:
-    path = script(made, "tr '\\0' '\\n' </proc/$$/environ; grep -c launch.so /proc/$$/maps")  # as it was started
-    said = launched(made, path, ASKED="yes").stdout
-    assert "ASKED=yes" in said
-    assert "LD_PRELOAD" not in said and said.endswith("\n0\n")
+@pytest.mark.parametrize("site", ["", "{site}:", " {site} "], ids=["alone", "before", "spaces"])
+def test_a_script_inherits_no_preload_of_slurmd(made: Path, site: str) -> None:
+    """Neither the library nor what the site preloads into slurmd beside it."""
+    path = script(made, "tr '\\0' '\\n' </proc/$$/environ; grep 'launch.so\\|site.so' /proc/$$/maps")
+    given = f"{site.format(site=made / 'site.so')}{made}/launch.so"
+    done = launched(made, path, ASKED="yes", LD_PRELOAD=given)
+    assert "ASKED=yes" in done.stdout
+    assert "LD_PRELOAD" not in done.stdout and ".so" not in done.stdout
+    assert done.stderr == ""
 
 
-def test_what_others_have_a_script_load_is_theirs(made: Path) -> None:
-    path = script(made, "env")
-    both = f"{made}/launch.so:{made}/launch.so"
-    assert f"LD_PRELOAD={both}\n" in launched(made, path, LD_PRELOAD=both).stdout
+def test_a_preload_without_the_library_is_left_alone(made: Path) -> None:
+    """The library takes back what it came with, and nothing that a script's caller chose."""
+    line = ("exec", "/usr/bin/env", "env")
+    assert f"LD_PRELOAD={made}/site.so" in told(made, *line, LD_PRELOAD=f"{made}/site.so").stdout
 
 
 def test_only_slurmd_hands_the_library_on(made: Path) -> None:
-    """To slurmstepd; what that starts, a user's task or a program of containers, knows nothing of it."""
-    env = ("exec", "/bin/cat", "cat", "/proc/self/environ")  # as it was started
-    assert "LD_PRELOAD" in told(made, *env).stdout
-    assert "LD_PRELOAD" not in told(made, *env, name="slurmstepd").stdout
+    """To slurmstepd; what slurmstepd starts, a user's task or a container's program, has no preload of slurmd's."""
+    env = ("exec", "/bin/cat", "cat", "/proc/self/environ")
+    for given in (f"{made}/launch.so", f"{made}/site.so:{made}/launch.so"):
+        assert "LD_PRELOAD" in told(made, *env, LD_PRELOAD=given).stdout
+        assert "LD_PRELOAD" not in told(made, *env, name="slurmstepd", LD_PRELOAD=given).stdout
 
 
 def test_a_script_that_is_not_there_is_told(made: Path) -> None:
@@ -222,8 +278,18 @@ def test_any_other_program_is_started_as_ever(made: Path) -> None:
 
 
 def test_a_group_in_which_nobody_is_left_is_not_waited_for(made: Path) -> None:
-    """The hour that follows is skipped; the pause after that is not."""
+    """Slurm's 10 ms are skipped, a hundred thousand times; the same sleep without a TERM before it is not."""
     assert told(made, "nobody").stdout == "7 1\n"
+
+
+def test_a_sleep_that_is_not_slurm_s_is_slept(made: Path) -> None:
+    """One of another length, one after another call, and one of another function."""
+    assert told(made, "unrelated").stdout == "1 1 1\n"
+
+
+def test_a_pause_that_is_not_slurm_s_is_waited_out(made: Path) -> None:
+    """One of another function, and one after another call: the child's end does not cut them short."""
+    assert told(made, "unrelated-poll").stdout == "1 1\n"
 
 
 def test_a_group_in_which_somebody_is_left_is_waited_for(made: Path) -> None:

@@ -964,6 +964,29 @@ def test_under_no_profile_the_end_of_a_job_waits_for_the_turn_of_a_second(name: 
     assert "defer" not in PROFILES[name]["SchedulerParameters"]
 
 
+@pytest.mark.parametrize(
+    ("slurm", "wanted"),
+    [
+        ({}, None),
+        ({"fastScripts": False}, None),
+        ({"fastScripts": True}, "yes"),
+        ({"profile": "huge"}, None),
+        ({"profile": "short"}, "yes"),
+        ({"profile": "short", "fastScripts": None}, "yes"),
+        ({"profile": "short", "fastScripts": False}, None),
+    ],
+)
+def test_scripts_are_started_faster_where_the_site_says_so_or_with_short(
+    slurm: dict[str, Any], wanted: str | None
+) -> None:
+    documents = render({"slurm": slurm}, release="slurm", namespace="hpc")
+    (worker,) = (
+        item for item in documents if (item["kind"], item["metadata"]["name"]) == ("StatefulSet", "slurm-worker")
+    )
+    variables = {item["name"]: item.get("value") for item in worker["spec"]["template"]["spec"]["containers"][0]["env"]}
+    assert variables.get("MINIVM_FAST_SCRIPTS") == wanted
+
+
 def test_a_bit_of_everything_is_what_nobody_chose_and_a_profile_that_is_not_there_is_refused() -> None:
     assert with_slurm({}) == with_slurm({"profile": "mixed"})
     with pytest.raises(ClusterError, match="profile"):

@@ -9,6 +9,7 @@ from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
+import yaml
 
 from init.errors import ConfigError
 from init.plan.builtin import STEPS
@@ -30,6 +31,7 @@ from init.prepare.__main__ import EX_CONFIG, main
 from init.slurm import accounting, files
 from init.slurm.conf import setting
 
+ROOT = Path(__file__).resolve().parents[3]
 ME = (os.getuid(), os.getgid())
 
 
@@ -492,3 +494,44 @@ def test_users_are_looked_up_and_a_missing_one_is_named() -> None:
 )
 def test_what_is_told_of_the_accounting_database(code: int, said: str, told: str) -> None:
     assert told in accounting.wrong(code, said) and bool(accounting.wrong(code, said)) == bool(told)
+
+
+PROVEN = '{"release": "24.11", "protocol": 42, "reads": 39, "names": {"42": "24.11"}, "fast-scripts": true}'
+UNTRIED = PROVEN.replace("24.11", "25.05").replace(', "fast-scripts": true', "")
+
+
+@pytest.mark.parametrize(
+    ("wish", "slurm", "has_library", "preload", "word"),
+    [
+        ("", PROVEN, True, "", "off"),
+        ("no", PROVEN, True, "", "off"),
+        ("yes", PROVEN, True, node.LIBRARY, "slurmd loads"),
+        ("yes", PROVEN, False, "", "the image has no"),
+        ("yes", UNTRIED, True, "", "Slurm 25.05 was not tested with it"),
+        ("yes", '{"release": "27.11"}', True, "", "this Slurm was not tested with it"),
+        ("yes", "", True, "", "this Slurm was not tested with it"),
+    ],
+)
+def test_fast_scripts_are_for_a_slurm_that_was_tested_with_them(
+    tmp_path: Path, wish: str, slurm: str, has_library: bool, preload: str, word: str
+) -> None:
+    files = {"usr/share/minivm/slurm.json": slurm} if slurm else {}
+    files |= {node.LIBRARY: ""} if has_library else {}
+    pod = scratch(tmp_path, files, **({"MINIVM_FAST_SCRIPTS": wish} if wish else {}))
+    assert word in node.fast_scripts(pod)
+    wanted = f"LD_PRELOAD={preload}\n" if preload else ""
+    assert (tmp_path / "run/minivm/env/fast-scripts").read_text() == wanted
+
+
+def test_a_preload_of_the_pod_stays_beside_fast_scripts(tmp_path: Path) -> None:
+    files = {"usr/share/minivm/slurm.json": PROVEN, node.LIBRARY: ""}
+    pod = scratch(tmp_path, files, MINIVM_FAST_SCRIPTS="yes", LD_PRELOAD="/opt/site.so")
+    node.fast_scripts(pod)
+    text = (tmp_path / "run/minivm/env/fast-scripts").read_text()
+    assert text == f"LD_PRELOAD={node.LIBRARY}:/opt/site.so\n"
+
+
+def test_fast_scripts_are_proven_with_these_releases() -> None:
+    """tests/cluster/test_jobs.py runs with the library; a release is added here once its images passed it."""
+    facts = yaml.safe_load((ROOT / "images/slurm.yaml").read_text())["releases"]
+    assert {name for name, of in facts.items() if of.get("fast-scripts")} == {"24.11", "26.05"}

@@ -108,7 +108,7 @@ def test_daemons_that_need_no_rights_have_none(name: str) -> None:
 def test_a_restart_of_slurmd_never_runs_the_fresh_pod_sequence() -> None:
     """`state=down` would kill the jobs that survived: it is a oneshot of the pod, not a preparation of slurmd."""
     for name in ("slurmd", "slurmd-static"):
-        assert dropins.load_directory()[name].prepare == (("builtin:prepare", "gather-cgroups"),)
+        assert dropins.load_directory()[name].prepare == (("builtin:prepare", "gather-cgroups", "fast-scripts"),)
     assert dropins.load_directory()["fresh-node"].restart.when is When.FAILURE
 
 
