@@ -27,11 +27,11 @@ from pathlib import Path
 
 from bench import fleet_nodes
 from bench.fleet_running import LEASE, Running
-from fleet import words
-from fleet.act.slurm import SlurmRest
+from fleet import reasons
+from fleet.act.slurm_client import SlurmClient
 from fleet.policy import STATE
 from fleet.world.kubernetes import mark
-from fleet.world.slurm import Seen
+from fleet.world.slurm import Precondition
 from tests.container.init_pods import slurm_conf, world
 from tests.kubernetes import programs
 from tests.kubernetes.apiserver import ApiServer, api_server
@@ -48,7 +48,9 @@ SHARE, WITHIN_S, LATER_S = 0.3, 60.0, 80.0
 HEARTBEAT_S = 300.0
 HANDS = 8
 JWT = ("AuthAltTypes=auth/jwt", "AuthAltParameters=jwt_key=/etc/slurm/jwt_hs256.key")
-UNTOUCHED, LIFTED = (Seen(drained=False, down=False, reason=reason, comment="") for reason in ("", words.LIFTED))
+UNTOUCHED, LIFTED = (
+    Precondition(drained=False, down=False, reason=reason, comment="") for reason in ("", reasons.LIFTED)
+)
 STRATEGIC = "application/strategic-merge-patch+json"
 LABELS = {"app.kubernetes.io/name": "minivm", "app.kubernetes.io/instance": "slurm", "minivm.io/pool": "w"}
 WORKER = {**LABELS, "app.kubernetes.io/component": "worker"}
@@ -63,7 +65,7 @@ class Site:
 
     def __init__(self, api: ApiServer, rest: str, key: Path, directory: Path, size: int) -> None:
         self.api, self.rest, self.key, self.directory, self.size = api, rest, key, directory, size
-        self.slurm = SlurmRest(rest, key)
+        self.slurm = SlurmClient(rest, key)
         self.policy = directory / "policy.json"
         self._own = threading.local()
         self.stop = threading.Event()

@@ -13,18 +13,18 @@ from typing import TypeVar
 import click
 
 from fleet import crd_pools
-from fleet.act.kubernetes import Api
-from fleet.act.run import Fleet
-from fleet.act.shown.explain import explain
-from fleet.act.shown.report import lines
-from fleet.act.shown.words import in_words
+from fleet.act.api_client import ApiClient
 from fleet.crd import definition
 from fleet.decide.decide import Decision
+from fleet.decide.topology import blocks, conf
 from fleet.errors import FleetError
 from fleet.policy import Topology
+from fleet.reconciler import Reconciler
+from fleet.report.explain import explain
+from fleet.report.messages import in_words
+from fleet.report.status import lines
 from fleet.settings import from_environment
-from fleet.topology.file import blocks, conf
-from fleet.world.world import Unknown
+from fleet.world.snapshot import Unknown
 from init.errors import InitError
 
 T = TypeVar("T")
@@ -35,14 +35,14 @@ def main() -> None:
     """Kubernetes and Slurm kept in one mind. Settings come from MINIVM_FLEET_*."""
 
 
-def with_fleet(work: Callable[[Fleet], Awaitable[T]]) -> T:
+def with_fleet(work: Callable[[Reconciler], Awaitable[T]]) -> T:
     """The one place where an error that somebody else must mend becomes a sentence and status 1."""
 
     async def whole() -> T:
         settings = from_environment(os.environ)
-        api = await Api.open(settings.namespace, settings.release)
+        api = await ApiClient.open(settings.namespace, settings.release)
         try:
-            return await work(Fleet(settings, api, lambda text: click.echo(text)))
+            return await work(Reconciler(settings, api, lambda text: click.echo(text)))
         finally:
             await api.close()
 
@@ -57,7 +57,7 @@ def with_fleet(work: Callable[[Fleet], Awaitable[T]]) -> T:
 def run() -> None:
     """Keep them so, until told to stop."""
 
-    async def until_told(fleet: Fleet) -> None:
+    async def until_told(fleet: Reconciler) -> None:
         # As PID 1 of its pod it would otherwise not be ended by it.
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, fleet.stop.set)
         await fleet.run()
@@ -79,7 +79,7 @@ def crd(kind: str) -> None:
 def topology(tiers: tuple[str, ...], block: str, sizes: tuple[int, ...]) -> None:
     """The labels of the workers' Nodes as a topology.conf, for a Slurm before 25.05. Touches nothing."""
 
-    async def made(fleet: Fleet) -> str:
+    async def made(fleet: Reconciler) -> str:
         here = (await fleet.look()).kubernetes
         wanted = Topology(tiers) if tiers else fleet.policy.topology
         if isinstance(here, Unknown) or not here.pods or not (wanted.tiers or block):

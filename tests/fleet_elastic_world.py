@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fleet import words
+from fleet import reasons
 from fleet.decide.actions import Change, CreatePod, Evict
 from fleet.policy import Policy
-from fleet.world.pending import pending
+from fleet.world.jobs import pending
 from fleet.world.slurm import Slurm
-from fleet.world.world import World
+from fleet.world.snapshot import Snapshot
 from tests.fleet_pools_world import POOL, PoolWorlds, template
 from tests.fleet_world import BEGIN
 
@@ -60,7 +60,7 @@ class ElasticWorlds(PoolWorlds):
     def elastic_is(self, **wants: Any) -> None:
         self.wants_of_it(elastic={**self.pool.spec["elastic"], **wants})
 
-    def world(self, *, blind: str = "") -> World:
+    def world(self, *, blind: str = "") -> Snapshot:
         found = super().world(blind=blind)
         if not isinstance(found.slurm, Slurm):
             return found
@@ -141,9 +141,9 @@ class ElasticWorlds(PoolWorlds):
         return self.shrunk
 
     def kept_idle(self) -> set[str]:
-        return {name for name in super().kept_idle() if "surplus" not in words.kinds(self.slurm[name].reason)}
+        return {name for name in super().kept_idle() if "surplus" not in reasons.kinds(self.slurm[name].reason)}
 
-    def look(self, *, cut: int | None = None, blind: str = "", world: World | None = None) -> int:
+    def look(self, *, cut: int | None = None, blind: str = "", world: Snapshot | None = None) -> int:
         seen = world or self.world(blind=blind)
         self.claimed = seen.slurm.claims if isinstance(seen.slurm, Slurm) else None
         return super().look(cut=cut, world=seen)

@@ -6,14 +6,14 @@ from collections.abc import Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fleet import words
+from fleet import reasons
 from fleet.decide.actions import Change, Drain, Evict
 from fleet.decide.causes import LEND
 from fleet.policy import Lend, Policy
 from fleet.world.guests import Guest, guest
 from fleet.world.kubernetes import Kubernetes
 from fleet.world.slurm import Slurm
-from fleet.world.world import World
+from fleet.world.snapshot import Snapshot
 from tests.fleet_pools_world import PoolWorlds
 from tests.fleet_world import stamp
 
@@ -48,7 +48,7 @@ class LendWorlds(PoolWorlds):
         self.as_seen: set[str] = set()  # lent as this look saw it, and what it lends
         super().__init__(size, replace(policy or Policy(), lend=lend), per_node=True, **update)
 
-    def world(self, *, blind: str = "") -> World:
+    def world(self, *, blind: str = "") -> Snapshot:
         found = super().world(blind=blind)
         if not isinstance(found.kubernetes, Kubernetes):
             return found
@@ -117,7 +117,7 @@ class LendWorlds(PoolWorlds):
         return {
             name
             for name, node in self.slurm.items()
-            if node.drained_by == "fleet" and LEND in words.kinds(node.reason) and name in self.world_names()
+            if node.drained_by == "fleet" and LEND in reasons.kinds(node.reason) and name in self.world_names()
         }
 
     def away(self) -> set[str]:
@@ -137,19 +137,19 @@ class LendWorlds(PoolWorlds):
         return super().kept_idle() - self.lent()
 
     def look(
-        self, *, cut: int | None = None, blind: str = "", world: World | None = None, away: Set[str] | None = None
+        self, *, cut: int | None = None, blind: str = "", world: Snapshot | None = None, away: Set[str] | None = None
     ) -> int:
         """By a `world` of before, in which these were `away`: who went since could not be counted."""
         self.unforeseen = frozenset() if away is None else self.unavailable() - away
         seen = world or self.world(blind=blind)
         nodes = seen.slurm.nodes if isinstance(seen.slurm, Slurm) else {}
-        self.as_seen = {name for name, node in nodes.items() if LEND in words.kinds(node.reason)}
+        self.as_seen = {name for name, node in nodes.items() if LEND in reasons.kinds(node.reason)}
         return super().look(cut=cut, world=seen)
 
     def perform(self, change: Change) -> None:
         before = self.lent()
         match change:
-            case Drain(name, reason) if LEND in words.kinds(reason) and self.still(name, change.was):
+            case Drain(name, reason) if LEND in reasons.kinds(reason) and self.still(name, change.was):
                 if change.down:
                     assert self.now - self.began[name] >= NOTICE_S, "jobs end before their time is over"
                     assert name in before

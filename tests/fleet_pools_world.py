@@ -6,14 +6,14 @@ from collections.abc import Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fleet import words
+from fleet import reasons
 from fleet.decide.actions import Adopt, Change, CreatePod, Drain, Evict, NotePool
 from fleet.decide.causes import OF_POOL
-from fleet.decide.pools.turns import is_to_go
+from fleet.decide.pools.rollout import is_to_go
 from fleet.policy import Policy
 from fleet.world.kubernetes import Kubernetes, together
-from fleet.world.pool import WorkerPool, worker_pool, written
-from fleet.world.world import World
+from fleet.world.snapshot import Snapshot
+from fleet.world.worker_pool import WorkerPool, worker_pool, written
 from tests.fleet_world import Pod, SlurmNode, Worlds
 
 POOL = "w"
@@ -69,7 +69,7 @@ class PoolWorlds(Worlds):
         self.pool.spec = {**self.pool.spec, **spec}
         self.pool.version, self.pool.generation = self.pool.version + 1, self.pool.generation + 1
 
-    def world(self, *, blind: str = "") -> World:
+    def world(self, *, blind: str = "") -> Snapshot:
         found = super().world(blind=blind)
         here = found.kubernetes
         if isinstance(here, Kubernetes):
@@ -126,7 +126,7 @@ class PoolWorlds(Worlds):
             case Drain(name) if self.still(name, change.was):
                 before = self.unavailable()
                 super().perform(change)
-                if name not in before and words.kinds(change.reason) & OF_POOL:
+                if name not in before and reasons.kinds(change.reason) & OF_POOL:
                     away = self.unavailable() - self.unforeseen
                     assert len(away) <= max(self.read().most, len(before - self.unforeseen)), "above budget"
                 return

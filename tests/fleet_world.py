@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fleet import words
-from fleet.act.cache import Objects
+from fleet import reasons
+from fleet.act.watch_cache import ParsedObjects
 from fleet.decide.actions import (
     Annotate,
     CallHook,
@@ -36,19 +36,18 @@ from fleet.decide.actions import (
     Undrain,
     Unfence,
     Withdraw,
-    deed,
+    action_key,
 )
 from fleet.decide.decide import Decision, decide
 from fleet.decide.memory import Memory
-from fleet.decide.remedy import counts
+from fleet.decide.remediation import counts
+from fleet.decide.topology import Place
 from fleet.policy import Policy
-from fleet.topology.place import Place
+from fleet.world.fields import Object
 from fleet.world.kubernetes import RESTART, Kubernetes, together
-from fleet.world.machine import Machine, Status, machine, written
-from fleet.world.proof import Proof
-from fleet.world.reading import Object
-from fleet.world.slurm import Seen, slurm
-from fleet.world.world import Unknown, World
+from fleet.world.machine import Machine, MachineStatus, machine, written
+from fleet.world.slurm import Precondition, slurm
+from fleet.world.snapshot import Proof, Snapshot, Unknown
 from health.broker.decide import Node as Asked
 from health.broker.decide import asks_for_deep
 
@@ -69,7 +68,7 @@ FENCED = "minivm.node-restriction.kubernetes.io/fenced"
 
 def kubernetes(nodes: Iterable[Object], pods: Iterable[Object], sets: Iterable[Object] | None = None) -> Kubernetes:
     """What the API server lists, as the fleet reads it."""
-    read = {kind: Objects(kind, MARK) for kind in ("Node", "Pod", "StatefulSet")}
+    read = {kind: ParsedObjects(kind, MARK) for kind in ("Node", "Pod", "StatefulSet")}
     for kind, listed in (("Node", nodes), ("Pod", pods), ("StatefulSet", sets or ())):
         for item in listed:
             read[kind].take(item)
@@ -192,7 +191,7 @@ class Worlds:
 
     # What a fleet sees.
 
-    def world(self, *, blind: str = "") -> World:
+    def world(self, *, blind: str = "") -> Snapshot:
         status = {"updateRevision": self.revision}
         sets = [
             {"metadata": {"name": name}, "spec": {"replicas": count}, "status": status}
@@ -221,7 +220,7 @@ class Worlds:
         wait = [{"job_id": 9, "job_state": ["PENDING"], "required_nodes": name} for name in sorted(self.pending)]
         there = slurm([self._slurm(name) for name in self.slurm], [*jobs, *wait], [])
         silent = blind == "slurm" or self.nodes[self.controller.node].dead
-        return World(
+        return Snapshot(
             Unknown("no answer") if blind == "kubernetes" else here,
             Unknown("no answer") if silent else there,
             {name: self.proof(name) for name, node in self.nodes.items() if not node.ready},
@@ -232,7 +231,7 @@ class Worlds:
         metadata = {"name": name, "uid": kept.uid, "resourceVersion": str(kept.version), "generation": kept.generation}
         return machine({"metadata": metadata, "spec": kept.spec, "status": kept.status})
 
-    def status(self, node: str) -> Status:
+    def status(self, node: str) -> MachineStatus:
         """Of the machine that is there."""
         (found,) = [name for name in self.machines or {} if self.machine(name).status.node == node]
         return self.machine(found).status
@@ -313,10 +312,10 @@ class Worlds:
 
     # What a fleet does.
 
-    def decide(self, world: World) -> Decision:
+    def decide(self, world: Snapshot) -> Decision:
         return decide(world, self.memory, self.now, self.policy)
 
-    def look(self, *, cut: int | None = None, blind: str = "", world: World | None = None) -> int:
+    def look(self, *, cut: int | None = None, blind: str = "", world: Snapshot | None = None) -> int:
         """One pass; `cut`: killed after so many changes, memory and all. How many were made."""
         decision = self.decide(world or self.world(blind=blind))
         if cut is not None:
@@ -324,10 +323,10 @@ class Worlds:
             for change in decision.changes[:cut]:
                 self.perform(change)
             return min(cut, len(decision.changes))
-        refused = {deed(change): "it is refused" for change in decision.changes if self.refuses(change)}
+        refused = {action_key(change): "it is refused" for change in decision.changes if self.refuses(change)}
         self.memory = decision.memory.tried(decision.changes, refused, self.now)
         for change in decision.changes:
-            if deed(change) not in refused:
+            if action_key(change) not in refused:
                 self.perform(change)
         return len(decision.changes)
 
@@ -516,7 +515,7 @@ class Worlds:
             pod.deep = (status, f"{pod.node}-{self.nodes[pod.node].boot} {ran} {said}")
             pod.version += 1
 
-    def still(self, name: str, was: Seen | None) -> bool:
+    def still(self, name: str, was: Precondition | None) -> bool:
         node = self.slurm.get(name)
         if node is None or was is None:
             return node is None and was is None
@@ -553,7 +552,7 @@ class Worlds:
                     pod = self.pods.get(change.name)
                     if pod is None and node.responds:
                         assert not node.jobs, "jobs are ended on a pod's absence alone"
-                    if "dead" in words.kinds(reason) - words.kinds(node.reason):
+                    if "dead" in reasons.kinds(reason) - reasons.kinds(node.reason):
                         assert pod is not None and self.nodes[pod.node].dead, "jobs of a machine that lives are ended"
                     node.down, node.down_for = True, pod.uid if pod else "none"
                     self.jobs_end(change.name)  # requeued
@@ -563,7 +562,7 @@ class Worlds:
             case Undrain(_, comment, _, _, down):
                 assert node.drained_by == "fleet", "a drain is lifted that is not the fleet's"
                 if down:
-                    assert words.kinds(node.reason) & words.DOWN, "a node is resumed that is down for others"
+                    assert reasons.kinds(node.reason) & reasons.DOWN, "a node is resumed that is down for others"
                 node.drained_by, node.reason, node.since = "", "minivm: fleet: lifted", self.now
                 if down:
                     node.down, node.down_for = False, ""

@@ -23,7 +23,7 @@ def apart(asked: float, heard: float, said: float) -> float:
     return max(0.0, asked - (said + 1.0)) or min(0.0, heard - said)
 
 
-class Clocks:
+class ClockSkew:
     """Ours against each server's."""
 
     def __init__(self) -> None:

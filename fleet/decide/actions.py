@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fleet.topology.place import Place
-from fleet.webhook import Webhook
+from fleet.decide.topology import Place
+from fleet.policy import Webhook
 from fleet.world.kubernetes import Condition
-from fleet.world.machine import Machine, Status
-from fleet.world.pool import PoolStatus, WorkerPool
-from fleet.world.slurm import Seen
+from fleet.world.machine import Machine, MachineStatus
+from fleet.world.slurm import Precondition
+from fleet.world.worker_pool import PoolStatus, WorkerPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Drain:
     name: str
     reason: str
     comment: str | None  # None: it is somebody else's, and stays
-    was: Seen
+    was: Precondition
     # What is drained by us already is set down: Slurm ends its jobs now, and those that may run elsewhere.
     down: bool = False
 
@@ -42,7 +42,7 @@ class Undrain:
 
     name: str
     comment: str | None  # "", or None as above
-    was: Seen
+    was: Precondition
     # Jobs come at once: that there is no cause any more is asked anew. What follows late from a cause does no harm.
     at: Versions
     down: bool = False  # by us
@@ -53,7 +53,7 @@ class Remove:
     """The record of a name that does not come back."""
 
     name: str
-    was: Seen
+    was: Precondition
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Forget:
     """The mark goes: somebody has lifted the drain, and its cause is gone too."""
 
     name: str
-    was: Seen
+    was: Precondition
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Free:
     pod: str
     uid: str
     version: str
-    was: Seen | None  # None: it knows no such node
+    was: Precondition | None  # None: it knows no such node
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class RestartSlurmd:
     uid: str
     version: str
     word: str | None  # None: Slurm knows it again, and the word goes
-    was: Seen | None  # as of `Free`
+    was: Precondition | None  # as of `Free`
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Evict:
     uid: str
     version: str
     why: str
-    was: Seen | None  # as of `Free`: a person may have resumed the node since
+    was: Precondition | None  # as of `Free`: a person may have resumed the node since
 
 
 # Of a pod, and only while Slurm says of its node what it said then: `was`.
@@ -190,7 +190,7 @@ class Record:
 
     name: str
     version: str
-    status: Status
+    status: MachineStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,7 @@ class StartJob:
     why: str
     spec: Mapping[str, object]
     on_node: bool
-    after: Status
+    after: MachineStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +240,7 @@ class CallHook:
     hook: Webhook
     pool: str
     key: str
-    after: Status
+    after: MachineStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +272,7 @@ class NotePool:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class Notice:
     """Why something is not done, or what a person should do. `about` names what it is about, once for each kind."""
 
     about: str
@@ -287,7 +287,7 @@ Change = (
     | Place
     | CreatePod | Adopt | NotePool
 )  # fmt: skip
-Action = Change | Tell
+Action = Change | Notice
 Key = tuple[str, str]
 
 
@@ -296,7 +296,7 @@ def about(change: object) -> str:
     return str(getattr(change, "name", "") or getattr(change, "pod", "") or getattr(change, "node", ""))
 
 
-def deed(change: Change) -> Key:
+def action_key(change: Change) -> Key:
     """The same deed, however often it is decided. A pod of another template is another one: what was refused of the one
     says nothing of the other."""
     of = f" {change.pool.hash}" if isinstance(change, CreatePod) else ""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
 
-from fleet import words
-from fleet.decide.actions import Change, Key, deed
+from fleet import reasons
+from fleet.decide.actions import Change, Key, action_key
 from fleet.decide.causes import BY_MACHINES
 from fleet.policy import Policy
 from fleet.world.slurm import SlurmNode
-from fleet.world.world import Worker
+from fleet.world.snapshot import Worker
 
 Causes = Mapping[str, str]
 
@@ -43,7 +43,7 @@ def _counts(node: SlurmNode | None, causes: Causes) -> bool:
         return bool(causes.keys() & BY_MACHINES)
     if node.ours:
         # Also one whose cause is gone and that is not undrained yet: it takes no jobs.
-        return bool((causes.keys() | words.kinds(node.reason)) & BY_MACHINES)
+        return bool((causes.keys() | reasons.kinds(node.reason)) & BY_MACHINES)
     return bool(causes.keys() & BY_MACHINES) and not _held(node)
 
 
@@ -55,7 +55,7 @@ def admitted(node: SlurmNode | None, causes: Causes, budget: Budget) -> Causes:
     """The causes that count. What a worker is drained for already goes on to count, also in a pause."""
     if not budget.paused:
         return causes
-    before = words.kinds(node.reason) if node and node.ours else frozenset[str]()
+    before = reasons.kinds(node.reason) if node and node.ours else frozenset[str]()
     return {kind: said for kind, said in causes.items() if kind not in BY_MACHINES or kind in before}
 
 
@@ -71,5 +71,5 @@ def away(workers: Iterable[Worker]) -> dict[str, set[str]]:
 def shared(changes: Collection[Change], refused: Container[Key], most: int) -> list[Change]:
     """The first ones, so many. Those that were refused before have half of that while others wait: of a thousand that a
     budget or a policy refuses some are due in each look, and what stands behind them would never be."""
-    later = {deed(one) for one in [one for one in changes if deed(one) in refused][most // 2 :]}
-    return sorted(changes, key=lambda one: deed(one) in later)[:most]
+    later = {action_key(one) for one in [one for one in changes if action_key(one) in refused][most // 2 :]}
+    return sorted(changes, key=lambda one: action_key(one) in later)[:most]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 
-from fleet import words
+from fleet import reasons
 from fleet.policy import Policy
 from fleet.world.kubernetes import Node, Pod
 from fleet.world.slurm import SlurmNode
-from fleet.world.world import Worker
+from fleet.world.snapshot import Worker
 
 # A pod that is to go: the value says why. Taken away again, it is withdrawn.
 LEAVE = "minivm.io/leave"
@@ -23,7 +23,7 @@ TO_GO = frozenset({"leave", "going", "lost"}) | OF_POOL
 
 def causes(worker: Worker, policy: Policy, now: float) -> Mapping[str, str]:
     found = dict(of_node(worker.node, policy, now)) if worker.node else {}
-    before = words.kinds(worker.slurm.reason) if worker.slurm and worker.slurm.ours else frozenset[str]()
+    before = reasons.kinds(worker.slurm.reason) if worker.slurm and worker.slurm.ours else frozenset[str]()
     if worker.node and "notready" in before and silent_for(worker.node, now) >= 0:
         # A fleet that was started anew begins to count anew, and lifts nothing for that.
         found["notready"] = f"node {worker.node.name} is not ready"
@@ -37,7 +37,7 @@ def causes(worker: Worker, policy: Policy, now: float) -> Mapping[str, str]:
 
 def late(pod: Pod, node: SlurmNode, kinds: Set[str], within: float, now: float) -> bool:
     """Whether the jobs of one that is to go for these causes have had their time: since we drained it for that."""
-    before = words.kinds(node.reason) if node.ours else frozenset[str]()
+    before = reasons.kinds(node.reason) if node.ours else frozenset[str]()
     if not before & kinds or pod.created >= node.since:
         return False  # not drained for it, or another pod since
     # That it is over is another reason, of another time.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from fleet.decide import fence, goals, gone, lost, outage
+from fleet.decide import conditions, fencing, goals, orphans, topology, unregistered
 from fleet.decide.actions import (
     Action,
     Adopt,
@@ -18,31 +18,47 @@ from fleet.decide.actions import (
     Key,
     Make,
     NotePool,
+    Notice,
     Protect,
     Record,
     ShowOnNode,
     ShowOnPod,
-    Tell,
     Undrain,
-    deed,
+    action_key,
 )
 from fleet.decide.budget import Budget, admitted, away, budget, shared
 from fleet.decide.causes import causes, silent_for
-from fleet.decide.hold import hold
-from fleet.decide.leave import leave, protect
-from fleet.decide.memory import Memory, Refused, Told
-from fleet.decide.pools import births
+from fleet.decide.conditions import beside, no_longer, on_node, on_pod
+from fleet.decide.drain import hold
+from fleet.decide.eviction import leave, protect
+from fleet.decide.memory import Memory, NoticeHistory, Refused
 from fleet.decide.pools.pools import Pools, pools
-from fleet.decide.pools.rollouts import rollouts
-from fleet.decide.show import beside, no_longer, on_node, on_pod
+from fleet.decide.pools.rollout import rollouts
+from fleet.decide.topology import Place
 from fleet.policy import Policy
-from fleet.topology import place
-from fleet.topology.place import Place
-from fleet.words import Mark, free
+from fleet.reasons import Mark, free
 from fleet.world.kubernetes import Kubernetes
-from fleet.world.proof import Proof
 from fleet.world.slurm import Slurm
-from fleet.world.world import Unknown, Worker, World
+from fleet.world.snapshot import Proof, Snapshot, Unknown, Worker
+
+
+def in_turn(changes: Iterable[Change], refused: Container[Key], paces: Mapping[str, int]) -> list[Change]:
+    """One of each pool's, then the second of each, after all else. `paces`: of which pool no more than so many."""
+    rest: list[Change] = []
+    found: dict[str, list[CreatePod]] = {}
+    for change in changes:
+        if isinstance(change, CreatePod):
+            found.setdefault(change.pool.name, []).append(change)
+        else:
+            rest.append(change)
+    turns: list[tuple[int, CreatePod]] = []
+    for name, ones in found.items():
+        # Those first that were not refused: what keeps one from coming may be its own matter.
+        ones.sort(key=lambda one: action_key(one) in refused)
+        turns += enumerate(ones[: paces.get(name, len(ones))])
+    turns.sort(key=lambda turn: turn[0])
+    return [*rest, *(one for _, one in turns)]
+
 
 # What is only shown or made anew comes last: where nobody may write it, it must not keep a drain from its turn.
 LAST = (ShowOnPod, ShowOnNode, HideOnNode, Make, Record, CallHook, Place, CreatePod, Adopt, NotePool)
@@ -57,19 +73,19 @@ MINUTE_S, NEWS = 60.0, 8
 class Decision:
     changes: tuple[Change, ...]
     # What stands now, and what of it was not told before.
-    stands: tuple[Tell, ...]
-    news: tuple[Tell, ...]
+    stands: tuple[Notice, ...]
+    news: tuple[Notice, ...]
     memory: Memory
     mistake: str = ""  # of ours, with where it was: then nothing is decided
 
 
-def decide(world: World, memory: Memory, now: float, policy: Policy) -> Decision:
+def decide(world: Snapshot, memory: Memory, now: float, policy: Policy) -> Decision:
     kubernetes, slurm = world.kubernetes, world.slurm
-    doubts = [Tell("fleet", "clock", f"{world.clocks}: no proof and no deadline counts")] if world.clocks else []
+    doubts = [Notice("fleet", "clock", f"{world.clocks}: no proof and no deadline counts")] if world.clocks else []
     policy = timeless(policy) if doubts else policy
     if isinstance(kubernetes, Unknown) or isinstance(slurm, Unknown):
         blind = [("Kubernetes", kubernetes), ("Slurm", slurm)]
-        tells = [*doubts, *(Tell(side, "unknown", it.why) for side, it in blind if isinstance(it, Unknown))]
+        tells = [*doubts, *(Notice(side, "unknown", it.why) for side, it in blind if isinstance(it, Unknown))]
         if isinstance(kubernetes, Unknown):
             return told(memory, tells, (), memory, now)
         return _without_slurm(kubernetes, slurm, world.proofs, memory, now, policy, tells)
@@ -81,21 +97,23 @@ def decide(world: World, memory: Memory, now: float, policy: Policy) -> Decision
     for action in [
         *_unread(kubernetes, slurm),
         *_actions(world, kubernetes, slurm, memory, now, policy, known, rolls),
-        *fence.fence(kubernetes, slurm, world.proofs, policy, now),
+        *fencing.fence(kubernetes, slurm, world.proofs, policy, now),
     ]:
-        if isinstance(action, Tell):
+        if isinstance(action, Notice):
             tells.append(action)
         else:
             changes.append(action)
     changes, refused = _not_refused(changes, memory, now)
-    changes = births.in_turn(changes, refused, memory.paces)
-    changes.sort(key=lambda change: (isinstance(change, LAST), deed(change) in refused, isinstance(change, CreatePod)))
+    changes = in_turn(changes, refused, memory.paces)
+    changes.sort(
+        key=lambda change: (isinstance(change, LAST), action_key(change) in refused, isinstance(change, CreatePod))
+    )
     made = _within_rate(changes, refused, policy, tells)
-    absent = {node.name: memory.absent.get(node.name, now) for node in gone.awake(world)}
-    missed = lost.remembered(world, memory.lost, made, now)
+    absent = {node.name: memory.absent.get(node.name, now) for node in orphans.awake(world)}
+    missed = unregistered.remembered(world, memory.lost, made, now)
     marks = _marks(memory, world, kubernetes, now, policy, known, rolls)
     paces = {name: pace for name, pace in memory.paces.items() if name in (kubernetes.pools or {})}
-    moved = place.remembered(world.workers(), memory.moved, now) if policy.topology.told else {}
+    moved = topology.remembered(world.workers(), memory.moved, now) if policy.topology.told else {}
     return told(memory, tells, made, Memory({}, absent, missed, marks, moved, refused, rolls.fed, paces), now)
 
 
@@ -106,16 +124,16 @@ def _without_slurm(
     memory: Memory,
     now: float,
     policy: Policy,
-    tells: list[Tell],
+    tells: list[Notice],
 ) -> Decision:
     """Decide what needs no answer of slurmctld: its own controller may lie on a dead machine, and states go stale."""
     since = memory.slurm_silent_since or now
     changes: list[Change] = []
     for action in [
-        *fence.fence(kubernetes, slurm, proofs, policy, now),
-        *outage.show(kubernetes, since, now, policy),
+        *fencing.fence(kubernetes, slurm, proofs, policy, now),
+        *conditions.show(kubernetes, since, now, policy),
     ]:
-        if isinstance(action, Tell):
+        if isinstance(action, Notice):
             tells.append(action)
         else:
             changes.append(action)
@@ -128,13 +146,13 @@ def _without_slurm(
 def _not_refused(changes: list[Change], memory: Memory, now: float) -> tuple[list[Change], dict[Key, Refused]]:
     """Leave out the changes that wait for their retry, so that the rest get their turn; and what was refused of those
     that are still due."""
-    due = {deed(change) for change in changes}
+    due = {action_key(change) for change in changes}
     refused = {key: refusal for key, refusal in memory.refused.items() if key in due}
-    return [change for change in changes if not _waits(refused.get(deed(change)), now)], refused
+    return [change for change in changes if not _waits(refused.get(action_key(change)), now)], refused
 
 
 def _within_rate(
-    changes: list[Change], refused: Mapping[Key, Refused], policy: Policy, tells: list[Tell]
+    changes: list[Change], refused: Mapping[Key, Refused], policy: Policy, tells: list[Notice]
 ) -> tuple[Change, ...]:
     """As many changes as the policy allows in one pass; says so in `tells` where more are due."""
     most, many = policy.changes, int(policy.rate * LOOK_S)
@@ -142,7 +160,7 @@ def _within_rate(
     light = [change for change in changes if isinstance(change, MANY)]
     if len(careful) > most or len(light) > many:
         limit = most if len(careful) > most else many
-        tells.append(Tell("fleet", "rate", f"more than {limit} changes are due: the rest follow"))
+        tells.append(Notice("fleet", "rate", f"more than {limit} changes are due: the rest follow"))
     return (*shared(careful, refused, most), *shared(light, refused, many))
 
 
@@ -167,7 +185,7 @@ def _undated(kubernetes: Kubernetes) -> Kubernetes:
 
 
 def _actions(
-    world: World,
+    world: Snapshot,
     kubernetes: Kubernetes,
     slurm: Slurm,
     memory: Memory,
@@ -176,7 +194,7 @@ def _actions(
     known: goals.Goals | None,
     rolls: Pools,
 ) -> Iterator[Action]:
-    dead = fence.causes(kubernetes, slurm, world.proofs, policy, now)
+    dead = fencing.causes(kubernetes, slurm, world.proofs, policy, now)
     # Of a worker whose Node is not known it is not known either whether a cause is gone.
     workers = {
         one.name: (
@@ -184,7 +202,7 @@ def _actions(
             {
                 **causes(one, policy, now),
                 **dead.get(one.pod.node, {}),
-                **lost.causes(one, slurm, memory.lost.get(one.name), now, policy),
+                **unregistered.causes(one, slurm, memory.lost.get(one.name), now, policy),
                 **goals.causes(one, known, kubernetes),
                 **rolls.causes.get(one.name, {}),
             },
@@ -192,14 +210,14 @@ def _actions(
         for one in world.workers()
         if one.node is not None
     }
-    orphans = {
-        one.name: (one, gone.causes(now - memory.absent.get(one.name, now), policy)) for one in gone.awake(world)
+    unmanned = {
+        one.name: (one, orphans.causes(now - memory.absent.get(one.name, now), policy)) for one in orphans.awake(world)
     }
     silent = [name for name, (one, _) in workers.items() if one.node and silent_for(one.node, now) >= 0]
     held = {name: (one.slurm, found) for name, (one, found) in workers.items()}
-    limits = budget({**held, **orphans}, policy, [*silent, *orphans])
+    limits = budget({**held, **unmanned}, policy, [*silent, *unmanned])
     if limits.paused:
-        yield _pause(limits, len(workers) + len(orphans))
+        yield _pause(limits, len(workers) + len(unmanned))
     absent = {pool: out - rolls.spare for pool, out in away(world.workers()).items()}
     for name, (worker, found) in workers.items():
         mark = _mark(worker, memory)
@@ -208,7 +226,7 @@ def _actions(
         if name in rolls.named and isinstance(guard, Free):
             guard = None  # it may be taken back just now: who is freed in each look in between never is
         yield from filter(None, [hold(worker, count, mark), guard, on_pod(worker)])
-        yield from lost.restart(worker, slurm, memory.lost.get(name), now, policy)
+        yield from unregistered.restart(worker, slurm, memory.lost.get(name), now, policy)
         if rolls.unsure or name in rolls.named:
             continue
         out = absent.setdefault(worker.pod.pool, set())
@@ -216,8 +234,8 @@ def _actions(
             yield going
             if isinstance(going, Evict):
                 out.add(name)
-    for name, (node, why) in orphans.items():
-        yield from filter(None, [gone.gone(node, slurm, admitted(node, why, limits), made=kubernetes.made(name))])
+    for name, (node, why) in unmanned.items():
+        yield from filter(None, [orphans.gone(node, slurm, admitted(node, why, limits), made=kubernetes.made(name))])
     here: dict[str, list[Worker]] = {}
     for worker, _ in workers.values():
         here.setdefault(worker.pod.node, []).append(worker)
@@ -242,34 +260,34 @@ def _actions(
     yield from _places(world, memory, now, policy)
 
 
-def _places(world: World, memory: Memory, now: float, policy: Policy) -> Iterator[Action]:
+def _places(world: Snapshot, memory: Memory, now: float, policy: Policy) -> Iterator[Action]:
     if policy.topology.told and any(one.slurm and one.slurm.topology is None for one in world.workers()):
-        yield Tell("fleet", "topology", "this release of Slurm is told no places of nodes: from 25.05 on it is")
-    elif domains := place.blockless(world.workers(), policy.topology):
+        yield Notice("fleet", "topology", "this release of Slurm is told no places of nodes: from 25.05 on it is")
+    elif domains := topology.blockless(world.workers(), policy.topology):
         more = f" and {len(domains) - 3} more" if len(domains) > 3 else ""
         named = f"{', '.join(domains[:3])}{more}"
-        yield Tell("fleet", "topology", f"workers in no block: topology.blocks.domains does not name {named}")
+        yield Notice("fleet", "topology", f"workers in no block: topology.blocks.domains does not name {named}")
     for worker in world.workers():
-        if (found := place.due(worker, policy.topology)) is None:
+        if (found := topology.due(worker, policy.topology)) is None:
             continue
-        if place.restless(memory.moved.get(worker.name), now):
-            yield Tell(worker.name, "topology", "was elsewhere too often: its place waits for an hour of rest")
+        if topology.restless(memory.moved.get(worker.name), now):
+            yield Notice(worker.name, "topology", "was elsewhere too often: its place waits for an hour of rest")
         else:
             yield found
 
 
-def _pause(limits: Budget, total: int) -> Tell:
+def _pause(limits: Budget, total: int) -> Notice:
     # Not how many: that would be news at each look.
     many = f"of {total} workers more than {limits.most} have machines that are unwell"
-    return Tell("fleet", "pause", f"{many}: no other is drained for that until they are fewer")
+    return Notice("fleet", "pause", f"{many}: no other is drained for that until they are fewer")
 
 
-def _unread(kubernetes: Kubernetes, slurm: Slurm) -> Iterator[Tell]:
+def _unread(kubernetes: Kubernetes, slurm: Slurm) -> Iterator[Notice]:
     for name, why in {**kubernetes.unread, **{f"Slurm/{name}": why for name, why in slurm.unread.items()}}.items():
-        yield Tell(name, "unread", why)
+        yield Notice(name, "unread", why)
     for name, why in slurm.doubts.items():
         waits = "nothing is evicted, removed, lent or shrunk for which it counts"
-        yield Tell("fleet", "unread", f"of Slurm {name} is not known, and {waits}: {why}")
+        yield Notice("fleet", "unread", f"of Slurm {name} is not known, and {waits}: {why}")
 
 
 def _mark(worker: Worker, memory: Memory) -> Mark | None:
@@ -280,7 +298,7 @@ def _mark(worker: Worker, memory: Memory) -> Mark | None:
 
 def _marks(
     memory: Memory,
-    world: World,
+    world: Snapshot,
     kubernetes: Kubernetes,
     now: float,
     policy: Policy,
@@ -303,11 +321,11 @@ def _marks(
 
 
 def told(
-    memory: Memory, tells: Iterable[Tell], changes: tuple[Change, ...], after: Memory, now: float, mistake: str = ""
+    memory: Memory, tells: Iterable[Notice], changes: tuple[Change, ...], after: Memory, now: float, mistake: str = ""
 ) -> Decision:
     """What others may write, a message of a condition, must not fill the log: so often a minute it is news."""
     stands = tuple(tells)
-    said: dict[tuple[str, str], list[Tell]] = {}
+    said: dict[tuple[str, str], list[Notice]] = {}
     for one in stands:
         said.setdefault((one.about, one.kind), []).append(one)
     # What stands no more is remembered for that minute: it may come and go, too.
@@ -316,9 +334,9 @@ def told(
         for key, before in memory.told.items()
         if key not in said and now - before.since < MINUTE_S
     }
-    news: list[Tell] = []
+    news: list[Notice] = []
     for key, ones in said.items():
-        before = memory.told.get(key, Told(since=now))
+        before = memory.told.get(key, NoticeHistory(since=now))
         fresh = [one for one in ones if one.text not in before.texts]
         if fresh and now - before.since >= MINUTE_S:
             before = replace(before, since=now, times=0)
@@ -327,5 +345,5 @@ def told(
             continue
         news += fresh
         texts = frozenset(one.text for one in ones)
-        kept[key] = Told(texts, before.since, before.times + bool(fresh))
+        kept[key] = NoticeHistory(texts, before.since, before.times + bool(fresh))
     return Decision(changes, stands, tuple(news), replace(after, told=kept), mistake)

@@ -10,20 +10,20 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from fleet import crd, words
-from fleet.decide.actions import Action, Annotate, CallHook, Cordon, Key, Record, StartJob, Tell, Uncordon, deed
-from fleet.decide.machines import Place, Verdict, believed, count, line, made, matched, places, seen
+from fleet import crd, reasons
+from fleet.decide.actions import Action, Annotate, CallHook, Cordon, Key, Notice, Record, StartJob, Uncordon, action_key
+from fleet.decide.machines import Host, Verdict, believed, count, line, made, matched, places, seen
 from fleet.decide.memory import Refused
-from fleet.decide.remedy import Turn, booted, counts, disproved, evidence
+from fleet.decide.remediation import RemedyTurn, booted, counts, disproved, evidence
 from fleet.policy import Machines, Policy
-from fleet.world.deep import deep
+from fleet.world.deep_check import deep
 from fleet.world.kubernetes import Kubernetes
-from fleet.world.machine import Machine, Status
+from fleet.world.machine import Machine, MachineStatus
 from fleet.world.slurm import Slurm
-from fleet.world.world import Unknown, Worker, World
+from fleet.world.snapshot import Snapshot, Unknown, Worker
 
 # The causes of drains that follow from a goal: a person's, and the policy's.
-KINDS = frozenset({"goal", "machine", words.PROOF})
+KINDS = frozenset({"goal", "machine", reasons.PROOF})
 TO_PASS = "a deep check is to pass"
 # After these it is seen to be well.
 PROVEN = frozenset({"reboot", "replace"})
@@ -55,20 +55,22 @@ UP = Wanted()
 class Goals:
     """Of every machine."""
 
-    found: Mapping[str, Place]
+    found: Mapping[str, Host]
     at: Mapping[str, str]  # the machine of a Node
     wanted: Mapping[str, Wanted]
     proposed: Mapping[str, Wanted]
     common: frozenset[str]  # verdicts that stand against many at once
     deep: bool = False  # whether a deep check is to prove that what is done has helped
     bare: frozenset[str] = frozenset()  # Nodes that wait for that, and have no worker that could
-    kept: Mapping[str, Status] = field(default_factory=dict)  # of the machine of each Node, as it was before this look
+    kept: Mapping[str, MachineStatus] = field(
+        default_factory=dict
+    )  # of the machine of each Node, as it was before this look
 
     def of_node(self, name: str) -> Wanted:
         return self.wanted.get(self.at.get(name, ""), UP)
 
 
-def goals(world: World, now: float, policy: Policy) -> Goals | None:
+def goals(world: Snapshot, now: float, policy: Policy) -> Goals | None:
     """None: machines are not kept, or not known."""
     here = world.kubernetes
     if isinstance(here, Unknown) or isinstance(world.slurm, Unknown) or here.machines is None:
@@ -91,11 +93,11 @@ def goals(world: World, now: float, policy: Policy) -> Goals | None:
     return Goals(found, at, wanted, proposed, common, True, bare, kept)
 
 
-def _rebooting(status: Status) -> bool:
+def _rebooting(status: MachineStatus) -> bool:
     return status.remedy is not None and status.remedy.goal == "reboot"
 
 
-def _back(status: Status, place: Place) -> bool:
+def _back(status: MachineStatus, place: Host) -> bool:
     """Rebooted as it was asked for."""
     one = status.remedy
     return one is not None and one.goal == "reboot" and one.done and booted(one, place)
@@ -109,7 +111,9 @@ def _by_person(machine: Machine) -> Wanted | None:
     return Wanted(machine.goal, line(machine.reason), True, machine.goal in PROVEN)
 
 
-def _by_policy(status: Status, place: Place | None, now: float, rules: Machines, common: frozenset[str]) -> Wanted:
+def _by_policy(
+    status: MachineStatus, place: Host | None, now: float, rules: Machines, common: frozenset[str]
+) -> Wanted:
     if rules.mode == "off":
         return UP
     if status.remedy and status.remedy.goal == "reboot" and status.remedy.done:
@@ -133,12 +137,12 @@ def _by_policy(status: Status, place: Place | None, now: float, rules: Machines,
     return UP
 
 
-def _common(found: Mapping[str, Place], kept: Mapping[str, Status], policy: Policy) -> frozenset[str]:
+def _common(found: Mapping[str, Host], kept: Mapping[str, MachineStatus], policy: Policy) -> frozenset[str]:
     """What one check at one commit says of many machines is the commit's fault before it is theirs."""
     with_workers = {where: place for where, place in found.items() if place.workers}
     deeply = policy.machines.proof == "deep"
 
-    def against(where: str, place: Place) -> Verdict | None:
+    def against(where: str, place: Host) -> Verdict | None:
         return place.verdict() or (evidence(disproved(kept[where], place)) if deeply and where in kept else None)
 
     counted = Counter(one.key for where, place in with_workers.items() if (one := against(where, place)))
@@ -149,13 +153,13 @@ def _common(found: Mapping[str, Place], kept: Mapping[str, Status], policy: Poli
 def causes(worker: Worker, known: Goals | None, kubernetes: Kubernetes) -> Mapping[str, str]:
     """Why its machine is to take no new jobs; where that is not known, what it was drained for stays."""
     if known is None:
-        before = words.kinds(worker.slurm.reason) if worker.slurm and worker.slurm.ours else frozenset[str]()
+        before = reasons.kinds(worker.slurm.reason) if worker.slurm and worker.slurm.ours else frozenset[str]()
         return dict.fromkeys(before & KINDS, "as its machine was to be") if kubernetes.blind else {}
     one = known.of_node(worker.pod.node)
     if one.up:
         return {} if one.person else dict.fromkeys(_unproven(worker, known), TO_PASS)
     # The pod that begins there reads it (health/broker/decide.py): it stands in Slurm before anything is done.
-    asked = {words.PROOF: TO_PASS} if known.deep and one.prove else {}
+    asked = {reasons.PROOF: TO_PASS} if known.deep and one.prove else {}
     return {"goal" if one.person else "machine": one.words, **asked}
 
 
@@ -164,23 +168,23 @@ def _unproven(worker: Worker, known: Goals) -> Mapping[str, str]:
     checking deeply. So is a machine that has come since, though its Node and its pod are the old ones. Where the goal
     was withdrawn both are those that were drained, and nothing was done to them."""
     node, machine = worker.slurm, worker.node
-    kinds = words.kinds(node.reason) if node is not None and node.ours else frozenset[str]()
-    if not known.deep or words.PROOF not in kinds or node is None or machine is None:
+    kinds = reasons.kinds(node.reason) if node is not None and node.ours else frozenset[str]()
+    if not known.deep or reasons.PROOF not in kinds or node is None or machine is None:
         return {}
     status = known.kept.get(machine.name)
     stayed = status is not None and _came(status) <= node.since
     if kinds & {"goal", "machine"} and stayed and not 0 < node.since < worker.pod.created:
         return {}
     said = deep((worker,), machine.boot, status.gpus if status else ())
-    return {} if said.passed else {words.PROOF: said.text}
+    return {} if said.passed else {reasons.PROOF: said.text}
 
 
-def _came(status: Status) -> float:
+def _came(status: MachineStatus) -> float:
     """When it was first seen on its Node; 0: so long ago that it is forgotten."""
     return next((one.at for one in reversed(status.history) if one.what == "node"), 0.0)
 
 
-def _held(place: Place, known: Goals) -> str:
+def _held(place: Host, known: Goals) -> str:
     return next((why for worker in place.workers for why in _unproven(worker, known).values()), "")
 
 
@@ -210,7 +214,7 @@ def kept(
     be done, a remedy among it."""
     machines, rules = kubernetes.machines or {}, policy.machines
     for verdict in sorted(known.common):
-        yield Tell("fleet", "common", f"{verdict} stands against many machines at once: none is treated for that")
+        yield Notice("fleet", "common", f"{verdict} stands against many machines at once: none is treated for that")
     room = max(rules.at_once, int(len(machines) * rules.share))
     room -= sum(counts(machine.status.remedy) for machine in machines.values())
     yield from made(machines, known.found, known.at)
@@ -224,12 +228,12 @@ def kept(
         stands = rules.proof == "deep" and bool(disproved(machine.status, place))
         after, act, said = seen(machine, place, now, rules.window_s, stands=stands), None, "is nowhere"
         if place is not None:
-            turn = Turn(machine, place, one.goal, one.why, room > 0, kubernetes, slurm, now, rules)
+            turn = RemedyTurn(machine, place, one.goal, one.why, room > 0, kubernetes, slurm, now, rules)
             after, act, said = turn.step(after)
         if one.up:
             said = _held(place, known) if place is not None and not one.person else ""
         room -= machine.status.remedy is None and after.remedy is not None
-        refused = failed.get(deed(act)) if failed and isinstance(act, Annotate | StartJob | CallHook) else None
+        refused = failed.get(action_key(act)) if failed and isinstance(act, Annotate | StartJob | CallHook) else None
         if refused is not None:
             said = f"could not be asked for: {line(refused.text, len(refused.text))[-WORDS:]}"
         proposed = one.up and not proposal.up
@@ -237,7 +241,7 @@ def kept(
         why = f"would be {proposal.words}" if proposed else "; ".join(filter(None, (goal, said)))
         after = replace(after, goal=one.goal, why=line(why))
         if after.why:
-            yield Tell(where or name, "propose" if proposed else "goal", f"{name}: {one.goal}: {after.why}")
+            yield Notice(where or name, "propose" if proposed else "goal", f"{name}: {one.goal}: {after.why}")
         if isinstance(act, StartJob | CallHook):
             yield replace(act, after=replace(after, remedy=act.after.remedy))
             continue

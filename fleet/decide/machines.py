@@ -14,12 +14,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fleet import crd
-from fleet.decide.actions import Make, Tell
-from fleet.decide.show import WORST, condition
+from fleet.decide.actions import Make, Notice
+from fleet.decide.conditions import WORST, condition
 from fleet.world.kubernetes import Kubernetes, Node
-from fleet.world.machine import Event, Machine, Status
+from fleet.world.machine import HistoryEntry, Machine, MachineStatus
 from fleet.world.slurm import SlurmNode
-from fleet.world.world import Worker
+from fleet.world.snapshot import Worker
 from ground.errors import one_line
 
 # The condition in which a worker tells its GPUs.
@@ -43,7 +43,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Host:
     """A Node with all the workers on it; those that Slurm does not know among them."""
 
     node: Node
@@ -83,12 +83,12 @@ def line(text: str, most: int = crd.TEXT) -> str:
     return one_line(text)[:most].strip()
 
 
-def places(kubernetes: Kubernetes, workers: Sequence[Worker]) -> Mapping[str, Place]:
+def places(kubernetes: Kubernetes, workers: Sequence[Worker]) -> Mapping[str, Host]:
     on: dict[str, list[Worker]] = {}
     for worker in workers:
         on.setdefault(worker.pod.node, []).append(worker)
     return {
-        name: Place(node, on.get(name, ()), _said(on.get(name, ()))) for name, node in sorted(kubernetes.nodes.items())
+        name: Host(node, on.get(name, ()), _said(on.get(name, ()))) for name, node in sorted(kubernetes.nodes.items())
     }
 
 
@@ -97,7 +97,7 @@ def _said(workers: Sequence[Worker]) -> frozenset[str]:
     return frozenset(_UUID.findall(" ".join(one.message for one in told if one))[: crd.GPUS])
 
 
-def believed(machines: Mapping[str, Machine], found: Mapping[str, Place]) -> Mapping[str, Place]:
+def believed(machines: Mapping[str, Machine], found: Mapping[str, Host]) -> Mapping[str, Host]:
     """The same places, with what is to be believed of their GPUs."""
     same = {(one.status.node_uid, one.status.boot): key for key, one in machines.items() if _stays(one)}
     here = {where: same.get((place.node.uid, place.node.boot), "") for where, place in found.items()}
@@ -122,7 +122,7 @@ def _stays(machine: Machine) -> bool:
     return bool(one.node_uid and one.boot) and settled and not machine.deleting
 
 
-def matched(machines: Mapping[str, Machine], found: Mapping[str, Place]) -> Mapping[str, str]:
+def matched(machines: Mapping[str, Machine], found: Mapping[str, Host]) -> Mapping[str, str]:
     """The machine of each Node that has one. None is at two places: who says so last is not believed."""
     result: dict[str, str] = {}
     free = {key: one.status for key, one in sorted(machines.items()) if not one.deleting}
@@ -146,7 +146,7 @@ def matched(machines: Mapping[str, Machine], found: Mapping[str, Place]) -> Mapp
         shared = Counter(by_gpu[gpu] for gpu in found[where].gpus if gpu in by_gpu)
         take(where, sorted(shared, key=lambda key: (-shared[key], key)))
 
-    def may_be(key: str, place: Place) -> bool:
+    def may_be(key: str, place: Host) -> bool:
         """No GPU of it is here that was there: then somebody has put other hardware behind the same name."""
         return not (machines[key].status.gpus and place.gpus)
 
@@ -160,7 +160,7 @@ def matched(machines: Mapping[str, Machine], found: Mapping[str, Place]) -> Mapp
     return result
 
 
-def _by_mark(kept: Mapping[str, Status]) -> tuple[dict[str, str], dict[str, list[str]], dict[str, list[str]]]:
+def _by_mark(kept: Mapping[str, MachineStatus]) -> tuple[dict[str, str], dict[str, list[str]], dict[str, list[str]]]:
     by_gpu: dict[str, str] = {}
     by_provider: dict[str, list[str]] = {}
     by_node: dict[str, list[str]] = {}
@@ -173,25 +173,25 @@ def _by_mark(kept: Mapping[str, Status]) -> tuple[dict[str, str], dict[str, list
     return by_gpu, by_provider, by_node
 
 
-def name(place: Place) -> str:
+def name(place: Host) -> str:
     """The same for the same hardware, whoever makes it and however often."""
     node = place.node
     known = " ".join(sorted(place.gpus)) or place.provider or node.uid
     return f"{node.name[:200]}-{hashlib.sha256(known.encode()).hexdigest()[:8]}"
 
 
-def made(machines: Mapping[str, Machine], found: Mapping[str, Place], at: Mapping[str, str]) -> Iterator[Make | Tell]:
+def made(machines: Mapping[str, Machine], found: Mapping[str, Host], at: Mapping[str, str]) -> Iterator[Make | Notice]:
     """Of each Node that has a worker, and no machine yet."""
     known = {gpu: key for key, machine in machines.items() for gpu in machine.status.gpus}
     claims = Counter(gpu for place in found.values() for gpu in place.said)
     for where, place in found.items():
         strange = place.said - set(machines[at[where]].status.gpus if where in at else ())
         if others := sorted({known[gpu] for gpu in strange if gpu in known}):
-            yield Tell(where, "twice", f"says that it has GPUs of {others[0]}, which is elsewhere: not believed")
+            yield Notice(where, "twice", f"says that it has GPUs of {others[0]}, which is elsewhere: not believed")
         elif any(claims[gpu] > 1 for gpu in strange):
-            yield Tell(where, "twice", "says that it has GPUs that another one says it has: neither is believed")
+            yield Notice(where, "twice", "says that it has GPUs that another one says it has: neither is believed")
         elif place.same and place.said and not place.said & place.gpus:
-            yield Tell(
+            yield Notice(
                 where, "twice", f"says that it has other GPUs than {place.same} since its last boot: not believed"
             )
         if where in at or not place.workers:
@@ -200,7 +200,7 @@ def made(machines: Mapping[str, Machine], found: Mapping[str, Place], at: Mappin
             yield Make(name(place), where)
 
 
-def seen(machine: Machine, place: Place | None, now: float, window_s: float, *, stands: bool = False) -> Status:
+def seen(machine: Machine, place: Host | None, now: float, window_s: float, *, stands: bool = False) -> MachineStatus:
     """The status after a look; without a place it is nowhere. `stands`: what Slurm does not say is so all the same."""
     before = machine.status
     if place is None:
@@ -236,7 +236,7 @@ def check(said: str) -> str:
     return said.partition("[")[0]
 
 
-def state(place: Place) -> str:
+def state(place: Host) -> str:
     if not place.workers:
         return "GivenUp" if place.node.fenced else "NoWorker"
     if not place.known:
@@ -244,18 +244,18 @@ def state(place: Place) -> str:
     return max((condition(node).reason for node in place.slurm), key=WORST.index)
 
 
-def _counted(status: Status) -> bool:
+def _counted(status: MachineStatus) -> bool:
     return any(one.what in ("verdict", "reboot", "failed") for one in since_forgiven(status))
 
 
-def since_forgiven(status: Status) -> tuple[Event, ...]:
+def since_forgiven(status: MachineStatus) -> tuple[HistoryEntry, ...]:
     last = max((number for number, one in enumerate(status.history) if one.what == "forgiven"), default=-1)
     return status.history[last + 1 :]
 
 
-def count(status: Status, what: str, now: float, window_s: float) -> int:
+def count(status: MachineStatus, what: str, now: float, window_s: float) -> int:
     return sum(one.what == what and now - one.at < window_s for one in since_forgiven(status))
 
 
-def add(status: Status, now: float, what: str, text: str = "") -> Status:
-    return replace(status, history=(*status.history, Event(int(now), what, line(text)))[-crd.EVENTS :])
+def add(status: MachineStatus, now: float, what: str, text: str = "") -> MachineStatus:
+    return replace(status, history=(*status.history, HistoryEntry(int(now), what, line(text)))[-crd.EVENTS :])

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from fleet.decide.actions import Change, CreatePod, Key, deed
-from fleet.topology.place import Moved
-from fleet.words import Mark
+from fleet.decide.actions import Change, CreatePod, Key, action_key
+from fleet.decide.topology import PlaceHistory
+from fleet.reasons import Mark
 
 # What is refused is tried again at the latest after this.
 LONGEST_S = 30.0
@@ -23,7 +23,7 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class NoticeHistory:
     texts: frozenset[str] = frozenset()
     since: float = 0.0  # when the first of so many new ones was told
     times: int = 0
@@ -41,7 +41,7 @@ class Refused:
 @dataclass(frozen=True, slots=True)
 class Memory:
     # What was told, by (about, kind): the same is not told twice.
-    told: Mapping[tuple[str, str], Told] = field(default_factory=dict)
+    told: Mapping[tuple[str, str], NoticeHistory] = field(default_factory=dict)
     # Since when a node of Slurm has no pod.
     absent: Mapping[str, float] = field(default_factory=dict)
     # Pods that Slurm does not know.
@@ -49,7 +49,7 @@ class Memory:
     # The marks of nodes whose comment somebody else uses.
     marks: Mapping[str, Mark] = field(default_factory=dict)
     # Where nodes are in Slurm's topology, and how often that has changed.
-    moved: Mapping[str, Moved] = field(default_factory=dict)
+    moved: Mapping[str, PlaceHistory] = field(default_factory=dict)
     # What could not be made, of what is still due.
     refused: Mapping[Key, Refused] = field(default_factory=dict)
     # Since when a job that waits has had as many idle nodes as it asks for.
@@ -62,7 +62,7 @@ class Memory:
     def tried(self, changes: Iterable[Change], refused: Mapping[Key, str], now: float) -> Memory:
         """`refused`: those of the changes that could not be made, and why."""
         tried = tuple(changes)
-        deeds = {deed(change) for change in tried}
+        deeds = {action_key(change) for change in tried}
         found = {name: one for name, one in self.refused.items() if name not in deeds}
         for name, text in refused.items():
             times = self.refused[name].times if name in self.refused else 0
@@ -75,7 +75,7 @@ class Memory:
         found = dict(self.paces)
         made = [one for one in tried if isinstance(one, CreatePod)]
         for name in {one.pool.name for one in made}:
-            if any(one.pool.name == name and deed(one) in refused for one in made):
+            if any(one.pool.name == name and action_key(one) in refused for one in made):
                 found[name] = 1
             elif name in found and found[name] < FASTEST:
                 found[name] *= 2

@@ -14,8 +14,8 @@ from decimal import Decimal
 from typing import Any
 
 from fleet.errors import FleetError
-from fleet.world import reading
-from fleet.world.reading import Object
+from fleet.world import fields
+from fleet.world.fields import Object
 
 # Of each resource in thousandths.
 Amounts = Mapping[str, int]
@@ -29,7 +29,7 @@ REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class NodeRequirement:
     """One expression of a node affinity."""
 
     key: str
@@ -76,7 +76,7 @@ class Guest:
     requests: Amounts = field(default_factory=dict)
     selector: Mapping[str, str] = field(default_factory=dict)
     # Of one of these all must hold; none: wherever it is.
-    terms: tuple[tuple[Wish, ...], ...] = ()
+    terms: tuple[tuple[NodeRequirement, ...], ...] = ()
     tolerations: tuple[Toleration, ...] = ()
     # The same for those that go to the same places; and how much is compared to know of one machine.
     shape: str = ""
@@ -97,20 +97,20 @@ class Guest:
 
 
 def guest(item: Object) -> Guest:
-    metadata = reading.mapping(item.get("metadata"), "metadata")
-    spec = reading.mapping(item.get("spec"), "spec")
-    status = reading.mapping(item.get("status"), "status")
-    over = reading.text(status.get("phase"), "status.phase") in ENDED
-    node = reading.text(spec.get("nodeName"), "spec.nodeName")
+    metadata = fields.mapping(item.get("metadata"), "metadata")
+    spec = fields.mapping(item.get("spec"), "spec")
+    status = fields.mapping(item.get("status"), "status")
+    over = fields.text(status.get("phase"), "status.phase") in ENDED
+    node = fields.text(spec.get("nodeName"), "spec.nodeName")
     going = metadata.get("deletionTimestamp") is not None
-    namespace = reading.text(metadata.get("namespace"), "metadata.namespace", needed=True)
+    namespace = fields.text(metadata.get("namespace"), "metadata.namespace", needed=True)
     waits = not (over or node or going) and _unschedulable(status)
     return Guest(
-        name=f"{namespace}/{reading.text(metadata.get('name'), 'metadata.name', needed=True)}",
-        class_=reading.text(spec.get("priorityClassName"), "spec.priorityClassName"),
+        name=f"{namespace}/{fields.text(metadata.get('name'), 'metadata.name', needed=True)}",
+        class_=fields.text(spec.get("priorityClassName"), "spec.priorityClassName"),
         node="" if over else node,
         waits=waits,
-        created=reading.moment(metadata.get("creationTimestamp"), "metadata.creationTimestamp"),
+        created=fields.moment(metadata.get("creationTimestamp"), "metadata.creationTimestamp"),
         requests={} if over else requests(spec),
         **(_where(spec) if waits else {}),
     )
@@ -118,12 +118,12 @@ def guest(item: Object) -> Guest:
 
 def _where(spec: Object) -> dict[str, Any]:
     """Which machines it may be given. Whoever makes it writes it, a million letters of it if he likes."""
-    affinity = reading.mapping(spec.get("affinity"), "spec.affinity")
-    required = reading.mapping(affinity.get("nodeAffinity"), "spec.affinity.nodeAffinity").get(REQUIRED)
-    listed = reading.mapping(required, "nodeAffinity").get("nodeSelectorTerms")
-    asked, selector = requests(spec), reading.texts(spec.get("nodeSelector"), "spec.nodeSelector")
-    terms = tuple(_term(one) for one in reading.items(listed, "nodeSelectorTerms"))
-    bears = tuple(_toleration(one) for one in reading.items(spec.get("tolerations"), "spec.tolerations"))
+    affinity = fields.mapping(spec.get("affinity"), "spec.affinity")
+    required = fields.mapping(affinity.get("nodeAffinity"), "spec.affinity.nodeAffinity").get(REQUIRED)
+    listed = fields.mapping(required, "nodeAffinity").get("nodeSelectorTerms")
+    asked, selector = requests(spec), fields.texts(spec.get("nodeSelector"), "spec.nodeSelector")
+    terms = tuple(_term(one) for one in fields.items(listed, "nodeSelectorTerms"))
+    bears = tuple(_toleration(one) for one in fields.items(spec.get("tolerations"), "spec.tolerations"))
     wishes = sum(1 + sum(1 + len(wish.values) for wish in term) for term in terms)
     weight = BARE + len(asked) + len(selector) + len(bears) + wishes
     if weight > HEAVY:
@@ -135,31 +135,31 @@ def _where(spec: Object) -> dict[str, Any]:
 
 
 def _unschedulable(status: Object) -> bool:
-    for item in reading.items(status.get("conditions"), "status.conditions"):
-        one = reading.mapping(item, "status.conditions")
+    for item in fields.items(status.get("conditions"), "status.conditions"):
+        one = fields.mapping(item, "status.conditions")
         if one.get("type") == "PodScheduled":
             return one.get("status") == "False" and one.get("reason") == "Unschedulable"
     return False
 
 
-def _term(item: object) -> tuple[Wish, ...]:
-    one = reading.mapping(item, "nodeSelectorTerms")
+def _term(item: object) -> tuple[NodeRequirement, ...]:
+    one = fields.mapping(item, "nodeSelectorTerms")
     return tuple(
         _wish(wish, of_node) for key, of_node in (("matchExpressions", False), ("matchFields", True))
-        for wish in reading.items(one.get(key), key)
+        for wish in fields.items(one.get(key), key)
     )  # fmt: skip
 
 
-def _wish(item: object, of_node: bool) -> Wish:
-    one = reading.mapping(item, "nodeSelectorTerms")
-    values = tuple(reading.text(value, "values", needed=True) for value in reading.items(one.get("values"), "values"))
-    key, operator = (reading.text(one.get(name), name, needed=True) for name in ("key", "operator"))
-    return Wish(key, operator, values, of_node)
+def _wish(item: object, of_node: bool) -> NodeRequirement:
+    one = fields.mapping(item, "nodeSelectorTerms")
+    values = tuple(fields.text(value, "values", needed=True) for value in fields.items(one.get("values"), "values"))
+    key, operator = (fields.text(one.get(name), name, needed=True) for name in ("key", "operator"))
+    return NodeRequirement(key, operator, values, of_node)
 
 
 def _toleration(item: object) -> Toleration:
-    one = reading.mapping(item, "spec.tolerations")
-    said = {key: reading.text(one.get(key), f"spec.tolerations.{key}") for key in ("key", "value", "effect")}
+    one = fields.mapping(item, "spec.tolerations")
+    said = {key: fields.text(one.get(key), f"spec.tolerations.{key}") for key in ("key", "value", "effect")}
     return Toleration(**said, exists=one.get("operator") == "Exists")
 
 
@@ -168,9 +168,9 @@ def requests(spec: Object) -> dict[str, int]:
     found: dict[str, int] = amounts(spec.get("overhead"))
     alone: list[dict[str, int]] = []
     for key in ("containers", "initContainers"):
-        for item in reading.items(spec.get(key), f"spec.{key}"):
-            one = reading.mapping(item, f"spec.{key}")
-            said = reading.mapping(one.get("resources"), "resources")
+        for item in fields.items(spec.get(key), f"spec.{key}"):
+            one = fields.mapping(item, f"spec.{key}")
+            said = fields.mapping(one.get("resources"), "resources")
             # In a pod the API server has done so already; in a template nobody has.
             asked = amounts(said.get("limits")) | amounts(said.get("requests"))
             if key == "initContainers" and one.get("restartPolicy") != "Always":
@@ -185,7 +185,7 @@ def requests(spec: Object) -> dict[str, int]:
 
 
 def amounts(value: object) -> dict[str, int]:
-    return {key: amount(said, key) for key, said in reading.mapping(value, "resources").items()}
+    return {key: amount(said, key) for key, said in fields.mapping(value, "resources").items()}
 
 
 def amount(said: object, where: str) -> int:

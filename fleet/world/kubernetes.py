@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fleet.errors import FleetError
-from fleet.world import guests, reading
+from fleet.world import fields, guests
+from fleet.world.fields import Object
 from fleet.world.guests import Amounts, Guest
 from fleet.world.machine import Machine
-from fleet.world.pool import CANONICAL, MADE_OF, POOL, WorkerPool
-from fleet.world.reading import Object
+from fleet.world.worker_pool import CANONICAL, MADE_OF, POOL, WorkerPool
 
 # A pod that nothing runs on and that gets nothing: of all others each pool's PodDisruptionBudget allows no eviction.
 FREE = "minivm.io/free"
@@ -196,24 +196,24 @@ def mark(namespace: str, release: str) -> str:
 
 
 def node(item: Object, whose: str) -> Node:
-    metadata = reading.mapping(item.get("metadata"), "metadata")
-    spec = reading.mapping(item.get("spec"), "spec")
-    status = reading.mapping(item.get("status"), "status")
-    labels = reading.texts(metadata.get("labels"), "metadata.labels")
+    metadata = fields.mapping(item.get("metadata"), "metadata")
+    spec = fields.mapping(item.get("spec"), "spec")
+    status = fields.mapping(item.get("status"), "status")
+    labels = fields.texts(metadata.get("labels"), "metadata.labels")
     return Node(
-        name=reading.text(metadata.get("name"), "metadata.name", needed=True),
-        uid=reading.text(metadata.get("uid"), "metadata.uid", needed=True),
-        version=reading.text(metadata.get("resourceVersion"), "metadata.resourceVersion"),
-        cordoned=reading.flag(spec.get("unschedulable"), "spec.unschedulable"),
+        name=fields.text(metadata.get("name"), "metadata.name", needed=True),
+        uid=fields.text(metadata.get("uid"), "metadata.uid", needed=True),
+        version=fields.text(metadata.get("resourceVersion"), "metadata.resourceVersion"),
+        cordoned=fields.flag(spec.get("unschedulable"), "spec.unschedulable"),
         ours=labels.get(CORDONED) in (whose, ANYBODYS),
         fenced=labels.get(FENCED) == "true",
-        taints=tuple(taint(one) for one in reading.items(spec.get("taints"), "spec.taints")),
+        taints=tuple(taint(one) for one in fields.items(spec.get("taints"), "spec.taints")),
         address=_internal(status.get("addresses")),
         port=_kubelet(status.get("daemonEndpoints")),
-        provider=reading.text(spec.get("providerID"), "spec.providerID"),
-        boot=reading.text(reading.mapping(status.get("nodeInfo"), "status.nodeInfo").get("bootID"), "bootID"),
+        provider=fields.text(spec.get("providerID"), "spec.providerID"),
+        boot=fields.text(fields.mapping(status.get("nodeInfo"), "status.nodeInfo").get("bootID"), "bootID"),
         conditions=conditions(status.get("conditions")),
-        annotations=reading.texts(metadata.get("annotations"), "metadata.annotations"),
+        annotations=fields.texts(metadata.get("annotations"), "metadata.annotations"),
         # The same few on ten thousand Nodes.
         labels={sys.intern(key): sys.intern(value) for key, value in labels.items()},
         room=_amounts(guests.amounts, status.get("allocatable")),
@@ -221,23 +221,23 @@ def node(item: Object, whose: str) -> Node:
 
 
 def pod(item: Object) -> Pod:
-    metadata = reading.mapping(item.get("metadata"), "metadata")
-    spec = reading.mapping(item.get("spec"), "spec")
-    status = reading.mapping(item.get("status"), "status")
+    metadata = fields.mapping(item.get("metadata"), "metadata")
+    spec = fields.mapping(item.get("spec"), "spec")
+    status = fields.mapping(item.get("status"), "status")
     found = conditions(status.get("conditions"))
-    labels = reading.texts(metadata.get("labels"), "metadata.labels")
+    labels = fields.texts(metadata.get("labels"), "metadata.labels")
     return Pod(
-        name=reading.text(metadata.get("name"), "metadata.name", needed=True),
-        uid=reading.text(metadata.get("uid"), "metadata.uid", needed=True),
-        version=reading.text(metadata.get("resourceVersion"), "metadata.resourceVersion"),
-        node=reading.text(spec.get("nodeName"), "spec.nodeName"),
-        address=reading.text(status.get("podIP"), "status.podIP"),
+        name=fields.text(metadata.get("name"), "metadata.name", needed=True),
+        uid=fields.text(metadata.get("uid"), "metadata.uid", needed=True),
+        version=fields.text(metadata.get("resourceVersion"), "metadata.resourceVersion"),
+        node=fields.text(spec.get("nodeName"), "spec.nodeName"),
+        address=fields.text(status.get("podIP"), "status.podIP"),
         component=labels.get(f"{LABEL}/component", ""),
         pool=labels.get(POOL, ""),
         owner=_owner(metadata.get("ownerReferences")),
         template=_made_of(spec),
         revision=sys.intern(labels.get(REVISION, "")),
-        created=reading.moment(metadata.get("creationTimestamp"), "metadata.creationTimestamp"),
+        created=fields.moment(metadata.get("creationTimestamp"), "metadata.creationTimestamp"),
         ready="Ready" in found and found["Ready"].status == "True",
         deleting=metadata.get("deletionTimestamp") is not None,
         ended=_ended(status),
@@ -245,7 +245,7 @@ def pod(item: Object) -> Pod:
         lost=labels.get(FREE) == LOST,
         requests=_amounts(guests.requests, spec),
         conditions=found,
-        annotations=reading.texts(metadata.get("annotations"), "metadata.annotations"),
+        annotations=fields.texts(metadata.get("annotations"), "metadata.annotations"),
     )
 
 
@@ -258,72 +258,72 @@ def _amounts(read: Callable[[Any], dict[str, int]], said: object) -> Amounts:
 
 
 def _made_of(spec: Object) -> str:
-    for item in reading.items(spec.get("containers"), "spec.containers"):
-        one = reading.mapping(item, "spec.containers")
-        for said in reading.items(one.get("env"), "spec.containers.env"):
-            variable = reading.mapping(said, "spec.containers.env")
+    for item in fields.items(spec.get("containers"), "spec.containers"):
+        one = fields.mapping(item, "spec.containers")
+        for said in fields.items(one.get("env"), "spec.containers.env"):
+            variable = fields.mapping(said, "spec.containers.env")
             if variable.get("name") == MADE_OF:
-                return sys.intern(reading.text(variable.get("value"), MADE_OF))
+                return sys.intern(fields.text(variable.get("value"), MADE_OF))
     return ""
 
 
 def _ended(status: Object) -> str:
-    said = [reading.text(status.get(key), f"status.{key}") for key in ("phase", "reason", "message")]
+    said = [fields.text(status.get(key), f"status.{key}") for key in ("phase", "reason", "message")]
     return ": ".join(filter(None, said))[:MOST] if said[0] in ENDED else ""
 
 
 def _owner(value: object) -> str:
-    for item in reading.items(value, "metadata.ownerReferences"):
-        one = reading.mapping(item, "metadata.ownerReferences")
-        if reading.flag(one.get("controller"), "metadata.ownerReferences.controller"):
-            return reading.text(one.get("uid"), "metadata.ownerReferences.uid", needed=True)
+    for item in fields.items(value, "metadata.ownerReferences"):
+        one = fields.mapping(item, "metadata.ownerReferences")
+        if fields.flag(one.get("controller"), "metadata.ownerReferences.controller"):
+            return fields.text(one.get("uid"), "metadata.ownerReferences.uid", needed=True)
     return ""
 
 
 def _internal(value: object) -> str:
-    for item in reading.items(value, "status.addresses"):
-        one = reading.mapping(item, "status.addresses")
+    for item in fields.items(value, "status.addresses"):
+        one = fields.mapping(item, "status.addresses")
         if one.get("type") == "InternalIP":
-            return reading.text(one.get("address"), "status.addresses.address")
+            return fields.text(one.get("address"), "status.addresses.address")
     return ""
 
 
 def _kubelet(value: object) -> int:
-    found = reading.mapping(value, "status.daemonEndpoints").get("kubeletEndpoint")
-    return reading.number(reading.mapping(found, "status.daemonEndpoints").get("Port"), "kubeletEndpoint.Port") or 10250
+    found = fields.mapping(value, "status.daemonEndpoints").get("kubeletEndpoint")
+    return fields.number(fields.mapping(found, "status.daemonEndpoints").get("Port"), "kubeletEndpoint.Port") or 10250
 
 
 def stateful_set(item: Object) -> StatefulSet:
     """Parse a StatefulSet as the API server lists it."""
-    spec = reading.mapping(item.get("spec"), "spec")
+    spec = fields.mapping(item.get("spec"), "spec")
     if not isinstance(spec.get("replicas"), int):
         raise FleetError("read spec.replicas", "it is not there")
-    status = reading.mapping(item.get("status"), "status")
+    status = fields.mapping(item.get("status"), "status")
     return StatefulSet(
-        reading.number(spec.get("replicas"), "spec.replicas"),
-        reading.text(status.get("updateRevision"), "status.updateRevision"),
+        fields.number(spec.get("replicas"), "spec.replicas"),
+        fields.text(status.get("updateRevision"), "status.updateRevision"),
     )
 
 
 def taint(item: object) -> Taint:
-    one = reading.mapping(item, "spec.taints")
+    one = fields.mapping(item, "spec.taints")
     return Taint(
-        reading.text(one.get("key"), "spec.taints.key", needed=True),
-        reading.text(one.get("value"), "spec.taints.value"),
-        reading.text(one.get("effect"), "spec.taints.effect"),
+        fields.text(one.get("key"), "spec.taints.key", needed=True),
+        fields.text(one.get("value"), "spec.taints.value"),
+        fields.text(one.get("effect"), "spec.taints.effect"),
     )
 
 
 def conditions(value: object) -> Mapping[str, Condition]:
     found = {}
-    for item in reading.items(value, "status.conditions"):
-        one = reading.mapping(item, "status.conditions")
-        type_ = reading.text(one.get("type"), "status.conditions.type", needed=True)
+    for item in fields.items(value, "status.conditions"):
+        one = fields.mapping(item, "status.conditions")
+        type_ = fields.text(one.get("type"), "status.conditions.type", needed=True)
         found[type_] = Condition(
             type_,
-            reading.text(one.get("status"), "status.conditions.status", needed=True),
-            reading.text(one.get("reason"), "status.conditions.reason"),
-            reading.text(one.get("message"), "status.conditions.message"),
-            reading.moment(one.get("lastTransitionTime"), "status.conditions.lastTransitionTime"),
+            fields.text(one.get("status"), "status.conditions.status", needed=True),
+            fields.text(one.get("reason"), "status.conditions.reason"),
+            fields.text(one.get("message"), "status.conditions.message"),
+            fields.moment(one.get("lastTransitionTime"), "status.conditions.lastTransitionTime"),
         )
     return found

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from fleet import crd
 from fleet.errors import FleetError
-from fleet.world import reading
-from fleet.world.reading import Object
+from fleet.world import fields
+from fleet.world.fields import Object
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class HistoryEntry:
     at: int
     what: str
     text: str = ""
@@ -30,7 +30,7 @@ class Remedy:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class MachineStatus:
     goal: str = "up"
     state: str = "Absent"
     why: str = ""
@@ -43,7 +43,7 @@ class Status:
     verdict: str = ""
     ill: bool = False
     repeats: int = 0
-    history: tuple[Event, ...] = ()
+    history: tuple[HistoryEntry, ...] = ()
     remedy: Remedy | None = None
     remedies: int = 0
     fulfilled: int = 0
@@ -58,35 +58,35 @@ class Machine:
     goal: str = ""  # "": nobody has said one
     reason: str = ""
     deleting: bool = False
-    status: Status = Status()
+    status: MachineStatus = MachineStatus()
 
 
 def machine(item: Object) -> Machine:
-    metadata = reading.mapping(item.get("metadata"), "metadata")
-    spec = reading.mapping(item.get("spec"), "spec")
-    goal = reading.text(spec.get("goal"), "spec.goal")
+    metadata = fields.mapping(item.get("metadata"), "metadata")
+    spec = fields.mapping(item.get("spec"), "spec")
+    goal = fields.text(spec.get("goal"), "spec.goal")
     if goal not in ("", *crd.GOALS):
         raise FleetError("read spec.goal", f"{goal[:40]!r} is not one of {', '.join(crd.GOALS)}")
     return Machine(
-        name=reading.text(metadata.get("name"), "metadata.name", needed=True),
-        uid=reading.text(metadata.get("uid"), "metadata.uid", needed=True),
-        version=reading.text(metadata.get("resourceVersion"), "metadata.resourceVersion"),
-        generation=reading.number(metadata.get("generation"), "metadata.generation"),
+        name=fields.text(metadata.get("name"), "metadata.name", needed=True),
+        uid=fields.text(metadata.get("uid"), "metadata.uid", needed=True),
+        version=fields.text(metadata.get("resourceVersion"), "metadata.resourceVersion"),
+        generation=fields.number(metadata.get("generation"), "metadata.generation"),
         goal=goal,
-        reason=reading.text(spec.get("reason"), "spec.reason"),
+        reason=fields.text(spec.get("reason"), "spec.reason"),
         deleting=metadata.get("deletionTimestamp") is not None,
-        status=_status(reading.mapping(item.get("status"), "status")),
+        status=_status(fields.mapping(item.get("status"), "status")),
     )
 
 
-def _status(said: Object) -> Status:
+def _status(said: Object) -> MachineStatus:
     def text(key: str) -> str:
-        return reading.text(said.get(key), f"status.{key}")
+        return fields.text(said.get(key), f"status.{key}")
 
-    usual = Status()
-    gpus = (reading.text(one, "status.gpus", needed=True) for one in reading.items(said.get("gpus"), "status.gpus"))
-    remedy = reading.mapping(said.get("remedy"), "status.remedy")
-    return Status(
+    usual = MachineStatus()
+    gpus = (fields.text(one, "status.gpus", needed=True) for one in fields.items(said.get("gpus"), "status.gpus"))
+    remedy = fields.mapping(said.get("remedy"), "status.remedy")
+    return MachineStatus(
         goal=text("goal") or usual.goal,
         state=text("state") or usual.state,
         why=text("why"),
@@ -97,35 +97,35 @@ def _status(said: Object) -> Status:
         gpus=tuple(gpus),
         worker=text("worker"),
         verdict=text("verdict"),
-        ill=reading.flag(said.get("ill"), "status.ill"),
-        repeats=reading.number(said.get("repeats"), "status.repeats"),
-        history=tuple(_event(one) for one in reading.items(said.get("history"), "status.history")),
+        ill=fields.flag(said.get("ill"), "status.ill"),
+        repeats=fields.number(said.get("repeats"), "status.repeats"),
+        history=tuple(_event(one) for one in fields.items(said.get("history"), "status.history")),
         remedy=_remedy(remedy) if remedy else None,
-        remedies=reading.number(said.get("remedies"), "status.remedies"),
-        fulfilled=reading.number(said.get("fulfilled"), "status.fulfilled"),
+        remedies=fields.number(said.get("remedies"), "status.remedies"),
+        fulfilled=fields.number(said.get("fulfilled"), "status.fulfilled"),
     )
 
 
-def _event(item: object) -> Event:
-    one = reading.mapping(item, "status.history")
-    return Event(
-        int(reading.moment(one.get("at"), "status.history.at")),
-        reading.text(one.get("what"), "status.history.what", needed=True),
-        reading.text(one.get("text"), "status.history.text"),
+def _event(item: object) -> HistoryEntry:
+    one = fields.mapping(item, "status.history")
+    return HistoryEntry(
+        int(fields.moment(one.get("at"), "status.history.at")),
+        fields.text(one.get("what"), "status.history.what", needed=True),
+        fields.text(one.get("text"), "status.history.text"),
     )
 
 
 def _remedy(one: Object) -> Remedy:
     return Remedy(
-        goal=reading.text(one.get("goal"), "status.remedy.goal", needed=True),
-        number=reading.number(one.get("number"), "status.remedy.number"),
-        at=int(reading.moment(one.get("at"), "status.remedy.at")),
-        boot=reading.text(one.get("boot"), "status.remedy.boot"),
-        done=reading.flag(one.get("done"), "status.remedy.done"),
+        goal=fields.text(one.get("goal"), "status.remedy.goal", needed=True),
+        number=fields.number(one.get("number"), "status.remedy.number"),
+        at=int(fields.moment(one.get("at"), "status.remedy.at")),
+        boot=fields.text(one.get("boot"), "status.remedy.boot"),
+        done=fields.flag(one.get("done"), "status.remedy.done"),
     )
 
 
-def written(status: Status) -> dict[str, object]:
+def written(status: MachineStatus) -> dict[str, object]:
     """As the API server keeps it. What is empty is left out: applied anew, it goes."""
     said: dict[str, object] = {
         "goal": status.goal,

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TypeVar
 
-from fleet import words
+from fleet import reasons
 from fleet.errors import FleetError
-from fleet.world import reading
-from fleet.world.pending import UNSAID, Offer, Pending, offer, pending
-from fleet.world.reading import Object
+from fleet.world import fields
+from fleet.world.fields import Object
+from fleet.world.jobs import UNKNOWN_OFFER, Offer, PendingJob, offer, pending
 from init.slurm import node as record
 from init.slurm.conf import expanded
 
@@ -35,7 +35,7 @@ class SlurmNode:
     since: float = 0.0  # when its reason was set
     topology: str | None = None  # its place in each topology; None: releases before 25.05 do not tell
     last_busy: float = 0.0  # 0: not told
-    offer: Offer = UNSAID
+    offer: Offer = UNKNOWN_OFFER
 
     @property
     def name(self) -> str:
@@ -61,24 +61,24 @@ class SlurmNode:
     @property
     def downed(self) -> bool:
         """Down by the fleet, and not for what Slurm itself has found since."""
-        return self.down and self.ours and bool(words.kinds(self.reason) & words.DOWN)
+        return self.down and self.ours and bool(reasons.kinds(self.reason) & reasons.DOWN)
 
     @property
     def ours(self) -> bool:
         """Drained by the fleet. Without a kind in its reason it is not: that one is lifted already."""
-        return self.drained and bool(words.kinds(self.reason))
+        return self.drained and bool(reasons.kinds(self.reason))
 
     @property
-    def mark(self) -> words.Mark | None:
-        return words.marked(self.comment) or (words.mark_of(self.reason) if self.ours else None)
+    def mark(self) -> reasons.Mark | None:
+        return reasons.marked(self.comment) or (reasons.mark_of(self.reason) if self.ours else None)
 
     @property
-    def seen(self) -> Seen:
-        return Seen(self.drained, self.down, self.reason, self.comment)
+    def seen(self) -> Precondition:
+        return Precondition(self.drained, self.down, self.reason, self.comment)
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Precondition:
     """What must still be so when a change is made: a drain that a person sets in between is not to be lost."""
 
     drained: bool
@@ -97,7 +97,7 @@ class Slurm:
     # Nodes that a reservation for work names; None as above.
     reserved: frozenset[str] | None = None
     # Those that wait; None as above.
-    pending: tuple[Pending, ...] | None = None
+    pending: tuple[PendingJob, ...] | None = None
     # Nodes that could not be read.
     unread: Mapping[str, str] = field(default_factory=dict)
     # Why one of the above is not known although it was asked for: by the job or the reservation.
@@ -160,31 +160,31 @@ def with_jobs(here: Slurm, jobs: Iterable[object], reservations: Iterable[object
 
 
 def slurm_node(item: object) -> SlurmNode:
-    one = reading.mapping(item, "node")
-    states = [reading.text(state, "node.state", needed=True) for state in reading.items(one.get("state"), "node.state")]
+    one = fields.mapping(item, "node")
+    states = [fields.text(state, "node.state", needed=True) for state in fields.items(one.get("state"), "node.state")]
     if not states:
         raise FleetError("read node", "it has no state")
     known = record.Node(
-        name=reading.text(one.get("name"), "node.name", needed=True),
+        name=fields.text(one.get("name"), "node.name", needed=True),
         state="+".join(states),
-        address=reading.text(one.get("address"), "node.address"),
-        reason=reading.text(one.get("reason"), "node.reason"),
-        started=str(reading.number(one.get("slurmd_start_time"), "node.slurmd_start_time") or "None"),
-        allocated=reading.number(one.get("alloc_cpus"), "node.alloc_cpus"),
-        author=reading.text(one.get("reason_set_by_user"), "node.reason_set_by_user"),
+        address=fields.text(one.get("address"), "node.address"),
+        reason=fields.text(one.get("reason"), "node.reason"),
+        started=str(fields.number(one.get("slurmd_start_time"), "node.slurmd_start_time") or "None"),
+        allocated=fields.number(one.get("alloc_cpus"), "node.alloc_cpus"),
+        author=fields.text(one.get("reason_set_by_user"), "node.reason_set_by_user"),
     )
-    since = reading.number(one.get("reason_changed_at"), "node.reason_changed_at")
-    place = reading.text(one["topology"], "node.topology") if "topology" in one else None
-    comment = reading.text(one.get("comment"), "node.comment")
+    since = fields.number(one.get("reason_changed_at"), "node.reason_changed_at")
+    place = fields.text(one["topology"], "node.topology") if "topology" in one else None
+    comment = fields.text(one.get("comment"), "node.comment")
     return SlurmNode(known, comment, float(since), place, *_of_jobs(one))
 
 
 def _of_jobs(one: Object) -> tuple[float, Offer]:
     """What only elastic pools ask for: a node whose drain can be read is not unread for it."""
     try:
-        return float(reading.number(one.get("last_busy"), "node.last_busy")), _shared(offer(one))
+        return float(fields.number(one.get("last_busy"), "node.last_busy")), _shared(offer(one))
     except FleetError:
-        return 0.0, UNSAID
+        return 0.0, UNKNOWN_OFFER
 
 
 @lru_cache(maxsize=256)
@@ -194,12 +194,12 @@ def _shared(found: Offer) -> Offer:
 
 
 def _states(one: Object) -> set[str]:
-    return {str(state) for state in reading.items(one.get("job_state"), "job.job_state")}
+    return {str(state) for state in fields.items(one.get("job_state"), "job.job_state")}
 
 
 def _named(item: object) -> Iterable[str]:
     """By a job that is not over: Slurm tells of it for a while."""
-    one = reading.mapping(item, "job")
+    one = fields.mapping(item, "job")
     states = _states(one)
     if states and states <= OVER:
         return frozenset()
@@ -207,21 +207,21 @@ def _named(item: object) -> Iterable[str]:
 
 
 def _of(item: object) -> Iterable[str]:
-    return _names(reading.mapping(item, "reservation").get("node_list"), "reservation.node_list")
+    return _names(fields.mapping(item, "reservation").get("node_list"), "reservation.node_list")
 
 
 def _promised(item: object) -> Iterable[str]:
     """For jobs to come: one for maintenance keeps jobs away, and needs no node."""
-    one = reading.mapping(item, "reservation")
-    return frozenset() if "MAINT" in reading.items(one.get("flags"), "reservation.flags") else _of(one)
+    one = fields.mapping(item, "reservation")
+    return frozenset() if "MAINT" in fields.items(one.get("flags"), "reservation.flags") else _of(one)
 
 
 def _held(item: object) -> Iterable[tuple[str, str]]:
-    one = reading.mapping(item, "job")
+    one = fields.mapping(item, "job")
     states = _states(one)
     if states and not states & HOLDING:
         return ()
-    number = str(reading.number(one.get("job_id"), "job.job_id"))
+    number = str(fields.number(one.get("job_id"), "job.job_id"))
     return [(node, number) for node in _names(one.get("nodes"), "job.nodes")]
 
 
@@ -232,12 +232,12 @@ def _by_node(held: Iterable[tuple[str, str]]) -> Mapping[str, tuple[str, ...]]:
     return {node: tuple(numbers) for node, numbers in found.items()}
 
 
-def _waiting(item: object) -> Iterable[Pending]:
+def _waiting(item: object) -> Iterable[PendingJob]:
     return pending([item])
 
 
 def _names(value: object, where: str) -> frozenset[str]:
-    found = frozenset(expanded(reading.text(value, where)))
+    found = frozenset(expanded(fields.text(value, where)))
     if any("[" in name for name in found):
         raise FleetError(f"read {where}", "it names more nodes than can be told apart")
     return found

@@ -10,18 +10,18 @@ from typing import TypeVar
 
 from kubernetes_asyncio import client
 
-from fleet.act.kubernetes import Api
+from fleet.act.api_client import ApiClient
 from tests.kubernetes.apiserver import ApiServer, Object
 
 T = TypeVar("T")
 
 
-def do(api: ApiServer, deed: Callable[[Api], Awaitable[T]]) -> T:
+def do(api: ApiServer, deed: Callable[[ApiClient], Awaitable[T]]) -> T:
     async def whole() -> T:
         settings = client.Configuration(host=api.url)
         settings.verify_ssl = False
         settings.api_key = {"BearerToken": f"Bearer {api.token}"}
-        fleet = Api(client.ApiClient(settings), "default", "slurm")
+        fleet = ApiClient(client.ApiClient(settings), "default", "slurm")
         try:
             return await deed(fleet)
         finally:

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from cluster.rendered.render import render
-from fleet.topology.place import part
+from fleet.decide.topology import part
 from tests.container.init_pods import World, slurm_conf
 from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.test_fleet import JWT, both_sides

@@ -20,14 +20,13 @@ from typing import Any
 import pytest
 
 from fleet import crd
-from fleet.act import fencing, machines
-from fleet.act.kubernetes import Api
-from fleet.act.shown.events import events
-from fleet.act.shown.noted import Often
+from fleet.act import changes
+from fleet.act.api_client import ApiClient
 from fleet.decide.actions import Annotate, Cordon, Fence, Make, Protect, Record, ShowOnNode, StartJob, Withdraw
 from fleet.errors import FleetError
+from fleet.report.events import EventRateLimit, events
 from fleet.world.kubernetes import Condition, Kubernetes
-from fleet.world.machine import Event, Machine, Remedy, Status, machine
+from fleet.world.machine import HistoryEntry, Machine, MachineStatus, Remedy, machine
 from tests.helm import rendered_for
 from tests.kubernetes import programs
 from tests.kubernetes.apiserver import ApiServer, Object, api_server, install
@@ -40,7 +39,7 @@ MACHINES = f"/apis/{crd.GROUP}/{crd.VERSION}/namespaces/default/{crd.PLURAL}"
 EVENTS = "/api/v1/namespaces/default/events"
 WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
 NODE = "/api/v1/nodes/n0"
-FULL = Status(
+FULL = MachineStatus(
     goal="drain",
     state="Drained",
     why="a person",
@@ -53,7 +52,7 @@ FULL = Status(
     verdict="ecc[rma]@1 x",
     ill=True,
     repeats=1,
-    history=(Event(1_795_000_000, "verdict", "ecc[rma]@1 x"), Event(1_795_000_001, "well")),
+    history=(HistoryEntry(1_795_000_000, "verdict", "ecc[rma]@1 x"), HistoryEntry(1_795_000_001, "well")),
     remedy=Remedy("reboot", 1, 1_795_000_000, "b", True),
     remedies=1,
     fulfilled=2,
@@ -73,7 +72,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 @pytest.fixture
 def name(api: ApiServer, request: pytest.FixtureRequest) -> Iterator[str]:
     made = f"n0-{abs(hash(request.node.name)) % 10**8}"
-    assert do(api, lambda fleet: machines.change(fleet, Make(made, "n0")))
+    assert do(api, lambda fleet: changes.apply_change(fleet, Make(made, "n0")))
     yield made
     api.ask("DELETE", f"{MACHINES}/{made}")
 
@@ -82,8 +81,8 @@ def read(api: ApiServer, name: str) -> Machine:
     return machine(api.ask("GET", f"{MACHINES}/{name}"))
 
 
-def note(api: ApiServer, seen: Machine, status: Status) -> bool:
-    return do(api, lambda fleet: machines.change(fleet, Record(seen.name, seen.version, status)))
+def note(api: ApiServer, seen: Machine, status: MachineStatus) -> bool:
+    return do(api, lambda fleet: changes.apply_change(fleet, Record(seen.name, seen.version, status)))
 
 
 def test_what_is_noted_is_read_back_and_what_is_over_goes(api: ApiServer, name: str) -> None:
@@ -102,12 +101,12 @@ def test_a_note_on_what_has_changed_meanwhile_does_nothing(api: ApiServer, name:
     before = read(api, name)
     api.ask("DELETE", f"{MACHINES}/{name}")
     assert not note(api, before, FULL), "it is no more"
-    assert do(api, lambda fleet: machines.change(fleet, Make(name, "n0")))
+    assert do(api, lambda fleet: changes.apply_change(fleet, Make(name, "n0")))
     assert not note(api, before, FULL), "it is another one"
     seen = read(api, name)
     api.merge(f"{MACHINES}/{name}", {"spec": {"goal": "drain", "reason": "fan 3"}})
     found = read(api, name)
-    assert (found.goal, found.status) == ("drain", Status())
+    assert (found.goal, found.status) == ("drain", MachineStatus())
     assert found.generation == seen.generation + 1, "what people want is counted"
     assert note(api, found, FULL)
     assert read(api, name).generation == found.generation, "and what the fleet notes is not"
@@ -116,7 +115,7 @@ def test_a_note_on_what_has_changed_meanwhile_does_nothing(api: ApiServer, name:
 
 def test_made_twice_it_is_made_once(api: ApiServer, name: str) -> None:
     uid = read(api, name).uid
-    assert not do(api, lambda fleet: machines.change(fleet, Make(name, "n0")))
+    assert not do(api, lambda fleet: changes.apply_change(fleet, Make(name, "n0")))
     assert read(api, name).uid == uid
     labels = api.ask("GET", f"{MACHINES}/{name}")["metadata"]["labels"]
     assert labels == {"app.kubernetes.io/name": "minivm", "app.kubernetes.io/instance": "slurm"}
@@ -129,7 +128,7 @@ def test_a_remedys_job_is_started_once_and_noted(api: ApiServer, name: str) -> N
     for _ in range(2):
         seen = read(api, name)
         job = StartJob(f"{name}-1", "n7", seen, "reboot", seen.reason, template, True, after)
-        assert do(api, partial(machines.change, act=job))
+        assert do(api, partial(changes.apply_change, change=job))
     assert read(api, name).status == after
     jobs = api.ask("GET", "/apis/batch/v1/namespaces/default/jobs")["items"]
     (found,) = [one for one in jobs if one["metadata"]["name"] == f"{name}-1"]
@@ -147,13 +146,13 @@ def test_a_nodes_annotations_are_asked_for_and_taken_away_on_what_was_seen(api: 
     made = api.ask("POST", "/api/v1/nodes", {"metadata": {"name": "n7", "annotations": {"others": "stay"}}})
     uid, version = made["metadata"]["uid"], made["metadata"]["resourceVersion"]
     asked = Annotate("n7", uid, version, (("reboot.example/please", "now"), ("minivm.io/remedy", "m/1")))
-    assert do(api, lambda fleet: machines.change(fleet, asked))
-    assert not do(api, lambda fleet: machines.change(fleet, asked)), "it has changed since"
+    assert do(api, lambda fleet: changes.apply_change(fleet, asked))
+    assert not do(api, lambda fleet: changes.apply_change(fleet, asked)), "it has changed since"
     found = api.ask("GET", "/api/v1/nodes/n7")["metadata"]
     assert {"others": "stay", "reboot.example/please": "now"}.items() <= found["annotations"].items()
     names = ("reboot.example/please", "minivm.io/remedy", "minivm.io/remedy-reason")
     away = Withdraw("n7", uid, found["resourceVersion"], names)
-    assert do(api, lambda fleet: machines.change(fleet, away))
+    assert do(api, lambda fleet: changes.apply_change(fleet, away))
     assert api.ask("GET", "/api/v1/nodes/n7")["metadata"]["annotations"] == {"others": "stay"}
 
 
@@ -163,7 +162,7 @@ def test_a_goal_that_is_none_is_refused_at_once(api: ApiServer, name: str, spec:
 
 
 def test_what_is_noted_of_one_is_an_event_of_it_and_not_again_on_the_next_look(api: ApiServer, name: str) -> None:
-    before, often = read(api, name), Often()
+    before, often = read(api, name), EventRateLimit()
     note_of_it = Record(name, before.version, FULL)
 
     def told(seen: Machine, change: Record) -> int:
@@ -183,7 +182,7 @@ def test_what_is_noted_of_one_is_an_event_of_it_and_not_again_on_the_next_look(a
     assert told(after, Record(name, after.version, replace(FULL, state="Down"))) == 0
 
 
-async def _tell(event: Object, fleet: Api) -> bool:
+async def _tell(event: Object, fleet: ApiClient) -> bool:
     await fleet.tell(event)
     return True
 
@@ -223,11 +222,11 @@ def seen_now(api: ApiServer) -> tuple[str, str]:
 def test_another_object_of_the_name_is_no_refusal(api: ApiServer) -> None:
     _, version = seen_now(api)
 
-    async def each(fleet: Api) -> list[bool]:
+    async def each(fleet: ApiClient) -> list[bool]:
         return [
             await fleet.change(ShowOnNode("n0", "another", Condition("t", "True"))),
             await fleet.change(Cordon("n0", "another", version, "why")),
-            await machines.change(fleet, Annotate("n0", "another", version, (("a", "b"),))),
+            await changes.apply_change(fleet, Annotate("n0", "another", version, (("a", "b"),))),
             await fleet.change(Protect("none", "another", version)),
         ]
 
@@ -288,14 +287,14 @@ def test_who_refuses_a_change_is_told_whatever_his_answer_looks_like(api: ApiSer
     with webhook(api, tmp_path, lambda: codes[-1]):
         uid, version = seen_now(api)
 
-        async def cordon(fleet: Api) -> bool:
+        async def cordon(fleet: ApiClient) -> bool:
             return await fleet.change(Cordon("n0", uid, version, "why"))
 
-        async def fence(fleet: Api) -> bool:
-            return await fencing.change(fleet, Fence("n0", uid, version, "why"))
+        async def fence(fleet: ApiClient) -> bool:
+            return await changes.apply_change(fleet, Fence("n0", uid, version, "why"))
 
-        async def annotate(fleet: Api) -> bool:
-            return await machines.change(fleet, Annotate("n0", uid, version, (("a", "c"),)))
+        async def annotate(fleet: ApiClient) -> bool:
+            return await changes.apply_change(fleet, Annotate("n0", uid, version, (("a", "c"),)))
 
         for codes[-1] in (404, 409, 422):
             for deed in (cordon, fence, annotate):

@@ -15,18 +15,17 @@ from typing import Any
 import pytest
 
 from fleet import crd, crd_pools
-from fleet.act.answers import ApiError
-from fleet.act.cache import Cache
-from fleet.act.kubernetes import Api
-from fleet.act.pools import pods as made
+from fleet.act.api_client import ApiClient, ApiError
+from fleet.act.changes import apply_change
+from fleet.act.watch_cache import WatchCache
 from fleet.decide.actions import Adopt, Change, CreatePod, Drain, Evict, Forget, NotePool, Undrain
 from fleet.decide.decide import decide
 from fleet.decide.memory import Memory
 from fleet.policy import Policy
 from fleet.world.kubernetes import Kubernetes
-from fleet.world.pool import Ended, PoolStatus, Stand, WorkerPool, worker_pool
 from fleet.world.slurm import slurm
-from fleet.world.world import World
+from fleet.world.snapshot import Snapshot
+from fleet.world.worker_pool import EndedPod, PoolCondition, PoolStatus, WorkerPool, worker_pool
 from tests.kubernetes import programs
 from tests.kubernetes.apiserver import ApiServer, Object, api_server, install
 from tests.kubernetes.fleet_api import do, refused
@@ -140,8 +139,8 @@ class Cluster:
             self.now += 30
         raise AssertionError(f"it never settles: {self.made[-5:]}")
 
-    async def look(self, api: Api) -> int:
-        cache = Cache(api, pools=True)
+    async def look(self, api: ApiClient) -> int:
+        cache = WatchCache(api, pools=True)
         for kind in filter(None, (cache.nodes, cache.pods, cache.sets, cache.pools)):
             await kind.list()
         here = cache.world()
@@ -151,11 +150,11 @@ class Cluster:
             for name, node in self.slurm.items()
             if node.get("alloc_cpus")
         ]
-        decision = decide(World(here, slurm(self.slurm.values(), jobs, [])), self.memory, self.now, self.policy)
+        decision = decide(Snapshot(here, slurm(self.slurm.values(), jobs, [])), self.memory, self.now, self.policy)
         self.memory = decision.memory
         return sum([await self.perform(api, change) for change in decision.changes])
 
-    async def perform(self, api: Api, change: Change) -> bool:
+    async def perform(self, api: ApiClient, change: Change) -> bool:
         match change:
             case Drain(name, reason):
                 state = [*(one for one in self.slurm[name]["state"] if one != "DRAIN"), "DRAIN"]
@@ -165,7 +164,7 @@ class Cluster:
                 state = [one for one in self.slurm[name]["state"] if one != "DRAIN"]
                 self.slurm[name] |= {"state": state, "comment": ""}
             case CreatePod() | Adopt() | NotePool():
-                if not await made.change(api, change):
+                if not await apply_change(api, change):
                     return False
             case Evict(name):
                 assert not self.slurm.get(name, {}).get("alloc_cpus"), "a pod with a job"
@@ -272,7 +271,7 @@ def test_a_pod_is_made_once_and_never_over_anothers(api: ApiServer, pool: str) -
     api.ask("POST", PODS, theirs)
     make = CreatePod("slurm-gpu-0", "", read(api, pool))
     with pytest.raises(ApiError, match="a pod of that name is there"):
-        do(api, lambda fleet: made.change(fleet, make))
+        do(api, lambda fleet: apply_change(fleet, make))
     found = pods(api)["slurm-gpu-0"]
     assert found["spec"]["containers"][0]["image"] == "theirs" and "ownerReferences" not in found["metadata"]
 
@@ -298,23 +297,23 @@ def test_one_that_has_changed_since_is_not_taken_over(api: ApiServer, pool: str)
     seen = api.ask("POST", PODS, theirs)["metadata"]
     api.merge(f"{PODS}/slurm-gpu-0", {"metadata": {"labels": {"a": "b"}}})
     late = Adopt("slurm-gpu-0", seen["uid"], seen["resourceVersion"], read(api, pool))
-    assert not do(api, lambda fleet: made.change(fleet, late))
+    assert not do(api, lambda fleet: apply_change(fleet, late))
     assert "ownerReferences" not in pods(api)["slurm-gpu-0"]["metadata"]
 
 
 FULL = PoolStatus(
-    3, 3, 2, 1, 1, "abc", 7, (Stand("Ready", "False", "NotReady", "not ready: x", 1_795_000_000),
-    Stand("Updated", "False", "Waits", "w-2: job 7 runs", 1_795_000_000)),
-    (Ended("x", "u", 2, 1_795_000_001, "Failed"),), "def",
+    3, 3, 2, 1, 1, "abc", 7, (PoolCondition("Ready", "False", "NotReady", "not ready: x", 1_795_000_000),
+    PoolCondition("Updated", "False", "Waits", "w-2: job 7 runs", 1_795_000_000)),
+    (EndedPod("x", "u", 2, 1_795_000_001, "Failed"),), "def",
 )  # fmt: skip
 
 
 def test_what_is_noted_is_read_back_and_only_on_what_was_seen(api: ApiServer, pool: str) -> None:
     """Every field passes the schema: one that the API server does not know it would drop without a word."""
     seen = read(api, pool)
-    assert do(api, lambda fleet: made.change(fleet, NotePool(seen.name, seen.version, FULL)))
+    assert do(api, lambda fleet: apply_change(fleet, NotePool(seen.name, seen.version, FULL)))
     assert read(api, pool).status == FULL
-    assert not do(api, lambda fleet: made.change(fleet, NotePool(seen.name, seen.version, PoolStatus())))
+    assert not do(api, lambda fleet: apply_change(fleet, NotePool(seen.name, seen.version, PoolStatus())))
     assert read(api, pool).status == FULL
 
 
@@ -342,7 +341,7 @@ def test_what_people_say_of_an_update_has_its_defaults_and_its_columns(api: ApiS
     api.merge(pool, {"spec": {"update": {}}})
     assert api.ask("GET", pool)["spec"]["update"] == {"maxUnavailable": 1, "when": "idle"}
     seen = read(api, pool)
-    do(api, lambda fleet: made.change(fleet, NotePool(seen.name, seen.version, FULL)))
+    do(api, lambda fleet: apply_change(fleet, NotePool(seen.name, seen.version, FULL)))
     said = columns(api)["slurm-gpu"]
     wanted = {"Mode": "fixed", "Wanted": 3, "Ready": 2, "Updated": 1, "Away": 1, "When": "idle", "Max": None}
     wanted |= {"Why": "w-2: job 7 runs"}

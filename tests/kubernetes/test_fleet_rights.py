@@ -13,12 +13,9 @@ import pytest
 import yaml
 from kubernetes_asyncio import client
 
-from fleet.act import fencing
-from fleet.act.answers import ApiError
-from fleet.act.kubernetes import GUESTS, Api
-from fleet.act.lead import ours
-from fleet.act.machines import change
-from fleet.act.pools.pods import change as change_pool
+from fleet.act.api_client import GUESTS, ApiClient, ApiError
+from fleet.act.changes import apply_change
+from fleet.act.leader_election import renewed
 from fleet.decide.actions import (
     Adopt,
     Cordon,
@@ -35,9 +32,9 @@ from fleet.decide.actions import (
     Versions,
 )
 from fleet.world.kubernetes import CORDONED, FENCED, Condition
-from fleet.world.machine import Machine, Status
-from fleet.world.pool import PoolStatus, worker_pool
-from fleet.world.slurm import Seen
+from fleet.world.machine import Machine, MachineStatus
+from fleet.world.slurm import Precondition
+from fleet.world.worker_pool import PoolStatus, worker_pool
 from tests.helm import rendered_for
 from tests.kubernetes import programs
 from tests.kubernetes.apiserver import ApiServer, Object, api_server, install
@@ -53,9 +50,9 @@ MACHINES = "/apis/minivm.io/v1alpha1/namespaces/hpc/machines"
 TREATS = {"mode": "act", "remedies": {"reboot": {"job": {"template": {}}}}}
 WIDE = ("ClusterRole", "ClusterRoleBinding")
 WORKERS = {"name": "minivm", "instance": "slurm", "component": "worker"}
-WAS = Seen(False, False, "", "")
+WAS = Precondition(False, False, "", "")
 STATE = Condition("minivm.io/SlurmState", "True", "TakesJobs", "", 1.0)
-Deed = Callable[[Api], Awaitable[object]]
+Deed = Callable[[ApiClient], Awaitable[object]]
 
 
 def path(item: Object, name: str = "", *, namespace: str = "hpc") -> str:
@@ -114,7 +111,7 @@ class Place:
             settings = client.Configuration(host=self.api.url)
             settings.verify_ssl = False
             settings.api_key = {"BearerToken": f"Bearer {self.token}"}
-            api = Api(client.ApiClient(settings), "hpc", "slurm")
+            api = ApiClient(client.ApiClient(settings), "hpc", "slurm")
             try:
                 await deed(api)
             except ApiError as error:
@@ -163,38 +160,40 @@ def deeds(place: Place) -> dict[tuple[str, str, str, bool], Deed]:
     """By kind of role, resource, verb, and whether the rule is of named objects: what the fleet does with it."""
     worker, node = place.uid("namespaces/hpc/pods/slurm-worker-0"), place.uid("nodes/n0")
 
-    async def listed(api: Api, kind: str) -> None:
+    async def listed(api: ApiClient, kind: str) -> None:
         async for _ in api.list(kind):
             pass
 
-    async def watched(api: Api, kind: str) -> None:
+    async def watched(api: ApiClient, kind: str) -> None:
         # From "0" on it begins with what is there.
         async for _ in api.watch(kind, "0"):
             return
 
-    async def told(api: Api, namespace: str) -> None:
+    async def told(api: ApiClient, namespace: str) -> None:
         of = {"kind": "Pod", "name": "slurm-worker-0", "namespace": namespace}
         await api.tell(
             {"metadata": {"generateName": "fleet-", "namespace": namespace}, "involvedObject": of, "reason": "Drained"}
         )
 
-    async def heard(api: Api) -> None:
+    async def heard(api: ApiClient) -> None:
         named = {"name": "n0", "namespace": "kube-node-lease"}
         await api.ask("read the lease of n0", (api.leases.read_namespaced_lease, named))
 
-    async def kept(api: Api) -> None:
+    async def kept(api: ApiClient) -> None:
         # There already, or not the one that was seen: a right is asked for before that.
-        await change(api, Make("n0", "n0"))
+        await apply_change(api, Make("n0", "n0"))
 
-    async def noted(api: Api) -> None:
-        await change(api, Record("n0", "1", Status()))
+    async def noted(api: ApiClient) -> None:
+        await apply_change(api, Record("n0", "1", MachineStatus()))
 
-    async def started(api: Api) -> None:
+    async def started(api: ApiClient) -> None:
         spec = {"template": {"spec": {"containers": [{"name": "x", "image": "x"}]}}}
-        await change(api, StartJob("x-1", "n0", Machine("n0", "u", "1"), "reboot", "x", spec, False, Status()))
+        await apply_change(
+            api, StartJob("x-1", "n0", Machine("n0", "u", "1"), "reboot", "x", spec, False, MachineStatus())
+        )
 
-    async def renewed(api: Api) -> None:
-        await api.put_lease("slurm-fleet", ours(place.api.ask("GET", LEASE), "me", 1_795_000_000.0))
+    async def held(api: ApiClient) -> None:
+        await api.put_lease("slurm-fleet", renewed(place.api.ask("GET", LEASE), "me", 1_795_000_000.0))
 
     seen = Versions("slurm-worker-0", "n0", worker[1], node[1])
     return {
@@ -218,7 +217,7 @@ def deeds(place: Place) -> dict[tuple[str, str, str, bool], Deed]:
         ("Role", "events", "create", False): partial(told, namespace="hpc"),
         ("Role in default", "events", "create", False): partial(told, namespace="default"),
         ("Role", "leases", "get", True): lambda api: api.lease("slurm-fleet"),
-        ("Role", "leases", "update", True): renewed,
+        ("Role", "leases", "update", True): held,
         ("ClusterRole", "nodes", "list", False): partial(listed, kind="Node"),
         ("ClusterRole", "nodes", "watch", False): partial(watched, kind="Node"),
         ("ClusterRole", "nodes", "get", False): lambda api: api.still(seen),
@@ -268,21 +267,21 @@ def test_what_pools_need_is_needed_and_is_there_with_them_alone(place: Place) ->
     metadata = {"name": "slurm-worker", "labels": ours}
     pool = worker_pool(place.api.ask("POST", pools, {**kind, "metadata": metadata, "spec": spec}))
 
-    async def created(api: Api) -> None:
+    async def created(api: ApiClient) -> None:
         # There already: a right is asked for before that.
         try:
-            await change_pool(api, CreatePod("slurm-worker-0", "", pool))
+            await apply_change(api, CreatePod("slurm-worker-0", "", pool))
         except ApiError as error:
             if error.status:
                 raise
 
-    async def noted(api: Api) -> None:
-        await change_pool(api, NotePool("slurm-worker", "1", PoolStatus()))
+    async def noted(api: ApiClient) -> None:
+        await apply_change(api, NotePool("slurm-worker", "1", PoolStatus()))
 
     of_others = {key: deed for key, deed in deeds(place).items() if key[0] == "Role"}
     needs: dict[tuple[str, str], Deed] = {
         ("pods", "create"): created,
-        ("pods", "patch"): lambda api: change_pool(api, Adopt("slurm-worker-0", *worker, pool)),
+        ("pods", "patch"): lambda api: apply_change(api, Adopt("slurm-worker-0", *worker, pool)),
         ("pods/status", "patch"): of_others["Role", "pods/status", "patch", True],
         ("pods/eviction", "create"): of_others["Role", "pods/eviction", "create", True],
         ("workerpools", "list"): partial(_listed, kind="WorkerPool"),
@@ -318,9 +317,9 @@ def test_what_giving_a_machine_up_needs_is_needed_and_is_there_for_it_alone(plac
     (rule,) = [number for number, one in enumerate(more["rules"]) if "delete" in one["verbs"]]
     assert more["rules"][rule]["resources"] == ["pods"]
 
-    async def deleted(api: Api) -> None:
+    async def deleted(api: ApiClient) -> None:
         # Of another pod of this name, so that this one stays: a right is asked for before that is seen.
-        await fencing.change(api, Delete("slurm-worker-0", "another", "n0", place.uid("nodes/n0")[1]))
+        await apply_change(api, Delete("slurm-worker-0", "another", "n0", place.uid("nodes/n0")[1]))
 
     where = path(item, item["metadata"]["name"])
     assert place.do(deleted) == 403, "unless machines are given up there is none of it"
@@ -361,7 +360,7 @@ def test_what_lending_needs_is_needed_and_is_there_for_the_named_namespace_alone
     assert place.asked_as(place.token, "GET", "/api/v1/namespaces/other/pods") == 403
 
 
-async def _listed(api: Api, kind: str, *, watch: bool = False) -> None:
+async def _listed(api: ApiClient, kind: str, *, watch: bool = False) -> None:
     async for _ in api.list(kind) if not watch else api.watch(kind, "0"):
         return
 

@@ -12,7 +12,7 @@ import yaml
 
 from cluster.rendered.render import render
 from cluster.rendered.tags import newest_here
-from fleet.topology.place import MOST, part
+from fleet.decide.topology import MOST, part
 from images.engine.docker import Engine
 from tests.container.conftest import IMAGES
 from tests.container.init_pods import World, slurm_conf

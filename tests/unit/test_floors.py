@@ -29,13 +29,14 @@ FLOORS: dict[str, list[set[str]]] = {
     "health": [{""}, {"checks"}, {"runner", "broker"}],
     "gitsync": [{""}, {"repo", "rings"}, {"tree"}, {"cycle", "mirror"}],
     "images": [{""}, {"definition"}, {"archive", "engine"}, {"make", "ship"}, {"cli"}],
-    "fleet": [{""}, {"world"}, {"topology"}, {"decide"}, {"act"}],
+    "fleet": [{""}, {"world"}, {"decide"}, {"act"}, {"report"}],
     "cluster": [{"", "rendered"}],
 }  # fmt: skip
 # What stands in a package's own folder and uses all of it.
 ROOF = {
     "init.__main__", "init.cli", "init.cli_group", "init.config_cli",
     "health.cli", "health.dry_run", "gitsync.__main__", "gitsync.cli", "gitsync.explain", "fleet.__main__", "fleet.cli",
+    "fleet.reconciler",
 }  # fmt: skip
 # PID 1's tower and its children's: what one has, the other never loads.
 TOWERS = ({"pid1"}, {"pod", "slurm", "prepare", "drain", "helpers"})
@@ -76,8 +77,8 @@ THIRD_PARTY: dict[str, dict[str, set[str]]] = {
     "gitsync": {"click": {"*"}, "git": {"gitsync.repo.reader"}},
     "fleet": {
         "click": {"*"},
-        "aiohttp": {"fleet.act.kubernetes"},  # how kubernetes_asyncio's connections fail
-        "kubernetes_asyncio": {"fleet.act.kubernetes"},
+        "aiohttp": {"fleet.act.api_client"},  # how kubernetes_asyncio's connections fail
+        "kubernetes_asyncio": {"fleet.act.api_client"},
     },
     "cluster": {"click": {"*"}, "yaml": {"*"}, "helm_python": {"cluster.rendered.render"}},
 }

@@ -227,7 +227,7 @@ blocks:
 {{- end -}}
 {{- end -}}
 
-{{/* As fleet/topology/place.py has it. */}}
+{{/* As fleet/decide/topology.py has it. */}}
 {{- define "minivm.block" -}}
 {{- $name := regexReplaceAll "[^A-Za-z0-9_-]" . "_" -}}
 {{- if ne $name . }}{{ $name = printf "%s+%s" $name (sha256sum . | trunc 8) }}{{ end -}}

@@ -6,20 +6,41 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
-from fleet import crd_pools, words
-from fleet.decide.actions import Action, Adopt, CreatePod, Evict, Key, NotePool, Tell, deed
+from fleet import crd_pools, reasons
+from fleet.decide.actions import Action, Adopt, CreatePod, Evict, Key, NotePool, Notice, action_key
 from fleet.decide.causes import LEAVE, OF_POOL, well
 from fleet.decide.memory import Refused
-from fleet.decide.pools import ended, lend
-from fleet.decide.pools.elastic import SURPLUS, Sized, left, sized
-from fleet.decide.pools.rivals import refusals
-from fleet.decide.pools.turns import Stale, is_to_go, turns
+from fleet.decide.pools import ended_pods, lending
+from fleet.decide.pools.autoscale import SURPLUS, ElasticPlan, left, sized
+from fleet.decide.pools.rollout import Stale, is_to_go, turns
 from fleet.policy import Policy
-from fleet.words import plain
+from fleet.reasons import plain
 from fleet.world.kubernetes import Kubernetes, Pod
-from fleet.world.pool import PoolStatus, Stand, WorkerPool
 from fleet.world.slurm import Slurm
-from fleet.world.world import Worker
+from fleet.world.snapshot import Worker
+from fleet.world.worker_pool import PoolCondition, PoolStatus, WorkerPool
+
+
+def refusals(kubernetes: Kubernetes) -> Mapping[str, str]:
+    """Pools that are in an older one's way, and why. One that is about to go still has its pods."""
+    labels: dict[str, str] = {}
+    names: dict[str, str] = {}
+    refused: dict[str, str] = {}
+    elastic: list[WorkerPool] = []
+    for pool in sorted((kubernetes.pools or {}).values(), key=lambda one: (one.created, one.uid)):
+        wanted = kubernetes.wanted.get(pool.name, {})
+        if pool.label in labels:
+            refused[pool.name] = f"none of its pods is touched: {labels[pool.label]}, older, has its label {pool.label}"
+        elif both := next((name for name in wanted if name in names), "") or next(filter(pool.may_have, names), ""):
+            refused[pool.name] = f"none of its pods is touched: {names[both]}, older, has {both} too"
+        elif other := next((one for one in elastic if any(map(one.may_have, wanted))), None):
+            refused[pool.name] = f"none of its pods is touched: {other.name}, older, may have one of their names"
+        else:
+            elastic += [pool] if pool.elastic else []
+            labels[pool.label] = pool.name
+            names |= dict.fromkeys(wanted, pool.name)
+    return refused
+
 
 Causes = Mapping[str, str]
 NAMED = 5
@@ -65,7 +86,7 @@ def pools(
     if kubernetes.unsure:
         return Pools({one.name: _before(one) for one in everyone}, unsure=True, fed=fed)
     if kubernetes.pools and kubernetes.sets is None:
-        tells = [Tell(name, "pool", UNKNOWN) for name in kubernetes.pools]
+        tells = [Notice(name, "pool", UNKNOWN) for name in kubernetes.pools]
         return Pools({one.name: _before(one) for one in everyone}, unsure=True, actions=tuple(tells), fed=fed)
     causes: dict[str, Causes] = {}
     most: dict[str, int] = {}
@@ -78,18 +99,20 @@ def pools(
     refused, sets = refusals(kubernetes), kubernetes.sets or {}
     working = [one for one in known if one.name not in sets and one.name not in refused]
     sizes, fed = sized(working, everyone, kubernetes, slurm, fed, now)
-    gives = lend.lent(working, everyone, kubernetes, slurm, now, policy)
-    actions += lend.unknown({one.label for one in known}, policy)
+    gives = lending.lent(working, everyone, kubernetes, slurm, now, policy)
+    actions += lending.unknown({one.label for one in known}, policy)
     for pool in known:
         if why := refused.get(pool.name):
-            actions += [Tell(pool.name, "pool", why), *Here(pool, kubernetes, everyone, now, policy).note(why)]
+            actions += [Notice(pool.name, "pool", why), *PoolView(pool, kubernetes, everyone, now, policy).note(why)]
             continue
         if pool.name in sets:
-            actions.append(Tell(pool.name, "pool", "none of its pods is touched: a StatefulSet of its name makes them"))
+            actions.append(
+                Notice(pool.name, "pool", "none of its pods is touched: a StatefulSet of its name makes them")
+            )
             continue
         size = sizes.get(pool.name)
-        given = gives.get(pool.name, lend.NONE)
-        here = Here(pool, kubernetes, everyone, now, policy, size, given)
+        given = gives.get(pool.name, lending.NONE)
+        here = PoolView(pool, kubernetes, everyone, now, policy, size, given)
         causes |= turns(pool, here.in_turn(), len(here.away | here.not_back), slurm, now, policy)
         if size is not None:
             causes |= {name: {SURPLUS: why} for name, why in size.going.items()}
@@ -102,18 +125,18 @@ def pools(
         most[pool.label], missing[pool.label] = pool.most, here.missing
         actions += [*here.never_placed(slurm), *here.ended(slurm), *here.to_come()]
         if not_made := here.not_made(failed or {}):
-            actions.append(Tell(pool.name, "pool", not_made))
+            actions.append(Notice(pool.name, "pool", not_made))
         actions += here.note(failed=not_made)
     return Pools(causes, False, most, missing, tuple(actions), frozenset(spare), frozenset(named), fed)
 
 
 def _before(worker: Worker) -> Causes:
     node = worker.slurm
-    kinds = words.kinds(node.reason) & OF_POOL if node is not None and node.ours else frozenset[str]()
+    kinds = reasons.kinds(node.reason) & OF_POOL if node is not None and node.ours else frozenset[str]()
     return dict.fromkeys(kinds, "as its pool was to be")
 
 
-class Here:
+class PoolView:
     """One pool, as it is."""
 
     def __init__(
@@ -123,8 +146,8 @@ class Here:
         everyone: list[Worker],
         now: float,
         policy: Policy,
-        size: Sized | None = None,
-        given: lend.Lent = lend.NONE,
+        size: ElasticPlan | None = None,
+        given: lending.Loans = lending.NONE,
     ) -> None:
         self.pool, self.kubernetes, self.now, self.policy = pool, kubernetes, now, policy
         self.size, self.given = size, given
@@ -192,15 +215,15 @@ class Here:
             if idle:
                 yield Evict(pod.name, pod.uid, pod.version, one.why, node.seen if node else None)
 
-    def ended(self, slurm: Slurm) -> Iterator[Evict | Tell]:
+    def ended(self, slurm: Slurm) -> Iterator[Evict | Notice]:
         mine = [one for one in self.workers.values() if not one.pod.deleting]
-        yield from ended.ended(self.pool.status.ended, self._is_to_be, mine, slurm, self.now)
+        yield from ended_pods.ended(self.pool.status.ended, self._is_to_be, mine, slurm, self.now)
 
     def _is_to_be(self, name: str) -> bool:
         """Or may come again: between two of an elastic pool's of one name there is none."""
         return name in self.names or self.pool.may_have(name)
 
-    def to_come(self) -> Iterator[CreatePod | Adopt | Tell]:
+    def to_come(self) -> Iterator[CreatePod | Adopt | Notice]:
         for name in self.absent:
             if name in self.missing:
                 yield CreatePod(name, self.names[name], self.pool)
@@ -212,7 +235,7 @@ class Here:
                 if pod.template or self.pool.status.adopted:
                     yield Adopt(pod.name, pod.uid, pod.version, self.pool)
             elif name in self.names:
-                yield Tell(name, "pool", f"is there, and not of {self.pool.name}'s making")
+                yield Notice(name, "pool", f"is there, and not of {self.pool.name}'s making")
 
     def _left(self, pod: Pod) -> bool:
         """Nobody makes it any more; one that is too many is taken over too, for else it would stay for ever."""
@@ -220,7 +243,11 @@ class Here:
 
     def not_made(self, failed: Mapping[Key, Refused]) -> str:
         """Why the first of those that are missing is: in the words of who refused it."""
-        deeds = (deed(CreatePod(name, self.names[name], self.pool)) for name in sorted(self.missing)) if failed else ()
+        deeds = (
+            (action_key(CreatePod(name, self.names[name], self.pool)) for name in sorted(self.missing))
+            if failed
+            else ()
+        )
         return next((failed[one].text.partition("\n")[0] for one in deeds if one in failed), "")
 
     def note(self, refused: str = "", failed: str = "") -> Iterator[NotePool]:
@@ -252,19 +279,19 @@ class Here:
                 *self._whole(),
             ),
             adopted=(pool.status.adopted or pool.hash) if taken else "",
-            ended=ended.counted(pool.status.ended, self._is_to_be, {pod.name: pod for pod in mine}, self.now),
+            ended=ended_pods.counted(pool.status.ended, self._is_to_be, {pod.name: pod for pod in mine}, self.now),
         )
         if status != pool.status:
             yield NotePool(pool.name, pool.version, status)
 
-    def _fits(self) -> Iterator[Stand]:
+    def _fits(self) -> Iterator[PoolCondition]:
         if self.size is not None and self.size.short is not None:
             word, why = self.size.short
             yield self._stand("Fits", not word, "Fits", word, why)
         elif self.size is not None:
             yield from (one for one in self.pool.status.conditions if one.type == "Fits")
 
-    def _whole(self) -> Iterator[Stand]:
+    def _whole(self) -> Iterator[PoolCondition]:
         if self.given.may:
             yield self._stand("Whole", not self.given.to, "Whole", "Lends", self.given.words)
 
@@ -278,9 +305,9 @@ class Here:
     def _old(self, pod: Pod) -> bool:
         return (pod.template or self.pool.status.adopted or self.pool.hash) != self.pool.hash
 
-    def _stand(self, type_: str, yes: bool, good: str, bad: str, message: str) -> Stand:
+    def _stand(self, type_: str, yes: bool, good: str, bad: str, message: str) -> PoolCondition:
         """The time of the last transition changes with the status alone."""
-        wanted = Stand(type_, str(yes), good if yes else bad, "" if yes else message[: crd_pools.SAID])
+        wanted = PoolCondition(type_, str(yes), good if yes else bad, "" if yes else message[: crd_pools.SAID])
         before = next((one for one in self.pool.status.conditions if one.type == type_), None)
         return replace(wanted, since=before.since if before and before.status == wanted.status else int(self.now))
 

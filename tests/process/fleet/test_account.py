@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from kubernetes_asyncio.config import incluster_config
 
-from fleet.act.kubernetes import Api
+from fleet.act.api_client import ApiClient
 from fleet.errors import FleetError
 from tests import kube_api
 
@@ -46,7 +46,7 @@ def tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str
     server.server_close()
 
 
-async def listed(api: Api) -> list[str]:
+async def listed(api: ApiClient) -> list[str]:
     return [item["metadata"]["name"] async for items, _ in api.list("Node") for item in items]
 
 
@@ -62,7 +62,7 @@ def test_an_authority_without_a_key_usage_is_believed(tokens: list[str], monkeyp
     monkeypatch.setattr(ssl, "create_default_context", strict)
 
     async def whole() -> list[str]:
-        api = await Api.open("hpc", "slurm")
+        api = await ApiClient.open("hpc", "slurm")
         try:
             return await listed(api)
         finally:
@@ -80,7 +80,7 @@ def test_a_server_that_its_authority_has_not_signed_is_not(
     monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(tmp_path / "other" / "ca.crt"))
 
     async def whole() -> None:
-        api = await Api.open("hpc", "slurm")
+        api = await ApiClient.open("hpc", "slurm")
         try:
             with pytest.raises(FleetError, match="certificate"):
                 await listed(api)
@@ -98,7 +98,7 @@ def test_a_token_is_read_again_and_one_that_is_away_is_an_error_and_no_end(
     monkeypatch.setattr(incluster_config, "TOKEN_REFRESH_PERIOD", -incluster_config.TOKEN_REFRESH_PERIOD)
 
     async def whole() -> None:
-        api = await Api.open("hpc", "slurm")
+        api = await ApiClient.open("hpc", "slurm")
         try:
             await listed(api)
             for gone in (lambda: (tmp_path / "token").write_text(""), (tmp_path / "token").unlink):

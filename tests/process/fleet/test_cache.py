@@ -16,20 +16,19 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from kubernetes_asyncio import client
 
-from fleet.act import cache as cache_module
-from fleet.act import kubernetes as adapter
-from fleet.act.answers import ApiError
-from fleet.act.cache import Cache
-from fleet.act.kubernetes import Api
+from fleet.act import api_client as adapter
+from fleet.act import watch_cache as cache_module
+from fleet.act.api_client import ApiClient, ApiError
+from fleet.act.watch_cache import WatchCache
 from fleet.decide.actions import Cordon, Evict, Free, HideOnNode, Protect, ShowOnPod, Versions
 from fleet.decide.causes import silent_for
 from fleet.errors import FleetError
 from fleet.world.kubernetes import Condition, Kubernetes
-from fleet.world.slurm import Seen
-from fleet.world.world import Unknown
+from fleet.world.slurm import Precondition
+from fleet.world.snapshot import Unknown
 
 Query = dict[str, str]
-SEEN = Seen(drained=True, down=False, reason="", comment="")
+SEEN = Precondition(drained=True, down=False, reason="", comment="")
 Write = Callable[[object], None]
 
 
@@ -104,18 +103,18 @@ class Server:
         self.ended.wait(60)
 
     @asynccontextmanager
-    async def api(self) -> AsyncIterator[Api]:
+    async def api(self) -> AsyncIterator[ApiClient]:
         where = client.Configuration(host=f"http://127.0.0.1:{self.http.server_port}")
-        api = Api(client.ApiClient(where), "default", "slurm")
+        api = ApiClient(client.ApiClient(where), "default", "slurm")
         try:
             yield api
         finally:
             await api.close()
 
     @asynccontextmanager
-    async def followed(self) -> AsyncIterator[Cache]:
+    async def followed(self) -> AsyncIterator[WatchCache]:
         async with self.api() as api:
-            cache = Cache(api)
+            cache = WatchCache(api)
             tasks = [asyncio.create_task(one.follow()) for one in (cache.nodes, cache.pods)]
             try:
                 yield cache
@@ -150,7 +149,7 @@ def test_a_node_is_silent_for_as_long_as_it_was_seen_so_whatever_the_clocks_say(
     }
     server.lists, server.watches = (lambda query: page(item)), server.hold
 
-    def silent(cache: Cache) -> float:
+    def silent(cache: WatchCache) -> float:
         world = cache.counted()
         return -1.0 if isinstance(world, Unknown) else silent_for(world.nodes["n0"], time.time())
 
@@ -167,7 +166,7 @@ def test_a_node_is_silent_for_as_long_as_it_was_seen_so_whatever_the_clocks_say(
     asyncio.run(whole())
 
 
-def known(cache: Cache) -> dict[str, bool]:
+def known(cache: WatchCache) -> dict[str, bool]:
     """Cordoned or not, by name; nothing while nothing is known."""
     world = cache.world()
     return {name: one.cordoned for name, one in world.nodes.items()} if isinstance(world, Kubernetes) else {}
@@ -263,7 +262,7 @@ def test_a_refusal_whose_words_break_off_or_never_come_is_a_refusal(
     async def whole() -> None:
         async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
-            api = Api(client.ApiClient(client.Configuration(host=f"http://127.0.0.1:{port}")), "default", "slurm")
+            api = ApiClient(client.ApiClient(client.Configuration(host=f"http://127.0.0.1:{port}")), "default", "slurm")
             try:
                 async with asyncio.timeout(30):
                     with pytest.raises(ApiError) as error:
@@ -272,7 +271,7 @@ def test_a_refusal_whose_words_break_off_or_never_come_is_a_refusal(
                 await api.close()
         assert error.value.status == 503
 
-    async def listed(api: Api) -> None:
+    async def listed(api: ApiClient) -> None:
         async for _ in api.list("Node"):
             pass
 

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
+from fleet import reconciler as loop
 from fleet.act import clock
-from fleet.act import look as looks
-from fleet.act import run as loop
-from fleet.act.run import Fleet
+from fleet.act import observer as looks
+from fleet.reconciler import Reconciler
 from fleet.settings import Settings
 from tests.process.fleet.test_cache import Server, until
 from tests.process.fleet.test_run import SLURM, server, settings
@@ -29,10 +29,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(looks, "HOUR_S", 0.0)
 
 
-def running(server: Server, settings: Settings, steps: Callable[[Fleet], list[Callable[[], bool]]]) -> None:
+def running(server: Server, settings: Settings, steps: Callable[[Reconciler], list[Callable[[], bool]]]) -> None:
     async def whole() -> None:
         async with server.api() as api:
-            fleet = Fleet(settings, api, lambda words: None)
+            fleet = Reconciler(settings, api, lambda words: None)
             task = asyncio.create_task(fleet.run())
             try:
                 for step in steps(fleet):
@@ -44,7 +44,7 @@ def running(server: Server, settings: Settings, steps: Callable[[Fleet], list[Ca
     asyncio.run(whole())
 
 
-def stands(fleet: Fleet) -> bool:
+def stands(fleet: Reconciler) -> bool:
     return fleet.seen.stands["clock"] == 1
 
 
@@ -56,7 +56,7 @@ def test_a_clock_that_was_wrong_when_the_fleet_began_is_told_and_right_again_onc
     monkeypatch.setattr(clock, "_began", time.time() - time.monotonic())
     rest.answers, server.watches = (lambda method, path: nodes(SLURM)), server.hold
 
-    def steps(fleet: Fleet) -> list[Callable[[], bool]]:
+    def steps(fleet: Reconciler) -> list[Callable[[], bool]]:
         def told() -> bool:
             return stands(fleet) and fleet.api.clocks.why().startswith("the API server's clock is behind ours")
 
@@ -70,7 +70,7 @@ def test_a_clock_that_was_wrong_when_the_fleet_began_is_told_and_right_again_onc
     running(server, settings, steps)
 
 
-def metrics(fleet: Fleet) -> str:
+def metrics(fleet: Reconciler) -> str:
     return fleet._pages().pages["/metrics"]()[1]
 
 
@@ -85,7 +85,7 @@ def test_a_slurmctld_of_another_hour_is_told_until_it_has_ours(server: Server, r
 
     rest.answers, server.watches = answers, server.hold
 
-    def steps(fleet: Fleet) -> list[Callable[[], bool]]:
+    def steps(fleet: Reconciler) -> list[Callable[[], bool]]:
         def mended() -> bool:
             nonlocal ahead
             ahead = 0.0

@@ -15,12 +15,13 @@ import pytest
 from aiohttp import web
 from kubernetes_asyncio import client
 
-from fleet.act import fencing
-from fleet.act.kubernetes import Api
+from fleet.act import liveness
+from fleet.act.api_client import ApiClient
+from fleet.act.changes import apply_change
 from fleet.decide.actions import Delete, Fence, Unfence
 from fleet.policy import Policy
 from fleet.world.kubernetes import FENCED, Condition, Kubernetes, Node, Pod
-from fleet.world.proof import Proof
+from fleet.world.snapshot import Proof
 from tests.fleet_world import stamp
 
 TAINT = "node.kubernetes.io/out-of-service"
@@ -41,7 +42,7 @@ class ApiServer:
         self.told: list[tuple[str, str, Any]] = []
 
     @asynccontextmanager
-    async def api(self) -> AsyncIterator[Api]:
+    async def api(self) -> AsyncIterator[ApiClient]:
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self._answer)
         runner = web.AppRunner(app)
@@ -49,7 +50,7 @@ class ApiServer:
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         port = runner.addresses[0][1]
-        api = Api(client.ApiClient(client.Configuration(host=f"http://127.0.0.1:{port}")), "default", "slurm")
+        api = ApiClient(client.ApiClient(client.Configuration(host=f"http://127.0.0.1:{port}")), "default", "slurm")
         try:
             yield api
         finally:
@@ -67,12 +68,12 @@ class ApiServer:
         return web.json_response(self.node)
 
 
-ELSEWHERE = fencing.elsewhere
+ELSEWHERE = liveness.elsewhere
 
 
 @pytest.fixture(autouse=True)
 def one_machine_is_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fencing, "elsewhere", lambda address, server: bool(address))
+    monkeypatch.setattr(liveness, "elsewhere", lambda address, server: bool(address))
 
 
 @pytest.fixture
@@ -106,7 +107,7 @@ def world(kubelet: tuple[str, int], witness: tuple[str, int], pod: str = NOWHERE
 def proved(server: ApiServer, seen: Kubernetes) -> Proof:
     async def whole() -> Proof:
         async with server.api() as api:
-            return (await fencing.prove(api, seen, Policy()))["n0"]
+            return (await liveness.prove(api, seen, Policy()))["n0"]
 
     return asyncio.run(whole())
 
@@ -114,7 +115,7 @@ def proved(server: ApiServer, seen: Kubernetes) -> Proof:
 def test_a_machine_is_asked_in_every_way(
     listening: int, nowhere: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fencing, "WITHIN_S", 0.3)
+    monkeypatch.setattr(liveness, "WITHIN_S", 0.3)
     server, here = ApiServer(), ("127.0.0.1", listening)
     found = proved(server, world(nowhere, here))
     assert (found.kubelet, found.pods, found.witness) == (False, (), True)
@@ -140,7 +141,7 @@ def test_a_kubelets_words_for_where_it_is_may_be_any_and_prove_nothing(
     listening: int, nowhere: tuple[str, int], nonsense: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are asked for each machine that looks dead: of that one itself, and of those that are well as witnesses."""
-    monkeypatch.setattr(fencing, "WITHIN_S", 0.3)
+    monkeypatch.setattr(liveness, "WITHIN_S", 0.3)
     server, here = ApiServer(), ("127.0.0.1", listening)
     assert proved(server, world(nonsense, here)).kubelet is None
     assert not proved(server, world(nowhere, nonsense)).witness
@@ -168,7 +169,7 @@ def test_of_several_witnesses_most_must_answer(
     listening: int, nowhere: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of them that lies about where it is must not speak for the network of all."""
-    monkeypatch.setattr(fencing, "WITHIN_S", 0.3)
+    monkeypatch.setattr(liveness, "WITHIN_S", 0.3)
     seen = world(nowhere, ("127.0.0.1", listening))
     liar = seen.nodes["n1"]
     others = {host: replace(liar, name=host, address=host, port=10250) for host in NOWHERE_ELSE}
@@ -181,7 +182,7 @@ def test_a_lease_is_as_old_as_it_was_seen_unchanged_whatever_its_kubelets_clock_
     server = ApiServer()
 
     async def whole() -> None:
-        leases = fencing.Leases()
+        leases = liveness.LeaseAges()
         async with server.api() as api:
             first = await leases.age(api, "n0")
             assert first is not None and first < 60, "its clock is behind"
@@ -205,13 +206,13 @@ def test_leases_are_followed_from_the_first_silence_on(nowhere: tuple[str, int])
     seen = replace(seen, nodes={**seen.nodes, "n0": replace(seen.nodes["n0"], conditions=silent)})
 
     async def whole() -> None:
-        leases = fencing.Leases()
+        leases = liveness.LeaseAges()
         async with server.api() as api:
-            assert await fencing.prove(api, seen, Policy(), leases) == {}
+            assert await liveness.prove(api, seen, Policy(), leases) == {}
             await asyncio.sleep(0.01)
             age = await leases.age(api, "n0")
             assert age is not None and age >= 0.01
-            await fencing.prove(api, replace(seen, nodes={"n1": seen.nodes["n1"]}), Policy(), leases)
+            await liveness.prove(api, replace(seen, nodes={"n1": seen.nodes["n1"]}), Policy(), leases)
             assert await leases.age(api, "n0") == 0, "what is not silent any more is not remembered"
 
     asyncio.run(whole())
@@ -223,11 +224,11 @@ def test_a_machine_that_is_given_up_and_taken_back_keeps_the_taints_of_others() 
 
     async def whole() -> None:
         async with server.api() as api:
-            assert await fencing.change(api, Fence("n0", "u", "7", "why"))
+            assert await apply_change(api, Fence("n0", "u", "7", "why"))
             server.node["spec"] = server.told[-1][2]["spec"]
-            assert await fencing.change(api, Unfence("n0", "u", "7"))
+            assert await apply_change(api, Unfence("n0", "u", "7"))
             for late in (Fence("n0", "u", "6", "why"), Fence("n0", "v", "7", "why"), Unfence("n0", "u", "6")):
-                assert not await fencing.change(api, late)
+                assert not await apply_change(api, late)
 
     asyncio.run(whole())
     (_, _, fenced), (_, _, back) = server.told
@@ -243,8 +244,8 @@ def test_a_pod_is_deleted_by_force_only_while_its_node_is_as_it_was_seen() -> No
 
     async def whole() -> None:
         async with server.api() as api:
-            assert await fencing.change(api, Delete("w0", "p", "n0", "7"))
-            assert not await fencing.change(api, Delete("w0", "p", "n0", "6"))
+            assert await apply_change(api, Delete("w0", "p", "n0", "7"))
+            assert not await apply_change(api, Delete("w0", "p", "n0", "6"))
 
     asyncio.run(whole())
     ((method, path, body),) = server.told

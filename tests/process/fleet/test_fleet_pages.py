@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
-from fleet.act.shown import pages as adapter
-from fleet.act.shown.pages import Pages
-from fleet.act.shown.seen import HANGS_S, Seen
-from fleet.decide.actions import Tell
+from fleet.decide.actions import Notice
 from fleet.errors import FleetError
+from fleet.report import web as adapter
+from fleet.report.stats import HANGS_S, LoopStats
+from fleet.report.web import HttpServer
 from fleet.world.kubernetes import Kubernetes
 from fleet.world.slurm import Slurm
-from fleet.world.world import Unknown, World
+from fleet.world.snapshot import Snapshot, Unknown
 
 GIVEN = {"/livez": lambda: (200, "ok\n"), "/readyz": lambda: (503, "not yet\n")}
 
@@ -32,7 +32,7 @@ async def asked(port: int, text: bytes) -> bytes:
 
 def answers(*requests: bytes) -> list[bytes]:
     async def whole() -> list[bytes]:
-        async with await Pages(GIVEN).serve("127.0.0.1", 0) as server:
+        async with await HttpServer(GIVEN).serve("127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
             return [await asked(port, request) for request in requests]
 
@@ -52,7 +52,7 @@ def test_a_stranger_who_says_nothing_or_too_much_keeps_nobody_from_an_answer(mon
     monkeypatch.setattr(adapter, "WITHIN_S", 0.5)
 
     async def whole() -> None:
-        async with await Pages(GIVEN).serve("127.0.0.1", 0) as server:
+        async with await HttpServer(GIVEN).serve("127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
             silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(adapter.MOST - 1)]
             assert await asked(port, b"GET /" + b"x" * (1 << 20)) == b""
@@ -71,7 +71,7 @@ def test_strangers_who_say_nothing_again_and_again_keep_nobody_from_an_answer(mo
     monkeypatch.setattr(adapter, "WITHIN_S", 60.0)
 
     async def whole() -> None:
-        async with await Pages(GIVEN).serve("127.0.0.1", 0) as server:
+        async with await HttpServer(GIVEN).serve("127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
             silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3 * adapter.MOST)]
             assert b"ok" in await asked(port, b"GET /livez HTTP/1.1\r\n\r\n")
@@ -85,15 +85,15 @@ def test_strangers_who_say_nothing_again_and_again_keep_nobody_from_an_answer(mo
 
 def test_a_port_that_is_taken_is_a_sentence() -> None:
     async def whole() -> None:
-        async with await Pages(GIVEN).serve("127.0.0.1", 0) as server:
+        async with await HttpServer(GIVEN).serve("127.0.0.1", 0) as server:
             with pytest.raises(FleetError, match="cannot listen for the kubelet"):
-                await Pages(GIVEN).serve("127.0.0.1", server.sockets[0].getsockname()[1])
+                await HttpServer(GIVEN).serve("127.0.0.1", server.sockets[0].getsockname()[1])
 
     asyncio.run(whole())
 
 
 def test_what_it_has_seen_is_told_to_the_kubelet_and_to_prometheus() -> None:
-    seen = Seen(turned=100.0)
+    seen = LoopStats(turned=100.0)
     assert seen.alive(100.0 + HANGS_S - 1)[0] == 200
     assert seen.alive(100.0 + HANGS_S + 1)[0] == 503
     assert seen.ready() == (503, "Kubernetes is not known: not asked yet\n")
@@ -102,7 +102,7 @@ def test_what_it_has_seen_is_told_to_the_kubelet_and_to_prometheus() -> None:
     seen.heard = True
     assert seen.ready() == (200, "waits for the Lease\n")
     seen.leader = True
-    seen.looked(World(Kubernetes(), Unknown("no answer")), (Tell("Slurm", "unknown", "no answer"),))
+    seen.looked(Snapshot(Kubernetes(), Unknown("no answer")), (Notice("Slurm", "unknown", "no answer"),))
     seen.done["drain"] += 2
     assert seen.ready()[0] == 200, "another fleet would not bring the controller back"
     text = seen.metrics()
@@ -110,5 +110,5 @@ def test_what_it_has_seen_is_told_to_the_kubelet_and_to_prometheus() -> None:
     assert 'minivm_fleet_known{side="kubernetes"} 1' in text
     assert 'minivm_fleet_changes_total{action="drain"} 2' in text
     assert 'minivm_fleet_stands{kind="unknown"} 1' in text
-    seen.looked(World(Kubernetes(), Slurm()), ())
+    seen.looked(Snapshot(Kubernetes(), Slurm()), ())
     assert 'minivm_fleet_known{side="slurm"} 1' in seen.metrics()

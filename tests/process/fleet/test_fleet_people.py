@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from fleet.act.shown import people as adapter
-from fleet.act.shown.people import People, Watch
-from fleet.act.shown.picture import CELLS, Jobs, detail, picture
 from fleet.decide.decide import Decision
 from fleet.errors import FleetError
 from fleet.policy import Machines, Policy
+from fleet.report import web as adapter
+from fleet.report.page_data import CELLS, Jobs, detail, picture
+from fleet.report.web import PageServer, PageSource
 from fleet.world.slurm import Slurm
-from fleet.world.world import Unknown, World
+from fleet.world.snapshot import Snapshot, Unknown
 from tests import browser as browsers
 from tests.browser import Browser, browser
 from tests.fleet_world import Worlds
@@ -39,7 +39,7 @@ LIGHT_AND_DARK = pytest.mark.parametrize("dark", [False, True], ids=["light", "d
 
 
 @dataclass
-class Seen(Watch):
+class Seen(PageSource):
     """Worlds of a test's own, looked at as they are now."""
 
     worlds: Worlds
@@ -51,7 +51,7 @@ class Seen(Watch):
     def __post_init__(self) -> None:
         self.policy, self.acts = (lambda: self.worlds.policy), (lambda: self.leads)
 
-    async def now(self) -> tuple[float, World, Decision]:
+    async def now(self) -> tuple[float, Snapshot, Decision]:
         world = self.worlds.world(blind=self.blind)
         if isinstance(world.slurm, Slurm):
             self.last = world.slurm
@@ -93,7 +93,7 @@ def served() -> Iterator[Callable[[Worlds], Served]]:
         made, ready, loop = Served(Seen(worlds)), threading.Event(), asyncio.new_event_loop()
 
         async def whole() -> None:
-            async with await People(made.watch, "127.0.0.1").serve("127.0.0.1", 0) as server:
+            async with await PageServer(made.watch, "127.0.0.1").serve("127.0.0.1", 0) as server:
                 made.port = server.sockets[0].getsockname()[1]
                 over = asyncio.Event()
                 ends.append(lambda: loop.call_soon_threadsafe(over.set))
@@ -236,7 +236,7 @@ def test_who_does_not_act_looks_for_himself_now_and_then_and_asks_for_jobs_no_mo
             return worlds.world().kubernetes
 
     acts = False
-    watch = Watch(Cache(), Rest(), lambda: worlds.policy, lambda: acts)  # type: ignore[arg-type]  # all that it asks
+    watch = PageSource(Cache(), Rest(), lambda: worlds.policy, lambda: acts)  # type: ignore[arg-type]  # all that it asks
 
     async def whole() -> None:
         nonlocal acts

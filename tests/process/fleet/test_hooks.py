@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from fleet.act import hooks
-from fleet.act.hooks import Hooks
+from fleet.act import webhooks
+from fleet.act.webhooks import WebhookCaller
 from fleet.decide.actions import CallHook
 from fleet.errors import FleetError
-from fleet.webhook import Webhook
-from fleet.world.machine import Machine, Status
+from fleet.policy import Webhook
+from fleet.world.machine import Machine, MachineStatus
 from tests.kube_api import _certificate
 from tests.process.fleet.test_cache import until
 
@@ -91,12 +91,14 @@ def files(tmp_path: Path) -> Path:
 
 
 def call(url: str, token: str = "", ca: str = "", number: int = 1) -> CallHook:
-    machine = Machine("gpu-17-7c6cc41e", "uid-17", "9", status=Status(verdict=SICK))
+    machine = Machine("gpu-17-7c6cc41e", "uid-17", "9", status=MachineStatus(verdict=SICK))
     hook = Webhook(url, token, ca)
-    return CallHook(f"gpu-17-{number}", "gpu-17", machine, "reboot", SICK, hook, "h100", f"uid-17/{number}", Status())
+    return CallHook(
+        f"gpu-17-{number}", "gpu-17", machine, "reboot", SICK, hook, "h100", f"uid-17/{number}", MachineStatus()
+    )
 
 
-async def answered(made: Hooks, act: CallHook) -> None:
+async def answered(made: WebhookCaller, act: CallHook) -> None:
     await until(lambda: made.ready(act))
     made.took(act)
 
@@ -105,7 +107,7 @@ def calls(files: Path, *acts: CallHook) -> str:
     """What is told, one after the other by one fleet; "": taken."""
 
     async def whole() -> str:
-        made, told = Hooks(files, "hpc/slurm", lambda: None, lambda: True), []
+        made, told = WebhookCaller(files, "hpc/slurm", lambda: None, lambda: True), []
         for act in acts:
             try:
                 await answered(made, act)
@@ -160,14 +162,14 @@ def test_who_refuses_is_told_of_and_not_asked_the_same_each_second(
     act, other = call(f"http://127.0.0.1:{receiver.port}/"), call(f"http://127.0.0.1:{receiver.port}/", number=2)
 
     async def whole() -> None:
-        made = Hooks(files, "hpc/slurm", lambda: None, lambda: True)
+        made = WebhookCaller(files, "hpc/slurm", lambda: None, lambda: True)
         with pytest.raises(FleetError, match="it refuses: HTTP 401"):
             await answered(made, act)
         assert not made.ready(act)
         with pytest.raises(FleetError, match="it refuses"):
             await answered(made, other)
         assert (len(receiver.asked), made.ready(act)) == (2, False)
-        monkeypatch.setattr(hooks, "REFUSED_S", 0.0)
+        monkeypatch.setattr(webhooks, "REFUSED_S", 0.0)
         receiver.answers = TAKES
         await answered(made, act)
         await made.end()
@@ -228,7 +230,7 @@ def test_of_an_answer_without_an_end_its_status_is_read(receiver: Receiver, file
 def test_whatever_he_says_he_keeps_nobody_and_fills_nothing(
     receiver: Receiver, files: Path, monkeypatch: pytest.MonkeyPatch, answers: Answers, why: str
 ) -> None:
-    monkeypatch.setattr(hooks, "WITHIN_S", 0.5)
+    monkeypatch.setattr(webhooks, "WITHIN_S", 0.5)
     receiver.answers = answers
     assert why in calls(files, call(f"http://127.0.0.1:{receiver.port}/"))
 
@@ -241,7 +243,7 @@ def test_nobody_waits_for_him(receiver: Receiver, files: Path) -> None:
     act = call(f"http://127.0.0.1:{receiver.port}/")
 
     async def whole() -> None:
-        made = Hooks(files, "hpc/slurm", lambda: heard.append(True), lambda: True)
+        made = WebhookCaller(files, "hpc/slurm", lambda: heard.append(True), lambda: True)
         assert not made.ready(act)
         await until(lambda: bool(receiver.asked))
         assert not made.ready(act)
@@ -266,13 +268,13 @@ def test_what_is_wanted_no_more_while_it_waits_for_its_turn_is_not_sent(receiver
         TAKES(way)
 
     receiver.answers = when_told
-    acts = [call(f"http://127.0.0.1:{receiver.port}/", number=number) for number in range(hooks.HANDS + 2)]
+    acts = [call(f"http://127.0.0.1:{receiver.port}/", number=number) for number in range(webhooks.HANDS + 2)]
     *sent, withdrawn, last = acts
 
     async def whole() -> None:
-        made = Hooks(files, "hpc/slurm", lambda: None, lambda: True)
+        made = WebhookCaller(files, "hpc/slurm", lambda: None, lambda: True)
         assert not any(made.ready(act) for act in acts[:-1])
-        await until(lambda: len(receiver.asked) == hooks.HANDS)
+        await until(lambda: len(receiver.asked) == webhooks.HANDS)
         made.want([])  # what is sent is sent, and its answer is not lost
         go.set()
         for act in [*sent, last]:
@@ -288,7 +290,7 @@ def test_who_does_not_lead_any_more_sends_nothing(receiver: Receiver, files: Pat
     act, leads = call(f"http://127.0.0.1:{receiver.port}/"), [False]
 
     async def whole() -> None:
-        made = Hooks(files, "hpc/slurm", lambda: None, lambda: leads[0])
+        made = WebhookCaller(files, "hpc/slurm", lambda: None, lambda: leads[0])
         with pytest.raises(FleetError, match="another fleet leads"):
             await answered(made, act)
         assert not receiver.asked

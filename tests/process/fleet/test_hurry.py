@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from fleet.act import hurry
-from fleet.act import run as loop
-from fleet.act.hands import HANDS
-from fleet.act.run import Fleet
-from fleet.decide import hold
+from fleet import reconciler as loop
+from fleet.act import fast_path
+from fleet.act.concurrency import HANDS
+from fleet.decide import drain
 from fleet.decide.actions import Drain
+from fleet.reconciler import Reconciler
 from fleet.settings import Settings
 from fleet.world.slurm import of_nodes
-from fleet.world.world import Worker
+from fleet.world.snapshot import Worker
 from tests.process.fleet.test_cache import Query, Server, Write, node, page, until
 from tests.process.fleet.test_run import POD, SLURM, server, settings
 from tests.process.fleet.test_slurm_rest import Rest, nodes
@@ -69,7 +69,7 @@ def test_who_answers_one_hurried_drain_with_an_error_is_not_asked_for_the_others
 
     async def whole() -> set[str]:
         async with server.api() as api:
-            fleet = Fleet(settings, api, lambda words: None)
+            fleet = Reconciler(settings, api, lambda words: None)
             once, hurries = fleet.hurry.once, 0
 
             async def counted() -> None:
@@ -125,7 +125,7 @@ def test_a_hurried_drain_that_was_not_done_is_tried_when_all_is_decided_next(
 
     async def whole() -> None:
         async with server.api() as api:
-            fleet = Fleet(settings, api, lambda words: None)
+            fleet = Reconciler(settings, api, lambda words: None)
             act, once, hurries = fleet.act, fleet.hurry.once, 0
 
             async def noted(world: Any) -> int:
@@ -180,7 +180,7 @@ def test_a_pod_that_may_get_a_job_is_protected_before_what_takes_long(
 
     async def whole() -> None:
         async with server.api() as api:
-            fleet = Fleet(settings, api, lambda words: None)
+            fleet = Reconciler(settings, api, lambda words: None)
             # What people ask for has a hand of its own, and is not what is waited for here.
             fleet.hurry.once = never  # type: ignore[method-assign]
             task = asyncio.create_task(fleet.run())
@@ -226,7 +226,7 @@ def test_a_cordon_does_not_wait_until_all_else_is_done(server: Server, rest: Res
 
     async def whole() -> None:
         async with server.api() as api:
-            fleet = Fleet(settings, api, lambda words: None)
+            fleet = Reconciler(settings, api, lambda words: None)
             task = asyncio.create_task(fleet.run())
             try:
                 await until(lambda: bool(drained))
@@ -269,7 +269,7 @@ def test_a_cordon_waits_neither_for_threads_nor_for_what_is_told_of_the_one_befo
 
     async def whole() -> None:
         async with server.api() as api:
-            fleet = Fleet(settings, api, lambda words: None)
+            fleet = Reconciler(settings, api, lambda words: None)
             task = asyncio.create_task(fleet.run())
             try:
                 await until(lambda: fleet.seen.workers == 2)
@@ -294,7 +294,7 @@ def test_of_a_cordon_only_what_has_changed_is_looked_at(
     drained: list[str] = []
     known = threading.Event()
     looked_at: list[list[str]] = []
-    wrapped = hold.hurried
+    wrapped = drain.hurried
 
     def hurried(workers: Iterable[Worker], *more: Any) -> Iterator[Drain]:
         found = list(workers)
@@ -316,11 +316,11 @@ def test_of_a_cordon_only_what_has_changed_is_looked_at(
 
     async def whole() -> None:
         async with server.api() as api:
-            fleet = Fleet(settings, api, lambda words: None)
+            fleet = Reconciler(settings, api, lambda words: None)
             task = asyncio.create_task(fleet.run())
             try:
                 await until(lambda: fleet.seen.workers == MANY)
-                monkeypatch.setattr(hurry, "hurried", hurried)
+                monkeypatch.setattr(fast_path, "hurried", hurried)
                 known.set()
                 await until(lambda: bool(drained))
             finally:
@@ -336,7 +336,7 @@ def test_cordons_in_a_crowd_are_as_many_a_second_as_a_look_has_changes_and_not_a
     server: Server, rest: Rest, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A look at five thousand nodes takes seconds: whoever cordons a row of racks waited for several of them."""
-    monkeypatch.setattr(hurry, "PACE_S", 0.1)
+    monkeypatch.setattr(fast_path, "PACE_S", 0.1)
     settings.policy.write_text(json.dumps({"changes": 2}))
     ends, begun = threading.Event(), threading.Event()
     drained: list[str] = []
@@ -364,7 +364,7 @@ def test_cordons_in_a_crowd_are_as_many_a_second_as_a_look_has_changes_and_not_a
 
     async def whole() -> None:
         async with server.api() as api:
-            fleet = Fleet(settings, api, lambda words: None)
+            fleet = Reconciler(settings, api, lambda words: None)
             task = asyncio.create_task(fleet.run())
             try:
                 await until(lambda: len(drained) == 3 * MANY - 1)
@@ -402,7 +402,7 @@ def test_what_ends_no_job_is_done_several_at_a_time_and_not_all_at_once(
 
     async def whole() -> None:
         async with server.api() as api:
-            fleet = Fleet(settings, api, lambda words: None)
+            fleet = Reconciler(settings, api, lambda words: None)
             task = asyncio.create_task(fleet.run())
             try:
                 await until(lambda: done >= 3 * HANDS)
@@ -424,7 +424,7 @@ def test_an_answer_of_many_nodes_is_not_looked_through_again_and_again_for_circl
 
     async def whole() -> int:
         async with server.api() as api:
-            fleet = Fleet(settings, api, lambda words: None)
+            fleet = Reconciler(settings, api, lambda words: None)
             task = asyncio.create_task(fleet.run())
             try:
                 await until(lambda: bool(rest.asked))
@@ -465,7 +465,7 @@ def test_who_waits_for_the_lease_reads_the_policy_anew(
 
     async def whole() -> None:
         async with server.api() as api:
-            fleet = Fleet(settings, api, said.append)
+            fleet = Reconciler(settings, api, said.append)
             fleet.leader = Waits()
             task = asyncio.create_task(fleet.run())
             try:

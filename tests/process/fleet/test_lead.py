@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from kubernetes_asyncio import client
 
-from fleet.act import lead as adapter
-from fleet.act.kubernetes import Api
-from fleet.act.lead import Lead
-from fleet.decide import lease
+from fleet.act import leader_election
+from fleet.act import leader_election as adapter
+from fleet.act.api_client import ApiClient
+from fleet.act.leader_election import LeaderElection
 from tests.process.fleet.test_cache import until
 
 
@@ -64,10 +64,10 @@ class Server:
         return str(self.item.get("spec", {}).get("holderIdentity", ""))
 
     @asynccontextmanager
-    async def fleet(self, me: str, said: list[str]) -> AsyncIterator[Lead]:
+    async def fleet(self, me: str, said: list[str]) -> AsyncIterator[LeaderElection]:
         where = client.Configuration(host=f"http://127.0.0.1:{self.http.server_port}")
-        api = Api(client.ApiClient(where), "default", "slurm")
-        one = Lead(api, "fleet", me, said.append, lambda: None)
+        api = ApiClient(client.ApiClient(where), "default", "slurm")
+        one = LeaderElection(api, "fleet", me, said.append, lambda: None)
         task = asyncio.create_task(one.keep())
         try:
             yield one
@@ -79,7 +79,7 @@ class Server:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr(lease, "RENEW_S", 0.05)
+    monkeypatch.setattr(leader_election, "RENEW_S", 0.05)
     made = Server()
     yield made
     made.ended.set()
@@ -91,7 +91,7 @@ def test_of_two_one_acts_and_when_it_ends_the_other_follows_at_once(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # It is given back, and not waited for.
-    monkeypatch.setattr(lease, "LASTS_S", 1e9)
+    monkeypatch.setattr(leader_election, "LASTS_S", 1e9)
     said: list[str] = []
 
     async def whole() -> None:
@@ -118,7 +118,7 @@ def test_of_two_one_acts_and_when_it_ends_the_other_follows_at_once(
 def test_one_that_was_killed_is_followed_when_its_lease_has_stood_still(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease, "LASTS_S", 0.6)
+    monkeypatch.setattr(leader_election, "LASTS_S", 0.6)
     server.item["spec"] = {"holderIdentity": "dead", "renewTime": "2099-01-01T00:00:00.000000Z", "leaseTransitions": 3}
 
     async def whole() -> None:
@@ -130,7 +130,7 @@ def test_one_that_was_killed_is_followed_when_its_lease_has_stood_still(
 
 
 def test_a_holder_whose_server_goes_silent_stops_by_itself(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "HOLDS_S", 1.5)
+    monkeypatch.setattr(leader_election, "HOLDS_S", 1.5)
     monkeypatch.setattr(adapter, "WITHIN_S", 0.3)
     said: list[str] = []
 
@@ -156,7 +156,7 @@ def test_a_lease_that_is_not_there_is_nobodys_and_is_told_once(server: Server) -
         async with server.fleet("a", said) as one:
             await until(lambda: bool(said))
             for _ in range(5):
-                await asyncio.sleep(lease.RENEW_S)
+                await asyncio.sleep(leader_election.RENEW_S)
             assert not one.holds() and not one.heard
 
     asyncio.run(whole())

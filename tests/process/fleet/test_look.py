@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from fleet.act import look as adapter
-from fleet.act.look import Look
+from fleet.act import observer as adapter
+from fleet.act.observer import Observer
 from fleet.policy import Policy
 from fleet.world.guests import Guest
 from fleet.world.kubernetes import Kubernetes
@@ -52,7 +52,7 @@ def test_what_cannot_be_read_is_told_until_it_is_asked_for_again_or_needed_no_mo
     async def whole() -> None:
         nonlocal status, said
         async with server.api() as api:
-            look = Look(api, rest.client, Policy)
+            look = Observer(api, rest.client, Policy)
 
             async def doubts(kubernetes: Kubernetes) -> Mapping[str, str]:
                 found = await look.slurm(kubernetes)

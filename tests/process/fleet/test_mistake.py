@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from fleet.act import sure
-from fleet.act.run import Fleet
+from fleet.act import safe_decide
 from fleet.decide.decide import decide
+from fleet.reconciler import Reconciler
 from fleet.settings import Settings
 from fleet.world.kubernetes import Kubernetes
 from tests.kubernetes.apiserver import _port as free_port
@@ -60,13 +60,13 @@ def test_where_it_cannot_decide_it_lives_says_so_does_nothing_and_goes_on_with_a
         write({"type": "MODIFIED", "object": now})
         server.hold(query, write)
 
-    monkeypatch.setattr(sure, "whole", breaks)
+    monkeypatch.setattr(safe_decide, "whole", breaks)
     server.watches, server.lists = watches, lambda query: page(now)
     said: list[str] = []
 
     async def whole() -> None:
         async with server.api() as api:
-            fleet = Fleet(settings, api, said.append)
+            fleet = Reconciler(settings, api, said.append)
             task = asyncio.create_task(fleet.run())
             try:
                 await until(lambda: task.done() or shown.is_set())

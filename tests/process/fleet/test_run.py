@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from fleet.act import run as loop
-from fleet.act import slurm as adapter
-from fleet.act.run import Fleet
+from fleet import reconciler as loop
+from fleet.act import slurm_client as adapter
 from fleet.decide.decide import Decision, decide
+from fleet.reconciler import Reconciler
 from fleet.settings import Settings
-from fleet.world.world import Unknown
+from fleet.world.snapshot import Unknown
 from tests.kubernetes.apiserver import _port as free_port
 from tests.process.fleet.test_cache import Query, Server, Write, node, page, until
 from tests.process.fleet.test_fleet_pages import asked
@@ -79,7 +79,7 @@ def test_a_cordon_is_acted_on_when_it_is_heard_and_not_when_time_has_passed(
 
     async def whole() -> None:
         async with server.api() as api:
-            task = asyncio.create_task(Fleet(settings, api, said.append).run())
+            task = asyncio.create_task(Reconciler(settings, api, said.append).run())
             try:
                 await until(lambda: any(method == "POST" for method, _, _ in rest.asked))
                 await until(lambda: any("/events" in path for _, path, _ in server.asked))
@@ -104,7 +104,7 @@ def test_people_see_what_it_has_decided_where_its_settings_say_and_nowhere_else(
 
     async def whole() -> None:
         async with server.api() as api:
-            fleet = Fleet(settings, api, lambda words: None)
+            fleet = Reconciler(settings, api, lambda words: None)
             task = asyncio.create_task(fleet.run())
             try:
                 await until(lambda: fleet.seen.workers == 1)
@@ -147,7 +147,7 @@ def test_a_cordon_does_not_wait_until_slurm_has_told_of_all_its_nodes(
 
     async def whole() -> None:
         async with server.api() as api:
-            fleet = Fleet(settings, api, lambda words: None)
+            fleet = Reconciler(settings, api, lambda words: None)
             task = asyncio.create_task(fleet.run())
             try:
                 await until(lambda: bool(drains))
@@ -199,7 +199,7 @@ def test_a_heartbeat_is_no_news(
 
     async def whole() -> None:
         async with server.api() as api:
-            fleet = Fleet(settings, api, lambda words: None)
+            fleet = Reconciler(settings, api, lambda words: None)
             task = asyncio.create_task(fleet.run())
             try:
                 await until(lambda: any(method == "POST" for method, _, _ in rest.asked))
@@ -229,7 +229,7 @@ def test_what_came_too_late_is_made_though_no_news_come(
 
     async def whole() -> None:
         async with server.api() as api:
-            fleet = Fleet(settings, api, lambda words: None)
+            fleet = Reconciler(settings, api, lambda words: None)
             task = asyncio.create_task(fleet.run())
             try:
                 await until(lambda: len(shown) >= 2)
@@ -256,7 +256,7 @@ def test_what_is_refused_is_told_once_and_is_no_longer_due_at_each_look(
 
     async def whole() -> None:
         async with server.api() as api:
-            fleet = Fleet(settings, api, said.append)
+            fleet = Reconciler(settings, api, said.append)
             world = await fleet.look()
             for _ in range(5):
                 await fleet.act(world)
@@ -283,7 +283,7 @@ def test_a_node_that_was_silent_before_it_was_there_is_not_silent_for_long(
 
     async def whole() -> None:
         async with server.api() as api:
-            fleet = Fleet(settings, api, lambda words: None)
+            fleet = Reconciler(settings, api, lambda words: None)
             task = asyncio.create_task(fleet.run())
             await until(lambda: looks >= 3)
             fleet.stop.set()
@@ -310,7 +310,7 @@ def test_who_sets_the_clock_ahead_makes_no_time_pass(
 
     async def whole() -> None:
         async with server.api() as api:
-            fleet = Fleet(settings, api, lambda words: None)
+            fleet = Reconciler(settings, api, lambda words: None)
             task = asyncio.create_task(fleet.run())
             await until(lambda: len(hours) >= 2)
             wall = time.time
@@ -343,7 +343,7 @@ def test_a_slurm_that_answers_nobody_is_not_waited_for_three_times_as_long(
 
     async def whole() -> None:
         async with server.api() as api:
-            fleet = Fleet(settings, api, lambda words: None)
+            fleet = Reconciler(settings, api, lambda words: None)
             task = asyncio.create_task(fleet.run())
             try:
                 await until(lambda: asked >= 5)
@@ -369,7 +369,7 @@ def test_jobs_that_cannot_be_told_keep_no_node_drained(server: Server, rest: Res
 
     async def whole() -> None:
         async with server.api() as api:
-            fleet = Fleet(settings, api, said.append)
+            fleet = Reconciler(settings, api, said.append)
             task = asyncio.create_task(fleet.run())
             try:
                 # At its first look it may not know Kubernetes yet, and ask for no jobs.
@@ -421,7 +421,7 @@ def test_told_to_end_it_gives_the_lease_back_when_slurm_has_answered_and_no_soon
 
     async def whole() -> None:
         async with server.api() as api:
-            fleet = Fleet(settings, api, lambda words: None)
+            fleet = Reconciler(settings, api, lambda words: None)
             fleet.leader = Held(lambda: happened.append("given back"))
             task = asyncio.create_task(fleet.run())
             await until(lambda: "begun" in happened)
@@ -442,7 +442,7 @@ def test_it_ends_when_it_is_to_end_also_in_the_turn_in_which_news_come(
 
     async def whole() -> bool:
         async with server.api() as api:
-            fleet = Fleet(settings, api, lambda words: None)
+            fleet = Reconciler(settings, api, lambda words: None)
             task = asyncio.create_task(fleet.run())
             await until(lambda: not isinstance(fleet.cache.world(), Unknown) and bool(fleet._news._waiters))
             fleet._news.set()
@@ -483,7 +483,7 @@ def test_a_mistake_about_one_thing_keeps_nothing_else_from_its_turn_and_is_told_
                 await right(name, *further)
 
             monkeypatch.setattr(api, "_show", shows)
-            fleet = Fleet(settings, api, said.append)
+            fleet = Reconciler(settings, api, said.append)
             task = asyncio.create_task(fleet.run())
             try:
                 await until(lambda: task.done() or tried >= 2)
@@ -524,7 +524,7 @@ def test_who_is_called_and_does_not_answer_holds_up_no_cordon_and_what_he_takes_
 
     async def whole() -> None:
         async with server.api() as api:
-            fleet = Fleet(settings, api, said.append)
+            fleet = Reconciler(settings, api, said.append)
             task = asyncio.create_task(fleet.run())
             await until(lambda: any(method == "POST" for method, _, _ in rest.asked))
             assert (notes(), len(receiver.asked)) == (0, 1), "drained, while he thinks about it"

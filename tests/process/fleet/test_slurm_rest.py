@@ -17,17 +17,16 @@ from typing import Any
 
 import pytest
 
-from fleet.act import slurm as adapter
-from fleet.act.slurm import SlurmRest
-from fleet.act.token import token
+from fleet.act import slurm_client as adapter
+from fleet.act.slurm_client import SlurmClient, token
 from fleet.decide.actions import Drain, Forget, Remove, Undrain, Versions
 from fleet.errors import FleetError
-from fleet.world.slurm import Seen
+from fleet.world.slurm import Precondition
 from tests.waiting import PATIENCE, until
 
 SECRET = b"s" * 32
 NODE = {"name": "w1", "state": ["IDLE"], "reason": "", "comment": "", "alloc_cpus": 0}
-SEEN = Seen(drained=False, down=False, reason="", comment="")
+SEEN = Precondition(drained=False, down=False, reason="", comment="")
 AT = Versions("w1", "n1", "7", "8")
 Answer = tuple[int, bytes]
 
@@ -59,7 +58,7 @@ class Rest:
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
         key.write_bytes(SECRET)
-        self.client = SlurmRest(f"127.0.0.1:{self.server.server_port}", key)
+        self.client = SlurmClient(f"127.0.0.1:{self.server.server_port}", key)
 
 
 def nodes(*found: object, **more: object) -> Answer:
@@ -162,7 +161,7 @@ def test_an_address_that_says_nothing_is_not_waited_for_as_long_as_an_answer(
         silent.listen(0)
         # Its queue is full then, and who comes now is not even told so.
         first = stack.enter_context(socket.create_connection(silent.getsockname()))
-        client = SlurmRest(f"127.0.0.1:{silent.getsockname()[1]}", rest.client.key)
+        client = SlurmClient(f"127.0.0.1:{silent.getsockname()[1]}", rest.client.key)
         said: list[str] = []
 
         def ask() -> None:
@@ -333,7 +332,7 @@ class Kept:
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
         key.write_bytes(SECRET)
-        self.client = SlurmRest(f"127.0.0.1:{self.server.server_port}", key)
+        self.client = SlurmClient(f"127.0.0.1:{self.server.server_port}", key)
 
 
 @pytest.fixture

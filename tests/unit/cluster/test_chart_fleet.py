@@ -14,15 +14,13 @@ import yaml
 
 from cluster.errors import ClusterError
 from cluster.rendered.render import CHART, Document, render
-from fleet.decide.fence import RETURNS
-from fleet.policy import KEYS, OF_MACHINES, Policy, policy_from_json
+from fleet.decide.fencing import RETURNS
+from fleet.decide.topology import BLOCKS, NAME, UNKNOWN, block, place
+from fleet.policy import KEYS, OF_MACHINES, Policy, Webhook, policy_from_json
 from fleet.settings import WEBHOOK, from_environment
-from fleet.topology.place import BLOCKS, NAME, UNKNOWN, block, place
-from fleet.webhook import Webhook
-from fleet.world.elastic import Elastic
+from fleet.world.jobs import Offer
 from fleet.world.kubernetes import FREE, RESTART
-from fleet.world.pending import Offer
-from fleet.world.pool import worker_pool
+from fleet.world.worker_pool import ElasticSpec, worker_pool
 from init.errors import ConfigError
 from init.helpers.asked import DIRECTORY, WORD
 
@@ -188,7 +186,7 @@ def test_a_pool_that_grows_serves_its_partitions_and_its_pods_have_their_rights_
     made = only(documents, POOL, "slurm-gpu")
     read = worker_pool({**made, "metadata": {**made["metadata"], "uid": "u"}})
     says = Offer(features=frozenset({"minivm", "gpu"}), gpus=8)
-    assert read.elastic == Elastic(0, 3, 60.0, 30.0, 10, frozenset({"all", "gpu"}), says)
+    assert read.elastic == ElasticSpec(0, 3, 60.0, 30.0, 10, frozenset({"all", "gpu"}), says)
     (rule,) = only(documents, "Role", "slurm-pod-conditions-worker")["rules"]
     assert set(rule["resourceNames"]) == {"slurm-gpu-0", "slurm-gpu-1", "slurm-gpu-2", "slurm-cpu-0"}
     counts = json.loads(only(documents, "ConfigMap", "slurm-config")["data"]["pools.json"])["pools"]

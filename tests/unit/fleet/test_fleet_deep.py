@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.decide.memory import Memory
-from fleet.decide.remedy import disproved
+from fleet.decide.remediation import disproved
 from fleet.policy import Machines, Policy, Treatment, policy
 from fleet.world.kubernetes import Kubernetes
-from fleet.world.machine import Event, Status
+from fleet.world.machine import HistoryEntry, MachineStatus
 from init.errors import ConfigError
 from tests.fleet_world import OURS, Worlds
 
@@ -146,7 +146,7 @@ def test_of_several_workers_on_a_machine_each_is_to_say_so(other: tuple[str, str
     ],
 )
 def test_what_was_found_stands_until_something_has_ended_it(happened: list[tuple[str, str]], stands: bool) -> None:
-    status = Status(history=tuple(Event(number, *one) for number, one in enumerate(happened)))
+    status = MachineStatus(history=tuple(HistoryEntry(number, *one) for number, one in enumerate(happened)))
     assert disproved(status, None) == ("deep check: x" if stands else "")
 
 

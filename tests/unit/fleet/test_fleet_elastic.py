@@ -10,13 +10,13 @@ import pytest
 
 from fleet.decide.actions import Adopt, CreatePod, Drain, Evict, Remove, Undrain
 from fleet.decide.memory import Memory
-from fleet.decide.pools.rivals import refusals
+from fleet.decide.pools.pools import refusals
 from fleet.errors import FleetError
 from fleet.policy import Policy
+from fleet.world.jobs import Offer, PendingJob, gpus, nodes_of, pending, serves, tasks
 from fleet.world.kubernetes import Kubernetes
-from fleet.world.pending import Offer, Pending, gpus, nodes_of, pending, serves, tasks
-from fleet.world.pool import WorkerPool, worker_pool
 from fleet.world.slurm import slurm
+from fleet.world.worker_pool import WorkerPool, worker_pool
 from tests.fleet_elastic_world import ElasticWorlds, Job, template
 
 
@@ -500,7 +500,7 @@ def test_a_job_as_slurmrestd_tells_of_it() -> None:
         "memory_per_cpu": number(100), "minimum_cpus_per_node": number(1), "tres_per_node": "gres/gpu:1",
         "tres_per_job": "", "shared": ["oversubscribe"],
     }  # fmt: skip
-    found = Pending(
+    found = PendingJob(
         "16", "PartitionConfig", 1795386381.0, 1, 6, ("main",), "gpu", 1, 100, 1, all_cpus=12, all_memory=1200
     )
     assert pending([said, {**said, "job_state": ["RUNNING"]}, {**said, "required_nodes": "w-1"}]) == (found,)
@@ -511,14 +511,14 @@ def test_a_job_as_slurmrestd_tells_of_it() -> None:
 
 def test_what_a_job_takes() -> None:
     has = Offer(features=frozenset({"a", "b"}), cpus=8, memory=1000, gpus=4)
-    assert nodes_of(has, Pending("1", "", 1, nodes=2, all_cpus=2)) == 2
-    assert nodes_of(has, Pending("1", "", 1, all_cpus=17)) == 3, "Slurm counts nodes by what it knows of"
-    assert nodes_of(has, Pending("1", "", 1, all_gpus=6)) == 2
-    assert nodes_of(has, Pending("1", "", 1, all_cpus=2, all_memory=500)) == 0.5
-    assert nodes_of(has, Pending("1", "", 1, all_cpus=2, alone=True)) == 1
-    assert nodes_of(Offer(), Pending("1", "", 1, all_cpus=2)) == 1
+    assert nodes_of(has, PendingJob("1", "", 1, nodes=2, all_cpus=2)) == 2
+    assert nodes_of(has, PendingJob("1", "", 1, all_cpus=17)) == 3, "Slurm counts nodes by what it knows of"
+    assert nodes_of(has, PendingJob("1", "", 1, all_gpus=6)) == 2
+    assert nodes_of(has, PendingJob("1", "", 1, all_cpus=2, all_memory=500)) == 0.5
+    assert nodes_of(has, PendingJob("1", "", 1, all_cpus=2, alone=True)) == 1
+    assert nodes_of(Offer(), PendingJob("1", "", 1, all_cpus=2)) == 1
     for features, why in (("a&b", ""), ("a|c", ""), ("[a*2&c*2]", ""), ("c|d", "feature c"), ("a,c", "feature c")):
-        assert serves(has, Pending("1", "", 1, features=features)) == why
+        assert serves(has, PendingJob("1", "", 1, features=features)) == why
     for said, many in (("gres/gpu:2", 2), ("gres/gpu:h100=8,gres/shard:9", 8), ("gpu:h100:8(S:0-1)", 8), ("", 0)):
         assert gpus(said) == many
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from fleet.act.shown.events import REASONS, event, events
-from fleet.act.shown.noted import Often
-from fleet.act.shown.words import in_words
 from fleet.decide.actions import (
     Change,
     Cordon,
@@ -15,23 +12,25 @@ from fleet.decide.actions import (
     Evict,
     Free,
     NotePool,
+    Notice,
     Record,
     Remove,
     ShowOnNode,
     ShowOnPod,
-    Tell,
 )
-from fleet.topology.place import Place
+from fleet.decide.topology import Place
+from fleet.report.events import REASONS, EventRateLimit, event, events
+from fleet.report.messages import in_words
 from fleet.world.kubernetes import Condition, Kubernetes, Node, Pod
-from fleet.world.machine import Event, Machine, Status
-from fleet.world.pool import PoolStatus, Stand, WorkerPool
-from fleet.world.slurm import Seen
+from fleet.world.machine import HistoryEntry, Machine, MachineStatus
+from fleet.world.slurm import Precondition
+from fleet.world.worker_pool import PoolCondition, PoolStatus, WorkerPool
 
 WORLD = Kubernetes({"n0": Node("n0", "uid-n0")}, {"w0": Pod("w0", "uid-w0")})
 
 
 def test_an_event_is_of_the_pod_or_of_the_node() -> None:
-    of_pod = event(Tell("w0", "held", "drained by others"), WORLD, "slurm")
+    of_pod = event(Notice("w0", "held", "drained by others"), WORLD, "slurm")
     assert of_pod is not None
     assert of_pod["involvedObject"] == {
         "apiVersion": "v1", "kind": "Pod", "name": "w0", "uid": "uid-w0", "namespace": "slurm",
@@ -47,27 +46,27 @@ def test_what_is_told_of_the_whole_stands_with_a_pod_of_the_fleet() -> None:
     others = {
         name: Pod(name, f"uid-{name}", component=of) for name, of in (("login", "login"), ("slurm-fleet-x", "fleet"))
     }
-    said = event(Tell("fleet", "clock", "slurmctld's clock is behind ours"), replace(WORLD, others=others), "slurm")
+    said = event(Notice("fleet", "clock", "slurmctld's clock is behind ours"), replace(WORLD, others=others), "slurm")
     assert said is not None
     assert (said["involvedObject"]["name"], said["involvedObject"]["uid"]) == ("slurm-fleet-x", "uid-slurm-fleet-x")
     assert (said["type"], said["reason"]) == ("Warning", "Clock")
 
 
 def test_what_is_about_nothing_that_is_there_or_shown_anyway_is_no_event() -> None:
-    assert event(Tell("fleet", "pause", "x"), WORLD, "slurm") is None
+    assert event(Notice("fleet", "pause", "x"), WORLD, "slurm") is None
     assert event(ShowOnPod("w0", "uid-w0", Condition("t", "True")), WORLD, "slurm") is None
     assert event(ShowOnNode("n0", "uid-n0", Condition("t", "True")), WORLD, "slurm") is None
-    assert event(Free("w0", "uid-w0", "1", Seen(True, False, "", "")), WORLD, "slurm") is None
+    assert event(Free("w0", "uid-w0", "1", Precondition(True, False, "", "")), WORLD, "slurm") is None
 
 
 def test_a_line_of_the_log_is_one_line_whatever_it_quotes() -> None:
-    said = in_words(Evict("w0", "u", "1", "new\nundrain w1 in Slurm\x1b[2J", Seen(True, False, "", "")))
+    said = in_words(Evict("w0", "u", "1", "new\nundrain w1 in Slurm\x1b[2J", Precondition(True, False, "", "")))
     assert said == "evict w0: new undrain w1 in Slurm [2J"
 
 
 def test_a_thousand_things_to_tell_are_not_a_thousand_events() -> None:
-    tells = [Tell("w0", f"kind{number}", "y" * 5000) for number in range(1000)]
-    found = events(tells, WORLD, "slurm", 30, Often(), 0.0)
+    tells = [Notice("w0", f"kind{number}", "y" * 5000) for number in range(1000)]
+    found = events(tells, WORLD, "slurm", 30, EventRateLimit(), 0.0)
     assert len(found) == 30
     assert max(len(one["message"]) for one in found) == 1024
 
@@ -76,7 +75,7 @@ def test_what_is_of_a_pool_is_told_with_the_pool() -> None:
     pools = {name: WorkerPool(name, f"uid-{name}", "1", 1, {}, "h", name) for name in ("gpu", "gpu-big")}
     world = replace(WORLD, pools=pools)
     made = event(CreatePod("gpu-big-3", "n0", pools["gpu-big"]), world, "slurm")
-    gone = event(Remove("gpu-big-4", Seen(True, True, "", "")), world, "slurm")
+    gone = event(Remove("gpu-big-4", Precondition(True, True, "", "")), world, "slurm")
     assert made is not None and gone is not None
     for said, reason in ((made, "Created"), (gone, "RecordRemoved")):
         assert (said["involvedObject"]["kind"], said["involvedObject"]["name"]) == ("WorkerPool", "gpu-big")
@@ -85,20 +84,22 @@ def test_what_is_of_a_pool_is_told_with_the_pool() -> None:
     assert placed is not None
     assert (placed["involvedObject"]["name"], placed["reason"]) == ("w0", "Placed")
     others = {"slurm-fleet-x": Pod("slurm-fleet-x", "uid-f", component="fleet")}
-    of_a_set = event(Remove("w-7", Seen(True, True, "", "")), replace(WORLD, others=others), "slurm")
+    of_a_set = event(Remove("w-7", Precondition(True, True, "", "")), replace(WORLD, others=others), "slurm")
     assert of_a_set is not None and of_a_set["involvedObject"]["name"] == "slurm-fleet-x", "no pool has made it"
 
 
-NODE, ILL = Event(1, "node", "n0"), Event(2, "verdict", "ecc[rma]@1 x")
+NODE, ILL = HistoryEntry(1, "node", "n0"), HistoryEntry(2, "verdict", "ecc[rma]@1 x")
 
 
-def of_machine(before: tuple[Event, ...], after: tuple[Event, ...], name: str = "m0") -> tuple[Record, Kubernetes]:
-    machine = Machine(name, f"uid-{name}", "7", status=Status(history=before))
-    return Record(name, "7", Status(state="Drained", history=after)), replace(WORLD, machines={name: machine})
+def of_machine(
+    before: tuple[HistoryEntry, ...], after: tuple[HistoryEntry, ...], name: str = "m0"
+) -> tuple[Record, Kubernetes]:
+    machine = Machine(name, f"uid-{name}", "7", status=MachineStatus(history=before))
+    return Record(name, "7", MachineStatus(state="Drained", history=after)), replace(WORLD, machines={name: machine})
 
 
 def test_a_new_line_of_a_machines_history_is_an_event_of_the_machine() -> None:
-    note, world = of_machine((NODE,), (NODE, ILL, Event(3, "reboot", "a\nb")))
+    note, world = of_machine((NODE,), (NODE, ILL, HistoryEntry(3, "reboot", "a\nb")))
     said = event(note, world, "slurm")
     assert said is not None
     assert said["involvedObject"] == {
@@ -110,8 +111,8 @@ def test_a_new_line_of_a_machines_history_is_an_event_of_the_machine() -> None:
 
 
 def test_of_a_history_that_is_full_the_new_line_alone_is_told() -> None:
-    full = tuple(Event(at, "verdict", f"{at}") for at in range(32))
-    said = event(*of_machine(full, (*full[1:], Event(40, "well", ""))), "slurm")
+    full = tuple(HistoryEntry(at, "verdict", f"{at}") for at in range(32))
+    said = event(*of_machine(full, (*full[1:], HistoryEntry(40, "well", ""))), "slurm")
     assert said is not None and said["message"] == "well"
 
 
@@ -122,7 +123,7 @@ def test_a_note_that_begins_no_line_is_no_event() -> None:
 
 
 def stood(*stands: tuple[str, str, str, str]) -> PoolStatus:
-    return PoolStatus(3, conditions=tuple(Stand(*one) for one in stands))
+    return PoolStatus(3, conditions=tuple(PoolCondition(*one) for one in stands))
 
 
 def of_pool(before: PoolStatus, after: PoolStatus) -> str | None:
@@ -156,9 +157,9 @@ def test_a_roll_that_goes_on_is_not_an_event_for_each_pod() -> None:
 
 def test_a_verdict_that_comes_and_goes_is_not_an_event_each_time() -> None:
     """Root on a worker writes verdicts: of one machine so many are told in a minute, and of another one still."""
-    often, found = Often(), 0
+    often, found = EventRateLimit(), 0
     for turn in range(100):
-        note, world = of_machine((), (Event(turn, "verdict" if turn % 2 else "well"),))
+        note, world = of_machine((), (HistoryEntry(turn, "verdict" if turn % 2 else "well"),))
         found += len(events([note], world, "slurm", 30, often, turn * 0.1))
     assert found == 8
     other, beside = of_machine((), (NODE,), "m1")
@@ -168,9 +169,9 @@ def test_a_verdict_that_comes_and_goes_is_not_an_event_each_time() -> None:
 
 def test_what_is_noted_of_thousands_takes_no_place_from_what_is_done_and_told() -> None:
     many = {f"m{number}": Machine(f"m{number}", f"uid-{number}", "7") for number in range(5000)}
-    notes: list[Change | Tell] = [Record(name, "7", Status(history=(NODE,))) for name in many]
-    notes += [Cordon("n0", "uid-n0", "1", "fan 3"), Tell("w0", "held", "x")]
-    found = events(notes, replace(WORLD, machines=many), "slurm", 30, Often(), 0.0)
+    notes: list[Change | Notice] = [Record(name, "7", MachineStatus(history=(NODE,))) for name in many]
+    notes += [Cordon("n0", "uid-n0", "1", "fan 3"), Notice("w0", "held", "x")]
+    found = events(notes, replace(WORLD, machines=many), "slurm", 30, EventRateLimit(), 0.0)
     assert [one["reason"] for one in found] == ["Cordoned", "Held", *["Noted"] * 28]
 
 

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from fleet.act.cache import Cache
-from fleet.act.kubernetes import Api
+from fleet.act.api_client import ApiClient
+from fleet.act.watch_cache import WatchCache
 from fleet.errors import FleetError
 from fleet.world.guests import amount, guest, requests
 from fleet.world.kubernetes import Kubernetes
@@ -167,7 +167,7 @@ def test_what_is_asked_for_in_no_amount_is_not_compared() -> None:
 
 
 def test_of_thousands_that_cannot_be_read_one_is_told() -> None:
-    cache = Cache(cast(Api, SimpleNamespace(mark="lab.slurm")), guests=("llm",))
+    cache = WatchCache(cast(ApiClient, SimpleNamespace(mark="lab.slurm")), guests=("llm",))
     for kind in cache.kinds():
         kind.heard = time.monotonic()
     for number in range(3000):
@@ -180,7 +180,7 @@ def test_of_thousands_that_cannot_be_read_one_is_told() -> None:
 
 
 def test_of_a_pod_that_cannot_be_read_its_node_is_known_and_of_namespaces_those_that_answer() -> None:
-    cache = Cache(cast(Api, SimpleNamespace(mark="lab.slurm")), guests=("llm", "lab"))
+    cache = WatchCache(cast(ApiClient, SimpleNamespace(mark="lab.slurm")), guests=("llm", "lab"))
     for kind in cache.kinds():
         kind.heard = time.monotonic()
     bad = {"metadata": {"name": "w0", "uid": "u"}, "spec": {"nodeName": "n0"}, "status": {"conditions": 7}}

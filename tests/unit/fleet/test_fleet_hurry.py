@@ -8,14 +8,14 @@ from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import cast
 
-from fleet.act.cache import Cache
-from fleet.act.hurry import FRESH_S, Hurry
-from fleet.act.kubernetes import Api
+from fleet.act.api_client import ApiClient
+from fleet.act.fast_path import FRESH_S, FastPath
+from fleet.act.watch_cache import WatchCache
 from fleet.decide.actions import Drain
 from fleet.decide.memory import Memory
 from fleet.policy import Policy
 from fleet.world.slurm import Slurm, of_nodes
-from fleet.world.world import Unknown
+from fleet.world.snapshot import Unknown
 
 NAMES = ("w0", "w1", "w2")
 
@@ -24,7 +24,7 @@ class People:
     """Each of them has cordoned the Node of one worker."""
 
     def __init__(self, *names: str, policy: Policy | None = None) -> None:
-        self.cache = Cache(cast(Api, SimpleNamespace(mark="lab.slurm")))
+        self.cache = WatchCache(cast(ApiClient, SimpleNamespace(mark="lab.slurm")))
         for kind in self.cache.kinds():
             kind.heard = time.monotonic()
         for name in NAMES:
@@ -34,7 +34,7 @@ class People:
             self.cordon(name, on=False)
         self.leads, self.news, self.drained = True, 0, list[str]()
         self.does: Callable[[Drain], Awaitable[bool]] = self.done
-        self.hurry = Hurry(
+        self.hurry = FastPath(
             self.cache,
             lambda: (Memory(), policy or Policy()),
             lambda: self.leads,

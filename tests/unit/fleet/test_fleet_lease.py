@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.act import lead
-from fleet.decide.lease import HOLDS_S, LASTS_S, Lease, Standing, looked, wanted, written
+from fleet.act import leader_election
+from fleet.act.leader_election import HOLDS_S, LASTS_S, Lease, LeaseState, looked, wanted, written
 from fleet.errors import FleetError
 
 
 def test_a_free_lease_is_taken_and_one_that_is_renewed_is_not() -> None:
-    free = looked(Standing(), Lease("1"), "a", 100.0)
+    free = looked(LeaseState(), Lease("1"), "a", 100.0)
     assert wanted(free, "a", 100.0)
-    other = looked(Standing(), Lease("1", "b"), "a", 100.0)
+    other = looked(LeaseState(), Lease("1", "b"), "a", 100.0)
     assert not wanted(other, "a", 100.0 + LASTS_S - 0.1)
     renewed = looked(other, Lease("2", "b"), "a", 110.0)
     assert not wanted(renewed, "a", 100.0 + LASTS_S)
@@ -38,19 +38,19 @@ def test_whoever_sees_anothers_name_in_it_does_not_act_any_more() -> None:
 
 def test_a_lease_is_written_with_the_version_that_was_read_and_keeps_what_is_not_ours() -> None:
     item = {"metadata": {"name": "fleet", "resourceVersion": "7"}, "spec": {"holderIdentity": "b", "strategy": "x"}}
-    written = lead.ours(item, "a", 1_795_000_000.25)
+    written = leader_election.renewed(item, "a", 1_795_000_000.25)
     assert written["metadata"] == item["metadata"]
     assert written["spec"]["renewTime"] == "2026-11-18T11:06:40.250000Z"
     assert (written["spec"]["holderIdentity"], written["spec"]["leaseTransitions"], written["spec"]["strategy"]) == (
         "a", 1, "x",
     )  # fmt: skip
-    assert lead.ours(written, "a", 1_795_000_002.0)["spec"]["leaseTransitions"] == 1
+    assert leader_election.renewed(written, "a", 1_795_000_002.0)["spec"]["leaseTransitions"] == 1
 
 
 @pytest.mark.parametrize("spec", [{"holderIdentity": 7}, {"leaseTransitions": "x"}, [], "x"])
 def test_a_lease_that_is_none_is_nobodys(spec: object) -> None:
     with pytest.raises(FleetError):
-        lead.read({"metadata": {"resourceVersion": "1"}, "spec": spec})
+        leader_election.parse_lease({"metadata": {"resourceVersion": "1"}, "spec": spec})
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Candidate:
     name: str
     offset: float
     pace: float
-    standing: Standing = field(default_factory=Standing)
+    standing: LeaseState = field(default_factory=LeaseState)
     phase: str = "idle"
     begun: float = 0.0
     told: Lease | None = None

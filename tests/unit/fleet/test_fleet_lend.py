@@ -11,11 +11,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from fleet.act.observer import asks_for_claims
 from fleet.decide.actions import Drain, Evict
 from fleet.decide.memory import Memory
-from fleet.decide.needs import asks_for_claims
-from fleet.decide.pools import seats
-from fleet.decide.pools.lend import lent
+from fleet.decide.pools import lending
+from fleet.decide.pools.lending import lent
 from fleet.policy import Lend, policy_from_json
 from fleet.world.guests import Guest
 from fleet.world.kubernetes import Kubernetes
@@ -128,7 +128,7 @@ def another(number: int) -> dict[str, Any]:
 def test_thousands_of_pods_each_another_one_keep_no_other_namespace_from_a_machine(
     worlds: LendWorlds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seats, "WORK", 4800)
+    monkeypatch.setattr(lending, "WORK", 4800)
     tried: list[str] = []
     suits = Guest.suits
 

@@ -15,7 +15,7 @@ from fleet import crd
 from fleet.decide.actions import Make, Record
 from fleet.errors import FleetError
 from fleet.world.kubernetes import Kubernetes
-from fleet.world.machine import Event, Machine, Remedy, Status, machine, written
+from fleet.world.machine import HistoryEntry, Machine, MachineStatus, Remedy, machine, written
 from tests.fleet_world import Node, Worlds
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -115,7 +115,7 @@ def test_another_node_without_a_name_of_its_provider_is_other_hardware(worlds: W
     worlds.settle_in()
     assert len(kept(worlds)) == 3
     assert kept(worlds)[first].status.state == "Absent"
-    assert kept(worlds)[first].status.history[-1] == Event(int(worlds.now), "left", "n0")
+    assert kept(worlds)[first].status.history[-1] == HistoryEntry(int(worlds.now), "left", "n0")
 
 
 def test_gpus_say_more_than_a_node_and_its_provider(worlds: Worlds) -> None:
@@ -289,7 +289,7 @@ def test_history_is_bounded(worlds: Worlds) -> None:
     assert status.history[-1].text.isprintable()
 
 
-def jsonschema_errors(status: Status) -> list[str]:
+def jsonschema_errors(status: MachineStatus) -> list[str]:
     schema = json.loads(json.dumps(crd.STATUS))
     for place in (schema, schema["properties"]["remedy"], schema["properties"]["history"]["items"]):
         place["additionalProperties"] = False
@@ -298,13 +298,13 @@ def jsonschema_errors(status: Status) -> list[str]:
 
 WORD = st.text(max_size=8)
 AT = st.integers(0, 4_000_000_000)
-EVENTS = st.builds(Event, AT, st.text(min_size=1, max_size=8), WORD)
+EVENTS = st.builds(HistoryEntry, AT, st.text(min_size=1, max_size=8), WORD)
 REMEDIES = st.builds(Remedy, st.sampled_from(crd.GOALS), st.integers(0, 9), AT, WORD, st.booleans())
 
 
 @given(
     st.builds(
-        Status,
+        MachineStatus,
         goal=st.sampled_from(crd.GOALS),
         state=st.sampled_from(crd.STATES),
         why=WORD,
@@ -314,7 +314,7 @@ REMEDIES = st.builds(Remedy, st.sampled_from(crd.GOALS), st.integers(0, 9), AT, 
         remedy=st.none() | REMEDIES,
     )
 )
-def test_what_is_written_is_read_and_passes_the_schema(status: Status) -> None:
+def test_what_is_written_is_read_and_passes_the_schema(status: MachineStatus) -> None:
     item = {"metadata": {"name": "m", "uid": "u"}, "spec": {}, "status": written(status)}
     assert machine(item).status == status
     assert not jsonschema_errors(status)

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from fleet.act.shown.explain import explain
-from fleet.act.shown.picture import detail, picture
-from fleet.act.shown.report import lines, report
 from fleet.errors import FleetError
 from fleet.policy import Policy
+from fleet.report.explain import explain
+from fleet.report.page_data import detail, picture
+from fleet.report.status import lines, report
 from fleet.world.kubernetes import Kubernetes
 from fleet.world.slurm import Slurm
-from fleet.world.world import World
+from fleet.world.snapshot import Snapshot
 from tests.fleet_pools_world import PoolWorlds
 from tests.fleet_world import Worlds, stamp
 
@@ -92,7 +92,7 @@ def test_everything_is_as_before_once_slurmctld_answers() -> None:
     assert after == before
 
 
-def away(worlds: Worlds, *, remembered: bool) -> World:
+def away(worlds: Worlds, *, remembered: bool) -> Snapshot:
     """The world without slurmctld, as the running operator sees it, and as the command line does."""
     slurm = worlds.world().slurm
     assert isinstance(slurm, Slurm)

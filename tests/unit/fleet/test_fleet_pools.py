@@ -13,14 +13,14 @@ import jsonschema  # type: ignore[import-untyped]  # none are there
 import pytest
 
 from fleet import crd_pools
-from fleet.act.pools.pods import pod
+from fleet.act.changes import pod_of
 from fleet.decide.actions import Adopt, CreatePod, Drain, Evict, NotePool, Undrain
 from fleet.decide.memory import Memory
-from fleet.decide.pools.rivals import refusals
+from fleet.decide.pools.pools import refusals
 from fleet.errors import FleetError
 from fleet.policy import Policy
 from fleet.world.kubernetes import Node, together
-from fleet.world.pool import named, worker_pool, written
+from fleet.world.worker_pool import named, worker_pool, written
 from tests.fleet_pools_world import POOL, PoolWorlds, SlurmNode, template
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -238,7 +238,7 @@ def test_a_moment_in_which_no_pod_is_ready_ends_no_more_jobs_than_may_be_away() 
 def test_an_affinity_that_says_nothing_is_none(affinity: object) -> None:
     worlds = PoolWorlds(2, per_node=True)
     worlds.wants_of_it(template={"spec": {"containers": [{"name": "a"}], "affinity": affinity}})
-    made = pod(CreatePod("w-n0", "n0", worlds.read()), "a=b")
+    made = pod_of(CreatePod("w-n0", "n0", worlds.read()), "a=b")
     required = made["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     assert required["nodeSelectorTerms"] == [
         {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n0"]}]}
@@ -479,7 +479,7 @@ def test_what_is_written_into_a_pods_label_neither_brings_nor_holds_off_another_
 
 def test_a_pod_says_of_which_template_it_is_where_no_status_can_be_written() -> None:
     pool = PoolWorlds(1).read()
-    (container,) = pod(CreatePod("w-0", "", pool), "a=b")["spec"]["containers"]
+    (container,) = pod_of(CreatePod("w-0", "", pool), "a=b")["spec"]["containers"]
     assert container["env"] == [{"name": "MINIVM_TEMPLATE", "value": pool.hash}]
     assert "env" not in template("1")["spec"]["containers"][0], "its hash is not of itself"
 
@@ -600,7 +600,7 @@ def test_a_pod_is_of_its_pool_and_of_its_node_whatever_its_template_says() -> No
         },
     }
     pool = worker_pool({"metadata": {"name": "gpu", "uid": "u"}, "spec": {**SPEC, "template": said}})
-    made = pod(CreatePod("gpu-n0", "n0", pool), "app.kubernetes.io/name=minivm,app.kubernetes.io/instance=slurm")
+    made = pod_of(CreatePod("gpu-n0", "n0", pool), "app.kubernetes.io/name=minivm,app.kubernetes.io/instance=slurm")
     assert made["metadata"]["labels"] == {
         "x": "y", "app.kubernetes.io/name": "minivm", "app.kubernetes.io/instance": "slurm",
         "app.kubernetes.io/component": "worker", "minivm.io/pool": "gpu", "minivm.io/template": pool.hash,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet import words
+from fleet import reasons
 from fleet.decide.actions import Change
 from fleet.decide.causes import BY_MACHINES
 from fleet.decide.memory import Memory
@@ -93,7 +93,7 @@ def run(worlds: Worlds, steps: list[tuple[str, int, int]]) -> None:
                 if what in ALWAYS or (name in worlds.pods and name in worlds.slurm):
                     EVENTS[what](worlds, name, f"n{number}")
         held = [node for node in worlds.slurm.values() if node.drained_by == "fleet"]
-        by_machines = [node for node in held if words.kinds(node.reason) & BY_MACHINES]
+        by_machines = [node for node in held if reasons.kinds(node.reason) & BY_MACHINES]
         assert len(by_machines) <= max(1, int(SIZE * worlds.policy.share)), "above budget"
 
 
@@ -162,7 +162,7 @@ def test_whatever_happens_nothing_is_touched_that_is_not_ours_and_it_settles(
             assert (node.drained_by == "fleet") is not refused, "held, unless a person has said no twice"
         elif not by_machine:
             assert node.drained_by == "", "no cause, no drain"
-            assert words.marked(node.comment) is None, "and nothing left behind"
+            assert reasons.marked(node.comment) is None, "and nothing left behind"
 
 
 class Killed(Exception):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fleet.errors import FleetError
 from fleet.policy import Policy, policy, policy_from_json
 from fleet.world import kubernetes, slurm
-from fleet.world.reading import each
+from fleet.world.fields import each
 from init.errors import ConfigError
 from tests import fleet_world
 

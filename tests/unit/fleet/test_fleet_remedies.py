@@ -8,12 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from fleet.act.shown.words import in_words
-from fleet.decide.actions import Annotate, CallHook, Change, Drain, Record, StartJob, Withdraw, deed
+from fleet.decide.actions import Annotate, CallHook, Change, Drain, Record, StartJob, Withdraw, action_key
 from fleet.decide.decide import LAST
 from fleet.decide.memory import Memory
-from fleet.policy import Machines, Policy, Treatment, policy
-from fleet.webhook import Webhook
+from fleet.policy import Machines, Policy, Treatment, Webhook, policy
+from fleet.report.messages import in_words
 from fleet.world.kubernetes import Kubernetes
 from fleet.world.slurm import Slurm
 from init.errors import ConfigError
@@ -433,7 +432,7 @@ def test_why_nobody_takes_what_is_asked_for_is_told_with_the_machine(treatment: 
         worlds.look()
     assert "HTTP 403" not in told(worlds, "goal")[0]
     text = f"{in_words(asked[0])}: cannot call repair.example:443: it refuses: HTTP 403"
-    worlds.memory = worlds.memory.tried(asked, {deed(asked[0]): text}, worlds.now)
+    worlds.memory = worlds.memory.tried(asked, {action_key(asked[0]): text}, worlds.now)
     for later in (0, 60):
         worlds.now += later
         (said,) = told(worlds, "goal")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from fleet.act.shown.explain import explain
-from fleet.act.shown.report import lines, report
 from fleet.policy import Machines, Policy
+from fleet.report.explain import explain
+from fleet.report.status import lines, report
 from tests.fleet_world import Pod, Worlds
 
 

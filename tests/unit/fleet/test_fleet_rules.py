@@ -14,7 +14,7 @@ from cel_expr_python import cel  # type: ignore[import-untyped]  # none are ther
 from fleet import crd, crd_pools
 from fleet.errors import FleetError
 from fleet.world.machine import machine
-from fleet.world.pool import worker_pool
+from fleet.world.worker_pool import worker_pool
 from tests.fleet_pools_world import template
 
 Object = dict[str, Any]

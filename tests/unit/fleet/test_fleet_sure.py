@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import pytest
 
-from fleet.act import sure
-from fleet.decide.actions import Tell
+from fleet.act import safe_decide
+from fleet.decide.actions import Notice
 from fleet.decide.decide import Decision
 from fleet.decide.decide import decide as whole
 from fleet.decide.memory import Memory
 from fleet.policy import Policy
 from fleet.world.kubernetes import Kubernetes
 from fleet.world.slurm import Slurm
-from fleet.world.world import World
+from fleet.world.snapshot import Snapshot
 
-WORLD = World(Kubernetes(), Slurm())
+WORLD = Snapshot(Kubernetes(), Slurm())
 
 
-def broken(world: World, memory: Memory, now: float, policy: Policy) -> Decision:
+def broken(world: Snapshot, memory: Memory, now: float, policy: Policy) -> Decision:
     raise ValueError("of w0:\nundrain w1\x1b[2J " + "y" * 5000)
 
 
 def test_nothing_is_done_and_it_is_told_once_in_one_short_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sure, "whole", broken)
-    first = sure.decide(WORLD, Memory(absent={"w0": 1.0}), 100.0, Policy())
+    monkeypatch.setattr(safe_decide, "whole", broken)
+    first = safe_decide.decide(WORLD, Memory(absent={"w0": 1.0}), 100.0, Policy())
     assert first.changes == ()
     (told,) = first.news
     assert (told.about, told.kind) == ("fleet", "mistake")
@@ -31,16 +31,16 @@ def test_nothing_is_done_and_it_is_told_once_in_one_short_line(monkeypatch: pyte
     assert "\n" not in told.text and len(told.text) < 1024, "whatever others may have written into it"
     assert "in broken" in first.mistake and "test_fleet_sure.py" in first.mistake
     assert first.memory.absent == {}, "it may be what it has fallen over"
-    again = sure.decide(WORLD, first.memory, 101.0, Policy())
+    again = safe_decide.decide(WORLD, first.memory, 101.0, Policy())
     assert (again.news, again.stands) == ((), (told,))
-    monkeypatch.setattr(sure, "whole", whole)
-    well = sure.decide(WORLD, again.memory, 102.0, Policy())
-    assert (well.stands, well.mistake, sure.why(well)) == ((), "", "")
+    monkeypatch.setattr(safe_decide, "whole", whole)
+    well = safe_decide.decide(WORLD, again.memory, 102.0, Policy())
+    assert (well.stands, well.mistake, safe_decide.why(well)) == ((), "", "")
 
 
 def test_it_is_tried_again_later_each_time_and_at_once_after_it_was_well() -> None:
-    wrong = Decision((), (Tell("fleet", sure.MISTAKE, "nothing is decided: x"),), (), Memory(), "trace")
-    patience, now, pauses = sure.Patience(), 0.0, []
+    wrong = Decision((), (Notice("fleet", safe_decide.MISTAKE, "nothing is decided: x"),), (), Memory(), "trace")
+    patience, now, pauses = safe_decide.Backoff(), 0.0, []
     for _ in range(8):
         patience.saw(wrong, now)
         assert patience.why == "nothing is decided: x"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fleet import crd_pools
-from fleet.act.pools.mistake import to_mend
-from fleet.decide.actions import CreatePod, Tell, deed
+from fleet.act.changes import to_mend
+from fleet.decide.actions import CreatePod, Notice, action_key
 from tests.fleet_pools_world import POOL, PoolWorlds, template
 
 BEGIN = "mend the template of WorkerPool w, which the API server refuses: "
@@ -29,7 +29,7 @@ def test_why_a_pod_could_not_be_made_stands_in_its_pool_and_is_told_of_it(worlds
     for _ in range(3):
         worlds.look()
     assert why(worlds) == f"not ready: {POOL}-4 {POOL}-5; it is refused"
-    assert Tell(POOL, "pool", "it is refused") in worlds.decide(worlds.world()).stands
+    assert Notice(POOL, "pool", "it is refused") in worlds.decide(worlds.world()).stands
     worlds.refuses = lambda change: False
     worlds.turns()
     assert why(worlds) == ""
@@ -44,7 +44,7 @@ def test_of_another_template_nothing_was_refused_and_it_is_tried_at_once(worlds:
     assert not any(isinstance(one, CreatePod) for one in worlds.decide(worlds.world()).changes), "it waits"
     worlds.wants_of_it(template=template("2"))
     decision = worlds.decide(worlds.world())
-    assert deed(CreatePod(f"{POOL}-4", "", worlds.read())) in [deed(one) for one in decision.changes]
+    assert action_key(CreatePod(f"{POOL}-4", "", worlds.read())) in [action_key(one) for one in decision.changes]
     assert not any("refused" in one.text for one in decision.stands)
 
 
@@ -53,7 +53,7 @@ def test_a_mistake_of_ours_is_no_page_in_a_pools_condition(worlds: PoolWorlds) -
     decision = worlds.decide(worlds.world())
     (create,) = [one for one in decision.changes if isinstance(one, CreatePod)]
     text = "create: a mistake of the fleet's: Traceback:\n" + "  line\n" * 1000
-    worlds.memory = decision.memory.tried([create], {deed(create): text}, worlds.now)
+    worlds.memory = decision.memory.tried([create], {action_key(create): text}, worlds.now)
     worlds.look()
     assert why(worlds) == f"not ready: {POOL}-4; create: a mistake of the fleet's: Traceback:"
 

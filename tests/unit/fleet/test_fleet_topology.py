@@ -9,17 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.act.shown.words import in_words
-from fleet.act.slurm import body
+from fleet.act.slurm_client import body
 from fleet.decide.actions import Drain
 from fleet.decide.decide import MANY, decide
 from fleet.decide.memory import Memory
+from fleet.decide.topology import MOST, OFTEN, ROOT, Place, block, blocks, conf, due, part, place, switches, tree
 from fleet.policy import Blocks, Policy, Topology, policy_from_json
-from fleet.topology.file import blocks, conf, tree
-from fleet.topology.place import MOST, OFTEN, ROOT, Place, block, due, part, place, switches
+from fleet.report.messages import in_words
 from fleet.world.kubernetes import Kubernetes, Node, Pod
 from fleet.world.slurm import Slurm, slurm_node
-from fleet.world.world import Worker, World
+from fleet.world.snapshot import Snapshot, Worker
 from init.errors import ConfigError
 from tests.fleet_world import Worlds
 
@@ -123,7 +122,7 @@ def test_a_slurm_that_tells_no_places_is_told_none() -> None:
         assert due(Worker("w0", pod, node, known), TREE.topology) is None
     assert due(Worker("w0", pod, None, newer), TREE.topology) is None
     assert due(Worker("w0", pod, node, newer), TREE.topology)
-    world = World(Kubernetes({"n0": node}, {"w0": pod}), Slurm({"w0": older}))
+    world = Snapshot(Kubernetes({"n0": node}, {"w0": pod}), Slurm({"w0": older}))
     (told,) = [one for one in decide(world, Memory(), 1.0, TREE).stands if one.kind == "topology"]
     assert (told.about, told.text) == ("fleet", "this release of Slurm is told no places of nodes: from 25.05 on it is")
 

@@ -17,11 +17,11 @@ import pytest
 
 from fleet import crd
 from fleet.decide.machines import places
-from fleet.decide.remedy import evidence
-from fleet.world.deep import deep as fleet_deep
+from fleet.decide.remediation import evidence
+from fleet.world.deep_check import deep as fleet_deep
 from fleet.world.kubernetes import Kubernetes, Node
 from fleet.world.kubernetes import pod as read_pod
-from fleet.world.world import Worker
+from fleet.world.snapshot import Worker
 from ground.files import write_json
 from health import deep as health_deep
 from health.verdict import Class, Result, Verdict

@@ -1,1 +1,0 @@
-"""Pods of pools, made and taken over."""

@@ -1,0 +1,180 @@
+"""The data of the page: each machine with its state and what holds it, and all details of one machine.
+
+Text from users and Kubernetes becomes one short printable line, and every list is bounded. Jobs appear as numbers only:
+the operator asks as Slurm's own user, and Slurm may hide names and owners from the reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fleet.decide.actions import about
+from fleet.decide.decide import Decision
+from fleet.decide.machines import line
+from fleet.policy import Policy
+from fleet.report.messages import in_words
+from fleet.report.status import Report, budgets, pools, unknown, worker_
+from fleet.world.kubernetes import Kubernetes, Node
+from fleet.world.machine import Machine, MachineStatus, written
+from fleet.world.slurm import Slurm
+from fleet.world.snapshot import Snapshot, Unknown, Worker
+
+# Labels of a Node that say where it stands, the nearest first.
+RACKS = ("topology.kubernetes.io/rack", "network.topology.nvidia.com/leaf", "topology.kubernetes.io/zone")
+CELLS, SAID = 20_000, 200
+SHORT, LONG = 200, 1024
+# What is proposed to people, of all that is told.
+PROPOSED = frozenset({"propose", "dead"})
+WHOLE = frozenset({"fleet", "Slurm", "Kubernetes"})
+Jobs = Mapping[str, tuple[str, ...]]
+
+
+def picture(world: Snapshot, decision: Decision, policy: Policy, now: float) -> Report:
+    here = None if isinstance(world.kubernetes, Unknown) else world.kubernetes
+    workers = list(world.shown_workers())
+    answers, missing = isinstance(world.slurm, Slurm), unknown(world)
+    # What is told of the whole comes first, and is not what is left out.
+    first = sorted(decision.stands, key=lambda one: one.about not in WHOLE)
+    stands = [(one.about, one.kind, line(one.text, LONG)) for one in first]
+    proposals = [_told(*one) for one in stands if one[1] in PROPOSED]
+    holds = [_told(*one) for one in stands if one[1] not in PROPOSED]
+    cells = list(_cells(here, workers, {about: kind for about, kind, _ in stands}, answers)) if here else []
+    return {
+        "unknown": [f"{side.capitalize()} does not answer: {gone['why'][:SHORT]}" for side, gone in missing.items()],
+        # When slurmctld answered last, where it does not answer now and this process has seen an answer.
+        "slurmAt": int(world.last_at) if not answers and world.last is not None else None,
+        "cells": cells[:CELLS],
+        "pools": pools(workers, world, policy),
+        "budgets": budgets(workers, world, policy, now),
+        "due": [line(in_words(one), SHORT) for one in decision.changes[:SAID]],
+        "holds": holds[:SAID],
+        "proposals": proposals[:SAID],
+        # How many there are, also of those that are not among them.
+        "all": {
+            "cells": len(cells),
+            "due": len(decision.changes),
+            "holds": len(holds),
+            "proposals": len(proposals),
+        },
+    }
+
+
+def _told(about: str, kind: str, text: str) -> Report:
+    return {"about": about, "kind": kind, "text": text}
+
+
+def _cells(here: Kubernetes, workers: list[Worker], told: Mapping[str, str], answers: bool) -> Iterator[Report]:
+    """One cell a worker, and one for each machine without a worker. Empty fields are left out: a page of 5,000 cells is
+    sent every few seconds."""
+    machines = here.machines or {}
+    at = _by_node(machines)
+    for worker in workers:
+        machine = at.get(worker.node.uid if worker.node else "")
+        kind = told.get(worker.name) or told.get(worker.pod.node)
+        yield _said(
+            name=worker.name,
+            pool=line(worker.pod.pool, SHORT),
+            rack=rack(worker.node),
+            node=worker.pod.node,
+            state=state(worker, known=answers),
+            reason=reason(worker, known=answers),
+            cordoned=bool(worker.node and worker.node.cordoned),
+            goal=machine.status.goal if machine and machine.status.goal != "up" else "",
+            told="proposal" if kind in PROPOSED else "hold" if kind else "",
+        )
+    taken = {worker.node.uid for worker in workers if worker.node}
+    for name, machine in sorted(machines.items()):
+        if machine.status.node_uid not in taken:
+            status = machine.status
+            yield _said(
+                name=name,
+                rack=rack(here.nodes.get(status.node)),
+                node=status.node,
+                state=_without_worker(status, here),
+                reason=line(status.why or status.verdict, SHORT),
+                goal=status.goal if status.goal != "up" else "",
+            )
+
+
+def _said(**values: object) -> Report:
+    return {key: value for key, value in values.items() if value}
+
+
+def _by_node(machines: Mapping[str, Machine]) -> Mapping[str, Machine]:
+    return {one.status.node_uid: one for one in machines.values() if one.status.node_uid}
+
+
+def _is_held(worker: Worker) -> bool:
+    return worker.slurm is not None and (worker.slurm.drained or worker.slurm.down)
+
+
+def _without_worker(status: MachineStatus, here: Kubernetes) -> str:
+    """The state of a machine that has no worker at this moment; its object may still say what it was with one."""
+    node = here.nodes.get(status.node)
+    if node is not None and node.fenced:
+        return "GivenUp"
+    return status.state if status.state in ("NoWorker", "GivenUp", "Absent") else "NoWorker"
+
+
+def state(worker: Worker, *, known: bool = True) -> str:
+    """The state that the pod's condition shows, and whether the worker has jobs."""
+    shown = str(worker_(worker, known=known)["state"])
+    return "Busy" if shown == "TakesJobs" and worker.slurm and worker.slurm.record.busy else shown
+
+
+def reason(worker: Worker, *, known: bool) -> str:
+    """Why the worker takes no jobs; of one that takes jobs Slurm may keep an old reason."""
+    if worker.slurm is not None:
+        return line(worker.slurm.reason, SHORT) if _is_held(worker) else ""
+    return line(str(worker_(worker, known=known)["reason"]), SHORT)
+
+
+def rack(node: Node | None) -> str:
+    return line(next((node.labels[key] for key in RACKS if node.labels.get(key)), ""), SHORT) if node else ""
+
+
+def detail(name: str, world: Snapshot, decision: Decision, jobs: Jobs | None) -> Report | None:
+    """Everything known about one cell; None: there is no cell of that name. `jobs`: by node; None: not known."""
+    here = world.kubernetes
+    if isinstance(here, Unknown):
+        return None
+    machines = here.machines or {}
+    answers = isinstance(world.slurm, Slurm)
+    worker = next((one for one in world.shown_workers() if one.name == name), None)
+    if worker is None and name not in machines:
+        return None
+    if worker is not None:
+        node = worker.node
+        machine = _by_node(machines).get(node.uid if node else "")
+    else:
+        machine = machines[name]
+        node = here.nodes.get(machine.status.node)
+    names = {name, *([node.name] if node else []), *([machine.name] if machine else [])}
+    found: dict[str, Any] = {"name": name, "rack": rack(node)}
+    if worker is not None:
+        holding = None if jobs is None else jobs.get(name, ())
+        found |= worker_(worker, known=answers) | {"state": state(worker, known=answers), "leaves": worker.pod.deleting}
+        found |= {"jobs": None if holding is None else list(holding[:SAID]), "jobsInAll": len(holding or ())}
+    elif machine is not None:
+        found["state"] = _without_worker(machine.status, here)
+    if node is not None:
+        found["signs"] = [
+            {"type": line(key, SHORT), "status": line(one.status, SHORT), "text": line(one.message or one.reason, LONG)}
+            for key, one in sorted(node.conditions.items())[:SAID]
+        ]
+    if machine is not None:
+        found["machine"] = {"name": machine.name, **_short(written(machine.status))}
+    found["stands"] = [
+        _told(one.about, one.kind, line(one.text, LONG)) for one in decision.stands if one.about in names
+    ]
+    found["due"] = [line(in_words(one), SHORT) for one in decision.changes if about(one) in names]
+    return found
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, str):
+        return line(value, LONG)
+    if isinstance(value, dict):
+        return {key: _short(one) for key, one in value.items()}
+    return [_short(one) for one in value[:SAID]] if isinstance(value, list) else value

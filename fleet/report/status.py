@@ -1,0 +1,138 @@
+"""Report the fleet for people and programs: workers by pool, machines, holds, proposals, budgets."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fleet.decide.budget import away, budget
+from fleet.decide.causes import causes
+from fleet.decide.conditions import UNKNOWN, condition
+from fleet.decide.decide import Decision
+from fleet.decide.machines import line
+from fleet.decide.remediation import counts
+from fleet.policy import STATE, Policy
+from fleet.world.machine import written
+from fleet.world.slurm import Slurm
+from fleet.world.snapshot import Snapshot, Unknown, Worker
+
+Report = dict[str, Any]
+
+
+def report(world: Snapshot, decision: Decision, policy: Policy, now: float) -> Report:
+    here = world.kubernetes
+    machines = {} if isinstance(here, Unknown) else here.machines or {}
+    workers = list(world.shown_workers())
+    found = [(one.about, one.kind, one.text) for one in decision.stands]
+    return {
+        "known": {"kubernetes": not isinstance(here, Unknown), "slurm": not isinstance(world.slurm, Unknown)},
+        "unknown": unknown(world),
+        "workers": [worker_(worker, known=isinstance(world.slurm, Slurm)) for worker in workers],
+        "pools": pools(workers, world, policy),
+        "machines": [{"name": name, **written(one.status)} for name, one in sorted(machines.items())],
+        "holds": [_stands(*one) for one in found if one[1] not in ("propose", "dead")],
+        "proposals": [_stands(*one) for one in found if one[1] in ("propose", "dead")],
+        "budgets": budgets(workers, world, policy, now),
+    }
+
+
+def unknown(world: Snapshot) -> Report:
+    """Why a side is not known; for Slurm also the time of its last answer, where this process has seen one."""
+    sides = (("kubernetes", world.kubernetes), ("slurm", world.slurm))
+    found: Report = {name: {"why": line(side.why, 1024)} for name, side in sides if isinstance(side, Unknown)}
+    if "slurm" in found and world.last is not None:
+        found["slurm"]["since"] = int(world.last_at)
+    return found
+
+
+def _stands(about: str, kind: str, text: str) -> Report:
+    return {"about": about, "kind": kind, "text": line(text, 1024)}
+
+
+def worker_(worker: Worker, *, known: bool = True) -> Report:
+    """`known`: whether slurmctld answers. While it does not, the pod's condition keeps the last state that it had."""
+    node, slurm, shown = worker.node, worker.slurm, worker.pod.conditions.get(STATE)
+    state, reason = "Unregistered", ""
+    if slurm is not None:
+        state, reason = condition(slurm).reason, slurm.reason
+    elif not known:
+        state, reason = (shown.reason, shown.message) if shown else (UNKNOWN, "")
+    return {
+        "name": worker.name,
+        "pool": worker.pod.pool,
+        "node": worker.pod.node,
+        "ready": worker.pod.ready,
+        "cordoned": bool(node and node.cordoned),
+        "state": state,
+        "slurm": slurm.record.state if slurm else "",
+        "reason": line(reason, 1024),
+    }
+
+
+def pools(workers: list[Worker], world: Snapshot, policy: Policy) -> Report:
+    here, answers = world.kubernetes, isinstance(world.slurm, Slurm)
+    known = {} if isinstance(here, Unknown) else {one.label: one for one in (here.pools or {}).values()}
+    own = {label: one.most for label, one in known.items()}
+    gone = away(workers)
+    found: Report = {}
+    for name in sorted({worker.pod.pool for worker in workers} | {name for name, one in known.items() if one.elastic}):
+        mine = [worker for worker in workers if worker.pod.pool == name]
+        states = Counter(worker_(worker, known=answers)["state"] for worker in mine)
+        found[name] = {
+            "workers": len(mine),
+            "states": dict(sorted(states.items())),
+            "away": len(gone.get(name, ())),
+            "mayBeAway": own.get(name, policy.away),
+        }
+        if name in known and (elastic := known[name].elastic):
+            found[name] |= {"wanted": known[name].status.wanted, "min": elastic.least, "max": elastic.most}
+    return found
+
+
+def budgets(workers: list[Worker], world: Snapshot, policy: Policy, now: float) -> Report:
+    here = world.kubernetes
+    machines = {} if isinstance(here, Unknown) else here.machines or {}
+    unwell = budget({one.name: (one.slurm, causes(one, policy, now)) for one in workers if one.node}, policy)
+    treated = [name for name, one in machines.items() if counts(one.status.remedy)]
+    most = max(policy.machines.at_once, int(len(machines) * policy.machines.share))
+    return {
+        "unwell": {"now": len(unwell.against), "most": unwell.most},
+        "remedies": {"now": len(treated), "most": most, "mode": policy.machines.mode},
+        "fencing": {"mode": policy.fencing},
+    }
+
+
+def in_slurm(worker: Mapping[str, Any], *, known: bool) -> str:
+    """The state of a worker in Slurm; while slurmctld does not answer, whether its pod is ready and the last state."""
+    if known:
+        return f"{worker['slurm']} {worker['reason']}".rstrip() or "not in Slurm"
+    last = f"{worker['state']} {worker['reason']}".rstrip()
+    # The operator writes the outage and the last state into the condition after a minute.
+    last = last.removeprefix(f"{UNKNOWN} ") if worker["state"] == UNKNOWN else f"last known: {last}"
+    return f"pod {'ready' if worker['ready'] else 'not ready'}; {last}"
+
+
+def lines(said: Mapping[str, Any]) -> Iterator[str]:
+    """The report for a terminal: machines that take jobs are counted, the rest are named."""
+    for side, why in said["unknown"].items():
+        yield f"{side.capitalize()} does not answer: {why['why']}"
+    for one in said["workers"]:
+        where = f"{one['node'] or '-'}{' cordoned' if one['cordoned'] else ''}"
+        yield f"{one['name']:24} {where:24} {in_slurm(one, known=said['known']['slurm'])}"
+    for name, one in said["pools"].items():
+        states = ", ".join(f"{many} {state}" for state, many in one["states"].items())
+        sizes = f" of {one['min']} to {one['max']}, {one['wanted']} wanted" if "max" in one else ""
+        yield f"pool {name}: {one['workers']} workers{sizes}: {states}; {one['away']} of {one['mayBeAway']} away"
+    for one in said["machines"]:
+        if one["goal"] != "up" or one.get("why") or one["state"] != "TakesJobs" or one.get("repeats"):
+            repeats = f"{one['repeats']} verdicts" if one.get("repeats") else ""
+            more = "; ".join(filter(None, (one.get("why"), repeats, one.get("verdict"))))
+            yield f"machine {one['name']}: {one['goal']}, {one['state']}{': ' if more else ''}{more}"
+    if said["machines"]:
+        now = said["budgets"]["remedies"]
+        yield f"{len(said['machines'])} machines, {now['now']} of {now['most']} in treatment ({now['mode']})"
+    now = said["budgets"]["unwell"]
+    yield f"{now['now']} of {now['most']} workers held for what their machines say"
+    for one in [*said["holds"], *said["proposals"]]:
+        yield f"{one['about']}: {one['text']}"

@@ -1,1 +1,0 @@
-"""Where workers are in the fabric: by the labels of their Nodes, in Slurm's words. Pure."""
