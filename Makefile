@@ -19,7 +19,7 @@ images: .venv/ready  ## build every image, whatever is missing on this machine f
 	@$(if $(ARCH),python3 images/host.py emulation $(ARCH))
 	@$(BUILD) build --ready-engine --when-vanished relock $(ROLES)
 
-test: images         ## every test: unit, process, container, cluster
+test: images lint    ## lint, and every test: unit, process, container, cluster
 	@python3 images/host.py test-tools
 	@$(MAKE) -s other-slurm
 	@$(MAKE) -s other-architecture
@@ -63,7 +63,7 @@ kube-down:           ## stop it, leave nothing behind
 	@$(PY) -m tests.kubernetes down
 
 unit: lint           ## lint, types and unit tests: needs no image and no root
-	@$(PY) -m pytest -q tests/unit --deselect tests/unit/test_lint.py::test_python_is_clean $(ARGS)
+	@$(PY) -m pytest -q -n auto tests/unit $(ARGS)
 
 test-one: .venv/ready  ## one test or folder: make test-one ARGS="tests/unit/gitsync -k lease"
 	@test -n "$(ARGS)" || { echo 'make test-one needs ARGS=PATH, for example ARGS=tests/unit/gitsync' >&2; exit 2; }
