@@ -1,4 +1,4 @@
-"""What slurmd is started with: what this pod offers as a node (`--conf` of a dynamic slurmd), and `slurm.fastScripts`."""
+"""Settings that slurmd starts with: the node's configuration (`--conf` of a dynamic slurmd) and `slurm.fastScripts`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def node_configuration(own: Mapping[str, str], features: str, override: str) -> 
 
 
 def fast_scripts(pod: Pod) -> str:
-    """Publish LD_PRELOAD for slurmd where `slurm.fastScripts` is set, or nothing. A reason to leave it off is a condition of the pod, not a failure."""
+    """Publish LD_PRELOAD for slurmd if `slurm.fastScripts` is set.
+
+    A reason to leave it off becomes a condition of the pod, not a failure.
+    """
     if pod.choice("MINIVM_FAST_SCRIPTS", "no", ["yes", "no"]) == "no":
         pod.publish("fast-scripts", {})
         return "off"
