@@ -30,9 +30,11 @@ CGROUPS = os.environ.get("MINIVM_CGROUPS", "/sys/fs/cgroup")
 STEP_PROGRAMS = ("slurmstepd", "slurmstepd-wlm")
 # Below are the system's own users; a job of root's is not cleaned up after at all.
 FIRST_UID = int(os.environ.get("MINIVM_FIRST_UID", "1000"))
-# Nobody's user ids (see as_user). Two that signal everybody may end each other and ask again, but none of the rest.
-SPARES = range(64900, 65000)
-SPARES_TO_SIGNAL = range(64500, 64900)
+# User ids that no user may have (see as_user); `init.helpers.reserved_ids` looks for them in the site's directory. Two
+# children that signal every process may end each other and try again, but none of the rest.
+RESERVED = range(64500, 65000)
+SPARES_TO_SIGNAL = RESERVED[:400]
+SPARES = RESERVED[400:]
 
 
 # Pid -> user ids, group ids.
