@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from init.plan.compile import Plan
 
 EX_CONFIG = 78  # docs/reference/exit-codes.md
+OPEN_PROBES = (
+    "the kernel refuses the filter that keeps jobs away from it ({}): init hangs up on them instead, and a flood can "
+    "delay the kubelet; let the pod's seccomp profile allow setsockopt"
+)
 LAST_WORDS = 2.0  # seconds that a slow log reader gets at the end
 
 
@@ -134,7 +138,11 @@ class Init:
 
         core = self.core
         try:
-            Server(core.poller, listen(address, field, outside=outside), pages(core, self._counters))
+            listener, refused = listen(address, field, outside=outside)
+            Server(core.poller, listener, pages(core, self._counters), outside=bool(refused))
+            if refused:
+                core.condition("probe port", OPEN_PROBES.format(refused))
+                core.log(f"probe port: {OPEN_PROBES.format(refused)}")
         except ConfigError as error:
             core.log(str(error))
             core.perform(core.engine.end(core.poller.now(), EX_CONFIG, Cause(str(error)), drain=False))

@@ -42,8 +42,8 @@ _OUTSIDE = (
 _SO_ATTACH_FILTER = 26
 
 
-def listen(address: str, field: str = "MINIVM_HTTP", *, outside: bool = False) -> socket.socket:
-    """`outside`: nobody in the pod can connect, or even fill the queue of those who want to."""
+def listen(address: str, field: str = "MINIVM_HTTP", *, outside: bool = False) -> tuple[socket.socket, str]:
+    """A listener; and, where `outside`, why the kernel does not keep the pod's own processes out of its queue."""
     host, _, port = address.rpartition(":")
     place = number(port)
     if place is None or place > 65535:
@@ -53,18 +53,17 @@ def listen(address: str, field: str = "MINIVM_HTTP", *, outside: bool = False) -
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host.strip("[]"), place))
-        if outside:
-            _drop_inside(listener)
+        refused = _drop_inside(listener) if outside else ""
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         if not isinstance(error, socket.gaierror) and error.errno not in WRONG_ADDRESS:
             raise  # tried again: nothing is wrong with the address
         raise ConfigError("serve HTTP", f"{address}: {error.strerror or error}", field=field) from None
-    return listener
+    return listener, refused
 
 
-def _drop_inside(listener: socket.socket) -> None:
+def _drop_inside(listener: socket.socket) -> str:
     from array import array
 
     program = array("B", _OUTSIDE)
@@ -73,12 +72,28 @@ def _drop_inside(listener: socket.socket) -> None:
     except OSError as error:
         if error.errno in SCARCE:
             raise
-        # A sandbox that is not Linux: then it is as open as the other port.
+        return error.strerror or str(error)
+    return ""
+
+
+def is_inside(stream: socket.socket) -> bool:
+    """Whether the caller has an address of this pod: to such a destination the kernel sends from that very address."""
+    try:
+        address, _, *scope = stream.getpeername()
+        if address == "::1" or address.rpartition(":")[2].startswith("127."):
+            return True
+        with socket.socket(stream.family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe:
+            probe.connect((address, 9, *scope))  # a datagram socket: nothing is sent
+            return bool(probe.getsockname()[0] == address)
+    except OSError:
+        return False  # the kubelet, as far as this pod knows: it must have its answer
 
 
 class Server:
-    def __init__(self, poller: Poller, listener: socket.socket, answer: Answer) -> None:
-        self._poller, self._listener, self._answer = poller, listener, answer
+    """`outside`: hang up on callers from inside the pod, for a kernel that does not drop them itself."""
+
+    def __init__(self, poller: Poller, listener: socket.socket, answer: Answer, *, outside: bool = False) -> None:
+        self._poller, self._listener, self._answer, self._outside = poller, listener, answer, outside
         self._open: dict[Exchange, None] = {}  # the oldest first
         poller.add(listener.fileno(), IN, self._accept)
 
@@ -95,6 +110,9 @@ class Server:
                 return
             except ConnectionAbortedError:
                 continue  # the caller hung up already
+            if self._outside and is_inside(stream):
+                hang_up(stream)
+                continue
             if len(self._open) >= MOST_CONNECTIONS:
                 self._make_room()
             try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+import re
 import secrets
 import socket
 import subprocess
@@ -295,6 +297,42 @@ def test_the_kubelets_port_is_open_to_the_node_and_to_nobody_in_the_pod(pod: Wor
                 [*enter, PYTHON, "-c", inside, address, str(port)], capture_output=True, text=True, check=False
             )
             assert wanted in done.stderr and bool(done.returncode) is bool(wanted), done.stderr
+    assert ask(there, 8651) == 200
+
+
+# PID 1, where no process may attach a filter to a socket: what some sandboxes and kernels refuse.
+NO_FILTERS = """
+import ctypes, os, struct, sys
+steps = [(0x20, 0, 0, 0), (0x15, 0, 3, int(sys.argv[1])), (0x20, 0, 0, 32), (0x15, 0, 1, 26),
+         (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7FFF0000)]
+filters = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+libc = ctypes.CDLL(None, use_errno=True)
+assert not libc.prctl(38, 1, 0, 0, 0)
+program = struct.pack("HP", len(steps), ctypes.addressof(filters))
+assert not libc.prctl(22, 2, ctypes.c_char_p(program), 0, 0), ctypes.get_errno()
+os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
+"""
+SETSOCKOPT = {"x86_64": "54", "aarch64": "208"}
+
+
+def test_where_the_kernel_refuses_the_filter_it_is_told_and_jobs_are_hung_up_on(pod: World) -> None:
+    pod.start(
+        {"a": {"command": NOTIFIES, "ready": "notify"}},
+        entry=["-c", NO_FILTERS, SETSOCKOPT[platform.machine()], "-I", "-m", "init"],
+        network=True,
+        MINIVM_HTTP="0.0.0.0:8650",
+        MINIVM_PROBES="0.0.0.0:8651",
+    )
+    told = pod.until_ready()
+    enter, there = ["nsenter", "-t", str(pod.pid), "-n"], cable(pod)
+    assert any("probe port: the kernel refuses the filter" in reason for reason in told.degraded), told.degraded
+    pod.until(lambda: ask(there, 8651) == 200, "the node's question is answered")
+    inside = "import sys, urllib.request\nurllib.request.urlopen(sys.argv[1], timeout=5)"
+    for address in ("127.0.0.1", "127.0.0.7", there):
+        for port, wanted in ((8650, ""), (8651, "Remote end closed|Connection reset")):
+            url = f"http://{address}:{port}/livez"
+            done = subprocess.run([*enter, PYTHON, "-c", inside, url], capture_output=True, text=True, check=False)
+            assert re.search(wanted, done.stderr) and bool(done.returncode) is bool(wanted), done.stderr
     assert ask(there, 8651) == 200
 
 

@@ -43,7 +43,7 @@ def test_an_event_of_a_closed_descriptor_is_not_its_successors() -> None:
 def test_an_answered_caller_leaves_nothing_behind() -> None:
     """Whoever asks as fast as he can: no timer of his waits for its hour, and no descriptor stays open."""
     poller = Poller()
-    server = Server(poller, listen("127.0.0.1:0"), lambda path: (200, "text/plain", "ok\n"))
+    server = Server(poller, listen("127.0.0.1:0")[0], lambda path: (200, "text/plain", "ok\n"))
     for _ in range(200):
         with socket.create_connection(server.address, timeout=20) as caller:
             caller.sendall(b"GET /livez HTTP/1.1\r\n\r\n")
@@ -57,7 +57,7 @@ def test_a_caller_who_does_not_take_his_answer_is_let_go() -> None:
     """The answer does not fit into what the kernel keeps for him: it goes out as he reads, or he has had his time."""
     poller = Poller()
     body = "x" * (32 << 20)
-    server = Server(poller, listen("127.0.0.1:0"), lambda path: (200, "text/plain", body))
+    server = Server(poller, listen("127.0.0.1:0")[0], lambda path: (200, "text/plain", body))
     with socket.create_connection(server.address, timeout=20) as caller:
         caller.sendall(b"GET / HTTP/1.1\r\n\r\n")
         poller.wait(Poller.now() + 1)
