@@ -18,7 +18,7 @@ JobAcctGatherType=jobacct_gather/linux
 """
 JWT = """\
 AuthAltTypes=auth/jwt
-AuthAltParameters=jwt_key=/etc/slurm/jwt_hs256.key
+AuthAltParameters=jwt_key=/etc/slurm/jwt_hs256.key,disable_token_creation
 """
 DEFAULT_CGROUP = "CgroupPlugin=autodetect\nIgnoreSystemd=yes\nEnableControllers=yes\n"
 DEFAULT_GRES = "AutoDetect=off\n"

@@ -246,6 +246,15 @@ def test_what_a_job_leaves_goes_with_the_pod_s_own_capabilities(bob: Researcher)
     until(lambda: left() == "", "nothing of it is left", seen=left)
 
 
+def test_root_has_no_jobs_and_users_make_no_tokens(plain: World, bob: Researcher) -> None:
+    """Slurm's own user makes tokens all the same: operators of slurmrestd need them."""
+    code, text = plain.cluster.exec(LOGIN, ["sbatch", "-D", "/tmp", "--wrap", "true"])
+    assert code and "error" in text, text
+    refused = bob.try_("scontrol token lifespan=2000000000")
+    assert refused.returncode and "SLURM_JWT=" not in refused.stdout, refused
+    assert plain.slurm("scontrol", "token", "username=bob", "lifespan=9").startswith("SLURM_JWT=")
+
+
 def loaded(world: World) -> list[str]:
     """The names of a worker's processes that have the library of `slurm.fastScripts` loaded."""
     look = "cd /proc; grep -ls /launch.so [1-9]*/maps | while read -r map; do cat ${map%maps}comm; done | sort -u"

@@ -104,7 +104,7 @@ def test_a_worker_whose_record_somebody_deletes_registers_again_in_the_same_pod(
     after = fleet.get("pod", name)
     assert after["metadata"]["uid"] == before["uid"]
     assert not any(one["restartCount"] for one in after["status"]["containerStatuses"])
-    assert fleet.slurm("srun", "-w", name, "-D", "/tmp", "hostname").strip() == name
+    assert fleet.slurm_as_user("srun", "-w", name, "-D", "/tmp", "hostname").strip() == name
 
 
 # A machine that dies
@@ -137,7 +137,20 @@ def running(release: Release, worker: str) -> str:
 
 
 def submits(release: Release) -> bool:
-    words = ("sbatch", "--parsable", "-D", "/tmp", "-o", "/dev/null", "--wrap", "true")
+    words = (
+        "setpriv",
+        "--reuid=nobody",
+        "--regid=nogroup",
+        "--clear-groups",
+        "sbatch",
+        "--parsable",
+        "-D",
+        "/tmp",
+        "-o",
+        "/dev/null",
+        "--wrap",
+        "true",
+    )
     done = release.kubernetes.attempt("-n", release.namespace, "exec", f"{release.name}-controller-0", "--", *words)
     return done.returncode == 0
 

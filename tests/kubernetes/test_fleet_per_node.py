@@ -59,7 +59,7 @@ class PerNode(Release):
 
     def job_on(self, node: str) -> str:
         options = ("-D", "/tmp", "-o", "/dev/null", "-w", f"{self.name}-worker-{node}")
-        job = self.slurm("sbatch", "--parsable", *options, "--wrap", "sleep 3600")
+        job = self.slurm_as_user("sbatch", "--parsable", *options, "--wrap", "sleep 3600")
         self.wait_for(job, "RUNNING")
         return job
 

@@ -100,7 +100,7 @@ def test_a_lost_machine_keeps_its_pods_until_it_is_back(release: Release, lab: L
         assert condition_of(release.pods()[victim], "Ready")["status"] == "False"
         # The login pod may be lost too.
         options = ("-D", "/tmp", "-o", "/dev/null", "-w", f"{release.name}-{kept}")
-        release.wait_for(release.slurm("sbatch", "--parsable", *options, "--wrap", "true"), "COMPLETED")
+        release.wait_for(release.slurm_as_user("sbatch", "--parsable", *options, "--wrap", "true"), "COMPLETED")
     finally:
         lab.power_back(where)
     until(lambda: release.is_new(victim, old["metadata"]["uid"]), "there is another one", within=180, seen=release.why)

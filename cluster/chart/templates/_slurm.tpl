@@ -14,7 +14,8 @@
   "AuthType" "auth/munge"
   "CredType" "cred/munge"
   "AuthAltTypes" "auth/jwt"
-  "AuthAltParameters" "jwt_key=/etc/slurm/jwt_hs256.key"
+  "AuthAltParameters" (printf "jwt_key=/etc/slurm/jwt_hs256.key,%s" (ternary "disable_token_creation" (printf "max_token_lifespan=%d" (int .Values.slurm.userTokenSeconds)) (eq (int .Values.slurm.userTokenSeconds) 0)))
+  "DisableRootJobs" "YES"
   "SlurmUser" "slurm"
   "SlurmctldPort" "6817"
   "SlurmdPort" "6818"

@@ -722,9 +722,10 @@ def test_no_pod_starts_without_the_keys_that_are_made() -> None:
 
 
 def test_a_key_that_is_given_is_written_and_no_job_is_needed() -> None:
+    munge, jwt = (base64.b64encode(text * 32).decode() for text in (b"m", b"j"))
     given = {
         "secrets": {
-            "munge": {"key": "bXVuZ2U="}, "jwt": {"key": "and0"},
+            "munge": {"key": munge}, "jwt": {"key": jwt},
             "sshHostKeys": {"keys": {"ssh_host_rsa_key": "pem"}, "public": ["ssh-rsa AAAA"]},
             "workerHostKeys": {"keys": {"ssh_host_rsa_key": "PEM"}, "public": ["ssh-rsa BBBB"]},
         },
@@ -732,8 +733,8 @@ def test_a_key_that_is_given_is_written_and_no_job_is_needed() -> None:
     }  # fmt: skip
     documents = render(given, release="slurm", namespace="hpc")
     assert {secret["metadata"]["name"]: secret["data"] for secret in kind(documents, "Secret")} == {
-        "slurm-munge": {"munge.key": "bXVuZ2U="},
-        "slurm-jwt": {"jwt_hs256.key": "and0"},
+        "slurm-munge": {"munge.key": munge},
+        "slurm-jwt": {"jwt_hs256.key": jwt},
         "slurm-ssh-host-keys": {"ssh_host_rsa_key": "cGVt"},
         "slurm-worker-host-keys": {"ssh_host_rsa_key": "UEVN"},
     }
@@ -827,10 +828,12 @@ def test_a_partition_that_is_added_takes_none_away(given: dict[str, Any], lines:
 def test_a_rings_key_that_is_given_is_the_one() -> None:
     (secret,) = [
         document
-        for document in render({"secrets": {"ring": {"key": "cmluZw=="}}}, release="slurm", namespace="hpc")
+        for document in render(
+            {"secrets": {"ring": {"key": "cmluZydzIHNlY3JldCBrZXk="}}}, release="slurm", namespace="hpc"
+        )
         if document["metadata"]["name"] == "slurm-ring"
     ]
-    assert secret["data"] == {"ring.key": "cmluZw=="}
+    assert secret["data"] == {"ring.key": "cmluZydzIHNlY3JldCBrZXk="}
 
 
 def test_the_drain_fits_into_the_grace_period() -> None:
@@ -869,6 +872,50 @@ MANY = {"slurm": {"maxNodes": 65000}}
 def test_a_wrong_value_is_refused_with_its_name(values: dict[str, Any], said: str) -> None:
     with pytest.raises(ClusterError, match=said):
         render(values, release="slurm", namespace="hpc")
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"secrets": {"munge": {"key": "YWJj"}}}, "secrets.munge.key has 3 bytes, and a key has 32 to 1024"),
+        ({"secrets": {"jwt": {"key": "YWJj"}}}, "secrets.jwt.key has 3 bytes"),
+        ({"secrets": {"ring": {"key": "not base64"}}}, "secrets.ring.key is no base64"),
+        ({"networkPolicy": {"metricsFrom": [{}]}}, "networkPolicy.metricsFrom: {} names no peer"),
+        ({"networkPolicy": {"sshFrom": [{}]}}, "networkPolicy.sshFrom: {} names no peer"),
+        ({"networkPolicy": {"metricsFrom": [{"namespace": {}}]}}, "metricsFrom: namespace is no part of a peer"),
+        ({"networkPolicy": {"nodeCidrs": ["0.0.0.0/0"]}}, "nodeCidrs: 0.0.0.0/0 is more than the machines' network"),
+        ({"networkPolicy": {"nodeCidrs": ["10.0.0.0/16", "::/0"]}}, "nodeCidrs: ::/0 is more"),
+        ({"home": {"mountPath": "/"}}, "home.mountPath: / hides"),
+        ({"home": {"mountPath": "/usr"}}, "home.mountPath: /usr hides /usr/bin"),
+        *(
+            ({"mounts": {"data": {"mountPath": path, "claim": "c"}}}, f"mounts.data.mountPath: {path} hides {hidden}")
+            for path, hidden in (
+                ("/etc/slurm", "/etc/slurm"), ("/etc", "/etc/"), ("/run/minivm", "/run"), ("/var", "/var/"),
+                ("/opt/minivm/", "/opt/minivm"), ("/data/../etc/munge", "/etc/munge"), ("/mnt", "/mnt/minivm"),
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_a_value_that_renders_and_is_a_mistake_is_refused_in_words(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(ClusterError, match=re.escape(said)):
+        render(values, release="slurm", namespace="hpc")
+
+
+def test_values_beside_such_mistakes_are_taken() -> None:
+    peer = {"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": "prometheus"}}}
+    mounts = {name: {"mountPath": path, "claim": "c"} for name, path in (("a", "/etc/pki"), ("b", "/mnt/data"))}
+    network = {"metricsFrom": [peer], "nodeCidrs": ["10.0.0.0/8", "fd00:1::/32"]}
+    key = {"munge": {"key": base64.b64encode(bytes(1024)).decode()}}
+    assert render({"networkPolicy": network, "mounts": mounts, "secrets": key}, release="slurm", namespace="hpc")
+
+
+@pytest.mark.parametrize(
+    ("slurm", "wanted"), [({}, "disable_token_creation"), ({"userTokenSeconds": 600}, "max_token_lifespan=600")]
+)
+def test_users_make_tokens_only_where_the_site_says_for_how_long(slurm: dict[str, Any], wanted: str) -> None:
+    lines = with_slurm(slurm)
+    assert f"AuthAltParameters=jwt_key=/etc/slurm/jwt_hs256.key,{wanted}" in lines
+    assert "DisableRootJobs=YES" in lines
 
 
 @pytest.mark.parametrize(
@@ -1240,15 +1287,29 @@ def test_nothing_that_a_user_writes_stands_unquoted_in_the_line_that_a_shell_rea
     assert 'RunTimeEnvExclude="="' in text, "slurmd's environment is no user's"
 
 
+def test_the_seccomp_profile_denies_what_it_does_not_name() -> None:
+    """ "No such call" by default: a C library that is newer than the profile then takes an older call."""
+    profile = json.loads((CHART / "files/seccomp-containers.json").read_text())
+    assert (profile["defaultAction"], profile["defaultErrnoRet"]) == ("SCMP_ACT_ERRNO", 38)
+    rules = [(name, rule) for rule in profile["syscalls"] for name in rule["names"]]
+    allowed = {name for name, rule in rules if rule["action"] == "SCMP_ACT_ALLOW" and "args" not in rule}
+    dangerous = {"bpf", "kexec_load", "init_module", "io_uring_setup", "keyctl", "perf_event_open", "userfaultfd"}
+    assert not allowed & (dangerous | {"clone", "clone3", "unshare", "socket", "fsopen"})
+    assert {"mount", "pivot_root", "umount2", "execve", "openat"} <= allowed, "what bubblewrap lives by"
+
+
 def test_the_seccomp_profile_lets_nobody_have_a_network_of_his_own() -> None:
     profile = json.loads((CHART / "files/seccomp-containers.json").read_text())
-    by_name = {name: rule for rule in profile["syscalls"] for name in rule["names"]}
+    network = 0x40000000
     for name in ("clone", "unshare"):
-        assert by_name[name]["args"] == [
-            {"index": 0, "value": 0x40000000, "valueTwo": 0x40000000, "op": "SCMP_CMP_MASKED_EQ"}
-        ]
+        rules = {rule["action"]: rule["args"] for rule in profile["syscalls"] if name in rule["names"]}
+        assert rules == {
+            action: [{"index": 0, "value": value, "valueTwo": two, "op": "SCMP_CMP_MASKED_EQ"}]
+            for action, value, two in (("SCMP_ACT_ERRNO", network, network), ("SCMP_ACT_ALLOW", network, 0))
+        }
     # "No such call" and not "not permitted": the C library then takes the older one, which the rule above sees.
-    assert by_name["clone3"]["errnoRet"] == 38
+    (clone3,) = [rule for rule in profile["syscalls"] if "clone3" in rule["names"]]
+    assert clone3["errnoRet"] == 38
 
 
 def test_a_demo_by_itself_is_whole(tmp_path: Path) -> None:

@@ -1,0 +1,46 @@
+{{/* Values that render and are mistakes all the same. */}}
+{{- define "minivm.checks" -}}
+{{- include "minivm.checks.keys" . -}}
+{{- include "minivm.checks.network" . -}}
+{{- include "minivm.checks.mounts" . -}}
+{{- end -}}
+
+{{/* The daemons refuse such a key at start, when the Secret exists already. */}}
+{{- define "minivm.checks.keys" -}}
+{{- range $name, $sizes := dict "munge" (list 32 1024) "jwt" (list 32 8192) "ring" (list 16 4096) -}}
+  {{- $text := index (index $.Values.secrets $name) "key" -}}
+  {{- if $text -}}
+    {{- if not (regexMatch "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$" $text) }}{{ fail (printf "secrets.%s.key is no base64: `base64 -w0 FILE` makes it" $name) }}{{ end -}}
+    {{- $size := len (b64dec $text) -}}
+    {{- if or (lt $size (first $sizes)) (gt $size (last $sizes)) }}{{ fail (printf "secrets.%s.key has %d bytes, and a key has %d to %d: leave it empty and the cluster makes one" $name $size (first $sizes) (last $sizes)) }}{{ end -}}
+  {{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "minivm.checks.network" -}}
+{{- range $field := list "sshFrom" "metricsFrom" -}}
+  {{- range index $.Values.networkPolicy $field -}}
+    {{- if not . }}{{ fail (printf "networkPolicy.%s: {} names no peer: write podSelector, namespaceSelector or ipBlock; all pods of all namespaces are {namespaceSelector: {}}" $field) }}{{ end -}}
+    {{- range $key, $_ := . -}}
+      {{- if not (has $key (list "podSelector" "namespaceSelector" "ipBlock")) }}{{ fail (printf "networkPolicy.%s: %s is no part of a peer; a peer has podSelector, namespaceSelector or ipBlock" $field $key) }}{{ end -}}
+    {{- end -}}
+  {{- end -}}
+{{- end -}}
+{{- range .Values.networkPolicy.nodeCidrs -}}
+  {{- $bits := splitList "/" . | last | int -}}
+  {{- if lt $bits (ternary 16 8 (contains ":" .)) }}{{ fail (printf "networkPolicy.nodeCidrs: %s is more than the machines' network, and every address in it reaches slurmctld and every slurmd: name the machines' own networks" .) }}{{ end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "minivm.checks.mounts" -}}
+{{- $paths := dict -}}
+{{- if .Values.home.enabled }}{{ $_ := set $paths "home" .Values.home.mountPath }}{{ end -}}
+{{- range $name, $mount := .Values.mounts }}{{ $_ := set $paths (printf "mounts.%s" $name) $mount.mountPath }}{{ end -}}
+{{- $own := list "/bin" "/dev" "/etc/minivm" "/etc/munge" "/etc/pam.d" "/etc/slurm" "/etc/ssh" "/etc/sssd" "/lib" "/mnt/minivm" "/opt/minivm" "/proc" "/run" "/sbin" "/sys" "/usr/bin" "/usr/lib" "/usr/libexec" "/usr/sbin" "/usr/share/minivm" "/var/lib/minivm" "/var/lib/sss" "/var/run" "/var/spool" -}}
+{{- range $field, $said := $paths -}}
+  {{- $path := clean $said -}}
+  {{- range $own -}}
+    {{- if or (eq $path "/") (eq $path .) (hasPrefix (printf "%s/" .) $path) (hasPrefix (printf "%s/" $path) .) }}{{ fail (printf "%s.mountPath: %s hides %s, which minivm needs: choose another path" $field $said .) }}{{ end -}}
+  {{- end -}}
+{{- end -}}
+{{- end -}}
