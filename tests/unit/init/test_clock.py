@@ -85,7 +85,7 @@ def test_the_date_of_an_answer(answer: bytes, date: float | None) -> None:
 def controller() -> Iterator[int]:
     """The real HTTP of an init, on a port of its own."""
     poller = Poller()
-    server = Server(poller, listen("127.0.0.1:0"), lambda path: (200, "text/plain", "ok\n"))
+    server = Server(poller, listen("127.0.0.1:0")[0], lambda path: (200, "text/plain", "ok\n"))
     end, ended = os.pipe()
     over = threading.Event()
     poller.add(end, 1, lambda _: over.set())
