@@ -1,1 +1,1 @@
-"""One verdict: checks write it, the prolog's runner reads it, the broker drains by it."""
+"""Node health: checks write verdicts, the prolog's runner reads them, the broker drains by them."""

@@ -1,4 +1,4 @@
-"""What a file in `scripts/health.d` imports: the declaration of a check, its sources, and what it may say.
+"""Interface for the files in `scripts/health.d`: a check's declaration, its sources and its findings.
 
 A check is a module with three names:
 
@@ -6,8 +6,8 @@ A check is a module with three names:
     def parse(inputs: Inputs) -> T            # pure: text of real tools -> measurements; Unreadable if it is not that
     def judge(measured: T, context: Context) -> Iterable[Finding]     # pure: measurements against thresholds
 
-Neither opens a file or runs a program: the sources say what is to be read, and the same two functions judge a
-recording, an evidence capsule and a live node. This module is an interface between an image and a tree that changes
+Neither opens a file or runs a program: the collector reads the declared sources, so the same two functions judge a
+recording, an evidence capsule and a live node. This module is the interface between an image and a tree that changes
 more often: only add to it.
 """
 
@@ -49,7 +49,7 @@ class When(StrEnum):
     BACKGROUND = "background"
     EPILOG = "epilog"
     BOOT = "boot"
-    # Minutes long, or it needs the whole node: only when somebody asks, or at pod start where that is wished.
+    # Takes minutes or needs the whole node: runs only on request, or at pod start where that is configured.
     DEEP = "deep"
 
 
@@ -61,9 +61,9 @@ class Hardware(StrEnum):
 
 
 class UserMade(StrEnum):
-    """Whether a job's user can bring about, or forge, what a check sees; then its class is at most `user`.
+    """Tells if a job's user can cause or forge what a check sees; then the class is at most `user`.
 
-    Of a check that says "partly" each finding is taken for the user's that does not say otherwise (`user_made=False`).
+    With "partly", a finding counts as user-made unless it says `user_made=False`.
     """
 
     NO = "no"
@@ -72,7 +72,7 @@ class UserMade(StrEnum):
 
 
 class Failure(StrEnum):
-    """Why a source gave nothing."""
+    """Reason for a source's failure."""
 
     MISSING = "missing"
     TIMEOUT = "timeout"
@@ -81,12 +81,15 @@ class Failure(StrEnum):
 
 
 class Unreadable(ValueError):
-    """The text is not what this tool prints: the verdict is "unknown"."""
+    """The text is not this tool's output; the verdict becomes "unknown"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A program's output, standard error included. `each` runs it once for every path that the pattern matches."""
+    """A program whose output is read, standard error included.
+
+    `each` runs it once per path that matches the pattern.
+    """
 
     name: str
     argv: tuple[str, ...]
@@ -94,13 +97,13 @@ class Command:
     # Exit codes that count as an answer; empty: any.
     accept: tuple[int, ...] = (0,)
     each: str = ""
-    # Kept in an evidence capsule whichever check failed.
+    # Kept in an evidence capsule, no matter which check failed.
     evidence: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Small files, as `tail -n +1 FILES...` prints them: a line "==> path <==" before each."""
+    """Small files in the format of `tail -n +1 FILES...`: a line "==> path <==" before each."""
 
     name: str
     patterns: tuple[str, ...]
@@ -109,7 +112,7 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class Builtin:
-    """What the collector reads itself: see `health/checks/builtin.py` for the names."""
+    """A source that the collector reads itself; `health/checks/builtin.py` has the names."""
 
     name: str
     evidence: bool = False
@@ -120,17 +123,17 @@ Source = Command | Files | Builtin
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """What a source gave: text, or why not."""
+    """Result of reading a source: its text, or the failure."""
 
     text: str = ""
     failure: Failure | None = None
     why: str = ""
-    # The program's exit code, where there was one.
+    # The program's exit code, if a program ran.
     code: int | None = None
 
 
 class Inputs(Mapping[str, str]):
-    """The sources' texts by name. A source that failed is absent here and told by `failure`."""
+    """The sources' texts by name. Indexing a failed source raises Unreadable; `failure` gives its reason."""
 
     def __init__(self, captures: Mapping[str, Capture]) -> None:
         self._captures = dict(captures)
@@ -157,19 +160,19 @@ class Inputs(Mapping[str, str]):
         return self._captures[name].why
 
     def text(self, name: str) -> str:
-        """Whatever the source printed, even if it failed."""
+        """Return all text of the source, even if it failed."""
         return self._captures[name].text
 
 
 class Limits:
-    """One threshold file: a default, and what differs by model. Asking for a value that is not there is an error."""
+    """One threshold file: a default and overrides by model. Reading a missing value raises Unreadable."""
 
     def __init__(self, data: Mapping[str, Any], file: str) -> None:
         self.data = data
         self.file = file
 
     def model(self, name: str) -> Limits:
-        """The default with the longest matching model's values over it."""
+        """Return the default overridden by the longest matching model's values."""
         models: Mapping[str, Any] = self.data.get("models", {})
         matching = sorted((key for key in models if key.lower() in name.lower()), key=len)
         default = self.data.get("default", {})
@@ -208,15 +211,15 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a judgement may lean on beside the measurements."""
+    """Facts beside the measurements that a judgement may use."""
 
     now: float
     limits: Limits
-    # What the check remembered at its last run since boot (`state` below); empty at the first.
+    # The check's `state` (below) at its previous run since boot; empty at the first run.
     previous: Mapping[str, Any] = field(default_factory=dict)
-    # What the pod was promised: {"gpus": "8"}.
+    # Hardware promised to the pod: {"gpus": "8"}.
     expect: Mapping[str, str] = field(default_factory=dict)
-    # Filled by the judgement: what it wants to see again next time.
+    # Written by `judge`: facts that the next run gets as `previous`.
     state: dict[str, Any] = field(default_factory=dict)
 
 
@@ -228,14 +231,14 @@ class Check:
     period_s: float
     sources: tuple[Source, ...]
     when: frozenset[When] = frozenset({When.BACKGROUND})
-    # Parsing and judging; a source has its own deadline.
+    # For parsing and judging; each source has its own deadline.
     deadline_s: float = 2.0
     # The file lib/thresholds/NAME.json; "": none.
     thresholds: str = "host"
     hardware: Hardware = Hardware.ANY
-    # How long a verdict is believed; the default forgives one missed round.
+    # How long a verdict stays valid; the default tolerates one missed round.
     expires_s: float = 0.0
-    # The check itself makes sense of a source that failed (a hung nvidia-smi is a finding for the check of the bus).
+    # True if the check interprets failed sources itself (for the bus check, a hung nvidia-smi is a finding).
     judges_failures: bool = False
     user_made: UserMade = UserMade.NO
 
@@ -245,7 +248,7 @@ class Check:
 
 
 class CheckModule(Protocol):
-    """A file of health.d, loaded."""
+    """A loaded file of health.d."""
 
     CHECK: Check
     parse: Callable[[Inputs], Any]

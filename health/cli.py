@@ -1,15 +1,15 @@
-"""`minivm health`, `minivm replay` and the self-test of a tree, on the command line.
+"""Command line of `minivm health`, `minivm replay` and the self-test of a tree.
 
     health [CHECK...] [--run] [--json | --nhc | --npd] [--class C] [--when W] [--recording CASE]
-    replay CAPSULE [CHECK...]       the same checks on a capsule or recording, anywhere
-    selftest TREE                   are a tree's checks fit to be published?
-    ledger [--forgive UUID]         what each GPU of this host has done
-    clear CHECK                     what a check remembers is dealt with (an XID): it looks for new things only
-    forget CHECK                    what a check has said counts no more, and drains the node no more
+    replay CAPSULE [CHECK...]       run the same checks on a capsule or recording, anywhere
+    selftest TREE                   test whether a tree's checks are fit to be published
+    ledger [--forgive UUID]         show the incidents of each GPU of this host
+    clear CHECK                     discard what a check remembers (an XID); it reports only new events
+    forget CHECK                    discard a check's verdict and its part of the drain
 
 `minivm health ledger`, `clear`, `forget` and `selftest` are the last four.
 
-Exit codes of health and replay: 0 ok, 1 a problem that is not the node's, 2 a problem, 3 unknown.
+Exit codes of health and replay: 0 ok, 1 a problem of a job's user only, 2 a problem of the node, 3 unknown.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from health.places import Places, boot_id
 from health.show import FORMATS, book_lines, exit_code
 from health.verdict import Class, Result, Verdict, read_verdicts
 
-# Evidence is bounded where it is written; what somebody packed may be anything.
+# Evidence is bounded when it is written; an archive packed by hand may hold anything.
 UNPACKED_LIMIT = 64 << 20
-# It asks the controller before it answers, which may take its time.
+# The broker asks the controller before it answers, which may take time.
 BROKER_S = 45.0
-# A person, and the end of his terminal or of his `kubectl exec`.
+# Ctrl-C, and the end of the user's terminal or of `kubectl exec`.
 ENDS = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
 SUBCOMMANDS = ("ledger", "clear", "forget", "selftest")
 
@@ -64,13 +64,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # `minivm health | head` is no mistake.
+        # `minivm health | head` is no error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    """Not the end at once: what it has started, each in a session of its own, would go on."""
+    """Raise KeyboardInterrupt on SIGHUP or SIGTERM, so that running checks, each in its own session, are ended too."""
     raise KeyboardInterrupt
 
 
@@ -80,12 +80,12 @@ def _parser() -> argparse.ArgumentParser:
 
     health = commands.add_parser(
         "health",
-        help="the verdicts of this node",
-        description="The verdicts of this node. Exit codes: 0 ok, 1 not the node's problem, 2 a problem, 3 unknown.",
-        epilog="Further: health ledger, health clear CHECK, health forget CHECK, health selftest TREE.",
+        help="show the verdicts of this node",
+        description="Show this node's verdicts. Exit codes: 0 ok, 1 a user's problem, 2 a node's problem, 3 unknown.",
+        epilog="More commands: health ledger, health clear CHECK, health forget CHECK, health selftest TREE.",
     )
-    health.add_argument("checks", nargs="*", metavar="CHECK", help="these alone; default: all")
-    health.add_argument("--run", action="store_true", help="run the checks now instead of showing what is known")
+    health.add_argument("checks", nargs="*", metavar="CHECK", help="only these checks; default: all")
+    health.add_argument("--run", action="store_true", help="run the checks now instead of showing the last verdicts")
     health.add_argument(
         "--when", type=_one_of(When), metavar="W", help="with --run: prolog, background, epilog, boot, deep"
     )
@@ -93,31 +93,31 @@ def _parser() -> argparse.ArgumentParser:
         "--class", dest="classes", action="append", type=_one_of(Class), metavar="C",
         help="only problems of this class: user, node, reboot, manual, rma",
     )  # fmt: skip
-    health.add_argument("--recording", type=Path, help="judge a recording as though it were this node: a drill")
+    health.add_argument("--recording", type=Path, help="judge a recording as if it were this node, for a drill")
     _formats(health)
     health.set_defaults(act=_health)
 
-    again = commands.add_parser("replay", help="the same checks on an evidence capsule")
+    again = commands.add_parser("replay", help="run the same checks on an evidence capsule")
     again.add_argument("capsule", type=Path, help="a directory, or a .tar.gz of one")
     again.add_argument("checks", nargs="*", metavar="CHECK")
     again.add_argument("--tree", type=Path, help="the scripts to judge with; default: this node's")
     _formats(again)
     again.set_defaults(act=_replay)
 
-    test = commands.add_parser("selftest", help="a dry run of every check of a tree against its recordings")
+    test = commands.add_parser("selftest", help="run every check of a tree against its recordings")
     test.add_argument("tree", type=Path)
     test.set_defaults(act=_selftest)
 
-    book = commands.add_parser("ledger", help="what each GPU of this host has done")
-    book.add_argument("--forgive", metavar="UUID", help="incidents up to now no longer count")
+    book = commands.add_parser("ledger", help="show the incidents of each GPU of this host")
+    book.add_argument("--forgive", metavar="UUID", help="stop counting this GPU's incidents up to now")
     book.add_argument("--json", action="store_true")
     book.set_defaults(act=_ledger)
 
-    clear = commands.add_parser("clear", help="forget what a check remembers")
+    clear = commands.add_parser("clear", help="discard what a check remembers")
     clear.add_argument("check")
     clear.set_defaults(act=_clear)
 
-    forgotten = commands.add_parser("forget", help="what a check has said counts no more, and drains the node no more")
+    forgotten = commands.add_parser("forget", help="discard a check's verdict and its part of the drain")
     forgotten.add_argument("check")
     forgotten.set_defaults(act=_forget)
     return parser
@@ -128,7 +128,7 @@ def _one_of(known: type[When] | type[Class]) -> Callable[[str], When | Class]:
         try:
             return known(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(known)}") from None
+            raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(known)}") from None
 
     return parse
 
@@ -137,8 +137,8 @@ def _formats(parser: argparse.ArgumentParser) -> None:
     group = parser.add_mutually_exclusive_group()
     for name, about in (
         ("json", "every verdict, for programs"),
-        ("nhc", "one line and an exit code, as NHC gives them"),
-        ("npd", "one line and an exit code, as node-problem-detector wants them"),
+        ("nhc", "one line and an exit code in NHC's format"),
+        ("npd", "one line and an exit code for node-problem-detector"),
     ):
         group.add_argument(f"--{name}", dest="format", action="store_const", const=name, help=about)
     parser.set_defaults(format="table")
@@ -160,17 +160,17 @@ def _health(options: argparse.Namespace) -> int:
         raise GitsyncError("show the verdict", f"no check {missing[0]!r} has a verdict", hint=hint)
     shown = [verdict for name, verdict in known.items() if not options.checks or name in options.checks]
     now = time.time()
-    # What has expired is not known any more, whatever it said.
+    # An expired verdict is unknown, whatever it was.
     shown = [verdict if now < verdict.expires else _expired(verdict) for verdict in shown]
     if options.classes:
-        shown = [one for one in shown if one.result is Result.PROBLEM and one.class_ in options.classes]
+        shown = [item for item in shown if item.result is Result.PROBLEM and item.class_ in options.classes]
     return _show(shown, options.format, now, not options.classes)
 
 
 def _unpack(packed: Path, into: Path) -> None:
-    """The files of the one directory that holds case.json, each by its last name: nothing can land elsewhere.
+    """Extract the files of the directory that holds case.json, each by its base name, so none can land elsewhere.
 
-    Not extractall(): its filters came with Python 3.11.4, and Debian 12 has an older one.
+    Avoids extractall(): its filters came with Python 3.11.4, and Debian 12 has an older one.
     """
     try:
         with tarfile.open(packed) as archive:
@@ -208,12 +208,12 @@ def _replay(options: argparse.Namespace) -> int:
 def _selftest(options: argparse.Namespace) -> int:
     if not (options.tree / "health.d").is_dir():
         raise GitsyncError("test the tree", "it has no directory health.d", file=options.tree)
-    found = examine(options.tree.resolve())
-    for fault in found.faults:
+    result = examine(options.tree.resolve())
+    for fault in result.faults:
         print(fault, file=sys.stderr)
-    if not found.faults:
-        print("\n".join(found.words()))
-    return 1 if found.faults else 0
+    if not result.faults:
+        print("\n".join(result.words()))
+    return 1 if result.faults else 0
 
 
 def _ledger(options: argparse.Namespace) -> int:
@@ -226,7 +226,7 @@ def _ledger(options: argparse.Namespace) -> int:
         try:
             books.append(read_book(path))
         except GitsyncError as error:
-            # The others are shown all the same.
+            # Show the remaining books.
             print(f"error: {error}", file=sys.stderr)
             code = 3
     if options.json:
@@ -238,25 +238,25 @@ def _ledger(options: argparse.Namespace) -> int:
 
 
 def _clear(options: argparse.Namespace) -> int:
-    """What a check has remembered so far counts no more; from here on it looks for new things only."""
+    """Discard what a check remembers, so that it reports only new events."""
     places = Places.from_environment()
     path = places.memory(options.check)
     if not path.exists() and not places.verdict(options.check).exists():
-        raise GitsyncError("clear a check", f"nothing is known of {options.check!r}")
-    # The check's own cursor says up to where its log has been read; it stays, and all that is held goes.
+        raise GitsyncError("clear a check", f"no check {options.check!r} has a verdict or a memory")
+    # Keep the check's cursor, the position up to which its log has been read; drop the rest.
     kept = {key: value for key, value in recall(places, options.check, boot_id()).items() if key == "cursor"}
     remember(places, options.check, boot_id(), kept)
     return 0
 
 
 def _forget(options: argparse.Namespace) -> int:
-    """Its verdict, its memory, and the part of our drain that names it; a check that still fails says so again."""
+    """Discard a check's verdict, its memory and its part of the drain; a check that still fails reports again."""
     if "/" in options.check:
-        raise GitsyncError("forget a check", f"{options.check!r} is no name of a check")
+        raise GitsyncError("forget a check", f"{options.check!r} is not a check's name")
     forget(Places.from_environment(), options.check)
     answer = ask_broker({"ask": "forget", "checks": [options.check]}, BROKER_S)
     if answer is None:
-        raise GitsyncError("forget a check", "the broker does not answer", hint="root of a worker's pod can ask it")
+        raise GitsyncError("forget a check", "the broker does not answer", hint="run this as root in a worker's pod")
     print(f"{options.check} is forgotten; the broker says: {answer.get('said', '')}")
     return 0
 

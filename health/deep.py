@@ -1,7 +1,7 @@
-"""What this boot's deep checks have said, as one word for whoever waits for it: the pod tells it on as a condition of
-its own (init/helpers/deep.py), and the fleet takes a machine back by that after a reboot.
+"""Summary of this boot's deep checks, in one file.
 
-Also whether they are to run at all, and that they are running: who begins anew knows it from here.
+The pod publishes it as a condition (init/helpers/deep.py), and the fleet takes a machine back by it after a reboot. The
+file also records that the checks are not wanted or are running, so that a restarted process knows.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from ground.errors import one_line
 from ground.files import read_json, write_json
 from health.verdict import Result, Verdict
 
-SAID = 240
+TEXT_LIMIT = 240
 
 
 class State(StrEnum):
     OK = "ok"
     PROBLEM = "problem"
-    UNKNOWN = "unknown"  # they have run, or could not, and do not know
+    UNKNOWN = "unknown"  # the checks ran or could not run, and gave no answer
     RUNNING = "running"
     NOT_ASKED = "not asked"
 
@@ -31,39 +31,46 @@ class State(StrEnum):
 class Word:
     boot_id: str
     state: State
-    ran: int = 0  # those of them that were about GPUs
+    ran: int = 0  # number of these checks that were about GPUs
     said: str = ""
 
     def settled(self, boot_id: str) -> bool:
-        """Nothing is to be begun for this boot any more; whoever asks by name is answered all the same."""
+        """Tell if this boot needs no further run. A run requested by name happens all the same."""
         return bool(boot_id) and self.boot_id == boot_id and self.state is not State.RUNNING
 
 
 def word(verdicts: Iterable[Verdict], broken: Iterable[str], boot_id: str, of_gpus: Collection[str]) -> Word:
-    """Of a whole round. Unknown is never ok, and of a check that cannot be loaded nobody knows what it would say.
-    `of_gpus`: the checks that are about these; where GPUs are gone they have not run."""
-    ran = sorted((one for one in verdicts if one.applies), key=lambda one: (-one.class_.weight, one.check))
-    gpus = sum(one.check in of_gpus for one in ran)
-    problems = [one for one in ran if one.result is Result.PROBLEM]
-    doubts = [f"{one.check}: {one.reason}" for one in ran if one.result is Result.UNKNOWN]
+    """Summarise a whole round. Unknown is never ok, and a check that cannot be loaded counts as unknown.
+
+    `of_gpus`: the checks about GPUs; they do not run where GPUs are gone.
+    """
+    ran = sorted(
+        (verdict for verdict in verdicts if verdict.applies),
+        key=lambda verdict: (-verdict.class_.weight, verdict.check),
+    )
+    gpus = sum(verdict.check in of_gpus for verdict in ran)
+    problems = [verdict for verdict in ran if verdict.result is Result.PROBLEM]
+    doubts = [f"{verdict.check}: {verdict.reason}" for verdict in ran if verdict.result is Result.UNKNOWN]
     doubts += [f"{name}: the check is broken" for name in sorted(broken)]
     if problems:
-        text = "; ".join(f"{one.check}[{one.class_}]@{one.commit[:7] or 'none'} {one.reason}" for one in problems)
+        text = "; ".join(
+            f"{verdict.check}[{verdict.class_}]@{verdict.commit[:7] or 'none'} {verdict.reason}" for verdict in problems
+        )
         return Word(boot_id, State.PROBLEM, gpus, _line(text))
     if doubts:
         return Word(boot_id, State.UNKNOWN, gpus, _line("; ".join(doubts)))
-    return Word(boot_id, State.OK, gpus, _line(" ".join(one.check for one in ran)))
+    return Word(boot_id, State.OK, gpus, _line(" ".join(verdict.check for verdict in ran)))
 
 
-def write(path: Path, said: Word) -> None:
+def write(path: Path, summary: Word) -> None:
     with contextlib.suppress(OSError):
-        # What lies beside its directory is root's alone, whoever makes it first.
+        # The parent directory belongs to root alone, whichever process creates it.
         path.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_json(path, asdict(said))
+        write_json(path, asdict(summary))
 
 
 def read(path: Path) -> Word | None:
-    """None where there is none, or where it cannot be read: then nothing is known."""
+    """Read the file; None if it is missing or unreadable, which means that nothing is known."""
     data = read_json(path)
     try:
         return Word(str(data["boot_id"]), State(str(data["state"])), int(data["ran"]), str(data["said"]))
@@ -77,4 +84,4 @@ def runs(path: Path, boot_id: str) -> bool:
 
 
 def _line(text: str) -> str:
-    return one_line(text)[:SAID].strip()
+    return one_line(text)[:TEXT_LIMIT].strip()

@@ -1,7 +1,7 @@
-"""A tree's health checks, tried on their recordings, in a process of its own: `python -m health.dry_run TREE`.
+"""Test a tree's health checks on their recordings in a separate process: `python -m health.dry_run TREE`.
 
-Its exit status decides about a commit; so a check that ends the process itself (`sys.exit(0)` at its top) must not be
-the one that sets it.
+The exit status decides if a commit is published, so a check that ends the process itself (`sys.exit(0)` at its top)
+must not set it.
 """
 
 from __future__ import annotations

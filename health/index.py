@@ -1,4 +1,4 @@
-"""The checks of the last round, in one small file: a prolog and the broker need not load them to know of them."""
+"""Index of the last round's checks, so that a prolog and the broker need not load the checks to know them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ AT_MOST_ONCE = frozenset({"boot", "deep"})
 class Listed:
     when: frozenset[str]
     period_s: float
-    # Whether this node has the hardware that it is about.
+    # True if this node has the hardware that the check is about.
     applies: bool
-    # The kind of hardware that it is about; "any": the host.
+    # The kind of hardware that the check is about; "any": the host.
     hardware: str = "any"
 
 
@@ -29,30 +29,29 @@ class Index:
     listed: Mapping[str, Listed]
     tree: str = ""
     at: float = 0.0
-    # The hardware that the pod was promised, as a round that had the pod's environment wrote it down.
+    # Hardware promised to the pod, as the last round with the pod's environment recorded it.
     expect: Mapping[str, str] = field(default_factory=dict)
-    # Checks that could not be loaded: they are no checks now, and not gone either, or a mistake in a parser would end
-    # every drain of an earlier pod's.
+    # Checks that could not be loaded. They still exist: a mistake in a parser must not end the drains of earlier pods.
     broken: frozenset[str] = frozenset()
 
     @property
     def checks(self) -> frozenset[str]:
-        """All of the tree's, also those that could not be loaded."""
+        """All checks of the tree, including those that could not be loaded."""
         return self.broken.union(self.listed)
 
     @property
     def with_jobs(self) -> frozenset[str]:
-        """The checks that run only where a job starts or ends."""
+        """Checks that run only when a job starts or ends."""
         return frozenset(name for name, listed in self.listed.items() if listed.when <= WITH_JOBS)
 
     @property
     def once(self) -> frozenset[str]:
-        """The checks that a pod runs once at most, where nobody asks: no round repeats what they say."""
+        """Checks that a pod runs at most once unless requested: no round renews their verdicts."""
         return frozenset(name for name, listed in self.listed.items() if listed.when <= AT_MOST_ONCE)
 
 
 def read_index(path: Path) -> Index | None:
-    """None where no round has left one, or where it is damaged: then nothing is known of the checks."""
+    """Read the index; None if no round has left one or if it is damaged."""
     data = read_json(path)
     try:
         listed = {

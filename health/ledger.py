@@ -1,7 +1,7 @@
-"""What each GPU of this host has done before: incidents by UUID on a path of the host, so that they outlive pods.
+"""Incident history of each GPU, by UUID, on a path of the host, so that it outlives pods.
 
-The broker enters incidents and a person forgives them, in two processes: whoever changes a file holds the directory's
-lock from its reading to its writing, so that no incident and no forgiveness is lost.
+The broker enters incidents and a person forgives them, in two processes. Each holds the directory's lock from reading
+to writing, so that no incident and no forgiveness is lost.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from health.verdict import read_mapping
 
 LOCK = ".lock"
 EVENTS_KEPT = 100
-LATEST = 1e11  # seconds since 1970: what a calendar can show
+LATEST = 1e11  # seconds since 1970 that a calendar can show
 
 
 class Ledger:
-    """One file a GPU."""
+    """A directory with one file per GPU."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -32,10 +32,10 @@ class Ledger:
     def enter(
         self, uuid: str, event: Mapping[str, object], since: float, most: int, *, serial: str = "", model: str = ""
     ) -> int:
-        """Adds an incident and says how many there are since then; from `most` on the GPU is marked an offender."""
+        """Add an incident and return the count since `since`; from `most` on, mark the GPU an offender."""
         path = self._path(uuid)
         with self._locked():
-            before = _mended(path)
+            before = _read_legible(path)
             after = _entered(before, uuid, event, serial, model)
             count = _incidents(after, since)
             after["offender"] = count >= most
@@ -44,7 +44,7 @@ class Ledger:
         return count
 
     def forgive(self, uuid: str, now: float) -> None:
-        """Incidents up to now no longer count."""
+        """Stop counting incidents up to now."""
         path = self._path(uuid)
         if path not in self.files():
             raise GitsyncError("forgive a GPU", f"{uuid} is not in the ledger", file=self.directory)
@@ -55,8 +55,8 @@ class Ledger:
             raise GitsyncError("change the ledger", error.strerror or str(error), file=self.directory) from error
 
     def incidents(self, uuid: str, since: float) -> int:
-        """How many since then, and since somebody forgave what was before."""
-        return _incidents(_mended(self._path(uuid)), since)
+        """Count the incidents since `since` and since the last forgiveness."""
+        return _incidents(_read_legible(self._path(uuid)), since)
 
     def files(self) -> list[Path]:
         return sorted(self.directory.glob("[!.]*.json"))
@@ -77,17 +77,17 @@ class Ledger:
 
 
 def read_book(path: Path) -> dict[str, Any]:
-    """For a person: a file that is damaged is told, and left as it is."""
+    """Read a GPU's file for a person; raise an error if it is damaged, and leave it as it is."""
     book = read_mapping(path, "read the ledger")
     events = book.get("events", [])
     if not isinstance(events, list) or not all(map(_can_be_shown, events)):
-        why = "wanted a list of incidents: at, check, reason"
-        raise GitsyncError("read the ledger", why, file=path, field="events")
+        wanted = "wanted a list of incidents with at, check, reason"
+        raise GitsyncError("read the ledger", wanted, file=path, field="events")
     return book
 
 
-def _mended(path: Path) -> dict[str, Any]:
-    """For the broker: what can be read of it. The host's disk may have damaged it, and the broker must live on."""
+def _read_legible(path: Path) -> dict[str, Any]:
+    """Read what is legible for the broker, which must survive a file damaged by the host's disk."""
     data = dict(read_json(path))
     if not isinstance(data.get("events", []), list):
         return {}
@@ -104,7 +104,7 @@ def _entered(
 ) -> dict[str, Any]:
     last = book.get("events", [])[-1:]
     if last and event.get("evidence") and last[0].get("evidence") == event["evidence"]:
-        # The same incident, seen again by a broker that was started anew.
+        # A restarted broker sees the same incident again.
         return dict(book)
     known = {"uuid": uuid, "serial": serial or book.get("serial", ""), "model": model or book.get("model", "")}
     return {**book, **known, "events": [*book.get("events", []), dict(event)][-EVENTS_KEPT:]}

@@ -1,4 +1,4 @@
-"""Where a node's health lies, and which boot this is: the one place that checks, prologs and the broker ask."""
+"""Paths of a node's health files, and the boot ID, for checks, prologs and the broker."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gitsync.layout import DEFAULT_ROOT
 
-# Mounted beside the tree: it wins over the tree's file, whole.
+# Mounted beside the tree; it replaces the tree's file as a whole.
 OPERATORS_POLICY = Path("/mnt/minivm/config/scripts/policy.json")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -16,20 +16,20 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 @dataclass(frozen=True, slots=True)
 class Places:
     verdicts: Path = Path("/run/minivm/verdicts")
-    # What rounds of checks leave for one another, for prologs and for the broker.
+    # Files that rounds of checks leave for the next round, for prologs and for the broker.
     state: Path = Path("/run/minivm/health")
     capsules: Path = Path("/var/log/minivm/capsules")
-    # Of the host: it outlives pods.
+    # A path of the host: it outlives pods.
     ledger: Path = Path("/var/lib/minivm/ledger")
     broker: Path = Path("/run/minivm/broker.sock")
-    # What the broker knows, for people: it is never read back.
+    # The broker's state for people; nothing reads it back.
     broker_state: Path = Path("/run/minivm/broker.json")
     metrics: Path = Path("/run/minivm/metrics.d/health.prom")
-    # Where the resident runner listens: root's alone.
+    # The resident runner's socket, accessible to root only.
     runner: Path = Path("/run/minivm/runner")
-    # And what it leaves for task prologs, which are users'.
+    # The runner's plan for task prologs, which run as users.
     plan: Path = Path("/run/minivm/task_prolog.plan")
-    # gitsync's root.
+    # gitsync's root directory.
     scripts: Path = Path(DEFAULT_ROOT)
     policy: Path = OPERATORS_POLICY
 
@@ -37,8 +37,8 @@ class Places:
     def from_environment(cls) -> Places:
         default = cls()
 
-        def get(name: str, otherwise: Path) -> Path:
-            return Path(os.environ.get(name, otherwise))
+        def get(name: str, default_path: Path) -> Path:
+            return Path(os.environ.get(name, default_path))
 
         return cls(
             get("MINIVM_VERDICTS", default.verdicts),
@@ -55,12 +55,12 @@ class Places:
 
     @property
     def index(self) -> Path:
-        """The checks of the last round, for who does not load them: see `health.index`."""
+        """The index of the last round's checks (`health.index`)."""
         return self.state / "index.json"
 
     @property
     def deep(self) -> Path:
-        """What the deep checks have said: see `health.deep`. Alone in its directory, for somebody waits for changes."""
+        """The summary of the deep checks (`health.deep`), alone in its directory because the helper watches that."""
         return self.state / "deep" / "said.json"
 
     def verdict(self, check: str) -> Path:

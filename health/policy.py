@@ -1,7 +1,7 @@
-"""policy.json: what the runner does with a script that is broken, and when the broker drains a node.
+"""Policy from policy.json: what the runner does with a broken script, and when the broker drains a node.
 
-The operator's mounted file, or `lib/policy.json` of the tree; the first that can be used holds, whole. The runner and
-the broker each read their own sections: a mistake in the other's costs them nothing.
+The operator's mounted file or `lib/policy.json` of the tree; the first usable file applies as a whole. The runner and
+the broker each read their own sections, so a mistake in one does not affect the other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LONGEST_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class KindPolicy:
-    # Under Slurm's own PrologEpilogTimeout (60 s here), or Slurm kills the runner and drains the node.
+    # Below Slurm's PrologEpilogTimeout (60 s here); beyond it Slurm kills the runner and drains the node.
     budget_s: float = 45.0
     deadline_s: float = 15.0
     # "continue": a broken script is recorded and the job starts. "fail": the prolog fails, which drains the node.
@@ -35,7 +35,7 @@ class KindPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ScriptPolicy:
-    """What differs for one script; None: as its kind has it."""
+    """Overrides for one script; None: the value of its kind."""
 
     deadline_s: float | None = None
     broken: str | None = None
@@ -44,12 +44,12 @@ class ScriptPolicy:
 @dataclass(frozen=True, slots=True)
 class RunnerPolicy:
     kinds: Mapping[str, KindPolicy] = field(default_factory=dict)
-    # By "prolog.d/10-x".
+    # Keys such as "prolog.d/10-x".
     scripts: Mapping[str, ScriptPolicy] = field(default_factory=dict)
-    # How long a prolog waits for the broker to confirm a problem that was found just now, and what it does without.
+    # How long a prolog waits for the broker to confirm a new problem, and what it does without an answer.
     gate_wait_s: float = 3.0
     gate_unconfirmed: str = "pass"
-    # Why a file could not be used; then the next one holds, and at last the defaults.
+    # Error of an unusable file; the next file applies, then the defaults.
     fault: str = ""
 
     def kind(self, name: str) -> KindPolicy:
@@ -74,11 +74,11 @@ DEFAULTS: Mapping[str, KindPolicy] = {
 
 @dataclass(frozen=True, slots=True)
 class BrokerPolicy:
-    # How many rounds in a row a problem must be seen before it counts; 0: never.
+    # Rounds in a row that must show a problem before it counts; 0: never.
     raise_after: Mapping[str, int] = field(
         default_factory=lambda: {"user": 0, "node": 2, "reboot": 1, "manual": 1, "rma": 1}
     )
-    # How many good rounds, and how long since the first, before it is over; -1: only a person ends it.
+    # Good rounds, and seconds since the first of them, before a problem ends; -1: only a person ends it.
     clear_after: int = 2
     clear_wait_s: Mapping[str, float] = field(
         default_factory=lambda: {"node": 60.0, "reboot": 60.0, "manual": 300.0, "rma": -1.0}
@@ -88,18 +88,21 @@ class BrokerPolicy:
     guard_spread_s: float = 20.0
     guard_recheck_s: float = 30.0
     guard_lasts_s: float = 900.0
-    # Drains within so long of one another may have one cause.
+    # Drains within this time of one another may have one cause.
     guard_window_s: float = 3600.0
     rate_actions: int = 6
     rate_per_s: float = 600.0
     offender_incidents: int = 3
     offender_days: float = 30.0
-    # check -> "never": it is shown, and drains nothing.
+    # check -> "never": the check is shown and drains nothing.
     checks: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_runner_policy(tree: Path, operators: Path = OPERATORS_POLICY) -> RunnerPolicy:
-    """A file that cannot be used must not stop jobs: the tree's or the defaults hold, and `fault` says why."""
+    """Read the runner's policy; an unusable file must not stop jobs, so the tree's or the defaults apply.
+
+    `fault` then has the error.
+    """
     faults: list[str] = []
     for path in (operators, tree / IN_A_TREE):
         try:
@@ -113,19 +116,19 @@ def read_runner_policy(tree: Path, operators: Path = OPERATORS_POLICY) -> Runner
 
 
 def read_broker_policy(scripts: Path) -> BrokerPolicy:
-    """The published tree's; before anything is published, that of generation zero from the image."""
-    found = (broker_policy_of(tree / IN_A_TREE) for tree in (scripts / "current", Path(GENERATION_ZERO)))
-    return next((policy for policy in found if policy is not None), BrokerPolicy())
+    """Read the published tree's policy; before the first publish, that of generation zero in the image."""
+    policies = (broker_policy_of(tree / IN_A_TREE) for tree in (scripts / "current", Path(GENERATION_ZERO)))
+    return next((policy for policy in policies if policy is not None), BrokerPolicy())
 
 
 def broker_policy_of(path: Path) -> BrokerPolicy | None:
-    """None where there is no such file."""
+    """Read the file; None if there is none."""
     data = _load(path)
     return None if data is None else broker_policy(data, str(path))
 
 
 def _load(path: Path) -> Mapping[str, object] | None:
-    """None where there is no such file."""
+    """Read the file; None if there is none."""
     try:
         data = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -201,7 +204,7 @@ def broker_policy(data: Mapping[str, object], file: str) -> BrokerPolicy:
 
 
 def _wait(reader: Reader, key: str, default: float) -> float:
-    """-1: only a person ends it."""
+    """Read a waiting time; -1 means that only a person ends the problem."""
     for_ever = reader.data.get(key) == -1 or (key not in reader.data and default < 0)
     return -1.0 if for_ever else reader.seconds(key, default)
 
@@ -213,16 +216,16 @@ def _sections(data: Mapping[str, object], file: str) -> Reader:
 
 
 def _only(reader: Reader, *known: str) -> None:
-    """`Reader.only`, with the words that this file's readers know: in quotes, as everything that minivm health says."""
+    """Refuse unknown keys like `Reader.only`, but quoted, as all messages of `minivm health` are."""
     for key in reader.data:
         if key not in known:
-            from ground.errors import nearest  # only a mistake pays for it
+            from ground.errors import nearest  # imported late: only a typo needs it
 
             reader.fail(str(key), f"unknown key {key!r}", nearest(str(key), known) or "")
 
 
 def _deadline(reader: Reader, key: str, default: float) -> float:
-    """Under an hour, and not nothing: a script that may take no time is never started."""
+    """Read a deadline above 0 and at most an hour: a script with no time would never start."""
     seconds = reader.seconds(key, default)
     if not 0 < seconds <= LONGEST_S:
         reader.fail(key, f"wanted more than 0 and at most {LONGEST_S:g} seconds, not {seconds:g}")

@@ -1,4 +1,4 @@
-"""Runs one script: its own session, a clean environment, a deadline, bounded output. Nothing it does can hang us."""
+"""Run one script in its own session, with a clean environment, a deadline and bounded output, so it cannot hang us."""
 
 from __future__ import annotations
 
@@ -17,47 +17,48 @@ from types import FrameType
 
 OUTPUT_LIMIT = 64 * 1024
 GRACE_S = 1.0
-# With which whoever runs scripts is told to stop: slurmd's, and the end of a resident runner's client.
+# Signals that stop the process that runs scripts: from slurmd, or because a resident runner's client is gone.
 GIVES_UP = (signal.SIGTERM, signal.SIGIO)
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/nvidia/bin"
-# Beside SLURM_* and MINIVM_*: which GPUs the job has.
+# Passed beside SLURM_* and MINIVM_*: the job's GPUs.
 PASSED = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 
-# Where what a fork gives goes, in the fork: not where everything goes that is printed in it.
+# A fork writes its result to this descriptor; prints go elsewhere.
 GIVEN = 3
-UNFIT = 80  # with which a script says that it is the node that is unfit
-# Before each name of a task's own environment, in that of its task prolog.
+UNFIT = 80  # exit code by which a script says that the node is unfit
+# Prefix of the task's own variables in the environment of its task prolog.
 JOB_ENV = "MINIVM_JOB_ENV_"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    # None where it was never started or never ended by itself; negative: the signal that ended it.
+    # None if it never started or never ended by itself; negative: the signal that ended it.
     code: int | None
     seconds: float
     out: str = ""
     err: str = ""
-    # Why it is the script that is wrong, and not the node.
+    # The reason why the script is broken, not the node.
     broken: str = ""
 
 
-# Stuck in the kernel: nobody waits for them. They are init's when we are gone.
+# Processes stuck in the kernel, which cannot be reaped; PID 1 inherits them when this process ends.
 _left: set[int] = set()
 
 
 class _Ended(BaseException):
-    """A fork is told to end. No SystemExit: what loads a check takes that for the check's."""
+    """Raised in a fork that must end. Not SystemExit: the code that loads a check attributes that to the check."""
 
 
 def environment(kind: str, given: Mapping[str, str], commit: str, tree: str, unfit: int) -> dict[str, str]:
-    """PATH, since Slurm sets none; the job's variables; nothing else."""
+    """Build a script's environment: PATH (Slurm sets none), the job's variables, nothing else."""
     env = {
         name: value
         for name, value in given.items()
         if name.startswith(("SLURM_", "SLURMD_", "MINIVM_")) or name in PASSED
     }
     if kind == "task_prolog":
-        # What the user chose must be seen, so as not to be overridden; under other names, so that it changes no script.
+        # The task prolog must see the user's choices so as not to override them; under other names, they change no
+        # script.
         env.update({f"{JOB_ENV}{name}": value for name, value in given.items() if name.isidentifier()})
         # It runs as the user, for the user.
         env.update({name: given[name] for name in ("HOME", "USER", "LOGNAME", "TMPDIR") if name in given})
@@ -79,13 +80,13 @@ def run(argv: list[str], env: Mapping[str, str], deadline_s: float, unfit: int) 
 
 
 def run_here(work: Callable[[], bytes], env: Mapping[str, str], deadline_s: float) -> Outcome:
-    """What is Python of ours, without an interpreter of its own: a fork of this process, otherwise run as a script is.
+    """Run Python code like a script, in a fork of this process instead of a new interpreter.
 
-    What `work` gives is its output; what is printed meanwhile is with its errors.
+    The bytes that `work` returns are the output; prints become error output.
     """
-    # What is not out yet would be said twice.
+    # Text still buffered would be printed twice.
     _flush()
-    # Also where it is given up: it has started others, in groups of their own, and ends them.
+    # Also end the fork when the caller gives up: it has started processes in groups of their own, and ends them.
     return _watch(partial(_fork, work, env, deadline_s), "a fork", deadline_s, UNFIT, grace_s=GRACE_S)
 
 
@@ -101,7 +102,7 @@ def _spawn(argv: list[str], env: Mapping[str, str], out: int, err: int) -> int:
         ],
         setsid=True,
         setsigmask=[],
-        # Python ignores SIGPIPE, and what is ignored stays ignored over exec.
+        # Python ignores SIGPIPE, and an ignored signal stays ignored over exec.
         setsigdef=[signal.SIGPIPE, signal.SIGTERM, signal.SIGINT],
     )
 
@@ -109,7 +110,7 @@ def _spawn(argv: list[str], env: Mapping[str, str], out: int, err: int) -> int:
 def _fork(work: Callable[[], bytes], env: Mapping[str, str], deadline_s: float, out: int, err: int) -> int:
     pid = os.fork()
     if pid:
-        # A group of its own, by whichever of the two is first: it may be ended before it has done anything.
+        # Both processes set the group, as either may run first: the parent may end the child before it did anything.
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)
         return pid
@@ -119,21 +120,21 @@ def _fork(work: Callable[[], bytes], env: Mapping[str, str], deadline_s: float, 
         signal.set_wakeup_fd(-1)
         for number in (*GIVES_UP, signal.SIGINT, signal.SIGALRM, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
-        # It has started others, in groups of their own.
+        # The fork has started processes in groups of their own.
         signal.signal(signal.SIGTERM, _end)
-        # Who would end it may be killed first: then the kernel does.
+        # The parent may be killed before it ends the fork; then the kernel does, by this timer.
         signal.setitimer(signal.ITIMER_REAL, deadline_s + 2 * GRACE_S)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
-        # By numbers above those that they go to, so that none is lost on the way.
+        # Copy to numbers above the targets first, so that dup2 overwrites none of them.
         given = (os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC), err, err, out)
         for place, fd in enumerate([fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16) for fd in given]):
             os.dup2(fd, place, inheritable=place < GIVEN)
         os.closerange(GIVEN + 1, 1 << 20)
         os.environ.clear()
         os.environ.update(env)
-        said = memoryview(work())
-        while said:
-            said = said[os.write(GIVEN, said) :]
+        result = memoryview(work())
+        while result:
+            result = result[os.write(GIVEN, result) :]
         code = 0
     except _Ended:
         pass
@@ -142,7 +143,7 @@ def _fork(work: Callable[[], bytes], env: Mapping[str, str], deadline_s: float, 
 
         traceback.print_exc()
     finally:
-        # Whatever was done to the streams: who came back from here would go on as a second one of us.
+        # Leave by _exit whatever happened to the streams: a fork that returned would act as a second parent.
         try:
             _flush()
         finally:
@@ -150,16 +151,16 @@ def _fork(work: Callable[[], bytes], env: Mapping[str, str], deadline_s: float, 
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    # Once: whoever gives us up in the middle of ending us says it again, and what is started is still to be ended.
+    # Ignore further SIGTERM: the parent may repeat it, and the started processes must still be ended.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    # A check may take what is raised for its own, whatever it is.
+    # A check may catch the exception, whatever type it is; the timer then ends the fork.
     signal.setitimer(signal.ITIMER_REAL, GRACE_S)
     raise _Ended
 
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        # One that was closed says so by a ValueError.
+        # A closed stream raises ValueError.
         with contextlib.suppress(Exception):
             stream.flush()
 
@@ -167,7 +168,10 @@ def _flush() -> None:
 def _watch(
     start: Callable[[int, int], int], name: str, deadline_s: float, unfit: int, *, grace_s: float = 0.0
 ) -> Outcome:
-    """`start` is given the two ends to write to, and returns the pid, which leads a group of its own."""
+    """Start a process and collect its output until it ends or the deadline passes.
+
+    `start` gets the two descriptors to write to and returns the pid, which leads its own group.
+    """
     begun = time.monotonic()
     _bury()
     out_r, out_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -177,7 +181,8 @@ def _watch(
     os.set_blocking(err_w, True)
     pid = 0
     try:
-        # A signal's handler may give the run up, and between the start and our knowing its pid nobody could end it.
+        # Block the signals whose handlers raise: between the start and the assignment of pid nothing could end the
+        # process.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, GIVES_UP)
         try:
             pid = start(out_w, err_w)
@@ -189,12 +194,12 @@ def _watch(
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         out, err, ended = _read(pid, out_r, err_r, begun + deadline_s)
         code = _reap(pid, ended)
-        # What the script left running in its session goes with it; a daemon makes a session of its own.
+        # Also end what the script left running in its session; a daemon creates a session of its own.
         _kill(pid, signal.SIGKILL)
         pid = 0
     finally:
         if pid:
-            # We are being stopped ourselves: leave nothing behind.
+            # This process is being stopped: leave nothing behind.
             _give_up(pid, grace_s)
         os.close(out_r)
         os.close(err_r)
@@ -204,7 +209,7 @@ def _watch(
 
 
 def _give_up(pid: int, grace_s: float) -> None:
-    """Without a second word of who gives us up in between: it would leave the rest undone."""
+    """End the process, with signals blocked: a second signal in between would leave the rest undone."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, GIVES_UP)
     try:
         with contextlib.suppress(ChildProcessError):
@@ -221,7 +226,7 @@ def _give_up(pid: int, grace_s: float) -> None:
 
 
 def _ends(pid: int, within_s: float) -> bool:
-    """Whether it has ended by then. It has still to be waited for, so that its number stays its own."""
+    """Wait for a process to end; tell if it did. It stays unreaped, so that its pid is not reused."""
     until = time.monotonic() + within_s
     while not os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
         if time.monotonic() >= until:
@@ -231,7 +236,7 @@ def _ends(pid: int, within_s: float) -> bool:
 
 
 def _bury() -> None:
-    """Of those that could not be waited for, who has ended since. Who is a fork of ours has no such children."""
+    """Reap those stuck processes that have ended. In a fork they are no children and are skipped."""
     for pid in list(_left):
         with contextlib.suppress(ChildProcessError):
             if not os.waitpid(pid, os.WNOHANG)[0]:
@@ -242,9 +247,9 @@ def _bury() -> None:
 def _read(pid: int, out: int, err: int, deadline: float) -> tuple[str, str, bool]:
     kept = {out: bytearray(), err: bytearray()}
     pidfd = os.pidfd_open(pid)
-    # Python hears a signal between two steps of its own; one that comes right before the wait must end the wait.
+    # Python handles a signal between two bytecodes; the wakeup descriptor makes one just before poll() end poll().
     woken, wakes = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    others = signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+    previous_fd = signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
     ended = False
     try:
         poll = select.poll()
@@ -259,13 +264,13 @@ def _read(pid: int, out: int, err: int, deadline: float) -> tuple[str, str, bool
                 elif not _take(fd, kept[fd]):
                     poll.unregister(fd)
     finally:
-        signal.set_wakeup_fd(others)
+        signal.set_wakeup_fd(previous_fd)
         for fd in (pidfd, woken, wakes):
             os.close(fd)
     if ended:
-        # A process that outlives the script may hold the pipe: take what is there and never wait for its end.
+        # A process that outlives the script may hold the pipe: read what is there and never wait for its end.
         for fd, taken in kept.items():
-            # A pipe holds 64 KiB; more than a few reads are of somebody who goes on writing.
+            # A pipe holds 64 KiB; more reads than a few mean that a process goes on writing.
             for _ in range(4):
                 if not _take(fd, taken):
                     break
@@ -278,7 +283,7 @@ def _take(fd: int, kept: bytearray) -> bool:
     except BlockingIOError:
         return False
     kept += chunk
-    # Of a flood the end is what explains it.
+    # The end of a flood of output explains the failure best.
     del kept[:-OUTPUT_LIMIT]
     return bool(chunk)
 
@@ -305,7 +310,7 @@ def _not_started(path: str, error: OSError) -> str:
     if error.errno == errno.ENOENT and os.path.exists(path):  # noqa: PTH110  # pathlib is not worth its import here
         return "its interpreter is missing"
     if error.errno == errno.ENOEXEC:
-        return "no #! line, and no program"
+        return "it has no #! line and is not a program"
     return error.strerror or str(error)
 
 

@@ -1,4 +1,4 @@
-"""The scripts of prologs and epilogs that are published now, by what they are: a verdict is about one script."""
+"""Digests of the published prolog and epilog scripts: a verdict is about one version of a script."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pathlib import Path
 
 from gitsync.layout import GENERATION_ZERO, is_script
 
-# The kinds whose scripts may say that a node is unfit, and so leave verdicts named KIND.SCRIPT.
+# Kinds whose scripts may report the node unfit, which leaves a verdict named KIND.SCRIPT.
 KINDS = ("prolog", "epilog")
 DIGITS = 16
 
 
 def is_of_script(check: str) -> bool:
-    """Whether a verdict of this name is a script's word, and no check's."""
+    """Tell if a verdict of this name comes from a script, not from a check."""
     return check.startswith(tuple(f"{kind}." for kind in KINDS))
 
 
 def script_digest(script: Path) -> str:
-    """A digest of the file, or nothing where it cannot be read: such a verdict counts until it expires."""
+    """Return the file's digest; "" if unreadable: such a verdict counts until it expires."""
     try:
         return hashlib.sha256(script.read_bytes()).hexdigest()[:DIGITS]
     except OSError:
@@ -27,9 +27,9 @@ def script_digest(script: Path) -> str:
 
 
 def published_scripts(root: Path, zero: Path = Path(GENERATION_ZERO)) -> Mapping[str, str] | None:
-    """The digest of each script by the name of its verdicts; None: the published tree cannot be read.
+    """Map the name of each script's verdict to the script's digest; None if the published tree cannot be read.
 
-    The link is resolved once, so that every script is of one commit. Without a link, the image's tree is published.
+    The link is resolved once, so that all scripts are of one commit. Without a link, the image's tree is published.
     """
     current = root / "current"
     try:

@@ -1,4 +1,4 @@
-"""Verdicts and incidents for people and other tools: tables, JSON, NHC's line, node-problem-detector's answer. Pure."""
+"""Format verdicts and incidents as tables, JSON, NHC's line and node-problem-detector's answer. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from health.verdict import Class, Result, Verdict
 COLOURS = {Result.OK: "32", Result.PROBLEM: "31", Result.UNKNOWN: "33"}
 WORDS = {Result.OK: "ok", Result.PROBLEM: "PROBLEM", Result.UNKNOWN: "unknown"}
 INCIDENTS_SHOWN = 5
-# What a person does about each class, in the table's last line.
+# Advice for each class, shown below a problem.
 ACTIONS = {
-    Class.USER: "tell the job's user, or the script's author; the node is fine",
-    Class.NODE: "it should mend by itself, or by a restart of the service it names",
+    Class.USER: "inform the job's user or the script's author; the node is fine",
+    Class.NODE: "recovers by itself, or by a restart of the service that it names",
     Class.REBOOT: "reset the GPU or reboot the node",
-    Class.MANUAL: "somebody must look at the machine: cable, cooling, configuration",
-    Class.RMA: "the part must be replaced",
+    Class.MANUAL: "inspect the machine: cable, cooling, configuration",
+    Class.RMA: "replace the part",
 }
 
 
 def exit_code(verdicts: Sequence[Verdict], form: str = "table", *, complete: bool = True) -> int:
-    """Nagios' 0 1 2 3. For node-problem-detector 0 ok, 1 problem, 2 unknown. NHC: 0 or 1."""
+    """Return the exit code: Nagios' 0 1 2 3; for node-problem-detector 0 ok, 1 problem, 2 unknown; for NHC 0 or 1."""
     judged = [verdict for verdict in verdicts if verdict.applies]
     problems = [verdict for verdict in judged if verdict.result is Result.PROBLEM]
     hard = [verdict for verdict in problems if verdict.class_ is not Class.USER]
-    # Nothing judged at all is not a healthy node; a filtered view of no problems is.
+    # A complete view with nothing judged is not healthy; a filtered view without problems is.
     unknown = [verdict for verdict in judged if verdict.result is Result.UNKNOWN] or (complete and not judged)
     if form == "nhc":
         return 1 if hard else 0
@@ -38,13 +38,25 @@ def exit_code(verdicts: Sequence[Verdict], form: str = "table", *, complete: boo
 
 def table(verdicts: Sequence[Verdict], now: float, colour: bool) -> str:
     order = {Result.PROBLEM: 0, Result.UNKNOWN: 1, Result.OK: 2}
-    ranked = sorted(verdicts, key=lambda one: (not one.applies, order[one.result], -one.class_.weight, one.check))
+    ranked = sorted(
+        verdicts,
+        key=lambda item: (not item.applies, order[item.result], -item.class_.weight, item.check),
+    )
     rows = [("CHECK", "VERDICT", "MEASURED", "THRESHOLD", "AGE", "REASON")]
-    for one in ranked:
-        word = WORDS[one.result] if one.applies else "-"
-        if one.result is Result.PROBLEM:
-            word += f" {one.class_}"
-        rows.append((one.check, word, one.measured or "-", one.threshold or "-", _age(now - one.at), one.reason))
+    for item in ranked:
+        word = WORDS[item.result] if item.applies else "-"
+        if item.result is Result.PROBLEM:
+            word += f" {item.class_}"
+        rows.append(
+            (
+                item.check,
+                word,
+                item.measured or "-",
+                item.threshold or "-",
+                _age(now - item.at),
+                item.reason,
+            )
+        )
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
     widths[2:4] = [min(width, 16) for width in widths[2:4]]
     lines = []
@@ -58,10 +70,10 @@ def table(verdicts: Sequence[Verdict], now: float, colour: bool) -> str:
             lines.append(
                 f"    {ACTIONS[verdict.class_]}" + (f"; evidence: {verdict.evidence}" if verdict.evidence else "")
             )
-    counts = {result: sum(1 for one in verdicts if one.applies and one.result is result) for result in Result}
-    absent = sum(1 for one in verdicts if not one.applies)
-    said = f"{counts[Result.OK]} ok, {counts[Result.PROBLEM]} problems, {counts[Result.UNKNOWN]} unknown"
-    return "\n".join([*lines, said + (f", {absent} not for this node" if absent else "")])
+    counts = {result: sum(1 for item in verdicts if item.applies and item.result is result) for result in Result}
+    absent = sum(1 for item in verdicts if not item.applies)
+    summary = f"{counts[Result.OK]} ok, {counts[Result.PROBLEM]} problems, {counts[Result.UNKNOWN]} unknown"
+    return "\n".join([*lines, summary + (f", {absent} not for this node" if absent else "")])
 
 
 def as_json(verdicts: Sequence[Verdict], now: float, colour: bool) -> str:
@@ -69,7 +81,7 @@ def as_json(verdicts: Sequence[Verdict], now: float, colour: bool) -> str:
 
 
 def nhc(verdicts: Sequence[Verdict], now: float, colour: bool) -> str:
-    """One line, as Node Health Check writes it; empty words where all is well, like NHC itself."""
+    """Format one line as Node Health Check does, with its message for success."""
     worst = _worst(verdicts)
     if worst is None or worst.result is not Result.PROBLEM or worst.class_ is Class.USER:
         return "nhc: Health check passed"
@@ -77,7 +89,7 @@ def nhc(verdicts: Sequence[Verdict], now: float, colour: bool) -> str:
 
 
 def npd(verdicts: Sequence[Verdict], now: float, colour: bool) -> str:
-    """A custom plugin's message: at most 80 characters are kept by its default."""
+    """Format a custom plugin's message; node-problem-detector keeps 80 characters by default."""
     worst = _worst(verdicts)
     if worst is None:
         return "no verdict"
@@ -87,7 +99,7 @@ def npd(verdicts: Sequence[Verdict], now: float, colour: bool) -> str:
 
 
 def book_lines(book: Mapping[str, Any]) -> list[str]:
-    """A GPU's book in the ledger: who it is, and its last incidents."""
+    """Format a GPU's file in the ledger: its identity and its last incidents."""
     events = book.get("events", [])
     mark = "  repeat offender" if book.get("offender") else ""
     head = f"{book.get('uuid')}  {book.get('model')}  serial {book.get('serial') or '-'}  {len(events)} incidents{mark}"
@@ -98,8 +110,8 @@ def book_lines(book: Mapping[str, Any]) -> list[str]:
 
 def _worst(verdicts: Sequence[Verdict]) -> Verdict | None:
     order = {Result.OK: 0, Result.UNKNOWN: 1, Result.PROBLEM: 2}
-    judged = [one for one in verdicts if one.applies]
-    return max(judged, key=lambda one: (order[one.result], one.class_.weight, one.check), default=None)
+    judged = [verdict for verdict in verdicts if verdict.applies]
+    return max(judged, key=lambda verdict: (order[verdict.result], verdict.class_.weight, verdict.check), default=None)
 
 
 def _age(seconds: float) -> str:

@@ -1,7 +1,7 @@
-"""A verdict: what one check found, who must act, and until when it may be believed. Read and written here.
+"""A verdict: the result of one check, the class of remedy, and its expiry; reading and writing it.
 
-The file's schema is in docs/architecture.md. One check has one file, written by unique temporary and rename, so a
-reader sees a whole verdict or the one before it.
+The file's schema is in docs/architecture.md. Each check has one file, written to a unique temporary and renamed, so a
+reader sees a whole verdict, the new one or the one before.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ground.files import write_json
 class Result(StrEnum):
     OK = "ok"
     PROBLEM = "problem"
-    # Nobody looked, or nobody could: a missing tool, output that cannot be read. Never the same as ok.
+    # Nothing was measured: a missing tool, unreadable output. Never the same as ok.
     UNKNOWN = "unknown"
 
 
 class Class(StrEnum):
-    """Who mends it: the job's user, the node by itself, a reboot or reset, a person on site, the manufacturer."""
+    """Remedy: by the job's user, by the node itself, by a reboot or reset, by a person on site, by the manufacturer."""
 
     USER = "user"
     NODE = "node"
@@ -41,7 +41,7 @@ class Class(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing a check says about one subject (a GPU's UUID, a port, a mount; "host" for the node as a whole)."""
+    """One result of a check about one subject (a GPU's UUID, a port, a mount; "host" for the node as a whole)."""
 
     result: Result
     reason: str
@@ -49,7 +49,7 @@ class Finding:
     class_: Class | None = None
     measured: str = ""
     threshold: str = ""
-    # Whether a job's user can bring it about; None: as the check says of all that it finds. Judged, and not written.
+    # True if a job's user can cause it; None: as the check declares. Used in judging, not written.
     user_made: bool | None = None
 
 
@@ -67,14 +67,14 @@ class Verdict:
     subject: str = "host"
     at: float = 0.0
     expires: float = 0.0
-    # False where the node lacks the hardware that the check is about: nothing to judge, and nothing wrong.
+    # False if the node lacks the check's hardware: nothing to judge, and nothing wrong.
     applies: bool = True
     findings: tuple[Finding, ...] = ()
-    # Of a script's verdict: what the script was. It says nothing once that script is no longer published.
+    # For a script's verdict, the script's digest; the verdict is void once that script is no longer published.
     digest: str = ""
 
     def fresh(self, now: float, boot_id: str) -> bool:
-        # A clock that jumped back makes "at" lie in the future: such a verdict proves nothing either.
+        # After a clock jumped back, "at" lies in the future: such a verdict proves nothing either.
         return self.boot_id == boot_id and self.at <= now + 5 and now < self.expires
 
     def to_json(self) -> dict[str, object]:
@@ -90,28 +90,28 @@ class Verdict:
 
 
 def summarise(findings: Iterable[Finding], default: Class) -> Finding:
-    """The finding that stands for all: a problem before an unknown before an ok; among problems the heaviest class."""
+    """Choose the finding that represents all: a problem before an unknown before an ok; then the heaviest class."""
     order = {Result.OK: 0, Result.UNKNOWN: 1, Result.PROBLEM: 2}
     ranked = sorted(
         findings,
-        key=lambda found: (order[found.result], (found.class_ or default).weight, _number(found.measured)),
+        key=lambda finding: (order[finding.result], (finding.class_ or default).weight, _number(finding.measured)),
         reverse=True,
     )
     if not ranked:
-        return Finding(Result.UNKNOWN, "the check said nothing")
+        return Finding(Result.UNKNOWN, "the check returned no finding")
     worst = ranked[0]
-    same = sum(1 for found in ranked if found.result is worst.result)
+    same = sum(1 for finding in ranked if finding.result is worst.result)
     more = f" (and {same - 1} more)" if worst.result is not Result.OK and same > 1 else ""
     return Finding(
         worst.result, worst.reason + more, worst.subject, worst.class_ or default, worst.measured, worst.threshold
     )
 
 
-def shown(found: Finding) -> Finding:
-    """A finding in one line that anything may print: tools tell the names of users' processes and files as they are."""
-    words = (found.reason, found.subject, found.measured, found.threshold)
+def shown(finding: Finding) -> Finding:
+    """Make a finding printable on one line: tools pass the names of users' processes and files through unchanged."""
+    words = (finding.reason, finding.subject, finding.measured, finding.threshold)
     reason, subject, measured, threshold = map(one_line, words)
-    return replace(found, reason=reason, subject=subject, measured=measured, threshold=threshold)
+    return replace(finding, reason=reason, subject=subject, measured=measured, threshold=threshold)
 
 
 def _number(text: str) -> float:
@@ -122,7 +122,7 @@ def _number(text: str) -> float:
 
 
 def verdict_from_json(data: Mapping[str, object], file: str = "") -> Verdict:
-    """Strict about types, forgiving about keys of a newer writer."""
+    """Parse a verdict, strict about types, tolerant of a newer writer's keys."""
 
     def text(key: str, default: str = "") -> str:
         return str(data.get(key, default))
@@ -145,8 +145,8 @@ def verdict_from_json(data: Mapping[str, object], file: str = "") -> Verdict:
             findings=tuple(_finding(item) for item in _items(data.get("findings", []))),
             digest=text("digest"),
         )
-    except (KeyError, ValueError, TypeError) as why:
-        raise GitsyncError("read a verdict", str(why) or type(why).__name__, file=file) from why
+    except (KeyError, ValueError, TypeError) as error:
+        raise GitsyncError("read a verdict", str(error) or type(error).__name__, file=file) from error
 
 
 def _items(value: object) -> list[Mapping[str, object]]:
@@ -167,7 +167,7 @@ def _finding(item: Mapping[str, object]) -> Finding:
 
 
 def read_verdict(path: Path) -> Verdict | None:
-    """None where there is none, or where it cannot be read: both mean that nothing is known."""
+    """Read a verdict; None if it is missing or unreadable: both mean that nothing is known."""
     try:
         data = json.loads(path.read_bytes())
         return verdict_from_json(data, str(path)) if isinstance(data, dict) else None
@@ -176,7 +176,7 @@ def read_verdict(path: Path) -> Verdict | None:
 
 
 def read_mapping(file: Path, what: str) -> dict[str, Any]:
-    """For a person: a file that is missing or damaged is told."""
+    """Read a JSON mapping for a person; raise an error if the file is missing or damaged."""
     try:
         data = json.loads(file.read_bytes())
     except OSError as error:
@@ -189,8 +189,8 @@ def read_mapping(file: Path, what: str) -> dict[str, Any]:
 
 
 def read_verdicts(directory: Path) -> dict[str, Verdict]:
-    found = {path.stem: read_verdict(path) for path in sorted(directory.glob("[!.]*.json"))}
-    return {name: verdict for name, verdict in found.items() if verdict is not None}
+    verdicts = {path.stem: read_verdict(path) for path in sorted(directory.glob("[!.]*.json"))}
+    return {name: verdict for name, verdict in verdicts.items() if verdict is not None}
 
 
 def write_verdict(directory: Path, verdict: Verdict) -> Path:

@@ -1,1 +1,1 @@
-"""Init: the PID 1 of a Slurm pod. It starts the services in order and says, with reasons, when they are ready."""
+"""Init: the PID 1 of a Slurm pod. Starts the services in order and reports readiness with reasons."""

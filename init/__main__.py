@@ -1,7 +1,7 @@
-"""The entrypoint of every image, run by its path: `python3 -I -S .../init/__main__.py [--plan FILE]`.
+"""Entrypoint of every image, run by its path: `python3 -I -S .../init/__main__.py [--plan FILE]`.
 
-`python3 -I -m init` does the same, later: -S leaves out the search for site-packages, a path the search for a module.
-What is run by its path is compiled at each start, so this file is short; all else is in `init.pid1.start`.
+`python3 -I -m init` does the same, but later: -S skips the search for site-packages, a path the search for a module.
+Python compiles a file run by its path at each start, so this file is short; the rest is in `init.pid1.start`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 
 BEGAN = time.monotonic()
 
-if __package__ in (None, ""):  # run by its path: our package is beside us, found after all of Python's own
+if __package__ in (None, ""):  # run by its path: our package is beside us; search it after Python's own
     sys.path.append(__file__.rpartition("/init/")[0] or "/")
 
 try:
@@ -19,7 +19,7 @@ try:
 
     hurry()
     from init.pid1.start import end, main
-except (OSError, MemoryError, ImportError) as error:  # as init.pid1.start would say it, were it there
+except (OSError, MemoryError, ImportError) as error:  # same text as in init.pid1.start, which could not be imported
     import posix  # built in
 
     posix.write(2, f"minivm: cannot begin: {error}\n".encode(errors="replace"))

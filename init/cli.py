@@ -1,4 +1,4 @@
-"""`minivm`: what an operator in a pod asks PID 1, and what a person checks before it runs.
+"""The `minivm` command: requests to PID 1 in a pod, and checks before a pod runs.
 
 Imports are late: a probe calls `minivm ready` every few seconds on a thousand pods.
 """
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from init.plan.compile import Plan
     from init.pod.client import Client
 
-# Whether it may be asked is the socket's to say: click's own words for it ("not readable") help nobody.
-ASKED = click.Path(readable=False, path_type=Path)
-JSON = click.option("--json", "as_json", is_flag=True, help="JSON, for machines.")
+# The connection reports a socket that cannot be used; click's check ("not readable") would hide the reason.
+SOCKET_PATH = click.Path(readable=False, path_type=Path)
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(VERSION, prog_name="minivm")
-@click.option("--socket", type=ASKED, default=SOCKET, hidden=True, envvar=["MINIVM_SOCKET", "MINIVM_CONTROL"])
+@click.option("--socket", type=SOCKET_PATH, default=SOCKET, hidden=True, envvar=["MINIVM_SOCKET", "MINIVM_CONTROL"])
 @click.pass_context
 def main(context: click.Context, socket: Path) -> None:
     """Look after the services of this pod."""
@@ -42,7 +42,7 @@ def connect(context: click.Context, within: float | None = 10.0) -> Client:
 
 
 def service_names(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    """For the shell's completion: the services of the running pod; silence when it cannot be asked."""
+    """Complete a service's name from the running pod; nothing if PID 1 does not answer."""
     try:
         root = context.find_root()
         with connect(root if root.obj else _with_socket(root), 1.0) as client:
@@ -72,17 +72,17 @@ def emit(data: object) -> None:
 @JSON
 @click.pass_context
 def status(context: click.Context, as_json: bool) -> None:
-    """One table: services, their states, and why what is not ready is not."""
+    """Show a table of the services, their states, and why any are not ready."""
     with connect(context) as client:
-        found = client.snapshot()
+        snapshot = client.snapshot()
     if as_json:
         from init.view.snapshot import to_mapping
 
-        emit(to_mapping(found))
+        emit(to_mapping(snapshot))
         return
     from init.view.status import table, terminal_width
 
-    click.echo(table(found, colour=sys.stdout.isatty(), width=terminal_width()))
+    click.echo(table(snapshot, colour=sys.stdout.isatty(), width=terminal_width()))
 
 
 @main.command()
@@ -90,19 +90,19 @@ def status(context: click.Context, as_json: bool) -> None:
 @JSON
 @click.pass_context
 def why(context: click.Context, service: str | None, as_json: bool) -> None:
-    """Why the pod, or one SERVICE, is not ready: the leaf causes. Exit 0 when it is."""
+    """Show the leaf causes why the pod, or one SERVICE, is not ready. Exit 0 when it is."""
     with connect(context) as client:
         reply = client.request("why", **({"service": service} if service else {}))
-        found = client.snapshot()
+        snapshot = client.snapshot()
     from init.slurm.standing import standing
 
-    node = "" if service else standing(found)
+    node = "" if service else standing(snapshot)
     if as_json:
         emit({"ready": reply["ready"], "reasons": reply["reasons"], "node": node})
     else:
         from init.view.status import reasons
 
-        click.echo(reasons(service, bool(reply["ready"]), reply["reasons"], found))
+        click.echo(reasons(service, bool(reply["ready"]), reply["reasons"], snapshot))
         if node:
             click.echo(f"  {node}")
     sys.exit(0 if reply["ready"] else 1)
@@ -130,11 +130,11 @@ def write(path: Path, text: str) -> None:
 @main.command()
 @click.option("--chrome", type=click.Path(path_type=Path), help="Write Chrome's trace-event JSON (Perfetto reads it).")
 @click.option("--svg", type=click.Path(path_type=Path), help="Write the waterfall as SVG.")
-@click.option("--all", "everything", is_flag=True, help="The whole life, not only the boot.")
+@click.option("--all", "everything", is_flag=True, help="Show the whole life, not only the boot.")
 @JSON
 @click.pass_context
 def trace(context: click.Context, chrome: Path | None, svg: Path | None, everything: bool, as_json: bool) -> None:
-    """The boot as a waterfall: who waited, prepared, started, and was ready when."""
+    """Show the boot as a waterfall: when each service waited, prepared, started and was ready."""
     from init.view import waterfall
     from init.view.status import terminal_width
 
@@ -157,13 +157,11 @@ def trace(context: click.Context, chrome: Path | None, svg: Path | None, everyth
 
 @main.command()
 @OPTIONAL_SERVICE
-@click.option("-f", "--follow", is_flag=True, help="Go on with new lines.")
-@click.option(
-    "-n", "--lines", type=click.IntRange(0), default=100, show_default=True, help="How many of the last lines."
-)
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new lines.")
+@click.option("-n", "--lines", type=click.IntRange(0), default=100, show_default=True, help="Number of last lines.")
 @click.pass_context
 def logs(context: click.Context, service: str | None, follow: bool, lines: int) -> None:
-    """The last lines of a SERVICE; without one the init's: what ended, what was asked for, when it was ready."""
+    """Show the last lines of a SERVICE, or of init: what ended, what was requested, when the pod was ready."""
     keys: dict[str, Any] = {"lines": lines, "follow": follow} | ({"service": service} if service else {})
     with connect(context) as client:
         for reply in client.stream("logs", **keys) if follow else [client.request("logs", **keys)]:
@@ -177,7 +175,7 @@ WAIT = click.option("--no-wait", "wait", flag_value=False, default=True, help="R
 
 
 def action(op: str, about: str) -> None:
-    """One of start, stop, restart, reload; exit 1 when the service did not end up as was asked."""
+    """Define start, stop, restart or reload; exit 1 when the service did not reach the requested state."""
 
     @main.command(op, help=about)
     @SERVICE
@@ -192,9 +190,9 @@ def action(op: str, about: str) -> None:
 
 
 action("start", "Start a SERVICE (or try one again that has failed).")
-action("stop", "Stop a SERVICE, and it alone: those that need it run on, as after its death.")
+action("stop", "Stop a SERVICE alone: services that need it keep running, as after a crash.")
 action("restart", "Stop and start a SERVICE.")
-action("reload", "Have a SERVICE read its configuration again, without a restart.")
+action("reload", "Let a SERVICE read its configuration again, without a restart.")
 
 
 def drain_action(op: str, about: str) -> None:
@@ -208,7 +206,9 @@ def drain_action(op: str, about: str) -> None:
         sys.exit(1 if text.startswith("failed") else 0)
 
 
-drain_action("drain", "Prepare the pod for its end: no new work, time for the old. Asked twice, it is one drain.")
+drain_action(
+    "drain", "Prepare the pod for its end: no new jobs, time for running ones. A second request joins the first."
+)
 drain_action("resume", "Take a drain back.")
 
 
@@ -216,7 +216,7 @@ drain_action("resume", "Take a drain back.")
 @SERVICE
 @click.pass_context
 def env(context: click.Context, service: str) -> None:
-    """The environment a SERVICE is started with; secrets masked."""
+    """Show the environment with which a SERVICE starts; secrets are masked."""
     with connect(context) as client:
         reply = client.request("env", service=service)
     for name, value in sorted(reply["environment"].items()):
@@ -225,9 +225,11 @@ def env(context: click.Context, service: str) -> None:
 
 @main.command()
 @click.argument("files", nargs=-1, type=click.Path(exists=True, path_type=Path))
-@click.option("--plan", "plan_file", type=click.Path(path_type=Path), help="Over this plan instead of the image's.")
+@click.option(
+    "--plan", "plan_file", type=click.Path(path_type=Path), help="Check over this plan instead of the image's."
+)
 def check(files: tuple[Path, ...], plan_file: Path | None) -> None:
-    """Check service files (or the mounted drop-ins) before anything runs: file, key, and what would be right."""
+    """Check service files (default: the mounted drop-ins) before a start; errors name file, key and fix."""
     from init.dropins.check import check_files
 
     for line in check_files(files, plan_file or Path(PLAN)):
@@ -237,24 +239,24 @@ def check(files: tuple[Path, ...], plan_file: Path | None) -> None:
 @main.command()
 @click.argument("role", required=False)
 @click.option("--file", "plan_file", type=click.Path(path_type=Path), default=PLAN, show_default=True)
-@click.option("--boot", is_flag=True, help="Only the services whose conditions hold here.")
+@click.option("--boot", is_flag=True, help="Show only the services whose conditions hold here.")
 @JSON
 def plan(role: str | None, plan_file: Path, boot: bool, as_json: bool) -> None:
-    """The services of this image's ROLE: start order, stop order, and what each waits for."""
+    """Show the services of this image's ROLE: start order, stop order, and each one's dependencies."""
     from init.dropins.check import load
     from init.view.order import order
 
-    found: Plan = load(plan_file, role, boot=boot)
+    selected: Plan = load(plan_file, role, boot=boot)
     if as_json:
         from init.plan.compile import plan_to_json
 
-        click.echo(plan_to_json(found), nl=False)
+        click.echo(plan_to_json(selected), nl=False)
         return
-    click.echo(order(found, colour=sys.stdout.isatty()))
+    click.echo(order(selected, colour=sys.stdout.isatty()))
 
 
 def passed_on(name: str, module: str, before: tuple[str, ...], about: str) -> None:
-    """A command of another package, with its own options."""
+    """Define a command of another package, with its own options."""
     settings: dict[str, Any] = {"ignore_unknown_options": True, "help_option_names": []}
 
     @main.command(name, help=about, context_settings=settings)
@@ -264,13 +266,13 @@ def passed_on(name: str, module: str, before: tuple[str, ...], about: str) -> No
 
 
 def run_module(module: str, arguments: tuple[str, ...]) -> None:
-    """Another package's command line takes this process over: neither imports the other."""
+    """Replace this process by another package's command line: neither imports the other."""
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-I", "-m", module, *arguments])
 
 
 passed_on("config", "init.config_cli", (), "The cluster's slurm.conf: status, diff, check, accept (see config --help).")
-passed_on("drift", "init.helpers.drift", (), "Whether the machine is what this image was made for. Exit 0 when it is.")
+passed_on("drift", "init.helpers.drift", (), "Check that the machine fits this image. Exit 0 when it does.")
 HEALTH = "health.cli"
 passed_on(
     "gitsync", "gitsync", (), "The scripts' repository: once, status, why, now, rollback, pin (see gitsync --help)."
@@ -282,7 +284,7 @@ passed_on("replay", HEALTH, ("replay",), "Run the checks again on a kept evidenc
 @main.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """The completion script for a SHELL: eval "$(minivm completion bash)"."""
+    """Print the completion script for a SHELL: eval "$(minivm completion bash)"."""
     from click.shell_completion import get_completion_class
 
     kind = get_completion_class(shell)

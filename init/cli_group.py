@@ -1,4 +1,4 @@
-"""How `minivm` fails: a sentence and an exit code, and for a name that is not known the nearest that is."""
+"""Error handling of `minivm`: a sentence and an exit code; for an unknown name, the nearest known one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from init.errors import ConfigError, InitError, ManyErrors, nearest
 
 
 class Group(click.Group):
-    """One place where errors of other people's data become one line and an exit code."""
+    """The one place where ordinary errors become a line and an exit code."""
 
     def resolve_command(self, context: click.Context, args: list[str]) -> Any:
         if not args[0].startswith("-") and self.get_command(context, args[0]) is None:

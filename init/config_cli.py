@@ -1,4 +1,4 @@
-"""`minivm config`: what a slurm.conf would do to the cluster before it does it, and a word that one may do it."""
+"""The `minivm config` command: preview what a slurm.conf does to the cluster, and accept one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from init.slurm.files import MAIN, SlurmFiles, of_config_map, read
 from init.slurm.judge import LIVE, PENDING, SAID, Said, SlurmConfigError, impossible, load_said, weigh
 from init.slurm.kept import Kept, digest
 
-TRIED = Path("/run/minivm/slurm-asked")  # not where the mounted one is tried at the same time
+TRIED = Path("/run/minivm/slurm-asked")  # not the directory where the mounted one is tested at the same time
 PAUSE = 0.2
 WITHIN = 300.0  # a slurmctld that hangs is waited for twice, killed and started
 
@@ -31,34 +31,36 @@ CANDIDATE = click.argument("candidate", required=False, metavar="[FILE|-]")
 @click.option("--socket", type=click.Path(path_type=Path), default=None, hidden=True)
 @click.pass_context
 def main(context: click.Context, socket: Path | None) -> None:
-    """The cluster's slurm.conf, in the controller's pod."""
+    """Look at the cluster's slurm.conf, in the controller's pod."""
     from init.pod.client import control_socket
 
     if not PROGRAM.exists():
-        raise SlurmConfigError("look at slurm.conf", "this pod runs no slurmctld", hint="ask the controller's pod")
+        raise SlurmConfigError(
+            "look at slurm.conf", "this pod runs no slurmctld", hint="run this in the controller's pod"
+        )
     context.obj = socket or control_socket()
 
 
 @main.command()
-@click.option("--wait", is_flag=True, help="Until the mounted files are judged.")
+@click.option("--wait", is_flag=True, help="Wait until the mounted files are checked.")
 @JSON
 def status(wait: bool, as_json: bool) -> None:
-    """Whether the mounted slurm.conf is the one that runs, or why not. Exit 0 when it is."""
-    found = _said(time.monotonic() + WITHIN if wait else 0.0)
+    """Show if the mounted slurm.conf is the one that runs, or why not. Exit 0 when it is."""
+    result = _wait_for_result(time.monotonic() + WITHIN if wait else 0.0)
     if as_json:
-        emit(asdict(found))
+        emit(asdict(result))
     else:
-        click.echo(f"{found.hash}: {found.why or found.state}")
-    sys.exit(0 if found.state == LIVE else 1)
+        click.echo(f"{result.hash}: {result.why or result.state}")
+    sys.exit(0 if result.state == LIVE else 1)
 
 
 @main.command()
 @CANDIDATE
 def diff(candidate: str | None) -> None:
-    """What a slurm.conf changes: lines, jobs, and who has to start anew. Without a FILE: the mounted one.
+    """Show what a slurm.conf changes: lines, jobs, and daemons that restart. Without a FILE: the mounted one.
 
-    FILE (or - for what comes in) is a slurm.conf, a directory of /etc/slurm's files, or Kubernetes' ConfigMap as
-    `helm template` writes it.
+    FILE (or - for standard input) is a slurm.conf, a directory with the files of /etc/slurm, or Kubernetes' ConfigMap
+    as `helm template` writes it.
     """
     files, new = _candidate(candidate)
     _show(weigh(files, Slurmctld(Path(os.devnull)), new))
@@ -67,15 +69,18 @@ def diff(candidate: str | None) -> None:
 @main.command()
 @CANDIDATE
 def check(candidate: str | None) -> None:
-    """As diff, and exit 1 where it would be refused. What only slurmctld itself finds is found when it is applied."""
+    """Like diff, but exit 1 if the file would be refused.
+
+    Errors that only slurmctld finds appear when it is applied.
+    """
     files, new = _candidate(candidate)
     daemon = Slurmctld(Path(os.devnull))
-    against = daemon.objects_to(files.candidate(new, TRIED)) or impossible(files, new)
-    if against:
-        raise SlurmConfigError("take this slurm.conf", against)
-    found = weigh(files, daemon, new)
-    _show(found)
-    if found.losses:
+    objection = daemon.objects_to(files.candidate(new, TRIED)) or impossible(files, new)
+    if objection:
+        raise SlurmConfigError("take this slurm.conf", objection)
+    effect = weigh(files, daemon, new)
+    _show(effect)
+    if effect.losses:
         way = f"once it is mounted, `minivm config accept {digest(new)}` takes it"
         raise SlurmConfigError("take this slurm.conf", "it would end jobs", hint=way)
 
@@ -91,33 +96,33 @@ def accept(hash: str) -> None:
         raise SlurmConfigError(f"accept {hash}", f"the mounted files are {mounted}", hint="see `minivm config diff`")
     SAID.unlink(missing_ok=True)
     Kept(pod).accept(hash, time.time())
-    found = _said(time.monotonic() + WITHIN)
-    click.echo(f"{found.hash}: {found.why or found.state}")
-    sys.exit(0 if found.state == LIVE else 1)
+    result = _wait_for_result(time.monotonic() + WITHIN)
+    click.echo(f"{result.hash}: {result.why or result.state}")
+    sys.exit(0 if result.state == LIVE else 1)
 
 
-def _said(until: float) -> Said:
-    """The word on what is mounted now: a word on other files is none."""
+def _wait_for_result(until: float) -> Said:
+    """Wait for the result about the files that are mounted now."""
     while True:
         files = SlurmFiles(Pod(os.environ)).wanted()
         if files is None:
-            raise SlurmConfigError("look at slurm.conf", "none is mounted: the controller made a small one of its own")
-        found = load_said()
-        if found is not None and found.hash == digest(files):
-            return found
+            raise SlurmConfigError("look at slurm.conf", "none is mounted: the controller generated a minimal one")
+        result = load_said()
+        if result is not None and result.hash == digest(files):
+            return result
         if time.monotonic() > until:
-            return Said(digest(files), PENDING, "not judged yet")
+            return Said(digest(files), PENDING, "not checked yet")
         time.sleep(PAUSE)
 
 
 def _candidate(given: str | None) -> tuple[SlurmFiles, Mapping[str, bytes]]:
-    """The installed files and those to compare with them."""
+    """Return the installed files and those to compare with them."""
     files = SlurmFiles(Pod(os.environ))
     if given is None:
-        found = files.wanted()
-        if found is None:
-            raise SlurmConfigError("look at slurm.conf", "none is mounted", hint="name a FILE, or - for what comes in")
-        return files, found
+        mounted = files.wanted()
+        if mounted is None:
+            raise SlurmConfigError("look at slurm.conf", "none is mounted", hint="name a FILE, or - for standard input")
+        return files, mounted
     if given != "-" and Path(given).is_dir():
         return files, _with_main(read(Path(given)), given)
     try:
@@ -131,20 +136,20 @@ def _candidate(given: str | None) -> tuple[SlurmFiles, Mapping[str, bytes]]:
     return files, {MAIN: data}
 
 
-def _with_main(found: Mapping[str, bytes], given: str) -> Mapping[str, bytes]:
-    if MAIN not in found:
+def _with_main(files: Mapping[str, bytes], given: str) -> Mapping[str, bytes]:
+    if MAIN not in files:
         raise SlurmConfigError(f"read {given}", f"there is no {MAIN} in it")
-    return found
+    return files
 
 
-def _show(found: Effect) -> None:
-    for line in found.changes or ("nothing changes",):
+def _show(effect: Effect) -> None:
+    for line in effect.changes or ("nothing changes",):
         click.echo(line)
-    for line in found.anew:
-        click.echo(f"starts anew: {line}")
-    for loss in found.losses:
+    for line in effect.anew:
+        click.echo(f"restarts: {line}")
+    for loss in effect.losses:
         click.echo(f"ends jobs: {loss}")
-    if found.changes and not found.losses:
+    if effect.changes and not effect.losses:
         click.echo("no job ends")
 
 

@@ -1,10 +1,10 @@
-"""What can go wrong because of someone else's data or machine; anything that is not ORDINARY is our own bug."""
+"""Errors caused by data or machines, not by our code; anything that is not ORDINARY is our own bug."""
 
 from __future__ import annotations
 
 
 class InitError(Exception):
-    """Says "cannot X: why", where (file and field), and what to do about it."""
+    """An error "cannot X: reason", with its place (file and field) and a hint."""
 
     def __init__(self, what: str, why: str, *, file: str = "", field: str = "", hint: str = "") -> None:
         super().__init__(what, why, file, field, hint)
@@ -23,11 +23,11 @@ class InitError(Exception):
 
 
 class ConfigError(InitError):
-    """A service, a role's plan or a setting that is wrong. Found before anything is started."""
+    """A service, a role's plan or a setting is invalid. Found before anything starts."""
 
 
 class ManyErrors(ConfigError):
-    """Everything that a whole check found, so that nobody mends one mistake at a time."""
+    """All errors of a check, so that a person need not fix them one by one."""
 
     def __init__(self, what: str, errors: list[ConfigError]) -> None:
         super().__init__(what, f"{len(errors)} errors")
@@ -45,24 +45,24 @@ def raise_all(what: str, errors: list[ConfigError]) -> None:
 
 
 class RequestError(InitError):
-    """A request over the control socket that cannot be fulfilled; PID 1 answers it and goes on."""
+    """A request over the control socket that cannot be fulfilled; PID 1 answers it and continues."""
 
 
 class CannotStart(Exception):
-    """The reason of a failed start; apart from it what is quoted from the service's file, which can hold secrets."""
+    """Reason of a failed start. Text from the service's file is kept apart, since it can hold secrets."""
 
     def __init__(self, why: str, quoted: str = "") -> None:
         super().__init__(f"{why}: {quoted}" if quoted else why)
         self.why, self.quoted = why, quoted
 
 
-# What the machine, and what others wrote, can do to code that is right. Whoever owns the call that ends so is told, and
-# the others go on (`init.pid1.wait`: `scope`, `poller`); any other exception is our bug and stops everything in order.
+# Errors that machines and data can cause in correct code. The owner of the call gets them, and the rest continues
+# (`init.pid1.wait`: `scope`, `poller`); any other exception is our bug and stops everything in order.
 ORDINARY = (OSError, MemoryError, RecursionError, ImportError, ValueError, ArithmeticError, InitError, CannotStart)
 
 
 def in_words(error: BaseException) -> str:
-    """An ordinary error in a few words."""
+    """Describe an ordinary error in a few words."""
     if isinstance(error, OSError):
         return (f"{error.filename}: " if error.filename else "") + (error.strerror or str(error))
     if isinstance(error, MemoryError):
@@ -70,13 +70,13 @@ def in_words(error: BaseException) -> str:
     if isinstance(error, RecursionError):
         return "nested too deeply"
     if isinstance(error, CannotStart):
-        return error.why  # the quoted part is not for everybody
+        return error.why  # not everybody may read the quoted part
     return str(error) or type(error).__name__
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """A hint that names the closest of the known names, or lists them when nothing is close."""
-    import difflib  # only a mistake pays for it
+    """Return a hint with the closest known name, or with all names when none is close."""
+    import difflib  # imported late: only a mistake needs it
 
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if close:

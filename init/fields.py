@@ -1,4 +1,4 @@
-"""Typed readers for mappings that people wrote: each says what it wanted, where, and what is near."""
+"""Typed readers for people's mappings: errors name the expected value, the place and the nearest match."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     Variable = tuple[str, str | None]  # name, default
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-# Texts are taken apart by hand: to load `re` and compile two patterns costs 4 ms of each boot.
+# Texts are parsed by hand: loading `re` and compiling two patterns costs 4 ms of each boot.
 _WORD_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_")
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-_.")
-ENDLESS = 1e10  # seconds; three hundred years are no duration, nor are infinity and what is not a number
-_LONE = ("", None)  # a dollar that begins no variable
+ENDLESS = 1e10  # seconds, about 300 years: longer is no duration, nor are infinity and NaN
+_LONE = ("", None)  # a dollar that starts no variable
 
 
 @record(frozen=True, slots=True)
 class Reader:
-    """One mapping, the place it stands in, and what to call the thing it describes."""
+    """A mapping, its place, and the name of what it describes."""
 
     data: Mapping[str, object]
     what: str
@@ -84,7 +84,7 @@ class Reader:
         return float(value)
 
     def seconds(self, key: str, default: float) -> float:
-        """A duration: a number of seconds, or text such as 500ms, 10s, 2m, 1h."""
+        """Read a duration: a number of seconds, or text such as 500ms, 10s, 2m, 1h."""
         value = self.data.get(key)
         if value is None:
             return default
@@ -92,21 +92,21 @@ class Reader:
             if not 0 <= value < ENDLESS:
                 self.fail(key, f"wanted a duration, not {value}")
             return float(value)
-        found = duration(value) if isinstance(value, str) else None
-        if found is None or found >= ENDLESS:
+        parsed = duration(value) if isinstance(value, str) else None
+        if parsed is None or parsed >= ENDLESS:
             self.fail(key, f"wanted a duration, not {described(value)}", "a number of seconds, or 500ms, 10s, 2m, 1h")
-        return found
+        return parsed
 
     def choice(self, key: str, kind: type[E], default: E) -> E:
         value = self.data.get(key)
         if value is None:
             return default
-        found = next((item for item in kind if item.value == value), None)
-        if found is None:
+        chosen = next((item for item in kind if item.value == value), None)
+        if chosen is None:
             names = [str(item.value) for item in kind]
             hint = nearest(value, names) if isinstance(value, str) else ""
             self.fail(key, f"{described(value)} is not one of {', '.join(names)}", hint)
-        return found
+        return chosen
 
     def texts(self, key: str) -> tuple[str, ...]:
         value = self.data.get(key)
@@ -131,25 +131,25 @@ class Reader:
         return tuple(value)
 
     def names(self, key: str) -> tuple[str, ...]:
-        found = self.texts(key)
-        for name in found:
+        listed = self.texts(key)
+        for name in listed:
             if not is_name(name):
                 self.fail(key, f"{name!r} is not a service's name", "lower case letters, digits, - _ .")
-        if len(set(found)) != len(found):
-            self.fail(key, "a name stands there twice")
-        return found
+        if len(set(listed)) != len(listed):
+            self.fail(key, "a name appears twice")
+        return listed
 
     def command(self, key: str) -> tuple[str, ...]:
-        """An argument vector. A single string is refused: there is no shell to split it."""
+        """Read an argument vector. A single string is refused: there is no shell to split it."""
         value = self.data.get(key)
         if isinstance(value, str):
             self.fail(key, "wanted a list of arguments, not one string", f"write [{', '.join(value.split())}]")
-        found = self.texts(key)
-        if self.has(key) and not found:
+        arguments = self.texts(key)
+        if self.has(key) and not arguments:
             self.fail(key, "an empty command")
-        for argument in found:
+        for argument in arguments:
             self.placeholders(key, argument)
-        return found
+        return arguments
 
     def commands(self, key: str) -> tuple[tuple[str, ...], ...]:
         value = self.data.get(key)
@@ -166,7 +166,7 @@ class Reader:
 
 
 def duration(text: str) -> float | None:
-    """Seconds: a number, and a unit where it is another."""
+    """Parse seconds: a number and an optional unit."""
     text = text.strip()
     count = text.rstrip("mshd")
     unit = text[len(count) :] or "s"
@@ -177,20 +177,25 @@ def duration(text: str) -> float | None:
 
 
 def number(text: str) -> int | None:
-    """A whole number in ASCII digits, below 10^18. `str.isdigit` says yes to more than `int` reads: a superscript two,
-    or five thousand nines."""
+    """Parse a whole number in ASCII digits, below 10^18.
+
+    `str.isdigit` accepts more than `int` reads: a superscript two, or five thousand nines.
+    """
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else None
 
 
 def is_name(text: str) -> bool:
-    """Lower case, digits, and single - _ . between them; a letter first."""
+    """Tell if a text is a name: lower case, digits, and single - _ . between them; a letter first."""
     if not text or not _NAME_CHARACTERS.issuperset(text) or not text[0].isalpha():
         return False
     return all(text.replace("_", "-").replace(".", "-").split("-"))
 
 
 def expand(text: str, env: Mapping[str, str]) -> str:
-    """Fill ${NAME} and ${NAME:-default} from the environment; $$ is a dollar. KeyError names what is not set."""
+    """Substitute ${NAME} and ${NAME:-default} from the environment; $$ is a dollar.
+
+    KeyError names an unset variable.
+    """
     return "".join(part if isinstance(part, str) else _value(part, env) for part in _parts(text))
 
 
@@ -207,15 +212,15 @@ def _value(variable: Variable, env: Mapping[str, str]) -> str:
 
 
 def _parts(text: str) -> list[str | Variable]:
-    """Plain text, and the variables in it. A dollar that begins none is _LONE."""
+    """Split into plain text and variables. A dollar that starts none is _LONE."""
     plain, dollar, rest = text.partition("$")
     parts: list[str | Variable] = [plain]
     while dollar:
         if rest.startswith("$"):
             parts.append("$")
             rest = rest[1:]
-        elif found := _variable(rest):
-            variable, rest = found
+        elif parsed := _variable(rest):
+            variable, rest = parsed
             parts.append(variable)
         else:
             parts.append(_LONE)
@@ -225,7 +230,7 @@ def _parts(text: str) -> list[str | Variable]:
 
 
 def _variable(text: str) -> tuple[Variable, str] | None:
-    """The `{NAME}` or `{NAME:-default}` that a text begins with, and what comes after it."""
+    """Parse the `{NAME}` or `{NAME:-default}` at the start of a text; return it with the rest."""
     inside, brace, rest = text[1:].partition("}")
     name, colon, default = inside.partition(":-")
     if not (text.startswith("{") and brace and name and _WORD_CHARACTERS.issuperset(name) and not name[0].isdecimal()):
@@ -234,9 +239,9 @@ def _variable(text: str) -> tuple[Variable, str] | None:
 
 
 def described(value: object) -> str:
-    """A list of lists is cut: YAML can name one part often, and a few lines of it would fill the memory."""
+    """Describe a value. A nested list is cut: YAML can repeat a part, and a few lines of it would fill the memory."""
     if isinstance(value, list | dict):
-        from reprlib import Repr  # only what is wrong is shown
+        from reprlib import Repr  # imported late: only an error needs it
 
         brief = Repr()
         brief.maxlevel, brief.maxstring, brief.maxother = 2, 80, 80

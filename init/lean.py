@@ -1,8 +1,8 @@
-"""Three modules of the standard library by the C half that does their work (docs/decisions/the-start-is-counted.md).
+"""Modules of the standard library by the C half that does their work (docs/decisions/the-start-is-counted.md).
 
-`signal` turns each number into an enum, `json` compiles six regular expressions when it is imported: 7 ms before the
-first service, for names and checks that PID 1 does not use. `heapq` is written once more in Python, beside its C half.
-Type checkers see the real ones.
+`signal` turns each number into an enum, and `json` compiles six regular expressions on import: 7 ms before the first
+service, for names and checks that PID 1 does not use. `heapq` is implemented again in Python beside its C half. Type
+checkers see the real modules.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ else:
 
 
 def read_json(text: str) -> object:
-    """What `json.loads` gives. Text that is not one plain value is left to it, whatever it has to say."""
+    """Parse JSON like `json.loads`, which takes over for anything that is not one valid value."""
     from _json import make_scanner
 
     try:
@@ -27,18 +27,18 @@ def read_json(text: str) -> object:
         if not text[end:].strip():
             return value
     except (StopIteration, ValueError, SystemError):
-        pass  # it cannot say what is wrong while `json` is not loaded, and may not even raise what it should
+        pass  # without `json` loaded the scanner cannot report the error and may raise the wrong exception
     from json import loads
 
     return loads(text)
 
 
 class _Rules:
-    """What the scanner asks of a decoder; as `json.JSONDecoder` has it by default."""
+    """The decoder attributes that the scanner reads; defaults of `json.JSONDecoder`."""
 
     strict = True
     object_hook = None
     object_pairs_hook = None
     parse_float = float
     parse_int = int
-    parse_constant = float  # NaN, Infinity and -Infinity are words that float() knows
+    parse_constant = float  # float() reads NaN, Infinity and -Infinity

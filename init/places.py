@@ -1,4 +1,4 @@
-"""Paths and names that several parts of init use. Text, because PID 1 goes without pathlib."""
+"""Paths and names that several parts of init use. Strings, because PID 1 does not load pathlib."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
 PLAN = "/etc/minivm/plan.json"
 SOCKET = "/run/minivm/control.sock"
-REFUSED = "refused: "  # a line of the drop-ins' reader about a file that it left out
+REFUSED = "refused: "  # prefix of a line by the drop-ins' reader about a file that it ignored
 
 
 def pod_name(env: Mapping[str, str]) -> str:
-    """As Kubernetes says, or the host's name, which is the same but for a domain."""
+    """Return the pod's name from Kubernetes, or the host's name, which is the same without its domain."""
     return env.get("MINIVM_POD_NAME") or os.uname().nodename.split(".")[0]

@@ -1,7 +1,7 @@
-"""Frozen records: what `dataclasses` gives, without its 15 ms and 3 MB on PID 1's way to the first service.
+"""Frozen records: like `dataclasses`, without its 15 ms and 3 MB before PID 1's first service.
 
-Type checkers see the real `dataclass`, and hold us to its slots; the decorator below serves the one form this package
-uses: every field annotated, defaults immutable, frozen. Real slots would take a second class for each record, a
+Type checkers see the real `dataclass` and check its slots. The decorator below implements the one form that this
+package uses: every field annotated, defaults immutable, frozen. Real slots would need a second class for each record, a
 million instructions in all, to refuse what a frozen record refuses anyway.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 __all__ = ["fields", "record", "replace"]
 
-# By value, not imported: `typing` alone costs as much as everything else here. Type checkers know the name.
+# A literal, not imported: `typing` alone costs as much as everything else here. Type checkers know the name.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dataclasses import dataclass as record
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 else:
 
-    def record(*, frozen=True, slots=True):  # neither has another value here
+    def record(*, frozen=True, slots=True):  # the only values used here
         def make(cls):
             names = cls.__match_args__ = tuple(cls.__annotations__)
             defaults = {name: cls.__dict__[name] for name in names if name in cls.__dict__}
@@ -45,7 +45,7 @@ def _initialiser(cls_name: str, names: tuple[str, ...], defaults: dict[str, Any]
         if len(values) > len(names):
             unknown = next(name for name in kwargs if name not in names)
             raise TypeError(f"{cls_name} has no field {unknown}")
-        self.__dict__.update(values)  # past the refusal of frozen records
+        self.__dict__.update(values)  # bypasses the refusal of frozen records
 
     return __init__
 
@@ -71,7 +71,7 @@ def _refuse(self: Any, name: str, value: Any = None) -> None:
 
 
 def replace(item: T, **changes: Any) -> T:
-    """The same record with some fields changed."""
+    """Return a copy of the record with some fields changed."""
     values: dict[str, Any] = item.__dict__
     if unknown := changes.keys() - values.keys():
         raise TypeError(f"{type(item).__name__} has no field {min(unknown)}")
@@ -82,5 +82,5 @@ def replace(item: T, **changes: Any) -> T:
 
 
 def fields(item: Any) -> dict[str, Any]:
-    """A record's fields by name, one level deep."""
+    """Return a record's fields by name, one level deep."""
     return {name: getattr(item, name) for name in item.__match_args__}

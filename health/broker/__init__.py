@@ -1,1 +1,1 @@
-"""The one who speaks to Slurm about this node's health."""
+"""The broker: the only process that talks to Slurm about this node's health."""

@@ -1,8 +1,8 @@
-"""The one who speaks to Slurm about this node's health, as a service: it sleeps until verdicts change.
+"""Broker service: talks to Slurm about this node's health; sleeps until verdicts change.
 
-    python3 -I -m health.broker
+python3 -I -m health.broker
 
-A prolog asks it over its socket whether the node is drained for what was just found.
+A prolog asks it over its socket if the node is drained for a problem just found.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def _serve(listener: socket.socket, broker: Broker) -> None:
             answer = broker.answer(request) if isinstance(request, dict) else {"error": "wanted a mapping"}
             client.sendall(json.dumps(answer).encode() + b"\n")
         except (OSError, ValueError, RecursionError):
-            # Whoever asked has gone, or said nothing that is a question.
+            # The client has gone, or its request is invalid.
             return
 
 
 def _report(broker: Broker, reported: str | None) -> str | None:
-    """A policy that is left aside drains what the site wanted undrained: the pod says so, and not the log alone."""
-    text = f"left aside: {broker.refused}" if broker.refused else ""
+    """Report an ignored policy file as a condition of the pod, since other rules may drain more nodes."""
+    text = f"policy file ignored: {broker.refused}" if broker.refused else ""
     return text if text == reported or tell(text, "policy") else reported
 
 
@@ -60,7 +60,7 @@ def main() -> int:
         listener.listen(64)
         notify("READY=1")
         broker.reread()
-        # Also that nothing is wrong: the one before may have died with a word outstanding.
+        # Report the empty text too: a previous broker may have died with a report outstanding.
         reported = _report(broker, None)
         try:
             while True:

@@ -1,7 +1,7 @@
-"""Posts the node's drain to Slurm and takes it back: performs what `health.broker.step` decides.
+"""Perform the decisions of `health.broker.step`: post the node's drain to Slurm and take it back.
 
-One call to look and one to act each time something changes, none while nothing does. How many other nodes say the same
-costs one sinfo, and only when a drain is due.
+Each change of the verdicts costs one call to look and one to act; without changes there are no calls. Asking how many
+other nodes have the same problem costs one sinfo, only when a drain is due.
 """
 
 from __future__ import annotations
@@ -46,19 +46,20 @@ class Broker:
         self.slurm = slurm
         self.policy = policy or BrokerPolicy()
         self.memory = Memory()
-        # Which file of policy is left aside, and why.
+        # The ignored policy file and its error.
         self.refused = ""
-        # When the directory of verdicts was last seen to change.
+        # Last seen modification time of the directory of verdicts.
         self._changed_at = -1
 
     def look(self) -> None:
-        """Verdicts in, perhaps one change out."""
+        """Read the verdicts, decide, and act."""
         began, inputs = clock(), self._read()
-        asked = None
-        while inputs is not asked:
-            # What the controller takes its time for is over when it answers; verdicts are judged as of one moment.
+        decided = None
+        while inputs is not decided:
+            # A fresh steady clock for each step, since the controller may answer late; verdicts are judged as of one
+            # moment.
             self.memory, actions = step(self.memory, inputs, replace(clock(), wall=began.wall))
-            asked = inputs
+            decided = inputs
             for action in actions:
                 inputs = self._perform(action, inputs)
         self._save()
@@ -80,7 +81,7 @@ class Broker:
         )
 
     def _perform(self, action: Action, inputs: Inputs) -> Inputs:
-        """The inputs with what was learnt by that."""
+        """Perform an action; return the inputs with its result."""
         match action:
             case Log(text):
                 log(text)
@@ -90,14 +91,16 @@ class Broker:
             case AskNode():
                 return replace(inputs, node=_answer(self.slurm.known_node))
             case AskFleet():
-                return replace(inputs, fleet=_answer(lambda: self.slurm.survey()))
+                return replace(inputs, fleet=_answer(self.slurm.survey))
             case Change(act):
                 return replace(inputs, changed=_answer(lambda: self.slurm.change(act)))
 
-    def _enter(self, one: Enter) -> int:
+    def _enter(self, entry: Enter) -> int:
         try:
             ledger = Ledger(self.places.ledger)
-            return ledger.enter(one.uuid, one.event, one.since, one.most, serial=one.serial, model=one.model)
+            return ledger.enter(
+                entry.uuid, entry.event, entry.since, entry.most, serial=entry.serial, model=entry.model
+            )
         except OSError as error:
             log(f"cannot keep the ledger: {error}")
             return 0
@@ -105,9 +108,9 @@ class Broker:
     def answer(self, request: Mapping[str, object]) -> Mapping[str, object]:
         ask = request.get("ask")
         if ask not in ("gate", "look", "status", "forget", "deep"):
-            return {"error": f"unknown question {ask!r}: gate, look, status, forget, deep"}
+            return {"error": f"unknown request {ask!r}; known: gate, look, status, forget, deep"}
         if ask == "deep":
-            return {"deep": self._asks_for_deep()}
+            return {"deep": self._wants_deep_checks()}
         checks = request.get("checks", [])
         named = [str(check) for check in checks] if isinstance(checks, list) else []
         if ask == "forget":
@@ -115,15 +118,18 @@ class Broker:
         if ask != "status":
             self.look()
         if ask == "gate" and self._stops(named):
-            self._ask_whether_resumed()
+            self._check_resumed()
         now = clock()
         decisions = {check: what_of(self.memory, check, now) for check in named}
-        # A job is kept off only for what has drained the node: then nothing is drained that the guard held back.
+        # A job is kept off only for problems that drained the node, so the guard's exceptions stop no job.
         return {"decisions": decisions, "drained": self._stops(named), "said": self.memory.said}
 
-    def _asks_for_deep(self) -> bool | None:
-        """None: nobody can say yet. By the node as the pod found it, which what it posts itself does not change; and by
-        the node as it is now, for it may have been resumed since, and have jobs."""
+    def _wants_deep_checks(self) -> bool | None:
+        """Decide if deep checks are wanted; None while unknown.
+
+        Requires both the node as the pod found it, which the broker's own drains do not change, and the node as it is
+        now, since it may have been resumed and have jobs.
+        """
         if self.memory.found is None or not asks_for_deep(self.memory.found):
             return None if self.memory.found is None else False
         node = _answer(self.slurm.known_node)
@@ -134,11 +140,11 @@ class Broker:
         return self.memory.drained and any(check in standing for check in named)
 
     def _remember(self, outcome: tuple[Memory, tuple[Log, ...]]) -> None:
-        self.memory, words = outcome
-        for one in words:
-            log(one.text)
+        self.memory, logs = outcome
+        for entry in logs:
+            log(entry.text)
 
-    def _ask_whether_resumed(self) -> None:
+    def _check_resumed(self) -> None:
         try:
             node = self.slurm.node()
         except InitError as error:
@@ -153,7 +159,7 @@ class Broker:
         return max(SOON_S, min([LOOK_S, *times]))
 
     def changed(self) -> bool:
-        """A rename in the directory changes its time: without one, and nothing due, there is nothing to look at."""
+        """Tell if a look is due: a rename in the directory changes its time, or time alone may change the state."""
         try:
             at = self.places.verdicts.stat().st_mtime_ns
         except OSError:
@@ -162,7 +168,7 @@ class Broker:
         return changed or is_restless(self.memory)
 
     def _save(self) -> None:
-        """What the broker knows, for people: it is never read back, and may be lost."""
+        """Write the broker's state for people; nothing reads it back, and it may be lost."""
         now = clock()
         standing = self.memory.standing(now)
         data = {
@@ -175,11 +181,11 @@ class Broker:
             "at": now.wall,
         }
         with contextlib.suppress(OSError):
-            # People search it by words: one form, as it always was.
+            # People search this file for text: keep its form.
             write_whole(self.places.broker_state, json.dumps(data).encode())
 
     def reread(self) -> None:
-        """The operator's policy, else the tree's; of a file with a typo the reason is told, once."""
+        """Read the operator's policy, else the tree's; log an invalid file's error once."""
         own, refused = None, []
         try:
             own = broker_policy_of(self.places.policy)
@@ -188,7 +194,7 @@ class Broker:
         try:
             self.policy = own or read_broker_policy(self.places.scripts)
         except InitError as error:
-            refused.append(str(error))  # the last good one stays
+            refused.append(str(error))  # the last valid policy stays
         before, self.refused = self.refused, "; ".join(refused)
         if self.refused not in ("", before):
             log(self.refused)

@@ -1,4 +1,4 @@
-"""The calls to the controller that the broker makes, each with a deadline."""
+"""The broker's calls to the controller, each with a deadline."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ SINFO = "/usr/bin/sinfo"
 
 
 def others(text: str, own: str) -> tuple[list[Other], int]:
-    """What sinfo says: NAME|TIME|REASON; a node is told once for each of its partitions."""
+    """Parse sinfo's lines NAME|TIME|REASON; a node appears once per partition."""
     cells = ([cell.strip() for cell in line.split("|", 2)] for line in text.splitlines())
     rows = {row[0]: (row[1], row[2]) for row in cells if len(row) == 3}
-    return [Other(said, _time(at)) for name, (at, said) in rows.items() if name != own], len(rows)
+    return [Other(text, _time(at)) for name, (at, text) in rows.items() if name != own], len(rows)
 
 
 def _time(text: str) -> float | None:
-    """Slurm's clients write this machine's local time."""
+    """Parse a time; Slurm's clients print this machine's local time."""
     try:
         return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
     except (ValueError, OverflowError):
@@ -27,24 +27,24 @@ def _time(text: str) -> float | None:
 
 
 class Slurm:
-    """The controller, as far as the broker needs it."""
+    """The controller's interface for the broker."""
 
     def __init__(self, name: str, controller: str) -> None:
         self.name = name
         self.controller = controller
 
     def node(self) -> Node | None:
-        found = client.node(self.name, self.controller)
-        return None if found is None else Node("DRAIN" in found.flags, found.reason, found.busy)
+        node = client.node(self.name, self.controller)
+        return None if node is None else Node("DRAIN" in node.flags, node.reason, node.busy)
 
     def known_node(self) -> Node:
-        found = self.node()
-        if found is None:
+        node = self.node()
+        if node is None:
             raise SlurmError("find the node", f"slurmctld knows no node {self.name} yet")
-        return found
+        return node
 
     def others(self) -> tuple[list[Other], int]:
-        """The reasons of the other nodes, and how many nodes there are."""
+        """Return the reasons of the other nodes, and the number of nodes."""
         text = client.run([SINFO, "--noheader", "--Node", "--format", "%N|%H|%E"], self.controller)
         return others(text, self.name)
 

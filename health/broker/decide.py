@@ -1,7 +1,7 @@
-"""What verdicts mean for the node's state in Slurm. Pure: verdicts, memory and policy in, one action out.
+"""Decide on the node's state in Slurm. Pure functions: verdicts, memory and policy in, one action out.
 
-Only problems that have lasted are raised, only raised problems drain, only a drain that carries our prefix is ever
-changed, and a check that fails on many nodes at once drains none of them.
+Only lasting problems are raised, only raised problems drain, only a drain with our prefix is ever changed, and a check
+that fails on many nodes at once drains none of them.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from health.verdict import Class, Result, Verdict
 
 PREFIX = "minivm:"
 CLASSES = tuple(Class)
-# slurmctld keeps longer ones; sinfo and people do not read them.
+# slurmctld stores longer reasons; sinfo and people do not read them.
 REASON_LIMIT = 220
 PART_LIMIT = 160
-# The fleet's drain of a machine that it has had rebooted (fleet/words.py): it waits for the deep checks' word.
+# The fleet's drain of a machine that it rebooted (fleet/words.py); it waits for the result of the deep checks.
 _TO_PROVE = re.compile(r"minivm: fleet: (?:[a-z]+\+)*proof(?:\+[a-z]+)*: ")
 _NAMED = re.compile(r"([\w.-]+)\[(\w+)\]@([0-9a-z]+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What is remembered of one check."""
+    """Memory of one check."""
 
     problems: int = 0
     oks: int = 0
@@ -38,7 +38,7 @@ class Seen:
     reason: str = ""
     subject: str = "host"
     commit: str = ""
-    # The commit with which it last passed on this node.
+    # Commit with which it last passed on this node.
     passed: str = ""
 
     @property
@@ -62,13 +62,13 @@ class Node:
 
     @property
     def ours(self) -> bool:
-        """Posted for a check: "minivm: pod stops" has the prefix too, and is not the broker's."""
+        """True for a reason posted for a check: "minivm: pod stops" has the prefix too, but is not the broker's."""
         return bool(names(self.reason))
 
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """Another node's reason, and since when it has had it; None where that is not known."""
+    """Another node's reason, and its time; None if unknown."""
 
     reason: str
     since: float | None = None
@@ -77,13 +77,13 @@ class Other:
 @dataclass(frozen=True, slots=True)
 class Fleet:
     others: tuple[Other, ...]
-    # How many nodes there are, this one too.
+    # Number of nodes, this one included.
     total: int
 
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """drain, update, clear or nothing; with the text for Slurm, or why nothing is done."""
+    """An action: drain, update, clear or nothing, with the text for Slurm or the reason for doing nothing."""
 
     kind: str
     text: str
@@ -99,10 +99,10 @@ def observe(
     with_jobs: frozenset[str] = frozenset(),
     once: frozenset[str] = frozenset(),
 ) -> dict[str, Seen]:
-    """The memory after a look at the verdicts. `gpus`: the UUIDs that are in the node, where all of them answer.
+    """Update the memory with the verdicts.
 
-    `with_jobs`: the checks that run only where a job starts or ends. `once`: those that no round repeats, of which one
-    good round is as good as all.
+    `gpus`: UUIDs of the node's GPUs if all of them answer. `with_jobs`: checks that run only when a job starts or ends.
+    `once`: checks that no round repeats, for which one good round is enough.
     """
     after = dict(memory)
     for verdict in verdicts:
@@ -110,15 +110,15 @@ def observe(
         result = _believed(verdict, now, boot_id, gpus, with_jobs)
         fresh = verdict.at > seen.last_at
         need = policy.raise_after.get(verdict.class_, 1) if policy.checks.get(verdict.check) != "never" else 0
-        # What drains nothing keeps no node drained either: a user would hold a drain for as long as he likes.
+        # A problem that drains nothing keeps no node drained either: a user could prolong a drain at will.
         over = result == "problem" and seen.raised and not need
         if result == "problem" and fresh and not over:
-            # Another subject or a heavier class is another problem; the streak is of the check all the same.
+            # Another subject or a heavier class is another problem; the streak counts per check all the same.
             problems = seen.problems + 1
             raised_at = seen.raised_at or (now if 0 < need <= problems else 0.0)
             class_ = verdict.class_ if not seen.raised else max(seen.class_, verdict.class_, key=_weight)
-            said = (class_, verdict.reason, verdict.subject, verdict.commit, seen.passed)
-            after[verdict.check] = Seen(problems, 0, 0.0, verdict.at, raised_at, *said)
+            facts = (class_, verdict.reason, verdict.subject, verdict.commit, seen.passed)
+            after[verdict.check] = Seen(problems, 0, 0.0, verdict.at, raised_at, *facts)
         elif (result == "ok" or over) and (fresh or (verdict.result is Result.PROBLEM and not over)):
             first = seen.first_ok or now
             oks = max(seen.oks + 1, policy.clear_after if verdict.check in once else 0)
@@ -133,15 +133,15 @@ def observe(
 def _believed(
     verdict: Verdict, now: float, boot_id: str, gpus: frozenset[str] | None, with_jobs: frozenset[str]
 ) -> str:
-    """What the verdict proves now: "problem", "ok", or "" for nothing."""
+    """Return what the verdict proves now: "problem", "ok", or "" for nothing."""
     if verdict.boot_id != boot_id or not verdict.applies:
         return ""
     if now >= verdict.expires:
-        # What runs with jobs alone says "unfit" and then runs no more, since the node is drained: its word lapses.
+        # A script or check that runs only with jobs does not run again on a drained node: its problem lapses.
         lapses = is_of_script(verdict.check) or verdict.check in with_jobs
         return "ok" if lapses and verdict.result is Result.PROBLEM else ""
     if verdict.result is Result.PROBLEM and gpus is not None and verdict.subject.startswith("GPU-"):
-        # That GPU is no longer in this node: somebody has replaced it.
+        # That GPU has been replaced: it is no longer in this node.
         return "problem" if verdict.subject in gpus else "ok"
     return "" if verdict.result is Result.UNKNOWN else str(verdict.result)
 
@@ -156,19 +156,19 @@ def _weight(class_: str) -> int:
 
 
 def raised(memory: Mapping[str, Seen]) -> dict[str, Seen]:
-    """What stands against the node, the heaviest first."""
+    """Return the raised problems, the heaviest first."""
     standing = [(check, seen) for check, seen in memory.items() if seen.raised]
     return dict(sorted(standing, key=lambda item: (-_weight(item[1].class_), item[0])))
 
 
 def reason(standing: Mapping[str, Seen], carried: Iterable[str] = ()) -> str:
-    """One line for sinfo: each check with its class and commit, and its words."""
+    """Format one line for sinfo: each check with its class, commit and reason."""
     parts = [f"{seen.name(check)} {seen.reason}" for check, seen in standing.items()]
-    # Quotes and newlines would have to survive sinfo, scontrol and people's shells; "; " parts the checks.
+    # Quotes and newlines would have to survive sinfo, scontrol and shells; "; " separates the checks.
     parts = [one_line(part) for part in [*parts, *carried]]
     parts = [re.sub(r"[\s\"'`|;]+", " ", part)[:PART_LIMIT].strip() for part in parts]
     while len(parts) > 1 and len("; ".join(parts)) > REASON_LIMIT:
-        # The names must all be there: words are shortened, from the lightest on.
+        # Keep every name; drop the texts, starting with the lightest class.
         longest = max(range(len(parts)), key=lambda index: (len(parts[index]), index))
         name = parts[longest].split(" ", 1)[0]
         if parts[longest] == name:
@@ -178,16 +178,19 @@ def reason(standing: Mapping[str, Seen], carried: Iterable[str] = ()) -> str:
 
 
 def parts(text: str) -> list[tuple[str, str, str, str]]:
-    """A reason of ours, apart: (check, class, commit, the whole part) for each check; empty for anybody else's."""
+    """Split a reason of ours into (check, class, commit, whole part) per check; empty for any other reason."""
     if not text.startswith(PREFIX):
         return []
-    found = [(_NAMED.match(part), part) for part in text[len(PREFIX) :].strip().split("; ")]
-    return [(match[1], match[2], match[3], part) for match, part in found if match]
+    matches = [(_NAMED.match(part), part) for part in text[len(PREFIX) :].strip().split("; ")]
+    return [(match[1], match[2], match[3], part) for match, part in matches if match]
 
 
 def asks_for_deep(node: Node) -> bool:
-    """Whether a pod that begins on this node is to check it deeply: it is kept from jobs for a reboot or a replacement,
-    by the fleet or by what an earlier pod has found. Where jobs are, or a person is at work, nothing is begun."""
+    """Tell if a pod that starts on this node must run the deep checks first.
+
+    The fleet, or an earlier pod's verdict, keeps jobs off for a reboot or a replacement. With jobs on the node, or a
+    person's drain, nothing starts.
+    """
     heavy = {class_ for _, class_, _, _ in parts(node.reason)} & {Class.REBOOT, Class.RMA}
     return node.drained and not node.busy and (bool(heavy) or bool(_TO_PROVE.match(node.reason)))
 
@@ -204,10 +207,10 @@ def unreleased(
     now: float,
     dead: Callable[[str], bool] = lambda check: False,
 ) -> dict[str, str]:
-    """The parts of a reason of ours that must stay: their checks have not passed again. check -> part.
+    """Return the parts of our reason that must stay because their checks have not passed again, as check -> part.
 
-    Also for a reason that an earlier pod has posted: it ends only when this pod's checks have passed. `dead`: whether a
-    check is no more, or has been forgotten; its word ends with it.
+    This includes a reason that an earlier pod posted: it ends only when this pod's checks have passed. `dead` tells if
+    a check no longer exists or was forgotten; its part ends with it.
     """
     kept = {}
     for check, class_, commit, part in parts(text):
@@ -220,12 +223,12 @@ def unreleased(
 
 
 def left(standing: Mapping[str, Seen], kept: Mapping[str, str]) -> list[str]:
-    """Of the kept parts those that no standing check says anew."""
+    """Return the kept parts that no standing check repeats."""
     return [part for check, part in kept.items() if check not in standing]
 
 
 def no_lighter(standing: Mapping[str, Seen], kept: Mapping[str, str]) -> dict[str, Seen]:
-    """The standing checks, none in a lighter class than it is posted in: the next pod knows no other word of it."""
+    """Return the standing checks, none in a lighter class than the posted one: the next pod reads only that reason."""
     posted = {check: class_ for part in kept.values() for check, class_, _, _ in parts(f"{PREFIX} {part}")}
     return {
         check: replace(seen, class_=max(seen.class_, posted.get(check, seen.class_), key=_weight))
@@ -234,9 +237,9 @@ def no_lighter(standing: Mapping[str, Seen], kept: Mapping[str, str]) -> dict[st
 
 
 def decide(standing: Mapping[str, Seen], node: Node, kept: Mapping[str, str]) -> Act:
-    """What to do about the node, the guard and the rate apart. `kept`: see `unreleased`."""
+    """Decide on the node, before guard and rate limit. `kept`: see `unreleased`."""
     if node.drained and not node.ours:
-        # A person's drain, or Slurm's own: not ours to touch, and it keeps jobs away as well as ours would.
+        # A person's drain, or Slurm's own: never change it; it keeps jobs off as well.
         return Act("nothing", f"drained already: {node.reason}")
     carried = left(standing, kept) if node.drained else []
     if node.drained:
@@ -244,10 +247,10 @@ def decide(standing: Mapping[str, Seen], node: Node, kept: Mapping[str, str]) ->
     if not standing and not carried:
         if node.drained:
             return Act("clear", "every check that drained it passes again")
-        return Act("nothing", "nothing stands against the node")
+        return Act("nothing", "the node has no problem")
     text = reason(standing, carried)
     if not node.drained:
         return Act("drain", text)
     if {part[:3] for part in parts(node.reason)} != {part[:3] for part in parts(text)}:
         return Act("update", text)
-    return Act("nothing", "drained by us for the same reason")
+    return Act("nothing", "already drained for the same reason")

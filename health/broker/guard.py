@@ -1,4 +1,4 @@
-"""What bounds the broker: whether too many nodes say the same, and how often it may act. Pure."""
+"""Limits of the broker: problems common to too many nodes, and the rate of actions. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from health.broker.decide import PREFIX, Other, Seen, parts, reason
 from health.policy import BrokerPolicy
 
-# Reasons are cut; so many words of two are compared.
+# Reasons are truncated; compare this many words.
 WORDS_ALIKE = 8
 DIGIT = re.compile("[0-9]")
 
@@ -17,11 +17,11 @@ DIGIT = re.compile("[0-9]")
 def guarded(
     standing: Mapping[str, Seen], others: Iterable[Other], total: int, policy: BrokerPolicy, now: float
 ) -> frozenset[str]:
-    """Of the standing checks, those that too many other nodes are drained for by what seems to be one cause.
+    """Return the standing checks that drained too many other nodes for what seems to be one cause.
 
-    A commit with a bad check makes every node look sick: it has never passed here, all say so within the hour, in the
-    same words. Hardware that breaks now here and now there does none of that, however often. A node counts where two of
-    the three agree, on the same commit.
+    A commit with a bad check makes every node look unfit: it has never passed here, all report it within the hour, and
+    in the same words. Hardware that breaks here and there shows none of these signs, however often. A node counts if
+    two of the three signs hold, on the same commit.
     """
     counts = dict.fromkeys(standing, 0)
     for other in others:
@@ -36,12 +36,12 @@ def guarded(
 
 
 def _alike(part: str, text: str) -> bool:
-    """The same words, but for what has a digit in it: numbers, addresses, names of parts."""
+    """Compare the words, except those with a digit: numbers, addresses, names of parts."""
     words = [
-        [word for word in said.split()[1:] if not DIGIT.search(word)][:WORDS_ALIKE]
-        for said in (part, text[len(PREFIX) :].strip())
+        [word for word in sentence.split()[1:] if not DIGIT.search(word)][:WORDS_ALIKE]
+        for sentence in (part, text[len(PREFIX) :].strip())
     ]
-    # Of a part that was shortened to its name nothing is known.
+    # A part shortened to its name may match.
     return words[0] == words[1] or len(part.split()) == 1
 
 

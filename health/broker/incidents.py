@@ -1,4 +1,4 @@
-"""A problem that begins is an incident of its GPU; a GPU that has had too many is out for good. Pure."""
+"""GPU incidents: each new problem is one, and a GPU with too many is out for good. Pure functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DAY_S = 86400.0
 
 @dataclass(frozen=True, slots=True)
 class Enter:
-    """Into the GPU's book of the ledger, which answers how many incidents it has had since."""
+    """Request to enter an incident into a GPU's file of the ledger; the answer is the number of incidents."""
 
     check: str
     uuid: str
@@ -28,7 +28,7 @@ class Enter:
 def entry(
     check: str, seen: Seen, evidence: str, node: str, gpus: tuple[Gpu, ...], policy: BrokerPolicy, now: float
 ) -> Enter | None:
-    """None where it is about no GPU, or is a user's doing."""
+    """Build the request; None if the problem concerns no GPU or has class user."""
     gpu = next((item for item in gpus if item.is_called(seen.subject)), None)
     uuid = gpu.uuid if gpu else seen.subject if seen.subject.startswith("GPU-") else ""
     if not uuid or seen.class_ == "user":
@@ -47,7 +47,7 @@ def entry(
 
 
 def judged(seen: Seen, entered: Enter, count: int) -> Seen:
-    """What stands against the node now that its GPU has had so many."""
+    """Return the problem, with class rma if its GPU has had too many incidents."""
     if count < entered.most:
         return seen
     return replace(seen, class_="rma", reason=f"{seen.reason} (incident {count} of {entered.uuid})")

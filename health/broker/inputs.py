@@ -1,4 +1,4 @@
-"""What the broker decides by beside verdicts: the node's GPUs, as the check of their number remembers them."""
+"""The node's GPUs, from the memory of the check that counts them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Gpu:
     model: str
 
     def is_called(self, subject: str) -> bool:
-        """By its UUID, or by its bus: "00000000:3B:00.0" for nvidia-smi, "0000:3b:00" for the kernel."""
+        """Match a subject by UUID or bus: "00000000:3B:00.0" for nvidia-smi, "0000:3b:00" for the kernel."""
         bus = subject.lower()
         return subject == self.uuid or (len(bus) >= 10 and bus in self.bus.lower())
 
 
 def read_gpus(memory: Path, boot_id: str) -> tuple[Gpu, ...]:
-    """The GPUs that answered when they were last counted."""
+    """Return the GPUs that answered at the last count."""
     data = read_json(memory)
     if data.get("boot_id") != boot_id or not isinstance(data.get("state"), dict):
         return ()

@@ -1,8 +1,8 @@
-"""What the broker does next: its memory, what it sees and the hour in; its memory and actions out. Pure.
+"""The broker's next step: memory, inputs and time in; memory and actions out. Pure functions.
 
-What only the controller or the ledger can say is asked for when it is needed: then the memory stays as it was, an
-action asks, and whoever performs it puts the answer into the inputs and takes the step again. So a look is decided as
-one, from all that it has learnt, and a step that is taken twice has the same outcome.
+A step that needs an answer of the controller or the ledger leaves the memory unchanged and returns an action that asks.
+The caller adds the answer to the inputs and takes the step again. So each look is decided from all its answers
+together, and a repeated step has the same outcome.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from health.spread import share
 from health.verdict import Result, Verdict
 
 RETRY_S = (5.0, 15.0, 60.0, 300.0)
-# So often it is looked whether deep checks have ended.
+# Interval of looking whether deep checks have ended.
 DEEP_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The controller could not be asked, or refused."""
+    """The controller did not answer, or refused."""
 
     why: str
 
@@ -40,13 +40,13 @@ class Inputs:
     boot_id: str
     verdicts: tuple[Verdict, ...] = ()
     gpus: tuple[Gpu, ...] = ()
-    # The last round's of this boot; None: no check is known to be gone.
+    # From the last round of this boot; None: no check is known to be gone.
     index: Index | None = None
-    # The published scripts of prologs and epilogs, by the name of their verdicts; None: not known.
+    # Published prolog and epilog scripts, by the name of their verdicts; None: not known.
     scripts: Mapping[str, str] | None = None
-    # They have the machine for themselves, and a drain of ours keeps jobs from it.
+    # Deep checks use the whole machine, and our drain keeps jobs off.
     deep_runs: bool = False
-    # The answers so far: how many incidents a check's GPU has had; the node; the other nodes; what came of a change.
+    # Answers so far: the incident count of a check's GPU; the node; the other nodes; the result of a change.
     incidents: Mapping[str, int] = field(default_factory=dict)
     node: decide.Node | Failed | None = None
     fleet: decide.Fleet | Failed | None = None
@@ -73,17 +73,17 @@ Outcome = tuple[Memory, tuple[Action, ...]]
 
 
 def step(memory: Memory, inputs: Inputs, now: Now) -> Outcome:
-    """Verdicts in, perhaps one change out."""
+    """Decide: take in the verdicts and return at most one change."""
     after = _observed(memory, inputs, now)
     entries = _entries(memory, after, inputs, now)
-    if unanswered := tuple(one for one in entries if one.check not in inputs.incidents):
+    if unanswered := tuple(item for item in entries if item.check not in inputs.incidents):
         return memory, unanswered
-    known = {one.check: judged(after.seen[one.check], one, inputs.incidents[one.check]) for one in entries}
+    known = {item.check: judged(after.seen[item.check], item, inputs.incidents[item.check]) for item in entries}
     after = replace(after, seen={**after.seen, **known})
     standing = after.standing(now)
     if _differs(after, standing, inputs, now) and not after.due:
-        # A whole fleet finds a bad commit's check at the same moment; each node waits its own part of the time, so that
-        # the later ones see the earlier ones. A lone node's prolog is not kept waiting for that.
+        # A bad commit's check fails on the whole fleet at the same moment. Each node waits for its own share of the
+        # spread, so that later nodes see earlier drains. The prolog of a single node does not wait for that.
         spread = inputs.policy.guard_spread_s if standing and not after.drained else 0.0
         after = replace(after, due=now.steady + spread * share(inputs.name))
     if is_over(after.due, now):
@@ -100,25 +100,25 @@ def _observed(memory: Memory, inputs: Inputs, now: Now) -> Memory:
     present = frozenset(gpu.uuid for gpu in inputs.gpus) if complete else None
     with_jobs, once = (inputs.index.with_jobs, inputs.index.once) if inputs.index else (frozenset(), frozenset())
     seen = decide.observe(memory.seen, verdicts, inputs.policy, now.wall, inputs.boot_id, present, with_jobs, once)
-    alive = {check: one for check, one in seen.items() if not _is_gone(check, inputs)}
+    alive = {check: state for check, state in seen.items() if not _is_gone(check, inputs)}
     return replace(memory, seen=alive, held=unexpired(memory.held, now))
 
 
 def _entries(memory: Memory, after: Memory, inputs: Inputs, now: Now) -> list[Enter]:
-    """The problems that begin here and are about a GPU."""
+    """Return the new problems that concern a GPU."""
     before, evidence = decide.raised(memory.seen), {item.check: item.evidence for item in inputs.verdicts}
     new = {check: seen for check, seen in decide.raised(after.seen).items() if check not in before}
     entries = (
         entry(check, seen, evidence.get(check, ""), inputs.name, inputs.gpus, inputs.policy, now.wall)
         for check, seen in new.items()
     )
-    return [one for one in entries if one is not None]
+    return [request for request in entries if request is not None]
 
 
 def _is_void(verdict: Verdict, scripts: Mapping[str, str] | None) -> bool:
-    """Whether a script's verdict ended with its script: removed from the published tree, or replaced by another text.
+    """Tell if a script's verdict is void: its script was removed from the published tree or replaced.
 
-    A drained node runs no prolog, so the script itself can never take its word back.
+    A drained node runs no prolog, so the script can never withdraw the verdict itself.
     """
     if scripts is None or not is_of_script(verdict.check):
         return False
@@ -127,9 +127,9 @@ def _is_void(verdict: Verdict, scripts: Mapping[str, str] | None) -> bool:
 
 
 def _is_gone(check: str, inputs: Inputs) -> bool:
-    """Whether the check is no longer in the tree, and has no verdict that counts.
+    """Tell if the check is no longer in the tree and has no valid verdict.
 
-    A script that has said nothing since the pod began is as good as gone: on a drained node it does not run.
+    A script without a verdict since the pod began counts as gone: it does not run on a drained node.
     """
     if any(item.check == check and not _is_void(item, inputs.scripts) for item in inputs.verdicts):
         return False
@@ -144,7 +144,7 @@ def _kept(memory: Memory, text: str, inputs: Inputs, now: Now) -> dict[str, str]
 
 
 def _differs(memory: Memory, standing: Mapping[str, decide.Seen], inputs: Inputs, now: Now) -> bool:
-    """Whether another thing stands than when we last acted, or what is posted says more than what is true."""
+    """Tell if the problems differ from those at the last action, or if the posted reason names too many."""
     live = decide.reason(standing, decide.left(standing, _kept(memory, memory.posted, inputs, now)))
     return names_of(standing) != memory.acted_on or not decide.names(memory.posted) <= decide.names(live)
 
@@ -171,21 +171,21 @@ def _act(memory: Memory, after: Memory, inputs: Inputs, now: Now) -> Outcome:
                 pass
         many = guarded(standing, fleet.others, fleet.total, inputs.policy, now.wall)
         logs = tuple(
-            Log(f"{standing[check].name(check)} stands on too many nodes: this one is not drained for it"
+            Log(f"{standing[check].name(check)} has failed on too many nodes: this node is not drained for it"
                 f" ({standing[check].reason})") for check in sorted(many)
         )  # fmt: skip
         after = hold(after, many, now.wall + inputs.policy.guard_lasts_s)
         standing = after.standing(now)
         act = decide.decide(standing, node, _kept(after, node.reason, inputs, now))
     if act.kind == "nothing":
-        ours = node.reason if node.drained and node.ours else ""
-        return _acted(replace(after, drained=node.drained, posted=ours), standing, act), logs
+        own_reason = node.reason if node.drained and node.ours else ""
+        return _acted(replace(after, drained=node.drained, posted=own_reason), standing, act), logs
     if act.kind == "clear" and inputs.deep_runs:
-        said = "deep checks run: the drain ends after them"
-        return replace(after, said=said, drained=True, posted=node.reason, due=now.steady + DEEP_S), logs
+        text = "deep checks are running: the drain ends after them"
+        return replace(after, said=text, drained=True, posted=node.reason, due=now.steady + DEEP_S), logs
     if not within_rate(after.changes, inputs.policy, now.steady):
-        said = f"too many changes within {inputs.policy.rate_per_s:g} s: waits ({act.kind}: {act.text})"
-        return replace(after, said=said, due=now.steady + inputs.policy.rate_per_s / inputs.policy.rate_actions), logs
+        text = f"too many changes within {inputs.policy.rate_per_s:g} s, waiting ({act.kind}: {act.text})"
+        return replace(after, said=text, due=now.steady + inputs.policy.rate_per_s / inputs.policy.rate_actions), logs
     match inputs.changed:
         case None:
             return memory, (*logs, Log(f"{act.kind} {inputs.name}: {act.text}"), Change(act))
@@ -200,32 +200,32 @@ def _act(memory: Memory, after: Memory, inputs: Inputs, now: Now) -> Outcome:
 
 
 def _acted(memory: Memory, standing: Mapping[str, decide.Seen], act: decide.Act) -> Memory:
-    said = f"{act.kind}: {act.text}"
-    return replace(memory, said=said, acted_on=names_of(standing), due=0.0, failures=0, forgotten=frozenset())
+    text = f"{act.kind}: {act.text}"
+    return replace(memory, said=text, acted_on=names_of(standing), due=0.0, failures=0, forgotten=frozenset())
 
 
 def _again(memory: Memory, why: str, now: Now) -> Outcome:
     pause = RETRY_S[min(memory.failures, len(RETRY_S) - 1)]
     later = replace(memory, said=why, due=now.steady + pause, failures=memory.failures + 1)
-    return later, (Log(f"{why}: again in {pause:.0f} s"),)
+    return later, (Log(f"{why}: retrying in {pause:.0f} s"),)
 
 
 def _recheck(memory: Memory, after: Memory, inputs: Inputs, now: Now) -> Outcome:
-    """Once after a drain: did the rest of the fleet say the same at the same moment?"""
+    """Look once after a drain if the rest of the fleet reported the same problem at the same moment."""
     standing, after = after.standing(now), replace(after, recheck=0.0)
     match inputs.fleet:
         case None:
             return memory, (AskFleet(),)
         case Failed(why):
-            return after, (Log(f"{why}: the drain stands"),)
+            return after, (Log(f"{why}: the drain stays"),)
         case fleet:
             pass
     many = guarded(standing, fleet.others, fleet.total, inputs.policy, now.wall)
     if not many:
         return after, ()
     after = hold(after, many, now.wall + inputs.policy.guard_lasts_s)
-    said = f"{', '.join(sorted(many))} stand on too many nodes: the drain is taken back"
-    return replace(after, due=now.steady), (Log(said),)
+    text = f"{', '.join(sorted(many))} failed on too many nodes: the drain is withdrawn"
+    return replace(after, due=now.steady), (Log(text),)
 
 
 def names_of(standing: Mapping[str, decide.Seen]) -> frozenset[str]:

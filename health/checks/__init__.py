@@ -1,1 +1,1 @@
-"""Checks: loaded, given what they read, judged, their verdicts written."""
+"""Load checks, read their sources, judge the readings and write the verdicts."""

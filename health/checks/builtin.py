@@ -1,7 +1,7 @@
 """Sources that no tool in a small image prints: processes, mounts that may hang, the kernel log, the kernel's clock.
 
-Each prints text of a fixed form, with a first and a last line that a parser can insist on, so that what was cut is
-never taken for what is fine.
+Each prints text of a fixed form with a first and a last line that a parser checks, so that truncated text never counts
+as healthy.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ MOUNT_DEADLINE_S = 4.0
 NETWORK_FILE_SYSTEMS = frozenset(
     {"nfs", "nfs4", "lustre", "ceph", "fuse.ceph-fuse", "gpfs", "wekafs", "beegfs", "cifs", "smb3", "afs", "virtiofs"}
 )
-# What FUSE serves in a pod is on the network nearly always: JuiceFS, GlusterFS, buckets. These two are not.
+# Most FUSE file systems in a pod are on the network: JuiceFS, GlusterFS, buckets. These two are local.
 LOCAL_FUSE = frozenset({"fuse.lxcfs", "fuse.fuse-overlayfs"})
 MOUNTS = Path("/proc/self/mounts")
 NCCL_LOGS = Path("/var/log/minivm/jobs")
-MOST_LOGS = 1000  # of one job: NCCL writes one a process of this node
+MOST_LOGS = 1000  # per job: NCCL writes one log per process of this node
 ABANDONED_MOUNTS = Path("/run/minivm/health/abandoned-mounts")
 
 
 def kernel_log() -> Capture:
-    """The kernel's ring buffer, a line a record. Reading takes nothing away: the cursor is the check's own."""
+    """Read the kernel's ring buffer, one line per record. Reading consumes nothing: each check keeps its own cursor."""
     try:
         fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -47,14 +47,14 @@ def kernel_log() -> Capture:
     lines: deque[str] = deque()
     size = 0
     try:
-        # Whoever makes the kernel write while we read must not keep us here.
+        # Bounded: a process that keeps the kernel logging must not keep this loop running.
         for _ in range(KMSG_RECORDS):
             try:
                 record = os.read(fd, 8192).decode(errors="replace")
             except BlockingIOError:
                 break
             except BrokenPipeError:
-                # The buffer wrapped under us; the next read goes on at the oldest line that is left.
+                # The buffer wrapped while we read; the next read continues at the oldest line left.
                 continue
             except OSError as error:
                 return Capture("", Failure.FAILED, f"/dev/kmsg: {error.strerror}")
@@ -63,7 +63,7 @@ def kernel_log() -> Capture:
                 continue
             lines.append(line)
             size += len(line)
-            # A log larger than this loses its oldest lines: the newest are what a flood would hide.
+            # Above this size drop the oldest lines: a flood would hide the newest.
             while size > KMSG_LIMIT:
                 size -= len(lines.popleft())
     finally:
@@ -73,11 +73,11 @@ def kernel_log() -> Capture:
 
 
 def kernel_line(record: str) -> str | None:
-    """[time] <priority> text, as `dmesg -r` has them; None for what is no record.
+    r"""Format a record as "[time] <priority> text", as `dmesg -r` does; None for anything that is no record.
 
-    The priority is facility * 8 + level: nobody but the kernel can write with its facility, 0, so that a check can tell
-    its words from what was written into /dev/kmsg. The kernel writes what is not printable as \\xNN, and each record's
-    text on one line; lines after that hold the device's dictionary.
+    The priority is facility * 8 + level. Only the kernel can write with its facility, 0, so a check can tell its
+    messages from text written into /dev/kmsg. The kernel writes unprintable characters as \xNN, and each record's text
+    on one line; lines after that hold the device's dictionary.
     """
     head, semicolon, rest = record.partition(";")
     fields = head.split(",")
@@ -88,44 +88,40 @@ def kernel_line(record: str) -> str | None:
 
 
 def mounts() -> Capture:
-    """One line a mount: its state, path, type and how long statvfs took. A mount that hangs costs its deadline only.
-
-    A child asks, one thread a mount; a child stuck in the kernel cannot be killed and is left behind, and while it
-    lives the mounts that it hung on are called hung without asking again.
-    """
+    """Print one line per mount: its state, path, type and the duration of statvfs. A hung mount costs its deadline."""
     try:
         table = MOUNTS.read_text()
     except OSError as error:
         return Capture("", Failure.FAILED, f"/proc/self/mounts: {error.strerror}")
-    # The kernel writes a blank in a name as a number, and knows no other blanks: who mounts something by FUSE names it.
+    # The kernel escapes blanks in a name, except unusual ones: a user who mounts with FUSE chooses the name.
     entries = [row for row in (line.split(" ") for line in table.split("\n")) if len(row) >= 4]
-    # Local ones are left alone: where the root hangs, nothing of this runs, and a busy machine must not look like that.
+    # Skip local mounts: if the root file system hangs, nothing here runs, and a busy machine must not look hung.
     asked = {_unescape(row[1]): row[2] for row in entries if on_the_network(row[2]) and not _a_persons(row[3])}
     left = _still_hung()
     hung = {path for paths in left.values() for path in paths}
     states = {path: "hung -" for path in asked if path in hung}
     answers, waited = _ask([path for path in asked if path not in hung], left)
     if waited > MOUNT_DEADLINE_S / 2:
-        return Capture("", Failure.FAILED, f"the mounts could not be asked: waited {waited:.1f} s for a processor")
+        return Capture("", Failure.FAILED, f"the mounts could not be checked: waited {waited:.1f} s for a processor")
     states |= answers
     lines = [f"{states.get(path, 'hung -')} {kind} {path}" for path, kind in sorted(asked.items())]
-    others = [f"other - {row[2]} {_unescape(row[1])}" for row in entries if _unescape(row[1]) not in asked]
-    lines, others = ([re.sub(r"[^\S ]", "?", line) for line in shown] for shown in (lines, others))
-    return Capture("\n".join(["# mounts: state seconds type path", *lines, *others, f"# end: {len(asked)} asked"]))
+    other_lines = [f"other - {row[2]} {_unescape(row[1])}" for row in entries if _unescape(row[1]) not in asked]
+    lines, other_lines = ([re.sub(r"[^\S ]", "?", line) for line in shown] for shown in (lines, other_lines))
+    return Capture("\n".join(["# mounts: state seconds type path", *lines, *other_lines, f"# end: {len(asked)} asked"]))
 
 
 def on_the_network(kind: str) -> bool:
-    return kind in NETWORK_FILE_SYSTEMS or (kind.split(".")[0] == "fuse" and kind not in LOCAL_FUSE)
+    return kind in NETWORK_FILE_SYSTEMS or (kind.split(".", 1)[0] == "fuse" and kind not in LOCAL_FUSE)
 
 
 def _a_persons(options: str) -> bool:
-    """Served by a program of a user's: whether it answers says nothing of the node, and it may never."""
+    """Tell if a user's program serves the mount: its silence says nothing about the node."""
     owner = next((part[8:] for part in options.split(",") if part.startswith("user_id=")), "0")
     return owner != "0"
 
 
 def _ask(paths: list[str], hang: dict[str, list[str]]) -> tuple[dict[str, str], float]:
-    """What each said, and where some said nothing: how long the child waited for a processor and not for them."""
+    """Return the state of each mount that answered, and, if some did not, how long the child waited for a processor."""
     if not paths:
         return {}, 0.0
     reader, writer = os.pipe()
@@ -166,7 +162,7 @@ def _ask(paths: list[str], hang: dict[str, list[str]]) -> tuple[dict[str, str], 
 def _ask_each(paths: list[str], writer: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.setsid()
-    # It may hang for ever, and what it held with it: a lock of the round's is locked until its last copy is closed.
+    # The child may hang for ever with what it holds: the round's lock stays locked until its last copy is closed.
     os.closerange(3, writer)
     os.closerange(writer + 1, 1 << 20)
     for path in paths:
@@ -183,20 +179,22 @@ def _statvfs(path: str, writer: int) -> None:
         state = "ok"
     except OSError as error:
         state = f"error:{(error.strerror or 'unknown').replace(' ', '_')}"
-    # One write of less than PIPE_BUF is never torn.
+    # One write of less than PIPE_BUF is atomic.
     with contextlib.suppress(OSError):
         os.write(writer, f"{state} {time.monotonic() - start:.3f} {path}\n".encode())
 
 
 def _still_hung() -> dict[str, list[str]]:
-    """The children that were left behind and hang still, each with the mounts that it was asking: those are not asked
-    again as long as it lives, whichever came to hang since."""
-    found = {who: paths for who, paths in read_json(ABANDONED_MOUNTS).items() if isinstance(paths, list)}
-    hang = {who: paths for who, paths in found.items() if is_there(*who.partition(" ")[::2])}
+    """Return the abandoned children that still hang, each with its mounts.
+
+    Those mounts are not called again while the child lives.
+    """
+    recorded = {process: paths for process, paths in read_json(ABANDONED_MOUNTS).items() if isinstance(paths, list)}
+    hang = {process: paths for process, paths in recorded.items() if is_there(*process.partition(" ")[::2])}
     with contextlib.suppress(OSError):
         if not hang:
             ABANDONED_MOUNTS.unlink()
-        elif hang != found:
+        elif hang != recorded:
             write_json(ABANDONED_MOUNTS, hang)
     return hang
 
@@ -208,7 +206,7 @@ def _unescape(path: str) -> str:
 
 
 class _Timex(ctypes.Structure):
-    # struct timex of <sys/timex.h>, as far as it is read; the kernel fills 208 bytes on 64 bits.
+    # struct timex of <sys/timex.h>, up to the last field read; the kernel fills 208 bytes on 64 bits.
     _fields_ = (
         ("modes", ctypes.c_uint),
         ("offset", ctypes.c_long),
@@ -221,7 +219,7 @@ class _Timex(ctypes.Structure):
 
 
 def clock() -> Capture:
-    """What the kernel knows of its clock's discipline; the host's daemon tells it, and a pod may read it."""
+    """Read the kernel's view of its clock discipline, which the host's daemon sets and a pod may read."""
     timex = _Timex()
     libc = ctypes.CDLL(None, use_errno=True)
     state = libc.adjtimex(ctypes.byref(timex))
@@ -236,7 +234,7 @@ def clock() -> Capture:
 
 
 def identity() -> Capture:
-    """munge encodes, unmunge decodes: the two ends of one pipe, without a shell."""
+    """Encode with munge and decode with unmunge: the two ends of one pipe, without a shell."""
     import shutil
     import subprocess
 
@@ -244,18 +242,20 @@ def identity() -> Capture:
     if programs[0] is None or programs[1] is None:
         return Capture("", Failure.MISSING, "munge is not installed")
     try:
-        made = subprocess.run([programs[0], "-n"], stdin=subprocess.DEVNULL, capture_output=True, timeout=5)
-        if made.returncode:
-            return Capture(made.stderr.decode(errors="replace"), None, "")
-        read = subprocess.run([programs[1]], input=made.stdout, capture_output=True, timeout=5)
+        encoded = subprocess.run(
+            [programs[0], "-n"], stdin=subprocess.DEVNULL, capture_output=True, timeout=5, check=False
+        )
+        if encoded.returncode:
+            return Capture(encoded.stderr.decode(errors="replace"), None, "")
+        decoded = subprocess.run([programs[1]], input=encoded.stdout, capture_output=True, timeout=5, check=False)
     except subprocess.TimeoutExpired as error:
         return Capture("", Failure.TIMEOUT, f"{error.cmd[0]} did not answer within 5 s")
     # The payload is empty (-n) and the metadata holds no secret.
-    return Capture((read.stdout + read.stderr).decode(errors="replace"))
+    return Capture((decoded.stdout + decoded.stderr).decode(errors="replace"))
 
 
 def nccl_log() -> Capture:
-    """The end of the newest log that a job's NCCL wrote here (the default task prolog gives it a place)."""
+    """Read the end of the newest log that a job's NCCL wrote on this node (the default task prolog names the place)."""
     logs = (log for directory in NCCL_LOGS.glob("*") for log in _newest_log(directory))
     path = max(logs, default=(0.0, ""))[1]
     if not path:
@@ -270,14 +270,14 @@ def nccl_log() -> Capture:
 
 
 def _newest_log(directory: Path) -> list[tuple[float, str]]:
-    """The directory is a job's user's: a link must not lead root anywhere, nor a million names keep the round."""
-    found = []
+    """Find the newest log in a user's directory: follow no links, and read at most MOST_LOGS names."""
+    logs = []
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
         for entry in islice(entries, MOST_LOGS):
             with contextlib.suppress(OSError):
                 if entry.name.startswith("nccl") and entry.is_file(follow_symlinks=False):
-                    found.append((entry.stat(follow_symlinks=False).st_mtime, entry.path))
-    return [max(found)] if found else []
+                    logs.append((entry.stat(follow_symlinks=False).st_mtime, entry.path))
+    return [max(logs)] if logs else []
 
 
 BUILTINS: dict[str, Callable[[], Capture]] = {

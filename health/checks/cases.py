@@ -1,8 +1,8 @@
-"""A case: what the tools of one node printed, in a directory. Recordings, evidence capsules and replays are all cases.
+"""A case: the output of one node's tools, in a directory. Recordings, evidence capsules and replays are cases.
 
-case.json            where it comes from, and what each check must say of it
-SOURCE.txt           what the source printed
-SOURCE.missing       (or .timeout, .failed, .truncated) a source that failed; the content says why
+case.json            origin, and the verdict that each check must return
+SOURCE.txt           the source's output
+SOURCE.missing       (or .timeout, .failed, .truncated) a failed source, with the reason
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from health.checks.load import Loaded, load_checks, load_limits
 from health.verdict import Class, read_mapping
 
 KEYS = {"about", "origin", "expect", "now", "previous", "environment", "commit", "boot_id", "versions", "verdicts"}
-# One source, and a whole capsule: a kernel that floods its log must not fill the node's disk.
+# Limits of one source and of a capsule: a kernel that floods its log must not fill the node's disk.
 SOURCE_LIMIT = 256 * 1024
 CAPSULE_LIMIT = 2 * 1024 * 1024
 CAPSULES_KEPT = 20
@@ -34,7 +34,7 @@ class Case:
     path: Path
     captures: Mapping[str, Capture]
     origin: str = ""
-    # check -> (result, class or None): what a recording is known to mean.
+    # check -> (result, class or None): the known meaning of a recording.
     expect: Mapping[str, tuple[Result, Class | None]] = field(default_factory=dict)
     now: float = 0.0
     previous: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -78,26 +78,26 @@ def _facts(file: Path) -> dict[str, Any]:
             raise GitsyncError("read a case", f"wanted a mapping, not {data[key]!r}", file=file, field=key)
     for check, memory in data.get("previous", {}).items():
         if not isinstance(memory, dict):
-            why = f"wanted a mapping, not {memory!r}"
-            raise GitsyncError("read a case", why, file=file, field=f"previous.{check}")
+            problem = f"wanted a mapping, not {memory!r}"
+            raise GitsyncError("read a case", problem, file=file, field=f"previous.{check}")
     if isinstance(data.get("now", 0.0), bool) or not isinstance(data.get("now", 0.0), int | float):
-        why = f"wanted seconds since 1970, not {data['now']!r}"
-        raise GitsyncError("read a case", why, file=file, field="now")
+        problem = f"wanted seconds since 1970, not {data['now']!r}"
+        raise GitsyncError("read a case", problem, file=file, field="now")
     return data
 
 
 def _expected(value: object, path: Path) -> tuple[Result, Class | None]:
-    """ "problem", or "problem rma" where the class is part of the meaning."""
+    """Parse "problem", or "problem rma" where the class is part of the meaning."""
     result, _, class_ = str(value).partition(" ")
     try:
         return Result(result), Class(class_) if class_ else None
     except ValueError:
-        why = f"wanted ok, problem or unknown, and a class perhaps, not {value!r}"
-        raise GitsyncError("read a case", why, file=path / "case.json", field="expect") from None
+        problem = f"wanted ok, problem or unknown, optionally with a class, not {value!r}"
+        raise GitsyncError("read a case", problem, file=path / "case.json", field="expect") from None
 
 
 def judge_case(module: CheckModule, tree: Path, case: Case) -> Judged:
-    """One check on a case; a source that the case lacks is a missing tool. `clock`: of a case without a time."""
+    """Run one check on a case. A source that the case lacks counts as a missing tool; without `now`, use the clock."""
     captures = {
         source.name: case.captures.get(source.name, Capture("", Failure.MISSING, f"{source.name}: not in this case"))
         for source in module.CHECK.sources
@@ -109,7 +109,7 @@ def judge_case(module: CheckModule, tree: Path, case: Case) -> Judged:
 
 
 def replay(tree: Path, case: Case, names: Iterable[str] | None) -> list[Judged]:
-    """Every check that the case has something for."""
+    """Run every check for which the case has a source."""
     loaded = load_checks(tree, names)
     return [
         judge_case(module, tree, case)
@@ -120,12 +120,12 @@ def replay(tree: Path, case: Case, names: Iterable[str] | None) -> list[Judged]:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What is wrong with a tree's checks, a reason a line (none: it may be published), and what was proven of them."""
+    """Result of testing a tree: its faults (none: it may be published) and what the recordings prove."""
 
     faults: tuple[str, ...]
     checks: frozenset[str]
     recordings: int
-    # Each (check, what it had to say of a recording) that was as it should be.
+    # Each (check, result) that matched its recording's expectation.
     judged: tuple[tuple[str, Result], ...]
 
     def words(self) -> list[str]:
@@ -141,10 +141,10 @@ class Examined:
 
 
 def examine(tree: Path) -> Examined:
-    """A tree's checks against its own recordings.
+    """Test a tree's checks against its own recordings.
 
-    Every file loads, no two checks mean different things by one source's name, every threshold file reads, and each
-    recording of the tree gets the verdict it is known to mean.
+    Every file loads, no two checks declare one source name differently, every threshold file reads, and each recording
+    of the tree gets its expected verdict.
     """
     loaded = load_checks(tree)
     faults = list(loaded.broken.values()) + _source_clashes(loaded)
@@ -168,8 +168,8 @@ def examine(tree: Path) -> Examined:
                 faults.append(f"{check} on {path.parent.name}: {got.broken}")
             elif got.verdict.result is not result or (class_ and got.verdict.class_ is not class_):
                 wanted = f"{result} {class_}" if class_ else str(result)
-                said = f"{got.verdict.result} {got.verdict.class_}: {got.verdict.reason}"
-                faults.append(f"{check} on {path.parent.name}: wanted {wanted}, got {said}")
+                actual = f"{got.verdict.result} {got.verdict.class_}: {got.verdict.reason}"
+                faults.append(f"{check} on {path.parent.name}: wanted {wanted}, got {actual}")
             else:
                 judged.append((check, result))
     for module in loaded.checks.values():
@@ -195,7 +195,7 @@ def _source_clashes(loaded: Loaded) -> list[str]:
 
 
 def write_case(directory: Path, name: str, captures: Mapping[str, Capture], facts: Mapping[str, object]) -> Path:
-    """An evidence capsule: whole under its name or not there at all, and never more than its bound."""
+    """Write an evidence capsule: complete under its name or not at all, and never above its size limit."""
     directory.mkdir(parents=True, exist_ok=True)
     temporary = directory / f".{name}.{os.getpid()}.{time.monotonic_ns()}"
     temporary.mkdir(mode=0o700)
@@ -206,8 +206,8 @@ def write_case(directory: Path, name: str, captures: Mapping[str, Capture], fact
             text = (capture.text if capture.failure is None else capture.why).encode()
             limit = min(SOURCE_LIMIT, left)
             if len(text) > limit:
-                # Cut text must never be replayed as whole: it comes back as a source that was truncated. Logs say
-                # the newest things last.
+                # Truncated text must never be replayed as complete, so store it as a truncated source. Keep the end:
+                # logs have the newest lines last.
                 suffix, text = Failure.TRUNCATED.value, text[-limit:] if limit else b""
             left -= len(text)
             (temporary / f"{source}.{suffix}").write_bytes(text)

@@ -1,7 +1,7 @@
-"""Reads the sources of checks on a live node: programs side by side, each with its deadline, none able to hang us.
+"""Read the sources of checks on a live node: programs in parallel, each with a deadline; none can hang the round.
 
-A program that does not end is killed with its group. One in uninterruptible sleep cannot be killed: it is left behind
-and the next run does not start another beside it.
+A program that does not end is killed with its group. One in uninterruptible sleep cannot be killed: it is left behind,
+and the next run does not start another.
 """
 
 from __future__ import annotations
@@ -47,10 +47,12 @@ def collect(
     *,
     at_once: int = AT_ONCE,
 ) -> dict[str, Capture]:
-    """Every source by name. `abandoned` remembers, over runs, the programs that could not be killed. `at_once`: how
-    many programs side by side."""
+    """Read every source, by name.
+
+    `abandoned` records, over runs, the programs that could not be killed. `at_once` is the number of parallel programs.
+    """
     wanted = {source.name: source for source in sources}
-    found: dict[str, Capture] = {}
+    readings: dict[str, Capture] = {}
     commands: list[tuple[str, str, Command, tuple[str, ...]]] = []
     parts: dict[str, list[tuple[str, Capture]]] = {}
     env = {**ENVIRONMENT, **(environment or {})}
@@ -58,11 +60,11 @@ def collect(
         if isinstance(source, Command):
             program = shutil.which(source.argv[0], path=env["PATH"])
             if program is None:
-                found[name] = Capture("", Failure.MISSING, f"{source.argv[0]} is not installed")
+                readings[name] = Capture("", Failure.MISSING, f"{source.argv[0]} is not installed")
                 continue
             targets = matching(source.each) if source.each else [""]
             if not targets:
-                found[name] = Capture("", Failure.MISSING, f"nothing matches {source.each}")
+                readings[name] = Capture("", Failure.MISSING, f"nothing matches {source.each}")
             for target in targets:
                 commands.append((name, target, source, (program, *source.argv[1:], *([target] if target else []))))
     stuck = _stuck(abandoned)
@@ -70,13 +72,15 @@ def collect(
         parts.setdefault(name, []).append((label, capture))
     _remember(abandoned, stuck)
     for name, captured in parts.items():
-        found[name] = _join(captured)
+        readings[name] = _join(captured)
     for name, source in wanted.items():
         if isinstance(source, Files):
-            found[name] = read_files(source)
+            readings[name] = read_files(source)
         elif isinstance(source, Builtin):
-            found[name] = BUILTINS[name]() if name in BUILTINS else Capture("", Failure.MISSING, f"no builtin {name}")
-    return found
+            readings[name] = (
+                BUILTINS[name]() if name in BUILTINS else Capture("", Failure.MISSING, f"no builtin {name}")
+            )
+    return readings
 
 
 def read_files(source: Files) -> Capture:
@@ -90,7 +94,7 @@ def read_files(source: Files) -> Capture:
             try:
                 text = os.read(fd, 65536).decode(errors="replace")
             except OSError:
-                # A link that is down answers EINVAL for its speed: absent, which the parser must notice.
+                # A link that is down answers EINVAL for its speed: treat it as absent; the parser notices that.
                 continue
             finally:
                 os.close(fd)
@@ -127,8 +131,8 @@ def _run_all(
             while waiting and len(running) < at_once:
                 name, label, command, argv = waiting.pop()
                 if argv[0] in stuck:
-                    why = f"an earlier {argv[0]} (pid {stuck[argv[0]]}) still hangs in the kernel"
-                    done.append((name, label, Capture("", Failure.TIMEOUT, why)))
+                    reason = f"an earlier {argv[0]} (pid {stuck[argv[0]]}) still hangs in the kernel"
+                    done.append((name, label, Capture("", Failure.TIMEOUT, reason)))
                     continue
                 try:
                     process = subprocess.Popen(
@@ -168,7 +172,7 @@ def _run_all(
 
 @contextlib.contextmanager
 def _ended_with_us(running: Mapping[int, _Running]) -> Iterator[None]:
-    """A round may be cut before its programs' deadlines are over, and each of them has a session of its own."""
+    """Kill the running programs on exit: a round may be cut before their deadlines, and each has its own session."""
     try:
         yield
     finally:
@@ -206,29 +210,32 @@ def _give_up(entry: _Running, stuck: dict[str, int]) -> tuple[str, str, Capture]
         entry.process.wait(0.5)
     except subprocess.TimeoutExpired:
         stuck[str(entry.process.args[0])] = entry.process.pid  # type: ignore[index]  # argv is a tuple here
-        # Popen's destructor must not wait for it nor warn about it.
+        # Popen's destructor must not wait for the process nor warn about it.
         entry.process.returncode = -signal.SIGKILL
     assert entry.process.stdout is not None
     entry.process.stdout.close()
-    why = f"{' '.join(entry.command.argv)} did not answer within {entry.command.deadline_s:g} s"
+    reason = f"{' '.join(entry.command.argv)} did not answer within {entry.command.deadline_s:g} s"
     failure = Failure.TIMEOUT
     if waited > entry.command.deadline_s / 2:
-        # Any job can bring that about, and nothing is known of what the program asks.
-        failure, why = Failure.FAILED, f"{why}, of which it waited {waited:.1f} s for a processor"
-    return entry.source, entry.label, Capture(entry.output.decode(errors="replace"), failure, why)
+        # Any job can cause this, and it says nothing about what the program measures.
+        failure, reason = Failure.FAILED, f"{reason}, of which it waited {waited:.1f} s for a processor"
+    return entry.source, entry.label, Capture(entry.output.decode(errors="replace"), failure, reason)
 
 
 def _stuck(file: Path | None) -> dict[str, int]:
-    """Programs of earlier runs that are still there; "PROGRAM PID START" a line, so that a reused pid is not one."""
-    found: dict[str, int] = {}
+    """Read the programs of earlier runs that still exist.
+
+    The lines are "PROGRAM PID START", so that a reused pid does not match.
+    """
+    programs: dict[str, int] = {}
     if file is None:
-        return found
+        return programs
     with contextlib.suppress(OSError, ValueError):
         for line in file.read_text().splitlines():
             program, pid, start = line.rsplit(" ", 2)
             if is_there(pid, start):
-                found[program] = int(pid)
-    return found
+                programs[program] = int(pid)
+    return programs
 
 
 def _remember(file: Path | None, stuck: Mapping[str, int]) -> None:

@@ -1,8 +1,8 @@
-"""Whether this pod begins a deep check by itself, and that it does so once in a boot.
+"""Decide if this pod starts the deep checks by itself, and run them once per boot.
 
-Its node's drain says so: the fleet waits for a machine that was rebooted, or an earlier pod has found what a reboot or
-the manufacturer must mend. Both hold before the pod begins and are looked at once more when the checks do, so no job is
-there, and none comes.
+The node's drain decides: the fleet waits for a rebooted machine, or an earlier pod found a problem that needs a reboot
+or the manufacturer. The drain precedes the pod and is checked again when the checks start, so no job runs and none
+comes.
 """
 
 from __future__ import annotations
@@ -15,22 +15,24 @@ from health.ask import ask_broker
 from health.deep import State, Word
 from health.places import Places, boot_id
 
-# It asks the controller, which may take its time.
+# The broker asks the controller, which may take time.
 BROKER_S = 15.0
-CUT = "they were cut, and jobs may run by now"
+CUT = "the deep checks were interrupted, and jobs may run by now"
 
 
 def asked() -> bool | None:
-    """None: the broker has not heard from the controller yet."""
+    """Ask the broker if deep checks are wanted; None while it has no answer from the controller."""
     if os.environ.get("MINIVM_HEALTH_DEEP") == "1":
         return True
-    said = (ask_broker({"ask": "deep"}, BROKER_S) or {}).get("deep")
-    return said if isinstance(said, bool) else None
+    answer = (ask_broker({"ask": "deep"}, BROKER_S) or {}).get("deep")
+    return answer if isinstance(answer, bool) else None
 
 
 def once(run: Callable[[], str], wanted: Callable[[], bool | None] = asked) -> bool:
-    """Whether that is settled for this boot. One that was cut begins anew, where it still may; `run` says why it could
-    not run."""
+    """Run the deep checks if wanted; tell if they are settled for this boot.
+
+    An interrupted run starts anew if it still may. `run` returns the reason why it could not run.
+    """
     path, boot = Places.from_environment().deep, boot_id()
     known = deep.read(path)
     if known is not None and known.settled(boot):
@@ -42,8 +44,8 @@ def once(run: Callable[[], str], wanted: Callable[[], bool | None] = asked) -> b
         deep.write(path, Word(boot, State.UNKNOWN, said=CUT) if cut else Word(boot, State.NOT_ASKED))
         return True
     deep.write(path, Word(boot, State.RUNNING))
-    why = run()
+    failure = run()
     after = deep.read(path)
     if after is None or not after.settled(boot):
-        deep.write(path, Word(boot, State.UNKNOWN, said=(why or "the round said nothing")[: deep.SAID]))
+        deep.write(path, Word(boot, State.UNKNOWN, said=(failure or "the round left no result")[: deep.TEXT_LIMIT]))
     return True

@@ -1,4 +1,4 @@
-"""The evidence of an incident: a capsule at its start, with what the check saw and what else may explain it."""
+"""Evidence of an incident: a capsule written at its start, with the check's sources and other possible causes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from health.places import Places
 from health.script import UNFIT
 from health.verdict import Verdict
 
-# Kept with any capsule: how the last job's communication went.
+# Kept with every capsule: the last job's communication.
 ALWAYS: tuple[Source, ...] = (Builtin("nccl_log"),)
 
 
 @dataclass(slots=True)
 class Readings:
-    """What the sources gave in this round; what only a capsule wants is read once, when the first check fails."""
+    """Source texts of this round; sources for capsules only are read once, when the first check fails."""
 
     places: Places
     captures: dict[str, Capture]
@@ -42,7 +42,7 @@ def read_sources(sources: list[Source], places: Places, at_once: int = AT_ONCE) 
 
 
 def with_evidence(judged: Judged, before: Verdict | None, check: Check, readings: Readings) -> Judged:
-    """The capsule's path stays in the verdict for as long as the incident lasts."""
+    """Write a capsule at the start of an incident; its path stays in the verdict while the incident lasts."""
     verdict = judged.verdict
     if verdict.result is not Result.PROBLEM:
         return judged

@@ -1,4 +1,4 @@
-"""What hardware a node has, or was promised: a check of something else does not apply."""
+"""Hardware that a node has or was promised: checks of other hardware do not apply."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ PRESENCE: Mapping[Hardware, tuple[str, ...]] = {
 
 
 def present(hardware: Hardware, expect: Mapping[str, str]) -> bool:
-    """Whether the node has, or was promised, what the check is about: a GPU that vanished is still promised."""
+    """Tell if the node has the hardware or was promised it: a GPU that vanished is still promised."""
     if hardware is Hardware.ANY or expect.get(hardware.value, "0") not in {"", "0"}:
         return True
     if hardware is Hardware.GPU and any(
-        # The bus says it even where no driver is loaded.
+        # The bus shows the GPU even if no driver is loaded.
         Path(path).read_text().strip() == "0x10de"
         and (Path(path).parent / "class").read_text().startswith(("0x0300", "0x0302"))
         for path in matching("/sys/bus/pci/devices/*/vendor")
@@ -30,6 +30,6 @@ def present(hardware: Hardware, expect: Mapping[str, str]) -> bool:
 
 
 def expectations(environment: Mapping[str, str]) -> dict[str, str]:
-    """MINIVM_EXPECT_GPUS=8 and the like, as {"gpu": "8"}."""
+    """Read MINIVM_EXPECT_GPUS=8 and the like, as {"gpu": "8"}."""
     names = {"MINIVM_EXPECT_GPUS": "gpu", "MINIVM_EXPECT_IB": "ib", "MINIVM_EXPECT_NVME": "nvme"}
     return {key: environment[name] for name, key in names.items() if environment.get(name, "").isdecimal()}

@@ -1,4 +1,4 @@
-"""From captured text to a verdict: one check, guarded. Whatever a parser does, the outcome is never a false "ok"."""
+"""Judge captured text with one check and return a verdict; whatever a parser does, never a false "ok"."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from health.verdict import Class, Verdict, shown, summarise
 
 
 class _TooLong(BaseException):
-    """Not an Exception, so that a check's own handlers do not swallow it."""
+    """Raised at a check's deadline; not an Exception, so that the check's own handlers do not swallow it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a verdict is bound to, equal for every check of a round."""
+    """Facts common to all verdicts of a round."""
 
     commit: str
     boot_id: str
@@ -33,7 +33,7 @@ class Setting:
 class Judged:
     verdict: Verdict
     state: Mapping[str, Any]
-    # The check's own code failed: a fault of the tree, not of the node.
+    # Error of the check's own code: a fault of the tree, not of the node.
     broken: str = ""
 
 
@@ -57,9 +57,9 @@ def judge(
         context = Context(setting.now, known, previous, setting.expect, state)
         with _deadline(check.deadline_s):
             findings = list(module.judge(module.parse(inputs), context))
-        if not all(isinstance(found, Finding) for found in findings):
-            raise TypeError("judge must give Findings")
-        findings = [_capped(shown(found), check) for found in findings]
+        if not all(isinstance(finding, Finding) for finding in findings):
+            raise TypeError("judge must return Findings")
+        findings = [_capped(shown(finding), check) for finding in findings]
     except Unreadable as error:
         findings = [_unknown(str(error))]
     except _TooLong:
@@ -85,19 +85,19 @@ def judge(
         subject=worst.subject,
         at=setting.now,
         expires=setting.now + check.lifetime_s,
-        # A node with a thousand sick subjects is told by its first hundred.
-        findings=tuple(found for found in findings if found.result is not Result.OK)[:100],
+        # A node with a thousand faulty subjects lists the first hundred.
+        findings=tuple(finding for finding in findings if finding.result is not Result.OK)[:100],
     )
-    # A check that failed forgets nothing: what it remembered stays.
+    # A check that failed keeps its previous state.
     return Judged(verdict, state if state or (not broken and worst.result is not Result.UNKNOWN) else previous, broken)
 
 
-def _capped(found: Finding, check: Check) -> Finding:
-    """What a job's user can bring about says nothing of the node: it drains none, and counts against no part."""
-    partly_his = check.user_made is UserMade.PARTLY and found.user_made is not False
-    if found.result is Result.PROBLEM and (found.user_made or partly_his or check.user_made is UserMade.YES):
-        return replace(found, class_=Class.USER)
-    return found
+def _capped(finding: Finding, check: Check) -> Finding:
+    """Lower to class `user` what a job's user can cause: it drains no node and counts against no part."""
+    partly_user_made = check.user_made is UserMade.PARTLY and finding.user_made is not False
+    if finding.result is Result.PROBLEM and (finding.user_made or partly_user_made or check.user_made is UserMade.YES):
+        return replace(finding, class_=Class.USER)
+    return finding
 
 
 def _unknown(reason: str) -> Finding:
@@ -106,7 +106,7 @@ def _unknown(reason: str) -> Finding:
 
 @contextmanager
 def _deadline(seconds: float) -> Iterator[None]:
-    """Interrupts pure Python after so many seconds; only the main thread can be interrupted so."""
+    """Interrupt pure Python code after some seconds; works in the main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,11 +1,11 @@
-"""Loads the checks of one tree: Python files by import, anything else executable by its header.
+"""Load the checks of one tree: Python files by import, other executables by their header.
 
-A program in another language says what it is in one comment line and answers by its exit code:
+A program in another language declares itself in one comment line and answers by its exit code:
 
-    # minivm-check: {"about": "...", "class": "node", "period_s": 300, "deadline_s": 10, "when": ["background"]}
+# minivm-check: {"about": "...", "class": "node", "period_s": 300, "deadline_s": 10, "when": ["background"]}
 
-exit 0 is ok, exit 80 (MINIVM_UNFIT) a problem with the last line of output as the reason; anything else is a broken
-script, and the verdict is unknown. 1 and 2 are what a shell exits with when the script itself is wrong.
+Exit 0 is ok, exit 80 (MINIVM_UNFIT) a problem with the last line of output as the reason. Any other exit code means a
+broken script, and the verdict is unknown: a shell exits with 1 or 2 when the script itself is wrong.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ HEADER_KEYS = {"about", "class", "period_s", "deadline_s", "when", "user_made"}
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The checks that could be loaded, and why the others could not: a broken file spoils no other."""
+    """Checks that loaded, and the errors of the others: one broken file does not affect the rest."""
 
     checks: dict[str, api.CheckModule]
     broken: dict[str, str]
 
 
 class _Program:
-    """A check in another language, in the shape of a module."""
+    """A check in another language, with a check module's interface."""
 
     def __init__(self, check: api.Check) -> None:
         self.CHECK = check
@@ -50,9 +50,9 @@ class _Program:
         code, text = measured
         last = text.strip().splitlines()[-1].strip()[:300] if text.strip() else ""
         if code == 0:
-            return [api.ok(last or "the program is content")]
+            return [api.ok(last or "the program reports no problem")]
         if code == UNFIT:
-            return [api.problem(last or "the program is not content")]
+            return [api.problem(last or "the program reports a problem")]
         return [api.unknown(f"broken script: {last}")]
 
 
@@ -67,7 +67,7 @@ def load_checks(tree: Path, names: Iterable[str] | None = None) -> Loaded:
             continue
         try:
             module = _load_module(path) if path.suffix == ".py" else _load_program(path)
-        # A tree's file may fail in any way at all; whatever it is, it is that file's fault and no other's.
+        # A tree's file may fail in any way; the failure counts for that file only.
         except (Exception, SystemExit) as error:
             broken[path.stem] = f"{path.name}: {type(error).__name__}: {error}"
             continue
@@ -77,8 +77,8 @@ def load_checks(tree: Path, names: Iterable[str] | None = None) -> Loaded:
             broken[path.stem] = f"{path.name}: declares the name {module.CHECK.name!r}, wanted {path.stem!r}"
             continue
         if module.CHECK.user_made is api.UserMade.YES and module.CHECK.class_ is not api.Class.USER:
-            said = f"says that a job's user can bring it about: its class is at most user, not {module.CHECK.class_}"
-            broken[path.stem] = f"{path.name}: {said}"
+            fault = f"declares that a job's user can cause it: set the class to user, not {module.CHECK.class_}"
+            broken[path.stem] = f"{path.name}: {fault}"
             continue
         checks[path.stem] = module
     return Loaded(checks, broken)
@@ -128,29 +128,29 @@ def _load_program(path: Path) -> api.CheckModule | None:
 
 
 def _header(text: str, path: Path) -> dict[str, Any]:
-    def wrong(why: str, field: str | None = None) -> GitsyncError:
-        return GitsyncError("load a check", why, file=path, field=field)
+    def invalid(reason: str, field: str | None = None) -> GitsyncError:
+        return GitsyncError("load a check", reason, file=path, field=field)
 
     try:
         data = json.loads(text)
     except ValueError as error:
-        raise wrong(f"what follows {MARK} is not JSON: {error}") from error
+        raise invalid(f"the text after {MARK} is not JSON: {error}") from error
     if not isinstance(data, dict):
-        raise wrong(f"what follows {MARK} is no mapping")
+        raise invalid(f"the text after {MARK} is not a mapping")
     if stray := set(data) - HEADER_KEYS:
-        raise wrong(f"unknown key {min(stray)!r}; known: {', '.join(sorted(HEADER_KEYS))}")
+        raise invalid(f"unknown key {min(stray)!r}; known: {', '.join(sorted(HEADER_KEYS))}")
     if not isinstance(data.get("about"), str):
-        raise wrong("wanted a sentence", "about")
+        raise invalid("wanted a sentence", "about")
     if data.get("class", "node") not in list(api.Class):
-        raise wrong(f"wanted one of {', '.join(api.Class)}, not {data['class']!r}", "class")
-    # A program says one thing: a part of it cannot be the user's.
+        raise invalid(f"wanted one of {', '.join(api.Class)}, not {data['class']!r}", "class")
+    # A program has one finding: a part of it cannot be user-made.
     if (made := data.get("user_made", "no")) not in ("no", "yes"):
-        raise wrong(f"wanted no or yes, not {made!r}", "user_made")
+        raise invalid(f"wanted no or yes, not {made!r}", "user_made")
     when = data.get("when", ["background"])
     if not isinstance(when, list) or not when or any(item not in list(api.When) for item in when):
-        raise wrong(f"wanted a list of {', '.join(api.When)}, not {when!r}", "when")
+        raise invalid(f"wanted a list of {', '.join(api.When)}, not {when!r}", "when")
     for key in ("period_s", "deadline_s"):
         seconds = data.get(key, 1)
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < 1e6:
-            raise wrong(f"wanted seconds, not {seconds!r}", key)
+            raise invalid(f"wanted seconds, not {seconds!r}", key)
     return data

@@ -1,9 +1,9 @@
-"""Runs the background checks of the current commit, round after round: a small process that sleeps between them.
+"""Run the background checks of the current commit, round after round, in a small process that sleeps in between.
 
-    python3 -I -m health.checks.loop
+python3 -I -m health.checks.loop
 
-Each round is a short child of its own, a fork: a check that leaks or hangs ends with it. The first round waits a part
-of the interval that the pod's name gives, so that a fleet that starts at once does not ask its drivers at once for
+Each round is a short-lived fork: a check that leaks or hangs ends with it. The first round waits for a part of the
+interval that the pod's name determines, so that a fleet that starts at once does not query its drivers in step for
 ever.
 """
 
@@ -35,15 +35,15 @@ from health.tell import metrics, sentence, tell, write_metrics
 from health.verdict import read_verdict, read_verdicts
 from init.pod.pod import Pod
 
-# A round finds out by itself which checks are due; this is the finest grain.
+# Each round finds the due checks itself; this is the finest interval.
 ROUND_S = 15.0
-# The deep set runs minutes and has deadlines of its own.
+# The deep set runs for minutes and has deadlines of its own.
 DEEP_S = 900.0
 BACKGROUND_S = 120.0
 
 
 def round_once(when: str, limit_s: float, *, only_due: bool) -> str:
-    """Why the round could not be run, or ""."""
+    """Run one round; return the reason if it could not run, else ""."""
     try:
         with lease.hold() as held:
             asked = Asked(When(when), only_due=only_due)
@@ -61,14 +61,14 @@ def round_once(when: str, limit_s: float, *, only_due: bool) -> str:
 
 
 def _perform(tree: Path, commit: str, asked: Asked) -> bytes:
-    # In the child alone: what sleeps between rounds has no need of it.
+    # Import in the child only: the parent sleeps between rounds and does not need it.
     from health.checks.round import perform
 
     return perform(tree, commit, asked).encode()
 
 
 def anything_due(now: float) -> bool:
-    """Whether a round would run a check: a few small files to read, where the round is a fork and loads each check."""
+    """Tell if a round would run a check: reads a few small files, whereas a round forks and loads every check."""
     places = Places.from_environment()
     boot = boot_id()
     index = read_index(places.index)
@@ -86,7 +86,7 @@ def anything_due(now: float) -> bool:
 
 
 def report(shown: str, now: float) -> str:
-    """The pod's own words about its health, said when they change; what it shows now."""
+    """Update the pod's condition and metrics; return the sentence that the pod shows now."""
     places = Places.from_environment()
     verdicts = read_verdicts(places.verdicts)
     write_metrics(places.metrics, metrics(verdicts, now))
@@ -94,10 +94,10 @@ def report(shown: str, now: float) -> str:
     return text if text == shown or tell(text) else shown
 
 
-def _told(when: str, limit_s: float) -> str:
-    if why := round_once(when, limit_s, only_due=False):
-        print(f"health: {when}: {why}", file=sys.stderr, flush=True)
-    return why
+def _run_logged(when: str, limit_s: float) -> str:
+    if failure := round_once(when, limit_s, only_due=False):
+        print(f"health: {when}: {failure}", file=sys.stderr, flush=True)
+    return failure
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
@@ -107,26 +107,26 @@ def _stop(number: int, frame: FrameType | None) -> None:
 def main() -> int:
     signal.signal(signal.SIGTERM, _stop)
     span = float(os.environ.get("MINIVM_HEALTH_ROUND_SECONDS", ROUND_S))
-    mine = span * share(Pod(os.environ).name)
+    offset = span * share(Pod(os.environ).name)
     notify("READY=1")
     first = not Places.from_environment().index.exists()
-    # The first round of a pod is not late: it makes the index without which every prolog runs its checks itself.
+    # A pod's first round starts at once: it writes the index, without which every prolog runs its checks itself.
     if first:
-        _told("boot", BACKGROUND_S)
-    settled = deep.once(lambda: _told("deep", DEEP_S))
-    at = time.monotonic() + (0.0 if first else mine)
+        _run_logged("boot", BACKGROUND_S)
+    settled = deep.once(lambda: _run_logged("deep", DEEP_S))
+    at = time.monotonic() + (0.0 if first else offset)
     fault = shown = ""
     while True:
         select.select([], [], [], max(0.0, at - time.monotonic()))
-        settled = settled or deep.once(lambda: _told("deep", DEEP_S))
+        settled = settled or deep.once(lambda: _run_logged("deep", DEEP_S))
         before = fault
         fault = round_once("background", BACKGROUND_S, only_due=True) if anything_due(time.time()) else ""
         shown = report(shown, time.time())
         if fault != before:
-            print(f"health: {fault or 'rounds run again'}", file=sys.stderr, flush=True)
-        # From here on at this pod's own moment of the interval.
+            print(f"health: {fault or 'rounds of checks run again'}", file=sys.stderr, flush=True)
+        # From now on, keep to this pod's offset in the interval.
         now = time.monotonic()
-        at = now + span if not first else now + mine + 0.1
+        at = now + span if not first else now + offset + 0.1
         first = False
 
 

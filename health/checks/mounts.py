@@ -1,8 +1,8 @@
-"""Do the network file systems of this pod answer? For a pod that runs no health checks, such as a login pod.
+"""Test the network file systems of a pod that runs no health checks, such as a login pod.
 
-    python3 -I -m health.checks.mounts
+python3 -I -m health.checks.mounts
 
-Exit code 1, and what does not answer as the only line: it becomes the reason for which the pod is degraded.
+If one does not answer, the exit code is 1 and the only line names it: the reason for the pod's degraded state.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from health.checks.builtin import ABANDONED_MOUNTS, mounts
 
 
 def silent(table: str) -> list[str]:
-    """What hangs or fails, of the lines "state seconds type path" that the collector writes."""
-    found = []
+    """List the mounts that hang or fail, from the collector's lines "state seconds type path"."""
+    failures = []
     for line in table.splitlines():
         state, _, kind, path = [*line.split(" ", 3), "", "", ""][:4]
         if state == "hung":
-            found.append(f"{path} ({kind}) does not answer")
+            failures.append(f"{path} ({kind}) does not answer")
         elif state.startswith("error:"):
-            found.append(f"{path} ({kind}): {state.removeprefix('error:').replace('_', ' ')}")
-    return found
+            failures.append(f"{path} ({kind}): {state.removeprefix('error:').replace('_', ' ')}")
+    return failures
 
 
 def main() -> int:
     ABANDONED_MOUNTS.parent.mkdir(parents=True, exist_ok=True)
-    seen = mounts()
-    wrong = [seen.why] if seen.failure else silent(seen.text)
-    if wrong:
-        print("; ".join(wrong))
-    return 1 if wrong else 0
+    capture = mounts()
+    failures = [capture.why] if capture.failure else silent(capture.text)
+    if failures:
+        print("; ".join(failures))
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What rounds of checks leave on the node for one another and for the prolog: memories, a lock.
+"""Files that rounds of checks leave on the node for later rounds and the prolog: memories and a lock.
 
-All of it may be lost: a round goes on without it, and knows a little less.
+All of them may be lost: a round continues without them and knows a little less.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from health.index import read_index
 from health.places import Places
 
 ROUND_WAIT_S = 5.0
-# How the verdicts on scripts that broke are called.
+# Name prefix of the verdicts on broken scripts.
 SCRIPTS = "scripts_"
 
 
 def recall(places: Places, check: str, boot_id: str) -> Mapping[str, Any]:
-    """What a check remembered since this boot."""
+    """Read what a check remembered since this boot."""
     data = read_json(places.memory(check))
     state = data.get("state")
     return state if data.get("boot_id") == boot_id and isinstance(state, dict) else {}
@@ -37,9 +37,9 @@ def remember(places: Places, check: str, boot_id: str, state: Mapping[str, Any])
 
 
 def bury(places: Places, alive: Collection[str]) -> None:
-    """A verdict dies with its check: what a commit has taken out of the tree says nothing any more.
+    """Delete the verdicts of checks that are no longer in the tree.
 
-    Scripts of prologs and epilogs have verdicts too, and names of their own.
+    Keeps the verdicts of prolog and epilog scripts, which have other names.
     """
     for path in places.verdicts.glob("[!.]*.json"):
         name = path.stem
@@ -48,22 +48,25 @@ def bury(places: Places, alive: Collection[str]) -> None:
 
 
 def forget(places: Places, check: str) -> None:
-    """Its verdict, and what it remembers."""
+    """Delete a check's verdict and its memory."""
     for path in (places.memory(check), places.verdict(check)):
         with contextlib.suppress(OSError):
             path.unlink()
 
 
 def promised(places: Places) -> Mapping[str, str]:
-    """The hardware that the pod was promised, as a round that had the pod's environment wrote it down."""
+    """Return the hardware promised to the pod, recorded by the last round that had the pod's environment."""
     index = read_index(places.index)
     return index.expect if index else {}
 
 
 @contextlib.contextmanager
 def one_round(places: Places, within: float | None) -> Iterator[bool]:
-    """Whether this round is alone; a prolog waits a little for that and then goes on: each file is published whole.
-    None: what loads the whole machine waits for as long as the one before it takes."""
+    """Hold the lock on rounds; yield whether this round is alone.
+
+    A prolog waits briefly and then goes on: each file is published atomically. None: a check that loads the whole
+    machine waits for the end of the round before it.
+    """
     try:
         places.state.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(places.state / "round.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""What /proc tells of the processes, as text of a fixed form: all of them, and those that wait in the kernel."""
+"""Processes in /proc as text of a fixed form: all of them, and those that wait in the kernel."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 
 from health.api import Capture, Failure
 
-# The real user: the directory's owner is root where a user runs a program with root's rights.
+# The real user: root owns the directory where a user runs a set-uid program.
 _UID = re.compile(r"^Uid:\t(\d+)\t", re.MULTILINE)
 _PENDING = re.compile(r"^S(?:ig|hd)Pnd:\t([0-9a-f]+)$", re.MULTILINE)
 _SWITCHES = re.compile(r"^(?:non)?voluntary_ctxt_switches:\t(\d+)$", re.MULTILINE)
-KILL = 1 << 8  # SIGKILL's bit in a set of signals
+KILL = 1 << 8  # SIGKILL's bit in a signal set
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +41,10 @@ def _all() -> Iterator[_Process]:
         try:
             head, _, tail = _head(f"{entry.path}/stat").rpartition(")")
             command = _head(f"{entry.path}/cmdline").replace("\0", " ").strip()
-            # The kernel writes a line break in the name, which is the first line, as two characters.
+            # The kernel escapes a line break in the name (the first line) as two characters.
             status = _head(f"{entry.path}/status", 8192)
         except OSError:
-            # It ended while we looked.
+            # The process ended meanwhile.
             continue
         fields = tail.split()
         uid = _UID.search(status)
@@ -54,37 +54,43 @@ def _all() -> Iterator[_Process]:
 
 
 def processes() -> Capture:
-    """One line a process: pid, start, parent, state, seconds since its start, real user, command line."""
+    """Print one line per process: pid, start, parent, state, seconds since its start, real user, command line."""
     ticks = os.sysconf("SC_CLK_TCK")
     try:
         uptime = float(Path("/proc/uptime").read_text().split()[0])
     except (OSError, ValueError) as error:
         return Capture("", Failure.FAILED, f"/proc/uptime: {error}")
     lines = ["# processes: pid start ppid state age uid command"]
-    for one in _all():
-        age = max(0, int(uptime - one.start / ticks))
-        lines.append(f"{one.pid} {one.start} {one.parent} {one.state} {age} {one.uid} {one.shown}")
+    for process in _all():
+        age = max(0, int(uptime - process.start / ticks))
+        lines.append(
+            f"{process.pid} {process.start} {process.parent} {process.state} {age} {process.uid} {process.shown}"
+        )
     return Capture("\n".join([*lines, f"# end: {len(lines) - 1} processes"]))
 
 
 def waiting() -> Capture:
-    """One line a process that waits in the kernel and takes no signal: how often it has run, and whether it was killed.
+    """Print one line per process in uninterruptible sleep: its number of context switches and whether it was killed.
 
-    Kernel threads rest so by design, and are left out.
+    Kernel threads rest like this by design and are left out.
     """
     lines = ["# waiting: pid start uid switches killed command"]
-    for one in _all():
-        if one.state != "D" or not one.command:
+    for process in _all():
+        if process.state != "D" or not process.command:
             continue
-        switches = sum(map(int, _SWITCHES.findall(one.status)))
-        killed = any(int(pending, 16) & KILL for pending in _PENDING.findall(one.status))
-        lines.append(f"{one.pid} {one.start} {one.uid} {switches} {'yes' if killed else 'no'} {one.shown}")
+        switches = sum(map(int, _SWITCHES.findall(process.status)))
+        killed = any(int(pending, 16) & KILL for pending in _PENDING.findall(process.status))
+        lines.append(
+            f"{process.pid} {process.start} {process.uid} {switches} {'yes' if killed else 'no'} {process.shown}"
+        )
     return Capture("\n".join([*lines, f"# end: {len(lines) - 1} processes"]))
 
 
 def kept_waiting(pid: int) -> float:
-    """How many seconds it, or the worst off of its threads, has been ready to run and was not let: others had the
-    processors. What hangs in a driver or on a server waits for something else."""
+    """Return how many seconds its most delayed thread was ready to run but got no processor.
+
+    A process that hangs in a driver or on a server waits for something else.
+    """
     longest = 0
     with contextlib.suppress(OSError):
         for thread in os.scandir(f"/proc/{pid}/task"):
@@ -94,7 +100,7 @@ def kept_waiting(pid: int) -> float:
 
 
 def start_of(pid: int | str) -> str:
-    """When it began, by the kernel's count: with its number it is one process and no other. Empty: there is none."""
+    """Return the kernel's start time, which with the pid identifies one process; "" if there is none."""
     try:
         return _stat(pid)[19]
     except (OSError, ValueError, IndexError):
@@ -102,7 +108,7 @@ def start_of(pid: int | str) -> str:
 
 
 def is_there(pid: str, start: str) -> bool:
-    """Whether that very process has not ended."""
+    """Tell if this very process is still running."""
     try:
         fields = _stat(pid)
         return fields[19] == start and fields[0] not in "ZX"
@@ -111,7 +117,7 @@ def is_there(pid: str, start: str) -> bool:
 
 
 def _stat(pid: int | str) -> list[str]:
-    """What stands behind its name, in which a process may have any words: its state first."""
+    """Return the fields after the name, starting with the state; the name may contain any text."""
     return _head(f"/proc/{int(pid)}/stat").rpartition(")")[2].split()
 
 

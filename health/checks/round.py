@@ -1,4 +1,4 @@
-"""One round of checks on this node: read the sources once, judge every check, write the verdicts. One process.
+"""Run one round of checks in this process: read the sources once, judge every check, write the verdicts.
 
 python3 -I -m health.checks.round --tree TREE --commit COMMIT [--when prolog | --checks a,b] [--due]
 """
@@ -32,19 +32,21 @@ from health.verdict import Verdict, read_verdict, write_verdict
 def run(
     tree: Path, commit: str, asked: Asked, places: Places, captures: Mapping[str, Capture] | None = None
 ) -> list[Judged]:
-    """`captures` stands in for the node (a planted recording); otherwise the sources are read here. Nothing, where
-    only what is due was asked for and another round runs."""
+    """Run the selected checks; with `captures` (a recording) instead of the node's sources.
+
+    Returns nothing if only due checks were requested and another round runs.
+    """
     loaded = load_checks(tree, asked.names)
-    asked_for = [one.CHECK for one in loaded.checks.values() if asked.takes(one.CHECK, None, 0.0, "")]
+    asked_for = [module.CHECK for module in loaded.checks.values() if asked.takes(module.CHECK, None, 0.0, "")]
     whole = captures is None and any(takes_the_machine(check, asked.when) for check in asked_for)
     within = None if whole else 0.0 if asked.only_due else ROUND_WAIT_S
     with one_round(places, within) as alone:
         if asked.only_due and not alone:
             return []
-        return _alone(tree, commit, asked, places, captures, loaded, 1 if whole else AT_ONCE)
+        return _run_locked(tree, commit, asked, places, captures, loaded, 1 if whole else AT_ONCE)
 
 
-def _alone(
+def _run_locked(
     tree: Path,
     commit: str,
     asked: Asked,
@@ -53,7 +55,7 @@ def _alone(
     loaded: Loaded,
     at_once: int,
 ) -> list[Judged]:
-    # slurmd may start a prolog without the pod's environment: the background round has kept what was promised.
+    # slurmd may start a prolog without the pod's environment: the background round has recorded what was promised.
     expect = expectations(os.environ) or promised(places)
     setting = Setting(commit, boot := boot_id(), time.time(), expect)
     known = {name: read_verdict(places.verdict(name)) for name in loaded.checks}
@@ -80,11 +82,11 @@ def _alone(
     done += [_broken(name, why, setting) for name, why in loaded.broken.items()]
     if asked.names is None and asked.when is When.DEEP and captures is None and not asked.only_due:
         of_gpus = {name for name, module in fitting.items() if module.CHECK.hardware is Hardware.GPU}
-        verdicts = [one.verdict for one in done if one.verdict.check not in loaded.broken]
-        said = deep.word(verdicts, loaded.broken, boot, of_gpus)
-        deep.write(places.deep, said)
+        verdicts = [item.verdict for item in done if item.verdict.check not in loaded.broken]
+        summary = deep.word(verdicts, loaded.broken, boot, of_gpus)
+        deep.write(places.deep, summary)
     if asked.names is None:
-        # A prolog may still run an earlier commit, which has no say in what there is.
+        # A prolog may still run an earlier commit, which does not decide what exists.
         if captures is None and asked.when in {When.BACKGROUND, When.BOOT}:
             bury(places, {*loaded.checks, *loaded.broken})
         with contextlib.suppress(OSError):
@@ -113,8 +115,10 @@ def _read(
     captures: Mapping[str, Capture] | None,
     at_once: int,
 ) -> Readings:
-    """Each source once, however many checks want it; `at_once`: a diagnostic beside an all-reduce
-    would find a slow GPU."""
+    """Read each source once, however many checks use it.
+
+    `at_once` is 1 for deep checks: a diagnostic beside an all-reduce would report a slow GPU.
+    """
     sources = {source.name: source for module in modules for source in module.CHECK.sources}
     if captures is None:
         declared = [source for module in loaded.checks.values() for source in module.CHECK.sources if source.evidence]
@@ -129,20 +133,20 @@ def _absent(check: Check, setting: Setting) -> Verdict:
     return replace(verdict, at=setting.now, expires=setting.now + check.lifetime_s, applies=False)
 
 
-def _broken(name: str, why: str, setting: Setting) -> Judged:
-    """Told to whoever asked for the round, and never written: the last good verdict stands until it expires."""
-    reason = f"the check is broken: {why}"[:500]
-    return Judged(Verdict(name, Result.UNKNOWN, Class.NODE, reason, commit=setting.commit, at=setting.now), {}, why)
+def _broken(name: str, fault: str, setting: Setting) -> Judged:
+    """Report a broken check to the caller without writing it: the last good verdict stays until it expires."""
+    reason = f"the check is broken: {fault}"[:500]
+    return Judged(Verdict(name, Result.UNKNOWN, Class.NODE, reason, commit=setting.commit, at=setting.now), {}, fault)
 
 
 def perform(tree: Path, commit: str, asked: Asked, captures: Mapping[str, Capture] | None = None) -> str:
-    """One JSON line: what each check said."""
+    """Run a round and return its results as one JSON line."""
     done = run(tree, commit, asked, Places.from_environment(), captures)
     return json.dumps({"ran": [_summary(judged) for judged in done if judged.verdict.applies]})
 
 
 def main(arguments: list[str]) -> int:
-    """Prints it. The exit code says only whether the round could be run."""
+    """Print the results. The exit code says only if the round could run."""
     import argparse
 
     parser = argparse.ArgumentParser(prog="health_run")
@@ -151,7 +155,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--when", type=When)
     parser.add_argument("--checks", type=lambda text: tuple(text.split(",")))
     parser.add_argument("--due", action="store_true")
-    parser.add_argument("--without-slurm", action="store_true", help="leave out checks that ask Slurm")
+    parser.add_argument("--without-slurm", action="store_true", help="leave out checks that query Slurm")
     parser.add_argument("--recording", type=Path)
     options = parser.parse_args(arguments)
     asked = Asked(options.when, options.checks, options.due, options.without_slurm)

@@ -1,4 +1,4 @@
-"""Which of a tree's checks a round is about, and which of them are due. Pure."""
+"""Select the checks of a round, and those that are due. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SLURM = frozenset({"scontrol", "sinfo", "squeue", "sacctmgr"})
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Which of a tree's checks a round is about: those of a time, or those that are named."""
+    """Selection of a round's checks: by occasion or by name."""
 
     when: When | None = None
     names: tuple[str, ...] | None = None
@@ -23,7 +23,7 @@ class Asked:
         if self.names is None:
             if self.when is not None and self.when not in check.when:
                 return False
-            # A deep check runs when it is asked for, and never because everything is.
+            # A deep check runs on request only, never because all checks are requested.
             if self.when is not When.DEEP and takes_the_machine(check, self.when):
                 return False
         if self.without_slurm and asks_slurm(check):
@@ -32,15 +32,18 @@ class Asked:
 
 
 def takes_the_machine(check: Check, when: When | None) -> bool:
-    """Whether it loads all of the hardware, for minutes: a deep one, or one that runs by its name alone."""
+    """Tell if the check loads all hardware for minutes: a deep check, or one that runs by name only."""
     return when is When.DEEP or check.when <= {When.DEEP}
 
 
 def asks_slurm(check: Check) -> bool:
-    """slurmd answers nobody while it waits for its own health program: a question of ours would wait for it in turn."""
+    """Tell if the check queries Slurm.
+
+    While slurmd waits for its health program it answers nothing, so both would wait.
+    """
     return any(isinstance(source, Command) and source.argv[0] in SLURM for source in check.sources)
 
 
 def due(period_s: float, known: Verdict | None, now: float, boot: str) -> bool:
-    """Whether a background round must run it again; a little early rather than a round late."""
+    """Tell if a background round must run the check again; a little early rather than a round late."""
     return known is None or not known.fresh(now, boot) or now - known.at >= 0.9 * period_s

@@ -1,1 +1,1 @@
-"""What Slurm runs before, after and beside a job: the scripts of one commit, in their order."""
+"""Run the scripts of one commit, in order, before, after and beside a job for Slurm."""

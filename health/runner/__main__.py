@@ -1,8 +1,8 @@
-"""The resident runner, as a service: what slurmd starts for each job is a client of it.
+"""Resident runner, as a service; the program that slurmd starts for each job is its client.
 
-    python3 -I -m health.runner
+python3 -I -m health.runner
 
-It is quicker, and nothing else: without it each client does the run by itself.
+It only makes runs quicker: without it each client does the run itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ground.sockets import notify
 from health.places import Places
 from health.runner.server import Server
 
-# To PID 1, which ends and starts anew a runner that says nothing for a minute.
+# Interval of the watchdog message; PID 1 restarts a runner that is silent for a minute.
 ALIVE_S = 10.0
 
 
@@ -32,30 +32,30 @@ def main() -> int:
     places.runner.mkdir(mode=0o700, parents=True, exist_ok=True)
     places.runner.chmod(0o700)
     path = places.runner / "socket"
-    # Whoever served here before may have owed a look after a job, and its end told nobody.
+    # A previous server may have owed a check after a job, and its end notified nobody.
     owes = path.exists()
     path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as listener:
         mask = os.umask(0o177)
         listener.bind(str(path))
         os.umask(mask)
-        # A burst finds room; a client that does not helps itself.
+        # Room for a burst; a client beyond it runs the scripts itself.
         listener.listen(1024)
         server = Server(listener, places, Layout.from_environment(), say)
         if owes:
             server.after.owe(time.monotonic())
         server.look()
         server.measure()
-        # What is here stays: no fork copies it for having looked at it.
+        # Freeze these objects, so that a collection in a fork does not copy their pages.
         gc.collect()
         gc.freeze()
         notify("READY=1")
-        told = time.monotonic()
+        notified_at = time.monotonic()
         while not server.stopping:
             server.turn()
-            if time.monotonic() - told > ALIVE_S:
+            if time.monotonic() - notified_at > ALIVE_S:
                 notify("WATCHDOG=1")
-                told = time.monotonic()
+                notified_at = time.monotonic()
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The look at the node after jobs: once for all that have ended, and not while a node waits to be free."""
+"""Check the node after jobs: once for all jobs that ended, while no node waits for the result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from health.places import Places
 from health.runner import gate, record
 from health.script import UNFIT, environment
 
-# After the first of them, so that it serves those that end with it; and from one look to the next.
+# Delay after the first job's end, so that one check serves the jobs that end with it; and between two checks.
 WAIT_S = 1.0
 APART_S = 10.0
 BUDGET_S = 45.0
@@ -27,7 +27,7 @@ class After:
 
     @property
     def is_owed(self) -> bool:
-        """Whether a job has ended of which no look that is over knows."""
+        """True while a job has ended that no finished check covers."""
         return self._owed_at is not None or self._pid != 0
 
     def owe(self, now: float) -> None:
@@ -44,43 +44,43 @@ class After:
         self._pid, self._owed_at, self._last = pid, None, now
 
     def put_off(self, now: float) -> bool:
-        """It could not begin, or was cut, or failed, and is owed still. Whether that is new."""
+        """Retry a check later that could not begin, was cut or failed; tell if this is the first failure."""
         first, self._put_off, self._owed_at = not self._put_off, True, now + APART_S
         return first
 
     def ended(self, pid: int, status: int, now: float) -> bool:
-        """Whether it was cut or failed, and that is new."""
+        """Record a child's end; tell if the check was cut or failed for the first time."""
         if pid != self._pid:
             return False
         self._pid = 0
-        if status:  # ended for want of memory, say, or it failed: nobody has looked
+        if status:  # killed for lack of memory, or failed: the node was not checked
             return self.put_off(now)
         self._put_off = False
         return False
 
     def work(self) -> None:
-        """In a fork. A failed check drains by the broker, as one of an epilog's did."""
+        """Run the epilog's checks, in a fork. A failed check drains the node through the broker, as in an epilog."""
         with lease.hold() as held:
             if not (held.path / "health.d").is_dir():
                 return
             began = time.monotonic()
             env = environment("epilog", os.environ, held.commit, str(held.path), UNFIT)
-            found = gate.check("epilog", held.path, held.commit, env, BUDGET_S, self._places)
-            if any(map(gate.stops_a_job, found.problems)):
+            checked = gate.check("epilog", held.path, held.commit, env, BUDGET_S, self._places)
+            if any(map(gate.stops_a_job, checked.problems)):
                 ask_broker({"ask": "look"}, 0.5)
-            checks: dict[str, object] = {"fresh": found.fresh, "ran": found.ran}
-            if found.problems:
-                checks["problems"] = {verdict.check: verdict.reason for verdict in found.problems}
+            checks: dict[str, object] = {"fresh": checked.fresh, "ran": checked.ran}
+            if checked.problems:
+                checks["problems"] = {verdict.check: verdict.reason for verdict in checked.problems}
             entry: dict[str, object] = {
                 "at": round(time.time(), 3),
                 "kind": "after",
                 "job": "",
                 "commit": held.commit,
-                "result": "broken" if found.fault else "ok",
+                "result": "broken" if checked.fault else "ok",
                 "seconds": round(time.monotonic() - began, 4),
                 "scripts": [],
                 "checks": checks,
             }
-            if found.fault:
-                entry["broken"] = [f"health.d: {found.fault}"]
+            if checked.fault:
+                entry["broken"] = [f"health.d: {checked.fault}"]
             record.append(entry)

@@ -1,6 +1,6 @@
-"""A fork of the resident runner: a session of its own, and nothing of the runner's but what it knows.
+"""A fork of the resident runner, in a session of its own, that shares nothing with the runner but what it has read.
 
-It stays for further runs, one after the other, where the one before has left nothing (health.runner.hands).
+It stays for further runs, one after the other, unless a run left something behind (health.runner.hands).
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from health.runner import run as runner
 from health.runner.request import LONGEST_TEXT, Request, accepted, ended, parse
 from health.runner.warm import Warm, policy_of
 
-# Where they lie in the child, above the three that everybody has: the client's connection, where the next run comes
-# from, and the lease.
+# Descriptors in the child, above the standard three: the client's connection, the source of further runs, and the
+# lease.
 CLIENT, DOOR, LEASE = 3, 4, 5
 GO_S = 5.0
-# After so many runs what they left in circles is collected, when the last of them has had its answer.
+# Collect reference cycles after this many runs, once the last run's client has its answer.
 COLLECTS = 10
 
 
 def fork(work: Callable[[], None]) -> int:
-    """The child's pid; OSError where there is no room for one."""
+    """Fork and run `work` in the child; return the child's pid. OSError if no process can be created."""
     pid = os.fork()
     if pid:
         return pid
     code = 1
     try:
-        # What the collector would visit it would copy. One that stays collects when nobody waits.
+        # A collection would copy the pages that it visits. A fork that stays collects between runs.
         gc.disable()
         os.setsid()
         signal.set_wakeup_fd(-1)
@@ -63,17 +63,17 @@ def _stop(number: int, frame: FrameType | None) -> None:
 def serve(
     door: socket.socket, client: int, request: Request, held: Lease, warm: Warm, budget_s: float, layout: Layout
 ) -> None:
-    """One run, whose end the client waits for. Without its word nothing is done: it may have given us up."""
+    """Serve a run whose client waits for the end, then further runs. Does nothing until the client's "go"."""
     null = os.open("/dev/null", os.O_RDONLY)
-    # By numbers above those that they go to, so that none is lost on the way.
-    said = os.memfd_create("said")
+    # Copy to numbers above the targets first, so that dup2 overwrites none of them.
+    output = os.memfd_create("output")
     lease = [] if held.fd is None else [held.fd]
-    high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16) for fd in (null, said, said, client, door.detach(), *lease)]
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16) for fd in (null, output, output, client, door.detach(), *lease)]
     for place, fd in enumerate(high):
         os.dup2(fd, place, inheritable=place < CLIENT)
-    # Also others' connections: whose end we held would not be heard.
+    # Close other clients' connections too: a client notices its end only if no process holds it.
     os.closerange(len(high), 1 << 20)
-    # What the runner knew is nobody's garbage.
+    # Objects of the runner are never garbage here.
     gc.freeze()
     own = Lease(held.commit, held.path, LEASE if lease else None)
     with contextlib.suppress(OSError):
@@ -87,27 +87,27 @@ class Next:
     budget_s: float
 
 
-def _serve_all(one: Next | None, layout: Layout) -> None:
+def _serve_all(current: Next | None, layout: Layout) -> None:
     door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, DOOR)
     number = 0
-    while one and (answer := _serve(one)):
+    while current and (answer := _serve(current)):
         number += 1
-        # Before the client knows of its end: who comes after it finds us.
-        stays = number < hands.MOST_RUNS and _is_as_before() and _says_so(door)
+        # Before the client learns of the end, so that the next run finds this process.
+        stays = number < hands.MOST_RUNS and _is_unchanged() and _offers_itself(door)
         os.write(CLIENT, answer)
         os.close(CLIENT)
         if not stays:
             return
         if number % COLLECTS == 0:
             gc.collect()
-        one = _next(door, one.warm, layout)
+        current = _next(door, current.warm, layout)
 
 
-def _says_so(door: socket.socket) -> bool:
+def _offers_itself(door: socket.socket) -> bool:
     try:
         return door.send(hands.FREE) > 0
     except OSError:
-        # The runner is gone. The run is not.
+        # The runner is gone; the current run continues.
         return False
 
 
@@ -134,8 +134,8 @@ def _become(fd: int, place: int) -> None:
         os.close(fd)
 
 
-def _is_as_before() -> bool:
-    """Nothing was said of the last run, no step of it was cut or failed, and no process of it is left."""
+def _is_unchanged() -> bool:
+    """Tell if the last run printed nothing, no step was cut or failed, and no process of it remains."""
     if not ours.whole:
         return False
     try:
@@ -145,28 +145,28 @@ def _is_as_before() -> bool:
     return False
 
 
-def _serve(one: Next) -> bytes:
-    """Its answer; nothing where it was not done."""
+def _serve(current: Next) -> bytes:
+    """Perform one run and return its answer; empty if the client did not ask for it."""
     os.set_blocking(CLIENT, True)
-    os.write(CLIENT, accepted(one.budget_s))
+    os.write(CLIENT, accepted(current.budget_s))
     if not select.select([CLIENT], [], [], GO_S)[0] or os.read(CLIENT, 1) != b"G":
         return b""
-    with _until_it_hangs_up():
-        code = runner.perform(one.request.kind, one.request.environment, one.warm)
+    with _StopOnHangUp():
+        code = runner.perform(current.request.kind, current.request.environment, current.warm)
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError):
                 stream.flush()
-    return ended(code, _said())
+    return ended(code, _printed())
 
 
-def _said() -> bytes:
-    """What was printed meanwhile, for the client to print."""
+def _printed() -> bytes:
+    """Return what the run printed, for the client to print."""
     size = os.fstat(2).st_size
     return os.pread(2, LONGEST_TEXT, max(0, size - LONGEST_TEXT))
 
 
-class _until_it_hangs_up:
-    """slurmd that gives a run up ends the client: then the run ends too, with whatever script it is at."""
+class _StopOnHangUp:
+    """Stop the run when its client ends, as slurmd does when it gives a run up; the current script ends too."""
 
     def __enter__(self) -> None:
         signal.signal(signal.SIGIO, self._look)
@@ -176,7 +176,7 @@ class _until_it_hangs_up:
 
     @staticmethod
     def _look(*_: object) -> None:
-        # A client has nothing more to say: what there is to read is its end.
+        # A client sends nothing more: readable means that it has closed the connection.
         if select.select([CLIENT], [], [], 0)[0]:
             raise ours.Stopped
 

@@ -1,6 +1,6 @@
-"""Whether the node is fit for a job: fresh verdicts of the background checks, the rest run now, and the broker's word.
+"""Decide if the node is fit for a job: from fresh verdicts, checks run now, and the broker's decision.
 
-A healthy node costs a few small files to read. Only what is not fresh is run, in one child for all of it.
+A healthy node costs the reading of a few small files. Only checks without a fresh verdict run, in one child.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from health.runner.kept import Kept
 from health.script import run_here
 from health.verdict import Class, Result, Verdict, read_verdict
 
-# Of the host itself: what a job's user can do to it is judged as his, and keeps nobody off.
+# Checks of the host itself: what a job's user can cause has class `user` and stops no job.
 ANY = "any"
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
     problems: tuple[Verdict, ...]
-    # How many verdicts were taken as they lay, and how many checks were run for this.
+    # Verdicts taken as they are, and checks run for this decision.
     fresh: int
     ran: int
-    # Why the checks could not be run: then nothing is known, and a job is not stopped for that.
+    # Why the checks could not run; then nothing is known, and the job may start.
     fault: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What lies there: verdicts that may be believed, and which checks have to be run for the others."""
+    """Verdicts that may be believed, and the checks that must run for the rest."""
 
     believed: Mapping[str, Verdict]
     stale: tuple[str, ...]
-    # Nothing is known of the checks: all of this kind have to be run.
+    # The checks are unknown: all of this kind must run.
     unlisted: bool
 
     @property
@@ -49,7 +49,7 @@ class Found:
 def look(
     kind: str, tree: Path, commit: str, places: Places, kept: Kept | None = None, *, after_a_job: bool = False
 ) -> Found:
-    """`after_a_job`: one has ended since the node was last looked at, and what it left has not been judged."""
+    """Read the verdicts. `after_a_job`: a job ended after the last check, so its traces are not judged yet."""
     if not (tree / "health.d").is_dir():
         return Found({}, (), False)
     kept = kept or Kept()
@@ -58,12 +58,12 @@ def look(
     if index is not None and (index.commit, index.boot_id, index.tree) != (commit, boot, str(tree)):
         index = None
     wanted = asked_of(index, kind)
-    # By words: some twenty, before each job, and making a path of each takes longer than looking at them.
+    # Strings, not Path objects: there are some twenty before each job, and building a Path takes longer than a stat.
     files = {name: f"{places.verdicts}/{name}.json" for name in wanted}
     known = {name: kept.get(file, [file], partial(_read, file)) for name, file in files.items()}
     believed = still_true(known, kind, time.time(), boot)
     if after_a_job and index is not None:
-        doubted = {name for name, one in index.listed.items() if "epilog" in one.when and one.hardware != ANY}
+        doubted = {name for name, facts in index.listed.items() if "epilog" in facts.when and facts.hardware != ANY}
         believed = {name: verdict for name, verdict in believed.items() if name not in doubted}
     return Found(believed, tuple(sorted(wanted - believed.keys())), index is None or not index.listed)
 
@@ -83,25 +83,25 @@ def check(
     *,
     after_a_job: bool = False,
 ) -> Checked:
-    found = look(kind, tree, commit, places, kept, after_a_job=after_a_job)
+    known = look(kind, tree, commit, places, kept, after_a_job=after_a_job)
     fault = ""
     ran: list[str] = []
-    if not found.complete:
-        ran, fault = _run(kind, tree, commit, list(found.stale) or None, env, budget_s)
+    if not known.complete:
+        ran, fault = _run(kind, tree, commit, list(known.stale) or None, env, budget_s)
     again = {name: read_verdict(places.verdict(name)) for name in ran}
-    verdicts = {**found.believed, **{name: verdict for name, verdict in again.items() if verdict is not None}}
+    verdicts = {**known.believed, **{name: verdict for name, verdict in again.items() if verdict is not None}}
     problems = tuple(verdict for verdict in verdicts.values() if verdict.result is Result.PROBLEM)
     return Checked(problems, len(verdicts) - len(ran), len(ran), fault)
 
 
 def asked_of(index: Index | None, kind: str) -> frozenset[str]:
-    """The checks that a job of this kind waits for; none where no round of this commit has listed any."""
+    """Return the checks that a job of this kind waits for; none if no round of this commit has listed any."""
     listed = index.listed.items() if index else ()
     return frozenset(name for name, facts in listed if kind in facts.when and facts.applies)
 
 
 def still_true(known: Mapping[str, Verdict | None], kind: str, now: float, boot: str) -> dict[str, Verdict]:
-    """After a job everything is looked at again: what a verdict said before the job proves nothing about now."""
+    """Filter the verdicts that still hold. After a job all checks run again: an older verdict proves nothing."""
     if kind == "epilog":
         return {}
     return {name: verdict for name, verdict in known.items() if verdict is not None and verdict.fresh(now, boot)}
@@ -119,11 +119,11 @@ def _run(
         last = done.err.strip().splitlines()[-1:] or [""]
         return [], f"the checks could not be run: {done.broken or f'exit {done.code}'} {last[0]}"[:300]
     try:
-        said = json.loads(done.out)["ran"]
-        broken = [f"{item['check']}: {item['broken']}" for item in said if item["broken"]]
-        return [str(item["check"]) for item in said], "; ".join(broken)[:300]
+        results = json.loads(done.out)["ran"]
+        broken = [f"{item['check']}: {item['broken']}" for item in results if item["broken"]]
+        return [str(item["check"]) for item in results], "; ".join(broken)[:300]
     except (ValueError, KeyError, TypeError):
-        return [], "the checks said nothing that can be read"
+        return [], "the output of the checks cannot be parsed"
 
 
 def _round(kind: str, tree: Path, commit: str, names: list[str] | None) -> bytes:
@@ -136,5 +136,5 @@ def _round(kind: str, tree: Path, commit: str, names: list[str] | None) -> bytes
 
 
 def prepare() -> None:
-    """Spares the forks of this process the import. Not before it is wanted: most runs begin and end without."""
+    """Import early, so that forks of this process need not; called late, since most runs need no check."""
     import health.checks.round  # noqa: F401

@@ -1,7 +1,7 @@
-"""Forks that stay: what a run touches, a fork of its own would have to copy first, and that is most of what it costs.
+"""Forks that stay for further runs: a new fork would have to copy every page that a run touches, its main cost.
 
-A fork that has done a run, with nothing to say of it and nothing left of it, is free and is given the next: the
-client's connection, the lease and the request. It looks at every file itself. One that has none for a while is let go.
+A fork whose run printed nothing and left nothing is free and gets the next run: the client's connection, the lease and
+the request. It checks every file itself. A fork without work for a while is dismissed.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from dataclasses import dataclass
 
 from gitsync.lease import Lease
 
-# How long one waits for the next run, and how many may wait.
+# How long a fork waits for the next run, and how many may wait.
 STAYS_S = 3.0
 MOST_FREE = 4
-# Runs of one fork: whatever they leave in its memory goes with it.
+# Runs per fork: it takes all memory that its runs leaked with it.
 MOST_RUNS = 250
-# Of a request, in one piece. A longer one gets a fork of its own.
+# Longest request in one message; a longer one gets a fork of its own.
 LONGEST = 1 << 16
 FREE = b"."
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """As a hand finds it: descriptors that are its own."""
+    """A run as the fork receives it, with descriptors of its own."""
 
     client: int
     lease: int | None
@@ -37,26 +37,26 @@ class Given:
 @dataclass(slots=True)
 class Hand:
     door: socket.socket
-    # When it was given its last run.
+    # When it got its last run.
     since: float
     free: bool = False
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """The runner's end and the fork's. Its end is the hand's, too: a runner that is gone has no more runs."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.setblocking(False)
-    return ours, theirs
+    """Return the runner's end and the fork's end of a connection; the fork ends when the runner closes its end."""
+    runner_end, fork_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    runner_end.setblocking(False)
+    return runner_end, fork_end
 
 
 def take(door: socket.socket) -> Given | None:
-    """None: there are no more."""
-    text, found, _, _ = socket.recv_fds(door, LONGEST, 2, socket.MSG_CMSG_CLOEXEC)
+    """Receive the next run; None if there are no more."""
+    text, descriptors, _, _ = socket.recv_fds(door, LONGEST, 2, socket.MSG_CMSG_CLOEXEC)
     if not text:
         return None
     line, _, rest = text.partition(b"\n")
     after, _, commit = line.decode("ascii").partition(" ")
-    return Given(found[0], found[1] if len(found) > 1 else None, commit, after == "1", rest)
+    return Given(descriptors[0], descriptors[1] if len(descriptors) > 1 else None, commit, after == "1", rest)
 
 
 class Hands:
@@ -69,15 +69,15 @@ class Hands:
         self._rest_at = min(self._rest_at, time.monotonic() + STAYS_S)
 
     def ended(self, pid: int) -> None:
-        """Without its door it ends, if it has not."""
+        """Remove a fork; it ends when its connection is shut down."""
         if hand := self._hands.pop(pid, None):
-            # Forks that are not its own may hold copies of the door.
+            # Other forks may hold copies of this end.
             with contextlib.suppress(OSError):
                 hand.door.shutdown(socket.SHUT_RDWR)
             hand.door.close()
 
     def give(self, client: int, text: bytes, held: Lease, *, after_a_job: bool) -> bool:
-        """Whether one that is free has it."""
+        """Give the run to a free fork; tell if one took it."""
         message = f"{after_a_job:d} {held.commit}\n".encode() + text
         if len(message) > LONGEST:
             return False
@@ -88,7 +88,7 @@ class Hands:
             try:
                 socket.send_fds(hand.door, [message], [client] if held.fd is None else [client, held.fd])
             except OSError:
-                # It was ended, and we have not heard of it yet.
+                # It has ended, and the runner has not reaped it yet.
                 self.ended(pid)
                 continue
             hand.free, hand.since = False, time.monotonic()
@@ -99,7 +99,7 @@ class Hands:
         return [self._rest_at] if self._hands else []
 
     def rest(self, now: float) -> None:
-        """Lets those go that have had nothing to do for a while."""
+        """Dismiss forks that had no work for a while."""
         if now < self._rest_at:
             return
         self._rest_at = now + STAYS_S / 3
@@ -112,12 +112,12 @@ class Hands:
     def _hear(self) -> None:
         for pid, hand in list(self._hands.items()):
             try:
-                said = hand.door.recv(1)
+                message = hand.door.recv(1)
             except BlockingIOError:
                 continue
             except OSError:
-                said = b""
-            if said:
+                message = b""
+            if message:
                 hand.free = True
             else:
                 self.ended(pid)

@@ -1,7 +1,7 @@
-"""What was read of small files, for as long as they are the same ones: the runner's forks find it read.
+"""Cache of values parsed from small files, valid while the files are unchanged; forks of the runner inherit it.
 
-A file is known by its inode, size and times; who publishes writes a new one. What a run asks for is looked at once: a
-fork believes what was looked at for it just before it was made.
+A file is identified by its inode, size and times; publishing writes a new file. Each run looks at a file once: a fork
+believes what the runner looked at just before forking.
 """
 
 from __future__ import annotations
@@ -17,34 +17,37 @@ MOST = 2000
 
 
 def stamp(path: Path | str) -> Stamp | None:
-    """None where there is no such file, or nobody can tell."""
+    """Return a file's identity; None if it is missing or unreadable."""
     try:
-        found = os.stat(path)  # noqa: PTH116  # before each job, some dozen times
+        status = os.stat(path)  # noqa: PTH116  # before each job, some dozen times
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino, found.st_ctime_ns
+    return status.st_mtime_ns, status.st_size, status.st_ino, status.st_ctime_ns
 
 
 class Kept:
     def __init__(self) -> None:
         self._found: dict[object, tuple[tuple[Stamp | None, ...], object]] = {}
-        # What the look that is under way, or was the last, has asked for.
+        # Names requested since the last `look`.
         self._seen: set[object] = set()
 
     def look(self) -> None:
-        """Another run: what it asks for is looked at."""
+        """Begin another run: files are looked at again."""
         self._seen.clear()
 
     def get(self, name: object, files: Iterable[Path | str], read: Callable[[], T]) -> T:
-        """What `read` gave when these files were as they are. Stamped first: what changes meanwhile is read again."""
-        found = self._found.get(name)
-        if found is not None and name in self._seen:
-            return cast(T, found[1])
+        """Return what `read` gave for these files.
+
+        The stamp precedes the read: a file that changes meanwhile is read again.
+        """
+        entry = self._found.get(name)
+        if entry is not None and name in self._seen:
+            return cast(T, entry[1])
         now = tuple(map(stamp, files))
         self._seen.add(name)
-        if found is None or found[0] != now:
+        if entry is None or entry[0] != now:
             if len(self._found) >= MOST:
-                # Commits come and go; what is needed is back after one look.
+                # Commits come and go; entries in use return with the next look.
                 self._found.clear()
-            found = self._found[name] = now, read()
-        return cast(T, found[1])
+            entry = self._found[name] = now, read()
+        return cast(T, entry[1])

@@ -1,4 +1,4 @@
-"""Runs that the resident runner did not take: counted, and told once. The file tells clients too: they wait less."""
+"""Runs that the resident runner did not take, counted and reported once. Clients that see the file wait less."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ground.metrics import family
 NAME = "missed"
 
 
-def tell(folder: Path, why: str) -> None:
-    """One byte for a run; whoever makes the file is the first, and says it."""
+def tell(folder: Path, reason: str) -> None:
+    """Add one byte per run; the process that creates the file reports the fault."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(folder / NAME, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -28,7 +28,7 @@ def tell(folder: Path, why: str) -> None:
     finally:
         os.close(fd)
     if first:
-        text = f"the runner of jobs' scripts did not take a run ({why}): each job starts a Python of its own"
+        text = f"the resident runner did not take a run ({reason}): each job starts its own Python until it does"
         print(f"minivm: {text}", file=sys.stderr)
         from health.tell import tell as tell_the_pod
 
@@ -36,7 +36,7 @@ def tell(folder: Path, why: str) -> None:
 
 
 def forget(folder: Path) -> int:
-    """How many there were; from here on the next is told again."""
+    """Return the count and reset it, so that the next missed run is reported again."""
     path = folder / NAME
     try:
         count = path.stat().st_size
@@ -56,6 +56,6 @@ def recovered() -> None:
 def write_metrics(path: Path, count: int) -> None:
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        about = "Runs of jobs' scripts that the resident runner did not take, since it started."
+        about = "Runs that the resident runner did not take since it started."
         lines = family("minivm_runner_missed_total", about, [({}, str(count))], "counter")
         write_whole(path, "\n".join(lines) + "\n")

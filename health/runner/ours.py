@@ -1,7 +1,7 @@
-"""Scripts of the image's own tree, in the runner's fork: no interpreter starts for what is read already.
+"""Run the image's own scripts in the runner's fork: no interpreter starts for code that is already compiled.
 
-A script is ours where a tree has it, and the library it imports, byte for byte as the image brings them. Whatever a
-site wrote is a program that is started, as always.
+This applies to a script if the tree has it, and the library it imports, byte for byte as the image does. A site's own
+script is started as a program.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LIBRARY = "lib/jobs.py"
 @dataclass(frozen=True, slots=True)
 class Source:
     text: bytes
-    # None: not one that could run here.
+    # None: the script cannot run here.
     code: CodeType | None
 
 
@@ -40,7 +40,7 @@ class Step:
 
 
 def read(path: str) -> Source:
-    """A library has no first line; a script has ours, may be executed, and is Python."""
+    """Read and compile a source: a library (.py), or an executable Python script with our first line."""
     try:
         text = Path(path).read_bytes()
         fits = path.endswith(".py") or (text.startswith(HEAD) and os.access(path, os.X_OK))
@@ -55,43 +55,43 @@ class Ours:
         self._kept = kept
 
     def step(self, tree: Path, script: str) -> Step | None:
-        """`script` is "epilog.d/10-clean-up"; None where it is to be started as a program."""
+        """Return the compiled script, "epilog.d/10-clean-up" for example; None if it must be started as a program."""
         code, library = self._same(tree, script), self._same(tree, LIBRARY)
         if code is None or library is None:
             return None
         return Step(f"{tree}/{script}", code, library, f"{tree}/lib")
 
     def _same(self, tree: Path, name: str) -> CodeType | None:
-        places = f"{tree}/{name}", f"{self._zero}/{name}"
-        mine, known = (self._kept.get(("source", path), [path], partial(read, path)) for path in places)
-        return mine.code if mine.text == known.text else None
+        paths = f"{tree}/{name}", f"{self._zero}/{name}"
+        published, shipped = (self._kept.get(("source", path), [path], partial(read, path)) for path in paths)
+        return published.code if published.text == shipped.text else None
 
 
 class Stopped(BaseException):
-    """The run is given up. No SystemExit: a script ends by that."""
+    """The run is given up. Not SystemExit: a script ends itself with that."""
 
 
 class _TooLong(BaseException):
     pass
 
 
-# In this process: whether each step so far has come to its end. One that was cut may have left anything open.
+# True while every step in this process ran to its end. A step that was cut may have left anything open.
 whole = True
 
 
 def run(step: Step, env: Mapping[str, str], deadline_s: float, unfit: int) -> Outcome:
-    """In this process, which is a fork made for runs: another for each step would cost more than the steps do.
+    """Run a step in this process, a fork made for runs: another fork would cost more than the step does.
 
-    What a step changes of it is put back: other steps follow, and other runs.
+    The changes that a step makes to the process are undone: other steps and runs follow.
     """
-    global whole
+    global whole  # noqa: PLW0603  # one process, one run at a time
     start = time.monotonic()
-    said, kept = os.memfd_create("step"), [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16) for fd in (1, 2)]
-    ours, path, mask, code, broken = os.environ, sys.path[:], os.umask(0o022), 1, ""
+    output, kept = os.memfd_create("step"), [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16) for fd in (1, 2)]
+    environ, path, mask, code, broken = os.environ, sys.path[:], os.umask(0o022), 1, ""
     for fd in (1, 2):
-        os.dup2(said, fd)
-    # What a step starts is given this by name; the runner's own is not the step's.
-    os.environ = dict(env)  # type: ignore[assignment]  # noqa: B003  # and the rest is for nobody
+        os.dup2(output, fd)
+    # Programs that a step starts inherit this environment; the runner's own is not the step's.
+    os.environ = dict(env)  # type: ignore[assignment]  # noqa: B003  # no putenv: only this object
     signal.signal(signal.SIGALRM, _ring)
     signal.setitimer(signal.ITIMER_REAL, deadline_s)
     try:
@@ -101,14 +101,14 @@ def run(step: Step, env: Mapping[str, str], deadline_s: float, unfit: int) -> Ou
         broken = f"did not end within {deadline_s:g} s"
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        os.environ = ours  # noqa: B003  # the very object
+        os.environ = environ  # noqa: B003  # the original object
         sys.path[:] = path
         os.umask(mask)
         for fd, old in zip((1, 2), kept, strict=True):
             os.dup2(old, fd)
             os.close(old)
-    text = os.pread(said, OUTPUT_LIMIT, max(0, os.fstat(said).st_size - OUTPUT_LIMIT)).decode(errors="replace")
-    os.close(said)
+    text = os.pread(output, OUTPUT_LIMIT, max(0, os.fstat(output).st_size - OUTPUT_LIMIT)).decode(errors="replace")
+    os.close(output)
     whole = whole and not broken
     return Outcome(code, time.monotonic() - start, "", text, broken)
 
@@ -118,14 +118,14 @@ def _ring(number: int, frame: FrameType | None) -> None:
 
 
 def _execute(step: Step) -> int:
-    """The exit code, as Python makes it of how a script ends."""
+    """Run the script and return its exit code, by Python's rules for how a script ends."""
     code: object = 0
     try:
         sys.argv = [step.path]
         library, script = ModuleType("jobs"), ModuleType("__main__")
         library.__file__, script.__file__ = f"{step.lib}/jobs.py", step.path
         sys.modules.update({"jobs": library, "__main__": script})
-        exec(step.library, library.__dict__)  # what the image brings, and nothing else
+        exec(step.library, library.__dict__)  # code that the image ships, nothing else
         exec(step.code, script.__dict__)
     except SystemExit as end:
         code = end.code

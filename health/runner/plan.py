@@ -1,7 +1,7 @@
-"""What a task prolog does, written down: the commit's scripts with their deadlines, and the files on which that rests.
+"""Plan of a task prolog: the commit's scripts with their deadlines, and the files that the plan depends on.
 
-The task prolog runs as the job's user and asks nobody (images/src/runner/task_prolog.c). It follows this while each of
-those files is as it was, and else finds out by itself, as always.
+The task prolog runs as the job's user and asks no daemon (images/src/runner/task_prolog.c). It follows the plan while
+each of those files is unchanged; otherwise it determines everything itself.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from health.policy import IN_A_TREE, RunnerPolicy
 from health.runner import settings
 
 KIND = "task_prolog"
-# In a script's first lines: it has nothing to do for a task without this variable, and is not started then.
+# Declared in a script's first lines: without this variable the script has nothing to do for a task and is not started.
 ONLY_WITH = b"\n# minivm: only with "
 
 
 def link_of(layout: Layout) -> str:
-    """Where the link leads; empty where there is none, which is generation zero."""
+    """Return the link's target; "" without a link, which means generation zero."""
     try:
-        return os.readlink(layout.current)  # noqa: PTH115  # its words, not a path's
+        return os.readlink(layout.current)  # noqa: PTH115  # the text, not a path
     except OSError:
         return ""
 
 
 def rests_on(places: Places, tree: Path) -> list[str]:
-    """By words: before each job, and making a path of each takes longer than looking at it."""
+    """List the files that the plan depends on. Strings: building a Path takes longer than a stat, before each job."""
     folder = f"{tree}/{KIND}.d"
     return [
         str(places.policy),
@@ -49,7 +49,7 @@ def scripts(tree: Path, kind: str) -> list[str]:
 
 
 def only_with(script: Path) -> str:
-    """The variable of a task's environment without which it has nothing to do; empty: it runs for every task."""
+    """Return the variable without which the script has nothing to do; "": it runs for every task."""
     try:
         with script.open("rb") as file:
             line = file.read(2048).partition(ONLY_WITH)[2].partition(b"\n")[0].decode("ascii").strip()
@@ -65,20 +65,20 @@ def render(
     commit: str,
     policy: RunnerPolicy,
     names: Mapping[str, str],
-    told: settings.Settings = settings.NONE,
+    shell_free: settings.Settings = settings.NONE,
 ) -> str | None:
-    """`names`: the scripts, and what each is about; `told`: which of them need no shell.
+    """Render the plan. `names` maps each script to its variable; `told` has the scripts that need no shell.
 
-    None where a name or a path has what separates them.
+    Returns None if a name or path contains a separator.
     """
     tree = layout.tree(commit)
     rows = [["link", str(layout.current), link]]
     rows += [["same", path, stamp] for path, stamp in stamps]
     rows += [["commit", commit], ["tree", str(tree)], ["budget", f"{policy.kind(KIND).budget_s * 1000:.0f}"]]
-    rows += [["set", *row] for row in told.rows]
+    rows += [["set", *row] for row in shell_free.rows]
     steps = [
         [name, f"{policy.deadline_s(KIND, script) * 1000:.0f}", policy.broken(KIND, script), variable]
-        + ([told.known[name]] if name in told.known else [])
+        + ([shell_free.known[name]] if name in shell_free.known else [])
         for name, script, variable in ((name, f"{KIND}.d/{name}", variable) for name, variable in names.items())
     ]
     if any(mark in word for row in (*rows, *steps) for word in row for mark in "\t\n\0"):
@@ -88,30 +88,31 @@ def render(
 
 
 def stamp(path: str) -> str:
-    """As the program writes it: what it compares is words."""
+    """Return a file's identity in the text form that the C program compares."""
     try:
-        found = os.stat(path)  # noqa: PTH116  # as above
+        status = os.stat(path)  # noqa: PTH116  # as above
     except OSError:
         return "-"
-    seconds, rest = divmod(found.st_mtime_ns, 10**9)
-    return f"{seconds}.{rest:09d}.{found.st_size}.{found.st_ino}"
+    seconds, rest = divmod(status.st_mtime_ns, 10**9)
+    return f"{seconds}.{rest:09d}.{status.st_size}.{status.st_ino}"
 
 
 def write(places: Places, layout: Layout, commit: str, policy: RunnerPolicy) -> None:
-    """Stamped before it is read: a file that changes meanwhile makes a plan that does not hold, and none that lies."""
+    """Write the plan. Stamps come before reads: a file that changes meanwhile makes the plan invalid, never wrong."""
     link = link_of(layout)
     stamps = [(path, stamp(path)) for path in rests_on(places, layout.tree(commit))]
-    said = commit_of_link(link, layout.zero)
+    linked = commit_of_link(link, layout.zero)
     text = None
-    # A link to something else means generation zero too, but only after all; that is not for a plan.
-    if commit == said or (not link and layout.tree(commit) == layout.zero):
+    # A link to anything else means generation zero too, which the task prolog must determine itself.
+    if commit == linked or (not link and layout.tree(commit) == layout.zero):
         tree = layout.tree(commit)
         names = {name: only_with(tree / f"{KIND}.d" / name) for name in scripts(tree, KIND)}
-        told = settings.read(tree, names)
-        # A site's own script may have other files there, which its users may not see: the plan does not rest on those.
-        unread = {*settings.files(tree)} - {*told.files}
+        shell_free = settings.read(tree, names)
+        # A site's own script may use other files there, which its users may not read: the plan does not depend on
+        # those.
+        unread = {*settings.files(tree)} - {*shell_free.files}
         stamps = [(path, stamp) for path, stamp in stamps if path not in unread]
-        text = render(layout, link, stamps, commit, policy, names, told)
+        text = render(layout, link, stamps, commit, policy, names, shell_free)
     if text is None:
         places.plan.unlink(missing_ok=True)
     else:

@@ -1,4 +1,4 @@
-"""What a run leaves behind: one JSON line, and the output of a script that went wrong. Both bounded in size."""
+"""Records of a run: one JSON line, and the output of a script that failed. Both are bounded in size."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def directory() -> Path:
 
 
 def _open(path: Path) -> int:
-    """Root's alone, an older file too: who may read a file may lock it, and so hold up every prolog of the node."""
+    """Open a log for root only, even an older file: a user who may read it could lock it and hold up every prolog."""
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with contextlib.suppress(OSError):
         os.fchmod(fd, 0o600)
@@ -30,7 +30,7 @@ def _open(path: Path) -> int:
 
 
 def _locked(fd: int) -> bool:
-    """Whether the lock was had in a moment."""
+    """Try briefly to take the lock; tell if it succeeded."""
     for attempt in range(LOCK_ATTEMPTS):
         if attempt:
             time.sleep(LOCK_PAUSE)
@@ -41,7 +41,7 @@ def _locked(fd: int) -> bool:
 
 
 def append(record: Mapping[str, object]) -> bool:
-    """One line in runs.jsonl; at its bound the file becomes runs.jsonl.1. Never fails a job."""
+    """Append one line to runs.jsonl; at its limit the file becomes runs.jsonl.1. Never fails a job."""
     line = (json.dumps(record, separators=(",", ":")) + "\n").encode()
     path = directory() / "runs.jsonl"
     try:
@@ -50,9 +50,9 @@ def append(record: Mapping[str, object]) -> bool:
     except OSError:
         return False
     try:
-        # A line is one write at the end, and waits for nobody; who turns the file over does so alone.
+        # A line is one write at the end and needs no lock; only the rotation does.
         if os.fstat(fd).st_size + len(line) > RUNS_LIMIT and _locked(fd):
-            # Another run may have turned it over while we waited for the lock: then this is the old file.
+            # Another run may have rotated it while we waited for the lock; then this is the old file.
             with contextlib.suppress(OSError):
                 if os.stat(path).st_ino == os.fstat(fd).st_ino:  # noqa: PTH116  # the pair of calls belongs together
                     path.rename(path.with_suffix(".jsonl.1"))
@@ -68,7 +68,7 @@ def append(record: Mapping[str, object]) -> bool:
 
 
 def keep_output(kind: str, script: str, job: str, text: str) -> str:
-    """The path of the kept output, or ""."""
+    """Return the path of the kept output, or ""."""
     folder = directory() / "scripts"
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
     path = folder / f"{stamp}-{kind}-{script}-{job or 'nojob'}-{os.getpid()}.log"

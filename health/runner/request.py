@@ -1,10 +1,11 @@
-"""What a client hands over: a line, and the variables of its environment. Pure.
+r"""Protocol between a client and the resident runner. Pure functions.
 
-    minivm 1 KIND SIZE\\n  NAME=VALUE\\0 NAME=VALUE\\0 ...      (SIZE bytes of it)
+    minivm 1 KIND SIZE\n  NAME=VALUE\0 NAME=VALUE\0 ...      (SIZE bytes of it)
 
-The answer is "A" and the run's budget in milliseconds, by the child that is to do it; on the client's "G" it does, and
-says with which code the run ended, and what the client is to print. No descriptor changes hands: slurmd waits for the
-end of its pipe, which a runner that hangs would hold. The other end is images/src/runner/client.c.
+A client sends a line and the variables of its environment. The child that will do the run answers "A" and the run's
+budget in milliseconds; on the client's "G" it does the run, then sends the exit code and the text to print. No
+descriptor is passed: slurmd waits for the end of its pipe, which a hung runner would hold. The other end is
+images/src/runner/client.c.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# Task prolog, not: that is the user's, and nobody of root's does it for him.
+# Not the task prolog: it belongs to the user, and no root process runs it.
 KINDS = ("prolog", "epilog", "health")
 LONGEST_LINE = 64
 LONGEST_TEXT = 32 * 1024
@@ -27,7 +28,7 @@ class Request:
 
 
 def parse(text: bytes | bytearray) -> Request | None:
-    """None while there is more to come; ValueError for what nobody of ours says."""
+    """Parse a request; None while it is incomplete; ValueError for anything that no client of ours sends."""
     line, end, _ = bytes(text[:LONGEST_LINE]).partition(b"\n")
     if not end:
         if len(text) >= LONGEST_LINE:
@@ -46,7 +47,7 @@ def parse(text: bytes | bytearray) -> Request | None:
     variables = bytes(text[len(line) + 1 :]).split(b"\0")
     if variables.pop():
         raise ValueError("the last variable has no end")
-    pairs = (os.fsdecode(one).partition("=") for one in variables)
+    pairs = (os.fsdecode(variable).partition("=") for variable in variables)
     return Request(words[2], {name: value for name, equals, value in pairs if name and equals})
 
 
@@ -55,6 +56,6 @@ def accepted(budget_s: float) -> bytes:
 
 
 def ended(code: int, text: bytes) -> bytes:
-    """Of a flood the end, as everywhere."""
-    said = text[-LONGEST_TEXT:]
-    return bytes([code]) + len(said).to_bytes(2, "little") + said
+    """Encode the end of a run with the end of its output."""
+    output = text[-LONGEST_TEXT:]
+    return bytes([code]) + len(output).to_bytes(2, "little") + output

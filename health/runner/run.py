@@ -1,8 +1,8 @@
-"""What slurm.conf's Prolog, Epilog, TaskProlog and HealthCheckProgram run: the scripts of one commit, in their order.
+"""Run the scripts of one commit, in order, as slurm.conf's Prolog, Epilog, TaskProlog and HealthCheckProgram.
 
-The commit is resolved once and held by a lease, so that a publish changes nothing for a run that has begun. A script
-that breaks is told apart from a node that is unfit: Slurm drains a node whose prolog fails, and a typo must not drain
-a fleet. Standard library only, and little of it: a prolog pays for every import.
+The commit is resolved once and held by a lease, so that a publish changes nothing for a run that has begun. A broken
+script differs from an unfit node: Slurm drains a node whose prolog fails, and a typo must not drain a fleet. Imports
+little, from the standard library only: a prolog pays for every import.
 """
 
 from __future__ import annotations
@@ -29,16 +29,19 @@ from health.script import UNFIT, Outcome, environment, run
 from health.scripts import script_digest
 from health.verdict import Class, Result, Verdict, read_verdict, write_verdict
 
-# How long "unfit" said by a script is believed: the script itself runs no more on a drained node.
+# Lifetime of a script's "unfit": the script does not run again on a drained node.
 UNFIT_LASTS_S = 1800.0
 # Lines that slurmd understands on a task prolog's standard output.
 TASK_LINES = ("export ", "unset ", "print ")
-# And one that we understand: the task must not start, and its user reads why. Nothing is broken, nobody is unfit.
+# A line for this runner: the task must not start, and its user reads the reason. The node and the script are fine.
 REFUSE = "refuse "
 
 
 def main(kind: str, why: str = "") -> int:
-    """The exit code is Slurm's: 0, or 1 where the node must not run this job. `why`: the resident runner has not."""
+    """Run the scripts; return Slurm's exit code: 0, or 1 if the node must not run this job.
+
+    `why`: the reason why the resident runner did not take the run.
+    """
     if kind not in KINDS:
         print(f"cannot run {kind}: not one of {', '.join(KINDS)}", file=sys.stderr)
         return 2
@@ -53,7 +56,7 @@ def perform(kind: str, given: Mapping[str, str], warm: Warm) -> int:
     try:
         with warm.held or lease.hold() as held:
             return Run(kind, held.path, held.commit, given, warm).go()
-    # Whatever is wrong with us, it is not the node: a bug here must not drain it. It is told, and the job starts.
+    # A bug of this runner must not drain the node: it is recorded, and the job starts.
     except Exception:
         import traceback
 
@@ -63,7 +66,7 @@ def perform(kind: str, given: Mapping[str, str], warm: Warm) -> int:
 
 
 def stop(number: int, frame: FrameType | None) -> None:
-    # Unwinds through the script that runs, which is killed with its session.
+    # Unwinds through the running script, which is killed with its session.
     raise SystemExit(0)
 
 
@@ -94,7 +97,7 @@ class Run:
         if self.kind == "health":
             self._background()
         else:
-            # Before a job a sick node should not even be prepared for it; after it, clean up first and look then.
+            # Before a job, check first: an unfit node needs no preparation. After a job, clean up first.
             if self.kind == "prolog":
                 self._gate()
             if not self.fails:
@@ -179,7 +182,7 @@ class Run:
         self.unfit.append(verdict)
 
     def _gate(self) -> None:
-        found = gate.check(
+        checked = gate.check(
             self.kind,
             self.tree,
             self.commit,
@@ -189,22 +192,22 @@ class Run:
             self.warm.kept,
             after_a_job=self.warm.after_a_job,
         )
-        self.checks = {"fresh": found.fresh, "ran": found.ran}
-        if found.fault:
-            self.checks["fault"] = found.fault
-            self.broken.append(f"health.d: {found.fault}")
-        if found.problems:
-            self.checks["problems"] = {verdict.check: verdict.reason for verdict in found.problems}
-        stopping = [verdict for verdict in found.problems if gate.stops_a_job(verdict)]
+        self.checks = {"fresh": checked.fresh, "ran": checked.ran}
+        if checked.fault:
+            self.checks["fault"] = checked.fault
+            self.broken.append(f"health.d: {checked.fault}")
+        if checked.problems:
+            self.checks["problems"] = {verdict.check: verdict.reason for verdict in checked.problems}
+        stopping = [verdict for verdict in checked.problems if gate.stops_a_job(verdict)]
         if self.kind == "epilog":
-            # Whether the node drains is the broker's to say, outside of this: a failed epilog would drain it now.
+            # The broker decides on the drain: a failed epilog would drain the node at once.
             if stopping:
                 ask_broker({"ask": "look"}, 0.5)
             return
         self._judge(stopping)
 
     def _judge(self, problems: list[Verdict]) -> None:
-        """Fail only for what the broker drains for: it alone knows whether half the fleet says the same."""
+        """Fail only for problems that the broker drains for: it knows if half the fleet has the same one."""
         if not problems:
             return
         names = [verdict.check for verdict in problems]
@@ -243,15 +246,15 @@ class Run:
         if self.broken:
             entry["broken"] = self.broken
         record.append(entry)
-        self._degraded()
+        self._report_broken()
         if self.fails:
             for line in [*self.broken, *(str(entry.get("reason", "")) for entry in self.scripts if "reason" in entry)]:
                 print(line, file=sys.stderr)
 
-    def _degraded(self) -> None:
-        """A broken script as a verdict of class user: everybody sees it, and no node drains for it."""
+    def _report_broken(self) -> None:
+        """Record broken scripts as a verdict of class user: it is visible, and drains no node."""
         if self.kind == "task_prolog":
-            # It has no right to write there; the record and gitsync's report are the places it has.
+            # A user may not write there; the record and gitsync's report remain.
             return
         name = f"scripts_{self.kind}"
         old = read_verdict(self.places.verdict(name))
@@ -273,16 +276,16 @@ class Run:
 
     def _write(self, verdict: Verdict) -> None:
         try:
-            # The reason is a script's last line, which may hold anything.
+            # The reason is a script's last line, which may contain anything.
             write_verdict(self.places.verdicts, replace(verdict, reason=one_line(verdict.reason)))
         except OSError as error:
             print(f"cannot write the verdict of {verdict.check}: {error}", file=sys.stderr)
 
 
 def _pass_on(text: str) -> str:
-    """Only whole lines that slurmd understands: half a line of a script would become half a variable.
+    """Pass whole lines on that slurmd understands; half a line would set half a variable.
 
-    Why the task is refused, if it is.
+    Returns the reason if the task is refused.
     """
     for line in text.splitlines():
         if line.startswith(TASK_LINES):

@@ -1,7 +1,7 @@
-"""Takes runs from their clients and forks a child for each; what it knows, its children find read.
+"""Accept runs from clients and fork a child for each, which inherits what the server has read.
 
-One thread, one wait. It waits for nobody: a client has its time to say what it wants, and its child does the rest. What
-it reads itself are small files of root's.
+One thread and one wait, never blocked by a client: each has limited time to send its request, and its child does the
+rest. The server itself reads only small files of root.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from health.runner.request import Request, accepted, ended, parse
 from health.runner.run import Run
 from health.runner.warm import Warm, policy_of
 
-# How long a client may take to say what it wants, and how many may be at that.
+# Time for a client to send its request, and the number of clients in that state.
 HEAR_S = 5.0
 MOST_CALLS = 256
-# Runs at once. More than a node has jobs that begin and end in a moment; a client beyond them does it by itself.
+# Concurrent runs, more than a node has jobs that start and end at once; a client beyond it runs the scripts itself.
 MOST_RUNS = 512
-# How often it looks by itself: what task prologs follow must not be of yesterday.
+# Interval of the server's own look, so that the plan of task prologs is current.
 LOOK_S = 15.0
 
 
@@ -72,7 +72,7 @@ class Server:
         self._poll.register(self._wake, select.POLLIN)
 
     def _stop(self, number: int, frame: object) -> None:
-        # What runs goes on without us: its children answer their clients themselves.
+        # Runs continue without the server: the children answer their clients themselves.
         self.stopping = True
 
     def turn(self) -> None:
@@ -104,10 +104,10 @@ class Server:
                 self._fork(self.after.work, lambda pid: self.after.began(pid, now))
             except OSError as error:
                 if self.after.put_off(now):
-                    self._tell(f"cannot look at the node after a job, and tries again: {error}")
+                    self._tell(f"cannot check the node after a job, retrying: {error}")
 
     def look(self) -> None:
-        """Reads what has changed, so that no run has to; whatever is wrong with it, each run finds out by itself."""
+        """Read what changed, so that no run has to. An error here is harmless: each run reads by itself."""
         self._look_at = time.monotonic() + LOOK_S
         try:
             with lease.hold(self.layout) as held:
@@ -116,11 +116,11 @@ class Server:
                     self._read(kind, held)
                 self._plan(held, policy_of(held.path, self.places, self.kept))
         except (OSError, GitsyncError, ValueError) as error:
-            self._tell(f"cannot look ahead: {error}")
+            self._tell(f"cannot read ahead for the next run: {error}")
         self._count_missed()
 
     def _read(self, kind: str, held: lease.Lease) -> None:
-        """What a run of this kind is about to ask for, its policy apart."""
+        """Read what a run of this kind is about to need, except its policy."""
         tree = held.path
         if kind == "prolog":
             gate.look(kind, tree, held.commit, self.places, self.kept)
@@ -138,7 +138,7 @@ class Server:
         if count := missed.forget(self.places.runner):
             self.missed += count
             self.measure()
-            self._tell(f"runs are taken again; {count} were not")
+            self._tell(f"runs are taken again; {count} were missed")
             with contextlib.suppress(OSError):
                 self._fork(missed.recovered, lambda pid: None)
 
@@ -165,7 +165,7 @@ class Server:
 
     def _hear(self, fd: int, call: Call) -> None:
         try:
-            # By recv: descriptors that came along are the kernel's to close.
+            # With recv, the kernel closes descriptors that were passed along.
             text = call.connection.recv(1 << 18)
             call.text += text
             request = parse(call.text)
@@ -176,12 +176,12 @@ class Server:
         except BlockingIOError:
             return
         except (OSError, ValueError, GitsyncError) as error:
-            self._tell(f"a call was not taken: {error}")
+            self._tell(f"a request was not taken: {error}")
         self._forget(fd)
 
     def _begin(self, call: Call, request: Request) -> None:
         with contextlib.suppress(BlockingIOError):
-            # Nothing more is to come before we answer: it is gone, and has helped itself.
+            # Readable before our answer means that the client has gone and does the run itself.
             call.connection.recv(1)
             return
         self._count_missed()
@@ -202,25 +202,25 @@ class Server:
                 client, bytes(call.text), held, after_a_job=after_a_job
             ):
                 return
-            if len(self._runs) >= MOST_RUNS:  # one that was free would have taken it
+            if len(self._runs) >= MOST_RUNS:  # a free fork would have taken it
                 raise ValueError(f"{MOST_RUNS} runs are under way")
             self._read(request.kind, held)
             budget_s = policy.kind(request.kind).budget_s
-            ours, theirs = hands.pair()
-            with theirs:
-                work = partial(fork.serve, theirs, client, request, held, warm, budget_s, self.layout)
-                self._fork(work, partial(self._began, ours))
+            runner_end, fork_end = hands.pair()
+            with fork_end:
+                work = partial(fork.serve, fork_end, client, request, held, warm, budget_s, self.layout)
+                self._fork(work, partial(self._began, runner_end))
 
     def _began(self, door: socket.socket, pid: int) -> None:
         self._runs.add(pid)
         self.hands.began(pid, door)
 
     def _at_once(self, call: Call, request: Request, held: lease.Lease, warm: Warm) -> bool:
-        """A prolog with fresh verdicts, no problem among them, and no script to start: read, judged and recorded."""
+        """Answer directly a prolog with fresh verdicts, no problem and no script to start."""
         if request.kind != "prolog" or plan.scripts(held.path, "prolog"):
             return False
-        found = gate.look("prolog", held.path, held.commit, self.places, self.kept, after_a_job=warm.after_a_job)
-        if not found.complete or any(map(gate.stops_a_job, found.believed.values())):
+        known = gate.look("prolog", held.path, held.commit, self.places, self.kept, after_a_job=warm.after_a_job)
+        if not known.complete or any(map(gate.stops_a_job, known.believed.values())):
             return False
         code = Run("prolog", held.path, held.commit, request.environment, warm).go()
         call.connection.send(accepted(1.0) + ended(code, b""))
@@ -242,5 +242,5 @@ class Server:
             if self.after.ended(pid, status, time.monotonic()):
                 cut = os.WIFSIGNALED(status)
                 how = f"was ended by {signal.Signals(os.WTERMSIG(status)).name}" if cut else "failed"
-                self._tell(f"a look at the node after a job {how}, and is taken again")
+                self._tell(f"the check of the node after a job {how}; retrying")
             self.hands.ended(pid)

@@ -1,8 +1,8 @@
-"""The image's own scripts of a task prolog that say settings and nothing else: what they would read, for a program that
-says it without a shell (images/src/runner/settings.h).
+"""Settings of the image's own task prolog scripts, for a program that prints them without a shell.
 
-A script is one of these byte for byte, or is run. So is one whose settings are anything but plain lines of plain files
-that everybody may read: the script reads as the job's user, and this as root.
+Such a script only prints settings (images/src/runner/settings.h). It must match byte for byte, and its settings must be
+plain lines in plain files that everybody may read: the script reads as the job's user, this module as root. Otherwise
+the script runs.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from pathlib import Path
 
 from ground.files import read_plain
 
-# What a script is called, as what the program knows it, and the text for which it does.
+# Each script's name in the C program, and the digest of the text for which that holds.
 KNOWN = {
     "10-directories": ("directories", "2eb1abce046193555a19f937c29495a45d464c8f"),
     "20-nccl": ("nccl", "1935cbdfcd4db25a3c4e31fe40ec3c939837bb4b"),
 }
-# By script, what each of its files is called in a plan, and which names it may set.
+# For each script, the plan's name of each file and the names that the file may set.
 ANY = re.compile(rb"[A-Za-z_][A-Za-z0-9_]*")
 NCCL = re.compile(rb"NCCL_[A-Z0-9_]+")
 FILES = {
     "10-directories": {"caches": ("lib/caches.env", ANY)},
     "20-nccl": {of: (f"lib/nccl/{of}.env", NCCL) for of in ("ethernet", "infiniband", "roce")},
 }
-# Otherwise what it reads and writes of a value would not be the value: an equals sign at the end is not read.
+# Values outside this pattern would change between reading and printing: a trailing equals sign is not read.
 VALUE = re.compile(rb"([ -~]*[ -<>-~])?")
-# Of four files; beyond it a script reads. The program takes 256 settings.
+# Limits of one file; beyond them the script runs. The program takes 256 settings.
 MOST_BYTES = 4096
 MOST_LINES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    # By script, as what the program knows it.
+    # Script to its name in the C program.
     known: dict[str, str]
-    # Of which file, name, value.
+    # File, name, value.
     rows: list[tuple[str, str, str]]
-    # What was read, or is not there.
+    # Files that were read or do not exist.
     files: list[str]
 
 
@@ -49,11 +49,11 @@ NONE = Settings({}, [], [])
 
 
 def files(tree: Path) -> list[str]:
-    return [f"{tree}/{name}" for of in FILES.values() for name, _ in of.values()]
+    return [f"{tree}/{name}" for group in FILES.values() for name, _ in group.values()]
 
 
 def read(tree: Path, scripts: Iterable[str]) -> Settings:
-    found = Settings({}, [], [])
+    settings = Settings({}, [], [])
     for script in scripts:
         what, digest = KNOWN.get(script, ("", ""))
         name = f"task_prolog.d/{script}"
@@ -61,17 +61,17 @@ def read(tree: Path, scripts: Iterable[str]) -> Settings:
             continue
         if hashlib.blake2b(read_plain(tree / name, MOST_BYTES) or b"", digest_size=20).hexdigest() != digest:
             continue
-        parts = [(of, _lines(tree, name, names)) for of, (name, names) in FILES[script].items()]
-        rows = [(of, *pair) for of, pairs in parts for pair in pairs or ()]
+        parts = [(file, _lines(tree, name, names)) for file, (name, names) in FILES[script].items()]
+        rows = [(file, *pair) for file, pairs in parts for pair in pairs or ()]
         if all(pairs is not None for _, pairs in parts):
-            found.known[script] = what
-            found.rows.extend(rows)
-            found.files.extend(f"{tree}/{name}" for name, _ in FILES[script].values())
-    return found
+            settings.known[script] = what
+            settings.rows.extend(rows)
+            settings.files.extend(f"{tree}/{name}" for name, _ in FILES[script].values())
+    return settings
 
 
 def _lines(tree: Path, name: str, names: re.Pattern[bytes]) -> list[tuple[str, str]] | None:
-    """Names and values as a shell reads them; None where that is the script's to do."""
+    """Parse names and values as a shell does; None if only the script can."""
     path = tree / name
     try:
         path.lstat()
@@ -82,29 +82,29 @@ def _lines(tree: Path, name: str, names: re.Pattern[bytes]) -> list[tuple[str, s
     text = read_plain(path, MOST_BYTES + 1) if _is_open(tree, name, 0o444) else None
     if text is None or len(text) > MOST_BYTES or b"\0" in text:
         return None
-    found = []
-    # What no line's end follows is no line.
+    pairs = []
+    # A line without an end is no line.
     for line in text.split(b"\n")[:-1]:
         word, _, value = line.partition(b"=")
         if not names.fullmatch(word):
             continue
         if not VALUE.fullmatch(value):
             return None
-        found.append((word.decode(), value.decode()))
-    return found if len(found) <= MOST_LINES else None
+        pairs.append((word.decode(), value.decode()))
+    return pairs if len(pairs) <= MOST_LINES else None
 
 
 def _is_open(tree: Path, name: str, mode: int) -> bool:
-    """A plain file, in plain directories of the tree, with these rights for everybody."""
+    """Tell if it is a plain file, in plain directories of the tree, with these rights for everybody."""
     path = tree
     *folders, last = name.split("/")
     try:
         for part in folders:
             path /= part
-            found = path.lstat().st_mode
-            if not stat.S_ISDIR(found) or found & 0o111 != 0o111:
+            file_mode = path.lstat().st_mode
+            if not stat.S_ISDIR(file_mode) or file_mode & 0o111 != 0o111:
                 return False
-        found = (path / last).lstat().st_mode
+        file_mode = (path / last).lstat().st_mode
     except OSError:
         return False
-    return stat.S_ISREG(found) and found & mode == mode
+    return stat.S_ISREG(file_mode) and file_mode & mode == mode

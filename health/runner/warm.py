@@ -1,4 +1,4 @@
-"""What a run finds ready: a fork of the resident runner has it from there, one that starts by itself has nothing."""
+"""State that a run finds ready: a fork of the resident runner inherits it, a run started alone has none."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Warm:
     ours: Ours | None = None
     # The commit, resolved and held for this run.
     held: Lease | None = None
-    # A job has ended, and the node was not looked at since.
+    # A job has ended since the last check of the node.
     after_a_job: bool = False
-    # Somebody looks at the node after this epilog, for all jobs that have ended: it holds nobody up.
+    # The runner checks the node after this epilog, once for all ended jobs, so the epilog need not wait.
     looked_at_later: bool = False
 
 

@@ -1,1 +1,1 @@
-"""Decides: what happened in, what to do out. Pure: no clock, no process, no file."""
+"""Decisions: events in, actions out. Pure: no clock, no process, no file."""

@@ -1,6 +1,6 @@
-"""How a pod ends: the role's drain, then everything in order, under one deadline. Decides only, as the engine does.
+"""The end of a pod: the role's drain, then all services in stop order, under one deadline. Decides only.
 
-Whoever calls lets the consequences follow (`Engine.converge`).
+The caller lets the consequences follow (`Engine.converge`).
 """
 
 from __future__ import annotations
@@ -19,42 +19,42 @@ if TYPE_CHECKING:
 
 DRAIN = "drain"
 RESUME = "resume"
-HURRIED = 1.0  # what a second TERM leaves of each grace
+HURRIED = 1.0  # seconds of each grace period that a second TERM leaves
 ENDED_WELL, KILLED = 0, 75  # docs/reference/exit-codes.md
 
 
 class Ending:
-    """The part of the engine that is idle until somebody asks for a drain, or for the end."""
+    """The part of the engine that is idle until a drain or the end is requested."""
 
     def __init__(self, services: Services, grace: float) -> None:
         self.exit_code = ENDED_WELL
         self.why: Cause | None = None
-        self.deadline: float | None = None  # of the whole stop
+        self.deadline: float | None = None  # for the whole stop
         self.killed_at: float | None = None
-        self.asked = ""  # drain or resume, which of the two was asked for last: it is the one that counts
-        self._held: tuple[str, tuple[str, ...], float] | None = None  # it, until the other has ended
+        self.asked = ""  # drain or resume, whichever was requested last
+        self._held: tuple[str, tuple[str, ...], float] | None = None  # that request, until the other command has ended
         self._services = services
-        self._grace = grace  # of the whole pod
+        self._grace = grace  # the whole pod's grace period
         self._graces: dict[str, float] = {}  # of each service, once the stop has begun
 
     # The drain.
 
     def drain(self, now: float, *, budget: float | None = None) -> Todo:
-        """Begin the role's drain, once; whoever asks later joins it."""
+        """Begin the role's drain once; later requests join it."""
         drain = self._services.plan.drain
         if drain is None or self.drain_state() in ("draining", "drained"):
             return []
         return self._ask(DRAIN, drain.command, drain.budget if budget is None else budget, now)
 
     def resume(self, now: float) -> Todo:
-        """Take the drain back: end it if it still runs, then the role's own command for it."""
+        """Take the drain back: end it if it still runs, then run the role's resume command."""
         services, drain = self._services, self._services.plan.drain
         if drain is None or services.phase not in (PodPhase.BOOT, PodPhase.RUNNING) or self.resuming():
             return []
         return self._ask(RESUME, drain.resume, drain.budget, now)
 
     def drain_state(self) -> str:
-        """Empty, draining, drained, or failed; for people: `init.view.reasons.drain_text`."""
+        """Return "", "draining", "drained" or "failed"; `init.view.reasons.drain_text` has the text for people."""
         if self.asked != DRAIN:
             return ""
         state = self._services.states.get(DRAIN)
@@ -68,12 +68,12 @@ class Ending:
         return self.asked == RESUME and (self._held is not None or not self._services.stable(RESUME))
 
     def may_wait(self, now: float) -> bool:
-        """Whether a drain that cannot be started now may be started later: not once the services need their time."""
+        """Tell if a drain that cannot start now may start later: not once the services need the remaining time."""
         needed = order.longest(self._services.specs.values()) + order.SWEEP
         return self.deadline is None or now + needed < self.deadline
 
     def _ask(self, name: str, command: tuple[str, ...], budget: float, now: float) -> Todo:
-        """One errand at a time: two that speak to Slurm at once would leave the node as the slower one wants it."""
+        """Run one errand at a time: of two that update Slurm at once, the slower one would decide the node's state."""
         self.asked, self._held = name, (name, command, budget)
         services = self._services
         for other in (DRAIN, RESUME):
@@ -82,7 +82,7 @@ class Ending:
         return self._run_held(now)
 
     def _run_held(self, now: float) -> Todo:
-        """What was asked for last begins once nothing of the one before runs any more."""
+        """Start the last request once nothing of the previous errand runs."""
         services = self._services
         if self._held is None or not (services.stable(DRAIN) and services.stable(RESUME)):
             return []
@@ -92,7 +92,7 @@ class Ending:
         return self._run(name, command, budget, now) if command else []
 
     def _run(self, name: str, command: tuple[str, ...], budget: float, now: float) -> Todo:
-        """An errand is followed by the same machine as every service."""
+        """Run an errand with the same state machine as a service."""
         mapping: dict[str, object] = {"kind": "oneshot", "command": list(command), "timeout": budget}
         mapping |= {"restart": {"when": "never"}, "stop": {"grace": 2.0}}
         self._services.errands[name] = parse_service(name, mapping, "the role")
@@ -102,7 +102,7 @@ class Ending:
     # The end.
 
     def begin(self, now: float, code: int = ENDED_WELL, why: Cause | None = None, *, drain: bool = True) -> Todo:
-        """The orderly end; asked for a second time, hurry."""
+        """Begin the orderly end; a second request shortens all grace periods."""
         services = self._services
         if services.phase in (PodPhase.DRAINING, PodPhase.STOPPING):
             return self._hurry(now)
@@ -117,17 +117,17 @@ class Ending:
             budget = order.drain_budget(services.plan.drain, services.specs.values(), total)
             todo = self.drain(now, budget=budget)
             state = services.states.get(DRAIN)
-            if self._held is not None:  # it waits for the end of a resume
+            if self._held is not None:  # the drain waits for the end of a resume
                 self._held = (*self._held[:2], min(self._held[2], budget))
             elif state is not None and state.deadline is not None and state.phase is Phase.STARTING:
-                # one that ran already, with more time
+                # a drain that runs already, with more time
                 services.states[DRAIN] = replace(state, deadline=min(state.deadline, now + budget))
             return todo
         self._stop_all(now)
         return []
 
     def follow(self, now: float) -> Todo:
-        """An errand that waited for another one; and the drain before the stop is over: now the services."""
+        """Run an errand that waited for another one; stop the services when the drain is over."""
         if self._held is not None:
             return self._run_held(now)
         if self._services.phase is PodPhase.DRAINING and self._services.states[DRAIN].phase in OVER:
@@ -135,7 +135,7 @@ class Ending:
         return []
 
     def tick(self, now: float) -> Todo:
-        """The deadline is over: kill all that is left at once, and a second later end without them."""
+        """At the deadline kill all that is left; a second later end without it."""
         services = self._services
         ending = services.phase in (PodPhase.DRAINING, PodPhase.STOPPING)
         if not ending or self.deadline is None or now < self.deadline:
@@ -152,11 +152,11 @@ class Ending:
         return [(name, Kill(pid, "KILL")) for name, pid in alive]
 
     def grace(self, service: Service) -> float:
-        """Its own, or what the pod's deadline leaves of it."""
+        """Return the service's grace period, or the part of it that the pod's deadline leaves."""
         return self._graces.get(service.name, service.stop.grace)
 
     def killed(self) -> None:
-        """A service had to be killed while everything stopped: the exit code says so, unless it says worse."""
+        """Record in the exit code that a service had to be killed during the stop, unless the code is a worse one."""
         if self._services.phase is PodPhase.STOPPING:
             self.exit_code = self.exit_code or KILLED
 

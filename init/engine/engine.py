@@ -1,7 +1,6 @@
-"""All services together: who starts, who stops. Decides only; the loop acts and reports back.
+"""All services together: which one starts, which one stops. Decides only; the loop acts and reports back.
 
-How the pod ends is in `init.engine.ending`; one service's life in `init.engine.machine`; where each stands in
-`init.engine.services`.
+`init.engine.ending` ends the pod, `init.engine.machine` is one service's life, `init.engine.services` holds the states.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class Condition:
 
 
 class Engine(Services):
-    """The mutable whole. Every method takes the time and returns what is to be done, by service."""
+    """The mutable whole. Every method takes the time and returns the actions, by service."""
 
     def __init__(self, plan: Plan, grace: float, jitter: Callable[[], float], trace: Trace) -> None:
         super().__init__(plan, jitter, trace)
@@ -60,7 +59,7 @@ class Engine(Services):
         self.ready_at: float | None = None
         self.ending = Ending(self, grace)
 
-    # What happens.
+    # Events.
 
     def begin(self, now: float) -> Todo:
         self.began = now
@@ -74,7 +73,8 @@ class Engine(Services):
         todo: Todo = []
         for name, state in list(self.states.items()):
             if state.deadline is not None and now >= state.deadline:
-                if self.phase is PodPhase.STOPPING and idle(state):  # its turn to stop comes; nothing starts any more
+                # its turn to stop comes later, and nothing starts any more
+                if self.phase is PodPhase.STOPPING and idle(state):
                     self.states[name] = replace(state, deadline=None)
                     continue
                 todo += self._advance(name, Tick(), now)
@@ -92,12 +92,12 @@ class Engine(Services):
         return min(times, default=None)
 
     def still_wanted(self, name: str, step: int) -> bool:
-        """Whether a start that was decided should still be made: an action before it may have stopped everything."""
+        """Tell if a decided start must still happen: an earlier action may have stopped everything."""
         if step == STOPPER:
             return True
         return self.phase is not PodPhase.STOPPING and self.states[name].phase is not Phase.STOPPING
 
-    # What is asked.
+    # Requests.
 
     def up(self, name: str, now: float) -> Todo:
         self.leaving.pop(name, None)
@@ -131,7 +131,7 @@ class Engine(Services):
             self.conditions.pop(condition.name, None)
 
     def apply(self, plan: Plan, now: float) -> tuple[Change, Todo]:
-        """Bring the running services to another plan: only what changed in what a process sees is restarted."""
+        """Bring the running services to another plan; restart only those whose processes see a change."""
         change = compare(self.plan, plan)
         fresh = {service.name: service for service in plan.services}
         restarted = []
@@ -153,24 +153,24 @@ class Engine(Services):
         self.plan = plan
         return replace(change, changed=tuple(restarted)), self.converge(now)
 
-    # What follows.
+    # Consequences.
 
     def _advance(self, name: str, event: Event, now: float) -> Todo:
-        """One service's next state, and what of it concerns the pod's end."""
+        """Advance one service, and handle what concerns the pod's end."""
         todo: Todo = []
-        for who, action in self.advance(name, event, now):
+        for source, action in self.advance(name, event, now):
             if isinstance(action, EndPod):
                 if self.phase in (PodPhase.BOOT, PodPhase.RUNNING):
-                    why = replace(action.why, outcome=f"{who} {action.why.outcome}")
-                    todo += self.ending.begin(now, EXHAUSTED, why, drain=False)
+                    cause = replace(action.why, outcome=f"{source} {action.why.outcome}")
+                    todo += self.ending.begin(now, EXHAUSTED, cause, drain=False)
                 continue
             if isinstance(action, Kill) and action.signal == "KILL":
                 self.ending.killed()
-            todo.append((who, action))
+            todo.append((source, action))
         return todo
 
     def converge(self, now: float) -> Todo:
-        """Let every consequence of the last event follow, until nothing changes."""
+        """Apply all consequences of the last event, until nothing changes."""
         todo: Todo = []
         moved = True
         while moved:
@@ -193,7 +193,7 @@ class Engine(Services):
         return todo
 
     def _let_go(self) -> bool:
-        """Those that left are gone: forget the removed, bring back the changed under their new spec."""
+        """Forget removed services that have stopped, and give changed ones their new spec."""
         gone = [
             name for name, then in self.leaving.items() if name not in self.states or _gone(self.states[name], then)
         ]
@@ -229,7 +229,7 @@ def _gone(state: State, then: Then) -> bool:
 
 
 def _process(service: Service | None) -> object:
-    """What of a service its processes can see; a change of anything else needs no restart."""
+    """Return the fields that a service's processes can see; other changes need no restart."""
     if service is None:
         return None
     return [

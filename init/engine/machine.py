@@ -1,4 +1,4 @@
-"""One service's life, as a pure function: state and event in, new state and actions out. No clock, no processes."""
+"""One service's life as a pure function: state and event in, new state and actions out. No clock, no processes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def advance(service: Service, state: State, event: Event, now: float, jitter: float = 0.5) -> Step:
-    """The one switch: every event in every phase. `jitter` in [0, 1) is an argument, so that tests can fix it."""
+    """Handle every event in every phase. `jitter` in [0, 1) is an argument, so that tests can fix it."""
     match event:
         case Go():
             return _go(service, state, now) if state.phase is Phase.WAITING else (state, [])
@@ -55,7 +55,7 @@ def advance(service: Service, state: State, event: Event, now: float, jitter: fl
             return failed(service, state, why, None, now, jitter)
         case Exited():
             return _exited(service, state, event, now, jitter)
-        case Passed():  # too late for any other phase, as what follows
+        case Passed():  # too late in any other phase, like the events below
             return (_ready(service, state, now) if state.phase is Phase.STARTING else state), []
         case Said():
             said = Cause(event.text, event.quoted, detail=event.detail)
@@ -77,7 +77,7 @@ def advance(service: Service, state: State, event: Event, now: float, jitter: fl
 
 
 def _impossible(state: State, event: Event) -> Step:
-    """A bug of our own, and no reason to do anything else."""
+    """Report a bug of our own; do nothing else."""
     return state, [Impossible(f"{type(event).__name__} while {state.phase.value}")]
 
 
@@ -97,7 +97,7 @@ def _spawned(service: Service, state: State, event: Spawned, now: float) -> Step
     if not state.spawning:
         return _impossible(state, event)
     state = replace(state, spawning=False)
-    if state.phase is Phase.STOPPING:  # it was told to stop between the decision and the fork
+    if state.phase is Phase.STOPPING:  # stopped between the decision and the fork
         return replace(state, pid=event.pid), [Kill(event.pid, "TERM")]
     if event.step != MAIN:
         return replace(state, pid=event.pid), []
@@ -107,7 +107,7 @@ def _spawned(service: Service, state: State, event: Spawned, now: float) -> Step
         state = replace(state, deadline=limit)
         return (replace(state, phase=Phase.READY) if service.kind is Kind.PERIODIC else state), []
     if service.ready.probe is Probe.NONE:
-        # Started is ready; after a failure, only if it stays: a crash loop must not look ready between crashes.
+        # A started service is ready; after a failure only if it stays up: a crash loop must not look ready in between.
         if not state.streak:
             return _ready(service, state, now), []
         return replace(state, deadline=now + service.restart.delay), []
@@ -129,9 +129,9 @@ def _exited(service: Service, state: State, event: Exited, now: float, jitter: f
             return state, [Kill(state.pid, service.stop.signal)]
         return (state, []) if state.pid else _stopped(service, state, now, jitter)
     if event.pid != state.pid or not event.pid:
-        return state, []  # of a life before this one
+        return state, []  # of an earlier life
     after = replace(state, pid=0, ended=event.text())
-    if not (event.well and state.phase is Phase.PREPARING):  # one that succeeds is not what people ask about
+    if not (event.well and state.phase is Phase.PREPARING):  # a successful prepare command is not what people ask about
         after = replace(after, last_exit=event.text(), last_line=event.last_line)
     match state.phase:
         case Phase.PREPARING:
@@ -158,7 +158,7 @@ def _prepared(service: Service, state: State, event: Exited, now: float, jitter:
 
 
 def _ended(service: Service, state: State, event: Exited, now: float, jitter: float) -> Step:
-    """The main process, and nobody had asked it to."""
+    """Handle an end of the main process that was not requested."""
     why = Cause(event.text(), event.last_line, service.command)
     if event.well:
         if service.kind is Kind.ONESHOT:

@@ -1,4 +1,4 @@
-"""Who may start now, who may be stopped now, and how long each may take so that all of it ends in time. Pure."""
+"""Which services may start or stop now, and how long each may take so that all end in time. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from init.plan.graph import Edges
     from init.plan.service import Drain, Service
 
-SWEEP = 1.0  # what is kept of the deadline for processes that belong to no service
+SWEEP = 1.0  # part of the deadline kept for processes that belong to no service
 
 
 def waits_for(service: Service, states: Mapping[str, State]) -> tuple[str, ...]:
-    """What still keeps it from starting: unready needs, then soft ones without any outcome yet."""
+    """Return what keeps it from starting: needs that are not ready, then soft needs without an outcome yet."""
     hard = [name for name in service.needs if name in states and not satisfied(states[name])]
     soft = [
         name
@@ -28,7 +28,7 @@ def waits_for(service: Service, states: Mapping[str, State]) -> tuple[str, ...]:
 
 
 def had_its_turn(state: State) -> bool:
-    """A soft need is over once it has failed or been stopped: whoever comes after it does not wait for ever."""
+    """Tell if a soft need has failed or been stopped: services after it must not wait for ever."""
     return state.streak > 0 or state.phase in (Phase.FAILED, Phase.STOPPED, Phase.STOPPING)
 
 
@@ -41,12 +41,12 @@ def startable(specs: Mapping[str, Service], states: Mapping[str, State]) -> list
 
 
 def margin(grace: float) -> float:
-    """Kubernetes kills at the end of the grace period; we end before that."""
+    """Return the time left before the end of the grace period, at which Kubernetes kills."""
     return min(5.0, grace / 10)
 
 
 def stoppable(leaving: Iterable[str], edges: Edges, states: Mapping[str, State]) -> list[str]:
-    """Of those to be stopped, the ones whose dependants among them have nothing left that runs."""
+    """Return the services to stop whose dependants, among those to stop, have nothing left that runs."""
     going = set(leaving)
     return [
         name
@@ -56,27 +56,27 @@ def stoppable(leaving: Iterable[str], edges: Edges, states: Mapping[str, State])
 
 
 def longest(services: Iterable[Service]) -> float:
-    """The slowest way through the stop order, if everyone uses up its grace."""
-    found = {service.name: service for service in services}
-    edges = graph.stop_edges(found.values())
+    """Return the longest time through the stop order if every service uses up its grace period."""
+    by_name = {service.name: service for service in services}
+    edges = graph.stop_edges(by_name.values())
     ends: dict[str, float] = {}
     for wave in graph.waves(edges):
         for name in wave:
-            ends[name] = found[name].stop.grace + max((ends[other] for other in edges[name]), default=0.0)
+            ends[name] = by_name[name].stop.grace + max((ends[other] for other in edges[name]), default=0.0)
     return max(ends.values(), default=0.0)
 
 
 def graces(services: Iterable[Service], budget: float) -> dict[str, float]:
-    """Each service's grace, all shortened alike if the slowest way through would not fit the budget.
+    """Return each service's grace period, all scaled alike if the longest path would exceed the budget.
 
-    So one that ignores TERM at the start of a long chain costs its own grace and not that of those after it.
+    So a service that ignores TERM at the start of a long chain costs its own grace period, not those of its successors.
     """
-    found = list(services)
-    needed = longest(found)
+    listed = list(services)
+    needed = longest(listed)
     share = min(1.0, budget / needed) if needed > 0 else 1.0
-    return {service.name: service.stop.grace * max(share, 0.0) for service in found}
+    return {service.name: service.stop.grace * max(share, 0.0) for service in listed}
 
 
 def drain_budget(drain: Drain, services: Iterable[Service], total: float) -> float:
-    """The drain's time before a stop: its own budget, less what the services need to stop, but at least half."""
+    """Return the drain's time before a stop: its budget, less the services' time, but at least half of `total`."""
     return min(drain.budget, max(total - SWEEP - longest(services), total / 2))

@@ -1,4 +1,4 @@
-"""What follows a failure: a start at once, a start later, or none. Pure."""
+"""After a failure: an immediate start, a later start, or none. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def postponed(service: Service, state: State, why: Cause, now: float, jitter: float) -> Step:
-    """The machine could not do it: again later, for as long as it takes. No limit of the service's counts that."""
+    """Retry later without limit when the machine, not the service, caused the failure."""
     if service.kind is Kind.PERIODIC and state.phase is Phase.READY:
         return replace(state, failed=state.failed + 1, why=why, deadline=now + service.restart.delay), []
     state = replace(state, since=now, ready_at=None, failed=state.failed + 1, streak=state.streak + 1, why=why)
@@ -43,7 +43,7 @@ def failed(service: Service, state: State, why: Cause, code: int | None, now: fl
 
 
 def _again(service: Service, state: State, now: float, jitter: float) -> Step:
-    """At once after the first failure in a row, then later and later."""
+    """Restart at once after the first failure in a row, then after growing delays."""
     rule = service.restart
     if state.streak == 1:
         return replace(state, phase=Phase.WAITING, deadline=None), [Unwatch()]

@@ -1,6 +1,6 @@
-"""Every service of the pod: what it is, where it stands, and who is on the way out.
+"""All services of the pod: specs, states, and those on the way out.
 
-The engine (`init.engine.engine`) moves them, the pod's end (`init.engine.ending`) too; neither is known here.
+The engine (`init.engine.engine`) and the pod's end (`init.engine.ending`) advance them; this module knows neither.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class Services:
         self.trace = trace
         self.phase = PodPhase.BOOT
         self.specs: dict[str, Service] = {service.name: service for service in plan.services}
-        self.errands: dict[str, Service] = {}  # the drain and its taking back: oneshots of the role's own
+        self.errands: dict[str, Service] = {}  # the drain and the resume: oneshots of the role
         self.states: dict[str, State] = {name: State() for name in self.specs}
-        self.leaving: dict[str, Then] = {}  # to be stopped when their dependants have, and what comes after
-        self.next_specs: dict[str, Service | None] = {}  # by a new plan; None: removed
-        self.impossible = 0  # events that their phase cannot have: each is a bug of init's
+        self.leaving: dict[str, Then] = {}  # services to stop once their dependants have, and what follows
+        self.next_specs: dict[str, Service | None] = {}  # from a new plan; None: removed
+        self.impossible = 0  # events that a phase cannot have: each is a bug of init
         self._jitter = jitter
 
     def advance(self, name: str, event: Event, now: float) -> Todo:
-        """One service's next state. What follows from it for the others is the engine's to find out."""
+        """Advance one service. The engine derives the consequences for the other services."""
         before = self.states.get(name)
         if before is None:
             return []
@@ -53,12 +53,12 @@ class Services:
         return todo
 
     def leave_all(self) -> None:
-        """Everything stops, and nothing comes back."""
+        """Stop everything for good."""
         self.leaving = dict.fromkeys(self.states, Then.STOP)
         self.next_specs = {}
 
     def stable(self, name: str) -> bool:
-        """Nothing more will happen to it by itself, for now."""
+        """Tell if the service changes no further by itself for now."""
         state = self.states.get(name)
         if state is None:
             return True
@@ -68,7 +68,7 @@ class Services:
         return self.specs.get(name) or self.errands[name]
 
     def known(self, name: str) -> Service | None:
-        """A service, or the drain or resume that runs; None for what the plan no longer has."""
+        """Return a service, or the running drain or resume; None if the plan no longer has it."""
         return self.specs.get(name) or self.errands.get(name)
 
     def forget(self, name: str) -> None:

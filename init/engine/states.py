@@ -1,4 +1,4 @@
-"""A service's state at run time, what can happen to it, and what the decisions ask for."""
+"""A service's run-time state, the events that change it, and the actions that decisions return."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from init.records import record
 
 TYPE_CHECKING = False
 
-MAIN = -1  # the step of the command itself; prepare commands are 0, 1, ...
-STOPPER = -2  # the step of the stop command
-HANDOVER_WAIT = 2.0  # how long a process that left heirs may take to say which of them is the main one
+MAIN = -1  # step of the command itself; prepare commands are 0, 1, ...
+STOPPER = -2  # step of the stop command
+HANDOVER_WAIT = 2.0  # how long the heirs of an ended main process may take to report the new main process
 
 
 class Phase(Choice):
@@ -19,7 +19,7 @@ class Phase(Choice):
     PREPARING = "preparing"
     STARTING = "starting"
     READY = "ready"
-    HANDOVER = "handover"  # the main process exited 0 and left others of its own behind
+    HANDOVER = "handover"  # the main process exited 0 and left child processes behind
     STOPPING = "stopping"
     STOPPED = "stopped"
     BACKOFF = "backoff"
@@ -39,7 +39,7 @@ class PodPhase(Choice):
 
 
 class Then(Choice):
-    """What follows the end of a process that was told to stop."""
+    """What follows the end of a process that was stopped."""
 
     STOP = "stop"
     AGAIN = "again"
@@ -48,13 +48,13 @@ class Then(Choice):
 
 @record(frozen=True, slots=True)
 class Cause:
-    """Why something went wrong. Who may read which part is decided where it is shown: `init.view.quotes`."""
+    """Reason for a failure. `init.view.quotes` decides which reader sees which part."""
 
-    outcome: str  # in init's own words, as is what follows, but for what is quoted
-    quoted: str = ""  # what a service, or its probe, said: it can hold anything
+    outcome: str  # init's own words, like the other fields except `quoted`
+    quoted: str = ""  # output of a service or its probe: it can contain anything
     speaker: tuple[str, ...] = ()  # the command that is quoted
     detail: str = ""
-    verdict: str = ""  # what was decided: it gave up, say
+    verdict: str = ""  # the decision taken, such as giving up
 
     def __str__(self) -> str:
         return self.text(f": {self.quoted}" if self.quoted else "")
@@ -67,11 +67,11 @@ class Cause:
 @record(frozen=True, slots=True)
 class State:
     phase: Phase = Phase.WAITING
-    pid: int = 0  # the main process, or the prepare command that runs
+    pid: int = 0  # the main process, or the running prepare command
     step: int = MAIN
-    spawning: bool = False  # asked for, and not yet reported
+    spawning: bool = False  # requested, and not yet reported
     helper: int = 0  # the stop command
-    former: tuple[int, ...] = ()  # main processes that handed over and may still exit
+    former: tuple[int, ...] = ()  # previous main processes that may still exit
     since: float = 0.0
     started_at: float = 0.0
     ready_at: float | None = None
@@ -82,12 +82,12 @@ class State:
     failed: int = 0  # since boot
     streak: int = 0
     why: Cause | None = None  # of the last failure
-    said: Cause | None = None  # by the probe
+    said: Cause | None = None  # from the probe
     status: str = ""
     reloading: bool = False
-    ended: str = ""  # how its last process ended, preparation too
-    last_exit: str = ""  # how it last ended itself, or what kept it from starting did
-    last_line: str = ""  # what that one said last
+    ended: str = ""  # how its last process ended, prepare commands included
+    last_exit: str = ""  # how the main process, or a failed prepare command, last ended
+    last_line: str = ""  # the last line of that process
 
 
 # Events.
@@ -95,7 +95,7 @@ class State:
 
 @record(frozen=True, slots=True)
 class Go:
-    """What it waited for is there."""
+    """The service's needs are satisfied."""
 
 
 @record(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class Spawned:
 class SpawnFailed:
     why: str
     quoted: str = ""
-    scarce: bool = False  # for want of something that the machine lacks: no failure of the service's own
+    scarce: bool = False  # a resource of the machine is missing: not the service's own failure
 
 
 @record(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Exited:
     code: int
     signal: int = 0
     last_line: str = ""
-    heirs: tuple[int, ...] = ()  # processes of its own that it left behind
+    heirs: tuple[int, ...] = ()  # child processes that it left behind
 
     @property
     def well(self) -> bool:
@@ -138,7 +138,7 @@ class Passed:
 
 @record(frozen=True, slots=True)
 class Said:
-    """The probe did not pass, and this is why: in init's own words, but for what is quoted."""
+    """The probe did not pass: the reason in init's own words, except `quoted`."""
 
     text: str
     detail: str = ""
@@ -174,7 +174,7 @@ class Hurry:
 
 @record(frozen=True, slots=True)
 class Up:
-    """Asked to run, whatever happened before."""
+    """Start the service, whatever happened before."""
 
 
 # Actions.
@@ -208,7 +208,7 @@ class EndPod:
 
 @record(frozen=True, slots=True)
 class Impossible:
-    """Nothing is done: an event came that this phase cannot have, by a bug of ours. It is counted, and told."""
+    """Report an event that this phase cannot have, a bug of ours. It is counted and logged; nothing else happens."""
 
     what: str
 
@@ -222,23 +222,23 @@ if TYPE_CHECKING:
 
 
 def satisfied(state: State) -> bool:
-    """Whether others may count on it."""
+    """Tell if dependants may rely on it."""
     return state.phase in (Phase.READY, Phase.DONE) or (state.phase is Phase.HANDOVER and state.ready_at is not None)
 
 
 def is_failing(service: Service, state: State) -> bool:
-    """Whether the pod is not ready because the last run of this check failed: a periodic service that is required."""
+    """Tell if the last run of a required periodic check failed, which makes the pod not ready."""
     return service.kind is Kind.PERIODIC and service.required and state.why is not None
 
 
 def idle(state: State) -> bool:
-    """Nothing of it runs, and nothing will start by itself while it is not wanted."""
+    """Tell if nothing of it runs and nothing starts by itself."""
     return not (state.pid or state.helper or state.spawning or state.phase is Phase.HANDOVER)
 
 
 def signal_name(number: int) -> str:
-    """Without `SIG`; a restart waits for it, and need not wait for the enum of the `signal` module."""
-    for name in dir(signal):  # in alphabetical order: CHLD comes before its old name CLD
+    """Return the name without `SIG`, without loading the enum of the `signal` module, which would delay a restart."""
+    for name in dir(signal):  # alphabetical: CHLD comes before its old name CLD
         if name.startswith("SIG") and not name.startswith("SIG_") and getattr(signal, name) == number:
             return name.removeprefix("SIG")
     return str(number)

@@ -1,4 +1,4 @@
-"""What happened, when: a bounded record of every change, on the monotonic clock, and what a log says of it. Pure."""
+"""A bounded record of every change, on the monotonic clock, and its log lines. Pure."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Happening:
 
 
 class Trace:
-    """The newest happenings; the oldest of a long life are forgotten, the boot's never."""
+    """The newest happenings; old ones are dropped, except those of the boot."""
 
     def __init__(self, kept: int = KEPT) -> None:
         self._boot: list[Happening] = []
         self._later: list[Happening] = []
         self._kept = kept
         self._boot_room = kept // 4
-        # For whoever performs the changes, to say and to empty: what init's own log is told, and whether the pod's is.
+        # The loop logs and empties this list of (text, whether it also goes to the pod's log).
         self.news: list[tuple[str, bool]] = []
 
     def add(self, now: float, service: str, event: str, detail: str = "") -> None:
@@ -42,7 +42,7 @@ class Trace:
             self.news.append((f"{event}: {detail}", False))
 
     def change(self, now: float, name: str, before: State, after: State) -> None:
-        """Say what differs between two states of a service, if anything that a person would call a change does."""
+        """Record the differences between two states of a service."""
         if after.pid and after.pid != before.pid:
             handed_over = before.pid and before.pid in after.former
             detail = f"pid {after.pid}" + (f", taking over from {before.pid}" if handed_over else "")
@@ -67,13 +67,13 @@ class Trace:
 
 
 def _news(now: float, before: State, after: State) -> str:
-    """A failure, and its end: a service that dies says nothing itself."""
+    """Return the log line for a failure or its end: a service that dies logs nothing itself."""
     if after.failed > before.failed:
         if after.phase is Phase.WAITING:
             return f"{after.why}; starts again"
         if after.phase is Phase.BACKOFF:
             return f"{after.why}; failed {times(after.failed)}, next start in {(after.deadline or now) - now:.1f} s"
-        if after.phase is Phase.READY:  # a periodic one: what fails at each turn is told once
+        if after.phase is Phase.READY:  # a periodic service: a repeated failure is reported once
             known = before.why is not None and after.why is not None and before.why.outcome == after.why.outcome
             return "" if known else f"last run {after.why}"
         return str(after.why)

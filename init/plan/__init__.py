@@ -1,1 +1,1 @@
-"""What a service is, and a role's services together: read, checked, compiled into one plan. Pure."""
+"""Service specifications: read, checked, and compiled into one plan per role. Pure."""

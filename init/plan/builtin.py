@@ -1,4 +1,4 @@
-"""Built-in commands by name: what a service may ask for, and the module that does it. Pure."""
+"""Built-in commands that a service may name, and their modules. Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MARK = "builtin:"
-# Each one's module, whose `main` gives the exit code; imported in the child, never by PID 1.
+# The module of each, whose `main` returns the exit code; imported in the child, never by PID 1.
 MODULES = {
     "cluster-proof": "init.slurm.proof",
     "fresh-node": "init.slurm.fresh",
     "prepare": "init.prepare.__main__",
     "refused": "init.dropins.refused",
 }
-# Steps of `prepare`, and the module and function of `init.prepare` that do each.
+# Steps of `prepare`, with the module and function of `init.prepare` for each.
 STEPS = {
     "accounting-state": ("slurm_state", "accounting"),
     "cgroups": ("cgroups", "run"),
@@ -47,7 +47,7 @@ def is_builtin(command: Sequence[str]) -> bool:
 
 
 def mistake(command: Sequence[str]) -> tuple[str, str]:
-    """What is wrong with a built-in command, and a hint; empty if nothing is."""
+    """Return the error in a built-in command and a hint; empty if it is valid."""
     name, arguments = command[0].removeprefix(MARK), command[1:]
     if name not in MODULES:
         return f"no built-in {name!r}", nearest(name, [*MODULES])

@@ -1,4 +1,4 @@
-"""A role's plan: its services, checked together, and what to do before it stops. Compiled once, carried as JSON."""
+"""A role's plan: its services, checked together, and its drain. Compiled once, stored as JSON."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Plan:
 
 @record(frozen=True, slots=True)
 class Change:
-    """What a new plan asks of the running one."""
+    """Difference between a new plan and the running one."""
 
     added: tuple[str, ...]
     removed: tuple[str, ...]
@@ -38,27 +38,27 @@ class Change:
 
 def compile_plan(role: str, services: Iterable[Service], drain: Drain | None = None) -> Plan:
     """Check the services together and put them in start order."""
-    found = list(services)
-    graph.check(found)
-    by_name = {service.name: service for service in found}
-    order = [by_name[name] for wave in graph.waves(graph.start_edges(found)) for name in wave]
+    listed = list(services)
+    graph.check(listed)
+    by_name = {service.name: service for service in listed}
+    order = [by_name[name] for wave in graph.waves(graph.start_edges(listed)) for name in wave]
     return Plan(role, tuple(order), drain)
 
 
 def overlay(plan: Plan, services: Iterable[Service]) -> Plan:
-    """The plan with an operator's services over it: one of the same name replaces the image's, whole."""
+    """Merge an operator's services into the plan: one of the same name replaces the image's as a whole."""
     merged = {service.name: service for service in plan.services} | {service.name: service for service in services}
     return compile_plan(plan.role, merged.values(), plan.drain)
 
 
 def without(plan: Plan, names: Iterable[str]) -> Plan:
-    """The plan less some services; who needed them is told by the check."""
+    """Remove services from the plan; the check reports services that need them."""
     gone = set(names)
     return compile_plan(plan.role, [service for service in plan.services if service.name not in gone], plan.drain)
 
 
 def select(plan: Plan, env: Mapping[str, str], exists: Callable[[str], bool]) -> Plan:
-    """The services that this pod has. Needing one whose `when` does not hold is needing nothing."""
+    """Select the services of this pod. A need on a service whose `when` does not hold is dropped."""
     chosen = [service for service in plan.services if all(holds(item, env, exists) for item in service.when)]
     present = {service.name for service in chosen}
     kept = tuple(
@@ -87,7 +87,7 @@ def holds(condition: Condition, env: Mapping[str, str], exists: Callable[[str], 
 
 
 def unset_variables(plan: Plan, env: Mapping[str, str]) -> list[ConfigError]:
-    """Variables without a default that the pod does not set; files read at the start may still bring some."""
+    """Report variables without a default that the pod does not set; files read at the start may still set some."""
     errors = []
     for service in plan.services:
         if service.environment_files:
@@ -101,9 +101,9 @@ def unset_variables(plan: Plan, env: Mapping[str, str]) -> list[ConfigError]:
             try:
                 expand(text, own if field != "environment" else env)
             except KeyError as missing:
-                why = f"${{{missing.args[0]}}} is not set in the pod's environment"
+                problem = f"${{{missing.args[0]}}} is not set in the pod's environment"
                 hint = f"set it, or write ${{{missing.args[0]}:-default}}"
-                errors.append(ConfigError(f"start {service.name}", why, file=service.file, field=field, hint=hint))
+                errors.append(ConfigError(f"start {service.name}", problem, file=service.file, field=field, hint=hint))
     return errors
 
 
@@ -118,7 +118,7 @@ def compare(old: Plan, new: Plan) -> Change:
 
 
 def plan_from_json(text: str | bytes, file: str) -> Plan:
-    """A compiled plan, checked again: what PID 1 reads may have been written by a person or an older build."""
+    """Parse and check a compiled plan: a person or an older build may have written it."""
     try:
         data = read_json(text if isinstance(text, str) else text.decode())
     except ValueError as error:
@@ -126,8 +126,8 @@ def plan_from_json(text: str | bytes, file: str) -> Plan:
     if not isinstance(data, dict) or not isinstance(data.get("services"), dict):
         raise ConfigError("read the plan", "wanted an object with role and services", file=file)
     if data.get("version") != VERSION:
-        why = f"version {data.get('version')!r}, and this init reads {VERSION}"
-        raise ConfigError("read the plan", why, file=file, field="version", hint="build the image again")
+        problem = f"version {data.get('version')!r}, but this init reads {VERSION}"
+        raise ConfigError("read the plan", problem, file=file, field="version", hint="build the image again")
     services: list[Service] = []
     errors: list[ConfigError] = []
     for name, mapping in data["services"].items():
@@ -145,7 +145,7 @@ def plan_from_json(text: str | bytes, file: str) -> Plan:
 
 
 def plan_to_json(plan: Plan) -> str:
-    """Stable text: the same plan gives the same bytes, and so the same image."""
+    """Format the plan as stable text: the same plan gives the same bytes, and so the same image."""
     import json
 
     from init.plan.unparse import service_to_mapping

@@ -1,4 +1,4 @@
-"""Who waits for whom: checks, start and stop order. Pure; it sees only names and edges."""
+"""The dependency graph: checks, start and stop order. Pure; knows only names and edges."""
 
 from __future__ import annotations
 
@@ -12,58 +12,58 @@ if TYPE_CHECKING:
 
     Edges = Mapping[str, frozenset[str]]
 
-RESERVED = ("init", "syslog", "drain", "resume")  # in the log, and the role's own errands
+RESERVED = ("init", "syslog", "drain", "resume")  # names in the log, and the role's errands
 
 
 def start_edges(services: Iterable[Service]) -> dict[str, frozenset[str]]:
-    """What each service waits for before it starts: its needs, and those of `after` that are in this pod."""
-    found = list(services)
-    present = {service.name for service in found}
-    return {service.name: frozenset(service.needs) & present | frozenset(service.after) & present for service in found}
+    """Return what each service waits for before it starts: its needs, and those of `after` that are in this pod."""
+    listed = list(services)
+    present = {service.name for service in listed}
+    return {service.name: frozenset(service.needs) & present | frozenset(service.after) & present for service in listed}
 
 
 def stop_edges(services: Iterable[Service]) -> dict[str, frozenset[str]]:
-    """Which services must have stopped before each may be: those that waited for it, and its `stop.after`."""
-    found = list(services)
-    present = {service.name for service in found}
-    edges = {service.name: set(service.stop.after) & present for service in found}
-    for name, waits in start_edges(found).items():
+    """Return what must stop before each service: its dependants, and its `stop.after`."""
+    listed = list(services)
+    present = {service.name for service in listed}
+    edges = {service.name: set(service.stop.after) & present for service in listed}
+    for name, waits in start_edges(listed).items():
         for other in waits:
             edges[other].add(name)
     return {name: frozenset(before) for name, before in edges.items()}
 
 
 def waves(edges: Edges) -> list[tuple[str, ...]]:
-    """Names grouped so that each group waits only for earlier ones; those within a group go side by side."""
+    """Group the names so that each group waits only for earlier ones; a group runs in parallel."""
     left = {name: set(waits) & set(edges) for name, waits in edges.items()}
-    found = []
+    groups = []
     while left:
         wave = tuple(sorted(name for name, waits in left.items() if not waits))
         if not wave:
             raise ConfigError("order the services", f"a cycle: {' -> '.join(cycle(edges))}")
-        found.append(wave)
+        groups.append(wave)
         for name in wave:
             del left[name]
         for waits in left.values():
             waits.difference_update(wave)
-    return found
+    return groups
 
 
 def cycle(edges: Edges) -> list[str]:
-    """One cycle, its first name repeated at the end, or nothing."""
-    from graphlib import CycleError, TopologicalSorter  # only a mistake pays for it
+    """Return one cycle, its first name repeated at the end, or nothing."""
+    from graphlib import CycleError, TopologicalSorter  # imported late: only a mistake needs it
 
     try:
         TopologicalSorter({name: sorted(edges[name]) for name in sorted(edges)}).prepare()
     except CycleError as error:
-        found = error.args[1][:0:-1]  # there each one comes before those that wait for it
-        first = found.index(min(found))
-        return [*found[first:], *found[: first + 1]]
+        names = error.args[1][:0:-1]  # in that list each name comes before its dependants
+        first = names.index(min(names))
+        return [*names[first:], *names[: first + 1]]
     return []
 
 
 def check(services: Sequence[Service]) -> None:
-    """Raise everything that is wrong between the services, at once."""
+    """Raise all errors between the services at once."""
     errors: list[ConfigError] = []
     by_name: dict[str, Service] = {}
     for service in services:
@@ -71,8 +71,8 @@ def check(services: Sequence[Service]) -> None:
             other = by_name[service.name].file
             errors.append(_error(service, "name", f"{service.name!r} is also defined in {other}"))
         if service.name in RESERVED:
-            why = f"{service.name!r} is PID 1's own name for something else"
-            errors.append(_error(service, "name", why, f"not {', '.join(RESERVED)}"))
+            problem = f"{service.name!r} is a reserved name of PID 1"
+            errors.append(_error(service, "name", problem, f"choose another name; reserved: {', '.join(RESERVED)}"))
         by_name[service.name] = service
     for service in services:
         for other in service.needs:
@@ -83,8 +83,8 @@ def check(services: Sequence[Service]) -> None:
             try:
                 waves(edges)
             except ConfigError:
-                found = cycle(edges)
-                errors.append(_error(by_name[found[0]], "needs", f"a cycle in the {what} order: {' -> '.join(found)}"))
+                names = cycle(edges)
+                errors.append(_error(by_name[names[0]], "needs", f"a cycle in the {what} order: {' -> '.join(names)}"))
                 break
     raise_all("check the services", errors)
 

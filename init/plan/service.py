@@ -1,4 +1,4 @@
-"""What a service is: frozen records and closed choices. `init.plan.spec` makes them from what a person wrote."""
+"""A service's specification: frozen records and closed choices. `init.plan.spec` parses them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ CAPABILITIES = (
 
 class Kind(Choice):
     LONGRUN = "longrun"  # runs until stopped
-    ONESHOT = "oneshot"  # ready once it has exited 0; tried again until then
-    PERIODIC = "periodic"  # run every so often
-    GATE = "gate"  # no process: ready once its probe has passed
+    ONESHOT = "oneshot"  # ready once it has exited 0; retried until then
+    PERIODIC = "periodic"  # run at an interval
+    GATE = "gate"  # no process: ready once its probe passes
 
 
 class Probe(Choice):
@@ -32,9 +32,9 @@ class Probe(Choice):
     SOCKET = "socket"  # a unix socket that accepts
     FILE = "file"  # a path that exists
     TCP = "tcp"  # host:port that accepts
-    HTTP = "http"  # host:port/path that answers GET with 2xx, or hangs up without a word
+    HTTP = "http"  # host:port/path that answers GET with 2xx, or closes the connection without an answer
     EXEC = "exec"  # a command that exits 0
-    NONE = "none"  # started is ready
+    NONE = "none"  # ready once started
 
 
 class When(Choice):
@@ -44,13 +44,13 @@ class When(Choice):
 
 
 class Exhausted(Choice):
-    DEGRADE = "degrade"  # the pod stays, not ready, and says why
+    DEGRADE = "degrade"  # the pod stays, not ready, and reports the reason
     END_POD = "end-pod"
 
 
 class LogMode(Choice):
     TAGGED = "tagged"
-    RAW = "raw"  # lines as they are: a service that writes JSON itself
+    RAW = "raw"  # lines unchanged, for a service that writes JSON
     OFF = "off"
 
 
@@ -66,8 +66,8 @@ class Ready:
     target: str = ""  # a path, host:port or host:port/path
     command: tuple[str, ...] = ()
     interval: float = 0.25
-    timeout: float = 5.0  # one try of an exec, tcp or http probe
-    within: float = 0.0  # not ready by then: a failed start; 0 waits for ever
+    timeout: float = 5.0  # for one try of an exec, tcp or http probe
+    within: float = 0.0  # deadline for readiness, after which the start has failed; 0 waits for ever
 
 
 @record(frozen=True, slots=True)
@@ -79,15 +79,15 @@ class Restart:
     limit: int = 0  # failures within the window; 0 never gives up
     window: float = 60.0
     exhausted: Exhausted = Exhausted.DEGRADE
-    fatal_codes: tuple[int, ...] = ()  # exit codes that no retry can mend
+    fatal_codes: tuple[int, ...] = ()  # exit codes that are not retried
 
 
 @record(frozen=True, slots=True)
 class Stop:
     signal: str = "TERM"
     grace: float = 10.0
-    command: tuple[str, ...] = ()  # run instead of the signal
-    after: tuple[str, ...] = ()  # stop only when these have stopped
+    command: tuple[str, ...] = ()  # runs instead of the signal
+    after: tuple[str, ...] = ()  # stop only after these
 
 
 @record(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class Limit:
 
 @record(frozen=True, slots=True)
 class Condition:
-    """A part of `when`: the service exists in this pod only if all of them hold."""
+    """A condition of `when`: the service exists in this pod only if all hold."""
 
     value: str = ""
     one_of: tuple[str, ...] = ()
@@ -132,7 +132,7 @@ class Service:
     when: tuple[Condition, ...]
     needs: tuple[str, ...]
     after: tuple[str, ...]
-    required: bool  # whether the pod's readiness waits for it
+    required: bool  # the pod's readiness waits for it
     ready: Ready
     restart: Restart
     stop: Stop
@@ -142,13 +142,13 @@ class Service:
     watchdog: float
     user: str
     group: str
-    groups: tuple[str, ...] | None  # None: the user's own
+    groups: tuple[str, ...] | None  # None: the user's own groups
     umask: int
     cwd: str
     environment: tuple[Variable, ...]
     environment_files: tuple[str, ...]
     limits: tuple[Limit, ...]
-    capabilities: tuple[str, ...] | None  # None: all that the pod has
+    capabilities: tuple[str, ...] | None  # None: all capabilities of the pod
     no_new_privileges: bool
     oom_score: int | None
     log: LogMode
@@ -156,7 +156,7 @@ class Service:
 
 @record(frozen=True, slots=True)
 class Drain:
-    """What a role does before it stops: drain the node, wait for sessions, save state."""
+    """The role's work before a stop: drain the node, wait for sessions, save state."""
 
     command: tuple[str, ...]
     budget: float

@@ -1,4 +1,4 @@
-"""A service from the mapping that a person wrote: checked whole, unknown keys refused with the nearest name."""
+"""Parse a service from a person's mapping: checked as a whole, unknown keys refused with the nearest name."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ KEYS = (
 
 
 def parse_service(name: str, mapping: Mapping[str, object], file: str) -> Service:
-    """A service from a loaded mapping. ConfigError says file, key and the nearest thing that would be right."""
+    """Parse a service from a loaded mapping. ConfigError has the file, the key and the nearest valid value."""
     at = Reader(mapping, f"service {name}", file)
     at.only(*KEYS)
     if not is_name(name):
@@ -99,20 +99,20 @@ def parse_service(name: str, mapping: Mapping[str, object], file: str) -> Servic
 
 def _program(at: Reader, key: str, command: tuple[str, ...]) -> None:
     if builtin.is_builtin(command):
-        why, hint = builtin.mistake(command)
-        if why:
-            at.fail(key, why, hint)
+        problem, hint = builtin.mistake(command)
+        if problem:
+            at.fail(key, problem, hint)
     elif command and not command[0].startswith(("/", "${")):
         at.fail(key, f"{command[0]!r} is not an absolute path", "there is no shell and no PATH search")
 
 
 def _built_in(at: Reader, kind: Kind) -> None:
-    """It is a fork of PID 1: short, and nobody else than PID 1 is."""
+    """Refuse settings that a built-in cannot have: it is a short-lived fork of PID 1, with PID 1's rights."""
     if kind is not Kind.ONESHOT:
-        at.fail("command", f"a built-in is a short step, and not a {kind.value}", "kind: oneshot, or prepare")
+        at.fail("command", f"a built-in is a short step and cannot be a {kind.value}", "kind: oneshot, or prepare")
     for key in ("user", "group", "groups", "capabilities", "no-new-privileges"):
         if at.has(key):
-            at.fail(key, "a built-in runs as PID 1 does", "a program can be run as somebody else")
+            at.fail(key, "a built-in runs with PID 1's rights", "use a program to run as another user")
 
 
 def parse_drain(mapping: Mapping[str, object], file: str) -> Drain:
@@ -128,7 +128,7 @@ def _ready(at: Reader, kind: Kind) -> Ready:
     own_end = kind in (Kind.ONESHOT, Kind.PERIODIC)
     if value is None:
         if kind is Kind.GATE:
-            at.fail("ready", "missing: a gate is nothing but its probe")
+            at.fail("ready", "missing: a gate consists of its probe")
         return Ready(Probe.NONE)
     if own_end:
         at.fail("ready", f"a {kind.value} has no probe: a oneshot is ready once it exited 0")
@@ -158,7 +158,7 @@ def _ready(at: Reader, kind: Kind) -> Ready:
     if probe in (Probe.TCP, Probe.HTTP) and ":" not in target and not target.startswith("${"):
         sub.fail(probe.value, f"{target!r} has no port", "host:port")
     if probe is Probe.HTTP and ("/" not in target.rpartition("}")[2] or "://" in target):
-        sub.fail("http", f"{target!r} is not host:port/path", "it is asked without TLS")
+        sub.fail("http", f"{target!r} is not host:port/path", "the probe does not use TLS")
     interval = sub.seconds("interval", 0.25)
     if interval <= 0:
         sub.fail("interval", "wanted more than 0")
@@ -244,7 +244,7 @@ def _umask(at: Reader) -> int:
 
 def _environment(at: Reader) -> tuple[Variable, ...]:
     sub = at.sub("environment")
-    found = []
+    variables = []
     for name, value in sub.data.items():
         if not isinstance(name, str) or not name or "=" in name or "\0" in name:
             sub.fail(str(name), "not a variable's name", "quote it" if not isinstance(name, str) else "")
@@ -254,38 +254,38 @@ def _environment(at: Reader) -> tuple[Variable, ...]:
             if len(value) != 1:
                 sub.fail(name, "wanted a value, {file: /path} or {secret: /path}")
             key = next(iter(value))
-            found.append(Variable(name, Source(key), inner.text(key)))
+            variables.append(Variable(name, Source(key), inner.text(key)))
             continue
-        # What is wrong is told to everybody (a condition, HTTP), and a value may be a password.
+        # Everybody can read the error (a condition, HTTP), and a value may be a password.
         if isinstance(value, bool | list):
             sub.fail(name, f"wanted text, not a {type(value).__name__}", "quote it" if isinstance(value, bool) else "")
         text = sub.text(name)
         sub.placeholders(name, text, shown=False)
-        found.append(Variable(name, Source.VALUE, text))
-    return tuple(found)
+        variables.append(Variable(name, Source.VALUE, text))
+    return tuple(variables)
 
 
 def _limits(at: Reader) -> tuple[Limit, ...]:
     sub = at.sub("limits")
     sub.only(*LIMITS)
-    found = []
+    limits = []
     for name in sub.data:
         parts = sub.text(name).split(":")
         if len(parts) > 2 or not all(part == "unlimited" or number(part) is not None for part in parts):
             sub.fail(name, f"wanted a number, unlimited, or soft:hard, not {sub.text(name)!r}")
         numbers = [-1 if part == "unlimited" else int(part) for part in parts]
-        found.append(Limit(name, numbers[0], numbers[-1]))
-    return tuple(found)
+        limits.append(Limit(name, numbers[0], numbers[-1]))
+    return tuple(limits)
 
 
 def _capabilities(at: Reader) -> tuple[str, ...] | None:
     if not at.has("capabilities"):
         return None
-    found = tuple(name.removeprefix("CAP_") for name in at.texts("capabilities"))
-    for name in found:
+    names = tuple(name.removeprefix("CAP_") for name in at.texts("capabilities"))
+    for name in names:
         if name not in CAPABILITIES:
             at.fail("capabilities", f"unknown capability {name!r}", nearest(name, list(CAPABILITIES)))
-    return found
+    return names
 
 
 def _oom_score(at: Reader) -> int | None:

@@ -1,4 +1,4 @@
-"""A service back to the mapping it came from, defaults left out: for the plan's JSON and for showing it."""
+"""Convert a service back to its mapping, without defaults, for the plan's JSON and for display."""
 
 from __future__ import annotations
 
@@ -6,50 +6,50 @@ from init.plan.service import Condition, Kind, Probe, Service, Source, When
 
 
 def service_to_mapping(service: Service) -> dict[str, object]:
-    """The mapping that `parse_service` turns into this service, with everything that is a default left out."""
-    found: dict[str, object] = {"about": service.about, "kind": service.kind.value, "command": list(service.command)}
-    found["prepare"] = [list(command) for command in service.prepare]
-    found["when"] = [_condition(item) for item in service.when]
-    found["needs"], found["after"] = list(service.needs), list(service.after)
-    found |= {"user": service.user, "group": service.group, "cwd": service.cwd, "umask": f"{service.umask:04o}"}
-    found["environment"] = {
+    """Return the mapping that `parse_service` turns into this service, without defaults."""
+    mapping: dict[str, object] = {"about": service.about, "kind": service.kind.value, "command": list(service.command)}
+    mapping["prepare"] = [list(command) for command in service.prepare]
+    mapping["when"] = [_condition(item) for item in service.when]
+    mapping["needs"], mapping["after"] = list(service.needs), list(service.after)
+    mapping |= {"user": service.user, "group": service.group, "cwd": service.cwd, "umask": f"{service.umask:04o}"}
+    mapping["environment"] = {
         item.name: item.value if item.source is Source.VALUE else {item.source.value: item.value}
         for item in service.environment
     }
-    found["environment-files"] = list(service.environment_files)
-    found["limits"] = {item.name: f"{_limit(item.soft)}:{_limit(item.hard)}" for item in service.limits}
-    found["log"] = service.log.value
+    mapping["environment-files"] = list(service.environment_files)
+    mapping["limits"] = {item.name: f"{_limit(item.soft)}:{_limit(item.hard)}" for item in service.limits}
+    mapping["log"] = service.log.value
     for key, number in (("every", service.every), ("timeout", service.timeout), ("watchdog", service.watchdog)):
-        found[key] = number
+        mapping[key] = number
     restart = service.restart
     default = When.ALWAYS if service.kind is Kind.LONGRUN else When.FAILURE
     parts: dict[str, object] = {"delay": restart.delay, "max-delay": restart.max_delay, "jitter": restart.jitter}
     parts |= {"limit": restart.limit, "window": restart.window, "exhausted": restart.exhausted.value}
     parts |= _full({"fatal-codes": list(restart.fatal_codes)})
-    found["restart"] = _trim(parts) | ({} if restart.when is default else {"when": restart.when.value})
+    mapping["restart"] = _trim(parts) | ({} if restart.when is default else {"when": restart.when.value})
     stop = service.stop
     stopping = _trim({"signal": stop.signal, "grace": stop.grace})
-    found["stop"] = stopping | _full({"command": list(stop.command), "after": list(stop.after)})
-    found["reload"] = _full({"signal": service.reload.signal, "command": list(service.reload.command)})
+    mapping["stop"] = stopping | _full({"command": list(stop.command), "after": list(stop.after)})
+    mapping["reload"] = _full({"signal": service.reload.signal, "command": list(service.reload.command)})
     ready = service.ready
     value: object = {Probe.NOTIFY: None, Probe.NONE: None, Probe.EXEC: list(ready.command)}.get(
         ready.probe, ready.target
     )
     if ready.probe is not Probe.NONE or ready.within:
         extra = _trim({"interval": ready.interval, "within": ready.within}, timeout=ready.timeout)
-        found["ready"] = {ready.probe.value: value} | extra
-    found = _trim(_full(found))
+        mapping["ready"] = {ready.probe.value: value} | extra
+    mapping = _trim(_full(mapping))
     if service.groups is not None:
-        found["groups"] = list(service.groups)
+        mapping["groups"] = list(service.groups)
     if service.capabilities is not None:
-        found["capabilities"] = list(service.capabilities)
+        mapping["capabilities"] = list(service.capabilities)
     if service.oom_score is not None:
-        found["oom-score"] = service.oom_score
+        mapping["oom-score"] = service.oom_score
     if service.no_new_privileges:
-        found["no-new-privileges"] = True
+        mapping["no-new-privileges"] = True
     if service.required is (service.kind is Kind.PERIODIC):
-        found["required"] = service.required
-    return found
+        mapping["required"] = service.required
+    return mapping
 
 
 _DEFAULTS: dict[str, object] = {

@@ -1,1 +1,1 @@
-"""Shows: ready or not and why, a status for people, metrics, the boot as a picture. Pure."""
+"""Views of the pod: readiness with reasons, a status for people, metrics, the boot as a picture. Pure."""

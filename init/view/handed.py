@@ -1,8 +1,8 @@
-"""What health, gitsync and drift hand over for /metrics: the files they write for Prometheus, read when they change.
+"""Metrics files of health, gitsync and drift for /metrics, read again when they change.
 
-HTTP quotes no service (docs/decisions/http-quotes-no-service.md), so names and numbers pass and nothing else: families
-under the service's own prefix, labels of a fixed list whose values are names, numbers as they stand. The file must be
-root's, a plain one and small: nothing here waits, and nobody else can put words in.
+HTTP quotes no service (docs/decisions/http-quotes-no-service.md), so only names and numbers pass: families under the
+service's own prefix, labels of a fixed list whose values are names, and numbers unchanged. The file must be a small
+regular file of root: reading never blocks, and no other user can add text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SERVICES = ("drift", "gitsync", "health")
-# Not the signer, who is a person, nor an error's words.
+# Not the signer, which is a person's name, nor the text of an error.
 LABELS = frozenset({"check", "class", "commit", "ref", "ring", "step"})
 LARGEST = 64 * 1024
 MOST_SAMPLES = 1000
@@ -35,7 +35,7 @@ class Sample:
 
 
 class Handed:
-    """Each file, kept as lines until they change."""
+    """The files' lines, cached until a file changes."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
@@ -48,16 +48,16 @@ class Handed:
         try:
             fd = os.open(f"{self.directory}/{service}.prom", os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
-            return []  # none is written, or PID 1 is short of descriptors: the next scrape has it
+            return []  # no file yet, or PID 1 is short of descriptors: the next scrape has it
         try:
-            found = os.fstat(fd)
-            ours = found.st_uid in (0, os.geteuid()) and not found.st_mode & 0o022
-            if found.st_mode & _KIND != _PLAIN_FILE or not ours or found.st_size > LARGEST:
+            status = os.fstat(fd)
+            is_trusted = status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022
+            if status.st_mode & _KIND != _PLAIN_FILE or not is_trusted or status.st_size > LARGEST:
                 return []
-            seen = (found.st_ino, found.st_mtime_ns, found.st_size)
-            if service not in self._kept or self._kept[service][0] != seen:
+            identity = (status.st_ino, status.st_mtime_ns, status.st_size)
+            if service not in self._kept or self._kept[service][0] != identity:
                 text = os.read(fd, LARGEST).decode("ascii", "replace")
-                self._kept[service] = (seen, open_metrics(text, f"minivm_{service}_"))
+                self._kept[service] = (identity, open_metrics(text, f"minivm_{service}_"))
             return self._kept[service][1]
         except OSError:
             return []
@@ -66,8 +66,10 @@ class Handed:
 
 
 def open_metrics(text: str, prefix: str) -> list[str]:
-    """The families of Prometheus' text under `prefix`, as OpenMetrics: a counter's family is named without _total, and
-    each stands together."""
+    """Convert the families of Prometheus' text under `prefix` to OpenMetrics.
+
+    A counter's family is named without _total, and the lines of a family are kept together.
+    """
     kinds: dict[str, str] = {}
     families: dict[str, dict[str, str]] = {}
     for line in text.splitlines()[: 3 * MOST_SAMPLES]:
@@ -76,14 +78,14 @@ def open_metrics(text: str, prefix: str) -> list[str]:
             if kind in ("gauge", "counter"):
                 kinds[name] = kind
             continue
-        found = sample(line)
-        if found is None or not found.name.startswith(prefix) or found.name not in kinds:
+        parsed = sample(line)
+        if parsed is None or not parsed.name.startswith(prefix) or parsed.name not in kinds:
             continue
-        tags = ",".join(f'{key}="{value}"' for key, value in found.labels)
-        series = f"{found.name}{{{tags}}}" if tags else found.name
-        if kinds[found.name] == "counter" and not found.name.endswith("_total"):
+        tags = ",".join(f'{key}="{value}"' for key, value in parsed.labels)
+        series = f"{parsed.name}{{{tags}}}" if tags else parsed.name
+        if kinds[parsed.name] == "counter" and not parsed.name.endswith("_total"):
             continue
-        families.setdefault(found.name, {}).setdefault(series, found.value)
+        families.setdefault(parsed.name, {}).setdefault(series, parsed.value)
     lines: list[str] = []
     for name, samples in families.items():
         family = name.removesuffix("_total") if kinds[name] == "counter" else name
@@ -93,7 +95,7 @@ def open_metrics(text: str, prefix: str) -> list[str]:
 
 
 def sample(line: str) -> Sample | None:
-    """`name{label="value"} number`, as far as it is one; labels that do not pass are left out."""
+    """Parse `name{label="value"} number`, or return None; labels outside the list are dropped."""
     end = min(at for at in (line.find("{"), line.find(" "), len(line)) if at >= 0)
     name, rest = line[:end], line[end:]
     labels: list[tuple[str, str]] = []
@@ -117,7 +119,7 @@ def sample(line: str) -> Sample | None:
 
 
 def _pairs(text: str) -> Iterator[tuple[str, str, int]]:
-    """Each key and value of `{key="value",...}`, and where the next one begins; ends before what is none."""
+    """Yield each key and value of `{key="value",...}` and the position after it; stop at invalid text."""
     at = 1
     while (equals := text.find('="', at)) > 0:
         key, start = text[at:equals], equals + 2

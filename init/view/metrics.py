@@ -1,4 +1,4 @@
-"""The snapshot as OpenMetrics text. Pure."""
+"""Format the snapshot as OpenMetrics text. Pure."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ PHASES = tuple(phase.value for phase in PodPhase)
 
 
 def render(snapshot: Snapshot, counters: Mapping[str, int], handed: Sequence[str] = ()) -> str:
-    """Families in the order of the specification, ending in # EOF. `counters` are PID 1's own, `handed` are lines of
-    services' (init.view.handed)."""
+    """Format the families in the specification's order, ending in # EOF.
+
+    `counters` are PID 1's own; `handed` are lines of services (init.view.handed).
+    """
     out: list[str] = []
 
     def family(name: str, kind: str, text: str, samples: list[tuple[str, float | int]]) -> None:
@@ -73,6 +75,6 @@ COUNTERS = {
     "log_bytes": "Bytes written to standard output.",
     "log_lost_bytes": "Bytes lost to a full disk or a reader that is gone.",
     "reaped": "Processes reaped.",
-    "syslog_dropped_lines": "Lines that users sent to the syslog socket beyond their share.",
+    "syslog_dropped_lines": "Lines to the syslog socket beyond a user's share.",
     "wakeups": "Turns of the loop.",
 }

@@ -1,4 +1,4 @@
-"""A plan as people read it: start order in waves, stop order, and what each service waits for. Pure."""
+"""Format a plan for people: start order in waves, stop order, and each service's dependencies. Pure."""
 
 from __future__ import annotations
 

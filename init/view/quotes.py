@@ -1,12 +1,12 @@
-"""A cause in words, by who reads them. Pure.
+"""A cause as text, depending on the reader. Pure.
 
-A daemon's last line can hold anything, a password too. The control socket is root's and shows it; HTTP is everybody's,
-and a pod's status is read by more people than its log: there the cause stands in init's own words alone. Programs of
-init's own speak in such words: their last line is the reason that they give. And where a line ends with the system's
-name of an error, as daemons write it, that name is nobody's secret.
+A daemon's last line can contain anything, a password too. Root reads it through the control socket. Everybody reads
+HTTP, and more people read a pod's status than its log, so there the cause has init's own words alone. The last line of
+init's own programs is such a text: the reason that they give. A system error's name at the end of a line, as daemons
+write it, is no secret either.
 
-A cause keeps apart what is init's and what is quoted (`init.engine.states.Cause`): nothing here looks for a quotation
-in a sentence.
+A cause separates init's words from the quotation (`init.engine.states.Cause`): nothing here searches a sentence for
+one.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from init.engine.states import Cause
 
-# Modules whose last line is a sentence of ours, whatever went wrong.
-_OURS = ("init.", "health.broker", "health.checks.mounts")
+# Modules whose last line is always our own sentence.
+_OWN_MODULES = ("init.", "health.broker", "health.checks.mounts")
 
 
 def is_ours(command: tuple[str, ...]) -> bool:
-    """Whether it is a step or a program of init, whose output is made of its own sentences."""
-    return is_builtin(command) or ("-m" in command[:-1] and command[command.index("-m") + 1].startswith(_OURS))
+    """Tell if it is a step or program of init, whose output consists of its own sentences."""
+    return is_builtin(command) or ("-m" in command[:-1] and command[command.index("-m") + 1].startswith(_OWN_MODULES))
 
 
 def cause_text(cause: Cause | None, *, quoting: bool) -> str:
-    """To root with what the service said; to everybody without, unless it is a program of ours."""
+    """Format a cause: with the quotation for root, without it for everybody unless our own program wrote it."""
     if cause is None:
         return ""
     return str(cause) if quoting or is_ours(cause.speaker) else cause.text(_system_error(cause.quoted))
 
 
 def _system_error(line: str) -> str:
-    """` (No space left on device)`, where that is how the line ends: one of the system's names, or nothing."""
+    """Return ` (No space left on device)` if the line ends with a system error's name, else ""."""
     line = line.rstrip(" .)")
     return max((f" ({name})" for name in map(os.strerror, errno.errorcode) if line.endswith(name)), key=len, default="")

@@ -1,6 +1,6 @@
-"""Ready or not, and why: every reason is followed down to its leaf cause. Pure.
+"""Readiness with reasons: each reason is followed to its leaf cause. Pure.
 
-`quoting` decides whether a service's own lines are repeated: to root they are, to everybody not (`init.view.quotes`).
+`quoting` decides if a service's own lines are repeated: for root yes, for everybody no (`init.view.quotes`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from init.plan.service import Service
 
 
-# A required check whose last run failed: what it checks is up, and does not serve.
+# A required check whose last run failed: its target is up, but does not serve.
 FAILING = "failing"
 
 
@@ -36,24 +36,24 @@ def duration(seconds: float) -> str:
 
 
 def own_reason(spec: Service, state: State, now: float, *, quoting: bool) -> str:
-    """Why this service itself is not ready, leaving aside what it waits for. Empty when it is."""
+    """Return why this service itself is not ready, without its dependencies; "" if it is ready."""
     spent = duration(now - state.since)
-    why = cause_text(state.why, quoting=quoting)
+    cause = cause_text(state.why, quoting=quoting)
     match state.phase:
         case Phase.READY if is_failing(spec, state):
-            return f"last run {why}"
+            return f"last run {cause}"
         case Phase.READY | Phase.DONE:
             return ""
         case Phase.STARTING if state.said is not None:
             more = state.said.detail or (state.said.quoted if quoting else "")
             return f"{state.said.outcome} for {spent}" + (f" ({more})" if more else "")
         case Phase.STARTING if spec.kind is Kind.ONESHOT:
-            return f"runs for {spent}" + (f"; before: {why}" if why else "")
+            return f"runs for {spent}" + (f"; before: {cause}" if cause else "")
         case Phase.STARTING if spec.ready.probe is Probe.NONE:
-            return f"started {spent} ago; before: {why}" if why else f"starting for {spent}"
+            return f"started {spent} ago; before: {cause}" if cause else f"starting for {spent}"
         case Phase.STARTING if spec.ready.probe is Probe.NOTIFY:
             said = f', and says "{state.status}"' if state.status and quoting else ""
-            return f"started {spent} ago, no READY=1 yet{said}" + (f"; before: {why}" if why else "")
+            return f"started {spent} ago, no READY=1 yet{said}" + (f"; before: {cause}" if cause else "")
         case Phase.STARTING:
             asked = spec.ready.target or " ".join(spec.ready.command)
             return f"{spec.ready.probe.value} {asked}: no answer for {spent}"
@@ -61,86 +61,88 @@ def own_reason(spec: Service, state: State, now: float, *, quoting: bool) -> str
             return f"{' '.join(spec.prepare[state.step])} (prepare) runs for {spent}"
         case Phase.BACKOFF:
             left = duration((state.deadline or now) - now)
-            return f"{why}; failed {times(state.failed)}, next start in {left}"
+            return f"{cause}; failed {times(state.failed)}, next start in {left}"
         case Phase.FAILED:
-            return why
+            return cause
         case Phase.HANDOVER:
             return f"its main process exited {spent} ago, and no other has taken over yet"
         case Phase.STOPPING:
-            return f"stopping for {spent}" + (f": {why}" if why else "")
+            return f"stopping for {spent}" + (f": {cause}" if cause else "")
         case Phase.STOPPED:
             return "stopped on request"
         case Phase.WAITING:
-            return why or "about to start"
+            return cause or "about to start"
 
 
 def leaves(engine: Engine, name: str, seen: frozenset[str] = frozenset()) -> list[str]:
-    """The services at the end of what it waits for; itself when it waits for none."""
+    """Return the services at the end of the chain that it waits for; itself if it waits for none."""
     state, spec = engine.states[name], engine.specs[name]
     waits = order.waits_for(spec, engine.states) if state.phase is Phase.WAITING else ()
-    found: list[str] = []
+    ends: list[str] = []
     for other in waits:
         if other not in seen:
-            found += [leaf for leaf in leaves(engine, other, seen | {name}) if leaf not in found]
-    return found or [name]
+            ends += [leaf for leaf in leaves(engine, other, seen | {name}) if leaf not in ends]
+    return ends or [name]
 
 
 def service_reasons(engine: Engine, name: str, now: float, *, quoting: bool = True) -> tuple[str, ...]:
-    """Why one service is not ready: `slurmd waits for controller: tcp ... refused for 12 s`."""
+    """Return why one service is not ready: `slurmd waits for controller: tcp ... refused for 12 s`."""
     if satisfied(engine.states[name]) and not is_failing(engine.specs[name], engine.states[name]):
         return ()
-    found = []
+    reasons = []
     for leaf in leaves(engine, name):
         reason = own_reason(engine.specs[leaf], engine.states[leaf], now, quoting=quoting)
-        found.append(reason if leaf == name else f"waits for {leaf}: {reason}")
-    return tuple(found)
+        reasons.append(reason if leaf == name else f"waits for {leaf}: {reason}")
+    return tuple(reasons)
 
 
 def pod_reasons(engine: Engine, now: float, *, quoting: bool = True) -> tuple[str, ...]:
-    """Each leaf cause once, with those that wait for it before it."""
+    """Return each leaf cause once, preceded by the services that wait for it."""
     waiting: dict[str, list[str]] = {}
     for name, spec in engine.specs.items():
         state = engine.states[name]
         if spec.required and (not satisfied(state) or is_failing(spec, state)):
             for leaf in leaves(engine, name):
                 waiting.setdefault(leaf, []).extend([name] if leaf != name else [])
-    found = []
+    reasons = []
     for leaf, names in waiting.items():
         reason = own_reason(engine.specs[leaf], engine.states[leaf], now, quoting=quoting)
         before = f"{', '.join(names)} {'waits' if len(names) == 1 else 'wait'} for " if names else ""
-        found.append(f"{before}{leaf}: {reason}")
+        reasons.append(f"{before}{leaf}: {reason}")
     drain = drain_text(engine, quoting=quoting)
     if engine.phase.value in ("stopping", "stopped", "draining"):
-        why = cause_text(engine.ending.why, quoting=quoting)
-        found.append(f"the pod is {engine.phase.value}" + (f": {why}" if why else ""))
+        cause = cause_text(engine.ending.why, quoting=quoting)
+        reasons.append(f"the pod is {engine.phase.value}" + (f": {cause}" if cause else ""))
     elif drain:
-        found.append(f"drain: {drain}")
-    found += [f"{item.name}: {item.text}" for item in engine.conditions.values() if item.blocking]
-    return tuple(found)
+        reasons.append(f"drain: {drain}")
+    reasons += [f"{item.name}: {item.text}" for item in engine.conditions.values() if item.blocking]
+    return tuple(reasons)
 
 
 def drain_text(engine: Engine, *, quoting: bool = True) -> str:
-    """How far the drain is, with what it says it is at, or why it failed."""
-    word = engine.ending.drain_state()
+    """Return the drain's progress with its status, or the reason why it failed."""
+    progress = engine.ending.drain_state()
     state = engine.states.get(DRAIN)
-    if state is None or word not in ("draining", "failed"):
-        return word
-    if word == "failed":
-        return f"{word}: {cause_text(state.why, quoting=quoting)}"
-    return f"{word}: {state.status}" if state.status and (quoting or is_ours(engine.spec(DRAIN).command)) else word
+    if state is None or progress not in ("draining", "failed"):
+        return progress
+    if progress == "failed":
+        return f"{progress}: {cause_text(state.why, quoting=quoting)}"
+    return (
+        f"{progress}: {state.status}" if state.status and (quoting or is_ours(engine.spec(DRAIN).command)) else progress
+    )
 
 
 def degraded(engine: Engine, now: float, *, quoting: bool = True) -> tuple[str, ...]:
-    """What is wrong and does not keep the pod from being ready."""
-    found = [f"{item.name}: {item.text}" for item in engine.conditions.values() if not item.blocking]
+    """Return the problems that do not keep the pod from being ready."""
+    problems = [f"{item.name}: {item.text}" for item in engine.conditions.values() if not item.blocking]
     for name, spec in engine.specs.items():
         state = engine.states[name]
         if spec.kind is Kind.PERIODIC and state.why is not None and not spec.required:
-            found.append(f"{name}: last run {cause_text(state.why, quoting=quoting)}")
+            problems.append(f"{name}: last run {cause_text(state.why, quoting=quoting)}")
         elif not spec.required and not satisfied(state) and state.phase is not Phase.STOPPED:
             for reason in service_reasons(engine, name, now, quoting=quoting):
-                found.append(f"{name} {reason}" if reason.startswith("waits for ") else f"{name}: {reason}")
-    return tuple(found)
+                problems.append(f"{name} {reason}" if reason.startswith("waits for ") else f"{name}: {reason}")
+    return tuple(problems)
 
 
 def snapshot(engine: Engine, pod: str, now: float, *, quoting: bool = True) -> Snapshot:

@@ -1,4 +1,4 @@
-"""What PID 1 shows of itself at one moment: the answer to `status`, and all that the command line needs to draw."""
+"""A snapshot of PID 1: the reply to `status`, and all that the command line needs to show."""
 
 from __future__ import annotations
 
@@ -46,25 +46,25 @@ class Snapshot:
     pod: str
     phase: str  # boot running draining stopping
     ready: bool
-    started: bool  # it has been ready once
+    started: bool  # true once it has been ready
     uptime: float
     boot_seconds: float | None  # from PID 1's start to the first ready
-    drain: str  # "" draining drained "failed: why"
+    drain: str  # "" draining drained "failed: reason"
     reasons: tuple[str, ...]  # why the pod is not ready
-    degraded: tuple[str, ...]  # what is wrong without making it not ready
+    degraded: tuple[str, ...]  # problems that do not make it not ready
     conditions: tuple[ConditionView, ...]
     services: tuple[ServiceView, ...]  # in start order
 
 
 def to_mapping(snapshot: Snapshot) -> dict[str, Any]:
-    found = fields(snapshot)
-    found["services"] = [fields(view) for view in snapshot.services]
-    found["conditions"] = [fields(view) for view in snapshot.conditions]
-    return found
+    mapping = fields(snapshot)
+    mapping["services"] = [fields(view) for view in snapshot.services]
+    mapping["conditions"] = [fields(view) for view in snapshot.conditions]
+    return mapping
 
 
 def from_mapping(data: Mapping[str, Any]) -> Snapshot:
-    """The snapshot out of a reply. Fields that a newer PID 1 added are left aside."""
+    """Build the snapshot from a reply; ignore fields of a newer PID 1."""
     services = tuple(_view(ServiceView, item) for item in data["services"])
     conditions = tuple(_view(ConditionView, item) for item in data["conditions"])
     snapshot: Snapshot = _view(Snapshot, {**data, "services": services, "conditions": conditions})

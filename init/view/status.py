@@ -1,4 +1,4 @@
-"""What `minivm status` and `minivm why` show. Pure: a snapshot in, text out."""
+"""Text of `minivm status` and `minivm why`. Pure: a snapshot in, text out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def paint(text: str, code: str, on: bool) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Two units at most: 350ms, 4.2s, 3m12s, 2h05m, 4d03h."""
+    """Format a duration with at most two units: 350ms, 4.2s, 3m12s, 2h05m, 4d03h."""
     if seconds < 1:
         return f"{seconds * 1000:.0f}ms"
     if seconds < 60:
@@ -32,19 +32,19 @@ def duration(seconds: float) -> str:
     return f"{whole // 86400}d{whole % 86400 // 3600:02}h"
 
 
-def headline(found: Snapshot, colour: bool) -> str:
-    verdict = paint("ready", GREEN, colour) if found.ready else paint("not ready", RED, colour)
-    parts = [f"{paint(found.pod or 'this pod', BOLD, colour)} ({found.role})", verdict, found.phase]
-    if found.drain:
-        parts.append(paint(found.drain, YELLOW, colour))
-    parts.append(f"up {duration(found.uptime)}")
-    if found.boot_seconds is not None:
-        parts.append(f"ready after {duration(found.boot_seconds)}")
+def headline(view: Snapshot, colour: bool) -> str:
+    verdict = paint("ready", GREEN, colour) if view.ready else paint("not ready", RED, colour)
+    parts = [f"{paint(view.pod or 'this pod', BOLD, colour)} ({view.role})", verdict, view.phase]
+    if view.drain:
+        parts.append(paint(view.drain, YELLOW, colour))
+    parts.append(f"up {duration(view.uptime)}")
+    if view.boot_seconds is not None:
+        parts.append(f"ready after {duration(view.boot_seconds)}")
     return ", ".join(parts)
 
 
 def note(view: ServiceView) -> str:
-    """The most telling thing about a service, in few words."""
+    """Return the most important fact about a service, in few words."""
     if view.reasons:
         return "; ".join(view.reasons)
     parts = []
@@ -60,12 +60,14 @@ def note(view: ServiceView) -> str:
     return "; ".join(parts)
 
 
-def table(found: Snapshot, *, colour: bool, width: int = 100) -> str:
-    lines = [headline(found, colour)]
-    lines += [f"  {paint('not ready:', RED, colour)} {reason}" for reason in found.reasons]
-    lines += [f"  {paint('degraded:', YELLOW, colour)} {reason}" for reason in found.degraded]
+def table(snapshot: Snapshot, *, colour: bool, width: int = 100) -> str:
+    lines = [headline(snapshot, colour)]
+    lines += [f"  {paint('not ready:', RED, colour)} {reason}" for reason in snapshot.reasons]
+    lines += [f"  {paint('degraded:', YELLOW, colour)} {reason}" for reason in snapshot.degraded]
     rows = [("SERVICE", "STATE", "FOR", "PID", "NOTE")]
-    rows += [(view.name, view.state, duration(view.since), str(view.pid or "-"), note(view)) for view in found.services]
+    rows += [
+        (view.name, view.state, duration(view.since), str(view.pid or "-"), note(view)) for view in snapshot.services
+    ]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     lines.append("")
     for place, row in enumerate(rows):
@@ -80,19 +82,19 @@ def table(found: Snapshot, *, colour: bool, width: int = 100) -> str:
     return "\n".join(lines)
 
 
-def reasons(service: str | None, ready: bool, found: Sequence[str], snapshot: Snapshot) -> str:
+def reasons(service: str | None, ready: bool, causes: Sequence[str], snapshot: Snapshot) -> str:
     what = service or snapshot.pod or "the pod"
     view = next((view for view in snapshot.services if view.name == service), None)
     if ready:
         extra = [] if service else [f"  degraded: {reason}" for reason in snapshot.degraded]
-        # What a preparation found out about this pod: its last line says it.
+        # The last line of a finished preparation tells what it learnt about this pod.
         extra += [f"  {view.last_line}"] if view and view.state == "done" and view.last_line else []
         return "\n".join([f"{what} is ready", *extra])
-    lines = [f"{what} is not ready:"] + [f"  {reason}" for reason in found or ("no reason is known",)]
+    lines = [f"{what} is not ready:"] + [f"  {reason}" for reason in causes or ("no reason is known",)]
     if view is not None:
         if view.last_exit:
-            said = f": {view.last_line}" if view.last_line else ""
-            lines.append(f"  last end: {view.last_exit}{said}")
+            line = f": {view.last_line}" if view.last_line else ""
+            lines.append(f"  last end: {view.last_exit}{line}")
         if view.next_start_in is not None:
             lines.append(f"  next start in {duration(view.next_start_in)}")
     return "\n".join(lines)

@@ -12,7 +12,7 @@ from init.view.status import DIM, GREEN, RED, YELLOW, duration, paint
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-# Events that open a stretch of time, and those that only mark a moment within one.
+# Events that start a span; all others only mark a moment.
 STATES = tuple(phase.value for phase in Phase)
 _GLYPHS = {"waiting": "·", "preparing": "▒", "starting": "█", "backoff": "x", "stopping": "▒", "handover": "█"}
 _PAINTS = {"waiting": DIM, "preparing": YELLOW, "starting": YELLOW, "backoff": RED, "failed": RED, "ready": GREEN}
@@ -40,7 +40,7 @@ class Span:
 
 
 def boot_end(events: Sequence[Mapping[str, Any]], now: float) -> float:
-    """When the pod was ready first, or now while it is not."""
+    """Return when the pod was first ready, or now if it never was."""
     for event in events:
         if not event["service"] and event["event"] == "ready":
             return float(event["t"])
@@ -48,38 +48,38 @@ def boot_end(events: Sequence[Mapping[str, Any]], now: float) -> float:
 
 
 def spans(events: Sequence[Mapping[str, Any]], until: float) -> list[Span]:
-    """Each service's states with their beginning and end, up to a moment. A service waits from the very start."""
+    """Return each service's states with start and end, up to a moment. A service waits from the very start."""
     open_: dict[str, tuple[str, float, str]] = {}
-    found: list[Span] = []
+    listed: list[Span] = []
     for event in events:
         service, state, at = str(event["service"]), str(event["event"]), float(event["t"])
         if not service or state not in STATES or at > until:
             continue
         before, since, detail = open_.get(service, ("waiting", 0.0, ""))
-        found.append(Span(service, before, since, at, detail))
+        listed.append(Span(service, before, since, at, detail))
         open_[service] = (state, at, str(event.get("detail", "")))
-    found += [Span(service, state, since, until, detail) for service, (state, since, detail) in open_.items()]
-    return [span for span in found if span.end > span.start or span.state in ("ready", "done", "failed")]
+    listed += [Span(service, state, since, until, detail) for service, (state, since, detail) in open_.items()]
+    return [span for span in listed if span.end > span.start or span.state in ("ready", "done", "failed")]
 
 
-def by_service(found: Sequence[Span]) -> dict[str, list[Span]]:
+def by_service(items: Sequence[Span]) -> dict[str, list[Span]]:
     grouped: dict[str, list[Span]] = {}
-    for span in found:
+    for span in items:
         grouped.setdefault(span.service, []).append(span)
     return dict(sorted(grouped.items(), key=lambda item: (first_start(item[1]), item[0])))
 
 
-def first_start(found: Sequence[Span]) -> float:
-    return min((span.start for span in found if span.state != "waiting"), default=float("inf"))
+def first_start(items: Sequence[Span]) -> float:
+    return min((span.start for span in items if span.state != "waiting"), default=float("inf"))
 
 
-def ready_at(found: Sequence[Span]) -> float | None:
-    """When the service was first ready or done."""
-    return min((span.start for span in found if span.state in ("ready", "done")), default=None)
+def ready_at(items: Sequence[Span]) -> float | None:
+    """Return when the service was first ready or done."""
+    return min((span.start for span in items if span.state in ("ready", "done")), default=None)
 
 
 def blocker(service: str, needs: Mapping[str, Sequence[str]], grouped: Mapping[str, list[Span]]) -> str:
-    """The need that was ready last: what the service really waited for."""
+    """Return the need that was ready last, the one that delayed the service."""
     ends = [(ready_at(grouped[name]) or float("inf"), name) for name in needs.get(service, ()) if name in grouped]
     return max(ends)[1] if ends else ""
 
@@ -116,7 +116,7 @@ def waterfall(
 
 
 def to_chrome(events: Sequence[Mapping[str, Any]], now: float) -> str:
-    """Trace-event format: complete events by service, instants for the rest; times in microseconds."""
+    """Format as trace events: complete events by service, instants for the rest; times in microseconds."""
     found = spans(events, now)
     rows = {name: place for place, name in enumerate(["", *by_service(found)])}
     out: list[dict[str, Any]] = [

@@ -127,7 +127,7 @@ def test_a_candidate_is_looked_at_before_it_is_there(cluster: Cluster, jobs: dic
     manifest = "kind: ConfigMap\ndata: {news: a}\n---\nkind: ConfigMap\ndata:\n  slurm.conf: |\n"
     code, text = cluster.piped(manifest + "".join(f"    {line}\n" for line in lines.splitlines()), "diff")
     assert code == 0 and "ProctrackType: proctrack/linuxproc -> proctrack/pgid" in text
-    assert "starts anew: ProctrackType: the workers' pods" in text
+    assert "restarts: ProctrackType: the workers' pods" in text
     assert cluster.controller.service("slurmctld")["pid"] == before and cluster.refusal() == ""
 
 

@@ -58,7 +58,7 @@ def test_a_policy_that_is_left_aside_is_in_the_pods_status(tmp_path: Path, init:
         until(lambda: init.conditions, "the pod is told")
         name, text = init.conditions[-1]
         assert name == "policy"
-        assert text.startswith("left aside: ")
+        assert text.startswith("policy file ignored: ")
         assert str(policy) in text and "cheks" in text and "checks" in text
 
         policy.write_text('{"broker": {"checks": {"gpu_ecc": "never"}}}')

@@ -711,7 +711,7 @@ def test_the_table_shows_what_is_wrong_and_what_to_do(world: World) -> None:
     assert "one" in out
     assert "PROBLEM node" in out
     assert "it is bad" in out
-    assert "it should mend by itself" in out
+    assert "recovers by itself" in out
     (world.root / "fact").write_text("good\n")
     assert cli(world, "health", "--run", "one", "two")[0] == 0
     assert cli(world, "health", "--nhc")[1] == "nhc: Health check passed\n"

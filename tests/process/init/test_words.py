@@ -76,7 +76,7 @@ def test_a_stop_is_of_one_service_as_its_help_says(pod: World) -> None:
     before = pod.service("slurmd").pid
     assert minivm(pod, "stop", "munged").stdout == "munged: stopped (stopped on request)\n"
     assert pod.service("slurmd").pid == before, "jobs run below it"
-    assert "those that need it run on" in " ".join(minivm(pod, "stop", "--help").stdout.split())
+    assert "services that need it keep running" in " ".join(minivm(pod, "stop", "--help").stdout.split())
     assert minivm(pod, "start", "munged").stdout == "munged: ready\n"
     assert pod.get("/readyz")[0] == 200
 

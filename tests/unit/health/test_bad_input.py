@@ -26,7 +26,7 @@ from health.checks.load import load_checks
         (b"[]", "wanted a mapping"),
         (b'{"wanted": {}}', "unknown key 'wanted'"),
         (b'{"expect": 5}', "case.json, expect"),
-        (b'{"expect": {"load": "odd"}}', "wanted ok, problem or unknown, and a class perhaps, not 'odd'"),
+        (b'{"expect": {"load": "odd"}}', "wanted ok, problem or unknown, optionally with a class, not 'odd'"),
         (b'{"previous": {"load": 5}}', "case.json, previous.load"),
         (b'{"environment": []}', "case.json, environment"),
         (b'{"now": "today"}', "wanted seconds since 1970, not 'today'"),
@@ -71,7 +71,7 @@ def test_a_capsule_that_would_fill_the_disk_is_not_unpacked(
     ("header", "told"),
     [
         ("{", "is not JSON"),
-        ("[]", "is no mapping"),
+        ("[]", "is not a mapping"),
         ('{"about": "x", "perod_s": 5}', "unknown key 'perod_s'; known: about, class"),
         ("{}", "wanted a sentence"),
         ('{"about": "x", "class": "odd"}', "wanted one of user, node, reboot, manual, rma, not 'odd'"),
@@ -129,7 +129,7 @@ def test_a_wrong_choice_is_told_with_the_right_ones(
     with pytest.raises(SystemExit):
         health_cli.main(["health", option, "never"])
     err = capsys.readouterr().err
-    assert "'never' is none of" in err and known in err
+    assert "'never' is not one of" in err and known in err
 
 
 class Nasty:

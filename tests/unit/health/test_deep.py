@@ -89,7 +89,7 @@ def test_the_word_of_a_round(verdicts: list[Verdict], broken: list[str], state: 
     assert (found.boot_id, found.state, found.ran) == ("boot", state, ran)
     assert found.said.startswith(said)
     assert found.said.isprintable()
-    assert len(found.said) <= deep.SAID
+    assert len(found.said) <= deep.TEXT_LIMIT
 
 
 @pytest.fixture
@@ -151,11 +151,11 @@ def test_one_that_was_cut_does_not_begin_anew_where_jobs_may_run(path: Path) -> 
     deep.write(path, Word(boot_id(), State.RUNNING))
     assert begin.once(runs, lambda: False)
     assert runs.times == 0
-    assert deep.read(path) == Word(boot_id(), State.UNKNOWN, 0, "they were cut, and jobs may run by now")
+    assert deep.read(path) == Word(boot_id(), State.UNKNOWN, 0, "the deep checks were interrupted, and jobs may run by now")
 
 
 @pytest.mark.parametrize(
-    ("why", "said"), [("it did not end within 900 s", "it did not end within 900 s"), ("", "the round said nothing")]
+    ("why", "said"), [("it did not end within 900 s", "it did not end within 900 s"), ("", "the round left no result")]
 )
 def test_one_that_could_not_run_does_not_know(path: Path, why: str, said: str) -> None:
     assert begin.once(Rounds(path, None, why), lambda: True)

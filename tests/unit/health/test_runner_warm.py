@@ -180,7 +180,7 @@ def test_a_look_for_which_there_is_no_process_is_owed_until_there_is_one(
             assert server.after.is_owed and server.after.times()[0] > time.monotonic(), "with a pause"
             assert server.after.put_off(time.monotonic() - 60) is False
             server.turn()
-            assert told == ["cannot look at the node after a job, and tries again: " + NONE]
+            assert told == ["cannot check the node after a job, retrying: " + NONE]
             server.after.put_off(time.monotonic() - 60)
             monkeypatch.setattr(fork, "fork", lambda work: 7)
             server.turn()

@@ -72,7 +72,7 @@ def test_a_check_that_users_make_and_that_drains_is_refused(tmp_path: Path, file
     else:
         path.write_text(path.read_text().replace('thresholds="host",', 'thresholds="host", user_made=UserMade.YES,'))
         path.write_text(path.read_text().replace("import Check,", "import UserMade, Check,"))
-    assert any(f"{file}: says that a job's user can bring it about: its class is at most user" in fault
+    assert any(f"{file}: declares that a job's user can cause it: set the class to user" in fault
                for fault in examine(tree).faults), examine(tree).faults  # fmt: skip
 
 

@@ -310,7 +310,7 @@ def test_a_damaged_verdict_is_no_verdict(desk: Desk) -> None:
 
 def test_an_unknown_question_is_answered_as_such(desk: Desk) -> None:
     for ask in ("drain", ["gate"], None):
-        assert "unknown question" in str(desk.broker.answer({"ask": ask})["error"])
+        assert "unknown request" in str(desk.broker.answer({"ask": ask})["error"])
 
 
 def test_an_operator_s_policy_wins_over_the_tree_s_and_a_bad_one_is_told_and_left_aside(

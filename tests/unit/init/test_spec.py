@@ -53,7 +53,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"command": None}, "command: cannot read service slurmd: missing"),
     ({"kind": "longrunning"}, "did you mean longrun?"),
     ({"kind": "gate"}, "a gate has no process"),
-    ({"kind": "gate", "command": None}, "a gate is nothing but its probe"),
+    ({"kind": "gate", "command": None}, "a gate consists of its probe"),
     ({"kind": "oneshot", "ready": "notify"}, "a oneshot is ready once it exited 0"),
     ({"kind": "periodic"}, "a periodic service needs it"),
     ({"every": 5}, "only a periodic one has it"),
@@ -70,7 +70,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"ready": {"tcp": "h:1", "interval": 0}}, "wanted more than 0"),
     ({"watchdog": 5}, "only a service with ready: notify"),
     ({"needs": ["slurmd"]}, "cannot wait for itself"),
-    ({"needs": ["a", "a"]}, "a name stands there twice"),
+    ({"needs": ["a", "a"]}, "a name appears twice"),
     ({"needs": ["Bad Name"]}, "'Bad Name' is not a service's name"),
     ({"needs": "munged"}, "wanted a list, not str 'munged'"),
     ({"restart": {"jitter": 2}}, "wanted between 0 and 1, not 2"),
@@ -131,7 +131,7 @@ def test_a_few_lines_of_yaml_do_not_fill_the_memory_by_being_wrong(key: str, tmp
 
 
 def test_reserved_names() -> None:
-    with pytest.raises(ConfigError, match="own name for something else"):
+    with pytest.raises(ConfigError, match="a reserved name of PID 1"):
         compile_plan("r", [make("drain")])
 
 
