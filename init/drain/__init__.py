@@ -1,1 +1,1 @@
-"""What a role does before its pod stops."""
+"""A role's work before its pod stops."""

@@ -1,7 +1,7 @@
-"""`python3 -I -m init.drain ROLE [--resume]`: what a role does before its pod stops, run by PID 1 as a child.
+"""`python3 -I -m init.drain ROLE [--resume]`: a role's work before its pod stops, run by PID 1 as a child.
 
-It may be asked twice (preStop calls `minivm drain`, then TERM comes) and it may be cut at any moment: every step looks
-first and does what is left.
+It may run twice (preStop calls `minivm drain`, then TERM comes) and may be cut at any moment: every step looks first
+and does the rest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ USAGE = "usage: python3 -I -m init.drain worker|login [--resume]"
 
 
 def main(arguments: Sequence[str]) -> int:
-    # The controller has none: slurmctld saves its state when it is stopped, and jobs run on without it.
+    # The controller has no drain: slurmctld saves its state when stopped, and jobs run on without it.
     roles = {"worker": "init.drain.worker", "login": "init.drain.login"}
     if not arguments or arguments[0] not in roles or arguments[1:] not in ([], ["--resume"]):
         print(USAGE, file=sys.stderr)

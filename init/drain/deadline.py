@@ -1,4 +1,4 @@
-"""How long a drain may take, and what it says meanwhile: in the log, and in `minivm status` as long as it runs."""
+"""Time limit of a drain, and its progress in the log and in `minivm status`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from init.engine.order import drain_budget, margin
 from init.errors import InitError
 
 LEAST, MOST = 1.0, 10.0
-ENDING = 0.5  # to say how it went before PID 1 would end it
+ENDING = 0.5  # to report the result before PID 1 ends it
 PROC = Path("/proc")
 
 
 class Deadline:
-    """How much of the budget is left. The clock is monotonic: a pod's wall clock may jump."""
+    """The remaining budget. The clock is monotonic: a pod's wall clock may jump."""
 
     __slots__ = ("end",)
 
@@ -29,20 +29,22 @@ class Deadline:
         return max(0.0, self.end - time.monotonic())
 
     def within(self, kept: float = 0.0) -> float:
-        """For one question to slurmctld, so that `kept` is left for what follows. Never so little that no answer comes,
-        also where the operator leaves a drain no time to wait."""
+        """Return the time for one request to slurmctld that leaves `kept` for later steps; never too short.
+
+        This holds even if the operator leaves the drain no time to wait.
+        """
         return max(LEAST, min(MOST, self.left - kept))
 
     def pause(self, seconds: float) -> bool:
-        """Wait a little between two looks; False when the budget is spent."""
+        """Wait briefly between two looks; False when the budget is spent."""
         time.sleep(min(seconds, self.left))
         return self.left > 0
 
 
 def budget(env: Mapping[str, str], allowed: Callable[[float], float]) -> float:
-    """Seconds for the whole drain: what PID 1 allows before a stop, or less where the operator says so.
+    """Return the seconds for the whole drain: PID 1's limit before a stop, or less if the operator configured that.
 
-    A preStop hook calls `minivm drain` before TERM comes, and Kubernetes counts both against the same grace.
+    A preStop hook calls `minivm drain` before TERM comes, and Kubernetes counts both against the same grace period.
     """
     grace = _seconds(env, "MINIVM_GRACE_SECONDS", 30.0)
     most = allowed(grace - margin(grace)) - ENDING
@@ -50,7 +52,7 @@ def budget(env: Mapping[str, str], allowed: Callable[[float], float]) -> float:
 
 
 def allowed_by_pid_1(total: float) -> float:
-    """The budget after which PID 1 would end this child: the same sum over the plan that runs."""
+    """Return the budget after which PID 1 would end this child, computed from the running plan as PID 1 does."""
     from init.plan.compile import plan_from_json
     from init.pod.client import Client
 
@@ -70,12 +72,12 @@ def _seconds(env: Mapping[str, str], name: str, default: float) -> float:
 
 
 def status_of(directory: Path) -> Mapping[str, str]:
-    """What the kernel says of a process, by /proc/PID."""
+    """Read a process's status from /proc/PID."""
     lines = (directory / "status").read_text(errors="replace").splitlines()
     return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
 
 
 def report(text: str) -> None:
-    """For the log, and for `minivm status` as long as the drain lasts."""
+    """Report progress to the log, and to `minivm status` during the drain."""
     print(text, flush=True)
     notify(f"STATUS={text}")

@@ -1,8 +1,7 @@
-"""A login pod before it stops: nobody new, a word to those who are there, and their sessions' grace; at last an end to
-the `srun` and `salloc` that would leave their nodes taken.
+"""Drain of a login pod: refuse new logins, warn the users, wait, then end their `srun` and `salloc`.
 
-Who is there is read from the names of processes, and any user gives his own processes any name. So a session is what
-root's sshd has as a child, and a word goes to nothing but a terminal.
+Those would leave their nodes allocated. Process names are no proof, since any user can choose them: a session is a
+child of root's sshd, and warnings go to terminals only.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from init.drain.deadline import PROC, Deadline, report, status_of
 NOLOGIN = Path("/run/nologin")
 MESSAGE = "This login pod is about to stop. Batch jobs are not affected. Log in again for a new pod.\n"
 LOOK_EVERY = 0.5
-# Of the budget, for interactive jobs to give back their nodes.
+# Part of the budget for interactive jobs to release their nodes.
 KEPT = 5.0
 CLIENTS = ("srun", "salloc")
 DEV = Path("/dev")
@@ -33,14 +32,14 @@ _TERMINAL = re.compile(r"pts/[0-9]+")
 def drain(controller: str, deadline: Deadline) -> None:
     try:
         NOLOGIN.write_text(MESSAGE)
-    except OSError as error:  # a disk that somebody has filled: those who are there have their time all the same
-        report(f"new logins are not kept out: {error.strerror}")
+    except OSError as error:  # a user may have filled the disk: the sessions still get their time
+        report(f"cannot refuse new logins: {error.strerror}")
     kept = min(KEPT, deadline.left / 4)
     sessions = find_sessions()
     if sessions:
         count = tell(terminals(sessions), deadline.left)
-        report(f"told {count} terminals of {len(sessions)} sessions")
-        # The end of the budget is the end of the wait; sshd's own stop then hangs up on those who stayed.
+        report(f"warned {count} terminals of {len(sessions)} sessions")
+        # At the end of the budget sshd's own stop hangs up on the remaining sessions.
         while (sessions := find_sessions()) and deadline.left > kept:
             deadline.pause(min(LOOK_EVERY, deadline.left - kept))
         report(f"{len(sessions)} sessions are left" if sessions else "all sessions have ended")
@@ -55,15 +54,17 @@ def resume(controller: str) -> None:
 
 
 def end_clients(deadline: Deadline) -> None:
-    """Every srun and salloc, those in a screen or tmux too: with the pod they are gone without a word to slurmctld, and
-    their nodes would stay taken. As when a terminal goes away, they say on theirs what they do, and end their jobs.
+    """End every srun and salloc, also those in screen or tmux.
+
+    Killed with the pod, they would not notify slurmctld, and their nodes would stay allocated. On SIGHUP, as after a
+    lost terminal, they print what they do and end their jobs.
     """
     clients = find_clients()
     if not clients:
         return
     number = signal.SIGHUP
     for left in (deadline.left / 2, 1.0):
-        # Who was started to outlive its terminal is told a second time, otherwise.
+        # A process started to survive its terminal ignores SIGHUP, so send SIGTERM next.
         for pid in clients:
             hang_up(pid, number)
         while (clients := find_clients()) and deadline.left > left:
@@ -73,21 +74,21 @@ def end_clients(deadline: Deadline) -> None:
 
 
 def find_clients() -> list[int]:
-    """By name, which is enough: whoever lends it to another process of his lends it to one that ends with the pod."""
+    """Find them by name, which is enough: another process of that name ends with the pod anyway."""
     return [int(directory.name) for directory in PROC.glob("[0-9]*") if _is_client(directory)]
 
 
 def _is_client(directory: Path) -> bool:
     with contextlib.suppress(OSError, KeyError):
         status = status_of(directory)
-        # One number: in no container within this one.
-        ours = len(status["NSpid"].split()) == 1 and status["Uid"].split()[0] != "0"
-        return ours and status["Name"] in CLIENTS and not status["State"].startswith("Z")
+        # One number: not in a nested container.
+        is_own = len(status["NSpid"].split()) == 1 and status["Uid"].split()[0] != "0"
+        return is_own and status["Name"] in CLIENTS and not status["State"].startswith("Z")
     return False
 
 
 def hang_up(pid: int, number: int) -> None:
-    """By a descriptor of the process: its number may be another's by now, and that one root's."""
+    """Signal by a pidfd: the number may belong to another process by now, even one of root."""
     with contextlib.suppress(OSError):
         descriptor = os.pidfd_open(pid)
         try:
@@ -98,25 +99,28 @@ def hang_up(pid: int, number: int) -> None:
 
 
 def find_sessions() -> dict[int, str]:
-    """The sshd processes that serve one user each, and what their titles say of terminals."""
-    found = {}
+    """Return the sshd processes that serve one user each, with the terminals in their titles."""
+    sessions = {}
     for directory in PROC.glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, KeyError):
             title = _TITLE.fullmatch((directory / "cmdline").read_bytes().partition(b"\0")[0].rstrip())
             if title and (_is_sshd(directory) or _is_sshd(PROC / status_of(directory)["PPid"])):
-                found[int(directory.name)] = title[1].decode(errors="replace")
-    return found
+                sessions[int(directory.name)] = title[1].decode(errors="replace")
+    return sessions
 
 
 def _is_sshd(directory: Path) -> bool:
-    """Root's own sshd. The process of a session is its user's, and what that one runs may not be looked at without
-    SYS_PTRACE: its parent is root's, and nobody else becomes a child of that."""
+    """Tell if it is root's own sshd.
+
+    A session's process runs as its user, and its program is not readable without SYS_PTRACE: check its parent, which is
+    root's and has no other children.
+    """
     if set(status_of(directory)["Uid"].split()) != {"0"}:
         return False
     try:
         return str((directory / "exe").readlink()) in PROGRAMS
     except PermissionError:
-        return True  # one that has been another user for a moment hides its program, from root without SYS_PTRACE too
+        return True  # a process that has been another user hides its program, even from root without SYS_PTRACE
 
 
 def terminals(sessions: Mapping[int, str]) -> list[Path]:
@@ -124,16 +128,16 @@ def terminals(sessions: Mapping[int, str]) -> list[Path]:
 
 
 def tell(paths: Iterable[Path], seconds: float) -> int:
-    """Like wall, without the need for a utmp that containers do not keep. A stopped terminal must not stop us."""
-    what = "Save your work and log out; srun and salloc end with it."
-    word = f"\r\n*** minivm: this pod stops in {seconds:.0f} s. {what} ***\r\n".encode()
+    """Write to terminals like wall, which needs a utmp that containers lack. A stopped terminal must not block us."""
+    advice = "Save your work and log out; srun and salloc end with it."
+    message = f"\r\n*** minivm: this pod stops in {seconds:.0f} s. {advice} ***\r\n".encode()
     count = 0
     for path in paths:
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 if stat.S_ISCHR(os.fstat(descriptor).st_mode) and os.isatty(descriptor):
-                    os.write(descriptor, word)
+                    os.write(descriptor, message)
                     count += 1
             finally:
                 os.close(descriptor)

@@ -1,7 +1,7 @@
-"""A worker before it stops: no new jobs, time for the running ones, then their requeue, then the node is down.
+"""Drain of a worker: refuse new jobs, wait for running ones, requeue them, then set the node down.
 
-Without it slurmctld notices the lost node only after SlurmdTimeout, and its jobs stay RUNNING until then. The node's
-record stays: it holds what others have said of the node, and a job that names a node without a record fails at the next
+Otherwise slurmctld notices the lost node only after SlurmdTimeout, and its jobs stay RUNNING until then. The node's
+record stays: it holds the state that people set, and a job that names a node without a record fails at the next
 reconfigure. See docs/decisions/a-node-outlives-its-pod.md.
 """
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-# Kept of the budget for the requeue and the removal that follow the wait for the jobs.
+# Part of the budget for the requeue and the removal after the wait for jobs.
 RESERVE = 5.0
-KEPT = 2.0  # of it, whatever the last look at the jobs takes
-LEFT = 1.0  # of it, for the removal
+KEPT = 2.0  # part of it kept from the last look at the jobs
+LEFT = 1.0  # part of it for the removal
 LOOK_EVERY = 0.5
-# How long the controller's name does not exist before the cluster counts as deleted.
+# Seconds that the controller's name must not exist before the cluster counts as deleted.
 GONE = 20.0
 
 
@@ -56,7 +56,7 @@ def drain(controller: str, deadline: Deadline) -> None:
 
 
 def leave(name: str, controller: str, deadline: Deadline) -> None:
-    """Somebody may have drained it since: it takes no jobs, and down would put our reason over his."""
+    """Set the node down, unless a person drained it meanwhile: no jobs come then, and down would replace the reason."""
     node = client.node(name, controller, within=deadline.within(deadline.left / 2))
     if node is not None and node.held_by_others:
         report(f"{name} stays as it is in Slurm: {node.reason}")
@@ -66,21 +66,21 @@ def leave(name: str, controller: str, deadline: Deadline) -> None:
 
 
 def insisted(ask: Callable[[], T], deadline: Deadline) -> T:
-    """For as long as was kept for it: nothing runs here any more, and a pod does not stay for a word to Slurm alone."""
-    mine = Deadline(min(RESERVE, deadline.left))
+    """Retry for the reserved time: nothing runs here any more, and a pod must not stay for a message to Slurm alone."""
+    reserved = Deadline(min(RESERVE, deadline.left))
     while True:
         try:
             return ask()
         except SlurmError:
-            if not mine.pause(LOOK_EVERY):
+            if not reserved.pause(LOOK_EVERY):
                 raise
 
 
 def asked(ask: Callable[[], T], controller: str, deadline: Deadline, missed: Callable[[], None] = lambda: None) -> T:
-    """Ask slurmctld again while jobs run here and time is left: to give up would end them now.
+    """Retry a request to slurmctld while jobs run here and time is left: giving up would end them now.
 
-    A controller that is away comes back: its pod is replaced, say, together with this one. One whose name stays gone
-    does not: its Service was deleted with the release, and no slurmctld will hear how a job ends.
+    An absent controller comes back: its pod is replaced together with this one, for example. If its name stays gone,
+    its Service was deleted with the release, and no slurmctld will learn how a job ends.
     """
     last, unnamed = "", 0.0
     while True:
@@ -92,7 +92,7 @@ def asked(ask: Callable[[], T], controller: str, deadline: Deadline, missed: Cal
             unnamed = 0.0 if is_named(controller) else unnamed or deadline.left
             if unnamed and unnamed - deadline.left >= GONE:
                 raise SlurmError("drain", f"there is no {controller} any more: the cluster was deleted") from error
-            text = f"jobs run here, and slurmctld is asked again: {error.why}"
+            text = f"jobs run here, so slurmctld is asked again: {error.why}"
         if text != last:
             report(text)
             missed()
@@ -101,31 +101,31 @@ def asked(ask: Callable[[], T], controller: str, deadline: Deadline, missed: Cal
 
 
 def is_named(controller: str) -> bool:
-    """Whether the controller's name resolves. False only where a name server says that there is no such name."""
+    """Tell if the controller's name resolves; False only if a name server denies that it exists."""
     host, port = host_and_port(controller)
     try:
         socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
-        # A headless Service whose pod is away has the name, and no address.
+        # The name of a headless Service whose pod is absent exists, without an address.
         return error.errno != socket.EAI_NONAME
     return True
 
 
 def steps() -> list[int]:
-    """The slurmstepd of this pod: by name, and of a real user that nobody below root can have."""
+    """Find this pod's slurmstepd processes by name and real user root, which no other user can have."""
     return [int(directory.name) for directory in PROC.glob("[0-9]*") if _is_step(directory)]
 
 
 def _is_step(directory: Path) -> bool:
     with contextlib.suppress(OSError, KeyError):
         status = status_of(directory)
-        ours = len(status["NSpid"].split()) == 1 and status["Uid"].split()[0] == "0"
-        return ours and status["Name"].startswith("slurmstepd") and not status["State"].startswith("Z")
+        is_own = len(status["NSpid"].split()) == 1 and status["Uid"].split()[0] == "0"
+        return is_own and status["Name"].startswith("slurmstepd") and not status["State"].startswith("Z")
     return False
 
 
 def wait_for_jobs(name: str, controller: str, deadline: Deadline) -> dict[str, str]:
-    """The jobs that are still there when the time for them is over, each with its state."""
+    """Wait for the jobs; return those left at the end of the budget, with their states."""
     last = ""
 
     def missed() -> None:
@@ -146,13 +146,13 @@ def wait_for_jobs(name: str, controller: str, deadline: Deadline) -> dict[str, s
 
 
 def wait_until_idle(name: str, controller: str, deadline: Deadline) -> None:
-    with contextlib.suppress(SlurmError):  # it is down in Slurm that the node has to be, sooner or later
+    with contextlib.suppress(SlurmError):  # the node must be down in Slurm, sooner or later
         while (left := deadline.left - LEFT) > 0 and client.jobs(name, controller, within=left):
             deadline.pause(0.2)
 
 
 def register_again(name: str) -> None:
-    """slurmd registers a dynamic node when it starts; somebody has deleted the one that was drained."""
+    """Restart slurmd, which registers a dynamic node at its start, because the drained record was deleted."""
     from init.pod.client import Client
 
     with Client(within=60.0) as init:
@@ -164,7 +164,7 @@ def register_again(name: str) -> None:
 
 
 def resume(controller: str) -> None:
-    """Takes back a drain of ours, and nobody else's."""
+    """Take back our own drain, and no other."""
     name = name_of_node()
     node = client.node(name, controller)
     if node is None:

@@ -1,1 +1,1 @@
-"""What an operator adds to a compiled plan: YAML services, supervisor's programs."""
+"""An operator's additions to a compiled plan: YAML services and supervisor's programs."""

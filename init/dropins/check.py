@@ -1,4 +1,4 @@
-"""What `minivm check` and `minivm plan` do: read, compile, and tell everything that is wrong. No side effects."""
+"""The work of `minivm check` and `minivm plan`: read, compile, and report all errors. No side effects."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OUTSIDE = "outside a pod name a file, or in a checkout a role"
 
 
 def load(path: Path, role: str | None, *, boot: bool = False) -> Plan:
-    """The plan of this image with its drop-ins; `boot` leaves out what this pod would not start."""
+    """Load the plan of this image with its drop-ins; `boot` drops services that this pod would not start."""
     from init.dropins.merge import merge
 
     plan = merge(from_checkout(role) if role and not path.exists() and role_file(role).exists() else read(path))
@@ -24,12 +24,12 @@ def load(path: Path, role: str | None, *, boot: bool = False) -> Plan:
 
 
 def role_file(role: str) -> Path:
-    """Where a checkout of the project describes a role; an image has no such file."""
+    """Return the file that describes a role in a checkout of the project; an image has none."""
     return Path(__file__).parents[2] / "images" / "roles" / f"{role}.yaml"
 
 
 def from_checkout(role: str) -> Plan:
-    """The plan that a build would bake."""
+    """Compile the plan that a build would produce."""
     from init.dropins import merge
 
     file = role_file(role)
@@ -37,10 +37,10 @@ def from_checkout(role: str) -> Plan:
     names, drain, known = data.get("services"), data.get("drain"), merge.load_directory()
     missing = [str(name) for name in names if name not in known] if isinstance(names, list) else ["a plain list"]
     if missing or not isinstance(names, list):
-        why = f"services: no {', '.join(missing)}"
-        raise ConfigError("compile the plan", why, file=str(file), hint="`build.py plan` reads every form")
-    found = parse_drain(drain, str(file)) if isinstance(drain, dict) else None
-    return compile_plan(role, [known[name] for name in names], found)
+        problem = f"services: no {', '.join(missing)}"
+        raise ConfigError("compile the plan", problem, file=str(file), hint="`build.py plan` reads every form")
+    drain_spec = parse_drain(drain, str(file)) if isinstance(drain, dict) else None
+    return compile_plan(role, [known[name] for name in names], drain_spec)
 
 
 def read(path: Path) -> Plan:
@@ -53,7 +53,7 @@ def read(path: Path) -> Plan:
 
 
 def check_files(files: Sequence[Path], plan_file: Path) -> Iterator[str]:
-    """Lines of good news; ConfigError with all of the bad."""
+    """Check the files; yield lines about valid ones, raise ConfigError with all errors."""
     from init.dropins import merge
 
     plan = read(plan_file) if plan_file.exists() or not files else None
@@ -82,7 +82,7 @@ def check_files(files: Sequence[Path], plan_file: Path) -> Iterator[str]:
         plan = merge.merge(plan)
     if plan is None:
         return
-    # Only what this pod would start has to find its variables.
+    # Only services that this pod would start need their variables.
     raise_all("check the plan", unset_variables(select(plan, os.environ, os.path.exists), os.environ))
     yield f"the plan of {plan.role or 'this image'} is good: {len(plan.services)} services"
 

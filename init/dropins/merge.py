@@ -1,4 +1,4 @@
-"""Services as people write them: the image's YAML files, and an operator's drop-ins over a compiled plan.
+"""Services in YAML: the image's files, and an operator's drop-ins merged into a compiled plan.
 
 The only importer of yaml. PID 1 runs it as a child (`python3 -I -m init.dropins.merge merge PLAN`) and reads JSON.
 """
@@ -25,12 +25,13 @@ ROOTS = (Path("/etc/minivm"), Path("/mnt/minivm/config"))  # the later one wins
 EX_CONFIG = 78
 READING = "read the services"
 
-# What yaml quotes, and may be a password that begins with * or with an exclamation mark: everybody is told of errors.
+# yaml's errors quote such text, which may be a password that starts with * or an exclamation mark; everybody reads
+# errors.
 _NAMED = re.compile(r"(alias|anchor|tag|handle) (['\"]).*\2")
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without its surprise that a key written twice silently loses its first value."""
+    """YAML that refuses a repeated key, whose first value would be lost silently."""
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
@@ -40,7 +41,7 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
         if not isinstance(key, Hashable):
             raise yaml.constructor.ConstructorError(None, None, "a key is one word", key_node.start_mark)
         if key in seen:
-            raise yaml.constructor.ConstructorError(None, None, f"{key!r} stands there twice", key_node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, f"{key!r} appears twice", key_node.start_mark)
         seen.add(key)
     return dict(loader.construct_mapping(node, deep=True))
 
@@ -63,15 +64,15 @@ def load_mapping(path: Path) -> dict[str, object]:
     except RecursionError:
         raise ConfigError("read a service", "nested too deeply", file=str(path)) from None
     except (ValueError, LookupError, AttributeError, OverflowError):  # a 30th of February, `!!bool maybe`
-        why = "a value is not what YAML takes it for, such as a date that is none"
-        raise ConfigError("read a service", why, file=str(path), hint="quote what is to be text") from None
+        problem_ = "a value does not fit the type that YAML gives it, such as an impossible date"
+        raise ConfigError("read a service", problem_, file=str(path), hint="quote it if it is text") from None
     if not isinstance(data, dict):
         raise ConfigError("read a service", "wanted a mapping", file=str(path))
     return data
 
 
 def config_map(text: str, holding: str) -> dict[str, bytes]:
-    """The files of Kubernetes' ConfigMap that holds one of that name; other documents of the text are passed over."""
+    """Return the files of the ConfigMap that contains the file `holding`; skip other documents."""
     try:
         documents = list(yaml.safe_load_all(text))
     except yaml.YAMLError as error:
@@ -90,7 +91,7 @@ def load_service(path: Path) -> Service:
 
 
 def load_directory() -> dict[str, Service]:
-    """Every service of the image; all that is wrong is told at once."""
+    """Load every service of the image; report all errors at once."""
     services: dict[str, Service] = {}
     errors: list[ConfigError] = []
     for path in _files(SERVICES, ".yaml"):
@@ -104,66 +105,66 @@ def load_directory() -> dict[str, Service]:
 
 @dataclass(slots=True)
 class Found:
-    """What lies in the drop-in directories, by the service that each file is about."""
+    """Contents of the drop-in directories, by the service that each file is about."""
 
     services: dict[str, Service] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)  # `disabled: true` and nothing else
-    wrong: list[tuple[str, ConfigError]] = field(default_factory=list)  # no name: a file of several programs
+    wrong: list[tuple[str, ConfigError]] = field(default_factory=list)  # without a name: a file of several programs
 
 
 def find(roots: Iterable[Path]) -> Found:
-    found = Found()
+    dropped = Found()
     for root in roots:
         for path in _files(root / "services.d", ".yaml"):
             name = path.stem
-            # This file stands for it alone, whatever an earlier place says, or says wrongly.
-            found.services.pop(name, None)
-            found.gone.discard(name)
-            found.wrong = [(other, error) for other, error in found.wrong if other != name]
+            # This file alone counts for the service, whatever an earlier directory has.
+            dropped.services.pop(name, None)
+            dropped.gone.discard(name)
+            dropped.wrong = [(other, error) for other, error in dropped.wrong if other != name]
             try:
                 mapping = load_mapping(path)
                 if mapping == {"disabled": True}:
-                    found.gone.add(name)
+                    dropped.gone.add(name)
                 else:
-                    found.services[name] = parse_service(name, mapping, str(path))
+                    dropped.services[name] = parse_service(name, mapping, str(path))
             except ConfigError as error:
-                found.wrong.append((name, error))
+                dropped.wrong.append((name, error))
         programs = _files(root / "supervisor.d", ".conf")
         if programs:
             from init.dropins.programs import read_programs
 
             try:
-                found.services.update({service.name: service for service in read_programs(programs)})
+                dropped.services.update({service.name: service for service in read_programs(programs)})
             except ConfigError as error:
-                found.wrong.append(("", error))
-    return found
+                dropped.wrong.append(("", error))
+    return dropped
 
 
 def dropins(roots: Iterable[Path]) -> tuple[list[Service], list[str]]:
-    """The operator's services, and the names of those that a drop-in takes away."""
-    found = find(roots)
-    raise_all(READING, [error for _, error in found.wrong])
-    return list(found.services.values()), sorted(found.gone)
+    """Return the operator's services, and the names of those that a drop-in removes."""
+    dropped = find(roots)
+    raise_all(READING, [error for _, error in dropped.wrong])
+    return list(dropped.services.values()), sorted(dropped.gone)
 
 
 def merge(plan: Plan, roots: Iterable[Path] = ROOTS) -> Plan:
-    """The image's plan with the operator's drop-ins over it: all of them, or what is wrong with them."""
+    """Merge the operator's drop-ins into the image's plan: all of them, or an error with everything that is wrong."""
     return _lay(plan, *dropins(roots))
 
 
 def merge_for_boot(
     plan: Plan, roots: Iterable[Path] = ROOTS, env: Mapping[str, str] = os.environ
 ) -> tuple[Plan, list[ConfigError]]:
-    """What a pod starts with, and what it leaves out: a typo must not take a whole role's pods away.
+    """Merge for a boot: return the plan and the ignored drop-ins; a typo must not take down a whole role's pods.
 
-    What the image has and a wrong file was to change or to take away is held back, not run as the image has it: the
-    file may have been there for safety's sake (docs/decisions/a-wrong-drop-in-costs-itself.md).
+    A service of the image that an invalid file would change or remove is held back, not run unchanged: the file may be
+    there for safety (docs/decisions/a-wrong-drop-in-costs-itself.md).
     """
-    found = find(roots)
-    left: dict[str, Service | None] = dict(found.services) | dict.fromkeys(sorted(found.gone))
+    dropped = find(roots)
+    left: dict[str, Service | None] = dict(dropped.services) | dict.fromkeys(sorted(dropped.gone))
     taken: dict[str, Service | None] = {}
     wrong, merged, moved = dict[str, ConfigError](), plan, True
-    while left and moved:  # one may need another that comes later
+    while left and moved:  # a service may need one that comes later
         moved = False
         for name in list(left):
             tried = taken | {name: left[name]}
@@ -174,7 +175,7 @@ def merge_for_boot(
                 continue
             taken, moved = tried, True
             del left[name]
-    refused = [*found.wrong, *((name, wrong[name]) for name in left)]
+    refused = [*dropped.wrong, *((name, wrong[name]) for name in left)]
     held = [_held_back(service, error) for name, error in refused if (service := plan.service(name)) is not None]
     return (overlay(merged, held) if held else merged), [error for _, error in refused]
 
@@ -188,7 +189,7 @@ def _checked(plan: Plan, items: Mapping[str, Service | None], env: Mapping[str, 
 
 
 def _held_back(service: Service, error: ConfigError) -> Service:
-    """In its place: what needs it waits, with this reason."""
+    """Return a placeholder for the service: its dependants wait, with this error as the reason."""
     mapping: dict[str, object] = {"kind": "oneshot", "required": service.required, "restart": {"when": "never"}}
     mapping["command"] = ["builtin:refused", str(error).replace("$", "$$")]
     return parse_service(service.name, mapping, error.file)
@@ -207,17 +208,19 @@ def _lay(plan: Plan, services: Sequence[Service], gone: Sequence[str]) -> Plan:
 
 
 def _files(directory: Path, suffix: str) -> list[Path]:
-    """Files in name order. Kubernetes' `..data` links and editors' leftovers start with a dot and are not services."""
+    """List files in name order, without dot files (Kubernetes' `..data` links, editors' leftovers)."""
     try:
-        found = sorted(directory.iterdir())
+        paths = sorted(directory.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return [path for path in found if path.suffix == suffix and not path.name.startswith(".") and path.is_file()]
+    return [path for path in paths if path.suffix == suffix and not path.name.startswith(".") and path.is_file()]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The merged plan as JSON on stdout; what is wrong, one error a line on stderr. `merge`: all or nothing; `boot`:
-    without what is wrong."""
+    """Print the merged plan as JSON on stdout, and one error a line on stderr.
+
+    `merge`: all or nothing; `boot`: without invalid drop-ins.
+    """
     if not arguments or arguments[0] not in ("merge", "boot"):
         print("usage: python3 -I -m init.dropins.merge merge|boot [PLAN.json [ROOT...]]", file=sys.stderr)
         return 2
@@ -229,8 +232,8 @@ def main(arguments: Sequence[str]) -> int:
     except (InitError, OSError) as error:
         print(error, file=sys.stderr)
         return EX_CONFIG
-    for each in refused:
-        print(f"{REFUSED}{'; '.join(str(each).splitlines())}", file=sys.stderr)
+    for error_ in refused:
+        print(f"{REFUSED}{'; '.join(str(error_).splitlines())}", file=sys.stderr)
     sys.stdout.write(plan_to_json(merged))
     return 0
 

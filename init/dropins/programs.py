@@ -1,7 +1,7 @@
-"""`[program:x]` files run unchanged: read by supervisor's own parser, turned into services.
+"""Services from unchanged `[program:x]` files, read by supervisor's own parser.
 
-What differs from supervisord stands in docs/reference/services.md: log files are not written (lines go where all go),
-and the signal of a stop reaches the program alone. Sections that start nothing ([supervisord], ...) are left aside.
+docs/reference/services.md lists the differences from supervisord: log files are not written (lines go to the pod's
+log), and the stop signal reaches the program alone. Sections that start nothing ([supervisord], ...) are ignored.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ ASIDE = ("supervisord", "supervisorctl", "unix_http_server", "inet_http_server")
 
 
 def read_programs(files: Iterable[Path]) -> list[Service]:
-    """The services of all programs, in supervisor's priority order: one waits for those of a lower number to start."""
-    found: list[tuple[int, Service]] = []
+    """Read the services of all programs; each waits for the start of those with a lower priority number."""
+    programs: list[tuple[int, Service]] = []
     for path in files:
-        found += _read_file(path)
+        programs += _read_file(path)
     ordered: list[Service] = []
-    for priority, service in sorted(found, key=lambda item: (item[0], item[1].name)):
-        before = [other.name for number, other in found if number < priority]
+    for priority, service in sorted(programs, key=lambda item: (item[0], item[1].name)):
+        before = [other.name for number, other in programs if number < priority]
         ordered.append(_after(service, before))
     return ordered
 
@@ -67,13 +67,13 @@ def _read_file(path: Path) -> list[tuple[int, Service]]:
         parser.expand_here(options.here)
     except (ParserError, UnicodeDecodeError) as error:
         raise ConfigError("read programs", " ".join(str(error).split()), file=str(path)) from None
-    found: list[tuple[int, Service]] = []
+    services: list[tuple[int, Service]] = []
     for section in parser.sections():
         kind, _, name = section.partition(":")
         if section in ASIDE or kind in ("rpcinterface", "group", "ctlplugin"):
             continue
         if kind != "program" or not name:
-            hint = "[program:NAME] alone is read" if kind != "include" else "put the files into the directory"
+            hint = "only [program:NAME] is read" if kind != "include" else "put the files into the directory"
             raise ConfigError("read programs", f"[{section}] is not supported", file=str(path), hint=hint)
         for key in parser.options(section):
             if key not in PROGRAM_KEYS:
@@ -83,10 +83,10 @@ def _read_file(path: Path) -> list[tuple[int, Service]]:
         try:
             configs = options.processes_from_section(parser, section, name.strip())
         except ValueError as error:
-            why = str(error)
-            if "key/value pairs" in why or "'environment'" in why:  # which may hold a password
-                why = 'its environment is not NAME="value",...'
-            raise ConfigError(f"read program {name}", why, file=str(path), field=section) from None
+            problem = str(error)
+            if "key/value pairs" in problem or "'environment'" in problem:  # they may hold a password
+                problem = 'its environment is not NAME="value",...'
+            raise ConfigError(f"read program {name}", problem, file=str(path), field=section) from None
         autostart = parser.get(section, "autostart") if parser.has_option(section, "autostart") else "true"
         if autostart.strip().lower() in ("false", "no", "off", "0"):
             raise ConfigError(
@@ -96,12 +96,12 @@ def _read_file(path: Path) -> list[tuple[int, Service]]:
                 field="autostart",
                 hint="take the file out of the directory, or stop the service with minivm stop",
             )
-        found += [(int(config.priority), _service(config, path)) for config in configs]
-    return found
+        services += [(int(config.priority), _service(config, path)) for config in configs]
+    return services
 
 
 def _service(config: Any, path: Path) -> Service:
-    """One process of a program, in the words of a service file, so that the same checks apply."""
+    """Convert one process of a program to a service's mapping, so that the same checks apply."""
     from supervisor.datatypes import (  # type: ignore[import-untyped]  # as above
         RestartUnconditionally,
         RestartWhenExitUnexpected,
@@ -117,7 +117,7 @@ def _service(config: Any, path: Path) -> Service:
         "command": _command(config.command, path, config.name),
         "after": ["pod"],
         "ready": "none",
-        # supervisord counts the tries that end within startsecs, each a second later than the last.
+        # supervisord counts tries that end within startsecs, each a second later than the last.
         "restart": {
             "when": when,
             "limit": int(config.startretries),
@@ -137,8 +137,8 @@ def _service(config: Any, path: Path) -> Service:
 
 
 def service_name(name: str) -> str:
-    """Supervisor allows nearly everything in a name; ours are short and lower case."""
-    cleaned = re.sub(r"[^a-z0-9]+", lambda found: found[0][0] if found[0][0] in "-_." else "-", name.lower()).strip(
+    """Convert a name: supervisor allows nearly everything, our names are short and lower case."""
+    cleaned = re.sub(r"[^a-z0-9]+", lambda match: match[0][0] if match[0][0] in "-_." else "-", name.lower()).strip(
         "-_."
     )
     return cleaned if cleaned[:1].isalpha() else f"p-{cleaned}"
@@ -156,5 +156,5 @@ def _command(text: str, path: Path, name: str) -> list[str]:
     program = words[0] if words[0].startswith("/") else shutil.which(words[0])
     if program is None:
         raise ConfigError(f"read program {name}", f"{words[0]} is not on PATH", file=str(path), field="command")
-    # There is no second expansion: supervisor's own has been done, a dollar is a dollar.
+    # Supervisor has expanded it already: here a dollar is a dollar.
     return [word.replace("$", "$$") for word in (program, *words[1:])]

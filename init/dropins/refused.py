@@ -1,4 +1,4 @@
-"""In the place of a service that a wrong drop-in was to change: says what is wrong with the file, and fails."""
+"""Placeholder for a service whose drop-in is invalid: prints the file's error, and fails."""
 
 from __future__ import annotations
 

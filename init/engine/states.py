@@ -39,7 +39,7 @@ class PodPhase(Choice):
 
 
 class Then(Choice):
-    """What follows the end of a process that was stopped."""
+    """Next step after the end of a process that was stopped."""
 
     STOP = "stop"
     AGAIN = "again"

@@ -141,7 +141,7 @@ class SlurmWatch:
                     way = f"`minivm config accept {digest(files)}` takes it all the same"
                     text = f"it would end jobs: {found.cost}; {way}"
                     return Answer(Outcome.UNKNOWN if unknown else Outcome.REFUSED, text), False
-            answer = self._read_anew(files)
+            answer = self._reload(files)
             if answer.outcome is Outcome.LIVE:
                 self.files.taken()
                 return answer, False
@@ -150,10 +150,10 @@ class SlurmWatch:
         except InitError as error:
             return Answer(Outcome.REFUSED, error.why), False
 
-    def _read_anew(self, files: dict[str, bytes]) -> Answer:
+    def _reload(self, files: dict[str, bytes]) -> Answer:
         try:
             self.files.install(files)
-            return self.daemon.read_anew()
+            return self.daemon.reload()
         except InitError as error:
             return Answer(Outcome.REFUSED, error.why)
 

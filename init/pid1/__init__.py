@@ -1,1 +1,1 @@
-"""Acts: PID 1 itself, which does what the engine decides. The standard library only."""
+"""PID 1 itself: performs the engine's decisions. Standard library only."""

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from init.pid1.sockets import Sockets
     from init.plan.service import Service
 
-POSTPONED = 1.0  # seconds that a death may wait for what was said before it: on a busy node a fork takes its time
-DEAF = 3.0  # the same while PID 1 cannot read what is said: the word of who took over must not come too late
+POSTPONED = 1.0  # seconds that a death may wait for earlier notifications: on a busy node a fork takes time
+DEAF = 3.0  # the same while PID 1 cannot read notifications: a MAINPID of a successor must not come too late
 
 
 class Children:
-    """Every process that is ours, and what its end means. What happens goes to the engine, as events."""
+    """All processes of ours, and the meaning of their ends; every event goes to the engine."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -38,17 +38,18 @@ class Children:
         self._sockets: Sockets | None = None
         self.reaped = 0
         self.childless = False
-        self._postponed = 0.0  # since when there is something to reap
+        self._postponed = 0.0  # time since which there is something to reap
         self._deaf = False
         self._null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-        self._waits: dict[int, Callable[[str], None]] = {}  # of no service's own: probes, reloads; who hears the end
-        self._pidfds: dict[int, int] = {}  # of main processes that are not our children yet
-        self._sessions: dict[str, int] = {}  # what each service began as: the leader of its session
+        # children that are no service's process (probes, reloads), and the callback for their end
+        self._waits: dict[int, Callable[[str], None]] = {}
+        self._pidfds: dict[int, int] = {}  # main processes that are not our children
+        self._sessions: dict[str, int] = {}  # each service's first process, the leader of its session
 
     # Starting.
 
     def start(self, name: str, step: int) -> None:
-        """The main process of a service, one of its preparations, or its stop command."""
+        """Start the main process of a service, one of its prepare commands, or its stop command."""
         core = self._core
         if not core.engine.still_wanted(name, step):
             core.handle(name, SpawnFailed("no longer wanted"))
@@ -66,7 +67,7 @@ class Children:
 
     def _start_again(self, name: str, step: int) -> None:
         state = self._core.engine.states.get(name)
-        if state is not None and state.spawning:  # nor was it taken back and begun anew meanwhile
+        if state is not None and state.spawning:  # still the same start
             self.start(name, step)
 
     def _spawn(self, spec: Service, step: int) -> int:
@@ -76,12 +77,12 @@ class Children:
         return procs.spawn(spec, command, env, Streams(self._null, out, err), root=step not in (MAIN, STOPPER))
 
     def _environment(self, spec: Service, step: int) -> dict[str, str]:
-        """The pod's, and what a service must know of PID 1."""
+        """Return the pod's environment, plus PID 1's addresses for the service."""
         core = self._core
         env = dict(core.settings.env)
         if step == STOPPER:
             env["MAINPID"] = str(core.engine.states[spec.name].pid)
-        # A drain says what it waits for, and is otherwise a oneshot.
+        # A drain reports its progress, and is otherwise a oneshot.
         if step == MAIN and (spec.ready.probe is Probe.NOTIFY or spec.name == DRAIN):
             env["NOTIFY_SOCKET"] = self.sockets.open_notify().address(spec.user)
             if spec.watchdog:
@@ -93,21 +94,22 @@ class Children:
         if isinstance(error, CannotStart):
             failed = SpawnFailed(error.why, error.quoted)
         elif spec.name == DRAIN and self._core.engine.ending.may_wait(self._core.poller.now()):
-            # It is made once, and a job that has filled the pod with processes must not cost the others theirs.
+            # A drain runs once, so retry: a job that filled the pod with processes must not cost the other jobs their
+            # drain.
             self._core.troubled(failed.why)
             self._core.poller.after(AGAIN, lambda: self._start_again(spec.name, step))
             return
         elif spec.name in self._core.engine.specs:
-            # What PID 1 could not get from the machine is no fault of the service's, and uses up none of its restarts.
+            # A resource that the machine refused is no failure of the service and uses up none of its restarts.
             failed = replace(failed, scarce=True)
         self._core.log(f"{spec.name}: {failed.why}" + (f": {failed.quoted}" if failed.quoted else ""))
-        if step == STOPPER:  # then by signal
+        if step == STOPPER:  # then stop it by signal
             self.kill(self._core.engine.states[spec.name].pid, spec.stop.signal)
         else:
             self._core.handle(spec.name, failed)
 
     def run_helper(self, name: str, command: tuple[str, ...], output: int | None, ended: Callable[[str], None]) -> int:
-        """A short command on a service's behalf (a probe, a reload); `ended` hears "exited 0" or how else it went."""
+        """Run a short command for a service (a probe, a reload); `ended` gets "exited 0" or another end."""
         core = self._core
         spec = core.engine.spec(name)
         out, err = core.logs.streams(name, spec.log.value)
@@ -118,7 +120,7 @@ class Children:
         return pid
 
     def run_own(self, function: Callable[[], None], output: int) -> int:
-        """A function of ours that may have to wait: not in PID 1."""
+        """Run a function of ours that may block, outside of PID 1."""
         pid = procs.fork_own(function, Streams(self._null, output, 2), "probe")
         self._waits[pid] = lambda _: None
         return pid
@@ -126,10 +128,10 @@ class Children:
     # Signalling.
 
     def kill(self, pid: int, name: str) -> None:
-        """Signal one process, never a group. A pid that is still ours to reap cannot have been given to another."""
+        """Signal one process, never a group. A pid that we have not reaped yet cannot belong to another process."""
         number = getattr(signal, f"SIG{name}")
         if pid <= 0:
-            return  # to the kernel that is a group
+            return  # the kernel would signal a group
         try:
             if pid in self._pidfds:
                 signal.pidfd_send_signal(self._pidfds[pid], number)
@@ -138,9 +140,9 @@ class Children:
         except ProcessLookupError:
             return
         except OSError as error:
-            who = self.owners.pids.get(pid) or "a helper"
-            self._core.troubled(f"cannot send {name} to {who} (pid {pid}): {in_words(error)}")
-            if pid in self.owners.pids or pid in self._waits:  # it must not be waited for in vain
+            owner = self.owners.pids.get(pid) or "a helper"
+            self._core.troubled(f"cannot send {name} to {owner} (pid {pid}): {in_words(error)}")
+            if pid in self.owners.pids or pid in self._waits:  # otherwise its end would be awaited in vain
                 self._core.poller.after(AGAIN, lambda: self._kill_again(pid, name))
 
     def _kill_again(self, pid: int, name: str) -> None:
@@ -154,8 +156,8 @@ class Children:
     # Reaping.
 
     def reap(self) -> bool:
-        """Everything that ended, ours or not. What was said before that comes first; False: not all of it is read."""
-        if not self._heard() and self._postpones():
+        """Reap everything that ended. Earlier notifications come first; False: some are not read yet."""
+        if not self._read_notifications() and self._postpones():
             return False
         self._postponed = 0.0
         ended: list[tuple[int, int]] = []
@@ -179,7 +181,7 @@ class Children:
             self._ended(pid, status)
         return True
 
-    def _heard(self) -> bool:
+    def _read_notifications(self) -> bool:
         notify = self._sockets.notify if self._sockets is not None else None
         if notify is None:
             return True
@@ -194,7 +196,7 @@ class Children:
             return False
 
     def _postpones(self) -> bool:
-        """For a moment: nobody keeps the dead from being reaped by what he attaches to one message after the other."""
+        """Postpone reaping, but briefly: no process may delay it by attaching descriptors to its messages."""
         now = self._core.poller.now()
         self._postponed = self._postponed or now
         return now - self._postponed < (DEAF if self._deaf else POSTPONED)
@@ -207,7 +209,7 @@ class Children:
         if wait is not None:
             try:
                 wait(Exited(pid, code, killer).text())
-            except ORDINARY as error:  # whose it is hears it by a scope of his own
+            except ORDINARY as error:  # the owner gets it through a scope of its own
                 core.troubled(f"the end of a helper: {in_words(error)}")
             return
         name = self._forget(pid)
@@ -218,7 +220,7 @@ class Children:
         core.handle(name, Exited(pid, code, killer, self._last_line(name), heirs))
 
     def _last_line(self, name: str) -> str:
-        """A death is a death, whether or not the last words can be read."""
+        """Return the service's last line; a death counts even if the line cannot be read."""
         try:
             return self._core.logs.finish(name)
         except ORDINARY as error:
@@ -230,31 +232,31 @@ class Children:
             return self.owners.heirs(session)
         except OSError as error:
             self._core.troubled(f"the processes of {name}: {in_words(error)}")
-            return (session,)  # there may be some: they are waited for, as if there were
+            return (session,)  # assume that there are some, and wait for them
 
-    # What they say.
+    # Notifications.
 
     @property
     def sockets(self) -> Sockets:
-        """Made, and its module loaded, for the first service that notifies or soon after the first of the others."""
+        """The sockets, created for the first service that notifies, or soon after the first start of another one."""
         if self._sockets is None:
             from init.pid1.sockets import Sockets
 
             self._sockets = Sockets(self._core, self.owners, self._notified)
         return self._sockets
 
-    def _notified(self, name: str, word: Notified) -> None:
+    def _notified(self, name: str, notification: Notified) -> None:
         state = self._core.engine.states.get(name)
-        if state is None:  # a new plan removed it, and a process of it lives on
+        if state is None:  # a new plan removed the service, and a process of it survived
             return
-        if word.main_pid and word.main_pid != state.pid:
-            self.follow(name, word.main_pid)
-        self._core.handle(name, word)
+        if notification.main_pid and notification.main_pid != state.pid:
+            self.follow(name, notification.main_pid)
+        self._core.handle(name, notification)
 
     # Following.
 
     def follow(self, name: str, pid: int) -> None:
-        """A main process that is not our child yet: its end must be noticed even while another could reap it."""
+        """Follow a main process that is not our child: notice its end even if another process may reap it."""
         self.owners.follow(pid, name)
         self._watch(pid)
 
@@ -265,7 +267,7 @@ class Children:
         try:
             fd = os.pidfd_open(pid)
             poller.add(fd, IN, lambda _: self._foreign_end(pid))
-        except ProcessLookupError:  # and its parent has taken its status
+        except ProcessLookupError:  # its parent has taken its status
             poller.after(0.0, lambda: self._foreign_end(pid))
         except OSError as error:
             if fd >= 0:
@@ -277,15 +279,15 @@ class Children:
 
     def _foreign_end(self, pid: int) -> None:
         if not self.reap():
-            if pid not in self._pidfds:  # nothing else tells of it again
+            if pid not in self._pidfds:  # no other event will report it
                 self._core.poller.after(POSTPONED, lambda: self._foreign_end(pid))
             return
-        if pid in self.owners.pids:  # not ours to reap: its parent lives, or did
+        if pid in self.owners.pids:  # not ours to reap: its parent is or was alive
             name = self._forget(pid)
             self._core.handle(name, Exited(pid, -1, 0, self._last_line(name)))
 
     def _forget(self, pid: int) -> str:
-        """A process of a service has ended; of which one?"""
+        """Forget an ended process of a service; return the service's name."""
         name = self.owners.pids[pid]
         self.owners.remove(pid)
         fd = self._pidfds.pop(pid, None)

@@ -1,6 +1,6 @@
-"""What PID 1's parts share: the engine, the one wait, the log, and how what happens becomes what is done.
+"""Shared parts of PID 1: the engine, the one wait, the log, and the path from event to action.
 
-The loop (`init.pid1.loop`) makes it and hands it to each part, with what else that one needs.
+The loop (`init.pid1.loop`) creates it and passes it to each part.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
     from init.engine.states import Action, Event
     from init.plan.compile import Plan
 
-AGAIN = 1.0  # seconds until what the machine refused is asked of it once more
-REPEAT = 10.0  # seconds between two lines about one trouble
-MOST_TROUBLES = 64  # kept apart
+AGAIN = 1.0  # seconds until a refused request to the machine is repeated
+REPEAT = 10.0  # seconds between two log lines about one trouble
+MOST_TROUBLES = 64  # remembered at once
 
 
 @record(frozen=True, slots=True)
 class Settings:
-    """The pod's environment, read once (`init.pid1.start`)."""
+    """The settings from the pod's environment, read once (`init.pid1.start`)."""
 
     run: str
     http: str
-    probes: str  # the address that the kubelet asks, when it has one of its own
+    probes: str  # a separate address for the kubelet's probes, or ""
     probes_from: str
     grace: float
     as_json: bool
     pod: str
     syslog: str
     env: Mapping[str, str]
-    began: float  # monotonic, when the process was entered
-    refused: str = ""  # drop-ins that are left out
+    began: float  # monotonic time of the process's start
+    refused: str = ""  # drop-ins that are ignored
 
 
 class Core:
@@ -54,13 +54,13 @@ class Core:
         self._act = act
         self._todo: Todo = []
         self._performing = False
-        self._troubles: dict[str, float] = {}  # when each was told last
+        self._troubles: dict[str, float] = {}  # when each was last logged
 
     def handle(self, name: str, event: Event) -> None:
         self.perform(self.engine.handle(name, event, self.poller.now()))
 
     def perform(self, todo: Todo) -> None:
-        """Do what was decided, in order. An action's own event may decide more: that comes after it."""
+        """Perform actions in order. An event of an action may add more actions, which come after it."""
         self._todo += todo
         if self._performing:
             return
@@ -82,7 +82,7 @@ class Core:
         self.logs.flush()
 
     def troubled(self, text: str) -> None:
-        """Something that PID 1 could not do and will do again. Each trouble is told once in a while, not each time."""
+        """Log a failure that PID 1 will retry; each trouble at most once per period."""
         now = self.poller.now()
         if now - self._troubles.get(text, -REPEAT) >= REPEAT:
             if len(self._troubles) > MOST_TROUBLES:
@@ -97,7 +97,7 @@ class Core:
             self.troubled(f"{named(call)}: {in_words(error)}")
 
     def until_done(self, what: str, opens: Callable[[], object]) -> None:
-        """What PID 1 needs of the machine and cannot get now, it asks for again; meanwhile the pod's state says so."""
+        """Retry what PID 1 needs and the machine refuses; a condition of the pod reports it meanwhile."""
         try:
             opens()
         except ORDINARY as error:
@@ -111,7 +111,7 @@ class Core:
             self.log(f"{what}: works now")
 
     def condition(self, name: str, text: str) -> None:
-        """One of PID 1's own, which keeps the pod from nothing; without a text it is over."""
+        """Set one of PID 1's own conditions, which block nothing; an empty text removes it."""
         self.engine.set_condition(Condition(name, text, blocking=False, expires=None))
 
     def _log_trouble(self, text: str) -> None:
@@ -119,8 +119,8 @@ class Core:
 
 
 def jitter() -> float:
-    """In [0, 1). `random` would cost 5 ms of boot for the one thing we need of it."""
+    """Return a number in [0, 1). Loading `random` would cost 5 ms of boot."""
     try:
         return int.from_bytes(os.urandom(4), "little") / 2**32
     except OSError:
-        return Poller.now() % 1.0  # spread enough, for a delay
+        return Poller.now() % 1.0  # random enough for a delay

@@ -1,4 +1,4 @@
-"""After a bug of our own: stop the services in order with as little code as can be, so that no job loses its data."""
+"""Stop the services in order after a bug of our own, with little code, so that no job loses its data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def bug(error: Exception) -> str:
-    """With its traceback, unless that cannot be had."""
+    """Format the error with its traceback, if available."""
     try:
         import traceback
 
@@ -24,7 +24,7 @@ def bug(error: Exception) -> str:
 
 
 def stop_in_order(core: Core) -> None:
-    """Wave by wave: signal, wait for its longest grace, kill. Waiting is the kernel's, for SIGCHLD."""
+    """Stop wave by wave: signal, wait for the longest grace period, kill. The kernel waits, for SIGCHLD."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
     specs, states = core.engine.specs, core.engine.states
     deadline = time.monotonic() + core.settings.grace * 0.9
@@ -47,7 +47,7 @@ def _signal(pid: int, name: str) -> None:
 
 
 def _wait(core: Core, pids: dict[int, str], until: float) -> None:
-    """Until all of them are gone. The log is emptied meanwhile: a service may wait for its last words to be taken."""
+    """Wait until all have ended; drain the log meanwhile, since a service may block on its last lines."""
     while pids:
         try:
             while pids:

@@ -1,4 +1,4 @@
-"""PID 1 at work: one thread, one wait. It turns what happens into events and does what the engine decides."""
+"""PID 1's loop: one thread, one wait. Turns what happens into events and performs the engine's decisions."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ OPEN_PROBES = (
     "the kernel refuses the filter that keeps jobs away from it ({}): init hangs up on them instead, and a flood can "
     "delay the kubelet; let the pod's seccomp profile allow setsockopt"
 )
-LAST_WORDS = 2.0  # seconds that a slow log reader gets at the end
+LAST_WORDS = 2.0  # seconds for a slow log reader at the end
 
 
 class Woken(Exception):
-    """By a signal, in the middle of a wait that nothing else can end."""
+    """Raised by a signal handler to end a wait that nothing else can end."""
 
 
 class Init:
-    """All parts together, and what wakes them."""
+    """All parts of PID 1, and the events that wake them."""
 
     def __init__(self, plan: Plan, settings: Settings) -> None:
         self.core = Core(plan, settings, self._act)
@@ -47,18 +47,18 @@ class Init:
         self._turns = 0
         self._after_turn: list[Callable[[], None]] = []
         self._arrived: list[int] = []  # signals
-        self._missed = False  # one of them has no byte in the pipe
+        self._missed = False  # a signal has no byte in the pipe
         self._signals()
 
     # Life.
 
     def run(self) -> int:
-        """Start everything, and come back with the exit code when all of it has stopped."""
+        """Start everything; return the exit code when everything has stopped."""
         core, engine = self.core, self.core.engine
         modules.look_again()
         core.perform(engine.begin(core.settings.began))
         self._open()
-        gc.freeze()  # what is there stays there; a collection in a child would only copy its pages
+        gc.freeze()  # existing objects are permanent; collecting them in a child would only copy their pages
         gc.enable()
         while engine.phase is not PodPhase.STOPPED:
             self._turn(engine.next_wake())
@@ -86,7 +86,7 @@ class Init:
                 self._watches.end(name)
 
     def _watch(self, name: str) -> None:
-        """The first service that is probed loads what it takes, once it has been started."""
+        """Watch a service's readiness; load the probes' module with the first one."""
         if self._watches is None:
             try:
                 from init.pid1.watches import Watches
@@ -106,7 +106,7 @@ class Init:
         try:
             self.core.poller.wait(until)
         except Woken:
-            self._missed = True  # what there is to be read is told of again
+            self._missed = True  # the poller reports readable descriptors again
         if self._missed:
             self._missed = False
             self._signalled()
@@ -117,10 +117,10 @@ class Init:
 
         sweep(self.core, self._children, self._turn)
 
-    # The outside.
+    # Sockets.
 
     def _open(self) -> None:
-        """Everything that the first services need not wait for: callers, syslog, probes of the kubelet."""
+        """Open what the first services need not wait for: the control socket, syslog, the kubelet's probes."""
         settings, until_done, sockets = self.core.settings, self.core.until_done, self._children.sockets
         until_done("notifications", sockets.open_notify)
         if settings.syslog:
@@ -157,7 +157,7 @@ class Init:
         Control(f"{self.core.settings.run}/control.sock", self.core.poller, self._requests.handle)
 
     def _counters(self) -> dict[str, int]:
-        """PID 1's own, for /metrics (`init.view.metrics`)."""
+        """Return PID 1's own counters for /metrics (`init.view.metrics`)."""
         logs, syslog = self.core.logs, self._children.sockets.syslog
         return {
             "log_bytes": logs.written,
@@ -174,7 +174,7 @@ class Init:
         self._wake, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
         def arrived(number: int, _: object) -> None:
-            """The byte that Python wrote in C only ends a wait; where it could not be written, this one does."""
+            """Record the signal. The byte that Python writes in C only ends a wait; if it could not, this one does."""
             self._arrived.append(number)
             try:
                 os.write(write, b"\0")
@@ -194,13 +194,13 @@ class Init:
 
     def _signalled(self) -> None:
         arrived, self._arrived = self._arrived, []
-        # A full pipe loses bytes, never the need to look: reaping is asked for by any wake-up.
+        # A full pipe loses bytes, but every wake-up reaps.
         self._reap()
         if signal.SIGTERM in arrived or signal.SIGINT in arrived:
             self.core.perform(self.core.engine.end(self.core.poller.now()))
 
     def _reap(self) -> None:
-        """The signal has come and does not come again: until this is done it is made again."""
+        """Reap, and retry until it succeeds: the signal does not come again."""
         try:
             self._children.reap()
         except ORDINARY as error:

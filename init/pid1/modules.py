@@ -1,15 +1,14 @@
-"""How PID 1 comes by its modules: in a hurry at its start, and later in spite of what could not be read before.
+"""Import hooks of PID 1: a fast path at start, and a finder that retries after errors.
 
-Python takes 0.2 million instructions to find a module and to see that its byte code is as new as its source. And it
-remembers for ever that a directory could not be looked at, and takes a package whose first file could not be looked at
-for an empty one.
+Python takes 0.2 million instructions to find a module and to compare its byte code with the source. It also remembers
+for ever that a directory could not be read, and takes a package whose first file could not be read for an empty one.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from _frozen_importlib import ModuleSpec  # both are there before anything is loaded; `importlib.machinery` is not
+from _frozen_importlib import ModuleSpec  # both exist before anything is loaded, unlike `importlib.machinery`
 from _frozen_importlib_external import MAGIC_NUMBER
 from marshal import loads
 
@@ -19,13 +18,15 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 AS_IT_STANDS = MAGIC_NUMBER + b"\1\0\0\0"  # byte code of this Python that is not compared with its source (PEP 552)
-HEAD = 16  # bytes before the code itself
-MOST = 1 << 16  # what is longer is left to Python
+HEAD = 16  # bytes before the code
+MOST = 1 << 16  # Python itself loads longer files
 
 
 class Compiled:
-    """Our modules, from the byte code that an image has of them. Where there is none, or it is to be compared with its
-    source, as in a checkout, Python's own finders are asked."""
+    """Finder of our modules in the image's byte code.
+
+    Without such byte code, as in a checkout, Python's own finders load them.
+    """
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -65,14 +66,13 @@ def _compiled(name: str, place: str, tail: str) -> ModuleSpec | None:
 
 
 def hurry() -> None:
-    """Where this very module has such byte code: a checkout's would only be looked at twice."""
+    """Use the fast path if this very module has such byte code; a checkout's modules would only be searched twice."""
     if _compiled(__name__, __file__.rpartition("/")[0], "modules") is not None:
         sys.meta_path.insert(0, Compiled)
 
 
 class Finder:
-    """In the place of Python's own, which it asks. What is not found is looked for anew the next time, and a package
-    without files is not found: there are none here."""
+    """Wrapper of Python's own finder: forgets failures, and finds no package without files, as there are none here."""
 
     def __init__(self, own: Finder) -> None:
         self._own = own
@@ -90,5 +90,5 @@ class Finder:
 
 
 def look_again() -> None:
-    found = sys.meta_path
-    found[:] = [Finder(one) if getattr(one, "__name__", "") == "PathFinder" else one for one in found]  # type: ignore[arg-type]  # the protocol is private
+    finders = sys.meta_path
+    finders[:] = [Finder(finder) if getattr(finder, "__name__", "") == "PathFinder" else finder for finder in finders]  # type: ignore[arg-type]  # the protocol is private

@@ -1,4 +1,4 @@
-"""$NOTIFY_SOCKET: what services say of themselves, believed only from their own processes."""
+"""$NOTIFY_SOCKET: notifications of services, accepted only from their own processes."""
 
 from __future__ import annotations
 
@@ -23,40 +23,40 @@ if TYPE_CHECKING:
     from init.plan.service import Service
 
 LONGEST = 4096
-MOST = 256  # messages at a time; then others have a turn, and the socket still says that there are more
-KEPT = 3.0  # seconds for which a message that cannot be judged is tried again
-REFUSALS, PERIOD = 10, 10.0  # so many lines in so many seconds: anybody can be refused, as often as he likes
+MOST = 256  # messages per turn; then other descriptors have a turn, and the socket stays readable
+KEPT = 3.0  # seconds for which a message is retried when its sender cannot be examined
+REFUSALS, PERIOD = 10, 10.0  # lines per seconds: any process can be refused as often as it likes
 
 
 def parse(data: bytes) -> Notified:
-    """The fields that matter here; unknown ones are the sender's own (systemd's rule: ignore them)."""
-    found: dict[str, str] = {}
+    """Parse the fields that matter here; ignore unknown ones (systemd's rule)."""
+    values: dict[str, str] = {}
     for line in data.decode(errors="replace").splitlines():
         name, equals, value = line.partition("=")
         if equals:
-            found[name] = value
-    main_pid = found.get("MAINPID", "")
-    status = "stopping" if found.get("STOPPING") == "1" else None
+            values[name] = value
+    main_pid = values.get("MAINPID", "")
+    status = "stopping" if values.get("STOPPING") == "1" else None
     return Notified(
-        ready=found.get("READY") == "1",
-        reloading=found.get("RELOADING") == "1",
-        watchdog=found.get("WATCHDOG") == "1",
-        status=_plain(found["STATUS"]) if "STATUS" in found else status,
+        ready=values.get("READY") == "1",
+        reloading=values.get("RELOADING") == "1",
+        watchdog=values.get("WATCHDOG") == "1",
+        status=_plain(values["STATUS"]) if "STATUS" in values else status,
         main_pid=(number(main_pid) or 0) if len(main_pid) < 10 else 0,
     )
 
 
 def _plain(text: str) -> str:
-    """What a terminal may be shown: no escape sequence, nothing that turns the line around."""
+    """Keep printable characters: no escape sequence, nothing that changes the line's direction."""
     return "".join(letter for letter in text if letter.isprintable())
 
 
 class Notify:
-    """The sockets: one for the services of each user, whom it belongs to, so that nobody else can send to it. Messages
-    are handed over in the order sent, each with the service whose process sent it.
+    """The sockets: one per user of services, owned by that user, so that no other user can send to it.
 
-    A service's processes include what its users run, such as a login's shell. So the sender's user counts too: root, or
-    the one that the service runs as.
+    Messages are handed over in the order sent, each with the service whose process sent it. A service's processes
+    include those of its users, such as a login's shell. So the sender's user counts too: root, or the user that the
+    service runs as.
     """
 
     def __init__(
@@ -73,19 +73,19 @@ class Notify:
         self._poller, self._closer = poller, closer
         self._owners, self._specs, self._notified, self._log = owners, specs, notified, log
         self._root = frozenset((0, os.geteuid()))
-        self._users: dict[str, int] = {}  # the uids of those that services run as
-        self._period = -PERIOD  # when the first refusal of these was told
+        self._users: dict[str, int] = {}  # uids of the users that services run as
+        self._period = -PERIOD  # when the first refusal of this period was logged
         self._refused = 0
         self._again: Callable[[], object] | None = None
         self._timer: Timer | None = None
-        self._kept: list[tuple[float, int, int, bytes]] = []  # since when; taken, and not judged yet
+        self._kept: list[tuple[float, int, int, bytes]] = []  # since when; received, and not examined yet
         self._sockets = {os.geteuid(): self._open(path, os.geteuid())}
 
     def _open(self, path: str, uid: int) -> Datagrams:
         return Datagrams(path, self._poller, self._closer, self.readable, user=uid)
 
     def address(self, user: str) -> str:
-        """Where services of this user speak. Looked up here, once: never for a stranger's message."""
+        """Return the address for services of this user, looked up once here, never for a stranger's message."""
         if user and user not in self._users:
             uid = number(user)
             if uid is None:
@@ -94,7 +94,7 @@ class Notify:
                 try:
                     uid = pwd.getpwnam(user).pw_uid
                 except KeyError:
-                    return self.path  # the start fails, and says so
+                    return self.path  # the start fails and reports the error
             self._users[user] = uid
         uid = self._users.get(user, 0)
         if uid in self._root:
@@ -111,17 +111,20 @@ class Notify:
             again()
 
     def read_all(self, again: Callable[[], object] | None = None) -> bool:
-        """What was sent so far. Also called before a death is judged: the successor's word comes first. False: somebody
-        attached a descriptor, and what comes behind it can be read only in a moment; `again` is called then."""
+        """Read all messages so far. Also called before a death is handled: a successor's message comes first.
+
+        False: a message had a descriptor attached, and the messages behind it can be read only in a moment; `again` is
+        called then.
+        """
         kept, self._kept = self._kept, []
         for at, pid, uid, data in kept:
             self._take(at, pid, uid, data)
-        for source in tuple(self._sockets.values()):  # a word may start a service, whose user gets a socket
+        for source in tuple(self._sockets.values()):  # a copy: a message may start a service, whose user gets a socket
             for _ in range(MOST):
-                found = source.receive(LONGEST) if not self._kept else None
-                if found is None:
+                message = source.receive(LONGEST) if not self._kept else None
+                if message is None:
                     break
-                data, pid, uid = found
+                data, pid, uid = message
                 self._take(self._poller.now(), pid, uid, data)
         complete = not self._kept and all(source.complete for source in self._sockets.values())
         if not complete and again is not None:
@@ -130,11 +133,11 @@ class Notify:
 
     @property
     def keeps(self) -> bool:
-        """Whether something was said that could not be judged yet."""
+        """True while a message could not be examined yet."""
         return bool(self._kept)
 
     def _take(self, at: float, pid: int, uid: int, data: bytes) -> None:
-        """A message that has been taken must not be lost because PID 1 cannot look at its sender now."""
+        """Examine a message; keep it while PID 1 cannot look at its sender."""
         if not self._kept:
             try:
                 self._judge(pid, uid, data)
@@ -152,23 +155,23 @@ class Notify:
         self.readable()
 
     def _judge(self, pid: int, uid: int, data: bytes) -> None:
-        who = f"a message of pid {pid} (uid {uid})"
-        if uid not in self._root and uid not in self._users.values():  # costs nothing, unlike the owner
-            self._refuse(f"refused {who}: no service that notifies runs as that user")
+        message = f"a message of pid {pid} (uid {uid})"
+        if uid not in self._root and uid not in self._users.values():  # cheaper than looking up the owner
+            self._refuse(f"refused {message}: no service that notifies runs as that user")
             return
         service = self._owners.owner(pid)
         spec = self._specs(service)
         if spec is None:
-            self._refuse(f"refused {who}: it belongs to no service")
+            self._refuse(f"refused {message}: it belongs to no service")
             return
         if not self._speaks(spec, uid):
-            self._refuse(f"refused {who}: {service} runs as {spec.user or 'root'}")
+            self._refuse(f"refused {message}: {service} runs as {spec.user or 'root'}")
             return
-        word = parse(data)
-        if word.main_pid and (why := self._refusal(spec, word.main_pid)):
-            self._refuse(f"refused MAINPID={word.main_pid} of {service} (pid {pid}): {why}")
-            word = replace(word, main_pid=0)
-        self._notified(service, word)
+        notification = parse(data)
+        if notification.main_pid and (objection := self._refusal(spec, notification.main_pid)):
+            self._refuse(f"refused MAINPID={notification.main_pid} of {service} (pid {pid}): {objection}")
+            notification = replace(notification, main_pid=0)
+        self._notified(service, notification)
 
     def _refuse(self, text: str) -> None:
         now = self._poller.now()
@@ -184,7 +187,7 @@ class Notify:
         return uid in self._root or uid == self._users.get(spec.user)
 
     def _refusal(self, spec: Service, pid: int) -> str:
-        """Why a process cannot be the main one of a service; empty when it can."""
+        """Return why a process cannot be the service's main one; "" if it can."""
         if spec.ready.probe is not Probe.NOTIFY:
             return "the service is not one of `ready: notify`"
         if pid == os.getpid():

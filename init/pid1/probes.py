@@ -1,4 +1,4 @@
-"""Readiness probes: each ends with its first success. Waiting is the kernel's, or a short child's, never ours."""
+"""Readiness probes: each ends with its first success. The kernel or a short child waits, never PID 1."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     Start = Callable[[tuple[str, ...], int, Callable[[str], None]], int]
     StartOwn = Callable[[Callable[[], None], int], int]
 
-_FIELDS = "\t"  # between the two that the child of a tcp probe writes on a line
-FIRST_RETRY = 0.005  # between bind() and listen() of a socket that has just appeared
+_FIELDS = "\t"  # between the two fields of a line of a tcp probe's child
+FIRST_RETRY = 0.005  # between bind() and listen() of a new socket
 
 
 class PathProbe:
-    """A file that exists, or a unix socket that accepts. Where nothing can be watched it is asked every `interval`."""
+    """A file that exists, or a unix socket that accepts. Without inotify it is checked every `interval`."""
 
     def __init__(self, poller: Scope, inotify: Callable[[], Inotify], ready: Ready, target: str, heard: Heard) -> None:
         self._poller, self._inotify = poller, inotify
@@ -41,7 +41,7 @@ class PathProbe:
         self._watch: PathWatch | None = None
         self._timer: Timer | None = None
         self._delay = FIRST_RETRY
-        self._blind = ""  # why nothing can be watched: a host's inotify instances are shared by all of its pods
+        self._blind = ""  # why it cannot be watched: all pods of a host share its inotify instances
 
     def begin(self) -> None:
         if not self._try():
@@ -49,8 +49,8 @@ class PathProbe:
                 attempt = self._poller.attempt
                 self._watch = PathWatch(self._inotify(), self._target, lambda: attempt(self._appeared), attempt)
             except OSError as error:
-                self._blind = f"asked every {self._ready.interval:g} s; no inotify: {in_words(error)}"
-            self._appeared()  # it may have come before the watch
+                self._blind = f"checked every {self._ready.interval:g} s; no inotify: {in_words(error)}"
+            self._appeared()  # it may have appeared before the watch
 
     def _appeared(self) -> None:
         self._delay = FIRST_RETRY
@@ -60,26 +60,26 @@ class PathProbe:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        why = ""
+        problem = ""
         if not self._exists():
-            why = f"{self._ready.probe.value} {self._target} missing"
+            problem = f"{self._ready.probe.value} {self._target} missing"
             if self._blind:
                 self._timer = self._poller.after(self._ready.interval, self._try_again)
         elif self._ready.probe is Probe.SOCKET:
-            why = self._connect()
-            if why:
+            problem = self._connect()
+            if problem:
                 self._timer = self._poller.after(self._delay, self._try_again)
                 self._delay = min(self._delay * 2, self._ready.interval)
-        if not why:
+        if not problem:
             self.close()
-        self._heard(Said(why, self._blind) if why else Passed())
-        return not why
+        self._heard(Said(problem, self._blind) if problem else Passed())
+        return not problem
 
     def _try_again(self) -> None:
         self._try()
 
     def _exists(self) -> bool:
-        """`os.path.lexists` would take any error for an answer."""
+        """Check for existence; `os.path.lexists` would take any error for absence."""
         try:
             os.lstat(self._target)
         except (FileNotFoundError, NotADirectoryError):
@@ -91,9 +91,9 @@ class PathProbe:
             try:
                 stream.connect(self._target)
             except BlockingIOError:
-                return ""  # its backlog is full: it listens
+                return ""  # its backlog is full, so it listens
             except OSError as error:
-                if error.errno == 91:  # EPROTOTYPE: a datagram socket is there, and that is all it can say
+                if error.errno == 91:  # EPROTOTYPE: it is a datagram socket, which cannot accept
                     return ""
                 return f"socket {self._target}: {(error.strerror or '').lower()}"
         return ""
@@ -107,7 +107,7 @@ class PathProbe:
 
 
 class ExecProbe:
-    """A command that exits 0; its last line is the reason until it does."""
+    """A command that exits 0; its last line is the reason until then."""
 
     def __init__(self, poller: Scope, ready: Ready, heard: Heard, start: Start, kill: Callable[[int], None]) -> None:
         self._poller, self._ready, self._heard, self._start, self._kill = poller, ready, heard, start, kill
@@ -179,8 +179,10 @@ class ExecProbe:
 
 
 class TcpProbe:
-    """A port that accepts, or answers well. Name look-ups may hang, so a short child of ours asks, and tells over a
-    pipe."""
+    """A port that accepts, or answers well.
+
+    A short child asks, since name look-ups may hang; it reports over a pipe.
+    """
 
     def __init__(
         self, poller: Scope, ready: Ready, target: str, heard: Heard, start: StartOwn, kill: Callable[[int], None]
@@ -207,7 +209,7 @@ class TcpProbe:
             chunk = os.read(self._pipe, 65536)
         except BlockingIOError:
             return
-        if not chunk:  # the child is gone without an answer: someone killed it
+        if not chunk:  # the child was killed without an answer
             self.close()
             self._timer = self._poller.after(self._ready.interval, self.begin)
             return
@@ -231,50 +233,53 @@ class TcpProbe:
 
 
 def ask_port(probe: Probe, target: str, interval: float, timeout: float) -> None:
-    """In the child: until it is as it should be, write each *new* answer as a line; an empty one means that it is."""
+    """Write each new answer as a line, in the child; an empty line means ready."""
     address, slash, path = target.partition("/") if probe is Probe.HTTP else (target, "", "")
     host, _, port = address.rpartition(":")
-    said = ""
+    previous = ""
     pause = min(interval, 0.05)
     while True:
         try:
-            found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-            addresses = list(dict.fromkeys(str(item[4][0]) for item in found))
-            why = _connect_any(found, timeout, f"{slash}{path}")
-            text = f"{probe.value} {target} {why}{_FIELDS}resolves to {', '.join(addresses[:4])}" if why else ""
+            resolved = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+            addresses = list(dict.fromkeys(str(item[4][0]) for item in resolved))
+            problem = _connect_any(resolved, timeout, f"{slash}{path}")
+            text = f"{probe.value} {target} {problem}{_FIELDS}resolves to {', '.join(addresses[:4])}" if problem else ""
         except socket.gaierror as error:
             text = f"{probe.value} {target}: the name does not resolve{_FIELDS}{(error.strerror or '').lower()}"
         except ValueError:
             text = f"{probe.value} {target}: {port!r} is not a port"
-        if text != said or not text:
+        if text != previous or not text:
             os.write(1, f"{text}\n".encode())
-            said = text
+            previous = text
         if not text:
             return
         time.sleep(pause)
         pause = min(pause * 1.5, max(interval, 1.0))
 
 
-def _connect_any(found: Sequence[tuple[int, int, int, str, Any]], timeout: float, path: str) -> str:
-    why = ""
-    for family, kind, protocol, _, address in found:
+def _connect_any(resolved: Sequence[tuple[int, int, int, str, Any]], timeout: float, path: str) -> str:
+    problem = ""
+    for family, kind, protocol, _, address in resolved:
         with socket.socket(family, kind, protocol) as stream:
             stream.settimeout(timeout)
             try:
                 stream.connect(address)
             except TimeoutError:
-                why = "does not answer"
+                problem = "does not answer"
             except OSError as error:
-                why = "refused" if error.errno == 111 else (error.strerror or str(error)).lower()
+                problem = "refused" if error.errno == 111 else (error.strerror or str(error)).lower()
             else:
-                if not path or not (why := _get(stream, path)):
+                if not path or not (problem := _get(stream, path)):
                     return ""
-    return why or "has no address"
+    return problem or "has no address"
 
 
 def _get(stream: socket.socket, path: str) -> str:
-    """What is wrong with the answer. Whoever hangs up without a word speaks no HTTP, as Slurm's daemons do not where a
-    site has told them so: that he accepts must do."""
+    """Return the error in the HTTP answer.
+
+    A server that closes without an answer speaks no HTTP, as Slurm's daemons do where a site disabled it: accepting is
+    enough then.
+    """
     line, until = b"", time.monotonic() + (stream.gettimeout() or 0.0)
     try:
         stream.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
@@ -289,5 +294,5 @@ def _get(stream: socket.socket, path: str) -> str:
     code = number(words[1].decode(errors="replace")) if words[1:] and words[0].startswith(b"HTTP/") else None
     if code is None or not 100 <= code <= 999:
         return "does not answer in HTTP" if line else ""
-    # The number alone: the words are a stranger's.
+    # Only the number: the text comes from a stranger.
     return "" if code // 100 == 2 else f"answers {code}"

@@ -1,4 +1,4 @@
-"""Where the pod's processes write to PID 1: notifications, syslog, and who closes what strangers attach to either."""
+"""Sockets on which the pod's processes write to PID 1, and the child that closes attached descriptors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Sockets:
-    """Each is opened, and its module loaded, when it is needed for the first time."""
+    """Each socket is opened, and its module loaded, on first use."""
 
     def __init__(self, core: Core, owners: Owners, notified: Callable[[str, Notified], None]) -> None:
         self._core, self._owners, self._notified = core, owners, notified
@@ -24,7 +24,7 @@ class Sockets:
         self._closer: Closer | None = None
 
     def open_notify(self) -> Notify:
-        """$NOTIFY_SOCKET: opened when the first service that notifies starts, or soon after the first that does not."""
+        """Open $NOTIFY_SOCKET, for the first service that notifies or soon after the first other start."""
         from init.pid1.notify import Notify
 
         if self.notify is None:
@@ -42,7 +42,7 @@ class Sockets:
         self.syslog = Syslog(core.settings.syslog, core.poller, self._owners, core.logs, self._closes)
 
     def _closes(self) -> Closer:
-        """Loaded for the first that attaches something."""
+        """Create the closer for the first message with a descriptor."""
         from init.pid1.spawn.closer import Closer
 
         if self._closer is None:

@@ -1,4 +1,4 @@
-"""What the entrypoint does: read the plan, check it, be PID 1, and say in the end why it ended."""
+"""The entrypoint's work: read and check the plan, run as PID 1, and report the reason of the end."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from init.plan.compile import Plan
 
 DROP_INS = ("/etc/minivm", "/mnt/minivm/config")
-TERMINATION_LOG = os.environ.get("MINIVM_TERMINATION_LOG", "/dev/termination-log")  # the pod may name another
+TERMINATION_LOG = os.environ.get("MINIVM_TERMINATION_LOG", "/dev/termination-log")  # the pod may name another path
 EX_SOFTWARE, EX_OSERR, EX_CONFIG = 70, 71, 78  # docs/reference/exit-codes.md
 
 
 def main(arguments: list[str], began: float) -> int:
-    gc.disable()  # until the first services run: there is nothing to collect in what has just been loaded
+    gc.disable()  # until the first services run: freshly loaded modules have no garbage
     try:
         plan, settings = configure(arguments, dict(os.environ), began)
         from init.pid1.loop import Init
@@ -51,7 +51,7 @@ def main(arguments: list[str], began: float) -> int:
 
 
 def refuse(core: Core, text: str) -> None:
-    """Drop-ins that are wrong: told until `configwatch` has taken good ones."""
+    """Report invalid drop-ins until `configwatch` has taken valid ones."""
     core.log(f"drop-ins: refused: {text}")
     core.condition("drop-ins", f"refused: {text}")
 
@@ -64,7 +64,7 @@ def report_why(core: Core) -> None:
 
 
 def configure(arguments: list[str], env: dict[str, str], began: float) -> tuple[Plan, Settings]:
-    """The plan that this pod runs and the settings, all checked. Nothing has been started when this fails."""
+    """Return this pod's plan and settings, all checked. Nothing has been started when this fails."""
     from init.pid1.core import Settings
     from init.pid1.spawn import procs
 
@@ -75,7 +75,7 @@ def configure(arguments: list[str], env: dict[str, str], began: float) -> tuple[
         file = arguments[1]
     text, refused = read_plan(file)
     for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID"):
-        env.pop(name, None)  # ours, if anybody's; not for the services
+        env.pop(name, None)  # they are for PID 1, if for any process; not for the services
     procs.close_on_exec()
     procs.reset_inherited()
     if not procs.is_pid_1():
@@ -107,8 +107,10 @@ def configure(arguments: list[str], env: dict[str, str], began: float) -> tuple[
 
 
 def read_plan(file: str) -> tuple[bytes, str]:
-    """The image's plan; with an operator's drop-ins, what a short child makes of both (YAML stays out of PID 1), and
-    which of them it left out."""
+    """Return the image's plan, or the plan that a short child merges from it and the drop-ins.
+
+    The child keeps YAML out of PID 1. Also returns the drop-ins that it ignored.
+    """
     if any(has_files(f"{root}/{part}") for root in DROP_INS for part in ("services.d", "supervisor.d")):
         return merged_plan(file)
     try:
@@ -127,7 +129,7 @@ def has_files(directory: str) -> bool:
 
 def merged_plan(file: str) -> tuple[bytes, str]:
     output, write_output = os.pipe()
-    errors = os.memfd_create("errors", os.MFD_CLOEXEC)  # a full pipe would hold the child up before it prints the plan
+    errors = os.memfd_create("errors", os.MFD_CLOEXEC)  # a full pipe would block the child before it prints the plan
     command = [sys.executable, "-I", "-m", "init.dropins.merge", "boot", file]
     actions = [(os.POSIX_SPAWN_DUP2, write_output, 1), (os.POSIX_SPAWN_DUP2, errors, 2)]
     pid = os.posix_spawn(sys.executable, command, os.environ, file_actions=actions)
@@ -137,10 +139,10 @@ def merged_plan(file: str) -> tuple[bytes, str]:
     _, status = os.waitpid(pid, 0)
     os.lseek(errors, 0, os.SEEK_SET)
     with open(errors, "rb") as stream:  # noqa: PTH123 - a descriptor
-        said = stream.read().decode(errors="replace").strip()
+        message = stream.read().decode(errors="replace").strip()
     if status:
-        raise ConfigError("read the drop-ins", said or f"the reader ended with status {status}")
-    refused = [line.removeprefix(REFUSED) for line in said.splitlines() if line.startswith(REFUSED)]
+        raise ConfigError("read the drop-ins", message or f"the reader ended with status {status}")
+    refused = [line.removeprefix(REFUSED) for line in message.splitlines() if line.startswith(REFUSED)]
     return text, "; ".join(refused)
 
 
@@ -163,14 +165,14 @@ def one_of(env: Mapping[str, str], name: str, known: tuple[str, ...]) -> str:
 
 
 def give_up(text: str, code: int) -> int:
-    """Before anything was started."""
+    """Report an error before anything was started."""
     os.write(2, f"minivm: {text}\n".encode(errors="replace"))
     last_words(f"{text}\n")
     return code
 
 
 def last_words(text: str) -> None:
-    """Where Kubernetes looks for the reason of an end. Only if it is there: outside a pod it is not ours to make."""
+    """Write the reason where Kubernetes reads it, if that file exists: outside a pod we must not create it."""
     try:
         fd = os.open(TERMINATION_LOG, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
         os.write(fd, text.encode(errors="replace")[:4096])
@@ -180,5 +182,5 @@ def last_words(text: str) -> None:
 
 
 def end(code: int) -> NoReturn:
-    """Without the interpreter's own goodbyes: all that matters has been written."""
+    """Exit without the interpreter's own cleanup: everything has been written."""
     os._exit(code)

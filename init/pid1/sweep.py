@@ -1,4 +1,4 @@
-"""The very end: whatever is left belongs to no service. TERM, a moment, KILL."""
+"""End processes that belong to no service, after everything has stopped: TERM, a moment, KILL."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOMENT = 0.8
 
 
 def sweep(core: Core, children: Children, turn: Callable[[float | None], None]) -> None:
-    """Only when every service has stopped: before that, nobody but a main process is ever signalled."""
+    """Signal the rest. Before every service has stopped, only main processes are signalled."""
     for name in ("TERM", "KILL"):
         children.reap()
         if children.childless:
@@ -41,10 +41,10 @@ def _signal_all(core: Core, children: Children, name: str) -> None:
         except OSError as error:
             core.troubled(f"cannot send {name} to what is left: {in_words(error)}")
         return
-    me = os.getpid()
+    own_pid = os.getpid()
     for pid in processes():
         above, steps = pid, 0
-        while above > 1 and above != me and steps < 64:
+        while above > 1 and above != own_pid and steps < 64:
             above, steps = parent(above), steps + 1
-        if above == me and pid != me:
+        if above == own_pid and pid != own_pid:
             children.kill(pid, name)

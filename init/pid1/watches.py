@@ -1,4 +1,4 @@
-"""Which services are being probed, and with what."""
+"""Readiness watches: the services being probed, and their probes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Watches:
-    """Every probe is its service's: one that cannot do its work says why in the service's name, and is begun again."""
+    """The running probes. A probe that fails reports the reason in its service's name and starts again."""
 
     def __init__(self, core: Core, children: Children) -> None:
         self._core, self._children = core, children
@@ -29,12 +29,12 @@ class Watches:
 
     def begin(self, name: str) -> None:
         self.end(name)
-        scope = Scope(self._core.poller, lambda why: self._failed(name, scope, why))
+        scope = Scope(self._core.poller, lambda reason: self._failed(name, scope, reason))
         self._scopes[name] = scope
         scope.attempt(self._begin, name, scope)
 
     def _begin(self, name: str, scope: Scope) -> None:
-        from init.pid1 import probes  # and with them ctypes: only a pod that probes pays for it
+        from init.pid1 import probes  # loads ctypes: only a pod with probes pays for it
 
         core, ready = self._core, self._core.engine.spec(name).ready
 
@@ -45,7 +45,7 @@ class Watches:
             core.handle(name, event)
 
         try:
-            # A preparation may have found out where to look: the controller's address with its port, say.
+            # A prepare command may have written the address: the controller's with its port, for example.
             target = expand(ready.target, with_files(core.engine.spec(name), core.settings.env))
         except KeyError as missing:
             core.handle(name, Said(f"${{{missing.args[0]}}} is not set"))
@@ -79,7 +79,7 @@ class Watches:
             core.troubled(f"a probe of {name} that is over: {why}")
             return
         self.end(name)
-        core.handle(name, Said(f"cannot ask whether it is ready: {why}"))
+        core.handle(name, Said(f"cannot probe its readiness: {why}"))
         interval = core.engine.spec(name).ready.interval
         self._again[name] = core.poller.after(interval, lambda: self.begin(name))
 

@@ -1,1 +1,1 @@
-"""What any child of PID 1 may use: the pod it is in, a word to PID 1, a watch on a directory, Kubernetes."""
+"""Tools for any child of PID 1: its pod, PID 1's client, a directory watch, Kubernetes."""

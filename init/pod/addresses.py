@@ -1,4 +1,4 @@
-"""The controller's address as people write it: a name, or a name and a port. Pure."""
+"""The controller's address: a name, or a name and a port. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ CONTROLLER = "slurm-controller"
 
 
 def host_and_port(value: str, default: int = PORT) -> tuple[str, int]:
-    """A bare IPv6 address has colons and no port: [::1]:6817 has both."""
+    """Split host and port. A bare IPv6 address has colons and no port; [::1]:6817 has a port."""
     host, colon, port = value.rpartition(":")
-    found = number(port)
-    if colon and found is not None and (":" not in host or host.startswith("[")):
-        return host.strip("[]"), found
+    parsed = number(port)
+    if colon and parsed is not None and (":" not in host or host.startswith("[")):
+        return host.strip("[]"), parsed
     return value.strip("[]"), default
 
 

@@ -1,4 +1,4 @@
-"""Kubernetes' API server, asked with the pod's own account; the standard library's http and TLS."""
+"""Kubernetes' API server with the pod's service account; uses the standard library's http and TLS."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 class ApiError(InitError):
-    """The API server said no, or could not be asked."""
+    """The API server refused the request, or did not answer."""
 
     def __init__(self, what: str, why: str, *, status: int | None = None) -> None:
         super().__init__(what, why)
@@ -24,7 +24,7 @@ class ApiError(InitError):
 
     @property
     def missing(self) -> bool:
-        """There is no such object."""
+        """True if the object does not exist."""
         return self.status == 404
 
     @property
@@ -34,7 +34,7 @@ class ApiError(InitError):
 
 class ApiServer:
     def __init__(self, what: str, account: Path = ACCOUNT, server: str = "") -> None:
-        """`what` is asked for, in the words of an error."""
+        """Connect with the pod's account; `what` names the purpose in errors."""
         self.what = what
         self.account = account
         host = os.environ.get("KUBERNETES_SERVICE_HOST", "")
@@ -42,14 +42,15 @@ class ApiServer:
             server or f"[{host}]:{os.environ.get('KUBERNETES_SERVICE_PORT', '443')}", default=443
         )
         self.tls = ssl.create_default_context(cafile=str(account / "ca.crt"))
-        # Python 3.13 asks of certificates what Kubernetes' own often lack: a key usage in the authority's, the
-        # authority's key identifier in the server's. Its other clients do not ask; chain, name and time still count.
+        # Python 3.13 requires certificate extensions that Kubernetes' own often lack: key usage in the authority's, the
+        # authority key identifier in the server's. Other clients do not require them; chain, name and time are still
+        # checked.
         self.tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
 
     def ask(
         self, method: str, path: str, body: dict[str, Any] | None = None, kind: str = "application/json"
     ) -> dict[str, Any]:
-        # Tokens are rotated: read at each use.
+        # Tokens are rotated: read it at each use.
         token = (self.account / "token").read_text().strip()
         headers = {"Authorization": f"Bearer {token}", "Content-Type": kind}
         connection = http.client.HTTPSConnection(self.host, self.port, timeout=10, context=self.tls)
@@ -64,10 +65,10 @@ class ApiServer:
         if reply.status >= 300:
             raise ApiError(self.what, f"{reply.status} {_message(text)}", status=reply.status)
         try:
-            found: dict[str, Any] = json.loads(text)
+            reply_data: dict[str, Any] = json.loads(text)
         except ValueError:
             raise ApiError(self.what, "the answer is not JSON") from None
-        return found
+        return reply_data
 
 
 def _message(text: str) -> str:

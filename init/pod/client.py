@@ -1,4 +1,4 @@
-"""A client of PID 1's control socket: one JSON request a line, one JSON reply a line (docs/reference/control.md)."""
+"""Client of PID 1's control socket: one JSON request per line, one JSON reply per line (docs/reference/control.md)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SOCKET = Path(places.SOCKET)
 
 
 def control_socket() -> Path:
-    """$MINIVM_SOCKET, or the place of every pod. $MINIVM_CONTROL is its old name."""
+    """Return $MINIVM_SOCKET (formerly $MINIVM_CONTROL), or the default path."""
     return Path(os.environ.get("MINIVM_SOCKET") or os.environ.get("MINIVM_CONTROL") or SOCKET)
 
 
 class Client:
-    """One connection; requests on it are answered in order. A context manager."""
+    """One connection; its requests are answered in order. A context manager."""
 
     def __init__(self, path: Path | None = None, *, within: float | None = 10.0) -> None:
         self.path = path = path or control_socket()
@@ -32,7 +32,7 @@ class Client:
             self._socket.connect(str(path))
         except OSError as error:
             self._socket.close()
-            raise RequestError("speak to init", f"{path}: {_why(error)}", hint=_hint(error)) from error
+            raise RequestError("speak to init", f"{path}: {_reason(error)}", hint=_hint(error)) from error
         self._lines = self._socket.makefile("rb")
 
     def __enter__(self) -> Client:
@@ -46,12 +46,12 @@ class Client:
         self._socket.close()
 
     def request(self, op: str, **keys: Any) -> dict[str, Any]:
-        """One reply; RequestError with PID 1's own words when it says no."""
+        """Send a request and return the reply; RequestError with PID 1's message if it refuses."""
         self._send(op, keys)
         return self._reply(op)
 
     def stream(self, op: str, **keys: Any) -> Iterator[dict[str, Any]]:
-        """Replies until PID 1 hangs up; a quiet stream is waited for without a limit."""
+        """Yield replies until PID 1 closes the connection; waits without limit."""
         self._send(op, keys)
         self._socket.settimeout(None)
         while True:
@@ -67,13 +67,13 @@ class Client:
         try:
             self._socket.sendall(json.dumps({"op": op, **keys}).encode() + b"\n")
         except OSError as error:
-            raise RequestError(f"ask init to {op}", _why(error)) from error
+            raise RequestError(f"ask init to {op}", _reason(error)) from error
 
     def _reply(self, op: str) -> dict[str, Any]:
         try:
             line = self._lines.readline()
         except OSError as error:
-            raise RequestError(f"ask init to {op}", _why(error)) from error
+            raise RequestError(f"ask init to {op}", _reason(error)) from error
         if not line:
             raise EOFError(f"init hung up during {op}")
         reply: dict[str, Any] = json.loads(line)
@@ -83,19 +83,19 @@ class Client:
 
 
 class Refused(RequestError):
-    """PID 1 said no, in whole sentences of its own."""
+    """A refusal of PID 1, with its own message."""
 
     def __str__(self) -> str:
         return f"{self.why} ({self.hint})" if self.hint else self.why
 
 
-def _why(error: OSError) -> str:
+def _reason(error: OSError) -> str:
     return "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)
 
 
 def _hint(error: OSError) -> str:
     if isinstance(error, PermissionError):
-        return "only root may ask"
+        return "run this as root"
     if isinstance(error, FileNotFoundError | ConnectionRefusedError):
         return "is this a pod whose PID 1 is minivm's init?"
     return ""

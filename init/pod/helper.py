@@ -1,4 +1,4 @@
-"""How a helper of PID 1 speaks: a line for the log, a condition for the pod, and what one of its services shows."""
+"""Output of PID 1's helpers: a log line, a condition of the pod, and the view of a service."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def log(text: str) -> None:
 
 
 def condition(control: Path, name: str, text: str, *, expires: float | None = None) -> None:
-    """A sentence of our own beside the pod's; an empty one takes it back."""
+    """Set a condition of the pod; an empty text removes it."""
     with Client(control) as client:
         client.request("condition", name=name, text=text, expires=expires)
 
@@ -25,9 +25,10 @@ def service(client: Client, name: str) -> ServiceView | None:
 
 
 def prove_again(control: Path) -> None:
-    """The munge key, once more: a proof that fails is tried again by PID 1, with growing delays, until it passes."""
+    """Run the proof of the munge key again; PID 1 retries a failed proof, with growing delays, until it passes."""
     with Client(control) as client:
-        # It speaks to slurmctld before the proof does. Only where it waits for its next try: done, it is done for good.
+        # This service contacts slurmctld before the proof does. Start it only from its backoff: once done, it stays
+        # done.
         before = service(client, FIRST)
         if before is not None and before.state == "backoff":
             client.request("start", service=FIRST, wait=False)

@@ -1,4 +1,4 @@
-"""What a preparation step knows of its pod: the root directory, the environment, the users; and how it writes files."""
+"""A preparation step's pod: the root directory, the environment, the users, and how to write files."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from init.errors import InitError
 from init.places import pod_name
 from init.pod.addresses import CONTROLLER, host_and_port
 
-# Values found at boot, one KEY=VALUE file for each service that reads them (`environment_files`).
+# Values found at boot: one KEY=VALUE file per service that reads them (`environment_files`).
 ENVIRONMENT = "/run/minivm/env"
 MOUNTS = "/mnt/minivm"
 
 
 class PrepareError(InitError):
-    """A step that another try may mend: a secret that is not mounted yet, a name that does not resolve."""
+    """An error that another try may resolve: a secret not mounted yet, a name that does not resolve."""
 
 
 class Pod:
-    """The pod's file system below `root` (tests give a scratch directory) and its environment."""
+    """The pod's file system below `root` (tests use a scratch directory) and its environment."""
 
     __slots__ = ("env", "root")
 
@@ -33,7 +33,7 @@ class Pod:
         return self.root / absolute.lstrip("/")
 
     def setting(self, name: str, default: str = "") -> str:
-        """An empty variable counts as unset: Kubernetes cannot leave one out of a template."""
+        """Return a variable; an empty one counts as unset, since Kubernetes cannot omit one from a template."""
         return self.env.get(name) or default
 
     def choice(self, name: str, default: str, known: Iterable[str]) -> str:
@@ -51,21 +51,21 @@ class Pod:
 
     @property
     def controller(self) -> tuple[str, int]:
-        """Host and port of slurmctld."""
+        """Return slurmctld's host and port."""
         return host_and_port(self.setting("MINIVM_CONTROLLER", CONTROLLER))
 
     def has(self, absolute: str) -> bool:
         return self.path(absolute).exists()
 
     def text(self, absolute: str) -> str | None:
-        """The file's text, or None where there is none (a kernel without that controller, a secret not mounted)."""
+        """Return the file's text; None without one (a kernel without that controller, a secret not mounted)."""
         try:
             return self.path(absolute).read_text(errors="replace")
         except (FileNotFoundError, NotADirectoryError, PermissionError, OSError):
             return None
 
     def publish(self, service: str, values: Mapping[str, str]) -> None:
-        """Hand values to a service: its data names the file in `environment_files`."""
+        """Pass values to a service, whose data names the file in `environment_files`."""
         lines = [f"{key}={value}\n" for key, value in sorted(values.items())]
         write(self.path(f"{ENVIRONMENT}/{service}"), "".join(lines).encode(), mode=0o600)
 
@@ -79,7 +79,7 @@ def user(name: str) -> tuple[int, int]:
 
 
 def write(path: Path, data: bytes, *, mode: int, owner: tuple[int, int] | None = None) -> bool:
-    """Publish a file whole, born with its final mode and owner. False when it already was so (nothing is touched)."""
+    """Write a file atomically with its final mode and owner. False if it was so already (nothing is touched)."""
     if _same(path, data, mode, owner):
         return False
     from ground.files import write_whole
@@ -102,5 +102,5 @@ def _same(path: Path, data: bytes, mode: int, owner: tuple[int, int] | None) -> 
 
 
 def writable(directory: Path) -> bool:
-    """Whether files can be made there: `os.access` tells of a read-only mount too."""
+    """Tell if files can be created there; `os.access` detects a read-only mount too."""
     return os.access(directory, os.W_OK | os.X_OK)

@@ -1,7 +1,7 @@
-"""Which release's messages the controller speaks: asked when slurmctld refuses a credential, to tell why.
+"""The controller's protocol version, queried when slurmctld refuses a credential, to explain the refusal.
 
-To a message of a newer release slurmctld answers with the same words as to a wrong key: it never came to look at the
-credential. Its answer begins with the number of its own release, also that to a message of none.
+slurmctld answers a newer release's message like a wrong key: it never reads the credential. Its answer starts with the
+number of its own release, even to an invalid message.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from init.pod.addresses import host_and_port
 from init.pod.release import FILE, Release, of_json
 
 PATIENCE = 1.0
-# A message's length in four bytes, its release's number in two, and none has that; the rest is not looked at.
+# A message's length in four bytes and a release number in two, which no release has; slurmctld ignores the rest.
 QUESTION = b"\0\0\0\x42\xff\xff" + bytes(64)
-BEGIN = 6  # of its answer: the same
+BEGIN = 6  # bytes at the start of its answer, in the same format
 
 
-def explain(ours: Release | None, theirs: int | None, controller: str) -> str:
-    """The reason where slurmctld does not understand this image, or nothing."""
-    if ours is None or theirs is None or theirs >= ours.protocol:
+def explain(own: Release | None, spoken: int | None, controller: str) -> str:
+    """Return the reason if slurmctld does not understand this image, else ""."""
+    if own is None or spoken is None or spoken >= own.protocol:
         return ""
     return (
-        f"{controller} has Slurm {ours.called(theirs)}, which does not understand this image's {ours.name}:"
+        f"{controller} has Slurm {own.called(spoken)}, which does not understand this image's {own.name}:"
         " the controller is upgraded first"
     )
 
 
 def spoken_by(controller: str) -> int | None:
-    """The number of its release; None where it does not tell: from 26.05 on what is no message may be HTTP to it."""
+    """Return its release's number; None if unknown: from 26.05 on slurmctld may take an invalid message for HTTP."""
     answer = b""
     try:
         with socket.create_connection(host_and_port(controller), timeout=PATIENCE) as stream:
@@ -37,7 +37,7 @@ def spoken_by(controller: str) -> int | None:
                 answer += chunk
     except OSError:
         pass
-    # A short message, and a number as releases have them: not anybody's words.
+    # A short message with a plausible release number, not any text.
     return answer[4] if len(answer) >= BEGIN and answer[:2] == b"\0\0" and answer[4] and not answer[5] else None
 
 

@@ -1,7 +1,7 @@
-"""Which Slurm this image has, and whether it may take over what another one left. Pure but for one file of the image.
+"""The image's Slurm release, and whether it may take over the state of another one. Pure but for one file.
 
-slurmctld refuses a state that is newer than itself only when it is half way in, and slurmdbd does not refuse at all: it
-drops what it does not know of its tables.
+slurmctld refuses a newer state only after it has read half of it, and slurmdbd does not refuse at all: it drops what it
+does not know from its tables.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from collections.abc import Mapping
 from init.records import record
 
 FILE = "/usr/share/minivm/slurm.json"
-# The files of slurmctld's state that begin with the number of the Slurm that wrote them: behind this word, or at once.
+# Files of slurmctld's state that start with the number of the Slurm that wrote them: after this word, or directly.
 HEADED = ("job_state", "node_state", "part_state", "resv_state")
 BARE = ("last_config_lite",)
-HEADER = 64  # bytes that hold it
+HEADER = 64  # bytes that contain it
 WORD = b"PROTOCOL_VERSION\0"
 
 
 @record(frozen=True, slots=True)
 class Release:
-    """Of images/slurm.yaml, as the build wrote it into the image."""
+    """A release of images/slurm.yaml, as the build wrote it into the image."""
 
     name: str
     protocol: int
     reads: int
-    names: tuple[tuple[int, str], ...]  # of every release that is known, by its number
+    names: tuple[tuple[int, str], ...]  # of every known release, by number
     needs_state: tuple[str, ...] = ()  # files without which its slurmctld starts only once
     fast_scripts: bool = False  # whether slurm.fastScripts was tested with it
 
     def called(self, number: int) -> str:
-        """The release of that number."""
+        """Return the name of the release with this number."""
         known = dict(self.names)
         if number in known:
             return known[number]
@@ -38,22 +38,22 @@ class Release:
 
 
 def of_json(text: str) -> Release | None:
-    """None where the image's Slurm is one that nothing is known of: it judges for itself."""
+    """Parse the file; None if nothing is known of the image's Slurm, which then decides itself."""
     from init.lean import read_json
 
-    found = read_json(text)
-    if not isinstance(found, dict) or "protocol" not in found:
+    data = read_json(text)
+    if not isinstance(data, dict) or "protocol" not in data:
         return None
-    names = tuple(sorted((int(number), name) for number, name in found["names"].items()))
-    needs = tuple(found.get("needs-state", ()))  # an image of before has none
-    fast = found.get("fast-scripts") is True
-    return Release(found["release"], found["protocol"], found["reads"], names, needs, fast)
+    names = tuple(sorted((int(number), name) for number, name in data["names"].items()))
+    needs = tuple(data.get("needs-state", ()))  # an older image has none
+    fast = data.get("fast-scripts") is True
+    return Release(data["release"], data["protocol"], data["reads"], names, needs, fast)
 
 
 def written_by(headers: Mapping[str, bytes]) -> int | None:
-    """The newest Slurm that wrote one of these files, by its number; None where none says so."""
-    found = [number for name, data in headers.items() if (number := _number(name, data)) is not None]
-    return max(found, default=None)
+    """Return the number of the newest Slurm that wrote one of these files; None if none shows it."""
+    numbers = [number for name, data in headers.items() if (number := _number(name, data)) is not None]
+    return max(numbers, default=None)
 
 
 def _number(name: str, data: bytes) -> int | None:
@@ -67,7 +67,7 @@ def _number(name: str, data: bytes) -> int | None:
 
 
 def refusal(release: Release, left: int | None, what: str) -> tuple[str, str]:
-    """Why this Slurm does not take over what the one of that number left, and what to do; empty where it does."""
+    """Return why this Slurm does not take over the state of release `left`, and what to do; "" if it does."""
     if left is None or release.reads <= left <= release.protocol:
         return "", ""
     if left > release.protocol:

@@ -1,1 +1,1 @@
-"""Slurm as a pod meets it: its clients, its node, its configuration, its controller."""
+"""Slurm from a pod's side: its clients, its node, its configuration, its controller."""

@@ -1,9 +1,8 @@
-"""Does the accounting database answer? slurmdbd keeps its port open when it has lost its database, and tells only
-whoever asks it for something of there.
+"""Check that the accounting database answers; slurmdbd keeps its port open even without its database.
 
-    python3 -I -m init.slurm.accounting
+python3 -I -m init.slurm.accounting
 
-Exit code 1, and what is wrong as the only line: it becomes the reason for which the pod is degraded.
+On failure the exit code is 1, and the only line is the reason for the pod's degraded state.
 """
 
 from __future__ import annotations
@@ -14,32 +13,32 @@ import sys
 from ground.commands import ran
 from init.pod.connections import crowd_at
 
-# Anything that slurmdbd has to look up will do.
+# Any request for which slurmdbd needs its database.
 QUESTION = ("/usr/bin/sacctmgr", "--noheader", "show", "cluster")
 PATIENCE = 8.0
 PORT = 6819
 LOST = "Unable to connect to database"
 
 
-def wrong(code: int, said: str) -> str:
-    """What a person is told of an answer; empty if it is as it should be."""
+def problem_of(code: int, said: str) -> str:
+    """Return what a person must know about the answer; "" if it is fine."""
     if code == 0:
         return ""
     if LOST in said:
-        return "slurmdbd cannot reach its database; jobs go on, and what they did is accounted when it is back"
-    return "slurmdbd does not answer; jobs go on, and what they did is accounted when it is back"
+        return "slurmdbd cannot reach its database; jobs continue, and their accounting is recorded when it is back"
+    return "slurmdbd does not answer; jobs continue, and their accounting is recorded when it is back"
 
 
 def main() -> int:
     try:
         done = ran(QUESTION, within=PATIENCE)
-        found = wrong(done.returncode, done.stderr)
+        problem = problem_of(done.returncode, done.stderr)
     except subprocess.TimeoutExpired:
         crowd = crowd_at(PORT)
-        found = f"slurmdbd has not answered within {PATIENCE:.0f} s; jobs go on" + (f"; {crowd}" if crowd else "")
-    if found:
-        print(found)
-    return 1 if found else 0
+        problem = f"slurmdbd has not answered within {PATIENCE:.0f} s; jobs continue" + (f"; {crowd}" if crowd else "")
+    if problem:
+        print(problem)
+    return 1 if problem else 0
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What a changed configuration does to a cluster that runs: what is different, whom it costs, what has to start anew.
+"""Effects of a changed configuration on a running cluster: differences, lost jobs, restarts. Pure.
 
-Pure. What slurmctld 24.11 does with jobs whose partition, node or state is gone was seen, not read: they end, at once
-or at the next reconfigure, without a word to anybody.
+Experiments showed what slurmctld 24.11 does with jobs whose partition, node or state is gone: they end, at once or at
+the next reconfigure, without a notice.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from init.slurm.conf import MAIN, Configuration, Line, read, words
 from init.slurm.jobs import Job
 
-# Settings by which slurmctld finds and reads what it has saved: with others it starts as one that knows no jobs.
+# Settings by which slurmctld finds and reads its saved state: when they change, it starts without any jobs.
 STATE = ("clustername", "slurmuser", "statesavelocation")
-# Settings that slurmctld and the nodes must share with what runs already, or that tell one side where the other is.
+# Settings that slurmctld and the nodes share with what is running, or that tell one side where the other is.
 RUNNING = ("authtype", "credtype", "selecttype", "slurmdport", "slurmdspooldir")
-# Settings that a daemon takes when it starts and at no other time, and who has to start anew.
+# Settings that a daemon reads only at its start, and the pods that must restart.
 ANEW = {
     "authtype": "every pod, the controller's first",
     "credtype": "every pod, the controller's first",
@@ -30,12 +30,12 @@ ANEW = {
     "switchtype": "the workers' pods",
     "taskplugin": "the workers' pods",
 }
-SHOWN = 10  # jobs by their number; the others are counted
-# What holds where nothing is said: of jobs that slurmctld knows at once, of their numbers.
+SHOWN = 10  # jobs listed by number; the rest is counted
+# Defaults: most jobs that slurmctld knows at once, and the range of job numbers.
 MOST_JOBS, FIRST_JOB, LAST_JOB = 10_000, 1, 0x03FF0000
 
-# Words with commas between them up to a zero. From its beginning and without a way back: a job's arguments and its line
-# of submission stand there too, a hundred thousand letters that its user chose.
+# Words separated by commas, up to a zero byte. Anchored at the start and possessive: the state also contains a job's
+# arguments and its submit line, up to a hundred thousand bytes chosen by its user.
 LISTED = re.compile(rb"(?<![\w.,-])[\w.,-]++(?=\x00)")
 
 Takes = Callable[[Job], bool]
@@ -43,14 +43,14 @@ Takes = Callable[[Job], bool]
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Something that goes, and the jobs that go with it; None: nobody could say which."""
+    """Something that is removed, and the jobs that end with it; None: unknown, because slurmctld did not answer."""
 
     what: str
     jobs: tuple[str, ...] | None
 
     def __str__(self) -> str:
         if self.jobs is None:
-            return f"{self.what}, and slurmctld could not be asked whose jobs that ends"
+            return f"{self.what}, and slurmctld did not answer which jobs that ends"
         return f"{self.what}: {counted(self.jobs)}" if self.jobs else self.what
 
 
@@ -62,7 +62,7 @@ class Effect:
 
     @property
     def cost(self) -> str:
-        """The losses in a sentence; empty where there are none."""
+        """Describe the losses in one sentence; "" without any."""
         return "; ".join(str(loss) for loss in self.losses)
 
 
@@ -78,8 +78,10 @@ def effect(
     hidden: Sequence[str] = (),
     known: int | None = None,
 ) -> Effect:
-    """`hidden`: lists of partitions that running jobs were submitted to, of which Slurm shows only the one they got.
-    `known`: how many jobs slurmctld knows, with those that ended lately and each of an array.
+    """Compare two configurations.
+
+    `hidden`: partition lists of running jobs, of which Slurm shows only the partition in use. `known`: the number of
+    jobs that slurmctld knows, including recently ended ones and each array task.
     """
     before, after = read(old), read(new)
     losses = []
@@ -89,10 +91,10 @@ def effect(
         elif lost := tuple(job.id for job in jobs if takes(job)):
             losses.append(Loss(what, lost))
     losses += [
-        Loss(f"partition {name} goes: running jobs that were submitted to {asked}", ())
+        Loss(f"partition {name} goes: running jobs that were submitted to {submitted}", ())
         for name in sorted(before.partitions.keys() - after.partitions.keys())
-        for asked in sorted(hidden)
-        if name in asked.split(",")
+        for submitted in sorted(hidden)
+        if name in submitted.split(",")
     ]
     losses += _forgotten(before, after, known)
     others = sorted(name for name in {*old, *new} if name != MAIN and old.get(name) != new.get(name))
@@ -101,13 +103,13 @@ def effect(
 
 
 def impossible(new: Configuration, saved_of: str) -> str:
-    """What slurmctld refuses and a client of it reads without a word; `saved_of`: the cluster whose state is there."""
+    """Return an error that slurmctld would report but a client ignores; `saved_of`: the cluster of the saved state."""
     name = new.value("clustername").lower()
     if saved_of and name and name != saved_of:
         return (
             f"ClusterName is {name}, and the state in StateSaveLocation is that of {saved_of}: a cluster keeps its name"
         )
-    lists = [("NodeName", one) for one in new.nodes]
+    lists = [("NodeName", hosts_) for hosts_ in new.nodes]
     lists += [(f"partition {name}: Nodes", line.get("nodes", "")) for name, line in new.partitions.items()]
     for where, hosts in lists:
         if hosts.count("[") != hosts.count("]"):
@@ -116,7 +118,7 @@ def impossible(new: Configuration, saved_of: str) -> str:
 
 
 def dangers(old: Configuration, new: Configuration) -> Iterator[tuple[str, Takes]]:
-    """What goes, and how to tell a job that goes with it."""
+    """Yield each removal with a predicate for the jobs that end with it."""
     yield from _settings(old, new)
     for name in sorted(old.partitions.keys() - new.partitions.keys()):
         yield f"partition {name} goes", lambda job, name=name: name in job.partitions  # type: ignore[misc]
@@ -124,7 +126,7 @@ def dangers(old: Configuration, new: Configuration) -> Iterator[tuple[str, Takes
     if gone:
         shown = ", ".join(sorted(gone)[:SHOWN]) + (", ..." if len(gone) > SHOWN else "")
         yield f"node {shown} goes", lambda job: bool((job.nodes | job.wanted) & gone)
-    # Dynamic nodes have no line; they have room up to this number.
+    # Dynamic nodes have no line; this number limits them.
     if new.number("maxnodecount", 0) < old.number("maxnodecount", 0):
         listed = new.nodes.keys() | old.nodes.keys()
         yield (
@@ -141,11 +143,12 @@ def dangers(old: Configuration, new: Configuration) -> Iterator[tuple[str, Takes
 def _settings(old: Configuration, new: Configuration) -> Iterator[tuple[str, Takes]]:
     enforced = new.words("accountingstorageenforce") - {"none"}
     if enforced and not old.words("accountingstorageenforce") - {"none"}:
-        # What runs, runs on.
+        # Running jobs continue.
         what = f"AccountingStorageEnforce becomes {','.join(sorted(enforced))}, and who has no account is not let in"
         yield what, lambda job: not job.holds and not job.account
     for key in (*STATE, *RUNNING):
-        # What one of the two leaves to Slurm's default is not compared: a line that spells the default changes nothing.
+        # A setting that one side leaves to Slurm's default is not compared: writing the default explicitly changes
+        # nothing.
         if key in old.settings and key in new.settings and old.value(key) != new.value(key):
             what = f"{old.names[key]} {old.value(key)} becomes {new.value(key)}"
             if key in STATE:
@@ -155,7 +158,7 @@ def _settings(old: Configuration, new: Configuration) -> Iterator[tuple[str, Tak
 
 
 def has_less_room(old: Configuration, new: Configuration) -> bool:
-    """Whether slurmctld may know fewer jobs than it might."""
+    """Tell if slurmctld may keep fewer jobs than before."""
     return _room(new) < _room(old)
 
 
@@ -164,16 +167,16 @@ def _room(configuration: Configuration) -> int:
 
 
 def _numbers(configuration: Configuration) -> int:
-    """slurmctld knows no more jobs than it has numbers for, whatever MaxJobCount says."""
+    """Return the number of job ids: slurmctld knows no more jobs than that, whatever MaxJobCount is."""
     return configuration.number("maxjobid", LAST_JOB) - configuration.number("firstjobid", FIRST_JOB) + 1
 
 
 def _forgotten(old: Configuration, new: Configuration, known: int | None) -> Iterator[Loss]:
-    """slurmctld reads its jobs anew up to this number, and leaves the others away: nobody hears of them again."""
+    """Yield the loss if the limit shrinks: slurmctld reloads jobs up to the limit and silently drops the rest."""
     if not has_less_room(old, new):
         return
-    why = " (the numbers from FirstJobId to MaxJobId)" if _room(new) == _numbers(new) else ""
-    what = f"MaxJobCount {_room(old)} becomes {_room(new)}{why}"
+    cause = " (the numbers from FirstJobId to MaxJobId)" if _room(new) == _numbers(new) else ""
+    what = f"MaxJobCount {_room(old)} becomes {_room(new)}{cause}"
     if known is None:
         yield Loss(what, None)
     elif known >= _room(new):
@@ -181,7 +184,7 @@ def _forgotten(old: Configuration, new: Configuration, known: int | None) -> Ite
 
 
 def _shut_out(name: str, old: Line, new: Line) -> Iterator[tuple[str, Takes]]:
-    """Waiting jobs that could never start: their account or QOS is let in no more. What runs, runs on."""
+    """Yield waiting jobs that could never start because their account or QOS loses access. Running jobs continue."""
 
     def waits_in_vain(kind: str, listed: frozenset[str], *, inside: bool) -> Takes:
         return lambda job: not job.holds and job.partitions == {name} and (getattr(job, kind) in listed) is inside
@@ -196,7 +199,7 @@ def _shut_out(name: str, old: Line, new: Line) -> Iterator[tuple[str, Takes]]:
 
 
 def changes(old: Configuration, new: Configuration) -> Iterator[str]:
-    """One line for each thing that differs, values and all: for who may read the files."""
+    """Yield one line per difference, with values: for people who may read the files."""
     yield from _differing("", old.settings, new.settings, {**new.names, **old.names})
     for kind, before, after in (("partition", old.partitions, new.partitions), ("node", old.nodes, new.nodes)):
         for name in sorted(before.keys() | after.keys()):
@@ -219,23 +222,23 @@ def _how(old: Mapping[str, bytes], new: Mapping[str, bytes], name: str) -> str:
 
 
 def _anew(old: Configuration, new: Configuration) -> Iterator[str]:
-    for key, who in ANEW.items():
+    for key, pods in ANEW.items():
         if old.value(key) != new.value(key):
-            yield f"{(old.names | new.names)[key]}: {who}"  # type: ignore[operator]
+            yield f"{(old.names | new.names)[key]}: {pods}"  # type: ignore[operator]
 
 
 def hidden_lists(state: bytes, partitions: Mapping[str, Line], shown: Sequence[frozenset[str]]) -> tuple[str, ...]:
-    """Lists of partitions in slurmctld's saved jobs that no job of `shown` has: of a running one it tells just the one.
+    """Return partition lists in slurmctld's saved jobs that no job of `shown` has; for a running job it shows only one.
 
-    The state, a few seconds old, is not decoded: a list is a text that ends with a zero, and nothing else in it looks
-    like one.
+    The state, a few seconds old, is not decoded: a list is a text that ends with a zero byte, and nothing else in the
+    state looks like one.
     """
-    found = set()
+    lists = set()
     for text in LISTED.findall(state):
         first, *rest = text.decode().lstrip(",").split(",")
-        # The byte before the text is its length, and may be a letter.
+        # The byte before the text is its length, and may look like a letter.
         name = next((name for name in (first, first[1:]) if name in partitions), "")
         names = {name, *rest}
         if len(names) > 1 and names <= partitions.keys() and names not in shown:
-            found.add(",".join(sorted(names)))  # slurmctld puts the one that the job got first
-    return tuple(sorted(found))
+            lists.add(",".join(sorted(names)))  # slurmctld puts the partition in use first
+    return tuple(sorted(lists))

@@ -1,4 +1,4 @@
-"""Slurm's own clients, run with deadlines and judged by what they say. For short children: never in PID 1."""
+"""Slurm's own clients, run with deadlines; their output is classified. For short children, never in PID 1."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ KEY_REJECTED = ("Protocol authentication error", "Invalid authentication credent
 NOT_REACHED = ("Unable to contact slurm controller", "Connection refused", "connect failure", "timed out")
 FETCHED = "/run/slurm/conf/slurm.conf"
 AT_ONCE = 8
-REQUEUES = 0.75  # of the time for giving back jobs; the rest is for those that can only be cancelled
-OVER = ("CG", "SO")  # a job's program has ended, and what comes after it has not
-# slurmctld's words for a job that said --no-requeue, and for one of srun and salloc.
+REQUEUES = 0.75  # share of the time for requeues; the rest is for jobs that can only be cancelled
+OVER = ("CG", "SO")  # the job's program has ended, its cleanup has not
+# slurmctld's refusals for a job with --no-requeue, and for one of srun or salloc.
 NEVER = ("Requested operation is presently disabled", "Only batch jobs are accepted or processed")
 
 
 class SlurmError(InitError):
-    """A client of Slurm failed, in words that tell the key, the network and the request apart."""
+    """A failed client of Slurm; the message distinguishes the key, the network and the request."""
 
-    said = ""  # all that it has printed
-    late = False  # and it was not done
+    said = ""  # everything that it printed
+    late = False  # it timed out
 
 
 def environment(controller: str) -> dict[str, str]:
-    """Until slurmd or sackd has fetched the configuration, the clients ask the controller for it."""
+    """Return a client's environment; the controller provides the configuration until slurmd or sackd has fetched it."""
     env = {"PATH": "/usr/bin:/usr/sbin:/bin:/sbin", "LC_ALL": "C.UTF-8"}
     if not (os.path.exists("/etc/slurm/slurm.conf") or os.path.exists(FETCHED)):  # noqa: PTH110 (pathlib costs 8 ms)
         env["SLURM_CONF_SERVER"] = controller
@@ -41,13 +41,16 @@ def environment(controller: str) -> dict[str, str]:
 
 
 def run(argv: Sequence[str], controller: str, *, within: float = 10.0) -> str:
-    """The client's output; SlurmError otherwise. `within` bounds clients that retry a dead controller for minutes."""
+    """Return the client's output, or raise SlurmError.
+
+    `within` bounds clients that retry a dead controller for minutes.
+    """
     try:
         done = ran(argv, within=within, env=environment(controller))
     except subprocess.TimeoutExpired as error:
         late = SlurmError("ask slurmctld", f"no answer from {controller} within {round(within, 1):g} s")
         late.late = True
-        # It may have had some of its answers, and been in the middle of a line.
+        # It may have been cut in the middle of a line.
         late.said = "".join(_text(error.stderr).rpartition("\n")[:2])
         raise late from None
     except OSError as error:
@@ -66,13 +69,13 @@ def _text(said: bytes | str | None) -> str:
 
 
 def rejected(text: str) -> bool:
-    """slurmctld has answered, and refuses who asks."""
+    """Tell if slurmctld answered and refused the credential."""
     return "Munge encode failed" not in text and any(words in text for words in KEY_REJECTED)
 
 
 def _causes(controller: str) -> tuple[str, str]:
-    """That the two clocks are too far apart, and that the two releases are, where they are."""
-    from init.pod import protocol  # a boot that goes well does without
+    """Return the explanations, if any: clocks too far apart, and releases that do not understand each other."""
+    from init.pod import protocol  # imported late: a successful boot does not need them
     from init.slurm import clock
 
     ahead = clock.ahead_of(controller)
@@ -81,12 +84,12 @@ def _causes(controller: str) -> tuple[str, str]:
 
 
 def judge(text: str, controller: str, clocks: str = "", releases: str = "") -> str:
-    """What a client's complaint means; `clocks`, `releases`: what is wrong with them, where that is known."""
+    """Explain a client's error message; `clocks` and `releases` are known causes."""
     if "Munge encode failed" in text:
         return "this pod's munged does not answer"
     if rejected(text):
         if releases:
-            return releases  # it has not looked at the credential
+            return releases  # the controller has not read the credential
         refused = f"munge credential refused by {controller}: {clocks}"
         return refused if clocks else f"munge key rejected by {controller}"
     if "Name or service not known" in text or "getaddrinfo() failed" in text:
@@ -98,12 +101,12 @@ def judge(text: str, controller: str, clocks: str = "", releases: str = "") -> s
 
 
 def unknown(error: SlurmError) -> bool:
-    """slurmctld has no node of that name."""
+    """Tell if slurmctld knows no node of that name."""
     return "not found" in error.why or "Invalid node name" in error.why
 
 
 def node(name: str, controller: str, *, within: float = 10.0) -> Node | None:
-    """The node, or None where slurmctld knows none of that name."""
+    """Return the node; None if slurmctld does not know it."""
     try:
         text = run([SCONTROL, "--oneliner", "show", "node", name], controller, within=within)
     except SlurmError as error:
@@ -115,7 +118,7 @@ def node(name: str, controller: str, *, within: float = 10.0) -> Node | None:
 
 
 def nodes(names: Sequence[str], controller: str) -> list[Node]:
-    """Those of that name that slurmctld knows, by one call."""
+    """Return the known nodes among the names, with one call."""
     if not names:
         return []
     text = run([SCONTROL, "--oneliner", "show", "node", ",".join(names)], controller)
@@ -127,21 +130,24 @@ def update(name: str, changes: Sequence[str], controller: str, *, within: float 
 
 
 def jobs(name: str, controller: str, *, within: float = 10.0) -> dict[str, str]:
-    """The jobs that hold the node, and in which state each is. Of an array each member by itself: the number alone of
-    one of them is the whole array's, on other nodes too. Of a heterogeneous job the first part: it speaks for all."""
+    """Return the jobs on the node with their states.
+
+    Array tasks are listed one by one: a task's bare number means the whole array, on other nodes too. Of a
+    heterogeneous job the first component is listed, which represents the whole job.
+    """
     states = "R,CG,S,CF,SI,SO"
-    asked = [SQUEUE, "--noheader", "--nodelist", name, "--states", states, "--format", "%i %t"]
-    text = run(asked, controller, within=within)
-    found: dict[str, str] = {}
+    command = [SQUEUE, "--noheader", "--nodelist", name, "--states", states, "--format", "%i %t"]
+    text = run(command, controller, within=within)
+    states_by_job: dict[str, str] = {}
     for shown, state in sorted((line.split() for line in text.splitlines()), key=lambda words: (len(words[0]), words)):
         job = shown.partition("+")[0]
-        if found.get(job, OVER[0]) in OVER:
-            found[job] = state
-    return found
+        if states_by_job.get(job, OVER[0]) in OVER:
+            states_by_job[job] = state
+    return states_by_job
 
 
 def delete(name: str, controller: str) -> None:
-    """The record of a dynamic node; slurmctld refuses while it has jobs or stands in a reservation."""
+    """Delete a dynamic node's record; slurmctld refuses while it has jobs or is in a reservation."""
     try:
         run([SCONTROL, "delete", f"nodename={name}"], controller)
     except SlurmError as error:
@@ -150,16 +156,19 @@ def delete(name: str, controller: str) -> None:
 
 
 def free(jobs: Mapping[str, str], controller: str, log: Callable[[str], object], *, within: float = 10.0) -> None:
-    """Requeued, or cancelled where a job may not be. By a few clients at once, each with its part of them: a node of
-    many small jobs has but seconds for them all, and what is asked second has what the first has left."""
-    from concurrent.futures import ThreadPoolExecutor  # mostly there is no job left
+    """Requeue the jobs, or cancel those that cannot be requeued.
+
+    A few clients work in parallel, each on a share: a node with many small jobs has only seconds for all of them, and a
+    later request gets the time that earlier ones leave.
+    """
+    from concurrent.futures import ThreadPoolExecutor  # imported late: usually no job is left
 
     until = time.monotonic() + within
     left = [job for job in jobs if jobs[job] not in OVER]
     parts = [left[start::AT_ONCE] for start in range(min(AT_ONCE, len(left)))]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for said in pool.map(lambda part: _free(part, controller, until), parts):
-            for text in said:
+        for lines in pool.map(lambda part: _free(part, controller, until), parts):
+            for text in lines:
                 log(text)
 
 
@@ -167,33 +176,33 @@ def _free(jobs: Sequence[str], controller: str, until: float) -> list[str]:
     refused: dict[str, str] = {}
     silent = ""
     try:
-        # Incomplete: one that has ended since it was looked at is let alone. slurmctld would take the word for one that
-        # waits for its epilog, and it would run once more.
+        # "incomplete" spares a job that has ended meanwhile: otherwise slurmctld would run a job again that only waits
+        # for its epilog.
         left = max(0.0, until - time.monotonic())
         run([SCONTROL, "requeue", "incomplete", ",".join(jobs)], controller, within=left * REQUEUES)
     except SlurmError as error:
-        refused = {job: why for job in jobs if (why := _refusal(job, error.said))}
+        refused = {job: reason for job in jobs if (reason := _refusal(job, error.said))}
         silent = error.why if error.late or not refused else ""
     reasons = {job: judge(refused[job], controller) if job in refused else silent for job in jobs}
-    said = [f"job {job} is not requeued: {reasons[job]}" if reasons[job] else f"requeued job {job}" for job in jobs]
+    lines = [f"job {job} is not requeued: {reasons[job]}" if reasons[job] else f"requeued job {job}" for job in jobs]
     if never := [job for job in jobs if refused.get(job, "").startswith(NEVER)]:
         try:
             run([SCANCEL, *never], controller, within=max(0.0, until - time.monotonic()))
-            said += [f"cancelled job {job}" for job in never]
+            lines += [f"cancelled job {job}" for job in never]
         except SlurmError as error:
-            said.append(f"not cancelled: {' '.join(never)}: {error.why}")
-    return said
+            lines.append(f"not cancelled: {' '.join(never)}: {error.why}")
+    return lines
 
 
-def _refusal(job: str, said: str) -> str:
-    """scontrol goes on with the next one, and names each that was not taken."""
-    for line in said.splitlines():
-        for why, named in (line.rpartition(" for job ")[::2], line.partition(": ")[::-2]):
+def _refusal(job: str, output: str) -> str:
+    """Find a job's refusal in the output: scontrol continues after an error, and names each failed job."""
+    for line in output.splitlines():
+        for reason, named in (line.rpartition(" for job ")[::2], line.partition(": ")[::-2]):
             if named == job:
-                return why
+                return reason
     return ""
 
 
 def address(env: Mapping[str, str]) -> str:
-    """host:port of slurmctld from the pod's environment."""
+    """Return slurmctld's host:port from the pod's environment."""
     return joined(*host_and_port(env.get("MINIVM_CONTROLLER") or CONTROLLER))

@@ -1,8 +1,8 @@
-"""How far this node's clock is ahead of the controller's: asked when slurmctld refuses a credential, to tell why.
+"""Clock difference to the controller, measured when slurmctld refuses a credential, to explain the refusal.
 
-munge refuses what seems older than five minutes, or from the future, and slurmctld then answers with the same words as
-for a wrong key. The controller's own init tells the time with every HTTP answer, without a key. Where nobody answers
-there, nothing is known, and nothing is claimed.
+munge refuses credentials older than five minutes, or from the future, and slurmctld then answers as for a wrong key.
+The controller's init sends the time with every HTTP answer, without a key. If it does not answer, nothing is known, and
+nothing is claimed.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ import time
 
 from init.pod.addresses import host_and_port
 
-HTTP_PORT = 8650  # the controller's MINIVM_HTTP in every chart of ours
-LIFE = 300.0  # of a munge credential, and of one from the future, in seconds
+HTTP_PORT = 8650  # the controller's MINIVM_HTTP in our chart
+LIFE = 300.0  # lifetime of a munge credential, also into the future, in seconds
 PATIENCE = 1.0
-ROUNDING = 2.0  # `Date` has whole seconds, and the way there takes some
+ROUNDING = 2.0  # `Date` has whole seconds, and the answer takes time
 STAMP = "%a, %d %b %Y %H:%M:%S GMT"
 
 
 def explain(ahead: float) -> str:
-    """The reason when the clocks are too far apart for munge, or nothing."""
+    """Return the reason if the clocks are too far apart for munge, else ""."""
     if abs(ahead) < LIFE - ROUNDING:
         return ""
     return f"this node's clock is {abs(ahead):,.0f} s {'ahead of' if ahead > 0 else 'behind'} the controller's"
 
 
 def date_of(answer: bytes) -> float | None:
-    """The `Date` of an HTTP answer, as seconds since the epoch."""
+    """Return the `Date` of an HTTP answer, in seconds since the epoch."""
     for line in answer.partition(b"\r\n\r\n")[0].split(b"\r\n"):
         name, _, value = line.partition(b":")
         if name.strip().lower() == b"date":
@@ -40,7 +40,7 @@ def date_of(answer: bytes) -> float | None:
 
 
 def ahead_of(controller: str, port: int = HTTP_PORT) -> float | None:
-    """Seconds that our clock is ahead of the controller's; None where its init cannot be asked."""
+    """Return by how many seconds our clock is ahead of the controller's; None if its init does not answer."""
     host, _ = host_and_port(controller)
     answer = b""
     try:
@@ -51,5 +51,5 @@ def ahead_of(controller: str, port: int = HTTP_PORT) -> float | None:
     except OSError:
         if not answer:
             return None
-    theirs = date_of(answer)
-    return None if theirs is None else time.time() - theirs
+    controller_time = date_of(answer)
+    return None if controller_time is None else time.time() - controller_time

@@ -1,4 +1,4 @@
-"""What a slurm.conf says, as far as a change of it can end jobs: settings, partitions, nodes. Pure."""
+"""Parse slurm.conf as far as a change can end jobs: settings, partitions, nodes. Pure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from init.fields import number as decimal
 from init.records import record
 
 MAIN = "slurm.conf"
-# Lines of their own; every other line is settings.
+# Keys that start a record; every other line has settings.
 RECORDS = ("partitionname", "nodename", "nodeset", "downnodes", "frontendname", "slurmsiteconf")
-# Settings that are lists when they are given more than once.
+# Settings that form a list when repeated.
 MANY = ("slurmctldhost", "prolog", "epilog", "prologslurmctld", "epilogslurmctld", "include")
-DEPTH = 8  # of files that include files
-LARGEST = 1 << 16  # of a range of nodes: Slurm itself takes no more
+DEPTH = 8  # for files that include files
+LARGEST = 1 << 16  # for a range of nodes: Slurm's own limit
 
 UNLIMITED = (1 << 32) - 1
 
@@ -29,29 +29,29 @@ Line = Mapping[str, str]  # of a partition or a node: lower-case key -> value
 @record(frozen=True, slots=True)
 class Configuration:
     settings: Mapping[str, str]  # lower-case key -> value
-    names: Mapping[str, str]  # lower-case key -> as it was written
+    names: Mapping[str, str]  # lower-case key -> original spelling
     partitions: Mapping[str, Line]
-    nodes: Mapping[str, Line]  # those that the file lists; dynamic ones it does not
+    nodes: Mapping[str, Line]  # listed nodes; dynamic ones are not in the file
 
     def value(self, key: str) -> str:
         return self.settings.get(key, "")
 
     def number(self, key: str, default: int) -> int:
-        return default if (found := number(self.value(key))) is None else found
+        return default if (parsed := number(self.value(key))) is None else parsed
 
     def words(self, key: str) -> frozenset[str]:
         return words(self.value(key))
 
 
 def number(value: str) -> int | None:
-    """As Slurm reads one: 100, 0x64, 0144, 1k for 1024, UNLIMITED."""
+    """Parse a number as Slurm does: 100, 0x64, 0144, 1k for 1024, UNLIMITED."""
     if value.strip().upper() in ("UNLIMITED", "INFINITE"):
         return UNLIMITED
-    found = _NUMBER.fullmatch(value.strip())
-    if found is None:
+    match = _NUMBER.fullmatch(value.strip())
+    if match is None:
         return None
-    base, digits = next((base, text) for base, text in zip((16, 8, 10), found.groups(), strict=False) if text)
-    return int(digits, base) * (1024 if found[4] else 1)
+    base, digits = next((base, text) for base, text in zip((16, 8, 10), match.groups(), strict=False) if text)
+    return int(digits, base) * (1024 if match[4] else 1)
 
 
 def words(value: str) -> frozenset[str]:
@@ -59,14 +59,16 @@ def words(value: str) -> frozenset[str]:
 
 
 def setting(conf: str, name: str) -> str:
-    """One setting of slurm.conf or slurmdbd.conf, for who needs no more: the last line of that name, as Slurm's parser
-    reads it. `\\#` is no comment, quotes hold blanks."""
-    found = ""
+    r"""Return one setting of slurm.conf or slurmdbd.conf: the last line of that name, parsed like Slurm.
+
+    `\\#` is no comment, and quotes contain blanks.
+    """
+    last = ""
     for line in conf.splitlines():
         key, equals, value = _without_comment(line).partition("=")
         if equals and key.strip().lower() == name.lower():
-            found = re.sub(r"\\([\\#])", r"\1", value.strip().strip('"'))
-    return found
+            last = re.sub(r"\\([\\#])", r"\1", value.strip().strip('"'))
+    return last
 
 
 def _without_comment(line: str) -> str:
@@ -74,7 +76,7 @@ def _without_comment(line: str) -> str:
 
 
 def read(files: Mapping[str, bytes]) -> Configuration:
-    """slurm.conf with the files that it includes from beside it."""
+    """Parse slurm.conf with the files beside it that it includes."""
     settings: dict[str, str] = {}
     names: dict[str, str] = {}
     partitions: dict[str, dict[str, str]] = {}
@@ -91,23 +93,23 @@ def read(files: Mapping[str, bytes]) -> Configuration:
                 names[key] = written
                 settings[key] = f"{settings[key]},{value}" if key in MANY and key in settings else value
             continue
-        found = {key.lower(): value for key, value in pairs[1:]}
+        fields = {key.lower(): value for key, value in pairs[1:]}
         if kind not in defaults:
             continue
         if name.upper() == "DEFAULT":
-            defaults[kind].update(found)
+            defaults[kind].update(fields)
             continue
-        there = partitions if kind == "partitionname" else nodes
-        for one in [name] if kind == "partitionname" else expanded(name):
-            there[one] = {**defaults[kind], **there.get(one, {}), **found}
+        records = partitions if kind == "partitionname" else nodes
+        for record_name in [name] if kind == "partitionname" else expanded(name):
+            records[record_name] = {**defaults[kind], **records.get(record_name, {}), **fields}
     return Configuration(settings, names, partitions, nodes)
 
 
 def _lines(files: Mapping[str, bytes], name: str, depth: int = DEPTH) -> Iterator[str]:
-    """Whole lines without comments, those of included files in their place."""
+    """Yield whole lines without comments, included files in their place."""
     line = ""
     for written in files.get(name, b"").decode(errors="replace").split("\n"):
-        # A comment ends with its own line, whatever it ends with; a line that goes on goes on without a blank.
+        # A comment ends with its own line, even after a backslash; a continued line is joined without a blank.
         line += _without_comment(written).rstrip()
         if (len(line) - len(line.rstrip("\\"))) % 2:
             line = line[:-1]
@@ -124,16 +126,16 @@ def _lines(files: Mapping[str, bytes], name: str, depth: int = DEPTH) -> Iterato
 
 
 def expanded(hosts: str) -> list[str]:
-    """w[1-3,07],x -> w1 w2 w3 w07 x"""
-    found: list[str] = []
+    """Expand a host list: w[1-3,07],x -> w1 w2 w3 w07 x."""
+    hosts_: list[str] = []
     for part in _split(hosts):
         names = list(islice(_expanded(part), LARGEST + 2))
-        found += names if len(names) <= LARGEST + 1 else [part]  # ranges within ranges multiply
-    return found
+        hosts_ += names if len(names) <= LARGEST + 1 else [part]  # nested ranges multiply
+    return hosts_
 
 
 def _split(hosts: str) -> list[str]:
-    """At the commas that are in no bracket."""
+    """Split at commas outside of brackets."""
     return [part for part in re.split(r",(?![^\[]*\])", hosts.strip()) if part]
 
 
@@ -147,8 +149,8 @@ def _expanded(part: str) -> Iterator[str]:
         first, _, last = piece.partition("-")
         low, high = decimal(first), decimal(last or first)
         if low is None or high is None or high - low > LARGEST:
-            yield part  # not a range that anybody knows: taken as it stands
+            yield part  # an unknown kind of range: kept unchanged
             return
-        for one in range(low, high + 1):
+        for index in range(low, high + 1):
             for rest in _expanded(after):
-                yield f"{before}{one:0{len(first)}d}{rest}"
+                yield f"{before}{index:0{len(first)}d}{rest}"

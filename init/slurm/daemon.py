@@ -1,6 +1,6 @@
-"""slurmctld, as one who changes its configuration deals with it: asked, told to read anew, killed when it hangs.
+"""slurmctld for helpers that change its configuration: query it, let it reload, kill it when it hangs.
 
-For helpers, which may wait: never in PID 1.
+The helpers may wait: never in PID 1.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PROC = Path("/proc")
 PROGRAM = Path("/usr/sbin/slurmctld")
 SERVICE = "slurmctld"
 DOWN = ("failed", "backoff", "stopped")
-READ_WITHIN = 60.0  # for a client that reads a candidate, and then asks whichever controller that names
+READ_WITHIN = 60.0  # for a client that reads a candidate and then contacts the controller that it names
 APPLY_WITHIN = 120.0  # for a reconfigure: names that do not resolve cost ten seconds each
 ALIVE_WITHIN = 12.0  # one that has not answered by then hangs
 ONE_PING = 4.0
@@ -37,9 +37,9 @@ PAUSE = 0.2
 
 class Outcome(Enum):
     LIVE = "live"
-    REFUSED = "refused"  # it has said no
-    SILENT = "silent"  # it has said nothing
-    UNKNOWN = "unknown"  # nobody could be asked what it costs
+    REFUSED = "refused"  # it refused
+    SILENT = "silent"  # it did not answer
+    UNKNOWN = "unknown"  # the cost of the change is unknown
 
 
 class Answer(NamedTuple):
@@ -52,19 +52,19 @@ class Slurmctld:
         self.control = control
 
     def objects_to(self, configuration: Path) -> str:
-        """What one of Slurm's clients has against a slurm.conf and its neighbours, or nothing.
+        """Return a Slurm client's errors about a slurm.conf and its neighbours, or "".
 
-        It tells unknown keys, bad values, missing plugins. slurmctld itself cannot be asked to test a file (24.11).
+        A client reports unknown keys, bad values, missing plugins. slurmctld itself cannot test a file (24.11).
         """
         env = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "SLURM_CONF": str(configuration)}
         try:
             done = _scontrol("ping", within=READ_WITHIN, env=env)
         except subprocess.TimeoutExpired:
-            return ""  # it was read, and the controller it names does not answer: slurmctld will tell
+            return ""  # the file was read, and the controller that it names does not answer: slurmctld will tell
         return objection(done.stderr, str(configuration.parent))
 
     def jobs(self) -> list[Job] | None:
-        """Those that wait or run, however hidden their partition; None when it could not be asked."""
+        """Return the waiting and running jobs, hidden partitions included; None if slurmctld does not answer."""
         try:
             done = ran(SHOW_JOBS, within=READ_WITHIN, env=ENVIRONMENT)
         except (OSError, subprocess.TimeoutExpired):
@@ -72,15 +72,15 @@ class Slurmctld:
         return list(jobs(done.stdout)) if done.returncode == 0 else None
 
     def known_jobs(self) -> int | None:
-        """Those that have ended too, as long as slurmctld knows them, and each of an array; None as above."""
+        """Count the jobs that slurmctld knows, including ended ones and each array task; None as above."""
         try:
             done = ran(COUNT_JOBS, within=READ_WITHIN, env=ENVIRONMENT)
         except (OSError, subprocess.TimeoutExpired):
             return None
         return count(done.stdout) if done.returncode == 0 else None
 
-    def read_anew(self) -> Answer:
-        """Have it run with the installed configuration: reconfigured, or started where a bad file had kept it down."""
+    def reload(self) -> Answer:
+        """Let it run with the installed configuration: reconfigure it, or start it if a bad file had kept it down."""
         with Client(self.control, within=APPLY_WITHIN) as client:
             view = _steady(client)
             if view is None:
@@ -99,7 +99,7 @@ class Slurmctld:
         return Answer(Outcome.REFUSED, self._complaint(logged, done.stderr))
 
     def _start(self, client: Client, before: ServiceView, logged: list[str]) -> Answer:
-        """It says READY before it has read all of its configuration, and may die of the rest: it has to answer."""
+        """Start it and wait for an answer: it sends READY before it has read its whole file, and may still die."""
         client.request("start", service=SERVICE, wait=True)
 
         def outcome() -> bool | None:
@@ -115,7 +115,7 @@ class Slurmctld:
             return complaint(new_lines(logged, helper.last_lines(client, SERVICE)), stderr)
 
     def does_not_start(self) -> str:
-        """Why it does not run with the configuration that it has; nothing while it runs or may still come."""
+        """Return why it does not run with its configuration; "" while it runs or may still come up."""
         with Client(self.control) as client:
             view = helper.service(client, SERVICE)
             if view is None or view.ready or not view.failures or view.state == "stopped":
@@ -123,10 +123,10 @@ class Slurmctld:
             return complaint(helper.last_lines(client, SERVICE), "")
 
     def revive(self) -> bool:
-        """It answers again: at once, or started, or, where it hung, killed and started. True when it was killed.
+        """Make it answer again: wait, start it, or kill it if it hangs and start it. True if it was killed.
 
-        After a refused reconfigure 24.11 sometimes hangs for ever, and any that is to read anew does while its database
-        does not answer. It has saved its state before, and jobs run on without it.
+        After a refused reconfigure 24.11 sometimes hangs for ever, and every release does while its database does not
+        answer a reload. It has saved its state before, and jobs continue without it.
         """
         with Client(self.control, within=APPLY_WITHIN) as client:
             view = helper.service(client, SERVICE)
@@ -141,7 +141,7 @@ class Slurmctld:
         return True
 
     def answers(self) -> bool:
-        """Refused at once, it may be starting."""
+        """Wait for an answer; a refused connection may mean that it is starting."""
         return bool(_once(lambda: _pings() or None, ALIVE_WITHIN))
 
     def _wait_for_another(self, pid: int) -> None:
@@ -154,7 +154,7 @@ class Slurmctld:
 
 
 def kill_others_of_its_session(pid: int) -> None:
-    """To read anew it begins another slurmctld, which has its ports: left alone, it keeps them from the next one."""
+    """Kill the other slurmctld that a reload starts: it holds the ports, and would keep them from the next one."""
     with suppress(OSError):
         session = os.getsid(pid)
         for other in (int(entry.name) for entry in PROC.iterdir() if entry.name.isdecimal()):
@@ -168,7 +168,7 @@ def _name(pid: int) -> str:
 
 
 def _steady(client: Client) -> ServiceView | None:
-    """Once it is neither starting nor stopping: one that has not begun to listen gives no answer to judge by."""
+    """Wait until it is neither starting nor stopping: before it listens, its answer means nothing."""
 
     def steady() -> bool | None:
         view = helper.service(client, SERVICE)
@@ -179,11 +179,11 @@ def _steady(client: Client) -> ServiceView | None:
 
 
 def _once(look: Callable[[], bool | None], within: float) -> bool | None:
-    """What a look says once it says anything; None where it has not in that time."""
+    """Repeat a look until it returns something; None if it does not in time."""
     end = time.monotonic() + within
-    while (found := look()) is None and time.monotonic() < end:
+    while (result := look()) is None and time.monotonic() < end:
         time.sleep(PAUSE)
-    return found
+    return result
 
 
 def _pings() -> bool:

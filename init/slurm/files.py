@@ -1,4 +1,4 @@
-"""The controller's slurm.conf and its neighbours: as they are mounted, and as they are installed for slurmctld."""
+"""The controller's slurm.conf and its neighbours, as mounted and as installed for slurmctld."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from init.pod.pod import MOUNTS, Pod, user, write
 MOUNT = f"{MOUNTS}/config/slurm"
 TARGET = "/etc/slurm"
 SUFFIXES = (".conf", ".lua", ".yaml")
-# Files that hold a password: only slurmdbd may read them.
+# Files with a password: only slurmdbd may read them.
 PRIVATE = ("slurmdbd.conf",)
 MAIN = "slurm.conf"
 CANDIDATE = Path("/run/minivm/slurm-candidate")
@@ -20,15 +20,15 @@ BEFORE = "/run/minivm/slurm-before.json"
 
 
 class SlurmFiles:
-    """Name and content; a file that is mounted no more stays as it is, since slurm.conf may not name it."""
+    """Configuration files by name. A file that is no longer mounted stays installed; slurm.conf may not name it."""
 
     def __init__(self, pod: Pod) -> None:
         self.mounted = pod.path(MOUNT)
         self.target = pod.path(TARGET)
-        self.before = pod.path(BEFORE)  # what a try began with: whoever was cut in the middle of one puts it back
+        self.before = pod.path(BEFORE)  # files before an attempt; an interrupted attempt is undone from it
 
     def wanted(self) -> dict[str, bytes] | None:
-        """The mounted files; None where there are none, or in the middle of a swap: its end is told too."""
+        """Return the mounted files; None without any, or during a swap, whose end triggers another event."""
         try:
             files = read(self.mounted)
         except OSError:
@@ -43,7 +43,7 @@ class SlurmFiles:
         return all(installed.get(name) == data for name, data in files.items())
 
     def candidate(self, files: Mapping[str, bytes], directory: Path = CANDIDATE) -> Path:
-        """The installed files with these in their place, elsewhere, for a client that tries them."""
+        """Write the installed files, overridden by these, elsewhere, for a client that tests them."""
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True, mode=0o755)
         for name, data in {**self.installed(), **files}.items():
@@ -52,7 +52,7 @@ class SlurmFiles:
         return directory / MAIN
 
     def install(self, files: Mapping[str, bytes]) -> None:
-        """For a try: until they are `taken` they can be put back, also after a crash."""
+        """Install the files for an attempt: until `taken`, `put_back` restores the old ones, also after a crash."""
         before = self.installed()
         kept = {name: data.decode("utf-8", "surrogateescape") for name, data in before.items()}
         text = json.dumps({"files": kept, "added": sorted(set(files) - set(before))})
@@ -64,13 +64,13 @@ class SlurmFiles:
         self.before.unlink(missing_ok=True)
 
     def put_back(self) -> None:
-        """What was there before a try that was not taken; nothing where there is none."""
+        """Restore the files of before an attempt that was not taken; do nothing without one."""
         try:
-            found = json.loads(self.before.read_text())
+            saved = json.loads(self.before.read_text())
         except FileNotFoundError:
             return
-        self.put({name: text.encode("utf-8", "surrogateescape") for name, text in found["files"].items()})
-        for name in found["added"]:
+        self.put({name: text.encode("utf-8", "surrogateescape") for name, text in saved["files"].items()})
+        for name in saved["added"]:
             (self.target / name).unlink(missing_ok=True)
         self.taken()
 
@@ -82,23 +82,23 @@ class SlurmFiles:
 
 
 def read(directory: Path) -> dict[str, bytes]:
-    """The configuration files of a directory as they are now, whole."""
+    """Return the configuration files of a directory."""
     return {path.name: path.read_bytes() for path in mounted_files(directory)}
 
 
 def mounted_files(directory: Path) -> list[Path]:
-    """Configuration and its scripts. Kubernetes' own `..data` beside them starts with a dot."""
-    found = directory.glob("[!.]*") if directory.is_dir() else ()
-    return sorted(path for path in found if is_configuration(path.name) and path.is_file())
+    """List configuration and its scripts, without dot files such as Kubernetes' `..data`."""
+    paths = directory.glob("[!.]*") if directory.is_dir() else ()
+    return sorted(path for path in paths if is_configuration(path.name) and path.is_file())
 
 
 def is_configuration(name: str) -> bool:
-    """And not what the chart tells others beside it, as pools.json."""
+    """Tell if Slurm reads the file; others, such as pools.json, are for minivm."""
     return Path(name).suffix in SUFFIXES
 
 
 def of_config_map(text: str) -> dict[str, bytes]:
-    """What read() would find where this ConfigMap is mounted: the hash is of these, whichever way they come."""
+    """Return what read() would return for this ConfigMap once mounted, so that the hash is the same."""
     from init.dropins.merge import config_map
 
     return {name: data for name, data in config_map(text, MAIN).items() if is_configuration(name)}

@@ -1,6 +1,6 @@
-"""Tells slurmctld, before slurmd starts, that this pod is new: jobs of the last one are requeued, its address goes.
+"""Tell slurmctld before slurmd's start that this pod is new: the old jobs are requeued, the old address is dropped.
 
-Only ever run once per boot of the pod: after a restart of slurmd alone the jobs are alive, and this would kill them.
+Runs once per boot of the pod only: after a restart of slurmd alone the jobs are alive, and this would kill them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from init.slurm.node import Node
 
 SLURMD = "/usr/sbin/slurmd"
-BORN = "MINIVM_SLURMD_BORN"  # further words of slurmd's --conf
+BORN = "MINIVM_SLURMD_BORN"  # further arguments of slurmd's --conf
 
 
 def main() -> int:
@@ -44,7 +44,7 @@ def renew(node: Node, controller: str) -> list[str]:
     differs = changed(node, controller) if node.dynamic else ""
     todo = fresh(node, os.environ.get("MINIVM_POD_IP", ""), differs=bool(differs))
     if not todo.born:
-        forget_birth()  # of an earlier try, before somebody lifted the drain
+        forget_birth()  # from an earlier try, before a person lifted the drain
     if todo.free:
         client.free(client.jobs(node.name, controller), controller, done.append)
     for changes in todo.updates:
@@ -58,13 +58,13 @@ def renew(node: Node, controller: str) -> list[str]:
 
 
 def changed(node: Node, controller: str) -> str:
-    """What this pod offers and the record does not say."""
+    """Return the first difference between this pod's resources and its record."""
     hardware = client.run([SLURMD, "-C"], controller).partition("\n")[0]
     return difference(dict(node.shown), offered(os.environ.get("MINIVM_SLURMD_CONF", ""), hardware))
 
 
 def publish(born: str) -> None:
-    """For slurmd's start, before the record goes: one that is cut between the two begins again with it."""
+    """Write the argument for slurmd's start before the record is deleted, so that an interruption loses nothing."""
     if born:
         from init.pod.pod import Pod
 

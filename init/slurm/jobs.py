@@ -1,4 +1,4 @@
-"""The jobs that a changed configuration might end, as squeue tells them. The reading is pure."""
+"""Jobs that a changed configuration might end, from squeue. The parsing is pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from init.slurm.client import SQUEUE
 from init.slurm.conf import expanded, words
 
-# The account last: without accounting it is whatever its user wrote, bars and line breaks too.
+# The account is last: without accounting its user may have written anything, bars and line breaks included.
 FIELDS = ("jobarrayid", "statecompact", "partition", "nodelist", "reqnodes", "tres-alloc", "qos", "account")
 SHOW_JOBS = (SQUEUE, "--noheader", "--all", "--Format", ",".join(f"{name}:|" for name in FIELDS))
-# `--array`, a line for each task, is one line short for an array with a step (24.11): they are counted here.
+# `--array`, one line per task, misses a line for an array with a step (24.11), so tasks are counted here.
 COUNT_JOBS = (SQUEUE, "--noheader", "--all", "--states=all", "--format=%i")
-# Of an environment nothing: SQUEUE_PARTITION and the like would hide jobs. The tasks of an array, however many.
+# A clean environment: SQUEUE_PARTITION and the like would hide jobs. SLURM_BITSTR_LEN=0 shows all array tasks.
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "SLURM_BITSTR_LEN": "0"}
 ID = re.compile(r"\d[\d_+,%:\[\]-]*", re.ASCII)
 WAITING_TASKS = re.compile(r"\d+_\[([\d,:-]+)(?:%\d+)?\]", re.ASCII)
@@ -25,10 +25,10 @@ WAITS = ("PD", "RH", "RQ", "RD", "RF", "SE")
 @dataclass(frozen=True, slots=True)
 class Job:
     id: str
-    holds: bool  # has nodes; else it waits
+    holds: bool  # has nodes; otherwise it waits
     partitions: frozenset[str]
     nodes: frozenset[str]
-    wanted: frozenset[str]  # nodes that it asked for by name
+    wanted: frozenset[str]  # nodes requested by name
     account: str
     qos: str
     gres: frozenset[str]
@@ -57,8 +57,7 @@ def jobs(text: str) -> Iterator[Job]:
 
 
 def count(text: str) -> int | None:
-    """How many jobs these numbers are, each task of an array one: 7, 8_2, 9+1, 12_[0-8:2,11%3]; None where one of them
-    is none."""
+    """Count the jobs in a list of ids, each array task as one: 7, 8_2, 9+1, 12_[0-8:2,11%3]; None if one is invalid."""
     total = 0
     for line in text.splitlines():
         array = WAITING_TASKS.fullmatch(line.strip())

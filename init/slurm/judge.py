@@ -1,6 +1,6 @@
-"""A candidate for slurm.conf against the cluster that runs, and what was said of the one that is mounted.
+"""Evaluation of a new slurm.conf against the running cluster, and the saved result for the mounted one.
 
-Asks slurmctld only where something goes that a job may need: what only adds is judged without it.
+slurmctld is asked only if something is removed that a job may need; pure additions are evaluated without it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from init.slurm.daemon import Slurmctld
 from init.slurm.files import SlurmFiles
 
 SAID = Path("/run/minivm/slurm-config.json")
-LARGEST_STATE = 1 << 30  # bytes: of 200,000 jobs, and more than that
+LARGEST_STATE = 1 << 30  # bytes, enough for 200,000 jobs
 LONGEST_NAME = 4096
 LIVE, REFUSED, PENDING = "live", "refused", "pending"
 
 
 class SlurmConfigError(InitError):
-    """A configuration that is not taken, or not there."""
+    """A configuration is missing or not accepted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """The word on a set of files, by their hash."""
+    """The saved result for a set of files, by their hash."""
 
     hash: str
     state: str
@@ -39,7 +39,7 @@ class Said:
 
 
 def weigh(files: SlurmFiles, daemon: Slurmctld, candidate: Mapping[str, bytes]) -> Effect:
-    """What it changes, whom it costs. A file that is mounted no more stays where it is installed."""
+    """Return changes and losses. A file that is no longer mounted stays installed."""
     old = files.installed()
     new = {**old, **candidate}
     first = effect(old, new, None)
@@ -57,14 +57,14 @@ def weigh(files: SlurmFiles, daemon: Slurmctld, candidate: Mapping[str, bytes]) 
 
 
 def impossible(files: SlurmFiles, candidate: Mapping[str, bytes]) -> str:
-    """Why slurmctld would not take it, where that can be told beforehand; nothing otherwise."""
+    """Return why slurmctld would refuse it, if that is known beforehand, else ""."""
     new = read({**files.installed(), **candidate})
     saved = _saved(new, "clustername", LONGEST_NAME).decode(errors="replace")
     return cannot_be(new, saved.partition("|")[0].strip().lower())  # NAME|NUMBER
 
 
 def _saved(configuration: Configuration, name: str, most: int) -> bytes:
-    """A file of slurmctld's state, whose user may have put anything there; nothing where there is none."""
+    """Read a file of slurmctld's state, to which its user may have written anything; empty if there is none."""
     directory = configuration.value("statesavelocation")
     if not directory:
         return b""
@@ -82,7 +82,7 @@ def save_said(said: Said, path: Path) -> None:
 
 def load_said(path: Path = SAID) -> Said | None:
     try:
-        found = json.loads(path.read_text())
-        return Said(str(found["hash"]), str(found["state"]), str(found["why"]))
+        data = json.loads(path.read_text())
+        return Said(str(data["hash"]), str(data["state"]), str(data["why"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -1,6 +1,6 @@
-"""The last configuration that slurmctld ran with, kept where its state is: the next pod starts from it.
+"""The last configuration that slurmctld ran with, kept beside its state: the next pod starts from it.
 
-Beside it: the hash of one that somebody has accepted whatever it costs. Read in a step of the boot, so it stays light.
+Also the hash of a configuration that a person accepted at any cost. A boot step reads it, so imports stay few.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from init.pod.pod import Pod, PrepareError, write
 DIRECTORY = "/var/lib/minivm/slurm"
 GOOD, ACCEPTED = "good.json", "accepted"
 DIGITS = 12
-HOLDS = 16 << 20  # bytes: nothing that Slurm reads comes near
+HOLDS = 16 << 20  # bytes: far above anything that Slurm reads
 
 
 class Kept:
@@ -23,17 +23,17 @@ class Kept:
         self.directory = pod.path(DIRECTORY)
 
     def good(self) -> dict[str, bytes] | None:
-        """Name -> content; None where there is none, or nothing that can be read."""
+        """Return name -> content; None if it is missing or unreadable."""
         text = self._read(GOOD)
         if text is None:
             return None
         try:
-            found = read_json(text)
+            data = read_json(text)
         except ValueError:
             return None
-        if not isinstance(found, dict) or not all(isinstance(item, str) for pair in found.items() for item in pair):
+        if not isinstance(data, dict) or not all(isinstance(item, str) for pair in data.items() for item in pair):
             return None
-        return {str(name): str(content).encode("utf-8", "surrogateescape") for name, content in found.items()}
+        return {str(name): str(content).encode("utf-8", "surrogateescape") for name, content in data.items()}
 
     def keep(self, files: Mapping[str, bytes]) -> None:
         import json
@@ -42,19 +42,19 @@ class Kept:
         self._write(GOOD, json.dumps(content))
 
     def accepted(self) -> str:
-        """The hash, and when: the same one accepted again is another word."""
+        """Return the accepted hash with its time: accepting the same one again is a new decision."""
         return (self._read(ACCEPTED) or "").strip()
 
     def accept(self, digest: str, at: float) -> None:
         self._write(ACCEPTED, f"{digest} {at:.3f}\n")
 
     def spend(self, accepted: str) -> None:
-        """Unless somebody has said another word meanwhile."""
+        """Remove an acceptance, unless a person has accepted again meanwhile."""
         if accepted and self.accepted() == accepted:
             self._unlink(ACCEPTED)
 
     def drop(self) -> None:
-        """Older than what runs, it knows less: of a partition since then a new pod would end the jobs."""
+        """Drop an outdated copy: starting from it, a new pod would end the jobs of newer partitions."""
         self._unlink(GOOD)
 
     def _unlink(self, name: str) -> None:
@@ -62,7 +62,7 @@ class Kept:
             (self.directory / name).unlink()
 
     def _read(self, name: str) -> str | None:
-        """A file of root's, and no link: the volume is also the Slurm user's."""
+        """Read a file of root's, never a link: the Slurm user also writes to the volume."""
         try:
             descriptor = os.open(self.directory / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
@@ -85,7 +85,7 @@ class Kept:
 
 
 def digest(files: Mapping[str, bytes]) -> str:
-    """What a person confirms: these files and no others."""
+    """Return the hash that a person confirms: it stands for exactly these files."""
     from hashlib import sha256
 
     total = sha256()

@@ -1,4 +1,4 @@
-"""A node as slurmctld describes it (`scontrol --oneliner show node`), and what a pod does about it. Pure."""
+"""A node as `scontrol --oneliner show node` describes it, and a pod's reaction to it. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from init.records import record
 PREFIX = "minivm:"
 STOPPING = f"{PREFIX} pod stops"
 FRESH = f"{PREFIX} fresh pod"
-# Set where a drain of ours is lifted: without accounting Slurm keeps the reason, and its own next drain would have it.
+# Set when our drain is lifted: without accounting Slurm keeps the old reason and would reuse it for its own next drain.
 BACK = f"{PREFIX} pod is back"
 HELD = frozenset({"DRAIN", "DOWN"})
-SILENT = "Not responding"  # slurmctld's own reason, or what it adds to one that is there
+SILENT = "Not responding"  # slurmctld's own reason, or its addition to an existing one
 ADDED = " : "
 _KEY = re.compile(r"(?:^|\s)([A-Za-z]\w*)=")
-# A person's reason may look like a key itself; Slurm ends it with its author. One that was carried over to a new record
-# holds its true author, who stands first.
+# A person's reason may look like a key; Slurm puts the author at its end. A reason carried over to a new record
+# contains its true author, which comes first.
 _REASON = re.compile(r"\sReason=(.*?)\s*\[([^\s@\[\]]+@[^\s\[\]]+)\]")
 
 
@@ -28,10 +28,10 @@ class Node:
     state: str  # "IDLE+DYNAMIC_NORM", "MIXED+DRAIN*"
     address: str
     reason: str
-    started: str  # slurmd's start as slurmctld knows it; "None" before the first registration
+    started: str  # slurmd's start time in slurmctld; "None" before the first registration
     allocated: int  # CPUs
     author: str = ""  # of the reason: root@2026-11-20T10:32:18
-    shown: tuple[tuple[str, str], ...] = ()  # every key as slurmctld tells it
+    shown: tuple[tuple[str, str], ...] = ()  # every key that slurmctld shows
 
     @property
     def flags(self) -> frozenset[str]:
@@ -47,13 +47,13 @@ class Node:
 
     @property
     def held_by_us(self) -> bool:
-        """For a pod that goes or comes; a verdict's drain is the broker's, and nobody else's to lift."""
+        """True for our drain of a pod that goes or comes; a verdict's drain is the broker's to lift."""
         first, *more = self.reason.split(ADDED)
         return bool(self.flags & HELD) and first in (STOPPING, FRESH) and set(more) <= {SILENT}
 
     @property
     def held_by_others(self) -> bool:
-        """Drained by anybody else, or down for more than that it does not answer."""
+        """True if drained by anything else, or down for another reason than not answering."""
         if not self.flags & HELD or self.held_by_us:
             return False
         return "DRAIN" in self.flags or not set(self.reason.split(ADDED)) <= {"", BACK, SILENT}
@@ -64,12 +64,12 @@ class Node:
 
 
 def parse(line: str) -> Node:
-    """One node's line. Reason may hold spaces and an author, so keys are found first and values lie between them."""
-    found = list(_KEY.finditer(line))
+    """Parse one node's line. A reason may contain spaces and an author, so find the keys first."""
+    keys = list(_KEY.finditer(line))
     values: dict[str, str] = {}
-    for this, following in zip(found, [*found[1:], None], strict=True):
+    for key_match, following in zip(keys, [*keys[1:], None], strict=True):
         end = following.start() if following else len(line)
-        values.setdefault(this[1], line[this.end() : end].strip())
+        values.setdefault(key_match[1], line[key_match.end() : end].strip())
     whole = _REASON.search(line)
     reason = whole[1] if whole else values.get("Reason", "")
     allocated = values.get("CPUAlloc", "0")
@@ -87,24 +87,24 @@ def parse(line: str) -> Node:
 
 @record(frozen=True, slots=True)
 class Fresh:
-    """What a *fresh* pod does about the record of its name before slurmd starts, in this order."""
+    """Steps of a new pod, before slurmd starts, for the record of its name, in this order."""
 
-    free: bool = False  # the last pod's jobs are requeued one by one
+    free: bool = False  # requeue the last pod's jobs one by one
     updates: tuple[tuple[str, ...], ...] = ()  # `scontrol update nodename=N ...`, one after the other
-    forget: bool = False  # the record is deleted: slurmd registers what this pod offers
-    born: str = ""  # and with this, so that a node that others hold is held from its first moment
+    forget: bool = False  # delete the record: slurmd registers this pod's resources
+    born: str = ""  # register with this, so that a held node is held from its first moment
 
 
 def fresh(node: Node, address: str, *, differs: bool = False) -> Fresh:
-    """Jobs of the last pod, its address and what it offered go; what others say of the node stays.
+    """Plan the steps: drop the last pod's jobs, address and resources; keep states that people or the broker set.
 
-    `down` requeues the jobs that died with the last pod and that slurmctld still believes in. It replaces the reason
-    and its author, so a node that others hold keeps its state, and its jobs are requeued by name. After `resume`
-    slurmctld gives the node to nobody before slurmd has answered.
+    `down` requeues jobs that died with the last pod and that slurmctld still counts as running. It replaces the reason
+    and its author, so a node that others hold keeps its state, and its jobs are requeued one by one. After `resume`
+    slurmctld gives the node no job before slurmd has answered.
     """
     stale = not node.dynamic and bool(address) and node.address != address
     if node.dynamic and differs:
-        # What a dynamic node offers is read when its record is made, and never again.
+        # slurmctld reads a dynamic node's resources only when it creates the record.
         down = ("state=down", f"reason={node.reason if node.held_by_others else FRESH}")
         born = born_held(node) if node.held_by_others else ""
         return Fresh(updates=(down,) if node.busy else (), forget=True, born=born)
@@ -118,14 +118,14 @@ def fresh(node: Node, address: str, *, differs: bool = False) -> Fresh:
 
 
 def born_held(node: Node) -> str:
-    """The same drain as words of slurmd's --conf; who set it, and when, goes into the reason."""
+    """Format the same drain for slurmd's --conf; the reason contains its author and time."""
     reason = "".join(letter if letter.isprintable() and letter != '"' else "'" for letter in node.reason)
     author = f" [{node.author}]" if node.author else ""
     return f'State={"DRAIN" if "DRAIN" in node.flags else "DOWN"} Reason="{reason}{author}"'
 
 
 def unproven(node: Node | None, name: str, addresses: Sequence[str]) -> str:
-    """Why slurmctld does not know this pod's slurmd as it is, or nothing."""
+    """Return why slurmctld does not know this pod's slurmd correctly, else ""."""
     if node is None:
         return f"slurmctld knows no node {name} yet"
     if node.started in ("None", "", "Unknown"):

@@ -1,7 +1,7 @@
-"""One authenticated call to slurmctld, made once at boot: it proves the munge key, which `munge | unmunge` cannot.
+"""One authenticated call to slurmctld at boot: it proves the munge key, which `munge | unmunge` cannot.
 
-On a worker the same call proves that slurmctld knows *this* slurmd: registered since its start, at this address.
-A failed proof ends with its reason; the service's backoff, with jitter, makes the next try.
+On a worker the same call proves that slurmctld knows this slurmd: registered since its start, at this address. A failed
+proof exits with its reason; the service's backoff with jitter repeats it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from init.slurm.node import Node
 
-# Only a worker has it: its preparation has found out what it offers (`environment-files` of the service).
+# Only a worker has it: its preparation wrote its resources (`environment-files` of the service).
 WORKER = "MINIVM_SLURMD_CONF"
 BORN = "/run/minivm/env/born"
-# slurmd says READY a moment before its registration has arrived: steps between looks, one second in all.
+# slurmd sends READY a moment before its registration arrives: pauses between looks, one second in all.
 STEPS = (0.05, 0.1, 0.2, 0.3, 0.35)
-ONE_START = 5.0  # seconds that the start of one slurmd may take
+ONE_START = 5.0  # seconds that one start of slurmd may take
 
 
 def main() -> int:
@@ -47,13 +47,13 @@ def main() -> int:
 
 
 def worker(controller: str) -> str:
-    """Why the node is not proven, or nothing."""
+    """Return why the node is not proven, else ""."""
     name = pod_name(os.environ)
     own = os.environ.get("MINIVM_POD_IP", "")
     reason = since = ""
     for step in (0.0, *STEPS):
         time.sleep(step)
-        # The controller first: a key that it refuses, or a clock, is also what keeps slurmd from answering.
+        # The controller first: a refused key or a wrong clock also keeps slurmd from answering.
         node = client.node(name, controller)
         since = since or local_start(controller)
         reason = unproven(node, name, [own] if own else []) or _old(node, since)
@@ -64,33 +64,33 @@ def worker(controller: str) -> str:
 
 
 def forget_birth() -> None:
-    """What a fresh pod's slurmd was to register with counts once: a later start makes no drain again."""
+    """Remove the drain for a new pod's slurmd: it applies once, and a later start must not repeat it."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(BORN)  # noqa: PTH108 - pathlib costs 8 ms of boot
 
 
 def _old(node: Node | None, since: str) -> str:
-    """A registration that is older than our slurmd is the last pod's."""
+    """Return an error if the registration is older than our slurmd, hence the last pod's."""
     if node is not None and since and node.started < since and not _same_start(node.started, since):
         return f"slurmctld knows {node.name} as of {node.started}, and slurmd started at {since}: not registered"
     return ""
 
 
 def _same_start(registered: str, started: str) -> bool:
-    """slurmd takes the two times one after the other, on a busy machine a second or more apart."""
-    from datetime import datetime  # mostly they are equal
+    """Tell if two times are one start: slurmd reads the clock twice, on a busy machine a second or more apart."""
+    from datetime import datetime  # imported late: usually they are equal
 
     return (datetime.fromisoformat(started) - datetime.fromisoformat(registered)).total_seconds() <= ONE_START
 
 
 def local_start(controller: str) -> str:
-    """When this pod's slurmd started, asked of itself; in the words in which slurmctld tells it too."""
+    """Ask slurmd for its start time, in slurmctld's format."""
     try:
         text = client.run([client.SCONTROL, "show", "slurmd"], controller)
     except client.SlurmError:
         raise client.SlurmError("ask slurmd", "slurmd of this pod does not answer") from None
-    found = re.search(r"^Boot time\s*=\s*(\S+)", text, re.MULTILINE)
-    return found[1] if found else ""
+    match = re.search(r"^Boot time\s*=\s*(\S+)", text, re.MULTILINE)
+    return match[1] if match else ""
 
 
 if __name__ == "__main__":

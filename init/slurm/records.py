@@ -1,10 +1,10 @@
-"""Looks after the records of nodes whose pods are away, on the controller, where the whole is known.
+"""Maintain, on the controller, the node records of absent pods.
 
-    python3 -I -m init.slurm.records
+python3 -I -m init.slurm.records
 
-A pod cannot know whether it comes back, so it never deletes its record. The chart says which workers it makes: the
-record of one beyond that is deleted, once it is down for no reason but that its pod went. And slurmctld writes its own
-name over the author of a drain when the node is away for long, unless the node is down before: then both are kept.
+A pod cannot know if it comes back, so it never deletes its record. The chart lists the workers that it creates: a
+record beyond them is deleted once it is down only because its pod is gone. slurmctld also overwrites the author of a
+drain when a node is away for long, unless the node is down before: setting it down keeps the author.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ SINFO = "/usr/bin/sinfo"
 
 @record(frozen=True, slots=True)
 class Pools:
-    """The workers that the chart makes: POOL-0 to POOL-(count - 1), and every pool's name begins with the release's."""
+    """Workers that the chart creates: POOL-0 to POOL-(count - 1); each pool's name starts with the release's."""
 
     release: str
     counts: tuple[tuple[str, int], ...]
 
     def beyond(self, name: str) -> bool:
-        """A worker of this release that is no longer made. Of a name that is not ours nothing is known."""
-        found = re.fullmatch(rf"({re.escape(self.release)}-.+)-([0-9]+)", name)
-        ordinal = number(found[2]) if found else None
-        return found is not None and ordinal is not None and ordinal >= dict(self.counts).get(found[1], 0)
+        """Tell if it is a worker of this release that is no longer created. Nothing is known of other names."""
+        match = re.fullmatch(rf"({re.escape(self.release)}-.+)-([0-9]+)", name)
+        ordinal = number(match[2]) if match else None
+        return match is not None and ordinal is not None and ordinal >= dict(self.counts).get(match[1], 0)
 
 
 def pools_from_json(text: str, file: str = POOLS) -> Pools:
@@ -60,36 +60,36 @@ def read_pools(path: str = POOLS) -> Pools | None:
         with open(path, encoding="utf-8") as stream:  # noqa: PTH123 - it runs every half minute, and pathlib costs 8 ms
             return pools_from_json(stream.read(), path)
     except FileNotFoundError:
-        return None  # nobody says which workers there are: every record stays
+        return None  # the workers are unknown: keep every record
 
 
 def forgotten(node: Node, pools: Pools | None) -> bool:
-    """Its pod is gone for good, and nobody has said anything of the node."""
+    """Tell if its pod is gone for good, and no person or broker holds the node."""
     lost = "DOWN" in node.flags and not node.held_by_others and not node.busy
     return lost and node.dynamic and pools is not None and pools.beyond(node.name)
 
 
 def down_for(node: Node, pools: Pools | None) -> str:
-    """The reason with which a drained node that is away is set down; empty where it is to stay as it is."""
+    """Return the reason with which an absent drained node is set down; "" to leave it."""
     if "DRAIN" not in node.flags or "DOWN" in node.flags or node.responds or node.busy:
         return ""
     if node.held_by_us:
-        # Its pod has set it down, and its slurmd answered once more before it ended. One that comes back lifts this
-        # drain itself: said a moment after, `down` would end the first jobs of the new pod.
+        # Its pod set it down, and its slurmd answered once more before it ended. A pod that comes back lifts this drain
+        # itself: a `down` a moment later would end its first jobs.
         return node.reason if pools is not None and pools.beyond(node.name) else ""
-    # A verdict's drain is the broker's, whoever Slurm says has set it.
+    # A verdict's drain belongs to the broker, whatever author Slurm shows.
     return "" if node.reason.startswith(PREFIX) or not node.author else f"{node.reason} [{node.author}]"
 
 
 def candidates(listed: str, pools: Pools | None) -> list[str]:
-    """Of `sinfo --Node --format %N|%t`, the nodes that are worth a closer look: drain* is one that does not answer."""
+    """Select the nodes to examine from `sinfo --Node --format %N|%t`; drain* does not answer."""
     rows = dict(line.strip().partition("|")[::2] for line in listed.splitlines())
     away = {name for name, state in rows.items() if state.startswith("dr") and state.endswith("*")}
     return sorted(away | {name for name in rows if pools is not None and pools.beyond(name)})
 
 
 def look_after(node: Node, pools: Pools | None, controller: str) -> None:
-    """One that is still in use, or stands in a reservation, is looked at again and keeps nobody from the others."""
+    """Update one record. A node still in use or in a reservation is retried later and does not stop the others."""
     try:
         if forgotten(node, pools):
             client.delete(node.name, controller)
@@ -109,7 +109,7 @@ def main() -> int:
         for node in client.nodes(candidates(listed, pools), controller):
             look_after(node, pools, controller)
     except SlurmError as error:
-        print(error)  # a slurmctld that is away tells of itself
+        print(error)  # slurmctld's absence is reported elsewhere
     except InitError as error:
         print(error, file=sys.stderr)
         return 1

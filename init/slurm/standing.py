@@ -1,6 +1,6 @@
-"""What keeps jobs off this pod's node, in slurmctld's words, for a person who asks why.
+"""The reason why no jobs come to this pod's node, from slurmctld, for a person who asks.
 
-Only ever asked then: a pod that polled the controller would cost it a thousand calls.
+Only on request: pods that polled the controller would cost it a thousand calls.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
     from init.view.snapshot import Snapshot
 
 DAEMONS = frozenset({"slurmd", "slurmd-static"})
-WITHIN = 3.0  # a person waits
+WITHIN = 3.0  # a person is waiting
 
 
-def standing(found: Snapshot) -> str:
-    """A line, or nothing where jobs come to the node, or where there is none."""
-    if not any(view.name in DAEMONS and view.ready for view in found.services):
+def standing(snapshot: Snapshot) -> str:
+    """Return one line; "" if jobs come to the node or there is none."""
+    if not any(view.name in DAEMONS and view.ready for view in snapshot.services):
         return ""
     name = pod_name(os.environ)
     try:
         node = client.node(name, client.address(os.environ), within=WITHIN)
     except SlurmError as error:
-        return f"Slurm was not asked about the node: {error.why}"
+        return f"the node's state in Slurm is unknown: {error.why}"
     return words(node) if node is not None else f"slurmctld knows no node {name}"
 
 
 def words(node: Node) -> str:
-    """Who, since when, and why; how to take it back where that is a person's to do."""
+    """Describe the author, the time and the reason, and how a person can undo it."""
     if not (node.held_by_us or node.held_by_others):
         return "" if node.responds else "the node does not answer slurmctld, so no jobs come"
     user, _, since = node.author.partition("@")

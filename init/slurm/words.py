@@ -1,4 +1,4 @@
-"""What Slurm says of a new slurm.conf, in a sentence for people. Pure."""
+"""Slurm's messages about a new slurm.conf, as a sentence for people. Pure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import re
 from collections.abc import Sequence
 
 NO_ANSWER = ("timed out", "Unable to contact slurm controller", "connect failure")
-OVERLAP = 50  # lines by which two looks at a log are joined
-# slurmctld quotes the rest of a line that it cannot read; a password that was put there is not for the pod's status.
+OVERLAP = 50  # lines by which two reads of a log are joined
+# slurmctld quotes the rest of a line that it cannot parse; a password in it must not reach the pod's status.
 _QUOTED_LINE = re.compile(r'(Parse error in file \S+ line \d+): ".*"')
 
 
 def objection(stderr: str, directory: str) -> str:
-    """Why a client does not read a candidate that lies in that directory, or nothing: it complains of much else."""
+    """Return why a client cannot read a candidate in that directory, or ""; other complaints are ignored."""
     if "fatal:" not in stderr:
         return ""
     errors = [line.partition("error: ")[2].strip() for line in stderr.splitlines() if "error: " in line]
@@ -20,17 +20,17 @@ def objection(stderr: str, directory: str) -> str:
 
 
 def complaint(log: Sequence[str], stderr: str) -> str:
-    """Why slurmctld refused a file: it tells its log, and its client only "Unspecified error"."""
-    said = [line.strip() for line in stderr.splitlines() if line.strip()]
+    """Return why slurmctld refused a file: its log tells, its client only prints "Unspecified error"."""
+    messages = [line.strip() for line in stderr.splitlines() if line.strip()]
     for mark in ("fatal: ", "error: "):
-        found = [line.partition(mark)[2].strip() for line in log if mark in line]
-        if found and (mark == "fatal: " or not said):
-            return tidy(found[-1])
-    return tidy(said[-1]) if said else "refused without a reason"
+        marked = [line.partition(mark)[2].strip() for line in log if mark in line]
+        if marked and (mark == "fatal: " or not messages):
+            return tidy(marked[-1])
+    return tidy(messages[-1]) if messages else "refused without a reason"
 
 
 def new_lines(before: Sequence[str], after: Sequence[str]) -> list[str]:
-    """What a log that keeps only its newest lines has gained between two looks; all of it when nothing is left."""
+    """Return the lines added to a log between two reads, where the log keeps only its newest; all if none remain."""
     known = list(before[-OVERLAP:])
     for end in range(len(known), len(after) + 1):
         if list(after[end - len(known) : end]) == known:
@@ -39,7 +39,7 @@ def new_lines(before: Sequence[str], after: Sequence[str]) -> list[str]:
 
 
 def unanswered(stderr: str) -> bool:
-    """The client gave up waiting: slurmctld has not said no."""
+    """Tell if the client gave up waiting: slurmctld has not refused."""
     return any(words in stderr for words in NO_ANSWER)
 
 

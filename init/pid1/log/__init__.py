@@ -1,1 +1,1 @@
-"""Services' output and /dev/log, as lines of one log."""
+"""One log from the services' output and /dev/log."""

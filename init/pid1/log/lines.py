@@ -1,14 +1,14 @@
-"""Blocks of log lines: cut at line ends, tagged, kept. Pure; whole blocks at a time, because lines are too many."""
+"""Blocks of log lines: cut at line ends, tagged, kept. Pure. Works on whole blocks, since lines are too many."""
 
 from __future__ import annotations
 
-LONGEST = 256 * 1024  # a longer line is passed on in parts
+LONGEST = 256 * 1024  # longer lines are passed on in parts
 CONTINUES = b" [continues]\n"
 KEPT = 256 * 1024
 
 
 def cut(carry: bytes, chunk: bytes) -> tuple[bytes, bytes]:
-    """Complete lines, and what is left for the next time."""
+    """Return the complete lines, and the rest for the next call."""
     end = chunk.rfind(b"\n") + 1
     if not end:
         carry += chunk
@@ -21,7 +21,7 @@ def cut(carry: bytes, chunk: bytes) -> tuple[bytes, bytes]:
 
 
 def tag_text(block: bytes, name: bytes) -> bytes:
-    """`name | line`. Time is the container runtime's to add."""
+    """Tag lines as `name | line`. The container runtime adds the time."""
     prefix = name + b" | "
     return prefix + block[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
 
@@ -35,7 +35,7 @@ def tag_json(block: bytes, name: str, stream: str, time: str) -> bytes:
 
 
 class Ring:
-    """The newest lines of a service, for whoever asks later. It holds on to whole blocks: keeping costs nothing."""
+    """The newest lines of a service. Keeps references to whole blocks, which costs nothing."""
 
     def __init__(self) -> None:
         self._blocks: list[bytes] = []
@@ -49,11 +49,11 @@ class Ring:
             self._size -= len(self._blocks.pop(0))
 
     def tail(self, lines: int) -> list[str]:
-        found = b"".join(self._blocks).decode(errors="backslashreplace").split("\n")[:-1]
-        return found[-lines:] if lines > 0 else []
+        kept = b"".join(self._blocks).decode(errors="backslashreplace").split("\n")[:-1]
+        return kept[-lines:] if lines > 0 else []
 
     def last(self) -> str:
-        """The last line that says something, short enough to be a reason."""
+        """Return the last nonempty line, short enough to be a reason."""
         for block in reversed(self._blocks):
             text = block[-2048:].decode(errors="backslashreplace").rstrip()
             if text:

@@ -1,4 +1,4 @@
-"""Services' output to ours: each line once, whole, tagged. A slow reader slows the services, never PID 1."""
+"""The pod's log from the services' output: each line once, whole, tagged. A slow reader slows services, never PID 1."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 READ = 1 << 18
 PIPE = 1 << 20
-HIGH = 1 << 20  # so much unwritten: stop reading
+HIGH = 1 << 20  # stop reading at this many unwritten bytes
 LOW = 1 << 18
-MOST = 4 * HIGH  # of what cannot be told to wait: PID 1's own lines; beyond it they are counted, and dropped
+MOST = 4 * HIGH  # limit for lines of PID 1, which cannot be paused; beyond it they are counted and dropped
 IOV = 64
 OWN = "init"
-RETRY = 1.0  # after an output that cannot take anything (a full disk)
-GONE = (32, 9)  # EPIPE, EBADF; see init.pid1.spawn.procs for why by number
+RETRY = 1.0  # pause after an output error (a full disk)
+GONE = (32, 9)  # EPIPE, EBADF; init.pid1.spawn.procs tells why by number
 
 
 class Source:
@@ -57,25 +57,25 @@ class Logs:
         self._troubled = troubled
         self._sources: dict[str, tuple[Source, Source]] = {}
         self._reading = True
-        self._pausing: list[Callable[[bool], None]] = []  # sources other than the services' pipes
+        self._pausing: list[Callable[[bool], None]] = []  # other sources than the services' pipes
         self._pending: list[bytes] = []
         self._size = 0
-        self._waiting = False  # for the output to take more
+        self._waiting = False  # for room in the output
         self._retry: Timer | None = None
         self.rings: dict[str, Ring] = {OWN: Ring()}
         self.followers: dict[str, list[Callable[[bytes], None]]] = {}
         self.written = 0
-        self.lost = 0  # bytes, to a full disk or a reader that is gone, or own ones to a stuck one; told afterwards
+        self.lost = 0  # bytes lost to a full disk, a closed reader, or (own lines) a stuck one; reported afterwards
         self.lost_ever = 0
         self.trouble = ""
         self._gone = False
         self._fd = own_description(output)
         _enlarge(self._fd)
 
-    # What comes in.
+    # Input.
 
     def streams(self, name: str, mode: str) -> tuple[int, int]:
-        """The write ends for a service's stdout and stderr."""
+        """Return the write ends for a service's stdout and stderr."""
         if name not in self._sources:
             self._sources[name] = self._both(name, mode)
             self.rings.setdefault(name, Ring())
@@ -84,7 +84,7 @@ class Logs:
         return self._sources[name][0].write_fd, self._sources[name][1].write_fd
 
     def _both(self, name: str, mode: str) -> tuple[Source, Source]:
-        """All of it, or nothing: a stream that nobody reads would stop its service one day."""
+        """Create both streams or none: a stream without a reader would block its service one day."""
         made: list[Source] = []
         try:
             for stream in ("stdout", "stderr"):
@@ -100,17 +100,17 @@ class Logs:
 
     @property
     def full(self) -> bool:
-        """Whether nothing more should be read: so much is unwritten."""
+        """True while no more should be read because too much is unwritten."""
         return self._size >= HIGH and not self.trouble
 
     def pause_too(self, pause: Callable[[bool], None]) -> None:
-        """A source that is not read either while services' pipes are not."""
+        """Add a source that is paused together with the services' pipes."""
         self._pausing.append(pause)
         if not self._reading:
             pause(True)
 
     def forget(self, name: str) -> None:
-        """A service that a new plan removed."""
+        """Forget a service that a new plan removed."""
         self.finish(name)
         for source in self._sources.pop(name, ()):
             self._poller.remove(source.fd)
@@ -118,12 +118,12 @@ class Logs:
         self.rings.pop(name, None)
 
     def log(self, text: str, *, aloud: bool = True) -> None:
-        """A line of PID 1's own; not aloud: kept for whoever asks, and not in the pod's log."""
+        """Log a line of PID 1; with `aloud` false it is kept for requests, and not written to the pod's log."""
         line = text.encode(errors="backslashreplace").rstrip(b"\n") + b"\n"
         self.take(OWN, "stderr", "tagged" if aloud else "off", line)
 
     def take(self, name: str, stream: str, mode: str, block: bytes) -> None:
-        """Complete lines of a service, from wherever they came."""
+        """Take complete lines of a service from any source."""
         ring = self.rings.get(name)
         if ring is None:
             ring = self.rings[name] = Ring()
@@ -141,9 +141,10 @@ class Logs:
         self._size += len(block)
 
     def finish(self, name: str) -> str:
-        """Read what an ended process left, its unfinished line too, and give its last line."""
+        """Read what an ended process left, including an unfinished line; return its last line."""
         for source in self._sources.get(name, ()):
-            # Bounded: others may go on writing, and a stalled reader must not make us hoard a crash loop's output.
+            # Bounded: other processes may keep writing, and a stalled reader must not make us keep a crash loop's
+            # output.
             left = 2 * PIPE if self._size < 4 * HIGH else 0
             while left > 0 and (count := self._read(source)):
                 left -= count
@@ -171,7 +172,7 @@ class Logs:
             self.take(source.name, source.stream, source.mode, block)
         return len(chunk)
 
-    # What goes out.
+    # Output.
 
     def flush(self) -> None:
         while self._pending and not self._waiting and self._retry is None:
@@ -217,7 +218,10 @@ class Logs:
         self.flush()
 
     def _in_trouble(self, error: OSError) -> None:
-        """A full disk passes: keep what fits, drop the rest rather than hang the services. A gone reader does not."""
+        """Handle an output error. A full disk is temporary: keep what fits and drop the rest, so that no service hangs.
+
+        A closed reader is permanent.
+        """
         self.trouble = f"{error.strerror}; lines are dropped"
         self._troubled(self.trouble)
         if error.errno in GONE:
@@ -248,12 +252,12 @@ class Logs:
             pause(not wanted)
 
     def close(self, seconds: float) -> None:
-        """At the very end: read everything, and give the reader so long to take it."""
+        """Read everything at the very end, and give the reader this long to take it."""
         for name in list(self._sources):
             try:
                 self.finish(name)
             except OSError:
-                continue  # the others' last lines are worth as much
+                continue  # continue with the other services' last lines
         deadline = time.monotonic() + seconds
         while self._pending and not self._gone:
             left = deadline - time.monotonic()
@@ -275,7 +279,7 @@ def _stamp() -> str:
 
 
 def own_description(fd: int) -> int:
-    """Our output, non-blocking without making it so for whoever shares it: a pipe or terminal is opened anew."""
+    """Return our output, non-blocking for us alone: a pipe or terminal is opened anew."""
     import stat
 
     mode = os.fstat(fd).st_mode
@@ -294,4 +298,4 @@ def _enlarge(fd: int) -> None:
     try:
         fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE)
     except OSError:
-        return  # not a pipe, or beyond the user's allowance: it works as it is
+        return  # not a pipe, or above the user's limit: it works unchanged

@@ -1,22 +1,25 @@
-"""How much users may log: so many bytes a second each, and all together. Pure; bounded, however many they are."""
+"""Limits on users' log volume: bytes a second for each user and for all together.
+
+Pure; bounded for any number of users.
+"""
 
 from __future__ import annotations
 
-RATE, BURST = 64 << 10, 1 << 20  # bytes a second in the long run, and at once: one user's
+RATE, BURST = 64 << 10, 1 << 20  # of one user: bytes a second on average, and at once
 RATE_OF_ALL, BURST_OF_ALL = 256 << 10, 4 << 20
-OVERHEAD = 128  # what a line costs besides its text
-MOST = 256  # users remembered; one who was quiet the longest is forgotten first
-NAMED = 8  # users of whom a single line tells
+OVERHEAD = 128  # cost of a line besides its text
+MOST = 256  # users remembered; the one that was quiet the longest is dropped first
+NAMED = 8  # users with a summary line of their own
 
 
 class Allowance:
-    """A bucket that fills with time."""
+    """A token bucket that fills with time."""
 
     __slots__ = ("at", "burst", "bytes", "left", "lines", "rate")
 
     def __init__(self, rate: float, burst: float, now: float) -> None:
         self.rate, self.burst, self.left, self.at = rate, burst, burst, now
-        self.lines = self.bytes = 0  # refused since they were told
+        self.lines = self.bytes = 0  # refused since the last summary
 
     def has(self, cost: float, now: float) -> bool:
         self.left = min(self.burst, self.left + (now - self.at) * self.rate)
@@ -26,9 +29,9 @@ class Allowance:
 
 class Meter:
     def __init__(self, now: float) -> None:
-        self._users: dict[int, Allowance] = {}  # the one that spoke last comes last
+        self._users: dict[int, Allowance] = {}  # the most recent last
         self._all = Allowance(RATE_OF_ALL, BURST_OF_ALL, now)
-        self.refused = 0  # ever
+        self.refused = 0  # in total
 
     def admits(self, uid: int, size: int, now: float) -> bool:
         user = self._users.pop(uid, None)
@@ -50,10 +53,12 @@ class Meter:
         return False
 
     def summary(self) -> list[str]:
-        """What was refused since the last time, the worst first. A few lines, whatever happened."""
-        found = sorted(((user.lines, user.bytes, uid) for uid, user in self._users.items() if user.lines), reverse=True)
-        texts = [f"dropped {_lines(lines, size)} of uid {uid}" for lines, size, uid in found[:NAMED]]
-        rest = found[NAMED:]
+        """Summarise in a few lines what was refused since the last summary, the worst user first."""
+        refused = sorted(
+            ((user.lines, user.bytes, uid) for uid, user in self._users.items() if user.lines), reverse=True
+        )
+        texts = [f"dropped {_lines(lines, size)} of uid {uid}" for lines, size, uid in refused[:NAMED]]
+        rest = refused[NAMED:]
         lines = self._all.lines + sum(item[0] for item in rest)
         size = self._all.bytes + sum(item[1] for item in rest)
         if lines:

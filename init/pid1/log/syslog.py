@@ -1,7 +1,7 @@
-"""/dev/log: what PAM, cron and sshd's children say through syslog(3), as lines of the service that sent them.
+"""/dev/log: messages of PAM, cron and sshd's children by syslog(3), as lines of the service that sent them.
 
-Everybody may write here, and say what he likes: that he is sshd, and whom he let in. So a line that is not root's
-begins with its user, and each user has so much a second.
+Every user may write here, and may pretend to be sshd. So a line that is not root's starts with its uid, and each user
+has a limit per second.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _LINE = re.compile(rb"<\d{1,3}>(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d )?(.*)", 
 _CONTROL = bytes(code if code >= 32 and code != 127 else ord("?") for code in range(256))
 LONGEST = 65536
 SENDERLESS = "syslog"
-MOST = 64  # messages at a time; then others have a turn, and the socket still says that there are more
-PERIOD = 10.0  # seconds after which refused lines are told
+MOST = 64  # messages per turn; then other descriptors have a turn, and the socket stays readable
+PERIOD = 10.0  # seconds until refused lines are reported
 
 
 def line(data: bytes) -> bytes:
-    """The text of a datagram on one line, without priority and time, which the log has already."""
-    found = _LINE.fullmatch(data.rstrip(b"\0\n"))
-    return (found[1] if found else data.rstrip(b"\0\n")).replace(b"\n", b" ") + b"\n"
+    """Return the text of a datagram on one line, without priority and time, which the log already has."""
+    match = _LINE.fullmatch(data.rstrip(b"\0\n"))
+    return (match[1] if match else data.rstrip(b"\0\n")).replace(b"\n", b" ") + b"\n"
 
 
 def users_line(data: bytes, uid: int) -> bytes:
-    """The same of a user who is not root: whose it is, and nothing that a terminal would obey."""
+    """Return the same for a user who is not root: with the uid, and without control characters."""
     return b"uid %d: %s\n" % (uid, line(data)[:-1].replace(b"\t", b" ").translate(_CONTROL))
 
 
@@ -52,15 +52,15 @@ class Syslog:
 
     def _read_all(self) -> None:
         for _ in range(MOST):
-            if self._logs.full:  # what is not read here fills the kernel's queue, and then senders wait
+            if self._logs.full:  # unread messages fill the kernel's queue, and then senders wait
                 break
-            found = self._datagrams.receive(LONGEST)
-            if found is None:
+            message = self._datagrams.receive(LONGEST)
+            if message is None:
                 break
-            data, pid, uid = found
+            data, pid, uid = message
             if uid in self._root:
                 self._take(pid, line(data))
-            elif self.meter.admits(uid, len(data), self._poller.now()):  # costs little, unlike the owner
+            elif self.meter.admits(uid, len(data), self._poller.now()):  # cheaper than looking up the owner
                 self._take(pid, users_line(data, uid))
             elif not self._telling:
                 self._telling = True
@@ -71,7 +71,7 @@ class Syslog:
         try:
             name = self._owners.owner(pid)
         except OSError:
-            name = ""  # a line without its service is better than none
+            name = ""  # better a line without its service than none
         self._logs.take(name or SENDERLESS, "syslog", "tagged", text)
 
     def _tell(self) -> None:

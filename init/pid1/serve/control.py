@@ -1,4 +1,4 @@
-"""The control socket's side of PID 1: connections and lines. What the requests do is in `init.pid1.serve.requests`."""
+"""Connections and lines of the control socket; `init.pid1.serve.requests` performs the requests."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     Request = dict[str, object]
     Handle = Callable[["Connection", Request], None]
 
-LONGEST = 4 << 20  # a plan fits
-MOST_UNREAD = 4 << 20  # a follower that does not read is cut off, rather than kept for
+LONGEST = 4 << 20  # room for a plan
+MOST_UNREAD = 4 << 20  # a follower that does not read is disconnected
 MOST_CONNECTIONS = 64
 
 
 class Connection:
-    """One caller. Requests are answered in order; a streaming one (logs -f, watch) ends with the connection."""
+    """One client. Requests are answered in order; a stream (logs -f, watch) lasts until the connection ends."""
 
     def __init__(
         self, poller: Poller, stream: socket.socket, handle: Handle, closed: Callable[[Connection], None]
@@ -34,7 +34,7 @@ class Connection:
         self._stream, self._handle, self._closed = stream, handle, closed
         self._received = b""
         self._left = b""
-        self.waiting = False  # for a request to be settled
+        self.waiting = False  # for a request to finish
         self.at_close: list[Callable[[], None]] = []
         stream.setblocking(False)
         poller.add(stream.fileno(), IN, self._ready)
@@ -50,7 +50,7 @@ class Connection:
         self._send(dumps({"ok": False, "error": error, "hint": hint}).encode() + b"\n")
 
     def answered(self) -> None:
-        """The request that was waited for has been answered; go on with the next."""
+        """Continue with the next request after a delayed answer."""
         self.waiting = False
         self._requests()
 
@@ -94,7 +94,7 @@ class Connection:
         return lambda: self._handle(self, request)
 
     def attempt(self, call: Callable[[], None], what: str = "answer") -> None:
-        """Do something for this caller. What goes wrong with it he is told, and nobody else feels it."""
+        """Do something for this client; an error goes to this client alone."""
         try:
             call()
         except ORDINARY as error:
@@ -142,13 +142,13 @@ class Control:
         if os.path.lexists(fresh):
             os.unlink(fresh)  # noqa: PTH108 - no pathlib on PID 1's path
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
-        before = os.umask(0o177)  # born with its final mode
+        before = os.umask(0o177)  # created with its final mode
         try:
             self._listener.bind(fresh)
         finally:
             os.umask(before)
         self._listener.listen(64)
-        os.rename(fresh, path)  # noqa: PTH104 - who sees it can connect: never bound and not yet listening
+        os.rename(fresh, path)  # noqa: PTH104 - visible only once it listens
         poller.add(self._listener.fileno(), IN, self._accept)
 
     def _accept(self, _: int) -> None:
@@ -156,7 +156,7 @@ class Control:
             try:
                 stream, _ = self._listener.accept()
             except BlockingIOError:
-                return  # whatever else is wrong: who connected still waits, and is tried again
+                return  # on any other error the client still waits, and the poller repeats this
             try:
                 size = struct.calcsize("3i")
                 uid = struct.unpack("3i", stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[1]
@@ -164,12 +164,12 @@ class Control:
                     self._connections.add(Connection(self._poller, stream, self._handle, self._connections.discard))
                     continue
             except ORDINARY:
-                pass  # the caller sees a connection that was closed, and asks again
+                pass  # the client sees a closed connection and connects again
             hang_up(stream)
 
 
 def hang_up(stream: socket.socket) -> None:
-    """Its number is free again whatever the kernel says, and so is Python's idea of it."""
+    """Close a socket; after an error its number is free in the kernel and in Python too."""
     try:
         stream.close()
     except OSError:

@@ -1,4 +1,4 @@
-"""Requests on the control socket that look and change nothing."""
+"""Read-only requests on the control socket."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _SECRET = r"(?i)SECRET|PASSWORD|PASSWD|TOKEN|CREDENTIAL|PRIVATE|(^|_)KEY$"
 
-# "cannot ...", for requests whose name is no verb.
+# Objects of "cannot ..." for requests whose name is no verb.
 _ABOUT = {
     "why": "tell why {} is not ready", "logs": "show the log of {}", "env": "show the environment of {}",
 }  # fmt: skip
@@ -42,12 +42,12 @@ class Look:
     def why(self, caller: Connection, request: Request) -> None:
         engine, now = self._core.engine, self._core.poller.now()
         if request.get("service") is None:
-            found = reasons.pod_reasons(engine, now)
-            caller.reply(ready=not found, reasons=found)
+            causes = reasons.pod_reasons(engine, now)
+            caller.reply(ready=not causes, reasons=causes)
             return
         name = named(self._core, request)
-        found = reasons.service_reasons(engine, name, now)
-        caller.reply(ready=not found, reasons=found)
+        causes = reasons.service_reasons(engine, name, now)
+        caller.reply(ready=not causes, reasons=causes)
 
     def trace(self, caller: Connection, _: Request) -> None:
         began = self._core.engine.began
@@ -61,7 +61,7 @@ class Look:
         logs = self._core.logs
         name = text(request, "service", OWN)
         if name not in logs.rings:
-            named(self._core, request)  # known, but silent so far; or an error with a hint
+            named(self._core, request)  # known, but silent so far; otherwise an error with a hint
         lines = request.get("lines", 100)
         ring = logs.rings.get(name)
         caller.reply(lines=ring.tail(lines) if ring is not None and isinstance(lines, int) else [])
@@ -82,10 +82,12 @@ class Look:
 
         name = named(self._core, request)
         try:
-            found = environment(self._core.engine.spec(name), self._core.settings.env, masked=True)
+            values = environment(self._core.engine.spec(name), self._core.settings.env, masked=True)
         except (OSError, CannotStart) as error:
             raise RequestError(f"show the environment of {name}", str(error)) from None
-        caller.reply(environment={key: "********" if re.search(_SECRET, key) else found[key] for key in sorted(found)})
+        caller.reply(
+            environment={key: "********" if re.search(_SECRET, key) else values[key] for key in sorted(values)}
+        )
 
     def plan(self, caller: Connection, _: Request) -> None:
         from json import loads
@@ -104,7 +106,7 @@ class Look:
         self._watchers.pop(caller, None)
 
     def tell_watchers(self) -> None:
-        """Durations in the reasons change all the time: what counts is whether a cause did."""
+        """Tell watchers about changed causes; durations in the reasons change all the time and do not count."""
         if not self._watchers:
             return
         engine = self._core.engine
@@ -119,15 +121,15 @@ class Look:
     def _telling(self, caller: Connection, now: float) -> Callable[[], None]:
         def tell() -> None:
             engine = self._core.engine
-            found = reasons.pod_reasons(engine, now, quoting=False)  # who watches tells others
+            causes = reasons.pod_reasons(engine, now, quoting=False)  # a watcher may pass them on to others
             degraded = reasons.degraded(engine, now, quoting=False)
-            caller.reply(ready=not found, phase=engine.phase.value, reasons=found, degraded=degraded)
+            caller.reply(ready=not causes, phase=engine.phase.value, reasons=causes, degraded=degraded)
 
         return tell
 
 
 def named(core: Core, request: Request) -> str:
-    """The service that a request is about."""
+    """Return the service that a request names."""
     name = text(request, "service")
     known = core.engine.specs
     if name not in known:

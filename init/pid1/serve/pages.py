@@ -1,4 +1,4 @@
-"""What each HTTP path answers. Whoever reaches the pod asks here, so nothing that a service said is quoted."""
+"""Answers to HTTP paths. Anybody who reaches the pod can read them, so no service's output is quoted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TEXT = "text/plain; charset=utf-8"
 
 
 def pages(core: Core, counters: Callable[[], Mapping[str, int]]) -> Callable[[str], tuple[int, str, str]]:
-    """Path in; status, content type and body out."""
+    """Return a function from a path to status, content type and body."""
     handed: list[Handed] = []
 
     def answer(path: str) -> tuple[int, str, str]:
@@ -24,10 +24,10 @@ def pages(core: Core, counters: Callable[[], Mapping[str, int]]) -> Callable[[st
         if path == "/livez":
             return 200, TEXT, "ok\n"
         if path in ("/readyz", "/startupz"):
-            found = reasons.pod_reasons(core.engine, now, quoting=False)
+            causes = reasons.pod_reasons(core.engine, now, quoting=False)
             if path == "/startupz" and core.engine.ready_at is not None:
-                found = ()
-            return 503 if found else 200, TEXT, "".join(f"{reason}\n" for reason in found or ("ok",))
+                causes = ()
+            return 503 if causes else 200, TEXT, "".join(f"{reason}\n" for reason in causes or ("ok",))
         if path == "/status":
             from json import dumps
 

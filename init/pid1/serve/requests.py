@@ -1,4 +1,4 @@
-"""What the requests on the control socket do. Those that only look are in `init.pid1.serve.look`."""
+"""Requests on the control socket that change something; `init.pid1.serve.look` has the others."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Requests:
             raise RequestError(name or "answer", "no such request", hint=nearest(name, list(self._ops)))
         op(caller, request)
 
-    # Asking.
+    # Requests.
 
     def _bring(self, caller: Connection, request: Request) -> None:
         name, engine = self._running_only(request), self._core.engine
@@ -68,7 +68,7 @@ class Requests:
         name = self._running_only(request)
         spec, state = self._core.engine.specs[name], self._core.engine.states[name]
         if not spec.reload.signal and not spec.reload.command:
-            raise RequestError(f"reload {name}", "it cannot read its configuration anew", hint="restart it")
+            raise RequestError(f"reload {name}", "it cannot reload its configuration", hint="restart it")
         if not state.pid:
             raise RequestError(f"reload {name}", f"it does not run ({state.phase.value})")
         if spec.reload.signal:
@@ -105,7 +105,7 @@ class Requests:
     def _drain(self, caller: Connection, request: Request) -> None:
         engine = self._core.engine
         if engine.plan.drain is None:
-            caller.reply(drain="drained")  # a role with nothing to drain is drained
+            caller.reply(drain="drained")  # a role without a drain counts as drained
             return
         self._core.perform(engine.drain(self._core.poller.now()))
         self._answer_when(
@@ -119,21 +119,21 @@ class Requests:
         self._core.perform(engine.resume(self._core.poller.now()))
         self._answer_when(caller, request, lambda: not engine.ending.resuming(), self._drained(caller, RESUME))
 
-    def _drained(self, caller: Connection, asked: str) -> Callable[[], None]:
-        """One word for what goes well; a reason with what does not."""
+    def _drained(self, caller: Connection, requested: str) -> Callable[[], None]:
+        """Return the callback that answers with one word on success, and with a reason on failure."""
 
         def answer() -> None:
             engine = self._core.engine
-            if asked == DRAIN and engine.ending.asked == RESUME:
+            if requested == DRAIN and engine.ending.asked == RESUME:
                 raise RequestError("drain", "it was taken back meanwhile")
-            if asked == RESUME and engine.ending.asked == DRAIN:
+            if requested == RESUME and engine.ending.asked == DRAIN:
                 raise RequestError("take the drain back", "the pod was asked to drain again meanwhile")
-            word, back = engine.ending.drain_state(), engine.states.get(RESUME)
-            if word == "failed":
-                word = reasons.drain_text(engine)
+            progress, back = engine.ending.drain_state(), engine.states.get(RESUME)
+            if progress == "failed":
+                progress = reasons.drain_text(engine)
             elif back is not None and back.phase is Phase.FAILED:
-                word = f"failed: {back.why}"
-            caller.reply(drain=word)
+                progress = f"failed: {back.why}"
+            caller.reply(drain=progress)
 
         return answer
 
@@ -166,7 +166,7 @@ class Requests:
         core.engine.set_condition(item)
         caller.reply(conditions={other.name: other.text for other in core.engine.conditions.values()})
 
-    # Answering later.
+    # Delayed answers.
 
     def _answer_when_stable(self, caller: Connection, request: Request, name: str) -> None:
         def answer() -> None:

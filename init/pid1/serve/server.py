@@ -1,4 +1,4 @@
-"""HTTP for probes and scrapes: GET, one answer, closed. Small on purpose; nothing here can block or grow."""
+"""HTTP for probes and scrapes: one GET per connection. Small on purpose; nothing here can block or grow."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ WRONG_ADDRESS = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES)
 LONGEST_REQUEST = 8192
 MOST_CONNECTIONS = 64
 BACKLOG = 1024
-HEADER = 1.0  # seconds for a request to be there
-PATIENCE = 10.0  # for its answer to be taken
+HEADER = 1.0  # seconds for the request to arrive
+PATIENCE = 10.0  # seconds for the answer to be read
 REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
 
-# A socket filter: what came in by the loopback device (number 1 in every network namespace) is dropped by the kernel.
+# A socket filter: the kernel drops packets of the loopback device (number 1 in every network namespace).
 _LOAD_DEVICE, _IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
 _OUTSIDE = (
     struct.pack("HBBI", _LOAD_DEVICE, 0, 0, 0xFFFFF008)  # SKF_AD_OFF + SKF_AD_IFINDEX
@@ -43,7 +43,7 @@ _SO_ATTACH_FILTER = 26
 
 
 def listen(address: str, field: str = "MINIVM_HTTP", *, outside: bool = False) -> tuple[socket.socket, str]:
-    """A listener; and, where `outside`, why the kernel does not keep the pod's own processes out of its queue."""
+    """Open the listener; with `outside`, also return why the kernel lets the pod's own processes connect, or ""."""
     host, _, port = address.rpartition(":")
     place = number(port)
     if place is None or place > 65535:
@@ -58,7 +58,7 @@ def listen(address: str, field: str = "MINIVM_HTTP", *, outside: bool = False) -
     except OSError as error:
         listener.close()
         if not isinstance(error, socket.gaierror) and error.errno not in WRONG_ADDRESS:
-            raise  # tried again: nothing is wrong with the address
+            raise  # retried: the address is valid
         raise ConfigError("serve HTTP", f"{address}: {error.strerror or error}", field=field) from None
     return listener, refused
 
@@ -77,7 +77,7 @@ def _drop_inside(listener: socket.socket) -> str:
 
 
 def is_inside(stream: socket.socket) -> bool:
-    """Whether the caller has an address of this pod: to such a destination the kernel sends from that very address."""
+    """Tell if the client has an address of this pod: to such a destination the kernel sends from the same address."""
     try:
         address, _, *scope = stream.getpeername()
         if address == "::1" or address.rpartition(":")[2].startswith("127."):
@@ -86,7 +86,7 @@ def is_inside(stream: socket.socket) -> bool:
             probe.connect((address, 9, *scope))  # a datagram socket: nothing is sent
             return bool(probe.getsockname()[0] == address)
     except OSError:
-        return False  # the kubelet, as far as this pod knows: it must have its answer
+        return False  # unknown: it may be the kubelet, which must get its answer
 
 
 class Server:
@@ -99,8 +99,8 @@ class Server:
 
     @property
     def address(self) -> tuple[str, int]:
-        found = self._listener.getsockname()
-        return found[0], found[1]
+        name = self._listener.getsockname()
+        return name[0], name[1]
 
     def _accept(self, _: int) -> None:
         for _ in range(32):
@@ -109,7 +109,7 @@ class Server:
             except BlockingIOError:
                 return
             except ConnectionAbortedError:
-                continue  # the caller hung up already
+                continue  # the client has hung up
             if self._outside and is_inside(stream):
                 hang_up(stream)
                 continue
@@ -118,13 +118,13 @@ class Server:
             try:
                 exchange = Exchange(self._poller, stream, self._answer, self._closed)
             except ORDINARY:
-                hang_up(stream)  # the caller sees a connection that was closed, and asks again
+                hang_up(stream)  # the client sees a closed connection and connects again
                 continue
             self._open[exchange] = None
             exchange.begin()
 
     def _make_room(self) -> None:
-        """Who has asked nothing yet gives way to who may: an idle caller is the likeliest to be no caller at all."""
+        """Close the oldest connection without a request, else the oldest: an idle client may be none at all."""
         oldest = next((exchange for exchange in self._open if not exchange.asked), None)
         (oldest or next(iter(self._open))).close()
 
@@ -147,16 +147,16 @@ class Exchange:
         stream.setblocking(False)
         self._received = b""
         self._left = b""
-        self._mask = 0  # what is waited for; mostly nothing ever is
+        self._mask = 0  # events waited for; usually none
         self._timer: Timer | None = None
 
     @property
     def asked(self) -> bool:
-        """Whether the whole request is there."""
+        """True once the whole request has arrived."""
         return bool(self._left)
 
     def begin(self) -> None:
-        """Mostly the request came with the connection."""
+        """Read at once: the request usually comes with the connection."""
         self._poller.attempt(self._ready, 0)
         if self._stream.fileno() >= 0 and not self._mask:
             self._poller.attempt(self._wait_for, IN, HEADER)
@@ -230,7 +230,7 @@ def _response(status: int, kind: str, body: str, *, head: bool) -> bytes:
         f"HTTP/1.1 {status} {REASONS[status]}",
         f"Content-Type: {kind}",
         f"Content-Length: {len(data)}",
-        # Other pods tell by it whether their clock is right (init.slurm.clock).
+        # Other pods check their clock by it (init.slurm.clock).
         time.strftime("Date: %a, %d %b %Y %H:%M:%S GMT", time.gmtime()),
         "Cache-Control: no-store",
         "Connection: close",

@@ -1,1 +1,1 @@
-"""Starts processes, and knows whose they are."""
+"""Starting processes and tracking which service owns them."""

@@ -1,7 +1,7 @@
 """Built-in commands: short steps of our own that PID 1 runs in a fork of itself, without an exec.
 
-An interpreter of its own for each of them was most of a worker's boot. What a fork shares, and what it must not, is in
-docs/decisions/a-step-is-a-fork.md. Everything that runs long, or as somebody else, is a program and has its exec.
+A new interpreter for each was most of a worker's boot. docs/decisions/a-step-is-a-fork.md says what a fork shares and
+what it must not. Everything that runs long, or as another user, is a program with an exec.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def run(command: Sequence[str], env: Mapping[str, str]) -> int:
-    """In the child: as good as a Python of its own, and the exit code that it would have had."""
+    """Run the command in the child as its own Python would, and return the exit code."""
     name, arguments = command[0].removeprefix(MARK), command[1:]
     os.environ.clear()
     os.environ.update(env)
@@ -40,14 +40,15 @@ def run(command: Sequence[str], env: Mapping[str, str]) -> int:
 
 
 def leave_pid_1(name: str) -> None:
-    """In a child without exec: give up what an exec would have taken, and be told apart in `ps`."""
-    gc.disable()  # objects of PID 1 must not be destroyed here: the numbers of their descriptors are closed, or others'
+    """Drop, in a child without exec, what an exec would drop; get a name of its own in `ps`."""
+    # no destructor of PID 1's objects may run here: it would close descriptors that have another owner now
+    gc.disable()
     highest = max(int(fd) for fd in os.listdir("/proc/self/fd"))  # noqa: PTH208 - no pathlib on PID 1's path
     os.closerange(3, highest + 1)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # as Python itself begins: a write fails, and says so
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # like Python's own start: a write fails with an error
         signal.signal(number, signal.SIG_IGN)
     try:
         with open("/proc/self/comm", "w") as stream:  # noqa: PTH123 - as above; prctl would need ctypes
             stream.write(f"minivm-{name}"[:15])
     except OSError:
-        return  # a name is no reason to fail
+        return  # a name is optional

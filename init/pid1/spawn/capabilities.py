@@ -1,4 +1,4 @@
-"""prctl and the capability sets, through ctypes: loaded in the child that needs them, never at boot."""
+"""prctl and the capability sets through ctypes; loaded in the child that needs them, never at boot."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def prctl(option: int, *values: int) -> int:
 
 
 def become_subreaper() -> None:
-    """Not being PID 1 (a test, a laptop), still get every orphan."""
+    """Get orphans even when not PID 1 (in a test, on a laptop)."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 class Capabilities:
-    """The bounding set first (it needs SETPCAP), the rest after the change of user."""
+    """Restrict capabilities: the bounding set first (it needs SETPCAP), the rest after the change of user."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._wanted = sum(1 << CAPABILITIES.index(name) for name in names)
@@ -36,7 +36,7 @@ class Capabilities:
                 self._bounded &= prctl(PR_CAPBSET_DROP, number) == 0 or ctypes.get_errno() == errno.EINVAL
 
     def keep(self, *, ambient: bool) -> str:
-        """What the pod lacks of the wanted, in words."""
+        """Keep the wanted capabilities; return a warning about what the pod lacks."""
         libc = ctypes.CDLL(None, use_errno=True)
         header = (ctypes.c_uint32 * 2)(0x20080522, 0)
         data = (ctypes.c_uint32 * 6)()

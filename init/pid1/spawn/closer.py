@@ -1,9 +1,8 @@
-"""Who closes the descriptors that strangers attach to messages: a child of PID 1, and for each message one of its own.
+"""Closing of attached descriptors: a child of PID 1 takes such messages, and a grandchild ends with each.
 
-The child takes a message out of a socket of PID 1's without ever closing what came with it: that is the end of a
-grandchild, which nobody waits for. An end does not linger as a close does, and what it may wait for besides (a dead NFS
-server, a file system of the sender's own on an older kernel) it waits for alone. Loaded when it is first needed, gone
-when it is not.
+The child takes a message out of PID 1's socket without closing what came with it: the exit of a grandchild does that,
+and nobody waits for it. An exit does not linger as a close does; if it blocks on anything else (a dead NFS server, the
+sender's own file system on an older kernel), it blocks alone. The child starts on demand and ends when idle.
 """
 
 from __future__ import annotations
@@ -24,24 +23,24 @@ if TYPE_CHECKING:
 
     from init.pid1.wait.poller import Poller, Timer
 
-LATE = 2.0  # seconds after which nobody else waits for a message to be taken
+LATE = 2.0  # seconds after which other work no longer waits for a message
 RETRY = 0.1
-IDLE = 1.0  # the child's life without work
-TAKING = 1.0  # what a grandchild may need until it has the message
-MOST = 16  # grandchildren that do not come to their end; then no more messages are taken
+IDLE = 1.0  # seconds that the child lives without work
+TAKING = 1.0  # seconds for a grandchild to receive the message
+MOST = 16  # grandchildren that have not ended; beyond it no message is taken
 MOST_ATTACHED = 253  # SCM_MAX_FD
 _ROOM = socket.CMSG_SPACE(12) + socket.CMSG_SPACE(4 * MOST_ATTACHED)
 DONE = b"."
 
 
 class Closer:
-    """PID 1's side: sockets whose first message is to be taken, one after the other."""
+    """PID 1's side: sockets whose first message must be taken, one after the other."""
 
     def __init__(self, poller: Poller, log: Callable[[str], None]) -> None:
         self._poller, self._log = poller, log
         self._child: socket.socket | None = None
         self._due: list[tuple[int, Callable[[], None]]] = []
-        self.late = False  # somebody's descriptor is not even given away
+        self.late = False  # a descriptor could not be handed over in time
         self.when_late: Callable[[], None] = lambda: None
         self._timer: Timer | None = None
 
@@ -62,7 +61,7 @@ class Closer:
         self._timer = None
         if not self.late:
             self.late = True
-            self._log("descriptors that were sent to us cannot be closed: what else is sent there waits")
+            self._log("descriptors sent to a socket of PID 1 cannot be closed: further messages there wait")
         self.when_late()
 
     def _ask(self) -> None:
@@ -71,32 +70,32 @@ class Closer:
         try:
             child = self._child or self._start()
             socket.send_fds(child, [DONE], [self._due[0][0]])
-        except ORDINARY:  # no process to be had, or the child has just gone home
+        except ORDINARY:  # no process available, or the child has just ended
             self._hung_up()
 
     def _start(self) -> socket.socket:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        own_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            procs.fork_own(serve, Streams(theirs.fileno(), 2, 2), "closer")
+            procs.fork_own(serve, Streams(child_end.fileno(), 2, 2), "closer")
         except OSError:
-            ours.close()
+            own_end.close()
             raise
         finally:
-            theirs.close()
-        ours.setblocking(False)
-        self._child = ours
-        self._poller.add(ours.fileno(), IN, self._heard)
-        return ours
+            child_end.close()
+        own_end.setblocking(False)
+        self._child = own_end
+        self._poller.add(own_end.fileno(), IN, self._read_reply)
+        return own_end
 
-    def _heard(self, _: int) -> None:
+    def _read_reply(self, _: int) -> None:
         assert self._child is not None
         try:
-            word = self._child.recv(1)
+            reply = self._child.recv(1)
         except BlockingIOError:
             return
         except OSError:
-            word = b""
-        if not word:
+            reply = b""
+        if not reply:
             self._hung_up()
             return
         self.late = False
@@ -114,45 +113,45 @@ class Closer:
 
 
 def serve() -> None:
-    """The child's life. Its standard input is the way to PID 1."""
-    asked = socket.socket(fileno=0)
+    """Take messages, in the child. Standard input is the connection to PID 1."""
+    requests = socket.socket(fileno=0)
     ending: set[int] = set()
     _raise_limit()
     while True:
-        asked_again = select.select([asked], [], [], IDLE)[0]
+        readable = select.select([requests], [], [], IDLE)[0]
         ending -= _ended(ending)
-        if not asked_again and ending:
+        if not readable and ending:
             continue
-        found = socket.recv_fds(asked, 1, 1)[1] if asked_again else []
-        if not found:
+        descriptors = socket.recv_fds(requests, 1, 1)[1] if readable else []
+        if not descriptors:
             return
         while len(ending) >= MOST:
             ending.discard(os.waitpid(-1, 0)[0])
-        ending.add(_take(found[0]))
-        os.close(found[0])
-        asked.send(DONE)
+        ending.add(_take(descriptors[0]))
+        os.close(descriptors[0])
+        requests.send(DONE)
 
 
 def _take(fd: int) -> int:
-    """Come back when the message is out of the socket: then its receiver may read on."""
-    heard, tell = os.pipe()
+    """Return when the message is out of the socket, so that PID 1 may read on."""
+    taken, done = os.pipe()
     pid = os.fork()
     if not pid:
         try:
-            os.close(heard)
+            os.close(taken)
             source = socket.socket(fileno=fd)
             source.recvmsg(1, _ROOM)
-            os.write(tell, DONE)
+            os.write(done, DONE)
         finally:
             os._exit(0)
-    os.close(tell)
-    if not select.select([heard], [], [], TAKING)[0]:
-        # The kernel closes what could not be given to it, and does so after the message was taken.
+    os.close(done)
+    if not select.select([taken], [], [], TAKING)[0]:
+        # The kernel closes what it could not deliver, after the message was taken.
         os.kill(pid, signal.SIGKILL)
         ended = os.pidfd_open(pid)
         select.select([ended], [], [], TAKING)
         os.close(ended)
-    os.close(heard)
+    os.close(taken)
     return pid
 
 

@@ -1,4 +1,4 @@
-"""Which service a process belongs to, asked of the kernel while the process is there."""
+"""Owners of processes: the service of a pid, looked up in the kernel while the process exists."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-LEFT_BEHIND = 3.0  # seconds for which a session without a known process counts: a hand-over takes at most two
-# What /proc answers of a process that has ended. Any other error is no answer: to take it for one would be to refuse a
-# hand-over, and to start a second daemon beside the first.
+LEFT_BEHIND = 3.0  # seconds that a session without a known process counts: a hand-over takes at most two
+# Errors from /proc for a process that has ended. Any other error proves nothing: treating it as an end would refuse a
+# hand-over and start a second daemon beside the first.
 GONE = (FileNotFoundError, ProcessLookupError)
 
 
 class Owners:
-    """Which service a process belongs to: its own children, their sessions, their descendants.
+    """Find a process's service by our children, their sessions and their descendants.
 
-    A session's number is its leader's, and the kernel gives it away again once the last member is gone, of which nobody
-    tells. So a session counts while a process that is known to be the service's lives in it, and a little longer.
+    A session has its leader's number, which the kernel reuses after the last member's end, without an event. So a
+    session counts while a known process of the service is in it, and a little longer.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.pids: dict[int, str] = {}
-        self._session_of: dict[int, int] = {}  # of each of these
+        self._session_of: dict[int, int] = {}  # of each known pid
         self._sessions: dict[int, str] = {}
-        self._left: dict[int, float] = {}  # sessions whose last known process has ended, the longest ago first
+        self._left: dict[int, float] = {}  # sessions without a known process, oldest first
 
     def add(self, pid: int, service: str) -> None:
-        """A child that begins a session of its own."""
+        """Add a child that leads a session of its own."""
         self.pids[pid] = service
         self._session_of[pid] = pid
         self._sessions[pid] = service
         self._left.pop(pid, None)
 
     def follow(self, pid: int, service: str) -> None:
-        """A main process that is not our child, in whatever session."""
+        """Add a main process that is not our child, in any session."""
         self.pids[pid] = service
         self._session_of[pid] = session = _session(pid)
         self._left.pop(session, None)
@@ -51,7 +51,7 @@ class Owners:
         self._forget()
 
     def owner(self, pid: int) -> str:
-        """The service, or nothing. Read at once, while the sender is there to be asked about."""
+        """Return the service, or "". Call at once, while the sender exists."""
         self._forget()
         seen = 0
         while pid > 1 and seen < 64:
@@ -65,7 +65,7 @@ class Owners:
     def _by_session(self, session: int) -> str:
         name = self._sessions.get(session, "")
         if name and session not in self.pids and _session(session) >= 0:
-            # Its leader was reaped, so whoever has the number now is somebody else, and the session was over by then.
+            # The leader was reaped, so the number belongs to another process now, and the session had ended.
             self._end(session)
             return ""
         return name
@@ -82,7 +82,7 @@ class Owners:
         self._sessions.pop(session, None)
 
     def heirs(self, pid: int) -> tuple[int, ...]:
-        """What is left of the session that a process began."""
+        """Return the remaining processes of the session that a process began."""
         return tuple(other for other in processes() if other != pid and _session(other) == pid and alive(other))
 
 
@@ -98,7 +98,7 @@ def processes() -> list[int]:
 
 
 def _read(pid: int, name: str) -> bytes:
-    """In one call, as far as it is of interest; nothing where the process has ended."""
+    """Read a file of /proc in one call, up to the size needed; empty if the process has ended."""
     fd = -1
     try:
         fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
@@ -115,17 +115,20 @@ def _stat(pid: int) -> list[str]:
 
 
 def parent(pid: int) -> int:
-    found = _stat(pid)
-    return int(found[1]) if found else 0
+    values = _stat(pid)
+    return int(values[1]) if values else 0
 
 
 def alive(pid: int) -> bool:
-    found = _stat(pid)
-    return bool(found) and found[0] not in "ZX"
+    values = _stat(pid)
+    return bool(values) and values[0] not in "ZX"
 
 
 def uids(pid: int) -> tuple[int, ...]:
-    """Its real, effective, saved and file-system user. The owner of its directory would not do: a process that may not
-    be traced, which any user can make of one, seems to be root's there."""
+    """Return the real, effective, saved and file-system user.
+
+    The owner of its directory in /proc does not do: root owns it for a process that may not be traced, and any user can
+    create one.
+    """
     lines = _read(pid, "status").splitlines()
     return tuple(int(word) for line in lines if line.startswith(b"Uid:") for word in line.split()[1:])

@@ -1,4 +1,4 @@
-"""The only place that starts processes: fork, become who the service is, exec."""
+"""The only place that starts processes: fork, take the service's identity, exec."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 OURS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 EVERY_SIGNAL = signal.valid_signals()
 OUR_UMASK = 0o022
-# The machine's errors, not the command's: EAGAIN, ENOMEM, EMFILE, ENFILE, EINTR. By number, without the dictionaries of
-# all names that `errno` makes.
+# Errors of the machine, not of the command: EAGAIN, ENOMEM, EMFILE, ENFILE, EINTR. Numbers, because `errno` builds
+# dictionaries of all names.
 SCARCE = (11, 12, 24, 23, 4)
 
 
@@ -33,7 +33,10 @@ class Streams:
 
 
 def spawn(service: Service, command: tuple[str, ...], env: Mapping[str, str], streams: Streams, *, root: bool) -> int:
-    """Start a command as the service (or, for preparation, as root). What goes wrong in between it says on stderr."""
+    """Start a command as the service (or as root, to prepare it).
+
+    The child reports errors before the exec on stderr.
+    """
     if is_builtin(command):
 
         def step() -> int:
@@ -51,13 +54,13 @@ def spawn(service: Service, command: tuple[str, ...], env: Mapping[str, str], st
         own = environment(service, env)
         arguments = [_fill(service, part, own) for part in command]
         _attributes(service, own, root=root)
-        os.execve(arguments[0], arguments, own)  # comes back only as an error
+        os.execve(arguments[0], arguments, own)  # returns only with an error
 
     return fork(become, streams, f"start {service.name}", arguments=command)
 
 
 def _plain(service: Service, *, root: bool) -> bool:
-    """Whether PID 1 would start it exactly as it is itself: then the kernel need not copy us first (half the time)."""
+    """Tell if the command runs exactly like PID 1: then posix_spawn avoids the copy (half the time)."""
     if service.environment_files or service.umask != OUR_UMASK or service.cwd != "/":
         return False
     if service.limits or service.no_new_privileges or service.oom_score is not None:
@@ -81,7 +84,7 @@ def _spawn_plain(service: Service, arguments: list[str], env: dict[str, str], st
 
 
 def fork_own(work: Callable[[], int | None], streams: Streams, name: str) -> int:
-    """A child that does short work of our own, without an exec."""
+    """Start a child that does short work of our own, without an exec."""
 
     def become() -> int | None:
         builtin.leave_pid_1(name)
@@ -91,8 +94,11 @@ def fork_own(work: Callable[[], int | None], streams: Streams, name: str) -> int
 
 
 def fork(become: Callable[[], int | None], streams: Streams, what: str, *, arguments: tuple[str, ...] = ()) -> int:
-    """A child that runs `become`, ends with its exit code and never returns. Signals are blocked across the fork: one
-    that is sent at once must find the child with default handlers, or a TERM before the exec would be lost."""
+    """Start a child that runs `become`, exits with its code and never returns.
+
+    Signals are blocked across the fork: an immediate signal must find default handlers in the child, or a TERM before
+    the exec would be lost.
+    """
     blocked = signal.pthread_sigmask(signal.SIG_SETMASK, EVERY_SIGNAL)
     pid = -1
     try:
@@ -115,32 +121,32 @@ def fork(become: Callable[[], int | None], streams: Streams, what: str, *, argum
         code = become() or 0
     except BaseException as error:
         where = f" {arguments[0]}" if isinstance(error, OSError) and arguments and not error.filename else ""
-        why = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+        reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
         named = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
-        os.write(2, f"minivm: cannot {what}{where}: {named}{why}\n".encode(errors="replace"))
+        os.write(2, f"minivm: cannot {what}{where}: {named}{reason}\n".encode(errors="replace"))
     finally:
         os._exit(code)
 
 
 def environment(service: Service, env: Mapping[str, str], *, masked: bool = False) -> dict[str, str]:
-    """The pod's environment, then environment files, then the service's own."""
-    found = with_files(service, {"PATH": DEFAULT_PATH} | dict(env))
+    """Combine the pod's environment, the environment files, and the service's own variables."""
+    values = with_files(service, {"PATH": DEFAULT_PATH} | dict(env))
     for item in service.environment:
         if item.source is Source.VALUE:
-            found[item.name] = _fill(service, item.value, found)
+            values[item.name] = _fill(service, item.value, values)
         elif masked and item.source is Source.SECRET:
-            found[item.name] = "********"
+            values[item.name] = "********"
         else:
-            with open(expand(item.value, found), encoding="utf-8", errors="surrogateescape") as stream:  # noqa: PTH123 - pathlib costs 8 ms of boot
-                found[item.name] = stream.read().strip()
-    return found
+            with open(expand(item.value, values), encoding="utf-8", errors="surrogateescape") as stream:  # noqa: PTH123 - pathlib costs 8 ms of boot
+                values[item.name] = stream.read().strip()
+    return values
 
 
 def with_files(service: Service, env: Mapping[str, str]) -> dict[str, str]:
-    found = dict(env)
+    values = dict(env)
     for path in service.environment_files:
-        found |= read_environment_file(expand(path, found))
-    return found
+        values |= read_environment_file(expand(path, values))
+    return values
 
 
 def read_environment_file(path: str) -> dict[str, str]:
@@ -171,7 +177,7 @@ def _attributes(service: Service, env: dict[str, str], *, root: bool) -> None:
             os.write(fd, str(service.oom_score).encode())
             os.close(fd)
         except OSError as error:
-            warn(f"oom-score {service.oom_score} not given: {error.strerror}")
+            warn(f"oom-score {service.oom_score} not set: {error.strerror}")
     if service.limits:
         _limits(service)
     os.umask(service.umask)
@@ -251,7 +257,7 @@ def _gid(group: str) -> int:
 
 
 def close_on_exec() -> None:
-    """What we were started with is not for the services."""
+    """Keep inherited descriptors from the services."""
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - as above
         if int(name) > 2:
             try:
@@ -261,7 +267,7 @@ def close_on_exec() -> None:
 
 
 def reset_inherited() -> None:
-    """What plain services inherit: a known umask and directory."""
+    """Set the umask and directory that plain services inherit."""
     os.umask(OUR_UMASK)
     os.chdir("/")
 

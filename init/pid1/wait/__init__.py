@@ -1,1 +1,1 @@
-"""The one wait, and what it waits on."""
+"""The one wait, and the event sources for it."""

@@ -1,9 +1,9 @@
-"""A datagram socket that strangers may send to. Whatever they attach, PID 1 never makes the last close of it.
+"""A datagram socket that strangers may send to; PID 1 never makes the last close of what they attach.
 
-A close can take as long as its sender likes: a connection that lingers, a file whose file system is a process of his.
-Where the kernel can refuse attached descriptors (Linux 6.16), it does so on a socket that everybody may send to.
-Elsewhere a message is looked at before it is taken, which leaves what is attached to it in the queue; one that carries
-descriptors is taken by a child (`init.pid1.spawn.closer`), and nothing more is read from that socket until then.
+A sender decides how long a close takes: a connection that lingers, a file on a FUSE file system of the sender. On a
+socket open to everybody the kernel refuses attached descriptors, where it can (Linux 6.16). Otherwise PID 1 peeks at
+each message first, which leaves attachments in the queue. A child (`init.pid1.spawn.closer`) takes a message with
+descriptors, and until then PID 1 reads nothing more from that socket.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ if TYPE_CHECKING:
     from init.pid1.spawn.closer import Closer
     from init.pid1.wait.poller import Poller
 
-SO_PASSRIGHTS = 83  # asm-generic; a kernel that does not know it says so
+SO_PASSRIGHTS = 83  # asm-generic; an older kernel returns an error
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
-_ROOM = socket.CMSG_SPACE(_CREDENTIALS.size)  # for these and nothing else: what is attached besides is only told of
+_ROOM = socket.CMSG_SPACE(_CREDENTIALS.size)  # room for these only: the kernel reports that anything else is attached
 QUEUE = 1 << 20
 
 
 class Datagrams:
-    """Bound, with credentials. `mode` 0600 is for the user it belongs to alone."""
+    """A bound socket with credentials. Mode 0600 restricts it to its owner."""
 
     def __init__(
         self, path: str, poller: Poller, closer: Callable[[], Closer], call: Callable[[], None], *, user: int | None
     ) -> None:
-        """`user`: the only one who may send, besides root; None: everybody may, and nobody may attach anything."""
+        """Open the socket. `user` is the only sender besides root; None: all users may send, and none may attach."""
         self._poller, self._closer, self._call = poller, closer, call
         self._paused = False
-        self.waiting = False  # for a message to be taken
+        self.waiting = False  # for the closer to take a message
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, QUEUE)
         if os.path.lexists(path):
             os.unlink(path)  # noqa: PTH108 - no pathlib on PID 1's path
-        before = os.umask(0o177)  # born with its final mode
+        before = os.umask(0o177)  # created with its final mode
         try:
             self._socket.bind(path)
         finally:
@@ -61,7 +61,7 @@ class Datagrams:
         return True
 
     def receive(self, longest: int) -> tuple[bytes, int, int] | None:
-        """The next message, and whose: pid and uid. None: nothing more for now."""
+        """Return the next message with its sender's pid and uid; None: nothing more for now."""
         if self.waiting:
             return None
         try:
@@ -86,7 +86,7 @@ class Datagrams:
 
     @property
     def complete(self) -> bool:
-        """Whether all that was sent so far can be received: it is not for ever that anybody waits for it."""
+        """True if all messages so far can be received, or if the closer is late: nobody waits for it for ever."""
         return not self.waiting or self._closer().late
 
     def _taken(self) -> None:
@@ -95,7 +95,7 @@ class Datagrams:
         self._call()
 
     def pause(self, paused: bool) -> None:
-        """Leave what comes in the queue; when that is full, its senders wait."""
+        """Leave incoming messages in the queue; when it is full, their senders wait."""
         self._paused = paused
         self._listen()
 
@@ -108,6 +108,6 @@ def _given(path: str, user: int) -> bool:
         return True
     try:
         os.chown(path, user, -1)
-    except OSError:  # without CHOWN: then it is open to all, as a syslog socket is
+    except OSError:  # without CHOWN: open to all, like a syslog socket
         return False
     return True

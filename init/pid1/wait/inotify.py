@@ -1,4 +1,4 @@
-"""inotify: waiting for a path without asking again and again. The one place that needs it loads ctypes, late."""
+"""inotify: wait for a path without polling. Loaded late, because it needs ctypes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from init.pid1.wait.poller import Poller
 
 CREATED, MOVED_IN, ATTRIBUTES, DELETED_SELF, MOVED_SELF = 0x100, 0x80, 0x4, 0x400, 0x800
-OVERFLOW = -1  # the watch that an event names when others were dropped
+OVERFLOW = -1  # the watch in an event that reports dropped events
 MOST_LOOKS = 16
 _EVENT = struct.Struct("iIII")  # watch, mask, cookie, length of the name
 
 
 class Inotify:
-    """One instance for PID 1's whole life: to close one costs 15 ms, in which the kernel waits for its readers."""
+    """One instance for PID 1's whole life: closing one costs 15 ms, in which the kernel waits for its readers."""
 
     def __init__(self, poller: Poller) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -62,7 +62,7 @@ class Inotify:
             watch, _mask, _cookie, length = _EVENT.unpack_from(data, at)
             seen[watch] = None
             at += _EVENT.size + length
-        lost = OVERFLOW in seen  # more happened than the kernel keeps: all have to look
+        lost = OVERFLOW in seen  # events were dropped: every watcher has to look
         for watch in list(self._watchers) if lost else seen:
             for watcher in list(self._watchers.get(watch, ())):
                 watcher.attempt(watcher.moved)
@@ -74,7 +74,7 @@ def _error() -> OSError:
 
 
 def _is_directory(path: str) -> bool:
-    """`os.path.isdir` would take any error for an answer."""
+    """Test for a directory; `os.path.isdir` would take any error for a no."""
     try:
         return stat.S_ISDIR(os.stat(path).st_mode)  # noqa: PTH116 - no pathlib on PID 1's path
     except (FileNotFoundError, NotADirectoryError):
@@ -82,7 +82,7 @@ def _is_directory(path: str) -> bool:
 
 
 class PathWatch:
-    """Calls back whenever something appears in the nearest directory that exists on the way to a path."""
+    """Call back whenever something appears in the nearest existing directory above a path."""
 
     def __init__(
         self,
@@ -92,14 +92,16 @@ class PathWatch:
         attempt: Callable[[Callable[[], None]], None],
     ) -> None:
         self._inotify, self._path, self._appeared = inotify, path, appeared
-        self.attempt = attempt  # the owner's: many wait for paths, and one's trouble is not the next one's
+        self.attempt = attempt  # from the owner, so that one watcher's error does not affect the next
         self._watch = -1
         self._aim()
 
     def _aim(self) -> None:
-        """Watch the deepest existing directory above the path. Between a look and its watch the way may grow or shrink,
-        of which no event tells: look again. Who makes and removes directories without end has his events, and no
-        loop."""
+        """Watch the deepest existing directory above the path.
+
+        Between a look and its watch that directory may change without an event: look again, a bounded number of times,
+        since a process may create and remove directories without end.
+        """
         directory = self._nearest()
         for left in range(MOST_LOOKS - 1, -1, -1):
             try:
@@ -109,7 +111,7 @@ class PathWatch:
                     raise
                 directory = self._nearest()
                 continue
-            if before >= 0:  # only after the new one: the same directory has the same watch, and keeps it
+            if before >= 0:  # after the new one: the same directory has the same watch, which must stay
                 self._inotify.drop(self, before)
             aimed, directory = directory, self._nearest()
             if directory == aimed:
@@ -122,11 +124,11 @@ class PathWatch:
         return directory or "/"
 
     def moved(self) -> None:
-        """Look before the watch is aimed anew: what is there ends the probe, and with it the watch."""
+        """Look first, then aim the watch anew: a path that exists ends the probe, and the watch."""
         self._appeared()
         if self._watch >= 0:
             self._aim()
-            self._appeared()  # it may have come before the new watch
+            self._appeared()  # it may have appeared before the new watch
 
     def close(self) -> None:
         if self._watch >= 0:

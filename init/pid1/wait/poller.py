@@ -1,8 +1,7 @@
-"""The one wait point: epoll, what to call for each descriptor, and timers.
+"""The one wait: epoll, callbacks for descriptors, and timers.
 
-A call that fails in an ordinary way (`init.errors.ORDINARY`) and belongs to nobody in particular
-(`init.pid1.wait.scope`) is the core's. It is told, and made again a moment later: what is not read stays there, so
-nothing is lost by it.
+An ordinary error (`init.errors.ORDINARY`) in a callback without an owner (`init.pid1.wait.scope`) is reported, and the
+callback repeated a moment later: unread data stays, so nothing is lost.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    Registered = tuple[int, Callable[[int], None]]  # its number, and whom to call
+    Registered = tuple[int, Callable[[int], None]]  # its serial number and callback
 
 IN = select.EPOLLIN
 OUT = select.EPOLLOUT
-LONGEST = 86400.0  # one wait, seconds: the kernel counts milliseconds in 31 bits
-MOMENT = 0.1  # until a call that failed is made again
+LONGEST = 86400.0  # seconds of one wait: the kernel counts milliseconds in 31 bits
+MOMENT = 0.1  # seconds until a failed callback is repeated
 
 
 class Timer:
@@ -46,7 +45,7 @@ class Poller:
         self._calls: dict[int, Registered] = {}
         self._registered = 0
         self._masks: dict[int, int] = {}
-        self._put_off: set[int] = set()  # not looked at for a moment, because a call failed
+        self._put_off: set[int] = set()  # descriptors ignored for a moment after a failed callback
         self._timers: list[Timer] = []
         self.waiting = False
         self.troubled: Callable[[str], None] = lambda _: None
@@ -64,11 +63,11 @@ class Poller:
     def _register(self, fd: int, mask: int) -> None:
         try:
             self._epoll.register(fd, mask)
-        except FileExistsError:  # the kernel refused to take it out before
+        except FileExistsError:  # the kernel refused to remove it before
             self._epoll.modify(fd, mask)
 
     def change(self, fd: int, mask: int) -> None:
-        """Should the kernel refuse it, it is made a moment later."""
+        """Change the events waited for; if the kernel refuses, retry a moment later."""
         self._masks[fd] = mask
         if fd not in self._put_off:
             try:
@@ -86,7 +85,7 @@ class Poller:
         try:
             self._epoll.unregister(fd)
         except OSError:
-            return  # its close, or an event that nobody wants, makes up for it
+            return  # its close, or an ignored event, makes up for it
 
     def after(self, seconds: float, call: Callable[[], object]) -> Timer:
         timer = Timer(self.now() + seconds, call)
@@ -94,25 +93,25 @@ class Poller:
         return timer
 
     def wait(self, until: float | None) -> None:
-        """Wait for the first thing to happen, and call whoever asked for it. Without anything due it waits for ever."""
+        """Wait for the next event or timer and call its callback; without any, wait for ever."""
         while self._timers and self._timers[0].call is None:
             heapq.heappop(self._timers)
         if self._timers and (until is None or self._timers[0].at < until):
             until = self._timers[0].at
-        # Rounded up: a wait that ends a fraction early would only be made again.
+        # Rounded up: a wait that ends a fraction early would only be repeated.
         timeout = -1.0 if until is None else min(max(0.0, until - self.now() + 0.0005), LONGEST)
         newest = self._registered
         for fd, mask in self._events(timeout):
-            found = self._calls.get(fd)
-            if found is None:  # an earlier call of this turn may have closed it
+            registered = self._calls.get(fd)
+            if registered is None:  # an earlier callback of this turn may have closed it
                 self._unwatch(fd)
                 continue
-            if found[0] > newest:  # another has been given its number since: what has come for that one is told again
+            if registered[0] > newest:  # the number was reused since: the new owner gets its events in the next turn
                 continue
             try:
-                found[1](mask)
+                registered[1](mask)
             except ORDINARY as error:
-                self._again_later(fd, found, error)
+                self._again_later(fd, registered, error)
         now = self.now()
         while self._timers and self._timers[0].at <= now:
             due = heapq.heappop(self._timers).call
@@ -123,7 +122,7 @@ class Poller:
                     self.troubled(f"{named(due)}: {in_words(error)}")
                     self.after(MOMENT, due)
 
-    # When something fails.
+    # Errors.
 
     def _events(self, timeout: float) -> list[tuple[int, int]]:
         self.waiting = True
@@ -131,30 +130,30 @@ class Poller:
             return self._epoll.poll(timeout)
         except (OSError, MemoryError) as error:
             self.troubled(f"wait: {in_words(error)}")
-            time.sleep(MOMENT / 10)  # blind, and not to be so at full speed
+            time.sleep(MOMENT / 10)  # no event source now, so do not spin
             return []
         finally:
             self.waiting = False
 
     def _unwatch(self, fd: int) -> None:
-        """Told of, and not to be: of nobody any more, or put off."""
+        """Remove a descriptor that must not report events: it has no callback, or is ignored for a moment."""
         try:
             self._epoll.unregister(fd)
         except OSError:
             return
 
-    def _again_later(self, fd: int, found: Registered, error: BaseException) -> None:
-        self.troubled(f"{named(found[1])}: {in_words(error)}")
-        if self._calls.get(fd) is not found or fd in self._put_off:
+    def _again_later(self, fd: int, registered: Registered, error: BaseException) -> None:
+        self.troubled(f"{named(registered[1])}: {in_words(error)}")
+        if self._calls.get(fd) is not registered or fd in self._put_off:
             return
         self._unwatch(fd)
         self._put_off.add(fd)
-        self.after(MOMENT, lambda: self._look_again(fd, found))
+        self.after(MOMENT, lambda: self._look_again(fd, registered))
 
-    def _look_again(self, fd: int, found: Registered) -> None:
-        if fd not in self._put_off or self._calls.get(fd) is not found:
+    def _look_again(self, fd: int, registered: Registered) -> None:
+        if fd not in self._put_off or self._calls.get(fd) is not registered:
             return  # closed meanwhile
-        self._register(fd, self._masks[fd])  # should this fail, it is this that is made again
+        self._register(fd, self._masks[fd])  # if this fails, this callback is repeated
         self._put_off.discard(fd)
 
 
@@ -163,7 +162,7 @@ def named(call: Callable[..., object]) -> str:
 
 
 def shut(fd: int) -> None:
-    """Close. Linux has given the number back even where it tells an error, which is then nobody's business here."""
+    """Close a descriptor. Linux frees the number even when it reports an error, which is irrelevant here."""
     try:
         os.close(fd)
     except OSError:

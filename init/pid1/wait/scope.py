@@ -1,4 +1,4 @@
-"""Whose a callback is: a service's probe, a connection. What fails among its callbacks fails the owner alone."""
+"""Owners of callbacks: a service's probe, a connection. An error in a callback affects its owner alone."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class Scope:
-    """The poller, as one owner has it. `fails` hears why a callback could not do its work, and ends what it belongs to.
+    """The poller for one owner. `fails` gets the error of a callback and ends the owner's work.
 
-    Callbacks without an owner are the core's: the poller makes them again (`init.pid1.wait.poller`).
+    Callbacks without an owner belong to the core: the poller repeats them (`init.pid1.wait.poller`).
     """
 
     def __init__(self, poller: Poller, fails: Callable[[str], None]) -> None:

@@ -64,7 +64,7 @@ def test_a_full_disk_takes_nobodys_time(monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.setattr(drain_login, "NOLOGIN", Path("/dev/full"))
     monkeypatch.setattr(drain_login, "find_sessions", dict)
     drain_login.drain("nowhere", drain.Deadline(4.0))
-    assert "new logins are not kept out: No space left on device" in capsys.readouterr().out
+    assert "cannot refuse new logins: No space left on device" in capsys.readouterr().out
 
 
 @needs_root

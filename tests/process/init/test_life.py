@@ -548,7 +548,7 @@ def test_shutdown_and_refusals(pod: World) -> None:
     pod.until_ready()
     for op, keys, words in [
         ("restart", {"service": "slurmx"}, "cannot restart slurmx: no such service"),
-        ("reload", {"service": "slurmd"}, "it cannot read its configuration anew"),
+        ("reload", {"service": "slurmd"}, "it cannot reload its configuration"),
         ("signal", {"service": "slurmd", "signal": "TREM"}, "unknown signal"),
         ("fly", {}, "no such request"),
     ]:

@@ -116,4 +116,4 @@ def test_only_root_may_ask_and_is_told_so() -> None:
             capture_output=True, text=True, check=False, timeout=60,
         )  # fmt: skip
     assert done.returncode == 1
-    assert done.stderr == f"minivm: cannot speak to init: {name}/control.sock: Permission denied (only root may ask)\n"
+    assert done.stderr == f"minivm: cannot speak to init: {name}/control.sock: Permission denied (run this as root)\n"

@@ -151,7 +151,9 @@ def test_one_that_was_cut_does_not_begin_anew_where_jobs_may_run(path: Path) -> 
     deep.write(path, Word(boot_id(), State.RUNNING))
     assert begin.once(runs, lambda: False)
     assert runs.times == 0
-    assert deep.read(path) == Word(boot_id(), State.UNKNOWN, 0, "the deep checks were interrupted, and jobs may run by now")
+    assert deep.read(path) == Word(
+        boot_id(), State.UNKNOWN, 0, "the deep checks were interrupted, and jobs may run by now"
+    )
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ class Scripted(Slurmctld):
         assert configuration.read_bytes().startswith(b"new")
         return self.against
 
-    def read_anew(self) -> Answer:
+    def reload(self) -> Answer:
         self.asked_with.append(read(self.installed))
         return self.answers_left.pop(0)
 
@@ -169,7 +169,7 @@ def test_what_a_cut_try_left_is_put_back_and_never_taken_for_what_runs(site: Sit
     """slurmctld answers, with the old configuration: the new one was installed and not read."""
 
     class Killed(Scripted):
-        def read_anew(self) -> Answer:
+        def reload(self) -> Answer:
             raise Cut
 
     watch = SlurmWatch(Path("/nowhere"), site.files, Killed(site.files.target), site.kept, site.said)
@@ -195,7 +195,7 @@ def test_half_an_installation_is_put_back(site: Site, monkeypatch: pytest.Monkey
 
 def test_a_slurmctld_that_cannot_be_asked_has_not_taken_it(site: Site) -> None:
     class Away(Scripted):
-        def read_anew(self) -> Answer:
+        def reload(self) -> Answer:
             raise InitError("ask PID 1", "no answer")
 
     watch = SlurmWatch(Path("/nowhere"), site.files, Away(site.files.target), site.kept, site.said)
@@ -370,7 +370,7 @@ def test_what_was_accepted_and_refused_by_slurmctld_is_tried_when_it_is_accepted
 def test_where_slurmctld_cannot_be_asked_it_waits_and_asks_again(site: Site) -> None:
     watch, daemon = with_jobs(site, None, LIVE)
     assert daemon.asked_with == [] and watch.again is not None
-    assert "could not be asked whose jobs that ends" in site.told[-1]
+    assert "did not answer which jobs that ends" in site.told[-1]
     daemon.holds = []
     watch.look()
     assert read(site.files.target)["slurm.conf"] == ONE and site.told[-1] == ""

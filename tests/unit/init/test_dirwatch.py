@@ -73,7 +73,7 @@ def test_where_the_kernel_gives_no_watch_it_is_looked_now_and_then_until_it_does
     for _ in range(2):
         watcher.watch(tmp_path)
         assert not watcher.wait(None), "it comes back, and who asks looks"
-    assert capsys.readouterr().err.count("is looked at every") == 1
+    assert capsys.readouterr().err.count("is checked every") == 1
     setattr(full, missing, 1)
     watcher.watch(tmp_path)
     (tmp_path / "file").write_text("x")

@@ -315,7 +315,7 @@ def test_a_wrong_program_file_is_told(tmp_path: Path, text: str, words: str) -> 
         (b"", "wanted a mapping"),
         (b"command: [", "not YAML"),
         (b"? [a, b]\n: c\n", "a key is one word"),
-        (b"kind: oneshot\nkind: longrun\n", "'kind' stands there twice"),
+        (b"kind: oneshot\nkind: longrun\n", "'kind' appears twice"),
         (b"command: " + b"[" * 5000, "nested too deeply"),
     ],
 )

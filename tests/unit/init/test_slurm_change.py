@@ -158,7 +158,7 @@ def test_a_cluster_without_state_may_have_any_name() -> None:
 def test_where_nobody_can_be_asked_what_goes_counts_and_what_comes_does_not() -> None:
     (loss,) = effect(files(BASE), files(BASE.replace(LONG_LINES, "")), None).losses
     assert loss.jobs is None
-    assert str(loss) == "partition long goes, and slurmctld could not be asked whose jobs that ends"
+    assert str(loss) == "partition long goes, and slurmctld did not answer which jobs that ends"
     assert effect(files(BASE), files(BASE + "PartitionName=more Nodes=ALL\n"), None).losses == ()
 
 
@@ -182,7 +182,7 @@ def test_where_nobody_can_be_asked_what_goes_counts_and_what_comes_does_not() ->
             "MaxJobCount=200000",
             "",
             None,
-            "MaxJobCount 200000 becomes 10000, and slurmctld could not be asked whose jobs that ends",
+            "MaxJobCount 200000 becomes 10000, and slurmctld did not answer which jobs that ends",
         ),
         ("", "MaxJobCount=200000", 50_000, ""),
         ("MaxJobCount=10000", "", 50_000, ""),
