@@ -32,6 +32,8 @@ class Places:
     # gitsync's root directory.
     scripts: Path = Path(DEFAULT_ROOT)
     policy: Path = OPERATORS_POLICY
+    # slurmd's: without room in it no job starts.
+    spool: Path = Path("/var/spool/slurmd")
 
     @classmethod
     def from_environment(cls) -> Places:

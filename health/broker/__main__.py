@@ -35,10 +35,12 @@ def _serve(listener: socket.socket, broker: Broker) -> None:
             return
 
 
-def _report(broker: Broker, reported: str | None) -> str | None:
-    """Report an ignored policy file as a condition of the pod, since other rules may drain more nodes."""
-    text = f"policy file ignored: {broker.refused}" if broker.refused else ""
-    return text if text == reported or tell(text, "policy") else reported
+def _report(broker: Broker, reported: dict[str, str]) -> None:
+    """Report an ignored policy file, and a drain by Slurm itself that stays, as conditions of the pod."""
+    policy = f"policy file ignored: {broker.refused}" if broker.refused else ""
+    for name, text in (("policy", policy), ("slurm-drain", broker.memory.slurm_drain)):
+        if reported.get(name) != text and tell(text, name):
+            reported[name] = text
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
@@ -60,8 +62,9 @@ def main() -> int:
         listener.listen(64)
         notify("READY=1")
         broker.reread()
-        # Report the empty text too: a previous broker may have died with a report outstanding.
-        reported = _report(broker, None)
+        # Report empty texts too: a previous broker may have died with a report outstanding.
+        reported: dict[str, str] = {}
+        _report(broker, reported)
         try:
             while True:
                 if select.select([listener], [], [], broker.wait_s())[0]:
@@ -70,7 +73,7 @@ def main() -> int:
                 elif broker.changed():
                     broker.reread()
                     broker.look()
-                    reported = _report(broker, reported)
+                    _report(broker, reported)
         finally:
             places.broker.unlink(missing_ok=True)
 

@@ -16,12 +16,14 @@ from typing import TypeVar
 
 from ground.files import write_whole
 from health import deep
+from health.broker import remains
 from health.broker.calls import Slurm
 from health.broker.decide import asks_for_deep, reason
 from health.broker.incidents import Enter
 from health.broker.inputs import read_gpus
-from health.broker.memory import Log, Memory, Now, forget, is_restless, resumed, what_of
-from health.broker.step import Action, AskFleet, AskNode, Change, Failed, Inputs, step
+from health.broker.memory import Log, Memory, Now, expect_drain, forget, is_restless, resumed, what_of
+from health.broker.slurm_drains import Unkilled, cause_of
+from health.broker.step import Action, AskFleet, AskNode, AskRemains, Change, Failed, Inputs, step
 from health.index import read_index
 from health.ledger import Ledger
 from health.places import Places, boot_id
@@ -33,6 +35,10 @@ from init.errors import InitError
 T = TypeVar("T")
 
 LOOK_S = 5.0
+# After a job's end slurmctld is asked whether Slurm has drained the node, at most this often.
+ENDED_S = 300.0
+# `failed`: a prolog or epilog failed. `ended`: jobs have ended. `unkillable`: Slurm could not kill a step.
+QUESTIONS = ("gate", "look", "status", "forget", "deep", "failed", "ended", "unkillable")
 SOON_S = 0.05
 
 
@@ -92,6 +98,8 @@ class Broker:
                 return replace(inputs, node=_answer(self.slurm.known_node))
             case AskFleet():
                 return replace(inputs, fleet=_answer(self.slurm.survey))
+            case AskRemains():
+                return replace(inputs, remains=remains.look(self.memory.slurm.unkilled, self.places.spool))
             case Change(act):
                 return replace(inputs, changed=_answer(lambda: self.slurm.change(act)))
 
@@ -107,8 +115,16 @@ class Broker:
 
     def answer(self, request: Mapping[str, object]) -> Mapping[str, object]:
         ask = request.get("ask")
-        if ask not in ("gate", "look", "status", "forget", "deep"):
-            return {"error": f"unknown request {ask!r}; known: gate, look, status, forget, deep"}
+        if ask not in QUESTIONS:
+            return {"error": f"unknown request {ask!r}; known: {', '.join(QUESTIONS)}"}
+        if ask in ("failed", "ended"):
+            # After a job's end slurmctld is asked seldom: a thousand nodes have many.
+            if ask == "failed" or clock().steady - self.memory.looked >= ENDED_S:
+                self.memory = expect_drain(self.memory, clock())
+            return {}
+        if ask == "unkillable":
+            job = request.get("job")
+            return self._unkillable(job) if isinstance(job, int) else {"error": "wanted the number of a job"}
         if ask == "deep":
             return {"deep": self._wants_deep_checks()}
         checks = request.get("checks", [])
@@ -123,6 +139,20 @@ class Broker:
         decisions = {check: what_of(self.memory, check, now) for check in named}
         # A job is kept off only for problems that drained the node, so the guard's exceptions stop no job.
         return {"decisions": decisions, "drained": self._stops(named), "said": self.memory.said}
+
+    def _unkillable(self, job: int) -> Mapping[str, object]:
+        """Record how the node stands and which processes do not end, before slurmstepd drains it."""
+        processes, node = remains.of_job(job), _answer(self.slurm.known_node)
+        before = None if isinstance(node, Failed) else node
+        earlier = self.memory.slurm.unkilled
+        if before is not None and (cause := cause_of(before)) and cause.kill:
+            # Another step of the same failure: how the node stood is known from the first, if at all.
+            before = earlier.before if earlier else None
+            processes = tuple({*(earlier.processes if earlier else ()), *processes})
+        watch = replace(self.memory.slurm, unkilled=Unkilled(job, clock().wall, processes, before))
+        self.memory = expect_drain(replace(self.memory, slurm=watch), clock())
+        log(f"Slurm cannot kill job {job}: {len(processes)} processes are left")
+        return {"processes": len(processes)}
 
     def _wants_deep_checks(self) -> bool | None:
         """Decide if deep checks are wanted; None while unknown.

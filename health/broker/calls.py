@@ -35,7 +35,10 @@ class Slurm:
 
     def node(self) -> Node | None:
         node = client.node(self.name, self.controller)
-        return None if node is None else Node("DRAIN" in node.flags, node.reason, node.busy)
+        if node is None:
+            return None
+        author, _, at = node.author.partition("@")
+        return Node("DRAIN" in node.flags, node.reason, node.busy, author, _time(at))
 
     def known_node(self) -> Node:
         node = self.node()

@@ -59,6 +59,9 @@ class Node:
     drained: bool
     reason: str
     busy: bool = False
+    # Who set the reason, and when; empty and None where slurmctld does not say.
+    author: str = ""
+    since: float | None = None
 
     @property
     def ours(self) -> bool:

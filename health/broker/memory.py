@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from health.broker.decide import Node, Seen, raised
+from health.broker.slurm_drains import EXPECTED_S, SOON_S, Watch
 
 # A person's resume holds for a day; a problem that still exists then drains again.
 RESUMED_LASTS_S = 86400.0
@@ -40,6 +41,12 @@ class Memory:
     due: float = 0.0
     recheck: float = 0.0
     failures: int = 0
+    # Of Slurm's own drains, and what the pod tells of the one that stands; until when such a drain is expected.
+    slurm: Watch = field(default_factory=Watch)
+    slurm_drain: str = ""
+    expected: float = 0.0
+    # When slurmctld last told of the node.
+    looked: float = 0.0
 
     def standing(self, now: Now) -> dict[str, Seen]:
         """Return the raised problems that are not held."""
@@ -69,6 +76,13 @@ def forget(memory: Memory, named: Iterable[str]) -> tuple[Memory, tuple[Log, ...
         forgotten=memory.forgotten | checks,
         acted_on=None,
     ), tuple(Log(f"{check} is forgotten on a person's request") for check in sorted(checks))
+
+
+def expect_drain(memory: Memory, now: Now) -> Memory:
+    """Slurm is about to drain the node, or may be: look soon, and again until it has."""
+    soon = now.steady + SOON_S
+    due = min(memory.due, soon) if memory.due else soon
+    return replace(memory, expected=now.steady + EXPECTED_S, due=due)
 
 
 def what_of(memory: Memory, check: str, now: Now) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from health.broker import decide
+from health.broker import decide, slurm_drains
 from health.broker.guard import guarded, within_rate
 from health.broker.incidents import Enter, entry, judged
 from health.broker.inputs import Gpu
@@ -51,6 +51,8 @@ class Inputs:
     node: decide.Node | Failed | None = None
     fleet: decide.Fleet | Failed | None = None
     changed: decide.Act | Failed | None = None
+    # What a drain of Slurm's own has left on the node.
+    remains: slurm_drains.Remains | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +66,16 @@ class AskFleet:
 
 
 @dataclass(frozen=True, slots=True)
+class AskRemains:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
 class Change:
     act: decide.Act
 
 
-Action = Log | Enter | AskNode | AskFleet | Change
+Action = Log | Enter | AskNode | AskFleet | AskRemains | Change
 Outcome = tuple[Memory, tuple[Action, ...]]
 
 
@@ -150,15 +157,22 @@ def _differs(memory: Memory, standing: Mapping[str, decide.Seen], inputs: Inputs
 
 
 def _act(memory: Memory, after: Memory, inputs: Inputs, now: Now) -> Outcome:
-    standing = after.standing(now)
-    logs: tuple[Log, ...] = ()
     match inputs.node:
         case None:
             return memory, (AskNode(),)
         case Failed(why):
             return _again(after, why, now)
         case node:
-            after = replace(after, found=after.found or node)
+            after = replace(after, found=after.found or node, looked=now.steady)
+    if cause := slurm_drains.cause_of(node):
+        return _act_on_slurm(memory, after, cause, node, inputs, now)
+    after = replace(after, slurm=replace(after.slurm, clean_since=0.0, posted=""), slurm_drain="")
+    return _act_on_verdicts(memory, after, node, inputs, now)
+
+
+def _act_on_verdicts(memory: Memory, after: Memory, node: decide.Node, inputs: Inputs, now: Now) -> Outcome:
+    standing = after.standing(now)
+    logs: tuple[Log, ...] = ()
     kept = _kept(after, node.reason, inputs, now)
     act = decide.decide(standing, node, kept)
     if act.kind in {"drain", "update"}:
@@ -179,7 +193,9 @@ def _act(memory: Memory, after: Memory, inputs: Inputs, now: Now) -> Outcome:
         act = decide.decide(standing, node, _kept(after, node.reason, inputs, now))
     if act.kind == "nothing":
         own_reason = node.reason if node.drained and node.ours else ""
-        return _acted(replace(after, drained=node.drained, posted=own_reason), standing, act), logs
+        acted = _acted(replace(after, drained=node.drained, posted=own_reason), standing, act)
+        is_expected = not node.drained and now.steady < after.expected
+        return (replace(acted, due=now.steady + slurm_drains.AGAIN_S / 2) if is_expected else acted), logs
     if act.kind == "clear" and inputs.deep_runs:
         text = "deep checks are running: the drain ends after them"
         return replace(after, said=text, drained=True, posted=node.reason, due=now.steady + DEEP_S), logs
@@ -197,6 +213,35 @@ def _act(memory: Memory, after: Memory, inputs: Inputs, now: Now) -> Outcome:
         return _acted(replace(after, drained=False, posted="", recheck=0.0), standing, act), ()
     recheck = now.steady + inputs.policy.guard_recheck_s
     return _acted(replace(after, drained=True, posted=act.text, recheck=recheck), standing, act), ()
+
+
+def _act_on_slurm(
+    memory: Memory, after: Memory, cause: slurm_drains.Cause, node: decide.Node, inputs: Inputs, now: Now
+) -> Outcome:
+    """Lift a drain of Slurm's own from a clean node, tell what hangs, or put back the reason that it replaced."""
+    if inputs.remains is None:
+        return memory, (AskRemains(),)
+    standing = after.standing(now)
+    clean_since = 0.0 if inputs.remains.text else after.slurm.clean_since or now.steady
+    watch = replace(after.slurm, clean_since=clean_since)
+    act = slurm_drains.judge(cause, node, inputs.remains, watch, now.steady, inputs.name)
+    if standing and act.kind == "clear":
+        act = decide.Act("nothing", f"{node.reason}: stays while the node fails {', '.join(standing)}")
+    after = replace(after, slurm=watch, slurm_drain=f"Slurm drained the node: {act.text}", drained=True, posted="")
+    after = replace(_acted(after, standing, act), due=now.steady + slurm_drains.AGAIN_S)
+    if act.kind == "nothing" or not within_rate(after.changes, inputs.policy, now.steady):
+        return after, ()
+    match inputs.changed:
+        case None:
+            return memory, (Log(f"{act.kind} {inputs.name}: {act.text}"), Change(act))
+        case Failed(why):
+            return _again(after, why, now)
+    recent = (at for at in after.changes if at > now.steady - inputs.policy.rate_per_s)
+    after = replace(after, changes=(*recent, now.steady))
+    if act.kind == "update":
+        return replace(after, slurm=replace(watch, posted=act.text)), ()
+    lifts = (*(at for at in watch.lifts if now.steady - at < slurm_drains.WITHIN_S), now.steady)
+    return replace(after, slurm=slurm_drains.Watch(lifts=lifts), slurm_drain="", drained=False, due=0.0), ()
 
 
 def _acted(memory: Memory, standing: Mapping[str, decide.Seen], act: decide.Act) -> Memory:

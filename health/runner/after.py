@@ -66,8 +66,7 @@ class After:
             began = time.monotonic()
             env = environment("epilog", os.environ, held.commit, str(held.path), UNFIT)
             checked = gate.check("epilog", held.path, held.commit, env, BUDGET_S, self._places)
-            if any(map(gate.stops_a_job, checked.problems)):
-                ask_broker({"ask": "look"}, 0.5)
+            ask_broker({"ask": "look" if any(map(gate.stops_a_job, checked.problems)) else "ended"}, 0.5)
             checks: dict[str, object] = {"fresh": checked.fresh, "ran": checked.ran}
             if checked.problems:
                 checks["problems"] = {verdict.check: verdict.reason for verdict in checked.problems}

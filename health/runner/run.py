@@ -159,6 +159,9 @@ class Run:
         lease.report(self.commit, f"{self.kind}.d/{name}", reason, Layout.from_environment())
         if self.policy.broken(self.kind, f"{self.kind}.d/{name}") == "fail":
             self.fails = True
+            if self.kind in ("prolog", "epilog"):
+                # Slurm drains the node when this run ends, and never lifts that itself.
+                ask_broker({"ask": "failed"}, 0.5)
 
     def _unfit(self, name: str, done: Outcome) -> None:
         reason = ([*done.err.strip().splitlines()[-1:], *done.out.strip().splitlines()[-1:], "no reason given"])[0]

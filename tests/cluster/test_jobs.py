@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cluster.local import LocalCluster
+from cluster.values import merged
 from images.engine.docker import Engine
 from tests.cluster.conftest import IMAGES, NAME
 from tests.cluster.researcher import Researcher, World
@@ -321,3 +326,107 @@ def test_a_login_pod_that_goes_leaves_no_node_taken(plain: World, bob: Researche
         for process in started.values():
             process.kill()
         cluster.up(timeout=90)
+
+
+FREEZER = Path("/sys/fs/cgroup/freezer")
+
+
+@contextmanager
+def frozen(world: World, words: str) -> Iterator[Callable[[], None]]:
+    """The worker's process with these words in its command line takes no signal, KILL neither; thawed by a call."""
+    container = world.running(WORKER).container
+
+    def found() -> list[int]:
+        every = [path for path in Path("/proc").glob("[0-9]*") if container in read(path / "cgroup")]
+        return [int(path.name) for path in every if read(path / "cmdline") == words.replace(" ", "\0") + "\0"]
+
+    until(lambda: len(found()) == 1, "the process is there", seen=found)
+    (pid,) = found()
+    group = FREEZER / f"{NAME}-unkillable"
+    home = FREEZER / read(Path(f"/proc/{pid}/cgroup")).partition("freezer:/")[2].partition("\n")[0]
+    group.mkdir(exist_ok=True)
+
+    def thaw() -> None:
+        (group / "freezer.state").write_text("THAWED")
+
+    try:
+        (group / "cgroup.procs").write_text(str(pid))
+        (group / "freezer.state").write_text("FROZEN")
+        yield thaw
+    finally:
+        thaw()
+        for left in read(group / "cgroup.procs").split():
+            (home / "cgroup.procs").write_text(left)
+        until(lambda: not read(group / "cgroup.procs"), "nothing is left in it")
+        group.rmdir()
+
+
+def read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+@pytest.fixture
+def impatient(plain: World) -> Iterator[World]:
+    """Slurm gives a step 5 s to end, and not 180."""
+    before = plain.cluster.options
+    overrides = {"slurm": {"config": {"UnkillableStepTimeout": "5", "KillWait": "2"}}}
+
+    def up(values: dict[str, Any], wanted: str) -> None:
+        plain.cluster.options = replace(before, overrides=merged(before.overrides, values))
+        plain.cluster.up(timeout=120)
+        until(lambda: wanted in plain.slurm("scontrol", "show", "config"), "slurmctld has it")
+        # slurmd fetches it at the reconfiguration, and a step has slurmd's.
+        plain.run(WORKER, "minivm", "restart", "slurmd")
+        plain.wait_ready()
+
+    up(overrides, "UnkillableStepTimeout   = 5 sec")
+    yield plain
+    up({}, "UnkillableStepTimeout   = 180 sec")
+
+
+def output(world: World, *command: str) -> str:
+    return world.cluster.exec(WORKER, command)[1]
+
+
+def reason(world: World) -> str:
+    return world.slurm("sinfo", "-h", "-n", WORKER, "-o", "%T %E").strip()
+
+
+needs_freezer = pytest.mark.skipif(not FREEZER.is_dir(), reason="a frozen process of cgroup v2 can be killed")
+
+
+@needs_freezer
+def test_a_step_that_cannot_be_killed_is_named_and_its_node_comes_back_when_it_ends(
+    impatient: World, bob: Researcher
+) -> None:
+    job = bob.submit("-n1", "--mem=100M", "-o", "/dev/null", script="exec sleep 6543")
+    bob.wait_for(job, "RUNNING")
+    with frozen(impatient, "sleep 6543") as thaw:
+        bob(f"scancel {job}")
+        until(lambda: "Kill task failed" in reason(impatient), "Slurm drains it", seen=lambda: reason(impatient))
+        until(lambda: "still: pid" in reason(impatient), "it is named", seen=lambda: reason(impatient))
+        assert "(sleep) state D" in reason(impatient)
+        told = "Slurm drained the node: Kill task failed"
+        until(lambda: told in output(impatient, "minivm", "why"), "the pod tells of it")
+        thaw()
+        until(lambda: reason(impatient).startswith("idle"), "it is back", within=150, seen=lambda: reason(impatient))
+
+
+@needs_freezer
+def test_a_person_s_drain_outlives_a_step_that_cannot_be_killed(impatient: World, bob: Researcher) -> None:
+    """slurmstepd replaces the person's reason: the broker puts it back, and lifts nothing."""
+    job = bob.submit("-n1", "--mem=100M", "-o", "/dev/null", script="exec sleep 6543")
+    bob.wait_for(job, "RUNNING")
+    with frozen(impatient, "sleep 6543") as thaw:
+        impatient.slurm("scontrol", "update", f"nodename={WORKER}", "state=drain", "reason=fan is loud, ask Ann")
+        bob(f"scancel {job}")
+        put_back = f"update {WORKER}: fan is loud, ask Ann"
+        until(lambda: put_back in output(impatient, "minivm", "logs", "broker"), "it is put back")
+        until(lambda: "fan is loud, ask Ann" in reason(impatient), "Slurm has it", seen=lambda: reason(impatient))
+        thaw()
+    until(lambda: reason(impatient) == "drained fan is loud, ask Ann", "it stays", seen=lambda: reason(impatient))
+    impatient.slurm("scontrol", "update", f"nodename={WORKER}", "state=resume")
+    until(lambda: reason(impatient).startswith("idle"), "a person ends it", seen=lambda: reason(impatient))

@@ -63,7 +63,7 @@ class Desk:
     def __init__(self, root: Path, policy: BrokerPolicy = QUICK) -> None:
         self.places = Places(
             root / "verdicts", root / "health", ledger=root / "ledger", broker=root / "sock",
-            broker_state=root / "state.json", scripts=root, policy=root / "policy.json",
+            broker_state=root / "state.json", scripts=root, policy=root / "policy.json", spool=root,
         )  # fmt: skip
         self.places.verdicts.mkdir(exist_ok=True)
         self.slurm = Controller()

@@ -33,6 +33,7 @@
   "MessageTimeout" "20"
   "MinJobAge" "300"
   "KillWait" "30"
+  "UnkillableStepTimeout" "180"
   "InactiveLimit" "600"
   "JobRequeue" "1"
   "JobFileAppend" "1"
@@ -53,6 +54,7 @@
 {{- if $gresTypes }}{{ $_ := set $lines "GresTypes" (join "," (uniq $gresTypes)) }}{{ end -}}
 {{- if and .Values.slurm.topologyConfig (eq (include "minivm.topologyFile" .) "topology.conf") }}{{ $_ := set $lines "TopologyPlugin" "topology/tree" }}{{ end -}}
 {{- if .Values.slurm.scripts.enabled -}}
+  {{- $_ := set $lines "UnkillableStepProgram" "/usr/libexec/minivm/unkillable" -}}
   {{- $_ := set $lines "Prolog" "/usr/libexec/minivm/prolog" -}}
   {{- $_ := set $lines "Epilog" "/usr/libexec/minivm/epilog" -}}
   {{- $_ := set $lines "TaskProlog" "/usr/libexec/minivm/task_prolog" -}}

@@ -132,9 +132,11 @@ def test_a_broken_script_does_not_stop_the_job_and_everybody_is_told(world: Worl
 def test_policy_may_let_a_broken_script_stop_the_job(world: World) -> None:
     world.policy(runner={"scripts": {"prolog.d/10-broken": {"broken": "fail"}}})
     world.script("prolog.d/10-broken", "#!/bin/sh\nexit 3\n")
-    code, _, err = world.run("prolog")
+    with broker(world, {}) as asked:
+        code, _, err = world.run("prolog")
     assert code == 1
     assert "exit 3" in err
+    assert asked == [{"ask": "failed"}], "the broker looks for the drain that Slurm sets for it"
 
 
 def test_the_verdict_of_broken_scripts_is_taken_back_when_they_are_mended(world: World) -> None:

@@ -1,0 +1,112 @@
+"""Drains that Slurm sets by itself and never lifts: which they are, and when the broker lifts one. Pure.
+
+Three things tell such a drain from a person's: Slurm's exact words (24.11 and 26.05), their author, and for a failed
+kill the broker's own record of it. slurmctld's drains leave an earlier drain alone. slurmstepd's replace its reason, so
+the broker puts back a reason that it saw before.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from health.broker.decide import REASON_LIMIT, Act, Node
+
+AGAIN_S = 30.0  # so often such a drain is looked at
+SOON_S = 5.0  # after the word of slurmstepd or of a failed script, before the drain has reached slurmctld
+EXPECTED_S = 120.0  # so long a drain is waited for after that word
+MOST, WITHIN_S = 3, 6 * 3600.0  # a fault that comes back stays for a person
+STILL = " - still: "
+WAY_OUT = "a person ends it: scontrol update nodename={} state=resume"
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    pattern: re.Pattern[str]
+    author: str  # slurmstepd asks as root; slurmctld sets its own as SlurmUser
+    clean_s: float  # so long the node must be clean
+    kill: bool = False
+
+
+# A script that fails is not fixed by a lift: its drain waits longer, so that few jobs meet the script again.
+CAUSES = (
+    Cause(re.compile(r"(Kill task failed|Job step not running)( \(JobId=\d+ [^()]*\))?"), "root", 30.0, kill=True),
+    Cause(re.compile("SlurmdSpoolDir is full"), "root", 60.0),
+    Cause(re.compile("batch job complete failure"), "slurm", 60.0),
+    Cause(re.compile("Prolog error|Epilog error|Job env setup error"), "slurm", 600.0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Unkilled:
+    """A step that Slurm could not kill."""
+
+    job: int
+    at: float
+    processes: tuple[tuple[int, str], ...]  # pid and start
+    before: Node | None  # the node right before Slurm drained it; None: slurmctld did not answer
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What the broker remembers of Slurm's own drains."""
+
+    unkilled: Unkilled | None = None
+    clean_since: float = 0.0  # by the steady clock, as all times here
+    posted: str = ""  # the reason that the broker gave the drain that stands
+    lifts: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Remains:
+    """What keeps the node from being clean: processes that do not end, and a spool directory without room."""
+
+    hanging: tuple[str, ...] = ()
+    spool: str = ""
+
+    @property
+    def text(self) -> str:
+        return "; ".join(filter(None, (*self.hanging, self.spool)))
+
+
+def cause_of(node: Node) -> Cause | None:
+    words, found, _ = node.reason.partition(STILL)
+    for cause in CAUSES:
+        if node.drained and node.author == ("root" if found else cause.author) and cause.pattern.fullmatch(words):
+            return cause
+    return None
+
+
+def judge(cause: Cause, node: Node, remains: Remains, watch: Watch, now: float, name: str = "NODE") -> Act:
+    """Decide about a drain by Slurm itself: clear, update, or nothing with the reason to wait."""
+    way_out = WAY_OUT.format(name)
+    words = node.reason.partition(STILL)[0]
+    if cause.kill:
+        if not _is_recorded(node, watch):
+            return Act("nothing", f"{node.reason}: how the node stood before is not recorded; {way_out}")
+        if watch.unkilled and watch.unkilled.before and watch.unkilled.before.drained:
+            return Act("update", watch.unkilled.before.reason or "drained before Slurm's own drain")
+    if obstacle := remains.text:
+        text = plain(f"{words}{STILL}{obstacle}")
+        return Act("nothing" if text == node.reason else "update", text)
+    if sum(1 for at in watch.lifts if now - at < WITHIN_S) >= MOST:
+        return Act("nothing", f"{words}: lifted {MOST} times in {WITHIN_S / 3600:g} hours, and it came back; {way_out}")
+    if not watch.clean_since or now - watch.clean_since < cause.clean_s:
+        return Act("nothing", f"{words}: the node is clean, and the drain ends after {cause.clean_s:g} s of that")
+    return Act("clear", f"{words}: nothing of it is left")
+
+
+def plain(text: str) -> str:
+    """One line without quotes: names of processes are their users'."""
+    return re.sub(r"[^ -~]|[\"'`|\\]", " ", text)[:REASON_LIMIT].strip()
+
+
+def _is_recorded(node: Node, watch: Watch) -> bool:
+    """Whether this very drain is the one that slurmstepd announced: a person may use the same words."""
+    unkilled = watch.unkilled
+    if unkilled is None or unkilled.before is None:
+        return False
+    if watch.posted and node.reason == watch.posted:
+        return True
+    # Slurm tells whole seconds.
+    return node.since is not None and -2.0 <= node.since - unkilled.at <= EXPECTED_S
