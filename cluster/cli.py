@@ -10,12 +10,15 @@ import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cluster.errors import ClusterError
 from cluster.values import Options
+
+if TYPE_CHECKING:
+    from cluster.change.plan import Plan
 
 name_option = click.option(
     "--name", default="local", envvar="MINIVM_NAME", show_default=True, help="Of the cluster; several can be up."
@@ -40,7 +43,7 @@ def connect() -> Any:
 
 @click.command()
 @name_option
-@click.option("--workers", default=2, show_default=True, help="How many worker pods.")
+@click.option("--workers", type=int, help="How many worker pods.  [default: as many as it has; a new cluster: 2]")
 @click.option(
     "--port",
     type=click.IntRange(1, 65535),
@@ -59,8 +62,11 @@ def connect() -> Any:
     "values_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     envvar="MINIVM_VALUES",
-    help="Chart values on top.",
+    help="Chart values on top. They are stored: a later `up` without it keeps them.",
 )
+@click.option("--reset", is_flag=True, help="Forget the stored --workers, --values and --proctrack.")
+@click.option("--keep-images", is_flag=True, help="Leave the pods on their images, also where these were built anew.")
+@click.option("--yes", is_flag=True, help="Agree to what is lost: pods, partitions, jobs, ssh sessions.")
 @click.option(
     "--timeout",
     type=Seconds(1),
@@ -70,50 +76,81 @@ def connect() -> Any:
 )
 def up(
     name: str,
-    workers: int,
+    workers: int | None,
     port: int | None,
     slurm: str,
     variant: str,
     given_tags: tuple[str, ...],
     proctrack: str | None,
     values_file: Path | None,
+    reset: bool,
+    keep_images: bool,
+    yes: bool,
     timeout: float,
 ) -> None:
-    """A whole cluster on this machine; again: changes what changed."""
+    """A whole cluster on this machine; again: changes what you name, and keeps every other setting.
+
+    It prints what it is about to do, and asks before a pod, a partition, a job or an ssh session is lost.
+    """
     root = click.get_current_context().find_root()
     before = root.params
     if before.get("variant") or before.get("slurm") or before.get("arch"):
         raise ClusterError("bring up what --variant, --slurm and --arch before `up` say", "they are for what builds",
                            hint="up --variant NAME --slurm-version VERSION")  # fmt: skip
-    from cluster.local import LocalCluster
+    from cluster.change.pinning import Wish
+    from cluster.local import LocalCluster, stored
     from cluster.rendered.render import read_overrides
-    from cluster.rendered.tags import chosen, newest_here, repository_of
+    from cluster.rendered.tags import chosen, newest_here
+    from cluster.values import Asked, repository_of, settle
     from images import settings
 
-    overrides = read_overrides(values_file) if values_file else {}
-    client, begun = connect(), time.monotonic()
-    options = Options(name=name, workers=workers, proctrack=proctrack or "", overrides=overrides,
-                      repository=settings.read(assignments=root.obj.assignments).prefix)  # fmt: skip
-    if slurm or variant:
-        repository = repository_of(overrides, options.repository)
-        options = replace(options, tags=newest_here(client, repository, slurm=slurm, variant=variant))
     every, single = chosen(given_tags)
+    there = stored(name)
+    prefix = settings.read(assignments=root.obj.assignments).prefix
+    given = os.environ.get("MINIVM_BUILD_PREFIX") or any(text.startswith("prefix=") for text in root.obj.assignments)
+    asked = Asked(
+        workers=workers,
+        proctrack=proctrack,
+        overrides=read_overrides(values_file) if values_file else None,
+        values_file=str(values_file.resolve()) if values_file else "",
+        repository=prefix if there is None or given else "",
+        reset=reset,
+    )
+    options = settle(name, there, asked)
+    client, begun = connect(), time.monotonic()
+    if slurm or variant:
+        repository = repository_of(options.overrides, options.repository)
+        options = replace(options, tags=newest_here(client, repository, slurm=slurm, variant=variant))
     if every:
         options = replace(options, tag=every, tags={})
     options = replace(options, tags={**options.tags, **single})
+    wish = Wish(anew=bool(slurm or variant or every), roles=frozenset(single), keep=keep_images)
 
     def log(text: str) -> None:
         click.echo(f"{time.monotonic() - begun:6.1f} s  {text}")
 
     cluster = LocalCluster(client, options, log=log)
     with cluster.changing("bring the cluster up", make=True):
-        cluster.up(timeout=timeout, port=port or 0)
+        cluster.up(timeout=timeout, port=port or 0, wish=wish, agree=lambda plan: agree(plan, name, yes=yes))
     for stage, seconds in cluster.stages.spent.items():
         log(f"stage {stage}: {seconds:.1f} s")
     for line in cluster.not_granted():
         click.echo(f"not granted: {line}")
     click.echo("\nlog in:  make ssh" + (f" ARGS='--name {name}'" if name != "local" else ""))
     click.echo(f"     or  {' '.join(cluster.ssh_command('alice'))}")
+
+
+def agree(plan: Plan, name: str, *, yes: bool) -> None:
+    """Show the plan; where it loses something, go on only if the user agrees."""
+    click.echo("\n".join(plan.lines()))
+    if not plan.losses or yes:
+        return
+    what = f"change the cluster {name}"
+    if not sys.stdin.isatty():
+        raise ClusterError(what, "the plan loses what its lines `lost` name, and there is no terminal to ask at;"
+                           " nothing was changed", hint="`--yes` agrees to it: make up ARGS='... --yes'")  # fmt: skip
+    if not click.confirm("Go on, and lose that?"):
+        raise ClusterError(what, "you did not agree; nothing was changed")
 
 
 @click.command(context_settings={"ignore_unknown_options": True})

@@ -63,15 +63,12 @@ def ask(word: str, name: str, values_file: Path | None) -> None:
     cluster = LocalCluster.saved(connect(), name)
     if values_file is not None:
         cluster.options = replace(cluster.options, overrides=read_overrides(values_file))
-    directory, tar = slurm_conf.packed(slurm_conf.files(cluster.manifests()))
     there = cluster.kubelet.running().get(slurm_conf.CONTROLLER)
     if there is None or not there.running:
         raise ClusterError("ask the controller", "it does not run", hint="make status")
-    cluster.kubelet.api.put_archive(there.container, "/tmp", tar)
-    try:
-        run(name, word, f"/tmp/{directory}")
-    finally:
-        cluster.exec(slurm_conf.CONTROLLER, ["rm", "-r", f"/tmp/{directory}"])
+    code, text = slurm_conf.ask(cluster.kubelet, there, word, slurm_conf.files(cluster.manifests()))
+    click.echo(text, nl=False)
+    sys.exit(code)
 
 
 def run(name: str, *words: str) -> None:

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cluster import addresses, cgroups, drop_ins, keys, names, ports, readiness, report, slurm_conf, values
+from cluster import (
+    addresses,
+    cgroups,
+    drop_ins,
+    keys,
+    names,
+    ports,
+    readiness,
+    report,
+    slurm_conf,
+    values,
+)
+from cluster.change import pinning, plan, stakes
+from cluster.change.pinning import Choice, Wish
+from cluster.change.plan import Kind, Plan, Step, in_roll_order, in_start_order
 from cluster.errors import ClusterError
-from cluster.pods import Kubelet, Running, fingerprint, published
+from cluster.pods import Kubelet, Running, description, fingerprint, published
 from cluster.publish import write_private
 from cluster.rendered import manifests, objects
 from cluster.rendered.manifests import Manifests
@@ -22,11 +35,12 @@ from cluster.rendered.objects import Pod
 from cluster.rendered.render import render
 from cluster.report import Row, Stages
 from cluster.values import NAMESPACE, RELEASE, Options
+from images import pins
+from images.pins import Image, Pins
 
 STATE = Path(__file__).resolve().parents[1] / "build" / "cluster"
-# What others wait for is started first.
-START_ORDER = ("controller", "demo", "worker", "login")
 POLL = 0.1
+NO_WISH = Wish()
 HANDS = 8
 
 Log = Callable[[str], None]
@@ -43,11 +57,11 @@ class LocalCluster:
     @classmethod
     def saved(cls, client: Any, name: str, *, root: Path = STATE, log: Log = lambda _: None) -> LocalCluster:
         """The cluster as it was last brought up."""
-        path = root / name / "options.json"
-        if not path.exists():
+        options = stored(name, root)
+        if options is None:
             hint = names.hint(names.saved(root)) or "make up"
             raise ClusterError(f"find the cluster {name}", "it is not up", hint=hint)
-        return cls(client, Options(**json.loads(path.read_text())), root=root, log=log)
+        return cls(client, options, root=root, log=log)
 
     @contextlib.contextmanager
     def changing(self, cannot: str, *, make: bool = False) -> Iterator[LocalCluster]:
@@ -64,107 +78,246 @@ class LocalCluster:
         return keys.load_or_make(self.state / "keys", users=values.USERS)
 
     def manifests(self) -> Manifests:
-        labels = self.kubelet.labels(self.options.image("controller"))
-        chosen = values.local_values(self.options, self.keys(), values.slurm_of(labels))
+        """The chart's objects; a pod names the image that the cluster is pinned to, by its id."""
+        images = pins.read(self.state).images
+        return self.rendered(images).starting_from({reference: image.id for reference, image in images.items()})
+
+    def rendered(self, images: Mapping[str, Image]) -> Manifests:
+        """The chart's objects, for the Slurm of the controller's image among these."""
+        reference = self.options.image("controller")
+        image = images.get(reference)
+        labels = self.kubelet.labels(image.id if image else reference)
+        slurm = values.slurm_of(labels or {report.VERSION_LABEL: image.slurm if image else ""})
+        chosen = values.local_values(self.options, self.keys(), slurm)
         return manifests.parse(render(chosen, release=RELEASE, namespace=NAMESPACE), namespace=NAMESPACE)
+
+    def look(self, image: str) -> Image | None:
+        """An image of this machine, by its reference or its id."""
+        found = self.kubelet.inspect_image(image)
+        return report.image(found) if found else None
+
+    def pins(self, there: Mapping[str, Running]) -> Pins:
+        """The images of this cluster. One of an older version stored none: its pods tell."""
+        kept = pins.read(self.state)
+        seen = {item.reference: Image(item.image, self.slurm_in(item.image)) for item in there.values()}
+        controllers = [self.slurm_in(item.image) for name, item in there.items() if name == stakes.CONTROLLER]
+        return Pins({**seen, **kept.images}, max([kept.state, *controllers]))
+
+    def slurm_in(self, image: str) -> str:
+        found = self.look(image)
+        return found.slurm if found else ""
 
     def saved_port(self) -> int:
         """The port that the login pod has."""
-        path = self.state / "options.json"
-        return int(json.loads(path.read_text())["port"]) if path.exists() else self.options.port
+        options = stored(self.options.name, self.state.parent)
+        return options.port if options else self.options.port
 
     def save(self) -> None:
-        write_private(self.state / "options.json", json.dumps(asdict(self.options)).encode())
+        write_private(self.state / "options.json", values.dump(self.options))
 
     # Making it so
 
-    def up(self, *, timeout: float = 180.0, port: int = 0) -> None:
-        """`port`: one that was asked for, also of a cluster that has another: its login pod is replaced then."""
+    def up(
+        self,
+        *,
+        timeout: float = 180.0,
+        port: int = 0,
+        wish: Wish = NO_WISH,
+        agree: Callable[[Plan], None] | None = None,
+    ) -> None:
+        """Make the cluster as its options say. `agree` sees the plan before any pod is touched, and may raise.
+
+        `port`: one that was asked for, also of a cluster that has another: its login pod is replaced then.
+        """
         self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
         there = self.kubelet.running()
-        asked, own = port, self.saved_port() if there else 0
-        port = ports.choose(asked, default=self.options.port, own=own)
-        if asked not in (0, port):
-            self.log(f"port {asked} of 127.0.0.1 is taken: {port} it is")
-        no_cgroups = self.no_cgroups()
-        self.options = replace(self.options, port=port, own_cgroups=not no_cgroups)
-        if no_cgroups and values.proctrack(self.options) == "cgroup":
-            raise ClusterError("hold jobs in cgroups", no_cgroups, hint="slurm.proctrack: linuxproc")
+        self.options = self.with_this_machine(port, there)
         with self.stages.stage("chart"):
-            known = self.manifests()
+            known, choice, kept = self.decide(there, wish)
             drop_ins.check(self.kubelet, known)
+            planned = self.plan(known, choice, there)
+        if agree:
+            agree(planned)
+            there = self.kubelet.running()
+        pins.write(self.state, Pins(choice.images, kept.state))
         self.save()
         write_private(self.known_hosts, keys.known_hosts(self.keys(), self.options.port).encode())
         with self.stages.stage("pods"):
-            self.revive(known, there)
+            self.revive(planned, known, there)
             self.reconcile(known, self.kubelet.running(), timeout=timeout)
         with self.stages.stage("ready"):
             self.wait_ready(known, timeout=timeout)
         slurm_conf.confirm(self.exec, there)
 
+    def with_this_machine(self, asked: int, there: Mapping[str, Running]) -> Options:
+        """The options with what this machine decides: a free port, and whether pods may have cgroups."""
+        port = ports.choose(asked, default=self.options.port, own=self.saved_port() if there else 0)
+        if asked not in (0, port):
+            self.log(f"port {asked} of 127.0.0.1 is taken: {port} it is")
+        no_cgroups = self.no_cgroups()
+        options = replace(self.options, port=port, own_cgroups=not no_cgroups)
+        if no_cgroups and values.proctrack(options) == "cgroup":
+            raise ClusterError("hold jobs in cgroups", no_cgroups, hint="slurm.proctrack: linuxproc")
+        return options
+
+    def decide(self, there: Mapping[str, Running], wish: Wish) -> tuple[Manifests, Choice, Pins]:
+        """The chart's objects with their images chosen; ClusterError for images that this cluster cannot take."""
+        kept = self.pins(there)
+        controller = pinning.choose([self.options.image("controller")], kept.images, self.look, wish)
+        known = self.rendered(controller.images)
+        choice = pinning.choose({pod.image for pod in known.pods}, kept.images, self.look, wish)
+        pinning.check_releases(known.pods, choice.images, kept.state)
+        return known.starting_from({name: image.id for name, image in choice.images.items()}), choice, kept
+
+    def plan(self, known: Manifests, choice: Choice, there: Mapping[str, Running]) -> Plan:
+        """What `up` would do now, and what is lost by it."""
+        before = stored(self.options.name, self.state.parent) if there else None
+        changes = plan.changed_settings(before, self.options) if before else []
+        with ThreadPoolExecutor(HANDS) as hands:
+            steps = [
+                step for step in hands.map(lambda pod: self.step(pod, known, there), in_roll_order(known.pods)) if step
+            ]
+        wanted = {pod.name for pod in known.pods}
+        steps = [Step(Kind.REMOVE, name) for name in sorted(there) if name not in wanted] + steps
+        there_too = [pod for pod in known.pods if pod.name in there]
+        changed = sorted(set().union(*(self.kubelet.changed_files(pod, known) for pod in there_too)))
+        changes += [f"files of {name}" for name in changed]
+        gone, refused = set[str](), list[str]()
+        if slurm_conf.CONFIG in changed:
+            before_files = slurm_conf.files_before(self.kubelet, known)
+            gone = plan.partitions(before_files) - plan.partitions(slurm_conf.files(known))
+            lines, refused = self.weighed(known, there)
+            changes += [f"slurm.conf: {line}" for line in lines]
+        lost = self.lost(steps, there, gone, refused)
+        return Plan(tuple(steps), tuple(changes), choice.notes, tuple(lost))
+
+    def step(self, pod: Pod, known: Manifests, there: Mapping[str, Running]) -> Step | None:
+        current = there.get(pod.name)
+        if current is None:
+            return Step(Kind.CREATE, pod.name)
+        described = self.describe(pod, known)
+        if current.spec != fingerprint(described):
+            return Step(
+                Kind.REPLACE, pod.name, plan.reasons(self.kubelet.described(pod.name), described, self.slurm_in)
+            )
+        if not current.running:
+            return Step(Kind.RESTART, pod.name, "it was stopped")
+        return Step(Kind.RESTART, pod.name, f"its {pod.alive.path} fails") if readiness.dead(pod, current) else None
+
+    def weighed(self, known: Manifests, there: Mapping[str, Running]) -> tuple[list[str], list[str]]:
+        """What the controller says of a changed slurm.conf: the changes, and the jobs that these would end."""
+        controller = there.get(slurm_conf.CONTROLLER)
+        if controller is None or not controller.running:
+            return [], []
+        code, text = slurm_conf.ask(self.kubelet, controller, "diff", slurm_conf.files(known))
+        lines = text.splitlines() if code == 0 else []
+        ends = [line.removeprefix("ends jobs: ") for line in lines if line.startswith("ends jobs: ")]
+        return [line for line in lines if not line.startswith(("ends jobs: ", "no job ends", "nothing changes"))], ends
+
+    def lost(
+        self, steps: Iterable[Step], there: Mapping[str, Running], gone: Iterable[str], refused: Iterable[str]
+    ) -> list[str]:
+        """What the steps cost; who runs jobs and who is logged in is asked of the pods that a step ends."""
+        jobs, waiting, logins = dict[str, list[plan.Job]](), dict[str, list[plan.Job]](), dict[str, int]()
+        unknown: list[str] = []
+        steps = list(steps)
+        for step in steps:
+            current = there.get(step.pod)
+            if current is None or not current.running:
+                continue
+            try:
+                if current.role == "worker":
+                    jobs[step.pod] = stakes.running_on(self.exec, step.pod)
+                    waiting[step.pod] = stakes.waiting_for(self.exec, step.pod) if step.kind is Kind.REMOVE else []
+                elif current.role == "login":
+                    logins[step.pod] = stakes.sessions(self.exec, step.pod)
+                    jobs[step.pod] = stakes.begun_on(self.exec, step.pod)
+            except (ClusterError, stakes.NoAnswer) as error:
+                unknown.append(f"{step.pod}: its jobs are not known: {error}")
+        found = plan.losses(steps, partitions=gone, jobs=jobs, waiting=waiting, logins=logins, refused=refused)
+        return found + unknown
+
     def reconcile(self, known: Manifests, there: Mapping[str, Running], *, timeout: float) -> None:
-        """Extra pods go, missing ones come, changed ones roll, and the others see changed files."""
+        """Extra pods go, missing ones come, changed ones roll, and the others see changed files.
+
+        Slurm's order holds throughout: a new slurmd or client is never started beside an old controller.
+        """
         wanted = self.specs(known)
         with ThreadPoolExecutor(HANDS) as hands:
             for done in [hands.submit(self.retire, item) for name, item in there.items() if name not in wanted]:
                 done.result()
+            changed = [
+                pod
+                for pod in in_roll_order(known.pods)
+                if pod.name in there and there[pod.name].spec != wanted[pod.name]
+            ]
+            self.roll([pod for pod in changed if pod.role == "controller"], known, timeout=timeout)
             self.start([pod for pod in in_start_order(known.pods) if pod.name not in there], known, hands)
         for pod in known.pods:
             current = there.get(pod.name)
             if current and current.spec == wanted[pod.name] and self.kubelet.publish_files(pod, known):
                 self.log(f"{pod.name}: changed files published")
-        for pod in reversed(in_start_order(known.pods)):
-            current = there.get(pod.name)
-            if current and current.spec != wanted[pod.name]:
-                # One at a time and each ready before the next goes, highest number first, as a StatefulSet rolls.
-                self.log(f"{pod.name}: replaced, its description changed")
-                self.delete(pod.name, known=known)
-                self.wait_ready(known, timeout=timeout, only=pod.name)
+        self.roll([pod for pod in changed if pod.role != "controller"], known, timeout=timeout)
 
-    def revive(self, known: Manifests, there: Mapping[str, Running]) -> None:
+    def roll(self, pods: Iterable[Pod], known: Manifests, *, timeout: float) -> None:
+        """One at a time, and each ready before the next goes, as a StatefulSet rolls."""
+        for pod in pods:
+            self.log(f"{pod.name}: replaced, its description changed")
+            self.delete(pod.name, known=known)
+            self.wait_ready(known, timeout=timeout, only=pod.name)
+
+    def revive(self, planned: Plan, known: Manifests, there: Mapping[str, Running]) -> None:
         """Nobody watches the pods of one machine all the time, as a kubelet does: `up` does it in passing."""
-        wanted = self.specs(known)
 
-        def look(pod: Pod) -> None:
-            current = there[pod.name]
-            if not current.running and current.spec != wanted[pod.name]:
+        def look(step: Step) -> None:
+            current = there.get(step.pod)
+            if current is None:
+                return
+            if step.kind is Kind.REPLACE and not current.running:
                 # It may be its old description by which it cannot run: the new one is started as one that is missing.
-                self.log(f"{pod.name}: made anew, it did not run and its description changed")
-                self.kubelet.remove(pod.name, current.container)
-            elif not current.running:
-                self.log(f"{pod.name}: started again, it was stopped")
-                self.kubelet.start(pod, current.container)
-            elif readiness.dead(pod, current):
-                self.log(f"{pod.name}: started again, its {pod.alive.path} fails")
-                self.kubelet.restart(current)
+                self.log(f"{step.pod}: made anew, it did not run and its description changed")
+                self.kubelet.remove(step.pod, current.container)
+            elif step.kind is Kind.RESTART:
+                self.log(f"{step.pod}: started again, {step.why}")
+                if current.running:
+                    self.kubelet.restart(current)
+                else:
+                    self.kubelet.start(known.pod(step.pod), current.container)
 
         with ThreadPoolExecutor(HANDS) as hands:
-            list(hands.map(look, [pod for pod in known.pods if pod.name in there]))
+            list(hands.map(look, planned.steps))
+
+    def describe(self, pod: Pod, known: Manifests) -> dict[str, Any]:
+        return description(pod, self.kubelet.image_id(pod.image), published(pod, known))
 
     def specs(self, known: Manifests) -> dict[str, str]:
-        images = {image: self.kubelet.image_id(image) for image in sorted({pod.image for pod in known.pods})}
-        return {pod.name: fingerprint(pod, images[pod.image], published(pod, known)) for pod in known.pods}
+        return {pod.name: fingerprint(self.describe(pod, known)) for pod in known.pods}
 
     def start(self, pods: Iterable[Pod], known: Manifests, hands: ThreadPoolExecutor) -> None:
         """New containers at new addresses, side by side."""
-        missing, wanted = list(pods), self.specs(known)
+        missing = list(pods)
         if not missing:
             return
         kept = self.kept_addresses(known)
         passing = [pod for pod in missing if pod.name not in kept]
         given = dict(zip((pod.name for pod in passing), self.new_addresses(len(passing), kept.values()), strict=True))
-        starts = [hands.submit(self.launch, pod, known, kept | given, wanted[pod.name]) for pod in missing]
+        starts = [hands.submit(self.launch, pod, known, kept | given) for pod in missing]
         for start in starts:
             start.result()
 
-    def launch(self, pod: Pod, known: Manifests, given: Mapping[str, str], spec: str) -> None:
+    def launch(self, pod: Pod, known: Manifests, given: Mapping[str, str]) -> None:
         names, address = objects.aliases(pod, known.services), given[pod.name]
         hosts = {
             name: given[behind]
             for behind, service in objects.stable_services(known.pods, known.services).items()
             for name in objects.host_names(service.name, pod.namespace)
         }
-        made = self.kubelet.create(pod, known, address=address, spec=spec, aliases=names, hosts=hosts)
+        described = self.describe(pod, known)
+        made = self.kubelet.create(pod, known, address=address, described=described, aliases=names, hosts=hosts)
+        if pod.role == "controller":
+            # Before it starts: from then on the state may be of this Slurm.
+            kept = pins.read(self.state)
+            pins.write(self.state, replace(kept, state=max(kept.state, self.slurm_in(described["image"]))))
         self.kubelet.start(pod, made)
         self.log(f"{pod.name}: started at {address}")
 
@@ -194,21 +347,21 @@ class LocalCluster:
         """Until every pod says it is ready; says each as it comes."""
         begun = time.monotonic()
         waiting = {pod.name: pod for pod in known.pods if only in ("", pod.name)}
-        reasons: dict[str, str] = {}
         while True:
             there = self.kubelet.running()
             for name, pod in list(waiting.items()):
-                answer = readiness.ask(pod, there.get(name))
-                if answer.ready:
+                if readiness.ask(pod, there.get(name)).ready:
                     self.log(f"{name}: ready after {time.monotonic() - begun:.1f} s")
                     del waiting[name]
                 else:
                     readiness.hopeless(pod, there.get(name))
-                    reasons[name] = answer.reason
             if not waiting:
                 return
             if time.monotonic() - begun > timeout:
-                why = "".join(f"\n  {name}: {reasons[name]}" for name in waiting)
+                # Also of the pods that are not waited for: one of them may be the cause.
+                pods = in_start_order(known.pods)
+                asked = [(pod.name, readiness.ask(pod, there.get(pod.name))) for pod in pods]
+                why = plan.not_ready([(name, answer.reason) for name, answer in asked if not answer.ready])
                 raise ClusterError("bring the cluster up", f"after {timeout:.0f} s not ready:{why}", hint="make status")
             time.sleep(POLL)
 
@@ -221,12 +374,19 @@ class LocalCluster:
         """
         known = known or self.manifests()
         pod, there = known.pod(name), self.kubelet.running()
+        self.check_image(pod)
         if name in there:
             if not force:
                 self.kubelet.stop(there[name])
             self.kubelet.remove(name, there[name].container)
         with ThreadPoolExecutor(1) as hands:
             self.start([pod], known, hands)
+
+    def check_image(self, pod: Pod) -> None:
+        """ClusterError where the pod's image was removed: the pod that runs is better than none."""
+        for reference, image in pins.read(self.state).images.items():
+            if image.id == pod.image and self.look(image.id) is None:
+                pinning.gone(reference, image)
 
     def retire(self, running: Running) -> None:
         """A pod that the chart no longer makes."""
@@ -248,7 +408,8 @@ class LocalCluster:
         with ThreadPoolExecutor(HANDS) as hands:
             slurm = hands.submit(self.slurm_states, there)
             asked = hands.map(lambda pod: (pod.name, readiness.examine(pod, there.get(pod.name))), known.pods)
-            return report.rows(known.pods, there, dict(asked), slurm.result())
+            images = {item.image: self.kubelet.inspect_image(item.image) or {} for item in there.values()}
+            return report.rows(known.pods, there, dict(asked), slurm.result(), images)
 
     def slurm_states(self, there: Mapping[str, Running]) -> dict[str, str]:
         """Slurm's word on the nodes, asked once, of the controller, and not for long."""
@@ -295,5 +456,10 @@ class LocalCluster:
         return found
 
 
-def in_start_order(pods: Iterable[Pod]) -> list[Pod]:
-    return sorted(pods, key=lambda pod: START_ORDER.index(pod.role))
+def stored(name: str, root: Path = STATE) -> Options | None:
+    """The options of a cluster as it was last brought up; None where there is none."""
+    path = root / name / "options.json"
+    try:
+        return values.load(path.read_bytes(), str(path))
+    except FileNotFoundError:
+        return None

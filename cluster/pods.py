@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -16,8 +16,9 @@ from cluster import cgroups, publish
 from cluster.errors import ClusterError
 from cluster.rendered import objects
 from cluster.rendered.manifests import CONTAINERS, Manifests
-from cluster.rendered.objects import Mount, Pod, Source
+from cluster.rendered.objects import Files, Mount, Pod, Source, Volume
 from cluster.rendered.render import CHART
+from ground.files import read_json
 
 LABEL = "minivm.cluster"
 POD_LABEL = "minivm.pod"
@@ -27,6 +28,7 @@ STATE_LABEL = "minivm.state"
 GRACE_LABEL = "minivm.grace"
 PRE_STOP_LABEL = "minivm.pre-stop"
 PROFILE = CHART / "files/seccomp-containers.json"
+CORRECT = "correct the values, then `make up ARGS='--values FILE'`; `make up ARGS=--reset` goes back to the defaults"
 # A kubelet keeps the last 10 MiB of a container's log and four older files.
 LOG = {"type": "json-file", "config": {"max-size": "10m", "max-file": "5"}}
 
@@ -42,17 +44,26 @@ class Running:
     restarts: int
     exit_code: int
     spec: str
-    image: str
+    image: str  # its id
     grace: int
     pre_stop: tuple[str, ...]
+    role: str = ""
+    # By which name its image was asked for.
+    reference: str = ""
+    restarting: bool = False
     last_words: str = ""  # why its PID 1 ended: what a kubelet shows of /dev/termination-log
 
 
-def fingerprint(pod: Pod, image_id: str, published: Mapping[int, int] = MappingProxyType({})) -> str:
-    """What a pod is made from, without what changes under a living one (the content of its ConfigMaps). Here a node's
-    port is the container's own, which a Service gives a living pod on Kubernetes."""
-    made = asdict(pod) | {"image_id": image_id} | ({"published": dict(published)} if published else {})
-    return hashlib.sha256(json.dumps(made, sort_keys=True, default=str).encode()).hexdigest()[:16]
+def description(pod: Pod, image_id: str, published: Mapping[int, int] = MappingProxyType({})) -> dict[str, Any]:
+    """What a pod is made from, as JSON has it, without what changes under a living one (the content of its
+    ConfigMaps). Here a node's port is the container's own, which a Service gives a living pod on Kubernetes."""
+    made = asdict(pod) | {"image": image_id, "env": dict(pod.env), "published": dict(published)}
+    plain: dict[str, Any] = json.loads(json.dumps(made, default=str))
+    return plain
+
+
+def fingerprint(described: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def published(pod: Pod, known: Manifests) -> dict[int, int]:
@@ -105,15 +116,25 @@ class Kubelet:
                 restarts=int(detail["RestartCount"]),
                 exit_code=int(detail["State"]["ExitCode"]),
                 spec=labels[SPEC_LABEL],
-                image=item["Image"],
+                image=detail["Image"],
                 grace=int(labels[GRACE_LABEL]),
                 pre_stop=tuple(json.loads(labels[PRE_STOP_LABEL])),
+                role=labels.get(ROLE_LABEL, ""),
+                reference=detail["Config"]["Image"],
+                restarting=bool(detail["State"]["Restarting"]),
                 last_words="" if running else self.last_words(labels[POD_LABEL]),
             )
         return found
 
     def termination_log(self, pod: str) -> Path:
         return self.state / "pods" / pod / "termination-log"
+
+    def description_file(self, pod: str) -> Path:
+        return self.state / "pods" / pod / "description.json"
+
+    def described(self, pod: str) -> dict[str, Any]:
+        """What the pod's container was made from; empty where an older version made it."""
+        return dict(read_json(self.description_file(pod)))
 
     def last_words(self, pod: str) -> str:
         try:
@@ -131,15 +152,15 @@ class Kubelet:
         return detail
 
     def image_id(self, image: str) -> str:
-        if found := self._image(image):
+        if found := self.inspect_image(image):
             return str(found["Id"])
         raise ClusterError(f"start from {image}", "this machine does not have it", hint="make images")
 
     def labels(self, image: str) -> dict[str, str]:
-        found = self._image(image)
+        found = self.inspect_image(image)
         return (found["Config"]["Labels"] or {}) if found else {}
 
-    def _image(self, image: str) -> dict[str, Any] | None:
+    def inspect_image(self, image: str) -> dict[str, Any] | None:
         try:
             return dict(self.api.inspect_image(image))
         except OSError as error:
@@ -152,6 +173,19 @@ class Kubelet:
     def publish_files(self, pod: Pod, known: Manifests) -> bool:
         """The pod's ConfigMaps and Secrets as directories; whether a living pod sees a change."""
         changed = False
+        for volume, files in self.files(pod, known):
+            changed |= publish.publish(self.volume_directory(pod, volume.name), files.data, mode=volume.mode)
+        return changed
+
+    def changed_files(self, pod: Pod, known: Manifests) -> set[str]:
+        """The ConfigMaps and Secrets of which the pod sees other files now."""
+        return {
+            volume.of
+            for volume, files in self.files(pod, known)
+            if publish.published(self.volume_directory(pod, volume.name)) != dict(files.data)
+        }
+
+    def files(self, pod: Pod, known: Manifests) -> Iterator[tuple[Volume, Files]]:
         for volume in {mount.volume for mount in pod.mounts}:
             if volume.source not in (Source.CONFIG, Source.SECRET):
                 continue
@@ -159,8 +193,7 @@ class Kubelet:
             if files is None:
                 kind = volume.source.value
                 raise ClusterError(f"give {pod.name} its volume {volume.name}", f"there is no {kind} {volume.of}")
-            changed |= publish.publish(self.volume_directory(pod, volume.name), files.data, mode=volume.mode)
-        return changed
+            yield volume, files
 
     def volume_directory(self, pod: Pod, volume: str) -> Path:
         return self.state / "pods" / pod.name / "volumes" / volume
@@ -184,12 +217,20 @@ class Kubelet:
     # Life of a pod
 
     def create(
-        self, pod: Pod, known: Manifests, *, address: str, spec: str, aliases: list[str], hosts: Mapping[str, str]
+        self,
+        pod: Pod,
+        known: Manifests,
+        *,
+        address: str,
+        described: Mapping[str, Any],
+        aliases: list[str],
+        hosts: Mapping[str, str],
     ) -> str:
         """A new container for the pod, not started yet. `hosts`: names that resolve also while no pod has them."""
         self.publish_files(pod, known)
         termination = self.termination_log(pod.name)
         termination.write_text("")
+        publish.write_private(self.description_file(pod.name), json.dumps(described).encode())
         shm = objects.shared_memory(pod, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
         mounts = [self.docker_mount(pod, mount) for mount in pod.mounts if mount.path != "/dev/shm"]
         mounts.append({"Type": "bind", "Source": str(termination), "Target": "/dev/termination-log"})
@@ -223,7 +264,7 @@ class Kubelet:
                 POD_LABEL: pod.name,
                 ROLE_LABEL: pod.role,
                 STATE_LABEL: str(self.state),
-                SPEC_LABEL: spec,
+                SPEC_LABEL: fingerprint(described),
                 GRACE_LABEL: str(pod.grace),
                 PRE_STOP_LABEL: json.dumps(pod.pre_stop),
             },
@@ -241,7 +282,7 @@ class Kubelet:
                 raise
             words = str(getattr(error, "explanation", None) or error)
             hint = f"this machine cannot grant one of {', '.join(pod.capabilities)}" if "apply caps" in words else ""
-            raise ClusterError(f"start {pod.name}", words, hint=hint or "mend the values and `up` again") from error
+            raise ClusterError(f"start {pod.name}", words, hint=hint or CORRECT) from error
 
     def stop(self, running: Running) -> None:
         """As a kubelet stops a pod: preStop, then TERM, then KILL when the grace period is over.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.errors import ClusterError
-from cluster.pods import Running
+from cluster.pods import CORRECT, Running
 from cluster.rendered.objects import Pod
 
 TIMEOUT = 2.0
@@ -33,7 +33,9 @@ def ask(pod: Pod, running: Running | None) -> Readiness:
         return Readiness(False, "no such pod: deleted, or never started")
     if not running.running:
         why = f": {running.last_words}" if running.last_words else ""
-        return Readiness(False, f"exited {running.exit_code}, will be started again{why}")
+        # Docker starts again what ended, as a kubelet does, and not what somebody stopped.
+        then = "docker starts it again" if running.restarting else "`make up` starts it again"
+        return Readiness(False, f"exited {running.exit_code}, {then}{why}")
     try:
         code, text = get(running.address, pod.ready.port, pod.ready.path)
     except (OSError, http.client.HTTPException) as error:
@@ -58,12 +60,12 @@ def hopeless(pod: Pod, running: Running | None) -> None:
     """A PID 1 that was given settings it refuses, a controller with a slurm.conf with which its slurmctld does not
     start: nobody need wait for them."""
     if running is not None and not running.running and running.exit_code == WRONG_CONFIGURATION and running.last_words:
-        raise ClusterError(f"bring {pod.name} up", running.last_words, hint="mend the values and `up` again")
+        raise ClusterError(f"bring {pod.name} up", running.last_words, hint=CORRECT)
     if pod.role != "controller" or running is None or not running.running:
         return
     why = next((text for text in examine(pod, running).also if text.startswith(NO_START)), "")
     if why:
-        raise ClusterError("bring the cluster up", why, hint="mend the values and `up` again")
+        raise ClusterError("bring the cluster up", why, hint=CORRECT)
 
 
 def dead(pod: Pod, running: Running) -> bool:

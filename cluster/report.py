@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from cluster.pods import Running
 from cluster.readiness import Readiness
 from cluster.rendered.objects import Pod
+from images.pins import Image
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +23,25 @@ class Row:
     slurm: str
     restarts: int
     also: tuple[str, ...] = ()
+    # Of the image that the pod runs, whatever its name means now.
+    version: str = ""
+    image: str = ""
 
 
-HEADINGS = ("POD", "ROLE", "READY", "SLURM", "RESTARTS", "WHY NOT, AND WHAT ELSE IS WRONG")
+HEADINGS = ("POD", "ROLE", "READY", "SLURM", "VERSION", "IMAGE", "RESTARTS", "WHY NOT, AND WHAT ELSE IS WRONG")
+VERSION_LABEL = "org.opencontainers.image.version"
+
+
+def image(inspected: Mapping[str, Any]) -> Image:
+    """Of docker's answer. A role's image has <slurm version>-<variant>-<hash12> as its version."""
+    version = re.match(r"[0-9][0-9.]*", ((inspected.get("Config") or {}).get("Labels") or {}).get(VERSION_LABEL, ""))
+    return Image(str(inspected["Id"]), version[0] if version else "")
+
+
+def image_name(inspected: Mapping[str, Any]) -> str:
+    """The hash of its content that its tag ends with, or else the beginning of its id, as `docker images` shows it."""
+    names = [content[1] for tag in inspected.get("RepoTags") or () if (content := re.search(r"-([0-9a-f]{12})$", tag))]
+    return sorted(names)[0] if names else str(inspected["Id"]).removeprefix("sha256:")[:12]
 
 
 def rows(
@@ -30,7 +49,10 @@ def rows(
     running: Mapping[str, Running],
     readiness: Mapping[str, Readiness],
     slurm: Mapping[str, str],
+    images: Mapping[str, Mapping[str, Any]],
 ) -> list[Row]:
+    """`images`: id -> docker's answer about it, empty for one that was removed."""
+    runs = {name: images.get(item.image) or {} for name, item in running.items()}
     return [
         Row(
             pod.name,
@@ -40,6 +62,8 @@ def rows(
             slurm.get(pod.name, "-"),
             running[pod.name].restarts if pod.name in running else 0,
             readiness[pod.name].also,
+            image(found).slurm if (found := runs.get(pod.name)) else "",
+            image_name(found) if found else "",
         )
         for pod in pods
     ]
@@ -48,7 +72,8 @@ def rows(
 def table(found: Sequence[Row], *, width: int = 160) -> list[str]:
     """Aligned columns; what does not fit stands below its pod."""
     cells = [HEADINGS] + [
-        (row.pod, row.role, "yes" if row.ready else "NO", row.slurm, str(row.restarts), "") for row in found
+        (row.pod, row.role, "yes" if row.ready else "NO", row.slurm, row.version, row.image, str(row.restarts), "")
+        for row in found
     ]
     widths = [max(len(line[column]) for line in cells) for column in range(len(HEADINGS))]
     heads = ["  ".join(cell.ljust(size) for cell, size in zip(line, widths, strict=True)) for line in cells]

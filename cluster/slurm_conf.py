@@ -10,6 +10,8 @@ import uuid
 from collections.abc import Callable, Container, Iterable, Mapping
 
 from cluster.errors import ClusterError
+from cluster.pods import CORRECT, Kubelet, Running
+from cluster.publish import published
 from cluster.rendered.manifests import Manifests
 from cluster.rendered.objects import Source
 from cluster.values import RELEASE
@@ -40,7 +42,7 @@ def confirm(run: Exec, before: Container[str]) -> None:
         if code == 0:
             return
         if state == "refused" or time.monotonic() > end:
-            hint = "mend the values and `up` again; the cluster runs on with its last good one"
+            hint = f"the cluster runs on with its last good one; {CORRECT}"
             raise ClusterError("change slurm.conf", why, hint=hint)
         time.sleep(PAUSE)
 
@@ -48,6 +50,23 @@ def confirm(run: Exec, before: Container[str]) -> None:
 def files(known: Manifests) -> Mapping[str, bytes]:
     """What the chart makes of the values, as the controller would see it."""
     return known.files[Source.CONFIG, CONFIG].data
+
+
+def files_before(kubelet: Kubelet, known: Manifests) -> Mapping[str, bytes]:
+    """What the controller's pod sees of these files now."""
+    (pod,) = [pod for pod in known.pods if pod.name == CONTROLLER]
+    volumes = [mount.volume for mount in pod.mounts if mount.volume.of == CONFIG]
+    return published(kubelet.volume_directory(pod, volumes[0].name)) if volumes else {}
+
+
+def ask(kubelet: Kubelet, controller: Running, word: str, data: Mapping[str, bytes]) -> tuple[int, str]:
+    """`minivm config diff` or `check` of files that are not mounted yet: exit code and text."""
+    directory, tar = packed(data)
+    kubelet.api.put_archive(controller.container, "/tmp", tar)
+    try:
+        return kubelet.exec(controller.container, ["minivm", "config", word, f"/tmp/{directory}"])
+    finally:
+        kubelet.exec(controller.container, ["rm", "-r", f"/tmp/{directory}"])
 
 
 def packed(data: Mapping[str, bytes]) -> tuple[str, bytes]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -32,16 +33,91 @@ class Options:
     proctrack: str = ""
     # Whether they may.
     own_cgroups: bool = False
+    # The content of the values file, and which file it was.
     overrides: Mapping[str, Any] = field(default_factory=dict)
+    values_file: str = ""
 
     def image(self, role: str) -> str:
-        return f"{self.repository}/{role}:{self.tags.get(role) or self.tag}"
+        """The role's image, as the chart names it."""
+        said = self.overrides.get("image")
+        said = said if isinstance(said, Mapping) else {}
+        tag = (said.get("tags") or {}).get(role) or self.tags.get(role) or said.get("tag") or self.tag
+        digest = (said.get("digests") or {}).get(role)
+        return f"{repository_of(self.overrides, self.repository)}/{role}:{tag}" + (f"@{digest}" if digest else "")
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z][a-z0-9-]{0,20}", self.name):
             raise ClusterError(f"name a cluster {self.name!r}", "lower-case letters, digits and '-' only, 21 at most")
         if not 1 <= self.workers <= 64:
             raise ClusterError(f"start {self.workers} workers", "1 to 64 fit on one machine")
+
+
+def dump(options: Options) -> bytes:
+    return json.dumps(asdict(options)).encode()
+
+
+def load(text: str | bytes, file: str) -> Options:
+    """Read stored options; ClusterError for those of another version of minivm."""
+    try:
+        raw = json.loads(text)
+        unknown = sorted(set(raw) - {item.name for item in fields(Options)})
+        if not unknown:
+            return Options(**raw)
+        why = f"this version does not know {', '.join(unknown)}"
+    except (ValueError, TypeError) as error:
+        why = str(error)
+    raise ClusterError("read the stored options of a cluster", why, file=file,
+                       hint="use the checkout that brought it up; or `make down` and `make up`")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The options that `up` was given; None or empty: not given."""
+
+    workers: int | None = None
+    proctrack: str | None = None
+    overrides: Mapping[str, Any] | None = None
+    values_file: str = ""
+    repository: str = ""
+    # Forget the stored workers, values and proctrack. Images and port stay: they are a matter of their own.
+    reset: bool = False
+
+
+def settle(name: str, stored: Options | None, asked: Asked) -> Options:
+    """The options of a cluster: those that were given now, and for the rest the stored ones, or else the defaults."""
+    options = stored or Options(name=name)
+    if asked.reset:
+        options = replace(options, workers=Options().workers, proctrack="", overrides={}, values_file="")
+    if asked.overrides is not None:
+        options = replace(options, overrides=asked.overrides, values_file=asked.values_file)
+    if asked.proctrack is not None:
+        options = replace(options, proctrack=asked.proctrack)
+    if asked.repository:
+        options = replace(options, repository=asked.repository)
+    if asked.workers is not None:
+        replicas = replicas_of(options.overrides)
+        if replicas not in (None, asked.workers):
+            raise ClusterError(f"start {asked.workers} workers", f"the values say {replicas}",
+                               file=options.values_file, field="workers.pools.worker.replicas",
+                               hint="change it there, or leave it out there")  # fmt: skip
+        options = replace(options, workers=asked.workers)
+    return options
+
+
+def replicas_of(overrides: Mapping[str, Any]) -> Any:
+    """What the user's values say of the number of workers, which --workers cannot change; None: nothing."""
+    found: Any = overrides
+    for key in ("workers", "pools", "worker", "replicas"):
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found
+
+
+def repository_of(overrides: Mapping[str, Any], default: str) -> str:
+    """Where the roles' images are with these chart values: tags of another place may be of no image there."""
+    image = overrides.get("image")
+    if not isinstance(image, Mapping):
+        return default
+    return "/".join(filter(None, (image.get("registry"), image.get("repository") or default)))
 
 
 def proctrack(options: Options) -> str:

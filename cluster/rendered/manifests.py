@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cluster.errors import ClusterError
@@ -47,6 +47,11 @@ class Manifests:
                 return pod
         made = ", ".join(pod.name for pod in self.pods)
         raise ClusterError(f"find the pod {name}", "the chart makes none of that name", hint=f"it makes {made}")
+
+    def starting_from(self, images: Mapping[str, str]) -> Manifests:
+        """The same pods, with other names for their images where `images` has one."""
+        pods = tuple(replace(pod, image=images.get(pod.image, pod.image)) for pod in self.pods)
+        return replace(self, pods=pods)
 
 
 def parse(documents: Iterable[Mapping[str, Any]], *, namespace: str) -> Manifests:

@@ -31,14 +31,6 @@ def chosen(given: Iterable[str]) -> tuple[str, dict[str, str]]:
     return every, single
 
 
-def repository_of(overrides: Mapping[str, Any], default: str) -> str:
-    """Where the roles' images are with these chart values: tags of another place may be of no image there."""
-    image = overrides.get("image")
-    if not isinstance(image, Mapping):
-        return default
-    return "/".join(filter(None, (image.get("registry"), image.get("repository") or default)))
-
-
 def tagged(reference: str, beside: Iterable[str], metadata: Mapping[str, Any]) -> str:
     """When the image got its name, for newest(). ROLE:latest is the newest build, whatever the engine says: its time
     is the image's, and moves as soon as anybody gives an older one a name of his own."""
@@ -67,8 +59,16 @@ def newest(
     missing = [role for role in ROLES if role not in best]
     if missing:
         wish = " ".join(filter(None, [f"Slurm {slurm}" if slurm else "", f"variant {variant}" if variant else ""]))
-        raise ClusterError(f"start images of {wish}", f"none here for {', '.join(missing)}", hint="build.py build")
+        raise ClusterError(f"start images of {wish}", f"none here for {', '.join(missing)}",
+                           hint=f"`{how_to_build(slurm, variant)}` builds them")  # fmt: skip
     return {role: tag for role, (_, tag) in best.items()}
+
+
+def how_to_build(slurm: str, variant: str) -> str:
+    """The command that builds images of a version of Slurm, of which a build knows the release alone, and a variant."""
+    release = ".".join(slurm.split(".")[:2])
+    more = [f"SLURM={release}" if release else "", f"MINIVM_BUILD_VARIANT={variant}" if variant else ""]
+    return " ".join(["make images", *filter(None, more)])
 
 
 def newest_here(client: Any, repository: str, *, slurm: str = "", variant: str = "") -> dict[str, str]:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import click
 
+from images import pins
 from images.cli.publish import each
 from images.errors import ImagesError
 
 if TYPE_CHECKING:
     from images.cli.session import Session
+    from images.engine.look import Present
     from images.make.plan import Image
 
 
@@ -30,6 +32,8 @@ def prune(ctx: click.Context, dry_run: bool) -> None:
             reason = "" if dry_run else session.engine.release(name)
             kept += bool(reason)
             click.echo(f"{name}: {reason}" if reason else name)
+        for name, cluster in pinned(session, session.every_role(())):
+            click.echo(f"{name}: kept, the cluster {cluster} starts its pods from it")
     done = "would go" if dry_run else "removed"
     click.echo(f"{len(old) - kept} {done}" + (f", {kept} in use" if kept else ""))
 
@@ -54,7 +58,24 @@ def superseded(images: Iterable[Image], names: Iterable[str], flavour: str) -> l
 
 
 def candidates(session: Session, targets: Sequence[str]) -> list[str]:
-    names = [name for image in session.engine.images() for name in image.references]
+    """List the superseded names of images that no cluster of this checkout is pinned to."""
+    held = held_by(session)
+    return _superseded(session, targets, lambda image: image.id not in held)
+
+
+def pinned(session: Session, targets: Sequence[str]) -> list[tuple[str, str]]:
+    """List the superseded names that stay, each with the cluster that is pinned to its image."""
+    held = held_by(session)
+    owner = {name: held[image.id] for image in session.engine.images() if image.id in held for name in image.references}
+    return [(name, owner[name]) for name in _superseded(session, targets, lambda image: image.id in held)]
+
+
+def held_by(session: Session) -> dict[str, str]:
+    return pins.pinned(session.repository / "build/cluster")
+
+
+def _superseded(session: Session, targets: Sequence[str], wanted: Callable[[Present], bool]) -> list[str]:
+    names = [name for image in session.engine.images() if wanted(image) for name in image.references]
     return superseded(still_made(session, targets), names, session.place.choice.flavour)
 
 

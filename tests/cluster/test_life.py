@@ -147,7 +147,7 @@ def test_workers_roll_to_a_new_image_while_an_array_runs(healthy: World, alice: 
     array = alice.submit("--array=1-24", "-o", "/dev/null", script="sleep 1")
     alice.wait_for(f"{array}_1", "RUNNING")
     # What an operator types; on Kubernetes it is `helm upgrade --set image.tags.worker=...`.
-    shown = operator(healthy, tmp_path, "up", "--tag", f"worker={tag}")
+    shown = operator(healthy, tmp_path, "up", "--yes", "--tag", f"worker={tag}")
     for pod, container in before.items():
         after = healthy.running(pod).container
         assert after != container

@@ -55,7 +55,7 @@ SAYS = {
     "contain-jobs-and-people": ("cgroup", "ssh needs a job here", "a person has 2000 processes"),
     "install-on-kubernetes": ("slurmctld",),
     "change-slurm-conf": ("partition long: comes", "no job ends", "changed files published", "slurm-login-0"),
-    "upgrade": ("stage ready",),
+    "upgrade": ("stage ready", "nothing to change"),
 }
 
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import yaml
 
 from cluster.errors import ClusterError
 from cluster.local import LocalCluster
@@ -16,6 +21,8 @@ from images.engine.docker import Engine
 from tests.cluster.conftest import IMAGES, NAME
 from tests.cluster.researcher import Researcher, World
 from tests.cluster.small import small_cluster
+from tests.pages import blocks
+from tests.reader import ROOT, checkout, follow_all, programs
 from tests.slurm import STARTS_SCRIPTS_BY, has_pmix
 from tests.waiting import until
 
@@ -24,6 +31,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 OLD, NEW = "24.11", "26.05"
 CONTROLLER, LOGIN, WORKERS = "slurm-controller-0", "slurm-login-0", ("slurm-worker-0", "slurm-worker-1")
 QUEUED = 50
+HOW_TO = ROOT / "docs/how-to"
 
 
 @pytest.fixture(scope="module")
@@ -67,12 +75,27 @@ def version(world: World, pod: str, daemon: str) -> str:
     return world.run(pod, daemon, "-V").split()[-1]
 
 
+def by_hand(world: World, role: str, tag: str, pod: str) -> None:
+    """Replace a pod by one of another image, which `up` would refuse."""
+    cluster: LocalCluster = world.cluster
+    now = replace(cluster.options, tags={**cluster.options.tags, role: tag})
+    LocalCluster(cluster.kubelet.client, now, root=cluster.state.parent, log=print).delete(pod)
+
+
+def why_not(world: World, pod: str) -> str:
+    return world.row(pod).why
+
+
 def test_a_login_that_is_newer_than_its_controller_says_so(world: World, tags: dict[str, dict[str, str]]) -> None:
     """slurmctld itself answers as to a wrong key."""
-    with pytest.raises(ClusterError) as caught:
-        roll(world, tags[NEW], "login", within=45)
+    before = world.running(LOGIN).container
+    with pytest.raises(ClusterError, match=f"the controller has Slurm {OLD}, .* no pod was touched"):
+        roll(world, tags[NEW], "login")
+    assert world.running(LOGIN).container == before
+    world.cluster.options = replace(world.cluster.options, tags=tags[OLD])
+    by_hand(world, "login", tags[NEW]["login"], LOGIN)
     said = f"has Slurm {OLD}, which does not understand this image's {NEW}: the controller is upgraded first"
-    assert said in str(caught.value)
+    until(lambda: said in why_not(world, LOGIN), "it says so", seen=lambda: why_not(world, LOGIN))
     roll(world, tags[OLD], "login")
 
 
@@ -120,10 +143,17 @@ def test_the_way_back_is_refused_and_nothing_is_touched(world: World, tags: dict
     look = "cd /var/spool/slurmctld && sha256sum job_state node_state part_state"
     cluster: LocalCluster = world.cluster
     roll(world, tags[NEW], "controller")
-    with pytest.raises(ClusterError) as caught:
-        roll(world, tags[OLD], "controller", within=45)
-    said = str(caught.value)
-    assert f"slurmctld's state is of Slurm {NEW}, this image has {OLD}, and there is no way back" in said
+    upgraded, container = cluster.options, world.running(CONTROLLER).container
+    with pytest.raises(
+        ClusterError, match=f"its state is of Slurm {NEW}, and Slurm has no way back; no pod was touched"
+    ):
+        roll(world, tags[OLD], "controller")
+    assert world.running(CONTROLLER).container == container
+    cluster.options = upgraded
+    # Nor does the image itself, on Kubernetes.
+    by_hand(world, "controller", tags[OLD]["controller"], CONTROLLER)
+    said = f"slurmctld's state is of Slurm {NEW}, this image has {OLD}, and there is no way back"
+    until(lambda: said in why_not(world, CONTROLLER), "it says so", seen=lambda: why_not(world, CONTROLLER))
     before = world.run(CONTROLLER, "sh", "-c", look)
     code, _ = cluster.exec(CONTROLLER, ["pgrep", "slurmctld"])
     assert code == 1, "the older one was not started"
@@ -189,3 +219,74 @@ def test_metrics_are_read_where_a_site_wants_them(world: World, tags: dict[str, 
     until(lambda: "slurm_nodes" in page("nodes"), "slurmctld tells", seen=lambda: page("nodes")[:2000])
     for name in ("jobs", "partitions", "scheduler", "jobs-users-accts"):
         assert page(name).startswith("#"), name
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The environment of a user who follows the page, with a cluster of their own."""
+    name = f"{NAME}-upgrade"
+    env = os.environ | {"MINIVM_NAME": name, "MINIVM_BUILD_PREFIX": IMAGES}
+    for variable in ("MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "MAKELEVEL", "ARGS", "MINIVM_VALUES", "SLURM"):
+        env.pop(variable, None)
+    env["PATH"] = f"{programs(tmp_path / 'bin')}:{env['PATH']}"
+    yield env
+    build(env, "down")
+
+
+def build(env: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "build.py", *words]
+    return subprocess.run(
+        line, cwd=ROOT, env=env, capture_output=True, text=True, timeout=280, stdin=subprocess.DEVNULL
+    )
+
+
+def test_the_page_upgrades_a_cluster_under_jobs(reader: dict[str, str], tmp_path: Path) -> None:
+    """From the first `up` to the refused way back, all by the command line, as docs/how-to/upgrade.md says."""
+    values = tmp_path / "values.yaml"
+    own = {"slurm": {"proctrack": "linuxproc"}, "workers": {"defaults": {"graceSeconds": 40, "drainSeconds": 30}}}
+    values.write_text(yaml.safe_dump(own))
+    first = build(reader, "up", "--workers", "1", "--values", str(values), "--slurm-version", OLD)
+    assert first.returncode == 0, first.stdout + first.stderr
+    values.unlink()
+    world = World(LocalCluster.saved(Engine().client, reader["MINIVM_NAME"], log=print))
+    bob = Researcher(world, "bob")
+
+    # Another `up` keeps workers, values and images, and finds nothing to do.
+    before = {pod: item.container for pod, item in world.cluster.kubelet.running().items()}
+    again = build(reader, "up")
+    assert again.returncode == 0 and "nothing to change" in again.stdout, again.stdout + again.stderr
+    assert {pod: item.container for pod, item in world.cluster.kubelet.running().items()} == before
+    # So does a pod's replacement.
+    images = {pod: item.image for pod, item in world.cluster.kubelet.running().items()}
+    assert build(reader, "delete", LOGIN).returncode == 0
+    world.wait_ready()
+    assert {pod: item.image for pod, item in world.cluster.kubelet.running().items()} == images
+
+    # It ends within its node's drain.
+    hold = "touch started; while [ ! -e enough ]; do sleep 0.2; done"
+    running = bob.submit("--exclusive", "-o", "/dev/null", script=hold)
+    bob.wait_for(running, "RUNNING")
+    queued = bob.submit("-o", "/dev/null", script="true")
+    refused = build(reader, "up", "--slurm-version", NEW)
+    assert refused.returncode == 1 and f"requeued: {running} of bob" in refused.stdout, refused.stdout + refused.stderr
+    assert "`--yes` agrees" in refused.stderr
+    assert {pod: item.image for pod, item in world.cluster.kubelet.running().items()} == images
+
+    until(lambda: version(world, CONTROLLER, "slurmctld").startswith(OLD), "slurmctld runs")
+    bob("(sleep 15; touch enough) > /dev/null 2>&1 < /dev/null &")
+    said = "\n".join(follow_all(blocks(HOW_TO / "upgrade.md"), reader, checkout(tmp_path / "checkout")).values())
+    steps = [f"{pod}: {step}" for pod in (CONTROLLER, WORKERS[0], LOGIN) for step in ("replaced", "started", "ready")]
+    places = [said.rindex("plan:\n"), *(said.index(step) for step in steps)]
+    assert places == sorted(places), said
+    assert "nothing to change" in said, "the page's last command"
+    world.reload()
+    for pod, daemon in ((CONTROLLER, "slurmctld"), (WORKERS[0], "slurmd"), (LOGIN, "sinfo")):
+        assert version(world, pod, daemon).startswith(NEW), pod
+        assert world.row(pod).version.startswith(NEW)
+    for job in (running, queued):
+        until(lambda: "COMPLETED" in bob(f"sacct -n -X -P -j {job} -o state"), f"job {job} is accounted")  # noqa: B023 - within the loop
+
+    now = {pod: item.container for pod, item in world.cluster.kubelet.running().items()}
+    back = build(reader, "up", "--yes", "--slurm-version", OLD)
+    assert back.returncode == 1 and "no way back; no pod was touched" in back.stderr, back.stdout + back.stderr
+    assert {pod: item.container for pod, item in world.cluster.kubelet.running().items()} == now

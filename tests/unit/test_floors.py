@@ -30,7 +30,7 @@ FLOORS: dict[str, list[set[str]]] = {
     "gitsync": [{""}, {"repo", "rings"}, {"tree"}, {"cycle", "mirror"}],
     "images": [{""}, {"definition"}, {"archive", "engine"}, {"make", "ship"}, {"cli"}],
     "fleet": [{""}, {"world"}, {"decide"}, {"act"}, {"report"}],
-    "cluster": [{"", "rendered"}],
+    "cluster": [{"", "change", "rendered"}],
 }  # fmt: skip
 # What stands in a package's own folder and uses all of it.
 ROOF = {

@@ -41,7 +41,7 @@ BLOCKS = {
     "roll-a-pool-by-the-fleet": {"values": 2, "needs kubernetes": 2},
     "run-containers": {"needs a name": 4, "values": 3, "shown": 1},  # tests/cluster/test_containers.py
     "switch-on-the-fleet": {"values": 3, "needs kubernetes": 3},
-    "upgrade": {"runs": 2, "shown": 1, "needs a name": 1},
+    "upgrade": {"runs": 3, "shown": 1, "needs a name": 1},
     "watch-the-fleet": {"needs kubernetes": 1},
 }
 

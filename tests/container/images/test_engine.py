@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from images import pins
 from images.archive.lock import Place, open_archive
 from images.archive.locked import Request, Slice, to_json
 from images.cli.planned import Planned, Result
-from images.cli.prune import candidates
+from images.cli.prune import candidates, pinned
 from images.cli.reproduce import build_twice
 from images.cli.session import Session
 from images.definition.spec import Choice, SlurmSource
@@ -162,6 +163,20 @@ def test_what_a_later_build_superseded_can_go_and_nothing_else(small: Small, eng
     kept = {result.image.reference for result in second.values()} | {f"{second['role:small'].image.repo}:latest"}
     assert named(engine, small.prefix) == kept
     assert candidates(session, ROLES) == []
+
+
+def test_an_image_that_a_cluster_is_pinned_to_stays(small: Small, engine: Engine) -> None:
+    first = small.build(small.open())["role:small"].image.reference
+    (small.root / "images/rootfs/one/etc/one.conf").write_text("3\n")
+    session = small.open()
+    small.build(session)
+    assert first in candidates(session, ROLES)
+    cluster = small.root / "build/cluster/mine"
+    pins.write(cluster, pins.Pins({"small:latest": pins.Image(engine.inspect(first)["Id"])}))
+    assert first not in candidates(session, ROLES)
+    assert pinned(session, ROLES) == [(first, "mine")]
+    shutil.rmtree(cluster)
+    assert first in candidates(session, ROLES)
 
 
 def test_an_image_in_use_stays_and_says_so(small: Small, engine: Engine) -> None:

@@ -155,6 +155,9 @@ def test_the_newest_image_of_each_role_is_chosen() -> None:
         assert found == dict.fromkeys(tags.ROLES, "24.11.5-debian-000000000002"), slurm
     with pytest.raises(ClusterError, match=r"Slurm 24\.1"):
         tags.newest(IMAGES, repository="minivm", slurm="24.1", variant="")
+    # A build knows the release alone.
+    with pytest.raises(ClusterError, match=r"hint: `make images SLURM=26\.05` builds them"):
+        tags.newest(IMAGES, repository="minivm", slurm="26.05.3", variant="")
 
 
 def test_only_what_the_engines_machine_runs_itself_is_chosen() -> None:
@@ -174,7 +177,8 @@ def test_latest_is_the_newest_build_whoever_named_an_older_one_since() -> None:
 
 
 def test_a_role_without_an_image_is_named() -> None:
-    with pytest.raises(ClusterError, match="variant nvidia: none here for login, demo"):
+    hint = "hint: `make images MINIVM_BUILD_VARIANT=nvidia` builds them"
+    with pytest.raises(ClusterError, match=f"variant nvidia: none here for login, demo\n{hint}"):
         tags.newest(IMAGES, repository="minivm", slurm="", variant="nvidia")
 
 
@@ -195,9 +199,11 @@ def test_a_tag_is_for_every_role_or_for_one() -> None:
 
 
 def test_the_newest_images_are_those_of_the_repository_that_the_values_name() -> None:
-    assert tags.repository_of({}, "minivm") == "minivm"
-    assert tags.repository_of({"image": {"tag": "x"}}, "minivm") == "minivm"
-    assert tags.repository_of({"image": {"registry": "r:5000", "repository": "hpc/minivm"}}, "m") == "r:5000/hpc/minivm"
+    assert values.repository_of({}, "minivm") == "minivm"
+    assert values.repository_of({"image": {"tag": "x"}}, "minivm") == "minivm"
+    assert (
+        values.repository_of({"image": {"registry": "r:5000", "repository": "hpc/minivm"}}, "m") == "r:5000/hpc/minivm"
+    )
 
 
 def test_overrides_are_merged_as_helm_does() -> None:
@@ -264,17 +270,17 @@ def test_a_second_up_keeps_the_port(tmp_path: Path) -> None:
 ROWS = [
     Row("slurm-controller-0", "controller", True, "", "up", 0, also=("gitsync: no route to host",)),
     Row("slurm-worker-0", "worker", False, "slurmd waits for controller\nmunged is not proven", "IDLE+DRAIN", 3),
-    Row("slurm-worker-1", "worker", True, "", "idle", 0),
+    Row("slurm-worker-1", "worker", True, "", "idle", 0, version="24.11.5", image="ef0b1c492726"),
 ]
 
 
 def test_the_table_says_why_a_pod_is_not_ready_and_what_else_is_wrong() -> None:
     lines = report.table(ROWS)
-    assert lines[0].split()[:5] == ["POD", "ROLE", "READY", "SLURM", "RESTARTS"]
-    assert lines[1].endswith("up          0         degraded: gitsync: no route to host")
+    assert lines[0].split()[:6] == ["POD", "ROLE", "READY", "SLURM", "VERSION", "IMAGE"]
+    assert lines[1].split()[3:] == ["up", "0", *["degraded:", "gitsync:", "no", "route", "to", "host"]]
     assert lines[2].endswith("3         slurmd waits for controller")
     assert lines[3].strip() == "munged is not proven"
-    assert lines[4].split() == ["slurm-worker-1", "worker", "yes", "idle", "0"]
+    assert lines[4].split() == ["slurm-worker-1", "worker", "yes", "idle", "24.11.5", "ef0b1c492726", "0"]
 
 
 def test_a_long_reason_is_cut_to_the_terminal() -> None:

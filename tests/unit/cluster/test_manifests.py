@@ -11,7 +11,7 @@ import yaml
 from cluster import values
 from cluster.errors import ClusterError
 from cluster.keys import Keys
-from cluster.pods import fingerprint, security
+from cluster.pods import description, fingerprint, security
 from cluster.rendered import manifests, objects
 from cluster.rendered.manifests import Manifests
 from cluster.rendered.objects import Source
@@ -175,11 +175,17 @@ def test_a_pod_is_replaced_for_its_description_and_never_for_its_files() -> None
     """A changed ConfigMap reaches a living pod; a changed image, variable or grace needs a new one."""
     before = local().pod("slurm-worker-0")
     same = local(Options(overrides={"slurm": {"extraConfig": "Licenses=a:1"}, "login": {"motd": "new"}}))
-    assert fingerprint(same.pod("slurm-worker-0"), "sha256:1") == fingerprint(before, "sha256:1")
-    assert fingerprint(before, "sha256:2") != fingerprint(before, "sha256:1")
+    assert fingerprint(description(same.pod("slurm-worker-0"), "sha256:1")) == fingerprint(
+        description(before, "sha256:1")
+    )
+    assert fingerprint(description(before, "sha256:2")) != fingerprint(description(before, "sha256:1"))
     other = local(Options(overrides={"workers": {"defaults": {"graceSeconds": 45}}}))
-    assert fingerprint(other.pod("slurm-worker-0"), "sha256:1") != fingerprint(before, "sha256:1")
-    assert fingerprint(other.pod("slurm-login-0"), "sha256:1") == fingerprint(local().pod("slurm-login-0"), "sha256:1")
+    assert fingerprint(description(other.pod("slurm-worker-0"), "sha256:1")) != fingerprint(
+        description(before, "sha256:1")
+    )
+    assert fingerprint(description(other.pod("slurm-login-0"), "sha256:1")) == fingerprint(
+        description(local().pod("slurm-login-0"), "sha256:1")
+    )
 
 
 def test_an_unknown_pod_is_answered_with_the_known_ones() -> None:

@@ -28,7 +28,14 @@ class Engine:
         return [{"Id": "abc", "Labels": self.labels, "Image": "i"}]
 
     def inspect_container(self, _: str) -> dict[str, Any]:
-        return {"State": self.state, "NetworkSettings": {"Networks": {}}, "RestartCount": 4}
+        settings: dict[str, object] = {"Networks": {}}
+        return {
+            "State": self.state,
+            "NetworkSettings": settings,
+            "RestartCount": 4,
+            "Image": "i",
+            "Config": {"Image": "i"},
+        }
 
 
 def test_a_cluster_of_another_directory_is_left_alone(tmp_path: Path) -> None:
@@ -88,7 +95,7 @@ def test_a_pod_that_ends_at_once_says_why(tmp_path: Path) -> None:
     kubelet.termination_log("login-0").write_text("cannot read MINIVM_GRACE_SECONDS: 'abc' is no number\n")
     running: Running = kubelet.running()["login-0"]
     assert ask(pod("login-0"), running).reason == (
-        "exited 78, will be started again: cannot read MINIVM_GRACE_SECONDS: 'abc' is no number"
+        "exited 78, docker starts it again: cannot read MINIVM_GRACE_SECONDS: 'abc' is no number"
     )
     with pytest.raises(ClusterError, match="cannot bring login-0 up: cannot read MINIVM_GRACE_SECONDS"):
         hopeless(pod("login-0"), running)

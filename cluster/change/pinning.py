@@ -1,0 +1,115 @@
+"""Which image a pod starts from: the one that its cluster is pinned to, until the user asks for another. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from cluster.errors import ClusterError
+from cluster.rendered.objects import Pod
+from images.pins import Image, release
+
+# Pods whose Slurm may be older than the controller's, and never newer.
+CLIENTS = ("worker", "login")
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the user asked for of the images, beside their names."""
+
+    # Take what every reference, or the references of these roles, mean now, whichever Slurm that is.
+    anew: bool = False
+    roles: frozenset[str] = frozenset()
+    # Leave new builds of the same Slurm alone too.
+    keep: bool = False
+
+    def renews(self, reference: str) -> bool:
+        return self.anew or role_of(reference) in self.roles
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    images: Mapping[str, Image] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def role_of(reference: str) -> str:
+    """worker of registry:5000/minivm/worker:latest."""
+    return reference.partition("@")[0].rpartition("/")[2].partition(":")[0]
+
+
+def choose(
+    references: Iterable[str], pins: Mapping[str, Image], look: Callable[[str], Image | None], wish: Wish
+) -> Choice:
+    """Choose the image of each reference. `look` finds an image on this machine, by its reference or its id."""
+    images: dict[str, Image] = {}
+    notes: list[str] = []
+    for reference in sorted(set(references)):
+        images[reference], note = choose_one(reference, pins.get(reference), look, wish)
+        notes += [note] if note else []
+    return Choice(images, tuple(notes))
+
+
+def choose_one(reference: str, pin: Image | None, look: Callable[[str], Image | None], wish: Wish) -> tuple[Image, str]:
+    """The image, and what the plan says about it."""
+    now = look(reference)
+    if pin is None or wish.renews(reference):
+        if now is None:
+            raise ClusterError(f"start from {reference}", "this machine does not have it", hint=how_to_build(reference))
+        return now, ""
+    kept = look(pin.id)
+    if now is None or now.id == pin.id:
+        return (kept or now or gone(reference, pin)), ""
+    if not pin.release or now.release != pin.release:
+        other = f"{reference} has Slurm {now.slurm or 'of an unknown version'} now, the cluster keeps its {pin.slurm}"
+        return kept or gone(
+            reference, pin
+        ), f"{other}; `--slurm-version {now.release}` changes it" if now.slurm else other
+    if kept is None:
+        return now, f"{reference}: the image of this cluster was removed, its new build takes its place"
+    if wish.keep:
+        return kept, f"{reference} was built anew, the cluster keeps the build that it has"
+    return now, f"{reference} was built anew; `--keep-images` keeps the build that the cluster has"
+
+
+def gone(reference: str, pin: Image) -> Image:
+    """Refuse to start from an image that was removed."""
+    what = f"Slurm {pin.slurm}, {short(pin.id)}" if pin.slurm else short(pin.id)
+    raise ClusterError(f"start from {reference}", f"the image of this cluster ({what}) was removed from this machine",
+                       hint=f"{how_to_build(reference, pin.release)}, then `make up`, takes a new build")  # fmt: skip
+
+
+def how_to_build(reference: str, slurm: str = "") -> str:
+    tag = re.match(r"([0-9]{2}[.][0-9]{2})[.]", reference.rpartition(":")[2])
+    wanted = slurm or (tag[1] if tag else "")
+    return f"`make images SLURM={wanted}`" if wanted else "`make images`"
+
+
+def short(image_id: str) -> str:
+    return image_id.removeprefix("sha256:")[:12]
+
+
+def check_releases(pods: Iterable[Pod], images: Mapping[str, Image], state: str) -> None:
+    """Refuse images that cannot work before any pod is touched. `pods` name their images by reference.
+
+    `state` is the newest Slurm that a controller of this cluster was started with.
+    """
+    everything = [(pod, images[pod.image]) for pod in pods]
+    controller = max((image.release for pod, image in everything if pod.role == "controller"), default="")
+    if not controller:
+        return
+    if controller < release(state):
+        raise ClusterError(
+            f"start Slurm {controller} in this cluster",
+            f"its state is of Slurm {release(state)}, and Slurm has no way back; no pod was touched",
+            hint=f"`--slurm-version {release(state)}` stays with it; or `make down`, then `make up`, for a new cluster"
+            " without the jobs and the accounting of this one",
+        )
+    for pod, image in everything:
+        if pod.role in CLIENTS and image.release > controller:
+            raise ClusterError(
+                f"start {pod.name} with Slurm {image.release}",
+                f"the controller has Slurm {controller}, which does not understand a newer one; no pod was touched",
+                hint=f"`--slurm-version {image.release}` upgrades all pods, the controller first",
+            )

@@ -1,0 +1,180 @@
+"""What `up` is about to do to a cluster, in words, and what is lost by it. Pure."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from cluster.rendered.objects import Pod
+from cluster.values import Options
+from ground.errors import printable
+
+# In the order in which pods start and are replaced: slurmdbd and slurmctld, which are one pod, before the slurmd and
+# the clients, which they understand when they are older and not when they are newer.
+START_ORDER = ("controller", "demo", "worker", "login")
+
+
+class Kind(enum.Enum):
+    CREATE = "create"
+    REPLACE = "replace"
+    REMOVE = "remove"
+    RESTART = "restart"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    kind: Kind
+    pod: str
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job that a step of the plan may end."""
+
+    id: str
+    user: str
+    requeues: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.id} of {self.user}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    steps: tuple[Step, ...] = ()
+    # Changed settings of the user, and files that running pods see without a restart.
+    changes: tuple[str, ...] = ()
+    # About images that are kept or taken.
+    notes: tuple[str, ...] = ()
+    losses: tuple[str, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        return not (self.steps or self.changes)
+
+    def lines(self) -> list[str]:
+        lines = [f"note: {text}" for text in self.notes]
+        if self.empty:
+            return [*lines, "nothing to change"]
+        width = max((len(step.pod) for step in self.steps), default=0)
+        lines.append("plan:")
+        lines += [f"  change   {text}" for text in self.changes]
+        lines += [f"  {step.kind.value:<8} {step.pod:<{width}}  {step.why}".rstrip() for step in self.steps]
+        lines += [f"  lost     {text}" for text in self.losses]
+        return [printable(line) for line in lines]
+
+
+def in_start_order(pods: Iterable[Pod]) -> list[Pod]:
+    return sorted(pods, key=lambda pod: START_ORDER.index(pod.role))
+
+
+def in_roll_order(pods: Iterable[Pod]) -> list[Pod]:
+    """Roles in start order; within a role the highest number first, as a StatefulSet rolls."""
+    return in_start_order(reversed(list(pods)))
+
+
+def changed_settings(before: Options, after: Options) -> list[str]:
+    """What the user changed. Values may hold secrets: their names are shown alone."""
+    found = []
+    for item in fields(Options):
+        old, new = getattr(before, item.name), getattr(after, item.name)
+        if old == new or item.name in ("values_file", "own_cgroups"):
+            continue
+        if item.name == "overrides":
+            found.append(f"values: {', '.join(differing(old, new))}")
+        elif isinstance(old, Mapping):
+            found += [f"{item.name}: {key}={new.get(key) or 'default'}" for key in differing(old, new)]
+        else:
+            found.append(f"{item.name}: {old or 'default'} -> {new or 'default'}")
+    return found
+
+
+def differing(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Dotted names of the leaves that differ."""
+    names: list[str] = []
+    for key in sorted({*old, *new}, key=str):
+        before, after = old.get(key), new.get(key)
+        if isinstance(before or {}, Mapping) and isinstance(after or {}, Mapping) and (before or after):
+            names += differing(before or {}, after or {}, f"{prefix}{key}.")
+        elif before != after:
+            names.append(f"{prefix}{key}")
+    return names
+
+
+def reasons(before: Mapping[str, Any], after: Mapping[str, Any], slurm_in: Callable[[str], str]) -> str:
+    """Why a pod is replaced. Images are ids here. Values of the environment may be secrets, and are not shown."""
+    if not before:
+        return "its description changed"
+    found = []
+    for key in (key for key in after if before.get(key) != after[key]):
+        if key == "image":
+            old, new = (slurm_in(str(side["image"])) for side in (before, after))
+            found.append(f"Slurm {old} -> {new}" if old != new and new else "new image")
+        elif isinstance(after[key], Mapping) and isinstance(before.get(key), Mapping):
+            found.append(f"{key} ({', '.join(differing(before[key], after[key]))})")
+        else:
+            found.append(key.replace("_", " "))
+    return ", ".join(found) or "its description changed"
+
+
+def partitions(files: Mapping[str, bytes]) -> set[str]:
+    """The partitions that a slurm.conf and what it includes define."""
+    pattern = re.compile(rb"^\s*PartitionName\s*=\s*([^\s#]+)", re.IGNORECASE | re.MULTILINE)
+    names = {name.decode(errors="replace") for text in files.values() for name in pattern.findall(text)}
+    return names - {"DEFAULT"}
+
+
+def losses(
+    steps: Sequence[Step],
+    *,
+    partitions: Iterable[str],
+    jobs: Mapping[str, Sequence[Job]],
+    waiting: Mapping[str, Sequence[Job]],
+    logins: Mapping[str, int],
+    refused: Iterable[str] = (),
+) -> list[str]:
+    """What the plan costs its users.
+
+    `jobs` run on a pod, or have their client there; `waiting` ones name a pod; `logins`: how many people are logged in
+    on a pod; `refused`: jobs that a changed slurm.conf would end, which the controller refuses.
+    """
+    found = [f"partition {name} goes" for name in sorted(partitions)]
+    for step in steps:
+        if step.kind is Kind.CREATE:
+            continue
+        if step.kind is Kind.REMOVE:
+            found.append(f"pod {step.pod} goes")
+            if named := waiting.get(step.pod):
+                found.append(f"{step.pod}: jobs that name it wait for ever: {listed(named)}")
+        again = [job for job in jobs.get(step.pod, ()) if job.requeues]
+        for_good = [job for job in jobs.get(step.pod, ()) if not job.requeues]
+        if again:
+            found.append(f"{step.pod}: jobs that outlast its drain are requeued: {listed(again)}")
+        if for_good:
+            found.append(f"{step.pod}: jobs that outlast its drain end: {listed(for_good)}")
+        if count := logins.get(step.pod, 0):
+            found.append(f"{step.pod}: {count} ssh session{'s' * (count > 1)} end{'s' * (count == 1)}")
+    return found + [f"slurm.conf: {text}; the controller refuses it until they have ended" for text in refused]
+
+
+def not_ready(reasons: Sequence[tuple[str, str]]) -> str:
+    """Why pods are not ready, the cause first: in start order, each pod waits for those before it."""
+    first, *rest = [f"\n  {pod}: {reason}" for pod, reason in reasons] or [""]
+    return first + ("\nand, perhaps for that reason:" + "".join(rest) if rest else "")
+
+
+def listed(jobs: Sequence[Job], most: int = 10) -> str:
+    text = ", ".join(str(job) for job in jobs[:most])
+    return text + (f" and {len(jobs) - most} more" if len(jobs) > most else "")
+
+
+def parse_jobs(text: str) -> list[Job]:
+    """`squeue -O 'JobArrayID:|,UserName:|,Requeue:|'`, one job a line."""
+    rows = [line.split("|") for line in text.splitlines()]
+    return [
+        Job(row[0].strip(), row[1].strip(), row[2].strip() != "0") for row in rows if len(row) >= 3 and row[0].strip()
+    ]

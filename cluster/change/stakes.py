@@ -1,0 +1,64 @@
+"""What the users of a running cluster have at stake in a change of its pods, as its own daemons say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from cluster.change.plan import Job, parse_jobs
+from cluster.values import RELEASE
+
+CONTROLLER = f"{RELEASE}-controller-0"
+# squeue's columns for parse_jobs(), and one more: which nodes a waiting job names, or where its client is.
+COLUMNS = "JobArrayID:|,UserName:|,Requeue:|"
+
+Exec = Callable[[str, Iterable[str]], tuple[int, str]]
+
+
+class NoAnswer(Exception):
+    """slurmctld did not answer."""
+
+
+def squeue(run: Exec, *arguments: str, column: str = "") -> str:
+    columns = f"{COLUMNS},{column}:|" if column else COLUMNS
+    code, text = run(CONTROLLER, ["timeout", "10", "squeue", "--noheader", "-O", columns, *arguments])
+    if code != 0 and "Invalid node name" not in text:
+        raise NoAnswer(text.strip() or f"squeue exited {code}")
+    return text if code == 0 else ""
+
+
+def running_on(run: Exec, node: str) -> list[Job]:
+    return parse_jobs(squeue(run, "--states=RUNNING,SUSPENDED", f"--nodelist={node}"))
+
+
+def waiting_for(run: Exec, node: str) -> list[Job]:
+    """Jobs that wait and name the node: Slurm never starts them without it."""
+    rows = squeue(run, "--states=PENDING", column="ReqNodes").splitlines()
+    named = {text: set(hostnames(run, text)) for row in rows if (text := last(row))}
+    return parse_jobs("\n".join(row for row in rows if node in named.get(last(row), ())))
+
+
+def begun_on(run: Exec, login: str) -> list[Job]:
+    """Jobs whose srun or salloc runs on this login pod: they end with it."""
+    rows = squeue(run, "--states=RUNNING,SUSPENDED,PENDING", column="AllocNodes").splitlines()
+    # slurmctld asks the resolver for the name behind the client's address: the container's, which ends with the pod's.
+    here = "\n".join(row for row in rows if last(row).endswith(login))
+    batch = squeue(run, "--states=RUNNING,SUSPENDED,PENDING", column="BatchFlag").splitlines()
+    without_client = {job.id for job in parse_jobs("\n".join(row for row in batch if last(row) == "1"))}
+    return [Job(job.id, job.user, requeues=False) for job in parse_jobs(here) if job.id not in without_client]
+
+
+def last(row: str) -> str:
+    return row.rstrip("|").rpartition("|")[2].strip()
+
+
+def hostnames(run: Exec, text: str) -> Sequence[str]:
+    if text in ("", "(null)", "N/A"):
+        return ()
+    code, names = run(CONTROLLER, ["scontrol", "show", "hostnames", text])
+    return names.split() if code == 0 else ()
+
+
+def sessions(run: Exec, login: str) -> int:
+    """How many people's ssh sessions a login pod has."""
+    code, text = run(login, ["pgrep", "--count", "--full", r"^sshd(-session)?: [^ ]+@"])
+    return int(text) if code == 0 and text.strip().isdigit() else 0

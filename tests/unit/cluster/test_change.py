@@ -1,0 +1,316 @@
+"""What a second `up` keeps, which images it takes, what its plan says, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from build import main
+from cluster import cli, values
+from cluster.change import plan
+from cluster.change.pinning import Wish, check_releases, choose
+from cluster.change.plan import Job, Kind, Plan, Step, in_roll_order
+from cluster.errors import ClusterError
+from cluster.rendered.objects import Pod
+from cluster.values import Asked, Options, settle
+from images import pins
+from images.errors import ImagesError
+from images.pins import Image, Pins
+
+WORKER = "minivm/worker:latest"
+OLD, REBUILT, NEW = Image("sha256:01d", "24.11.5"), Image("sha256:2eb", "24.11.6"), Image("sha256:3e3", "26.05.5")
+
+
+def pod(name: str, role: str, image: str = WORKER) -> Pod:
+    made = Pod.__new__(Pod)
+    for field, value in (("name", name), ("role", role), ("image", image)):
+        object.__setattr__(made, field, value)
+    return made
+
+
+PODS = [
+    pod("slurm-login-0", "login"), pod("slurm-worker-0", "worker"), pod("slurm-worker-1", "worker"),
+    pod("slurm-demo-0", "demo"), pod("slurm-controller-0", "controller"),
+]  # fmt: skip
+
+
+def on_this_machine(latest: Image | None, *others: Image) -> Mapping[str, Image]:
+    return {image.id: image for image in others} | ({WORKER: latest, latest.id: latest} if latest else {})
+
+
+STAYS, TAKEN = Wish(keep=True), Wish(anew=True)
+
+
+@pytest.mark.parametrize(
+    ("pinned", "latest", "also", "wish", "chosen", "said"),
+    [
+        (None, OLD, (), Wish(), OLD, ""),
+        (OLD, OLD, (), Wish(), OLD, ""),
+        (OLD, REBUILT, (OLD,), Wish(), REBUILT, "was built anew; `--keep-images` keeps"),
+        (OLD, REBUILT, (OLD,), STAYS, OLD, "was built anew, the cluster keeps"),
+        # Another Slurm is taken on request alone.
+        (
+            OLD,
+            NEW,
+            (OLD,),
+            Wish(),
+            OLD,
+            "has Slurm 26.05.5 now, the cluster keeps its 24.11.5; `--slurm-version 26.05`",
+        ),
+        (NEW, OLD, (NEW,), Wish(), NEW, "has Slurm 24.11.5 now, the cluster keeps its 26.05.5"),
+        (OLD, NEW, (OLD,), TAKEN, NEW, ""),
+        (OLD, NEW, (OLD,), Wish(roles=frozenset({"worker"})), NEW, ""),
+        (OLD, NEW, (OLD,), Wish(roles=frozenset({"login"})), OLD, "keeps its 24.11.5"),
+        # The name is gone, the image is not.
+        (OLD, None, (OLD,), Wish(), OLD, ""),
+        # The image is gone.
+        (OLD, REBUILT, (), Wish(), REBUILT, "was removed, its new build takes its place"),
+        # Nobody knows which Slurm that is.
+        (OLD, Image("sha256:5"), (OLD,), Wish(), OLD, "of an unknown version"),
+        (Image("sha256:5"), NEW, (Image("sha256:5"),), Wish(), Image("sha256:5"), "has Slurm 26.05.5 now"),
+    ],
+)
+def test_a_cluster_starts_the_images_that_it_is_pinned_to(
+    pinned: Image | None, latest: Image | None, also: tuple[Image, ...], wish: Wish, chosen: Image, said: str
+) -> None:
+    here = on_this_machine(latest, *also)
+    found = choose([WORKER], {WORKER: pinned} if pinned else {}, here.get, wish)
+    assert found.images == {WORKER: chosen}
+    assert said in " ".join(found.notes) and bool(said) == bool(found.notes)
+
+
+@pytest.mark.parametrize(
+    ("latest", "wish", "hint"),
+    [(NEW, Wish(), "make images SLURM=24.11"), (None, Wish(), "make images SLURM=24.11"), (None, TAKEN, "make images")],
+)
+def test_an_image_that_was_removed_is_told_with_the_way_to_a_new_one(
+    latest: Image | None, wish: Wish, hint: str
+) -> None:
+    with pytest.raises(ClusterError, match=f"cannot start from {WORKER}: .*\nhint: `{hint}`"):
+        choose([WORKER], {WORKER: OLD}, on_this_machine(latest).get, wish)
+
+
+@pytest.mark.parametrize(
+    ("controller", "clients", "state", "refused"),
+    [
+        (OLD, OLD, "", ""),
+        (NEW, OLD, "24.11.5", ""),
+        (OLD, OLD, "24.11.6", ""),  # within one release there is a way back
+        (OLD, OLD, "26.05.5", "cannot start Slurm 24.11 in this cluster: its state is of Slurm 26.05"),
+        (OLD, NEW, "24.11.5", "cannot start slurm-login-0 with Slurm 26.05: the controller has Slurm 24.11"),
+        (Image("x"), NEW, "26.05.5", ""),
+    ],
+)
+def test_a_way_back_and_clients_before_their_controller_are_refused(
+    controller: Image, clients: Image, state: str, refused: str
+) -> None:
+    pods = [replace_image(item, "controller" if item.role == "controller" else "clients") for item in PODS]
+    images = {"controller": controller, "clients": clients}
+    if not refused:
+        check_releases(pods, images, state)
+        return
+    with pytest.raises(ClusterError) as caught:
+        check_releases(pods, images, state)
+    assert str(caught.value).startswith(refused) and "no pod was touched\nhint: `--slurm-version" in str(caught.value)
+
+
+def replace_image(item: Pod, image: str) -> Pod:
+    return pod(item.name, item.role, image)
+
+
+def test_slurms_order_is_the_order_in_which_pods_are_replaced() -> None:
+    assert [item.name for item in in_roll_order(PODS)] == [
+        "slurm-controller-0", "slurm-demo-0", "slurm-worker-1", "slurm-worker-0", "slurm-login-0",
+    ]  # fmt: skip
+
+
+STORED = Options("mine", workers=3, repository="w", proctrack="linuxproc", overrides={"a": 1}, values_file="/v",
+                 tags={"worker": "t"}, port=2300)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("asked", "changed"),
+    [
+        (Asked(), {}),
+        (Asked(workers=5), {"workers": 5}),
+        (Asked(overrides={"b": 2}, values_file="/w"), {"overrides": {"b": 2}, "values_file": "/w"}),
+        (Asked(proctrack="cgroup"), {"proctrack": "cgroup"}),
+        (Asked(repository="other"), {"repository": "other"}),
+        # Images and port stay.
+        (Asked(reset=True), {"workers": 2, "proctrack": "", "overrides": {}, "values_file": ""}),
+        (Asked(reset=True, workers=4), {"workers": 4, "proctrack": "", "overrides": {}, "values_file": ""}),
+    ],
+)
+def test_a_second_up_changes_what_it_names_and_nothing_else(asked: Asked, changed: dict[str, object]) -> None:
+    assert settle("mine", STORED, asked) == replace(STORED, **changed)  # type: ignore[arg-type]  # one of each
+
+
+def test_a_first_up_has_the_defaults() -> None:
+    assert settle("new", None, Asked()) == Options("new")
+
+
+def test_workers_that_the_values_count_are_not_changed_silently() -> None:
+    counted = Asked(workers=4, overrides={"workers": {"pools": {"worker": {"replicas": 2}}}}, values_file="/my.yaml")
+    with pytest.raises(ClusterError, match=r"cannot start 4 workers: the values say 2 \(/my.yaml, workers.pools"):
+        settle("mine", None, counted)
+    assert settle("mine", None, replace(counted, workers=2)).workers == 2
+
+
+def test_stored_options_come_back_and_those_of_another_version_are_told() -> None:
+    assert values.load(values.dump(STORED), "f") == STORED
+    # Those of before pins.
+    assert values.load('{"name": "old", "workers": 1}', "f") == Options("old", workers=1)
+    for text in ('{"name": "x", "fleet": true}', "{", "[]", "null"):
+        with pytest.raises(ClusterError, match=r"cannot read the stored options of a cluster: .*\(f\)\nhint: "):
+            values.load(text, "f")
+
+
+@pytest.mark.parametrize(
+    ("after", "said"),
+    [
+        (STORED, []),
+        (replace(STORED, workers=1, port=2400), ["workers: 3 -> 1", "port: 2300 -> 2400"]),
+        (replace(STORED, proctrack=""), ["proctrack: linuxproc -> default"]),
+        (replace(STORED, tags={}), ["tags: worker=default"]),
+        # Never a value of them: they may hold a password.
+        (replace(STORED, overrides={"a": 1, "b": {"c": {"d": "secret"}}}), ["values: b.c.d"]),
+        (replace(STORED, overrides={}), ["values: a"]),
+    ],
+)
+def test_the_plan_names_changed_settings(after: Options, said: list[str]) -> None:
+    assert sorted(plan.changed_settings(STORED, after)) == sorted(said)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ({}, {"image": "new"}, "its description changed"),
+        ({"image": "old"}, {"image": "new"}, "Slurm 24.11.5 -> 26.05.5"),
+        ({"image": "old"}, {"image": "rebuilt"}, "new image"),
+        ({"env": {"A": "secret"}}, {"env": {"A": "b", "C": "d"}}, "env (A, C)"),
+        ({"limits": 1, "runtime_class": "x"}, {"limits": 2, "runtime_class": "y"}, "limits, runtime class"),
+    ],
+)
+def test_the_plan_says_why_a_pod_is_replaced(before: dict[str, object], after: dict[str, object], said: str) -> None:
+    slurm = {"old": "24.11.5", "rebuilt": "24.11.5", "new": "26.05.5"}
+    assert plan.reasons(before, after, lambda image: slurm[image]) == said
+
+
+def test_partitions_are_found_as_slurm_finds_them() -> None:
+    conf = (
+        b"PartitionName=all Nodes=ALL\n partitionname = long # x\n#PartitionName=no\nPartitionName=DEFAULT MaxTime=1\n"
+    )
+    assert plan.partitions({"slurm.conf": conf, "more.conf": b"PartitionName=gpu"}) == {"all", "long", "gpu"}
+
+
+W0, W1, LOGIN = "slurm-worker-0", "slurm-worker-1", "slurm-login-0"
+JOB, LAST = Job("7_[1-3]", "alice"), Job("8", "bob", requeues=False)
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (Step(Kind.CREATE, W0), []),
+        (Step(Kind.REPLACE, W0), []),
+        (Step(Kind.REPLACE, W1), [f"{W1}: jobs that outlast its drain are requeued: 7_[1-3] of alice",
+                                  f"{W1}: jobs that outlast its drain end: 8 of bob"]),
+        (Step(Kind.REMOVE, W0), [f"pod {W0} goes", f"{W0}: jobs that name it wait for ever: 8 of bob"]),
+        (Step(Kind.REPLACE, LOGIN), [f"{LOGIN}: 2 ssh sessions end"]),
+    ],
+)  # fmt: skip
+def test_the_plan_names_what_is_lost(step: Step, said: list[str]) -> None:
+    found = plan.losses([step], partitions=(), jobs={W1: [JOB, LAST]}, waiting={W0: [LAST]}, logins={LOGIN: 2})
+    assert found == said
+
+
+def test_a_partition_is_lost_whether_it_has_jobs_or_not() -> None:
+    assert plan.losses([], partitions={"long"}, jobs={}, waiting={}, logins={}) == ["partition long goes"]
+
+
+def test_squeues_rows_are_jobs() -> None:
+    text = "1|alice|1|\n2_[1-9]|bob|0|x|\n\nslurm_load_jobs error: x\n"
+    assert plan.parse_jobs(text) == [Job("1", "alice"), Job("2_[1-9]", "bob", requeues=False)]
+
+
+def test_the_cause_is_named_before_its_victims() -> None:
+    told = plan.not_ready([("slurm-controller-0", "mariadb: no space"), (LOGIN, "sackd waits for slurmctld")])
+    assert told.splitlines()[1:] == [
+        "  slurm-controller-0: mariadb: no space",
+        "and, perhaps for that reason:",
+        f"  {LOGIN}: sackd waits for slurmctld",
+    ]
+    assert plan.not_ready([(LOGIN, "no")]) == f"\n  {LOGIN}: no"
+
+
+def asked(planned: Plan, answer: str, *, yes: bool, terminal: bool, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What `up` says of the plan; its refusal too."""
+    import click
+
+    @click.command()
+    def command() -> None:
+        monkeypatch.setattr("sys.stdin.isatty", lambda: terminal, raising=False)
+        try:
+            cli.agree(planned, "mine", yes=yes)
+            click.echo("GOES ON")
+        except ClusterError as error:
+            click.echo(str(error))
+
+    return CliRunner().invoke(command, input=answer).output
+
+
+REMOVED = Plan(steps=(Step(Kind.REMOVE, W1),), losses=(f"pod {W1} goes",))
+
+
+@pytest.mark.parametrize(
+    ("planned", "answer", "yes", "terminal", "goes_on", "said"),
+    [
+        (Plan(), "", False, False, True, "nothing to change"),
+        (Plan(steps=(Step(Kind.REPLACE, W1, "new image"),)), "", False, False, True, f"replace  {W1}  new image"),
+        (REMOVED, "", True, False, True, f"lost     pod {W1} goes"),
+        (REMOVED, "", False, False, False, "nothing was changed\nhint: `--yes` agrees to it"),
+        (REMOVED, "n\n", False, True, False, "you did not agree; nothing was changed"),
+        (REMOVED, "y\n", False, True, True, "Go on, and lose that?"),
+    ],
+)
+def test_a_loss_is_asked_about_and_nothing_else(
+    planned: Plan, answer: str, yes: bool, terminal: bool, goes_on: bool, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = asked(planned, answer, yes=yes, terminal=terminal, monkeypatch=monkeypatch)
+    assert said in output and ("GOES ON" in output) is goes_on
+    assert ("Go on" in output) is (bool(planned.losses) and terminal and not yes)
+
+
+def test_a_name_in_a_plan_cannot_write_to_the_terminal() -> None:
+    assert "\x1b" not in "\n".join(Plan(steps=(Step(Kind.CREATE, "x\x1b[2J"),)).lines())
+
+
+def test_pins_are_read_as_they_were_written_and_damage_is_told(tmp_path: Path) -> None:
+    assert pins.read(tmp_path) == Pins()
+    kept = Pins({WORKER: OLD}, "24.11.5")
+    pins.write(tmp_path, kept)
+    assert pins.read(tmp_path) == kept
+    for text in ("", "[]", '{"images": {"a": {"who": 1}}, "state": ""}'):
+        (tmp_path / pins.FILE).write_text(text)
+        with pytest.raises(ImagesError, match=r"cannot read a cluster's images: .*images.json\)\nhint: `make down`"):
+            pins.read(tmp_path)
+
+
+def test_values_are_stored_and_not_their_path(tmp_path: Path) -> None:
+    file = tmp_path / "my.yaml"
+    file.write_text(yaml.safe_dump({"slurm": {"config": {"SlurmdTimeout": 9}}}))
+    options = settle("x", None, Asked(overrides=yaml.safe_load(file.read_text()), values_file=str(file)))
+    file.unlink()
+    again = settle("x", values.load(values.dump(options), "f"), Asked())
+    assert again.overrides == {"slurm": {"config": {"SlurmdTimeout": 9}}}
+    assert json.loads(values.dump(again))["values_file"] == str(file)
+
+
+def test_up_offers_what_the_pages_name() -> None:
+    said = CliRunner().invoke(main, ["up", "--help"]).output
+    assert all(option in said for option in ("--reset", "--keep-images", "--yes", "--slurm-version"))
