@@ -1,4 +1,4 @@
-"""The clock: disciplined, and near the truth. munge refuses credentials when two nodes differ by minutes."""
+"""The clock is disciplined and its error small; munge refuses credentials when two nodes differ by minutes."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def judge(measured: Clock, context: Context) -> Iterable[Finding]:
     most = limits.number("clock_error_max_s")
     if not measured.synchronised:
         if not limits.number("clock_must_be_synchronised"):
-            return [unknown("nothing disciplines the kernel's clock: how wrong it is cannot be told")]
+            return [unknown("nothing disciplines the kernel's clock, so its error is unknown")]
         return [problem("the kernel's clock is not synchronised", measured="free", threshold="synchronised")]
     worst = max(abs(measured.offset_s), measured.error_s)
-    said = f"the clock may be wrong by {worst:.3f} s"
+    message = f"the clock may be wrong by {worst:.3f} s"
     if worst > most:
-        return [problem(said, measured=f"{worst:.3f}", threshold=f"{most:g}")]
-    return [ok(said, measured=f"{worst:.3f}", threshold=f"{most:g}")]
+        return [problem(message, measured=f"{worst:.3f}", threshold=f"{most:g}")]
+    return [ok(message, measured=f"{worst:.3f}", threshold=f"{most:g}")]

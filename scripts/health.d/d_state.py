@@ -1,4 +1,4 @@
-"""Processes that are stuck in the kernel, and zombies."""
+"""Processes stuck in the kernel, and zombies."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def judge(measured: Measured, context: Context) -> Iterable[Finding]:
     before = context.previous.get("since", {})
     since: dict[str, list[float]] = {}
     for process in measured.waiting:
-        # As the kernel's own detector has it: whoever runs now and then, if only to wait again, does not hang.
+        # Like the kernel's own detector: a process that runs now and then, if only to wait again, does not hang.
         known = before.get(process.key)
         first, switches = known if isinstance(known, list) else (context.now, -1)
         since[process.key] = [first if switches == process.switches else context.now, process.switches]
@@ -47,14 +47,14 @@ def judge(measured: Measured, context: Context) -> Iterable[Finding]:
     for process in measured.waiting:
         stuck = context.now - since[process.key][0]
         if stuck > most:
-            said = f"pid {process.pid} ({process.command[:60]}) hangs in the kernel for {stuck:.0f} s"
-            # A vfork with a child that sleeps looks the same, and anybody can make one; but a kill would end it.
-            his = process.uid != 0 and not process.killed
+            message = f"pid {process.pid} ({process.command[:60]}) hangs in the kernel for {stuck:.0f} s"
+            # A vfork whose child sleeps looks the same, and any user can create one; but a kill would end it.
+            user_made = process.uid != 0 and not process.killed
             subject = f"pid {process.pid}"
-            yield problem(said, subject=subject, measured=f"{stuck:.0f}", threshold=f"{most:g}", user_made=his)
+            yield problem(message, subject=subject, measured=f"{stuck:.0f}", threshold=f"{most:g}", user_made=user_made)
     if measured.zombies > zombies_max:
-        said = f"{measured.zombies} zombies: somebody does not wait for its children"
-        yield problem(said, measured=measured.zombies, threshold=f"{zombies_max:g}", user_made=True)
+        message = f"{measured.zombies} zombies: their parents do not wait for them"
+        yield problem(message, measured=measured.zombies, threshold=f"{zombies_max:g}", user_made=True)
     else:
         waiting = len(measured.waiting)
         yield ok(f"{waiting} processes in D, {measured.zombies} zombies", measured=waiting)

@@ -1,4 +1,4 @@
-"""`dcgmi diag -r 2`: PCIe and memory as well, in two minutes."""
+"""`dcgmi diag -r 2`: PCIe and memory too, in two minutes."""
 
 from __future__ import annotations
 

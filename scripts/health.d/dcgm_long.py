@@ -1,4 +1,4 @@
-"""`dcgmi diag -r 3`: stress, in a quarter of an hour. In no round: run it by its name, on an idle node."""
+"""`dcgmi diag -r 3`: stress, in a quarter of an hour. Runs by name only, on an idle node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Room on the local file systems."""
+"""Free space on the local file systems."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CHECK = Check(
     class_=Class.NODE,
     period_s=120,
     when=frozenset({When.PROLOG, When.BACKGROUND, When.EPILOG}),
-    # -l: never ask a network file system, which may hang.
+    # -l: skip network file systems, which may hang.
     sources=(Command("df", ("df", "-P", "-l", "-k"), deadline_s=5.0, accept=(0, 1), evidence=True),),
     thresholds="disk",
     user_made=UserMade.PARTLY,

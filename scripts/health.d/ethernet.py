@@ -1,4 +1,4 @@
-"""Ethernet: the interfaces that matter are up, with their MTU and speed, and do not flap."""
+"""Ethernet interfaces in the thresholds are up, with their MTU and speed, and do not flap."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Interface:
     name: str
     state: str
     mtu: int
-    # None where the kernel does not say (a virtual interface, or one that is down).
+    # None if the kernel does not report it (a virtual interface, or one that is down).
     speed: int | None
     changes: int
 
@@ -72,8 +72,8 @@ def judge(measured: list[Interface], context: Context) -> Iterable[Finding]:
     for pattern, rule in rules.items():
         matching = [link for link in measured if fnmatchcase(link.name, pattern)]
         if len(matching) < rule["count_min"]:
-            said = f"{len(matching)} interfaces called {pattern}"
-            yield problem(said, subject=pattern, measured=len(matching), threshold=rule["count_min"])
+            message = f"{len(matching)} interfaces called {pattern}"
+            yield problem(message, subject=pattern, measured=len(matching), threshold=rule["count_min"])
         for link in matching:
             judged += 1
             yield _one(link, rule, before.get(link.name))
@@ -84,7 +84,7 @@ def judge(measured: list[Interface], context: Context) -> Iterable[Finding]:
 def _one(link: Interface, rule: dict[str, float], before: int | None) -> Finding:
     # A carrier lost and found again is two changes.
     flaps = 0 if before is None else max(0, link.changes - before) // 2
-    shown = f"{link.name}: {link.state}, MTU {link.mtu}, " + (f"{link.speed} Mb/s" if link.speed else "speed not told")
+    shown = f"{link.name}: {link.state}, MTU {link.mtu}, " + (f"{link.speed} Mb/s" if link.speed else "speed unknown")
     if link.state not in {"up", "unknown"}:
         return problem(f"{link.name} is {link.state}", subject=link.name, measured=link.state, threshold="up")
     if link.mtu < rule["mtu_min"]:
@@ -92,6 +92,6 @@ def _one(link: Interface, rule: dict[str, float], before: int | None) -> Finding
     if link.speed is not None and link.speed < rule["speed_min_mbs"]:
         return problem(shown, subject=link.name, measured=link.speed, threshold=rule["speed_min_mbs"])
     if flaps > rule["flaps_max"]:
-        said = f"{link.name}: {flaps} flaps since the last look"
-        return problem(said, subject=link.name, measured=flaps, threshold=rule["flaps_max"])
+        message = f"{link.name}: {flaps} flaps since the last check"
+        return problem(message, subject=link.name, measured=flaps, threshold=rule["flaps_max"])
     return ok(shown, subject=link.name, measured=link.mtu, threshold=rule["mtu_min"])

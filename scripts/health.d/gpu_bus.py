@@ -43,22 +43,22 @@ _INFOROM = re.compile(r"WARNING: infoROM is corrupted at gpu (\S+)", re.IGNORECA
 @dataclass(frozen=True, slots=True)
 class Complaint:
     subject: str
-    said: str
-    # It may stand in the name of a process, which nvidia-smi prints.
+    message: str
+    # True if the text may be the name of a process, which nvidia-smi prints.
     user_made: bool = False
 
 
 def parse(inputs: Inputs) -> tuple[list[Complaint], int]:
-    """Complaints, and how many GPUs answered."""
+    """Return the complaints and the number of GPUs that answered."""
     failure = inputs.failure("nvidia_smi_q")
     if failure is Failure.TIMEOUT:
-        # A driver that does not answer is what a hung GPU looks like.
+        # A driver that does not answer is the sign of a hung GPU.
         return [Complaint("host", f"the driver hangs: {inputs.why('nvidia_smi_q')}")], 0
     if failure is not None:
         raise Unreadable(inputs.why("nvidia_smi_q"))
     text = inputs["nvidia_smi_q"]
     own, after = nvidia_smi.complaints(text)
-    found = [
+    list_of_complaints = [
         Complaint(match.group(1), f"infoROM is corrupted at {match.group(1)}", user_made)
         for rows, user_made in ((own, False), (after, True))
         for match in map(_INFOROM.match, rows)
@@ -66,9 +66,11 @@ def parse(inputs: Inputs) -> tuple[list[Complaint], int]:
     ]
     for pattern in nvidia_smi.COMPLAINTS:
         if match := next(filter(None, map(pattern.search, own)), None):
-            found.append(Complaint(match.groupdict().get("gpu") or "host", f"nvidia-smi: {match.string[:200]}"))
-            return found, 0
-    return found, len(nvidia_smi.parse(text))
+            list_of_complaints.append(
+                Complaint(match.groupdict().get("gpu") or "host", f"nvidia-smi: {match.string[:200]}")
+            )
+            return list_of_complaints, 0
+    return list_of_complaints, len(nvidia_smi.parse(text))
 
 
 def judge(measured: tuple[list[Complaint], int], context: Context) -> Iterable[Finding]:
@@ -76,9 +78,9 @@ def judge(measured: tuple[list[Complaint], int], context: Context) -> Iterable[F
     if complaints:
         return [
             problem(
-                item.said,
+                item.message,
                 subject=item.subject,
-                class_=Class.RMA if "infoROM" in item.said else None,
+                class_=Class.RMA if "infoROM" in item.message else None,
                 user_made=item.user_made,
             )
             for item in complaints

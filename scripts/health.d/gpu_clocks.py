@@ -21,7 +21,7 @@ CHECK = Check(
     thresholds="gpu",
 )
 
-# Older drivers say "Throttle", newer ones "Event".
+# Older drivers print "Throttle", newer ones "Event".
 NAMES = ("Clocks Event Reasons", "Clocks Throttle Reasons")
 REASONS = ("HW Slowdown", "HW Thermal Slowdown", "HW Power Brake Slowdown", "SW Thermal Slowdown")
 
@@ -41,7 +41,7 @@ def parse(inputs: Inputs) -> list[Clocks]:
 def _one(gpu: Gpu) -> Clocks:
     name = next((name for name in NAMES if gpu.section(name)), None)
     if name is None:
-        raise Unreadable(f"{gpu.label} does not tell why its clocks are what they are")
+        raise Unreadable(f"{gpu.label} does not report its clock event reasons")
     states = {reason: gpu.yes(name, reason) for reason in REASONS}
     if unsure := [reason for reason, state in states.items() if state is None]:
         raise Unreadable(f"{gpu.label}: {unsure[0]}: N/A")
@@ -57,7 +57,7 @@ def judge(measured: list[Clocks], context: Context) -> Iterable[Finding]:
         if active:
             # The general "HW Slowdown" is active with each of its causes: name the cause.
             named = [reason for reason in active if reason != "HW Slowdown"] or active
-            said = f"{clocks.label}: {', '.join(named)}"
-            yield problem(said, subject=clocks.uuid, measured=", ".join(named), threshold="not active")
+            message = f"{clocks.label}: {', '.join(named)}"
+            yield problem(message, subject=clocks.uuid, measured=", ".join(named), threshold="not active")
         else:
             yield ok(f"{clocks.label}: not slowed down", subject=clocks.uuid)

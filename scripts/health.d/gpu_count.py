@@ -1,4 +1,4 @@
-"""As many GPUs answer as are on the bus, and as the pod was promised."""
+"""The number of GPUs that answer equals those on the bus, and those promised to the pod."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _DEVICE = re.compile(r"^([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]) .*\[(\
 @dataclass(frozen=True, slots=True)
 class Counted:
     answering: int
-    # None where lspci is not installed: then only a promise can be held against the count.
+    # None without lspci: then only a promise can be compared with the count.
     on_bus: int | None
-    # Who they are: the broker's ledger and its binding of verdicts to a GPU use this.
+    # Identities of the GPUs, for the broker's ledger and for binding verdicts to a GPU.
     gpus: tuple[dict[str, str], ...] = ()
 
 
@@ -64,9 +64,9 @@ def judge(measured: Counted, context: Context) -> Iterable[Finding]:
     wanted = int(promised) if promised.isdigit() else measured.on_bus
     if wanted is None:
         raise Unreadable("lspci is not installed and MINIVM_EXPECT_GPUS is not set: nothing to count against")
-    said = f"{measured.answering} of {wanted} GPUs answer"
+    message = f"{measured.answering} of {wanted} GPUs answer"
     if measured.answering < wanted:
-        return [problem(said, measured=measured.answering, threshold=wanted)]
+        return [problem(message, measured=measured.answering, threshold=wanted)]
     if measured.answering == 0:
         raise Unreadable("no GPU answers and none is on the bus")
-    return [ok(said, measured=measured.answering, threshold=wanted)]
+    return [ok(message, measured=measured.answering, threshold=wanted)]

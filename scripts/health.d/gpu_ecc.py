@@ -31,7 +31,7 @@ class Ecc:
     volatile: int
     aggregate_sram: int | None
     threshold_exceeded: bool
-    # "Channel Repair Pending", "TPC Repair Pending", "Unrepairable Memory": drivers from 560 on tell them.
+    # "Channel Repair Pending", "TPC Repair Pending", "Unrepairable Memory": in drivers from 560 on.
     repairs: tuple[str, ...] = ()
 
 
@@ -63,7 +63,7 @@ def _one(gpu: Gpu) -> Ecc:
 def _repairs(gpu: Gpu) -> Iterable[str]:
     section = gpu.section("ECC Errors")
     for name in ("Unrepairable Memory", "Channel Repair Pending", "TPC Repair Pending"):
-        # Told beside the counters, or with them; and not only by yes and no.
+        # Beside the counters or among them; values other than yes and no occur.
         for place in (section, *(section.sections.values() if section else ())):
             if place and place.values.get(name, "No") not in {"No", "N/A"}:
                 yield name
@@ -80,7 +80,7 @@ def _uncorrected(gpu: Gpu, since: str) -> int:
 def _sram(gpu: Gpu, since: str) -> int:
     section = gpu.section("ECC Errors", since)
     if section and "SRAM Uncorrectable Parity" in section.values:
-        # Drivers from 535 tell parity from SEC-DED.
+        # Drivers from 535 on separate parity from SEC-DED.
         return _known(gpu, since, "SRAM Uncorrectable Parity") + _known(gpu, since, "SRAM Uncorrectable SEC-DED")
     return _known(gpu, since, "SRAM Uncorrectable")
 
@@ -105,16 +105,18 @@ def judge(measured: list[Ecc], context: Context) -> Iterable[Finding]:
                 yield ok(f"{ecc.label}: ECC is off, as it may be on {ecc.model}", subject=ecc.uuid)
         elif ecc.repairs:
             class_ = Class.RMA if "Unrepairable Memory" in ecc.repairs else Class.REBOOT
-            said = f"{ecc.label}: {', '.join(ecc.repairs).lower()}"
-            yield problem(said, subject=ecc.uuid, class_=class_, measured="yes", threshold="no")
+            message = f"{ecc.label}: {', '.join(ecc.repairs).lower()}"
+            yield problem(message, subject=ecc.uuid, class_=class_, measured="yes", threshold="no")
         elif ecc.threshold_exceeded:
             yield problem(f"{ecc.label}: SRAM error threshold exceeded", subject=ecc.uuid, class_=Class.RMA)
         elif ecc.volatile > most:
-            said = f"{ecc.label}: {ecc.volatile} uncorrected ECC errors since the last reset"
-            yield problem(said, subject=ecc.uuid, measured=ecc.volatile, threshold=f"{most:g}")
+            message = f"{ecc.label}: {ecc.volatile} uncorrected ECC errors since the last reset"
+            yield problem(message, subject=ecc.uuid, measured=ecc.volatile, threshold=f"{most:g}")
         elif (ecc.aggregate_sram or 0) > limits.number("ecc_sram_lifetime_max"):
-            said = f"{ecc.label}: {ecc.aggregate_sram} uncorrected SRAM errors in its life"
+            message = f"{ecc.label}: {ecc.aggregate_sram} uncorrected SRAM errors in its life"
             limit = limits.number("ecc_sram_lifetime_max")
-            yield problem(said, subject=ecc.uuid, class_=Class.RMA, measured=ecc.aggregate_sram, threshold=f"{limit:g}")
+            yield problem(
+                message, subject=ecc.uuid, class_=Class.RMA, measured=ecc.aggregate_sram, threshold=f"{limit:g}"
+            )
         else:
             yield ok(f"{ecc.label}: no uncorrected error", subject=ecc.uuid, measured=0, threshold=f"{most:g}")

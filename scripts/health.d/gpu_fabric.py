@@ -1,4 +1,4 @@
-"""Behind NVSwitch a GPU works only after the fabric manager has registered it."""
+"""The fabric manager has registered each GPU; a GPU behind NVSwitch works only after that."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Fabric:
     uuid: str
     label: str
     model: str
-    # None where the driver does not know the feature.
+    # None if the driver does not know the feature.
     state: str | None
     status: str
 
@@ -50,11 +50,11 @@ def judge(measured: list[Fabric], context: Context) -> Iterable[Finding]:
         expected = bool(context.limits.model(fabric.model).number("fabric_expected"))
         if fabric.state is None:
             if expected:
-                yield unknown(f"{fabric.label}: the driver does not tell the fabric's state", subject=fabric.uuid)
+                yield unknown(f"{fabric.label}: the driver does not report the fabric's state", subject=fabric.uuid)
             else:
                 yield ok(f"{fabric.label}: not behind a fabric", subject=fabric.uuid)
         elif (fabric.state, fabric.status) != ("Completed", "Success"):
-            said = f"{fabric.label}: fabric {fabric.state}, {fabric.status}: is the fabric manager running?"
-            yield problem(said, subject=fabric.uuid, measured=fabric.state, threshold="Completed")
+            message = f"{fabric.label}: fabric {fabric.state}, {fabric.status}: is the fabric manager running?"
+            yield problem(message, subject=fabric.uuid, measured=fabric.state, threshold="Completed")
         else:
             yield ok(f"{fabric.label}: registered", subject=fabric.uuid, measured=fabric.state)

@@ -1,4 +1,4 @@
-"""Without a job on the node no process holds a GPU, and no GPU holds memory."""
+"""Without a job on the node no process uses a GPU, and no GPU has memory in use."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Held:
 class Leftovers:
     gpus: tuple[Held, ...]
     jobs: frozenset[str]
-    # How many processes of people's there are: a process may hold a GPU and not be listed as its holder.
+    # Number of users' processes: one may use a GPU without being listed.
     people: int = 0
 
 
@@ -46,7 +46,7 @@ def parse(inputs: Inputs) -> Leftovers:
     for gpu in nvidia_smi.parse(inputs["nvidia_smi_q"]):
         used = gpu.count("FB Memory Usage", "Used")
         if used is None:
-            raise Unreadable(f"{gpu.label} does not tell its used memory")
+            raise Unreadable(f"{gpu.label} does not report its used memory")
         section = gpu.section("Processes")
         if section is None and gpu.text("Processes") != "None":
             raise Unreadable(f"{gpu.label}: Processes: {gpu.text('Processes')!r}")
@@ -54,7 +54,7 @@ def parse(inputs: Inputs) -> Leftovers:
         holders = tuple((int(row["Process ID"]), row.get("Name", "?")) for row in listed)
         held.append(Held(gpu.uuid, gpu.label, gpu.model, used, holders))
     listed_processes = processes.parse(inputs["processes"])
-    people = sum(1 for process in listed_processes if processes.is_a_person_s(process))
+    people = sum(1 for process in listed_processes if processes.is_users(process))
     return Leftovers(tuple(held), frozenset(processes.jobs(listed_processes)), people)
 
 
@@ -62,8 +62,8 @@ def judge(measured: Leftovers, context: Context) -> Iterable[Finding]:
     if not measured.gpus:
         raise Unreadable("no GPU to judge")
     if measured.jobs:
-        # Whose process it is cannot be told from here while jobs share the node.
-        yield ok(f"{len(measured.jobs)} jobs run: nothing to say about leftovers")
+        # While jobs share the node, the owner of a process is unknown here.
+        yield ok(f"{len(measured.jobs)} jobs run: leftovers are not judged")
         return
     for gpu in measured.gpus:
         most = context.limits.model(gpu.model).number("idle_memory_max_mib")
@@ -71,11 +71,11 @@ def judge(measured: Leftovers, context: Context) -> Iterable[Finding]:
         strangers = [(pid, name) for pid, name in gpu.holders if not any(part in name for part in allowed)]
         if strangers:
             pid, name = strangers[0]
-            said = f"{gpu.label}: {name} (pid {pid}) holds it and no job runs"
-            yield problem(said, subject=gpu.uuid, measured=len(strangers), threshold=0, user_made=True)
+            message = f"{gpu.label}: {name} (pid {pid}) uses it and no job runs"
+            yield problem(message, subject=gpu.uuid, measured=len(strangers), threshold=0, user_made=True)
         elif gpu.used_mib > most and not gpu.holders:
-            said = f"{gpu.label}: {gpu.used_mib} MiB in use by no process"
-            limit, his = f"{most:g}", measured.people > 0
-            yield problem(said, subject=gpu.uuid, measured=gpu.used_mib, threshold=limit, user_made=his)
+            message = f"{gpu.label}: {gpu.used_mib} MiB in use by no process"
+            limit, user_made = f"{most:g}", measured.people > 0
+            yield problem(message, subject=gpu.uuid, measured=gpu.used_mib, threshold=limit, user_made=user_made)
         else:
             yield ok(f"{gpu.label}: free", subject=gpu.uuid, measured=gpu.used_mib, threshold=f"{most:g}")

@@ -1,4 +1,4 @@
-"""NVLink: every link is up, and the error counters do not grow."""
+"""Every NVLink is up, and the error counters do not grow."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ CHECK = Check(
 _GPU = re.compile(r"^GPU (\d+): (.+) \(UUID: (GPU-[0-9a-fA-F-]+|GPU-x+)\)$")
 _LINK = re.compile(r"^Link (\d+): (?:(\d+(?:\.\d+)?) GB/s|<(inactive)>)$")
 _ERROR = re.compile(r"^Link (\d+): ([A-Z][\w ()/-]+): (\S.*)$")
-# Replays and CRC errors are mended by the link itself; a recovery stops the traffic. Drivers from 5xx on with NVLink 5
-# name their counters anew; those that no limit knows are read over.
+# The link repairs replays and CRC errors itself; a recovery stops the traffic. Drivers from 5xx on with NVLink 5 have
+# new counter names; counters without a limit are ignored.
 COUNTERS = {
     "Replay Errors": "replay",
     "Recovery Errors": "recovery",
@@ -43,19 +43,19 @@ class Links:
     model: str
     speeds: dict[int, float | None] = field(default_factory=dict)
     errors: dict[str, int] = field(default_factory=dict)
-    # Which links told each counter: a line that is missing is not a zero.
+    # Links that reported each counter: a missing line is not a zero.
     known: dict[str, set[int]] = field(default_factory=dict)
 
 
 def parse(inputs: Inputs) -> list[Links]:
-    found: dict[str, Links] = {}
-    for links, line in _lines(inputs["nvlink_status"], found, "nvidia-smi nvlink --status"):
+    by_uuid: dict[str, Links] = {}
+    for links, line in _lines(inputs["nvlink_status"], by_uuid, "nvidia-smi nvlink --status"):
         match = _LINK.match(line)
         if match:
             links.speeds[int(match.group(1))] = None if match.group(3) else float(match.group(2))
         elif not line.startswith(("NVML", "Unable to retrieve NVLink")):
             raise Unreadable(f"nvidia-smi nvlink --status: {line[:80]!r}")
-    for links, line in _lines(inputs["nvlink_errors"], found, "nvidia-smi nvlink -e"):
+    for links, line in _lines(inputs["nvlink_errors"], by_uuid, "nvidia-smi nvlink -e"):
         match = _ERROR.match(line)
         if match is None:
             raise Unreadable(f"nvidia-smi nvlink -e: {line[:80]!r}")
@@ -65,25 +65,25 @@ def parse(inputs: Inputs) -> list[Links]:
                 raise Unreadable(f"nvidia-smi nvlink -e: {line[:80]!r}")
             links.errors[name] = links.errors.get(name, 0) + int(match.group(3))
             links.known.setdefault(match.group(2), set()).add(int(match.group(1)))
-    if not found:
+    if not by_uuid:
         raise Unreadable("nvidia-smi nvlink: no GPU")
-    for links in found.values():
+    for links in by_uuid.values():
         active = {link for link, speed in links.speeds.items() if speed is not None}
         silent = [name for name, known in links.known.items() if not active <= known]
         if silent or (active and not links.known):
             raise Unreadable(
-                f"nvidia-smi nvlink -e: {links.label}: {(silent or ['the counters'])[0]} not of every link"
+                f"nvidia-smi nvlink -e: {links.label}: {(silent or ['the counters'])[0]} missing for some links"
             )
-    return list(found.values())
+    return list(by_uuid.values())
 
 
-def _lines(text: str, found: dict[str, Links], what: str) -> Iterable[tuple[Links, str]]:
+def _lines(text: str, by_uuid: dict[str, Links], what: str) -> Iterable[tuple[Links, str]]:
     links: Links | None = None
     for row in text.splitlines():
         line = row.strip()
         match = _GPU.match(line)
         if match:
-            links = found.setdefault(match.group(3), Links(match.group(3), f"GPU {match.group(1)}", match.group(2)))
+            links = by_uuid.setdefault(match.group(3), Links(match.group(3), f"GPU {match.group(1)}", match.group(2)))
         elif line and links is None:
             raise Unreadable(f"{what}: {line[:80]!r}")
         elif line and links is not None:
@@ -99,18 +99,18 @@ def judge(measured: list[Links], context: Context) -> Iterable[Finding]:
         up = [link for link, value in links.speeds.items() if value is not None and value >= speed]
         if len(up) < wanted:
             down = sorted(set(links.speeds) - set(up))
-            said = f"{links.label}: {len(up)} of {wanted:g} NVLinks are up"
-            said += f" (not {', '.join(map(str, down))})" if down else ""
-            yield problem(said, subject=links.uuid, measured=len(up), threshold=f"{wanted:g}")
+            message = f"{links.label}: {len(up)} of {wanted:g} NVLinks are up"
+            message += f" (not {', '.join(map(str, down))})" if down else ""
+            yield problem(message, subject=links.uuid, measured=len(up), threshold=f"{wanted:g}")
             continue
         old = before.get(links.uuid)
         grown = {name: count - old.get(name, 0) for name, count in links.errors.items()} if old is not None else {}
         bad = {name: more for name, more in grown.items() if more > limits.number(f"nvlink_{name}_max")}
         if bad:
             name, more = max(bad.items(), key=lambda item: item[1])
-            said = f"{links.label}: {more} new NVLink {name} errors since the last look"
+            message = f"{links.label}: {more} new NVLink {name} errors since the last check"
             most = limits.number(f"nvlink_{name}_max")
-            yield problem(said, subject=links.uuid, measured=more, threshold=f"{most:g}")
+            yield problem(message, subject=links.uuid, measured=more, threshold=f"{most:g}")
         else:
             yield ok(
                 f"{links.label}: {len(up)} NVLinks up", subject=links.uuid, measured=len(up), threshold=f"{wanted:g}"

@@ -41,7 +41,7 @@ def _one(gpu: Gpu) -> Link:
     generation = gpu.count("PCI", "GPU Link Info", "PCIe Generation", "Current")
     state = gpu.text("Performance State")
     if width is None or generation is None:
-        raise Unreadable(f"{gpu.label}: the driver cannot tell the PCIe link")
+        raise Unreadable(f"{gpu.label}: the driver does not report the PCIe link")
     if not (state.startswith("P") and state[1:].isdigit()):
         raise Unreadable(f"{gpu.label}: performance state {state!r}")
     return Link(gpu.uuid, gpu.label, gpu.model, width, generation, state)
@@ -54,10 +54,10 @@ def judge(measured: list[Link], context: Context) -> Iterable[Finding]:
         limits = context.limits.model(link.model)
         width, generation = limits.number("pcie_width_min"), limits.number("pcie_generation_min")
         shown, wanted = f"gen{link.generation} x{link.width}", f"gen{generation:g} x{width:g}"
-        # An idle GPU lowers its link's speed to save power; its width it keeps.
+        # An idle GPU lowers its link's speed to save power, but not its width.
         idle = link.state not in {"P0", "P1", "P2"}
         if link.width < width or (link.generation < generation and not idle):
-            said = f"{link.label}: PCIe {shown} in {link.state}"
-            yield problem(said, subject=link.uuid, measured=shown, threshold=wanted)
+            message = f"{link.label}: PCIe {shown} in {link.state}"
+            yield problem(message, subject=link.uuid, measured=shown, threshold=wanted)
         else:
             yield ok(f"{link.label}: PCIe {shown}", subject=link.uuid, measured=shown, threshold=wanted)

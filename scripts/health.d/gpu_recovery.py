@@ -1,4 +1,4 @@
-"""What the driver itself wants done with a GPU: nothing, a reset, a reboot."""
+"""The recovery action that the driver requests for a GPU: nothing, a reset, a reboot."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CHECK = Check(
 class Wanted:
     uuid: str
     label: str
-    # None where the driver is too old to say.
+    # None if the driver is too old to report it.
     action: str | None
 
 
@@ -42,7 +42,7 @@ def _action(gpu: Gpu) -> str | None:
         return action
     if gpu.section("GPU Reset Status") is None:
         return None
-    # Drivers of 525 to 560 tell it as two questions.
+    # Drivers 525 to 560 report it as two fields.
     if gpu.yes("GPU Reset Status", "Reset Required"):
         return "Reset"
     return "Drain and Reset" if gpu.yes("GPU Reset Status", "Drain and Reset Recommended") else "None"
@@ -53,9 +53,9 @@ def judge(measured: list[Wanted], context: Context) -> Iterable[Finding]:
         raise Unreadable("no GPU to judge")
     for wanted in measured:
         if wanted.action is None:
-            yield unknown(f"{wanted.label}: this driver does not tell what it wants done", subject=wanted.uuid)
+            yield unknown(f"{wanted.label}: this driver does not report a recovery action", subject=wanted.uuid)
         elif wanted.action != "None":
-            said = f"{wanted.label}: the driver asks for: {wanted.action}"
-            yield problem(said, subject=wanted.uuid, measured=wanted.action, threshold="None")
+            message = f"{wanted.label}: the driver asks for: {wanted.action}"
+            yield problem(message, subject=wanted.uuid, measured=wanted.action, threshold="None")
         else:
-            yield ok(f"{wanted.label}: nothing to be done", subject=wanted.uuid, measured="None", threshold="None")
+            yield ok(f"{wanted.label}: no action requested", subject=wanted.uuid, measured="None", threshold="None")

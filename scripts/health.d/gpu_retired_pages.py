@@ -1,4 +1,4 @@
-"""Retired pages (Volta and older): pending needs a reset, too many need another GPU."""
+"""Retired pages (Volta and older): pending ones need a reset, too many need another GPU."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def judge(measured: list[Retired], context: Context) -> Iterable[Finding]:
             if not limits.number("retired_pages_expected"):
                 yield ok(f"{page.label}: {page.model} retires no pages", subject=page.uuid)
             else:
-                yield unknown(f"{page.label}: the driver cannot tell how many pages are retired", subject=page.uuid)
+                yield unknown(f"{page.label}: the driver does not report its retired pages", subject=page.uuid)
             continue
         total, most = page.single + page.double, limits.number("retired_pages_max")
         if total > most:
-            said = f"{page.label}: {total} pages are retired"
-            yield problem(said, subject=page.uuid, class_=Class.RMA, measured=total, threshold=f"{most:g}")
+            message = f"{page.label}: {total} pages are retired"
+            yield problem(message, subject=page.uuid, class_=Class.RMA, measured=total, threshold=f"{most:g}")
         elif page.pending:
             yield problem(f"{page.label}: a page waits for a reset to be retired", subject=page.uuid, measured=total)
         else:

@@ -48,7 +48,7 @@ def _one(gpu: Gpu) -> Remap:
         return Remap(uuid, label, gpu.model, False)
     pending, failed = gpu.yes(name, "Pending"), gpu.yes(name, "Remapping Failure Occurred")
     if pending is None or failed is None:
-        raise Unreadable(f"{label}: the driver cannot tell whether rows are remapped")
+        raise Unreadable(f"{label}: the driver does not report remapped rows")
     banks = gpu.section(name, "Bank Remap Availability Histogram")
     exhausted = gpu.count(name, "Bank Remap Availability Histogram", "None") if banks else None
     errors = gpu.count(name, "Uncorrectable Error")
@@ -69,12 +69,14 @@ def judge(measured: list[Remap], context: Context) -> Iterable[Finding]:
         elif row.failed:
             yield problem(f"{row.label}: a row remap has failed", subject=row.uuid, class_=Class.RMA, measured="failed")
         elif row.uncorrectable > most:
-            said = f"{row.label}: {row.uncorrectable} rows remapped after uncorrectable errors"
-            yield problem(said, subject=row.uuid, class_=Class.RMA, measured=row.uncorrectable, threshold=f"{most:g}")
+            message = f"{row.label}: {row.uncorrectable} rows remapped after uncorrectable errors"
+            yield problem(
+                message, subject=row.uuid, class_=Class.RMA, measured=row.uncorrectable, threshold=f"{most:g}"
+            )
         elif row.pending:
             yield problem(f"{row.label}: a row remap waits for a reset", subject=row.uuid, measured="pending")
         elif row.exhausted_banks > limits.number("exhausted_banks_max"):
-            said = f"{row.label}: {row.exhausted_banks} banks have no spare row left"
-            yield problem(said, subject=row.uuid, class_=Class.RMA, measured=row.exhausted_banks)
+            message = f"{row.label}: {row.exhausted_banks} banks have no spare row left"
+            yield problem(message, subject=row.uuid, class_=Class.RMA, measured=row.exhausted_banks)
         else:
             yield ok(f"{row.label}: no remap pending or failed", subject=row.uuid, threshold=f"{most:g}")

@@ -38,7 +38,7 @@ def parse(inputs: Inputs) -> list[Heat]:
 def _one(gpu: Gpu) -> Heat:
     now = gpu.count("Temperature", "GPU Current Temp")
     if now is None:
-        raise Unreadable(f"{gpu.label} tells no temperature")
+        raise Unreadable(f"{gpu.label} reports no temperature")
     return Heat(gpu.uuid, gpu.label, gpu.model, now, gpu.count("Temperature", "Memory Current Temp"))
 
 
@@ -51,7 +51,7 @@ def judge(measured: list[Heat], context: Context) -> Iterable[Finding]:
         if heat.gpu > most:
             yield problem(f"{heat.label}: {heat.gpu} C", subject=heat.uuid, measured=heat.gpu, threshold=f"{most:g}")
         elif heat.memory is not None and heat.memory > memory:
-            said = f"{heat.label}: memory at {heat.memory} C"
-            yield problem(said, subject=heat.uuid, measured=heat.memory, threshold=f"{memory:g}")
+            message = f"{heat.label}: memory at {heat.memory} C"
+            yield problem(message, subject=heat.uuid, measured=heat.memory, threshold=f"{memory:g}")
         else:
             yield ok(f"{heat.label}: {heat.gpu} C", subject=heat.uuid, measured=heat.gpu, threshold=f"{most:g}")

@@ -1,4 +1,4 @@
-"""Errors and flaps of the fabric's ports since the last look."""
+"""Errors and flaps of the fabric's ports since the last check."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ class Counters:
 
 
 def parse(inputs: Inputs) -> list[Counters]:
-    found: dict[str, dict[str, int]] = {}
+    ports: dict[str, dict[str, int]] = {}
     for path, text in blocks(inputs["ib_counters"]).items():
         match = _PATH.fullmatch(path)
         if match is None:
             raise Unreadable(f"not a counter of a port: {path}")
-        found.setdefault(f"{match.group(1)}/{match.group(2)}", {})[match.group(3)] = integer(text, path)
-    for port, values in found.items():
+        ports.setdefault(f"{match.group(1)}/{match.group(2)}", {})[match.group(3)] = integer(text, path)
+    for port, values in ports.items():
         if missing := [name for name in NAMES if name not in values]:
             raise Unreadable(f"{port} has no counter {missing[0]}")
-    return [Counters(port, values) for port, values in found.items()]
+    return [Counters(port, values) for port, values in ports.items()]
 
 
 def judge(measured: list[Counters], context: Context) -> Iterable[Finding]:
@@ -67,9 +67,9 @@ def judge(measured: list[Counters], context: Context) -> Iterable[Finding]:
     for counters in measured:
         old = before.get(counters.port)
         if old is None:
-            yield ok(f"{counters.port}: first look", subject=counters.port)
+            yield ok(f"{counters.port}: first check", subject=counters.port)
             continue
-        # A counter that shrank was reset with its port: all it shows is new.
+        # A counter that shrank was reset with its port: its whole value is new.
         grown = {
             name: count - old.get(name, 0) if count >= old.get(name, 0) else count
             for name, count in counters.values.items()
@@ -81,11 +81,11 @@ def judge(measured: list[Counters], context: Context) -> Iterable[Finding]:
         flaps[counters.port] = recent
         worst = next((name for name in NAMES[1:] if grown[name] / hours > float(limits[name])), None)
         if len(recent) > context.limits.default.number("flaps_max"):
-            said = f"{counters.port}: {len(recent)} link flaps in {window / 3600:g} h"
-            yield problem(said, subject=counters.port, measured=len(recent))
+            message = f"{counters.port}: {len(recent)} link flaps in {window / 3600:g} h"
+            yield problem(message, subject=counters.port, measured=len(recent))
         elif worst:
-            said = f"{counters.port}: {grown[worst]} new {worst} ({grown[worst] / hours:.0f} an hour)"
-            yield problem(said, subject=counters.port, measured=grown[worst], threshold=f"{limits[worst]}/h")
+            message = f"{counters.port}: {grown[worst]} new {worst} ({grown[worst] / hours:.0f} an hour)"
+            yield problem(message, subject=counters.port, measured=grown[worst], threshold=f"{limits[worst]}/h")
         else:
             yield ok(f"{counters.port}: quiet", subject=counters.port)
     context.state["flaps"] = flaps

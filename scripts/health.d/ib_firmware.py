@@ -1,4 +1,4 @@
-"""Adapters of one kind run one firmware, and not one that is known to be bad."""
+"""Adapters of one kind run the same firmware, and none that is known to be bad."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def judge(measured: tuple[Port, ...], context: Context) -> Iterable[Finding]:
         least = limits.text("firmware_min")
         for version, adapters in versions.items():
             if _number(version) < _number(least):
-                said = f"{', '.join(adapters)}: firmware {version}"
-                yield problem(said, subject=adapters[0], measured=version, threshold=least)
+                message = f"{', '.join(adapters)}: firmware {version}"
+                yield problem(message, subject=adapters[0], measured=version, threshold=least)
         if len(versions) > 1:
-            said = "; ".join(f"{version} on {', '.join(adapters)}" for version, adapters in sorted(versions.items()))
-            yield problem(f"adapters of one kind differ: {said}", measured=len(versions), threshold=1)
+            message = "; ".join(f"{version} on {', '.join(adapters)}" for version, adapters in sorted(versions.items()))
+            yield problem(f"adapters of one kind differ: {message}", measured=len(versions), threshold=1)
         else:
             yield ok(f"{kind}: firmware {next(iter(versions))}", measured=next(iter(versions)), threshold=least)
 

@@ -1,4 +1,4 @@
-"""InfiniBand and RoCE ports: up, at the fabric's rate."""
+"""InfiniBand and RoCE ports are up, at the fabric's rate."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ def judge(measured: tuple[Port, ...], context: Context) -> Iterable[Finding]:
     promised = context.expect.get("ib", "")
     if promised.isdigit() and len({port.adapter for port in ports}) < int(promised):
         seen = len({port.adapter for port in ports})
-        yield problem(f"{seen} of {promised} adapters are there", measured=seen, threshold=promised)
+        yield problem(f"{seen} of {promised} adapters are present", measured=seen, threshold=promised)
     for port in ports:
         limits = context.limits.model(port.kind)
         least = limits.number("rate_min_gbs")
         if port.physical != "LinkUp":
             yield problem(f"{port.label}: no link ({port.physical})", subject=port.label, measured=port.physical)
         elif port.state != "Active":
-            # The cable is good and the subnet manager has not spoken: not this node's fault.
-            said = f"{port.label}: {port.state}: does the subnet manager run?"
-            yield problem(said, subject=port.label, class_=Class.NODE, measured=port.state, threshold="Active")
+            # The cable is good, but the subnet manager has not configured the port: not this node's fault.
+            message = f"{port.label}: {port.state}: does the subnet manager run?"
+            yield problem(message, subject=port.label, class_=Class.NODE, measured=port.state, threshold="Active")
         elif port.rate < least:
-            said = f"{port.label}: {port.rate} Gb/s"
-            yield problem(said, subject=port.label, measured=port.rate, threshold=f"{least:g}")
+            message = f"{port.label}: {port.rate} Gb/s"
+            yield problem(message, subject=port.label, measured=port.rate, threshold=f"{least:g}")
         else:
-            said = f"{port.label}: {port.state} at {port.rate} Gb/s"
-            yield ok(said, subject=port.label, measured=port.rate, threshold=f"{least:g}")
+            message = f"{port.label}: {port.state} at {port.rate} Gb/s"
+            yield ok(message, subject=port.label, measured=port.rate, threshold=f"{least:g}")
 
 
 def _judged(ports: tuple[Port, ...], context: Context) -> list[Port]:
-    """Storage or management ports that are cabled on purpose otherwise are named in the thresholds."""
+    """Drop the ports that the thresholds name, such as storage or management ports with other cabling."""
     skipped = context.limits.default.strings("ports_ignored")
     layers = context.limits.default.strings("link_layers")
     return [port for port in ports if port.label not in skipped and port.layer in layers]

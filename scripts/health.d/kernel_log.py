@@ -1,4 +1,4 @@
-"""What else the kernel complains of: machine checks, file systems, lock-ups, network storage."""
+"""Other complaints in the kernel's log: machine checks, file systems, lock-ups, network storage."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def judge(measured: Log, context: Context) -> Iterable[Finding]:
     patterns = {name: (re.compile(rule["pattern"]), rule) for name, rule in limits.mapping("patterns").items()}
     for line in measured.since(cursor):
         for name, (pattern, rule) in patterns.items():
-            # From the record's start: what stands further on may be the name of a process or of a file.
+            # Match from the record's start: text further on may be the name of a process or a file.
             if line.from_kernel(int(rule.get("level", kernel_log.WARNING))) and pattern.match(line.text):
                 held[name] = {
                     "text": line.text[:160],
@@ -50,7 +50,7 @@ def judge(measured: Log, context: Context) -> Iterable[Finding]:
     if not counted:
         return [ok("nothing in the kernel's log", measured=0)]
     return [
-        # What each pattern means, and so whether a user can bring it about, is the thresholds' word.
+        # The thresholds define each pattern, and so if a user can cause it.
         problem(f"{name}: {item['text']}", class_=Class(item["class"]), measured=item["count"], user_made=False)
         for name, item in counted.items()
     ]

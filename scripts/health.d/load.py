@@ -1,4 +1,4 @@
-"""Load against the number of processors."""
+"""Load relative to the number of processors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def parse(inputs: Inputs) -> Load:
 def judge(measured: Load, context: Context) -> Iterable[Finding]:
     most = context.limits.default.number("load_per_cpu_max")
     per = measured.fifteen / measured.cpus
-    said = f"load {measured.fifteen:.1f} on {measured.cpus} processors over 15 minutes"
+    message = f"load {measured.fifteen:.1f} on {measured.cpus} processors over 15 minutes"
     if per > most:
-        return [problem(said, measured=f"{per:.1f}", threshold=f"{most:g}")]
-    return [ok(said, measured=f"{per:.1f}", threshold=f"{most:g}")]
+        return [problem(message, measured=f"{per:.1f}", threshold=f"{most:g}")]
+    return [ok(message, measured=f"{per:.1f}", threshold=f"{most:g}")]

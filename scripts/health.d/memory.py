@@ -1,4 +1,4 @@
-"""The node's memory: enough of it, none of it broken."""
+"""The node's memory: enough is free, none is broken."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def judge(measured: Memory, context: Context) -> Iterable[Finding]:
     least = limits.number("memory_available_min_percent")
     percent = 100 * measured.available / measured.total
     if measured.corrupted > limits.number("memory_corrupted_max_kb"):
-        said = f"the kernel has taken {measured.corrupted} kB of broken memory out of use"
-        yield problem(said, class_=Class.MANUAL, measured=measured.corrupted, threshold=0, user_made=False)
+        message = f"the kernel has taken {measured.corrupted} kB of broken memory out of use"
+        yield problem(message, class_=Class.MANUAL, measured=measured.corrupted, threshold=0, user_made=False)
     if percent < least:
         yield problem(f"{percent:.0f} % of memory is available", measured=f"{percent:.0f}", threshold=f"{least:g}")
     else:

@@ -1,4 +1,4 @@
-"""The node's memory controllers: uncorrected errors, and many corrected ones."""
+"""Memory controllers: uncorrected errors, and many corrected ones."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class Controller:
 
 
 def parse(inputs: Inputs) -> list[Controller]:
-    found: dict[str, dict[str, int]] = {}
+    controllers: dict[str, dict[str, int]] = {}
     for path, text in blocks(inputs["edac"]).items():
         match = _PATH.fullmatch(path)
         if match is None:
             raise Unreadable(f"no counter of a memory controller: {path}")
-        found.setdefault(match.group(1), {})[match.group(2)] = integer(text, path)
-    for name, counts in found.items():
+        controllers.setdefault(match.group(1), {})[match.group(2)] = integer(text, path)
+    for name, counts in controllers.items():
         if len(counts) != 2:
             raise Unreadable(f"{name}: a counter is missing")
-    return [Controller(name, counts["ce"], counts["ue"]) for name, counts in found.items()]
+    return [Controller(name, counts["ce"], counts["ue"]) for name, counts in controllers.items()]
 
 
 def judge(measured: list[Controller], context: Context) -> Iterable[Finding]:
@@ -48,10 +48,10 @@ def judge(measured: list[Controller], context: Context) -> Iterable[Finding]:
     for controller in measured:
         most = limits.number("memory_corrected_max")
         if controller.uncorrected > limits.number("memory_uncorrected_max"):
-            said = f"{controller.name}: {controller.uncorrected} uncorrected memory errors since boot"
-            yield problem(said, subject=controller.name, measured=controller.uncorrected, threshold=0)
+            message = f"{controller.name}: {controller.uncorrected} uncorrected memory errors since boot"
+            yield problem(message, subject=controller.name, measured=controller.uncorrected, threshold=0)
         elif controller.corrected > most:
-            said = f"{controller.name}: {controller.corrected} corrected memory errors since boot"
-            yield problem(said, subject=controller.name, measured=controller.corrected, threshold=f"{most:g}")
+            message = f"{controller.name}: {controller.corrected} corrected memory errors since boot"
+            yield problem(message, subject=controller.name, measured=controller.corrected, threshold=f"{most:g}")
         else:
             yield ok(f"{controller.name}: {controller.corrected} corrected", subject=controller.name)

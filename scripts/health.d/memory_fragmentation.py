@@ -1,4 +1,4 @@
-"""Free memory in large pieces: without them huge pages, and much of RDMA, get slow."""
+"""Free memory is in large pieces: without them huge pages and much of RDMA are slow."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def judge(measured: Pieces, context: Context) -> Iterable[Finding]:
     limits = context.limits.default
     least = limits.number("large_pieces_min_percent")
     percent = 100 * measured.large_kb / max(1, measured.free_kb)
-    said = f"{percent:.0f} % of the free memory is in pieces of 2 MiB and more"
-    # With little free memory the share says nothing: the page cache fills a healthy node.
+    message = f"{percent:.0f} % of the free memory is in pieces of 2 MiB and more"
+    # With little free memory the share means nothing: the page cache fills a healthy node.
     enough = measured.free_kb > measured.total_kb * limits.number("fragmentation_judged_from_free_percent") / 100
     if enough and percent < least:
-        return [problem(said, measured=f"{percent:.0f}", threshold=f"{least:g}")]
-    return [ok(said, measured=f"{percent:.0f}", threshold=f"{least:g}")]
+        return [problem(message, measured=f"{percent:.0f}", threshold=f"{least:g}")]
+    return [ok(message, measured=f"{percent:.0f}", threshold=f"{least:g}")]

@@ -1,4 +1,4 @@
-"""Mounts are there and answer. A hung server costs this check its deadline and hangs nothing."""
+"""Mounts exist and answer. A hung server costs this check its deadline and nothing else."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ def parse(inputs: Inputs) -> list[Mount]:
     last = re.fullmatch(r"# end: (\d+) asked", rows[-1]) if rows else None
     if last is None or rows[0] != "# mounts: state seconds type path":
         raise Unreadable("the list of mounts is cut, or is none")
-    found = []
+    mounts = []
     for row in rows[1:-1]:
         match = _ROW.match(row)
         if match is None:
             raise Unreadable(f"mounts: {row[:80]!r}")
         state, seconds, kind, path = match.groups()
-        found.append(Mount(path, kind, state, 0.0 if seconds == "-" else float(seconds)))
-    if len([mount for mount in found if mount.state != "other"]) != int(last.group(1)):
+        mounts.append(Mount(path, kind, state, 0.0 if seconds == "-" else float(seconds)))
+    if len([mount for mount in mounts if mount.state != "other"]) != int(last.group(1)):
         raise Unreadable("mounts: lines are missing")
-    return found
+    return mounts
 
 
 def judge(measured: list[Mount], context: Context) -> Iterable[Finding]:
@@ -56,20 +56,20 @@ def judge(measured: list[Mount], context: Context) -> Iterable[Finding]:
             yield problem(
                 f"{path} is not mounted", subject=path, measured="missing", threshold="mounted", user_made=False
             )
-    asked = [mount for mount in measured if mount.state != "other"]
-    if not asked:
+    checked = [mount for mount in measured if mount.state != "other"]
+    if not checked:
         yield ok("no network file system is mounted")
-    for mount in asked:
+    for mount in checked:
         if mount.state == "hung":
-            said = f"{mount.path} ({mount.kind}) does not answer"
-            yield problem(said, subject=mount.path, measured="hung", threshold="answers", user_made=False)
+            message = f"{mount.path} ({mount.kind}) does not answer"
+            yield problem(message, subject=mount.path, measured="hung", threshold="answers", user_made=False)
         elif mount.state != "ok":
-            said = f"{mount.path} ({mount.kind}): {mount.state[6:].replace('_', ' ')}"
-            yield problem(said, subject=mount.path, measured=mount.state, threshold="answers", user_made=False)
+            message = f"{mount.path} ({mount.kind}): {mount.state[6:].replace('_', ' ')}"
+            yield problem(message, subject=mount.path, measured=mount.state, threshold="answers", user_made=False)
         elif mount.seconds > slow:
-            # Whoever writes much makes it slow.
-            said = f"{mount.path} ({mount.kind}) took {mount.seconds:.1f} s to answer"
-            yield problem(said, subject=mount.path, measured=f"{mount.seconds:.1f}", threshold=f"{slow:g}")
+            # Any user who writes much makes it slow.
+            message = f"{mount.path} ({mount.kind}) took {mount.seconds:.1f} s to answer"
+            yield problem(message, subject=mount.path, measured=f"{mount.seconds:.1f}", threshold=f"{slow:g}")
         else:
             yield ok(
                 f"{mount.path} answers", subject=mount.path, measured=f"{mount.seconds:.3f}", threshold=f"{slow:g}"

@@ -1,4 +1,4 @@
-"""munge encodes and decodes on this node. That the key is the cluster's only the controller can tell."""
+"""munge encodes and decodes on this node. Only the controller can tell if the key is the cluster's."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def parse(inputs: Inputs) -> tuple[bool, str]:
 
 
 def judge(measured: tuple[bool, str], context: Context) -> Iterable[Finding]:
-    good, said = measured
+    good, message = measured
     if good:
-        return [ok(f"munge: {said}")]
-    # Its socket is open to everybody, and who floods it makes munged late.
-    late = "timed" in said.lower()
-    return [problem(f"munge: {said}", measured=said, threshold="Success (0)", user_made=late)]
+        return [ok(f"munge: {message}")]
+    # All users may connect to munged's socket, and a flood delays it.
+    late = "timed" in message.lower()
+    return [problem(f"munge: {message}", measured=message, threshold="Success (0)", user_made=late)]

@@ -1,4 +1,4 @@
-"""NCCL's all-reduce over this node's GPUs: it completes, gives the right sum, and at the model's bandwidth."""
+"""NCCL's all-reduce over this node's GPUs completes with the right sum, at the model's bandwidth."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CHECK = Check(
     period_s=86400,
     when=frozenset({When.DEEP}),
     hardware=Hardware.GPU,
-    # Wrong sums and a hang exit non-zero and still say what they are.
+    # Wrong sums and a hang exit non-zero, with output that names them.
     sources=(Command("allreduce", allreduce.ARGUMENTS, deadline_s=120.0, accept=()), NVIDIA_SMI),
     thresholds="gpu",
 )

@@ -1,4 +1,4 @@
-"""The same all-reduce without NVLink, PCIe peers and shared memory: all of it goes out of the adapters and back."""
+"""NCCL's all-reduce without NVLink, PCIe peers and shared memory: all data leaves by the adapters and returns."""
 
 from __future__ import annotations
 

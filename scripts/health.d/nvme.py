@@ -1,4 +1,4 @@
-"""NVMe drives by their own account: warnings, wear, spare, media errors."""
+"""NVMe drives' own reports: warnings, wear, spare, media errors."""
 
 from __future__ import annotations
 
@@ -69,18 +69,18 @@ def judge(measured: list[Drive], context: Context) -> Iterable[Finding]:
     for drive in measured:
         worn, hot = limits.number("nvme_percentage_used_max"), limits.number("nvme_temperature_max_c")
         if drive.warning:
-            said, shown = f"critical warning 0x{drive.warning:x}", f"0x{drive.warning:x}"
+            message, shown = f"critical warning 0x{drive.warning:x}", f"0x{drive.warning:x}"
         elif drive.spare < drive.spare_threshold + limits.number("nvme_spare_margin"):
-            said, shown = f"{drive.spare} % spare left, {drive.spare_threshold} % wanted", str(drive.spare)
+            message, shown = f"{drive.spare} % spare left, {drive.spare_threshold} % wanted", str(drive.spare)
         elif drive.media_errors > limits.number("nvme_media_errors_max"):
-            said, shown = f"{drive.media_errors} media errors", str(drive.media_errors)
+            message, shown = f"{drive.media_errors} media errors", str(drive.media_errors)
         elif drive.used > worn:
-            said, shown = f"{drive.used} % of its life is used", str(drive.used)
+            message, shown = f"{drive.used} % of its life is used", str(drive.used)
         elif drive.temperature > hot:
-            said, shown = f"{drive.temperature} C", str(drive.temperature)
+            message, shown = f"{drive.temperature} C", str(drive.temperature)
         else:
             yield ok(
                 f"{drive.path}: {drive.used} % worn", subject=drive.path, measured=drive.used, threshold=f"{worn:g}"
             )
             continue
-        yield problem(f"{drive.path}: {said}", subject=drive.path, measured=shown)
+        yield problem(f"{drive.path}: {message}", subject=drive.path, measured=shown)

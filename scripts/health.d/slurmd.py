@@ -1,4 +1,4 @@
-"""slurmd is registered: asked of the local daemon, so that a thousand nodes cost the controller nothing."""
+"""slurmd is registered; checked with the local daemon, so that a thousand nodes cost the controller nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ROW = re.compile(r"^(\S[^=]*?)\s*= (.*)$", re.MULTILINE)
 class Slurmd:
     answers: bool
     last: float
-    said: str = ""
+    message: str = ""
     started: float = 0.0
 
 
@@ -43,20 +43,20 @@ def parse(inputs: Inputs) -> Slurmd:
         started = _time(booted)
         return Slurmd(True, 0.0 if last in {"NONE", "None"} else _time(last), started=started)
     except ValueError as error:
-        said = text.strip().splitlines()[-1][:120] if text.strip() else "nothing"
-        raise Unreadable(f"scontrol show slurmd said: {said}") from error
+        message = text.strip().splitlines()[-1][:120] if text.strip() else "nothing"
+        raise Unreadable(f"scontrol show slurmd said: {message}") from error
 
 
 def _time(text: str) -> float:
-    # The collector runs it with TZ=UTC.
+    # The collector runs the command with TZ=UTC.
     return datetime.strptime(f"{text}+0000", "%Y-%m-%dT%H:%M:%S%z").timestamp()
 
 
 def judge(measured: Slurmd, context: Context) -> Iterable[Finding]:
     most = context.limits.default.number("slurmctld_silence_max_s")
     if not measured.answers:
-        # Anybody may flood its port; and a slurmd that is gone Slurm itself takes out.
-        return [problem(f"slurmd does not answer: {measured.said}", measured="silent", user_made=True)]
+        # Any user may flood its port; and Slurm itself takes a node out whose slurmd is gone.
+        return [problem(f"slurmd does not answer: {measured.message}", measured="silent", user_made=True)]
     if not measured.last and context.now - measured.started < context.limits.default.number("slurmd_patience_s"):
         return [unknown("slurmd has just started: the controller has not spoken to it yet")]
     if not measured.last:
@@ -66,7 +66,7 @@ def judge(measured: Slurmd, context: Context) -> Iterable[Finding]:
             )
         ]
     silent = context.now - measured.last
-    said = f"the controller spoke to slurmd {silent:.0f} s ago"
+    message = f"the controller spoke to slurmd {silent:.0f} s ago"
     if silent > most:
-        return [problem(said, measured=f"{silent:.0f}", threshold=f"{most:g}", user_made=False)]
-    return [ok(said, measured=f"{silent:.0f}", threshold=f"{most:g}")]
+        return [problem(message, measured=f"{silent:.0f}", threshold=f"{most:g}", user_made=False)]
+    return [ok(message, measured=f"{silent:.0f}", threshold=f"{most:g}")]

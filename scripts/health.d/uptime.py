@@ -1,4 +1,4 @@
-"""Time since boot: a node that has just rebooted, again, is not one to trust; neither is one that never does."""
+"""Time since boot: neither a node that has just rebooted, again, nor one that never does is trustworthy."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def judge(measured: float, context: Context) -> Iterable[Finding]:
     least, most = context.limits.default.number("uptime_min_s"), context.limits.default.number("uptime_max_days")
     days = measured / 86400
     if measured < least:
-        said = f"up for {measured:.0f} s only"
-        return [problem(said, class_=Class.NODE, measured=f"{measured:.0f}", threshold=f"{least:g}")]
+        message = f"up for {measured:.0f} s only"
+        return [problem(message, class_=Class.NODE, measured=f"{measured:.0f}", threshold=f"{least:g}")]
     if most and days > most:
         return [problem(f"up for {days:.0f} days", measured=f"{days:.0f}", threshold=f"{most:g}")]
     return [ok(f"up for {days:.1f} days", measured=f"{days:.1f}", threshold=f"{most:g}" if most else "")]

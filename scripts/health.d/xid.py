@@ -1,4 +1,4 @@
-"""XID errors that the NVIDIA driver wrote to the kernel's log; what each means is data (lib/thresholds/xid.json)."""
+"""XID errors of the NVIDIA driver in the kernel's log; lib/thresholds/xid.json defines their meaning."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ CHECK = Check(
 )
 
 _BUS = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-9a-fA-F])?"
-# "Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus." and the same without pid and name; of
-# a part of a GPU "(PCI:0000:3b:00 GPU-I:05)". From the record's start: parsers/kernel_log.py: who else writes there.
+# "Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus." or without pid and name; for a part of
+# a GPU "(PCI:0000:3b:00 GPU-I:05)". Matched from the record's start; parsers/kernel_log.py tells who else can write
+# there.
 _XID = re.compile(rf"NVRM: (?:GPU at )?Xid \((?:PCI:)?({_BUS})(?: GPU-I:[0-9]+)?\): ([0-9]{{1,4}})(?:, (.*))?$")
-# Some drivers tell a lost GPU without a number: over two or three records, or in one with its line breaks written out.
+# Some drivers report a lost GPU without a number: in two or three records, or in one with escaped line breaks.
 _LOST = re.compile(rf"NVRM: (?:The NVIDIA GPU|GPU) (?:PCI:)?({_BUS})(?![0-9a-fA-F])(.*)")
 _OFF = re.compile(
     r"(?:NVRM:)?(?: \(PCI ID: [0-9a-fA-F:]+\))?(?: installed in this)?(?: system has)?"
     r" fallen off the bus and is not responding"
 )
 _PID = re.compile(r"(?:^|, )pid='?(\d+)'?")
-# From the start of the text: further on stands the name of a process, which says what its user likes.
+# From the start of the text: further on it contains a process name that a user chose.
 _ACTION = re.compile(
     r"(?:pid=\S+, name=.{0,15}, )?GPU recovery action changed from \S+ \([^()]*\) to 0x[0-9a-fA-F]+ \(([^()]*)\)"
 )
@@ -58,37 +59,37 @@ class Measured:
     now: float
     newest: float
     xids: tuple[Xid, ...]
-    # Lines of a form that is not known yet, which must be noticed and not passed over.
+    # Lines in an unknown form, which must be reported.
     strange: tuple[Xid, ...] = ()
 
 
 def parse(inputs: Inputs) -> Measured:
     log = kernel_log.parse(inputs["kernel_log"])
-    found: list[Xid] = []
+    xids: list[Xid] = []
     strange: list[Xid] = []
     lost = ""
     for line in log.lines:
         if not line.text.startswith("NVRM: ") or not line.from_kernel():
             continue
         if match := _XID.match(line.text):
-            found.append(Xid(line.at, match.group(1).lower(), int(match.group(2)), (match.group(3) or "").strip()))
+            xids.append(Xid(line.at, match.group(1).lower(), int(match.group(2)), (match.group(3) or "").strip()))
         elif line.text.startswith("NVRM: Xid") and not line.starts_with_a_process:
             strange.append(Xid(line.at, "", 0, line.text))
         elif gpu := _LOST.match(line.text):
             lost = gpu.group(1).lower()
             if _OFF.match(gpu.group(2).replace(r"\x0aNVRM:", "")):
-                found.append(Xid(line.at, lost, 79, "GPU has fallen off the bus"))
+                xids.append(Xid(line.at, lost, 79, "GPU has fallen off the bus"))
                 lost = ""
         elif _OFF.match(line.text) and lost:
-            found.append(Xid(line.at, lost, 79, "GPU has fallen off the bus"))
+            xids.append(Xid(line.at, lost, 79, "GPU has fallen off the bus"))
             lost = ""
     newest = log.lines[-1].at if log.lines else 0.0
-    return Measured(log.now, newest, tuple(found), tuple(strange))
+    return Measured(log.now, newest, tuple(xids), tuple(strange))
 
 
 def judge(measured: Measured, context: Context) -> Iterable[Finding]:
     limits = context.limits.default
-    # At the first look after a start only what is recent counts: the log is older than this pod.
+    # At the first check after a start only recent lines count: the log is older than this pod.
     cursor = float(context.previous.get("cursor", measured.now - limits.number("look_back_s")))
     held = {key: value for key, value in context.previous.get("held", {}).items() if value["until"] > measured.now}
     for xid in measured.xids:
@@ -105,7 +106,7 @@ def judge(measured: Measured, context: Context) -> Iterable[Finding]:
             "until": xid.at + float(policy["hold_s"]),
             "count": held.get(f"{xid.bus}/{xid.code}", {}).get("count", 0) + 1,
         }
-    # One strange line says that something is not known; it hides nothing of what is.
+    # A strange line means that something is unknown; it hides nothing that is known.
     odd = context.previous.get("odd", {})
     for line in measured.strange:
         if line.at > cursor:
@@ -135,7 +136,7 @@ def _policy(limits: Limits, xid: Xid) -> Mapping[str, Any]:
     policy = {**limits.mapping("unlisted"), **codes.get(str(xid.code), {})}
     action = _ACTION.match(xid.text)
     if action:
-        # 154 only names what the driver wants done.
+        # 154 only names the action that the driver requests.
         actions = limits.mapping("recovery_actions")
         policy["class"] = actions.get(action.group(1), actions["*"])
     return policy

@@ -1,7 +1,7 @@
-"""Who is on this node, and how root ends and removes what users leave on it.
+"""Users' processes and files on this node, and how root ends and removes what a job left.
 
-All of that may be hostile. So root looks, and never touches: whatever is signalled or removed is so by a child that has
-the user's own rights, and the kernel keeps it from what is not his.
+All of it may be hostile. So root only looks: a child with the user's own rights sends each signal and removes each
+file, and the kernel keeps it from everything else.
 """
 
 # Pathlib costs an epilog more than all it does here.
@@ -17,21 +17,21 @@ from collections.abc import Callable, Iterable
 JOB = os.environ["SLURM_JOB_ID"]
 UID = int(os.environ["SLURM_JOB_UID"])
 GID = int(os.environ.get("SLURM_JOB_GID", UID))
-# Made by the prolog, one directory a job, in one of root's: who may be here, and nobody can forge it.
+# The prolog creates one directory per job inside a directory of root's: a list of jobs that nobody can forge.
 WORK = os.environ.get("MINIVM_JOB_WORK", "/var/tmp/minivm/jobs")
 LOGS = os.environ.get("MINIVM_JOB_LOGS", "/var/log/minivm/jobs")
 DCGM = os.environ.get("MINIVM_DCGM_JOBS", "/run/minivm/dcgm-jobs")
 ENDED = ".ended"
-# Root's alone; where there is none, each looks for himself.
+# Accessible to root only; without it each process scans for itself.
 SHARED = os.environ.get("MINIVM_RUNNER", "/run/minivm/runner")
 PATIENCE_TURN = 1.0
 CGROUPS = os.environ.get("MINIVM_CGROUPS", "/sys/fs/cgroup")
 # Debian adds a suffix to Slurm's programs.
 STEP_PROGRAMS = ("slurmstepd", "slurmstepd-wlm")
-# Below are the system's own users; a job of root's is not cleaned up after at all.
+# Below are system users; a job of root is not cleaned up at all.
 FIRST_UID = int(os.environ.get("MINIVM_FIRST_UID", "1000"))
-# User ids that no user may have (see as_user); `init.helpers.reserved_ids` looks for them in the site's directory. Two
-# children that signal every process may end each other and try again, but none of the rest.
+# Unused user ids (see as_user). Two children that signal all processes may end each other and retry, but none of the
+# rest.
 RESERVED = range(64500, 65000)
 SPARES_TO_SIGNAL = RESERVED[:400]
 SPARES = RESERVED[400:]
@@ -42,16 +42,16 @@ Processes = dict[int, tuple[list[int], list[int]]]
 
 
 def is_our_own(place: str) -> bool:
-    """A directory of root's, and no link to one: nobody has made it before us."""
+    """Tell if it is a directory of root's and no link: no user created it first."""
     try:
-        found = os.lstat(place)
+        status = os.lstat(place)
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
 
 
 def read(path: str) -> bytes:
-    # Of hundreds of processes, each time: Python's own files take twice as long.
+    # Called for hundreds of processes each time: Python's file objects take twice as long.
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -72,14 +72,14 @@ def read_all(fd: int) -> bytes:
 
 
 def numbers(status: bytes, name: bytes) -> list[int]:
-    """Real, effective, saved and file-system id of a /proc/PID/status."""
+    """Return the real, effective, saved and file-system id from /proc/PID/status."""
     return [int(word) for word in status.partition(b"\n" + name + b":")[2].partition(b"\n")[0].split()]
 
 
 def processes() -> Processes:
-    """As they are now, or a moment later.
+    """Return the processes of now, or of a moment later.
 
-    Of many that ask at once, as when jobs end together, one looks for all: who waits takes what began after he came.
+    When jobs end together, one caller scans for all: a waiting caller takes a scan that began after its call.
     """
     came = time.monotonic()
     fd = turn(came + PATIENCE_TURN)
@@ -88,12 +88,12 @@ def processes() -> Processes:
     try:
         text = read_all(fd)
         with contextlib.suppress(ValueError, TypeError, EOFError):
-            began, found = marshal.loads(text)
+            began, scanned = marshal.loads(text)
             if came <= began <= time.monotonic():
-                return dict(found)
-        began, found = time.monotonic(), look()
-        os.pwrite(fd, marshal.dumps((began, found)), 0)
-        return found
+                return dict(scanned)
+        began, scanned = time.monotonic(), look()
+        os.pwrite(fd, marshal.dumps((began, scanned)), 0)
+        return scanned
     except OSError:
         return look()
     finally:
@@ -101,7 +101,7 @@ def processes() -> Processes:
 
 
 def turn(until: float) -> int | None:
-    """The file, locked, in a directory of root's alone; None where there is none, or somebody keeps it too long."""
+    """Return the locked file in a directory of root's; None without it, or if it stays locked too long."""
     try:
         if not is_our_own(SHARED) or os.lstat(SHARED).st_mode & 0o077:
             return None
@@ -119,63 +119,66 @@ def turn(until: float) -> int | None:
 
 
 def look() -> Processes:
-    """The owner of /proc/PID would be the effective one: root's own of a setuid program."""
-    found = {}
+    """Scan /proc. The owner of /proc/PID would be the effective user: root for a setuid program."""
+    processes_by_pid = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         status = read(f"/proc/{name}/status")
         if (uids := numbers(status, b"Uid")) and b"\nState:\tZ" not in status:
-            found[int(name)] = uids, numbers(status, b"Gid")
-    return found
+            processes_by_pid[int(name)] = uids, numbers(status, b"Gid")
+    return processes_by_pid
 
 
 def is_step(pid: int) -> bool:
-    """Of a process whose real user is root, as no user's can be, whatever he calls himself. A slurmstepd that has once
-    acted as a user may hide what it runs from a root without CAP_SYS_PTRACE; then its name has to do."""
+    """Tell if it is slurmstepd: the caller checks that its real user is root, which no user can fake.
+
+    A slurmstepd that has acted as a user may hide its program from a root without CAP_SYS_PTRACE; then its name must
+    do.
+    """
     try:
-        found = os.path.basename(os.readlink(f"/proc/{pid}/exe")).removesuffix(" (deleted)") in STEP_PROGRAMS
+        is_named_so = os.path.basename(os.readlink(f"/proc/{pid}/exe")).removesuffix(" (deleted)") in STEP_PROGRAMS
     except PermissionError:
-        found = read(f"/proc/{pid}/comm") == b"slurmstepd\n"
+        is_named_so = read(f"/proc/{pid}/comm") == b"slurmstepd\n"
     except OSError:
         return False
-    # In a container within this one: another node's.
-    return found and len(numbers(read(f"/proc/{pid}/status"), b"NSpid")) <= 1
+    # More ids: in a nested container, another node's.
+    return is_named_so and len(numbers(read(f"/proc/{pid}/status"), b"NSpid")) <= 1
 
 
 def step_of(pid: int) -> str:
-    """The job whose step this slurmstepd runs: "slurmstepd: [JOB.STEP]"."""
+    """Return the job whose step this slurmstepd runs, from "slurmstepd: [JOB.STEP]"."""
     begin, _, rest = read(f"/proc/{pid}/cmdline").partition(b"slurmstepd: [")
     job, dot, _ = rest.partition(b".")
     return job.decode() if dot and job.isdigit() and not begin else ""
 
 
 def other_jobs(seen: Processes | None = None) -> dict[str, int | None]:
-    """Job -> its user, None where that is not known. Asked again before each step: the next job may start any time.
+    """Map each other job to its user, None if unknown. Call it before each step: the next job may start at any time.
 
-    `seen`: the processes, where somebody has just looked. Places are looked at anew: they are there before processes.
+    `seen` is a recent scan of the processes. Directories are read again: they exist before processes.
     """
-    found: dict[str, int | None] = {}
+    users_by_job: dict[str, int | None] = {}
     for pid, (uids, _) in (processes() if seen is None else seen).items():
         if uids[0] == 0 and is_step(pid) and (job := step_of(pid)):
-            found[job] = None
-    found |= places()
-    found.pop(JOB, None)
-    return found
+            users_by_job[job] = None
+    users_by_job |= places()
+    users_by_job.pop(JOB, None)
+    return users_by_job
 
 
 def places() -> dict[str, int]:
-    """Job -> its user, by the directories that prologs have made and epilogs not yet put aside."""
-    found: dict[str, int] = {}
+    """Map jobs to users by the directories that prologs created and epilogs have not yet moved away."""
+    users_by_job: dict[str, int] = {}
     with contextlib.suppress(OSError):
         if os.lstat(WORK).st_uid == os.getuid():
             for entry in os.scandir(WORK):
                 if entry.name.isdigit() and entry.name != JOB:
                     with contextlib.suppress(OSError):
-                        found[entry.name] = entry.stat(follow_symlinks=False).st_uid
-    return found
+                        users_by_job[entry.name] = entry.stat(follow_symlinks=False).st_uid
+    return users_by_job
 
 
 def is_anybody_here() -> bool:
-    """Whether the user has a process, by one question to the kernel: also who forks faster than one can look."""
+    """Ask the kernel if the user has any process, even one that forks faster than a scan."""
     try:
         os.getpriority(os.PRIO_USER, UID)
     except ProcessLookupError:
@@ -186,35 +189,38 @@ def is_anybody_here() -> bool:
 
 
 def is_beside_another() -> bool:
-    """Whether the user has another job here, kept in a cgroup as this one was, and this one's is gone: then nothing is
-    this job's, for no process leaves its cgroup. Slurm ends what is in it before an epilog begins."""
+    """Tell if the user has another job here with a cgroup while this job's cgroup is gone.
+
+    Then nothing belongs to this job, since no process leaves its cgroup, and Slurm ends its processes before an epilog
+    begins.
+    """
     above = tracked()
     others = (f"{above}{job}" for job, uid in places().items() if uid == UID)
     return bool(above) and not os.path.exists(f"{above}{JOB}") and any(map(os.path.exists, others))
 
 
 def tracked() -> str:
-    """What stands before a job's number in the name of its cgroup; empty where jobs are not tracked by cgroups."""
+    """Return the path of a job's cgroup up to the job's number; "" if jobs are not tracked by cgroups."""
     for above, below in (("system.slice", "job_"), ("freezer", f"uid_{UID}/job_")):
         with contextlib.suppress(OSError):
             for name in os.listdir(f"{CGROUPS}/{above}"):
-                # Of a Slurm built for several slurmd on a machine, with the node's name.
+                # With the node's name in a Slurm built for several slurmd on one machine.
                 if name.endswith("slurmstepd.scope") or name.partition("_")[0] == "slurm":
                     return f"{CGROUPS}/{above}/{name}/{below}"
     return ""
 
 
 def users_last(seen: Processes | None = None) -> bool:
-    """Nothing of the user's on this node can belong to another job."""
+    """Tell if no other job of the user is on this node."""
     return all(uid not in (None, UID) for uid in other_jobs(seen).values())
 
 
 def sign_off() -> None:
-    """Before anybody looks: of two jobs that end together, the one that looks last finds itself alone."""
+    """Remove this job's directory before any scan: of two jobs that end together, the later one finds itself alone."""
     with contextlib.suppress(OSError):
         if JOB.isdecimal() and os.lstat(WORK).st_uid == os.getuid():
             try:
-                # Empty, as most are.
+                # Empty, as usual.
                 os.rmdir(f"{WORK}/{JOB}")
             except OSError:
                 os.makedirs(f"{WORK}/{ENDED}", mode=0o700, exist_ok=True)
@@ -229,10 +235,10 @@ def as_user(
     spares: range = SPARES,
     seen: Processes | None = None,
 ) -> list[str]:
-    """What `work` gave, done with the user's rights and no others, in a child that he cannot reach.
+    """Run `work` with the user's rights alone, in a child that the user cannot signal; return its results.
 
-    The kernel asks the sender's effective id when he signals, and the target's real one when he is signalled: a real
-    id that nobody has keeps him from being stopped by those he is to end. It must not be root's: `kill -1` asks both.
+    For a signal the kernel compares the sender's effective id with the target's real one: with an unused real id, the
+    processes to be ended cannot stop the child. It must not be root's: `kill -1` checks both.
     """
     if min(uid, gid) < 1 or uid < FIRST_UID:
         return []

@@ -1,1 +1,1 @@
-"""Parsers that several checks share. Pure: text of a tool in, measurements out, Unreadable where it is not that."""
+"""Parsers that several checks share. Pure: a tool's text in, measurements out; Unreadable for any other text."""

@@ -1,4 +1,4 @@
-"""The image's `minivm-allreduce`: NCCL's all-reduce over the GPUs of this node, as JSON."""
+"""Parser of the image's `minivm-allreduce`: NCCL's all-reduce over the GPUs of this node, as JSON."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def parse(inputs: Inputs, source: str) -> Measured:
     except ValueError as error:
         raise Unreadable(f"minivm-allreduce: {error}") from error
     if not isinstance(data, dict):
-        said = next((line.strip() for line in text.splitlines() if line.strip()), "nothing")
-        raise Unreadable(f"minivm-allreduce said: {said[:200]}")
+        message = next((line.strip() for line in text.splitlines() if line.strip()), "nothing")
+        raise Unreadable(f"minivm-allreduce said: {message[:200]}")
     ranks, results = data.get("gpus"), data.get("results")
     if not isinstance(ranks, list) or not isinstance(results, list) or not results:
         raise Unreadable("minivm-allreduce: wanted gpus and results")
@@ -58,14 +58,14 @@ def _number(row: Any, key: str) -> float:
 def judge(measured: Measured, context: Context, threshold: str, over: str) -> Iterable[Finding]:
     least = context.limits.model(measured.model).number(threshold)
     shown, wanted = f"{measured.busbw:.1f} GB/s", f"{least:g} GB/s"
-    said = f"all-reduce over {measured.gpus} GPUs{over}"
+    message = f"all-reduce over {measured.gpus} GPUs{over}"
     if measured.hangs:
-        return [problem(f"{said} does not end: a GPU or a link hangs", class_=Class.REBOOT, measured="hangs")]
+        return [problem(f"{message} does not end: a GPU or a link hangs", class_=Class.REBOOT, measured="hangs")]
     if measured.wrong:
-        return [problem(f"{said} gives wrong sums", class_=Class.RMA, measured=measured.wrong, threshold=0)]
+        return [problem(f"{message} gives wrong sums", class_=Class.RMA, measured=measured.wrong, threshold=0)]
     if measured.gpus < 2:
-        # One GPU moves nothing over a link: the loopback proves the sum and no bandwidth.
-        return [ok(f"{said}: the sums are right", measured=shown)]
+        # One GPU sends nothing over a link: the result proves the sum but no bandwidth.
+        return [ok(f"{message}: the sums are right", measured=shown)]
     if measured.busbw < least:
-        return [problem(f"{said}: {shown}", measured=shown, threshold=wanted)]
-    return [ok(f"{said}: {shown}", measured=shown, threshold=wanted)]
+        return [problem(f"{message}: {shown}", measured=shown, threshold=wanted)]
+    return [ok(f"{message}: {shown}", measured=shown, threshold=wanted)]

@@ -1,4 +1,4 @@
-"""`dcgmi diag -j`: tests by category, a result for each GPU."""
+"""Parser of `dcgmi diag -j`: tests by category, a result for each GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from health.api import Class, Command, Context, Finding, Unreadable, ok, problem
 
 
 def diagnostic(level: int, deadline_s: float) -> Command:
-    """It exits 226 when a test failed: the answer is in the text all the same."""
+    """Describe the command. It exits 226 after a failed test, with its answer in the text all the same."""
     return Command(f"dcgmi_diag_{level}", ("dcgmi", "diag", "-r", str(level), "-j"), deadline_s=deadline_s, accept=())
 
 
@@ -35,16 +35,16 @@ def parse(text: str) -> list[Outcome]:
         None,
     )
     if not isinstance(root, dict):
-        said = next((line.strip() for line in text.splitlines() if line.strip()), "nothing")
-        raise Unreadable(f"dcgmi diag said: {said[:200]}")
+        message = next((line.strip() for line in text.splitlines() if line.strip()), "nothing")
+        raise Unreadable(f"dcgmi diag said: {message[:200]}")
     if "runtime_error" in root:
         raise Unreadable(f"dcgmi diag: {root['runtime_error']}")
-    found = []
+    outcomes = []
     for category in _list(root, "test_categories"):
         for test in _list(category, "tests"):
             for result in [*_list(test, "results"), *([test["test_summary"]] if "test_summary" in test else [])]:
-                found.append(_outcome(str(test.get("name")), result))
-    return found
+                outcomes.append(_outcome(str(test.get("name")), result))
+    return outcomes
 
 
 def _list(data: Any, key: str) -> list[Any]:

@@ -1,4 +1,4 @@
-"""`df -P`: how full each local file system is."""
+"""Parser of `df -P`: how full each local file system is."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from health.api import Context, Finding, Unreadable, ok, problem
 
 _ROW = re.compile(r"^(\S.*?)\s+(\d+)\s+(\d+)\s+(-?\d+)\s+(\d+)%\s+(/.*)$")
-# A file system that has none of what is counted: efivarfs and fuse mounts blocks, btrfs and vfat inodes.
+# A file system without the counted unit: efivarfs and fuse mounts have no blocks, btrfs and vfat no inodes.
 _NONE = re.compile(r"^\S.*\s0\s+0\s+0\s+-\s+/")
 
 
@@ -25,7 +25,7 @@ def parse(text: str, heading: str) -> list[Used]:
     rows = text.splitlines()
     if not any(row.startswith("Filesystem") and heading in row for row in rows):
         raise Unreadable(f"df -P: no heading {heading!r}")
-    found = []
+    rows_used = []
     for row in rows:
         if not row.strip() or row.startswith(("Filesystem", "df: ")) or _NONE.match(row):
             continue
@@ -33,14 +33,14 @@ def parse(text: str, heading: str) -> list[Used]:
         if match is None:
             raise Unreadable(f"df: {row[:80]!r}")
         device, _, _, free, percent, path = match.groups()
-        found.append(Used(path, device, int(percent), int(free)))
-    return found
+        rows_used.append(Used(path, device, int(percent), int(free)))
+    return rows_used
 
 
 def judge(measured: list[Used], context: Context, what: str, said: str) -> Iterable[Finding]:
-    """Against the thresholds WHAT_max_percent and WHAT_max_percent_by_path; `said` has {path} and {percent}.
+    """Judge by the thresholds WHAT_max_percent and WHAT_max_percent_by_path; `said` has {path} and {percent}.
 
-    Whoever may write to a file system may fill it: all are a user's but those below `closed_to_users`.
+    A user may fill any file system with write access: all count as user-made except those below `closed_to_users`.
     """
     limits = context.limits.default
     skipped = limits.strings("ignore")
@@ -53,7 +53,7 @@ def judge(measured: list[Used], context: Context, what: str, said: str) -> Itera
         limit = float(paths.get(used.path, most))
         text = said.format(path=used.path, percent=used.percent)
         if used.percent > limit:
-            his = not any(used.path == path or used.path.startswith(f"{path}/") for path in closed)
-            yield problem(text, subject=used.path, measured=used.percent, threshold=f"{limit:g}", user_made=his)
+            user_made = not any(used.path == path or used.path.startswith(f"{path}/") for path in closed)
+            yield problem(text, subject=used.path, measured=used.percent, threshold=f"{limit:g}", user_made=user_made)
         else:
             yield ok(text, subject=used.path, measured=used.percent, threshold=f"{limit:g}")

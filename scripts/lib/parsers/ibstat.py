@@ -1,4 +1,4 @@
-"""`ibstat`: one block a channel adapter, one an adapter's port."""
+"""Parser of `ibstat`: one block per channel adapter, with one per port."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def parse(text: str) -> tuple[Port, ...]:
             raise Unreadable(f"ibstat: {line.strip()[:80]!r}")
     if not adapters:
         raise Unreadable("ibstat: no adapter")
-    found = []
+    parsed_ports = []
     for name, (facts, numbered) in adapters.items():
         if _need(facts, "Number of ports", name) != str(len(numbered)):
             raise Unreadable(f"ibstat: {name}: {facts.get('Number of ports')} ports announced, {len(numbered)} there")
@@ -63,7 +63,7 @@ def parse(text: str) -> tuple[Port, ...]:
             rate = _need(data, "Rate", label).split()[0]
             if not rate.isdigit():
                 raise Unreadable(f"ibstat: {label}: rate {rate!r}")
-            found.append(
+            parsed_ports.append(
                 Port(
                     name,
                     _need(facts, "CA type", name),
@@ -75,7 +75,7 @@ def parse(text: str) -> tuple[Port, ...]:
                     _need(data, "Link layer", label),
                 )
             )
-    return tuple(found)
+    return tuple(parsed_ports)
 
 
 def _need(data: dict[str, str], key: str, label: str) -> str:

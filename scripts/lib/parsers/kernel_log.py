@@ -1,9 +1,9 @@
-"""The kernel's log as `dmesg -r` prints it, with the collector's first and last line.
+"""Parser of the kernel's log in the format of `dmesg -r`, with the collector's first and last line.
 
-What a user can bring into it: the kernel writes the name of a process, at most 15 characters of any kind, at the start
-of a record ("NAME[4711]: segfault at ...", "NAME invoked oom-killer: ..."), and names of files further on. So a form
-counts only from a record's start, with more than 15 fixed characters before anything that may vary freely, and only in
-the kernel's own facility, at the level at which that form is written.
+Users can put text into it: the kernel writes the name of a process, at most 15 characters of any kind, at the start of
+a record ("NAME[4711]: segfault at ...", "NAME invoked oom-killer: ..."), and file names further on. So a pattern counts
+only from a record's start, with more than 15 fixed characters before any variable part, and only in the kernel's own
+facility, at the level at which that message is written.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WARNING = 4
 _FIRST = re.compile(r"# kernel log, now=(\d+\.\d+)")
 _LINE = re.compile(r"\[\s*(\d+\.\d+)\] ?(?:<(\d+)> )?(.*)")
 _LAST = re.compile(r"# end: (\d+) lines")
-# How records go on that start with a process's name. They decide nothing but whether an odd line is worth a word.
+# Continuations of records that start with a process's name. They only decide if an odd line is worth reporting.
 _OF_A_PROCESS = re.compile(
     r".{0,15}?(?:\[\d+\]| \(\d+\)|/\d+)[: ]|.{0,15}?(?: invoked oom-killer: |: page allocation |: attempt to access )"
 )
@@ -30,11 +30,11 @@ _OF_A_PROCESS = re.compile(
 class Line:
     at: float
     text: str
-    # Facility * 8 + level; None in a recording of an older form, which does not tell.
+    # Facility * 8 + level; None in a recording of an older form without it.
     priority: int | None = None
 
     def from_kernel(self, level: int = WARNING) -> bool:
-        """Written by the kernel itself, at this level or a graver one."""
+        """Tell if the kernel wrote it, at this level or a more severe one."""
         return self.priority is None or self.priority <= level
 
     @property
@@ -44,7 +44,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """Times are seconds since boot, so that a clock that is set does not move the cursor."""
+    """A parsed log. Times are seconds since boot, so that setting the clock does not move the cursor."""
 
     now: float
     lines: tuple[Line, ...]

@@ -1,4 +1,4 @@
-"""`nvidia-smi -q`: one block a GPU, sections by indentation, "Key : Value" lines."""
+"""Parser of `nvidia-smi -q`: one block per GPU, sections by indentation, "Key : Value" lines."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from health.api import Command, Unreadable
 
-# One call serves every check of a round; it takes seconds where persistence mode is off.
+# One call serves every check of a round; it takes seconds without persistence mode.
 NVIDIA_SMI = Command("nvidia_smi_q", ("nvidia-smi", "-q"), deadline_s=30.0, accept=(), evidence=True)
 
 _GPU = re.compile(r"GPU ([0-9A-Fa-f]{8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f])\s*$")
-# What nvidia-smi says instead of an answer; each is a finding for the check of the bus.
+# Messages of nvidia-smi instead of an answer; each is a finding for the bus check.
 COMPLAINTS = (
     re.compile(
         r"Unable to determine the device handle for (?:GPU|gpu)\s*(?P<gpu>\S*?):? (?:GPU is lost|Unknown Error)"
@@ -26,9 +26,10 @@ COMPLAINTS = (
 
 
 def complaints(text: str) -> tuple[list[str], list[str]]:
-    """Lines that begin at the margin: the tool's own, and those that a listed process may have brought in by its name.
+    """Return lines without indentation: the tool's own, and those that a listed process's name may have added.
 
-    Names of processes are printed as they are. A line break in one is not known to come through, and is not relied on.
+    Names of processes are printed unchanged. A line break in one has not been seen to come through, but is not ruled
+    out.
     """
     own, _, rest = text.partition(" Process ID ")
     return [row.rstrip() for row in own.splitlines() if row[:1].strip()], [row.rstrip() for row in rest.split("\n")[1:]]
@@ -38,7 +39,7 @@ def complaints(text: str) -> tuple[list[str], list[str]]:
 class Section:
     values: dict[str, str] = field(default_factory=dict)
     sections: dict[str, Section] = field(default_factory=dict)
-    # "Process ID" starts a new one each time: the only list that the tool prints.
+    # "Process ID" starts a new entry each time: the only list that the tool prints.
     processes: list[dict[str, str]] = field(default_factory=list)
 
 
@@ -64,26 +65,26 @@ class Gpu:
         return f"GPU {self.bus[4:].lower()}"
 
     def section(self, *path: str) -> Section | None:
-        found: Section | None = self.root
+        section: Section | None = self.root
         for name in path:
-            found = found.sections.get(name) if found else None
-        return found
+            section = section.sections.get(name) if section else None
+        return section
 
     def text(self, *path: str) -> str:
-        """The value at the end of the path; Unreadable where the tool did not print it."""
+        """Return the value at the end of the path; Unreadable if the tool did not print it."""
         section = self.section(*path[:-1])
         if section is None or path[-1] not in section.values:
             raise Unreadable(f"nvidia-smi -q: {self.label} has no {' / '.join(path)}")
         return section.values[path[-1]]
 
     def count(self, *path: str) -> int | None:
-        """A number, with or without a unit; None for N/A."""
+        """Return a number, with or without a unit; None for N/A."""
         value = self.text(*path)
         if value in {"N/A", "[N/A]", "Not Supported", "[Not Supported]"}:
             return None
         match = re.fullmatch(r"(\d+)(?:\.\d+)?(?: ?(?:MiB|MHz|C|W|x|bank\(s\)|us))?", value)
         if match is None:
-            raise Unreadable(f"nvidia-smi -q: {self.label}: {' / '.join(path)}: {value!r} is no number")
+            raise Unreadable(f"nvidia-smi -q: {self.label}: {' / '.join(path)}: {value!r} is not a number")
         return int(match.group(1))
 
     def yes(self, *path: str) -> bool | None:
@@ -95,10 +96,10 @@ class Gpu:
 
 
 def parse(text: str) -> tuple[Gpu, ...]:
-    """Every GPU, or Unreadable: a cut or damaged output has fewer blocks than it says."""
+    """Parse every GPU, or raise Unreadable: truncated or damaged output has fewer blocks than it announces."""
     if "NVSMI LOG" not in text:
-        said = next((line.strip() for line in text.splitlines() if line.strip()), "nothing")
-        raise Unreadable(f"nvidia-smi said: {said[:200]}")
+        message = next((line.strip() for line in text.splitlines() if line.strip()), "nothing")
+        raise Unreadable(f"nvidia-smi said: {message[:200]}")
     match = re.search(r"^Attached GPUs\s*: (\d+)\s*$", text, re.MULTILINE)
     if match is None:
         raise Unreadable("nvidia-smi -q: no number of attached GPUs")
@@ -111,12 +112,12 @@ def parse(text: str) -> tuple[Gpu, ...]:
 def _blocks(text: str) -> Iterator[Gpu]:
     gpu: Gpu | None = None
     stack: list[tuple[int, Section]] = []
-    # Bus -> whether a process was listed before it, whose name might be what we took for it.
+    # Bus -> True if a process was listed before it, whose name might look like a GPU's line.
     seen: dict[str, bool] = {}
     listed = False
-    # The processes come last, with names that their users choose: nothing after them is about the GPU.
+    # The processes come last, with names that users choose: nothing after them describes the GPU.
     closed = False
-    # Not splitlines: to Python half a dozen characters end a line, and any of them may stand in a name.
+    # Not splitlines: Python splits at half a dozen characters, and a name may contain any of them.
     for line in text.split("\n"):
         start = _GPU.match(line)
         if start and seen.get(start.group(1).lower()):
@@ -152,6 +153,6 @@ def _blocks(text: str) -> Iterator[Gpu]:
             section.processes[-1][key] = value
         else:
             section.values[key] = value
-            # "HW Slowdown : Active" has its causes one level deeper: they belong to the section around it.
+            # "HW Slowdown : Active" has its causes one level deeper: they belong to the enclosing section.
     if gpu:
         yield gpu

@@ -1,4 +1,4 @@
-"""The collector's list of processes."""
+"""Parser of the collector's list of processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from health.api import Builtin, Unreadable
 
 PROCESSES = Builtin("processes")
 WAITING = Builtin("waiting")
-# Accounts of the image's own daemons: slurm, munge, mysql; Debian's lie below 1000.
+# Accounts of the image's own daemons: slurm, munge, mysql; Debian's are below 1000.
 SERVICES = range(64030, 64033)
 PEOPLE_FROM = 1000
 
@@ -30,7 +30,7 @@ class Process:
 
     @property
     def key(self) -> str:
-        """A pid alone is reused."""
+        """Identify a process: a pid alone is reused."""
         return f"{self.pid}/{self.start}"
 
 
@@ -41,7 +41,7 @@ class Waiting:
     pid: int
     start: int
     uid: int
-    # How often it has given up the processor so far: one that hangs does so no more.
+    # Context switches so far: a process that hangs makes no more.
     switches: int
     killed: bool
     command: str
@@ -56,24 +56,24 @@ def _rows(text: str, heading: str, form: re.Pattern[str]) -> list[tuple[str, ...
     last = re.fullmatch(r"# end: (\d+) processes", rows[-1]) if rows else None
     if last is None or not rows[0].startswith(f"# {heading}: "):
         raise Unreadable("the list of processes is cut, or is none")
-    found = []
+    groups = []
     for row in rows[1:-1]:
         match = form.fullmatch(row)
         if match is None:
             raise Unreadable(f"{heading}: {row[:80]!r}")
-        found.append(match.groups())
-    if len(found) != int(last[1]):
+        groups.append(match.groups())
+    if len(groups) != int(last[1]):
         raise Unreadable(f"{heading}: lines are missing")
-    return found
+    return groups
 
 
 def parse(text: str) -> tuple[Process, ...]:
-    found = []
+    listed = []
     for pid, start, parent, state, age, uid, command in _rows(text, "processes", _LINE):
-        found.append(Process(int(pid), int(start), int(parent), state, int(age), int(uid), command))
-    if not found:
+        listed.append(Process(int(pid), int(start), int(parent), state, int(age), int(uid), command))
+    if not listed:
         raise Unreadable("the list of processes is cut, or is none")
-    return tuple(found)
+    return tuple(listed)
 
 
 def waiting(text: str) -> tuple[Waiting, ...]:
@@ -83,12 +83,12 @@ def waiting(text: str) -> tuple[Waiting, ...]:
     )
 
 
-def is_a_person_s(process: Process) -> bool:
+def is_users(process: Process) -> bool:
     return process.uid >= PEOPLE_FROM and process.uid not in SERVICES
 
 
 def jobs(processes: tuple[Process, ...]) -> set[str]:
-    """Jobs that have a step on this node. The extern step is left out: it lives before and after the work."""
-    # Anybody may call his process so; slurmstepd itself is root's.
+    """Return jobs with a step on this node, except the extern step, which lives before and after the work."""
+    # Any user may name a process so; slurmstepd itself is root's.
     steps = (_STEP.match(process.command) for process in processes if process.uid == 0)
     return {step.group(1) for step in steps if step and step.group(2) not in {"extern", "4294967292"}}
