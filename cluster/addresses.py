@@ -1,7 +1,7 @@
-"""Which address a new pod gets, and which one a Service has. Pure.
+"""Addresses of new pods and Services. Pure.
 
-Never the one it had before, as on Kubernetes. A pod that is alone behind a Service with an address of its own gets that
-address each time: there is no kube-proxy here to lead from one to the other.
+As on Kubernetes, a new pod never gets its previous address. A pod alone behind a Service with an address gets the
+Service's address each time, since no kube-proxy forwards here.
 """
 
 from __future__ import annotations
@@ -14,39 +14,39 @@ from cluster.errors import ClusterError
 
 
 def of_services(subnet: str, names: Iterable[str]) -> dict[str, str]:
-    """An address in the subnet's last quarter for each Service, by its name alone.
+    """Give each Service an address in the subnet's last quarter, derived from its name.
 
-    Nothing is stored for that. Pods, and docker itself, count from the subnet's beginning.
+    Nothing is stored. Pods, and docker itself, start from the beginning of the subnet.
     """
     network = ipaddress.ip_network(subnet)
     quarter = max(network.num_addresses // 4, 1)
     last = int(network.broadcast_address) - 1
-    found: dict[str, str] = {}
+    assigned: dict[str, str] = {}
     for name in sorted(names):
         start = zlib.crc32(name.encode())
         free = (str(ipaddress.ip_address(last - (start + step) % quarter)) for step in range(quarter))
-        address = next((one for one in free if one not in found.values()), None)
+        address = next((candidate for candidate in free if candidate not in assigned.values()), None)
         if address is None:
             raise ClusterError(f"find an address for {name}", f"{subnet} has none left")
-        found[name] = address
-    return found
+        assigned[name] = address
+    return assigned
 
 
 def allocate(subnet: str, *, gateway: str, used: Iterable[str], last: str, count: int) -> list[str]:
-    """`count` free addresses after `last`, around the end of the subnet to its beginning."""
+    """Return `count` free addresses after `last`, wrapping around at the end of the subnet."""
     network = ipaddress.ip_network(subnet)
     taken = {*used, gateway}
     size = network.num_addresses
     start = int(ipaddress.ip_address(last)) - int(network.network_address) if last else 1
-    found: list[str] = []
+    free: list[str] = []
     for step in range(1, size):
         offset = (start + step) % size
-        # The first is the network, the last is everybody.
+        # The first is the network's address, the last the broadcast address.
         if offset in (0, size - 1):
             continue
         address = str(network.network_address + offset)
         if address not in taken:
-            found.append(address)
-        if len(found) == count:
-            return found
-    raise ClusterError(f"find {count} addresses", f"{subnet} has {len(found)} left")
+            free.append(address)
+        if len(free) == count:
+            return free
+    raise ClusterError(f"find {count} addresses", f"{subnet} has {len(free)} left")

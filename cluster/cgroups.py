@@ -1,10 +1,10 @@
-"""A pod's own part of this machine's cgroups, which it may write to.
+"""A pod's writable part of this machine's cgroups.
 
-On Kubernetes a RuntimeClass gives it (containerd's `cgroup_writable`). Docker mounts cgroups read-only, so here each
-hierarchy that the role writes to is bound in, from the pod's own directory and never more:
+On Kubernetes a RuntimeClass provides it (containerd's `cgroup_writable`). Docker mounts cgroups read-only, so each
+hierarchy that the role writes to is bind-mounted, from the pod's own directory only:
 
-    /sys/fs/cgroup/memory/minivm-NAME/POD        the pod's limits, out of its reach
-    /sys/fs/cgroup/memory/minivm-NAME/POD/own    /sys/fs/cgroup/memory in the pod; docker puts the container below it
+/sys/fs/cgroup/memory/minivm-NAME/POD        the pod's limits, which it cannot change
+/sys/fs/cgroup/memory/minivm-NAME/POD/own    /sys/fs/cgroup/memory in the pod; docker puts the container below it
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from typing import Any
 from cluster.errors import ClusterError
 from cluster.rendered.objects import Pod
 
-# What the chart's runtimeClassName says here.
+# The value of the chart's runtimeClassName here.
 RUNTIME_CLASS = "cgroup-writable"
 ROOT = Path("/sys/fs/cgroup")
-# What Slurm makes directories in for jobs, and the login pod for people.
+# Hierarchies in which Slurm creates directories for jobs, and the login pod for users.
 HIERARCHIES = {
     "worker": ("freezer", "cpuset", "memory", "devices", "cpuacct"),
     "login": ("cpu", "memory", "pids"),
 }
-# What runc allows every container. Whoever may write below could otherwise allow himself every device of the machine.
+# Devices that runc allows every container. Without this list, a process that may write below could allow every device.
 DEVICES = (
-    *("c *:* m", "b *:* m"),  # making a node needs a capability, and using it a rule of its own
+    *("c *:* m", "b *:* m"),  # creating a node needs a capability, and using it a rule of its own
     *(f"c 1:{minor} rwm" for minor in (3, 5, 7, 8, 9)),  # null, zero, full, random, urandom
     *("c 5:0 rwm", "c 5:1 rwm", "c 5:2 rwm", "c 136:* rwm"),  # terminals
     "c 10:200 rwm",  # tun
@@ -38,7 +38,7 @@ PATIENCE = 5.0
 
 
 def refusal(info: Mapping[str, Any], *, root: Path = ROOT) -> str:
-    """Why pods here cannot have their part, by what the engine says of itself; empty if they can."""
+    """Return why pods cannot have writable cgroups here, from the engine's info; "" if they can."""
     version, driver = str(info.get("CgroupVersion", "1")), str(info.get("CgroupDriver", ""))
     if version != "1":
         return f"docker keeps cgroup v{version} read-only in a container that is not privileged"
@@ -56,7 +56,7 @@ def writable(directory: Path) -> bool:
 
 
 def wanted(pod: Pod) -> bool:
-    """Whether the pod asks for its part; what else a pod may ask of its runtime is not to be had here."""
+    """Tell if the pod wants writable cgroups; other requests to the runtime are refused here."""
     if pod.privileged:
         hint = f"runtimeClassName: {RUNTIME_CLASS}, in place of cgroup: true"
         raise ClusterError(f"start {pod.name}", "no pod is privileged on one machine", hint=hint)
@@ -67,12 +67,12 @@ def wanted(pod: Pod) -> bool:
 
 
 def parent(cluster: str, pod: str) -> str:
-    """The container's cgroup parent."""
+    """Return the container's cgroup parent."""
     return f"/minivm-{cluster}/{pod}/own"
 
 
 def make(cluster: str, pod: str, role: str, *, memory: int, root: Path = ROOT) -> list[dict[str, Any]]:
-    """The pod's directories, and the mounts that show them to it."""
+    """Create the pod's directories; return the mounts for them."""
     if role not in HIERARCHIES:
         raise ClusterError(f"give {pod} its own cgroups", f"a {role} has no use for them")
     for hierarchy in HIERARCHIES[role]:
@@ -83,7 +83,7 @@ def make(cluster: str, pod: str, role: str, *, memory: int, root: Path = ROOT) -
                 narrow(limits)
             (limits / "own").mkdir()
         if hierarchy == "memory" and memory:
-            # Above it holds; below it is what the pod reads of itself.
+            # The upper limit applies; the pod reads the lower one.
             for directory in (limits, limits / "own"):
                 (directory / "memory.limit_in_bytes").write_text(str(memory))
     return [
@@ -99,13 +99,13 @@ def narrow(directory: Path) -> None:
 
 
 def remove(cluster: str, pod: str = "", *, root: Path = ROOT) -> None:
-    """The directories of a pod that is gone, or of the whole cluster, in every hierarchy: docker makes them in all."""
+    """Remove the directories of a deleted pod, or of the whole cluster, in every hierarchy."""
     for top in root.glob(f"*/minivm-{cluster}/{pod}" if pod else f"*/minivm-{cluster}"):
         prune(top)
 
 
 def prune(top: Path) -> None:
-    """Leaves first. Where a process is still on its way out the directory is busy, for a moment."""
+    """Remove a directory tree, leaves first. A directory whose last process is just ending is busy for a moment."""
     deadline = time.monotonic() + PATIENCE
     while top.is_dir():
         for directory, _, _ in os.walk(top, topdown=False):

@@ -1,4 +1,4 @@
-"""`build.py up | ssh | status | scripts | delete | down`: thin calls of cluster.local."""
+"""Commands `build.py up | ssh | status | scripts | delete | down`: thin calls of cluster.local."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from cluster.change.plan import Plan
 
 name_option = click.option(
-    "--name", default="local", envvar="MINIVM_NAME", show_default=True, help="Of the cluster; several can be up."
+    "--name", default="local", envvar="MINIVM_NAME", show_default=True, help="Name of the cluster; several can be up."
 )
 
 
 class Seconds(click.FloatRange):
-    """A time to wait: of what is not a number no comparison says that it is over."""
+    """A waiting time in seconds; NaN and infinity are refused, since a comparison with them never ends a wait."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        found = super().convert(value, param, ctx)
-        if not math.isfinite(found):
-            self.fail(f"{value!r} is no time to wait", param, ctx)
-        return found
+        seconds = super().convert(value, param, ctx)
+        if not math.isfinite(seconds):
+            self.fail(f"{value!r} is not a waiting time", param, ctx)
+        return seconds
 
 
 def connect() -> Any:
@@ -47,7 +47,7 @@ def connect() -> Any:
 @click.option(
     "--port",
     type=click.IntRange(1, 65535),
-    help="Of 127.0.0.1, for ssh; the next free one if taken.  [default: the one that it has; a new cluster: 2222]",
+    help="Port of 127.0.0.1 for ssh; the next free one if taken.  [default: the current one; a new cluster: 2222]",
 )
 @click.option("--slurm-version", "slurm", default="", help="Images of this Slurm, as in 26.05 or 24.11.5.")
 @click.option("--variant", default="", help="Images of this variant: debian, nvidia.")
@@ -55,7 +55,7 @@ def connect() -> Any:
 @click.option(
     "--proctrack",
     type=click.Choice(["cgroup", "linuxproc"]),
-    help="How Slurm tracks jobs.  [default: in cgroups where pods here can have them]",
+    help="How Slurm tracks jobs.  [default: cgroup if pods here can have cgroups]",
 )
 @click.option(
     "--values",
@@ -72,7 +72,7 @@ def connect() -> Any:
     type=Seconds(1),
     default=180.0,
     show_default=True,
-    help="Seconds until all pods must be ready.",
+    help="Seconds within which all pods must be ready.",
 )
 def up(
     name: str,
@@ -158,47 +158,50 @@ def agree(plan: Plan, name: str, *, yes: bool) -> None:
 @click.option("--user", default="alice", show_default=True, help="alice or bob.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def ssh(name: str, user: str, command: tuple[str, ...]) -> None:
-    """Into the login pod as a demo user. With -A first: on to a worker with the same key, where a job of yours runs."""
+    """Log in to the login pod as a demo user.
+
+    With -A first: go on to a worker with the same key, where your job runs.
+    """
     from cluster.local import LocalCluster
 
     line = LocalCluster.saved(None, name).ssh_command(user, *command)
     if command[:1] == ("-A",):
-        # An agent of this one session, with this one key: a person's own agent is not lent to a demo.
+        # An agent for this session with this key only: a person's own agent must not be forwarded to a demo.
         line = ["ssh-agent", line[0], "-o", "AddKeysToAgent=yes", *line[1:]]
     os.execvp(line[0], line)
 
 
 @click.command()
 @name_option
-@click.option("--json", "as_json", is_flag=True, help="For a machine to read.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(name: str, as_json: bool) -> None:
-    """The pods: ready, or why not. Exit code 1 if one is not ready."""
+    """Show each pod: ready, or why not. Exit code 1 if one is not ready."""
     from cluster.local import LocalCluster
     from cluster.report import table
 
     cluster = LocalCluster.saved(connect(), name)
-    found = cluster.status()
+    rows = cluster.status()
     if as_json:
-        click.echo(json.dumps([asdict(row) for row in found]))
+        click.echo(json.dumps([asdict(row) for row in rows]))
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1000
-        click.echo("\n".join(table(found, width=width)))
+        click.echo("\n".join(table(rows, width=width)))
         for line in cluster.not_granted():
             click.echo(f"not granted: {line}")
-    sys.exit(0 if all(row.ready for row in found) else 1)
+    sys.exit(0 if all(row.ready for row in rows) else 1)
 
 
 @click.command()
 @name_option
 def down(name: str) -> None:
-    """Stop the cluster and leave nothing behind. Where there is none, there is nothing to do: exit code 0."""
+    """Stop the cluster and leave nothing behind. Exit code 0 even if there is none."""
     from cluster import names
     from cluster.local import STATE, LocalCluster
 
     client = connect()
     with LocalCluster(client, Options(name=name)).changing("stop the cluster") as cluster:
-        found = cluster.down()
-    if found:
+        existed = cluster.down()
+    if existed:
         click.echo(f"the cluster {name} is gone")
         return
     hint = names.hint(names.saved(STATE) | names.labelled(client.api))
@@ -207,10 +210,10 @@ def down(name: str) -> None:
 
 @click.command()
 @name_option
-@click.option("--force", is_flag=True, help="As a machine that dies: no drain, no TERM.")
+@click.option("--force", is_flag=True, help="Delete like a machine failure: no drain, no TERM.")
 @click.argument("pod")
 def delete(name: str, pod: str, force: bool) -> None:
-    """Delete a pod, as kubectl does: one of the same name takes its place."""
+    """Delete a pod like kubectl; a new one of the same name takes its place."""
     from cluster.local import LocalCluster
 
     with LocalCluster.saved(connect(), name, log=click.echo).changing(f"delete {pod}") as cluster:
@@ -224,7 +227,7 @@ def delete(name: str, pod: str, force: bool) -> None:
     type=Seconds(1),
     default=90.0,
     show_default=True,
-    help="Seconds until every pod has taken or refused them.",
+    help="Seconds within which every pod must take or refuse them.",
 )
 @click.argument("tree", type=click.Path(exists=True, file_okay=False, path_type=Path))
 def scripts(name: str, timeout: float, tree: Path) -> None:

@@ -1,4 +1,4 @@
-"""`build.py config`: `minivm config` of the controller, asked about values that are not applied yet."""
+"""`build.py config`: the controller's `minivm config`, for values that are not applied yet."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ values_option = click.option(
     "--values",
     "values_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Chart values on top, as `up` would take them.  [default: those that are there]",
+    help="Chart values as for `up`.  [default: the applied ones]",
 )
 
 
 @click.group()
 def config() -> None:
-    """What a changed slurm.conf would do to the running cluster, and the word that one may do it."""
+    """Preview what a changed slurm.conf does to the running cluster, and accept one."""
 
 
 @config.command()
 @name_option
 @values_option
 def diff(name: str, values_file: Path | None) -> None:
-    """What the values would change: lines, jobs, and who has to start anew."""
+    """Show what the values would change: lines, jobs, and daemons that restart."""
     ask("diff", name, values_file)
 
 
@@ -36,14 +36,14 @@ def diff(name: str, values_file: Path | None) -> None:
 @name_option
 @values_option
 def check(name: str, values_file: Path | None) -> None:
-    """As diff, and exit code 1 where the controller would refuse it."""
+    """Like diff, but exit with 1 if the controller would refuse it."""
     ask("check", name, values_file)
 
 
 @config.command()
 @name_option
 def status(name: str) -> None:
-    """Whether the slurm.conf that is there is the one that runs, or why not."""
+    """Show if the applied slurm.conf is the one that runs, or why not."""
     run(name, "status")
 
 
@@ -51,7 +51,7 @@ def status(name: str) -> None:
 @name_option
 @click.argument("hash")
 def accept(name: str, hash: str) -> None:
-    """Take the slurm.conf of this HASH, which was refused, whatever jobs it ends."""
+    """Take the refused slurm.conf of this HASH, whatever jobs it ends."""
     run(name, "accept", hash)
 
 
@@ -63,10 +63,10 @@ def ask(word: str, name: str, values_file: Path | None) -> None:
     cluster = LocalCluster.saved(connect(), name)
     if values_file is not None:
         cluster.options = replace(cluster.options, overrides=read_overrides(values_file))
-    there = cluster.kubelet.running().get(slurm_conf.CONTROLLER)
-    if there is None or not there.running:
+    controller = cluster.kubelet.running().get(slurm_conf.CONTROLLER)
+    if controller is None or not controller.running:
         raise ClusterError("ask the controller", "it does not run", hint="make status")
-    code, text = slurm_conf.ask(cluster.kubelet, there, word, slurm_conf.files(cluster.manifests()))
+    code, text = slurm_conf.ask(cluster.kubelet, controller, word, slurm_conf.files(cluster.manifests()))
     click.echo(text, nl=False)
     sys.exit(code)
 

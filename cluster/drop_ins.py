@@ -1,4 +1,4 @@
-"""Drop-ins are asked about before a pod has them: `minivm check` of the very image, in a container of a moment."""
+"""Check drop-ins before a pod gets them: `minivm check` of the pod's own image, in a short-lived container."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ PATIENCE = 60
 
 
 def check(kubelet: Kubelet, known: Manifests) -> None:
-    """ClusterError for a set that a pod would refuse. What the pods have already is not asked about again."""
-    asked = set()
+    """Raise ClusterError for drop-ins that a pod would refuse; those that the pods have already are skipped."""
+    checked_roles = set()
     for pod in known.pods:
         mounts = [mount for mount in pod.mounts if PurePosixPath(mount.path).name in DIRECTORIES]
-        if pod.role in asked or not any(fresh(kubelet, pod, mount, known) for mount in mounts):
+        if pod.role in checked_roles or not any(fresh(kubelet, pod, mount, known) for mount in mounts):
             continue
-        asked.add(pod.role)
+        checked_roles.add(pod.role)
         refused = ask(kubelet, pod, mounts, known)
         if refused:
-            raise ClusterError(f"take the drop-ins of {pod.role}", refused, hint="every pod is as it was")
+            raise ClusterError(f"take the drop-ins of {pod.role}", refused, hint="no pod was changed")
 
 
 def fresh(kubelet: Kubelet, pod: Pod, mount: Mount, known: Manifests) -> bool:
@@ -35,12 +35,12 @@ def fresh(kubelet: Kubelet, pod: Pod, mount: Mount, known: Manifests) -> bool:
 
 
 def content(mount: Mount, known: Manifests) -> dict[str, bytes]:
-    found = known.files.get((mount.volume.source, mount.volume.of))
-    return dict(found.data) if found is not None and mount.volume.source is Source.CONFIG else {}
+    files = known.files.get((mount.volume.source, mount.volume.of))
+    return dict(files.data) if files is not None and mount.volume.source is Source.CONFIG else {}
 
 
 def ask(kubelet: Kubelet, pod: Pod, mounts: list[Mount], known: Manifests) -> str:
-    """What the image says is wrong; nothing if nothing is."""
+    """Return the image's error, or ""."""
     root = kubelet.state / "check"
     binds: list[dict[str, Any]] = []
     for mount in mounts:
@@ -57,7 +57,7 @@ def ask(kubelet: Kubelet, pod: Pod, mounts: list[Mount], known: Manifests) -> st
     try:
         api.start(container)
         code = api.wait(container, timeout=PATIENCE)["StatusCode"]
-        said = str(api.logs(container).decode(errors="replace")).strip().removeprefix("minivm: ")
+        message = str(api.logs(container).decode(errors="replace")).strip().removeprefix("minivm: ")
     finally:
         api.remove_container(container, force=True, v=True)
-    return said or f"minivm check ended with {code}" if code else ""
+    return message or f"minivm check ended with {code}" if code else ""

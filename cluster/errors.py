@@ -1,4 +1,4 @@
-"""The one way in which this package fails: cannot X: why."""
+"""This package's error: cannot X: why."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from ground.errors import Problem
 
 
 class ClusterError(Problem):
-    """A cluster that cannot be made, and what to do; the command line prints it and nothing else."""
+    """The cluster cannot be made; the command line prints the message with its hint, and nothing else."""

@@ -1,4 +1,4 @@
-"""The keys of a local cluster: made once, kept as long as it lives, readable by its owner alone."""
+"""Keys of a local cluster: created once, kept while it exists, readable by their owner alone."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def once(path: Path, size: int) -> bytes:
 
 
 def ssh_key(path: Path) -> str:
-    """The private key's text; ssh-keygen makes it 0600 itself."""
+    """Return the private key's text; ssh-keygen creates it with mode 0600."""
     if not path.exists():
         command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", path.name, "-f", str(path)]
         try:
@@ -72,7 +72,7 @@ def public(private: Path) -> str:
 
 
 def known_hosts(keys: Keys, port: int) -> str:
-    """What an ssh on this machine is to believe of the login pod."""
+    """Format the known_hosts line for the login pod, for ssh on this machine."""
     return f"[127.0.0.1]:{port} {keys.ssh_host_public}\n"
 
 

@@ -1,4 +1,4 @@
-"""A whole cluster on one machine: the chart's pods, kept as they should be. `up` again changes what changed."""
+"""A whole cluster on one machine from the chart's pods. `up` on a running cluster applies changes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class LocalCluster:
 
     @classmethod
     def saved(cls, client: Any, name: str, *, root: Path = STATE, log: Log = lambda _: None) -> LocalCluster:
-        """The cluster as it was last brought up."""
+        """Load the cluster with its last options."""
         options = stored(name, root)
         if options is None:
             hint = names.hint(names.saved(root)) or "make up"
@@ -65,14 +65,14 @@ class LocalCluster:
 
     @contextlib.contextmanager
     def changing(self, cannot: str, *, make: bool = False) -> Iterator[LocalCluster]:
-        """What changes the cluster happens in here: it is this directory's, and nothing else changes it meanwhile."""
+        """Hold the cluster for a change: it belongs to this directory, and no other command changes it meanwhile."""
         names.own(self.kubelet.api, self.options.name, self.state, cannot)
         if make:
             self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
         with names.alone(self.state, cannot):
             yield self
 
-    # What it should be
+    # Desired state
 
     def keys(self) -> keys.Keys:
         return keys.load_or_make(self.state / "keys", users=values.USERS)
@@ -108,14 +108,14 @@ class LocalCluster:
         return found.slurm if found else ""
 
     def saved_port(self) -> int:
-        """The port that the login pod has."""
+        """Return the login pod's current port."""
         options = stored(self.options.name, self.state.parent)
         return options.port if options else self.options.port
 
     def save(self) -> None:
         write_private(self.state / "options.json", values.dump(self.options))
 
-    # Making it so
+    # Reconciliation
 
     def up(
         self,
@@ -153,7 +153,7 @@ class LocalCluster:
         """The options with what this machine decides: a free port, and whether pods may have cgroups."""
         port = ports.choose(asked, default=self.options.port, own=self.saved_port() if there else 0)
         if asked not in (0, port):
-            self.log(f"port {asked} of 127.0.0.1 is taken: {port} it is")
+            self.log(f"port {asked} of 127.0.0.1 is taken, using {port}")
         no_cgroups = self.no_cgroups()
         options = replace(self.options, port=port, own_cgroups=not no_cgroups)
         if no_cgroups and values.proctrack(options) == "cgroup":
@@ -237,24 +237,24 @@ class LocalCluster:
         found = plan.losses(steps, partitions=gone, jobs=jobs, waiting=waiting, logins=logins, refused=refused)
         return found + unknown
 
-    def reconcile(self, known: Manifests, there: Mapping[str, Running], *, timeout: float) -> None:
+    def reconcile(self, known: Manifests, running: Mapping[str, Running], *, timeout: float) -> None:
         """Extra pods go, missing ones come, changed ones roll, and the others see changed files.
 
         Slurm's order holds throughout: a new slurmd or client is never started beside an old controller.
         """
         wanted = self.specs(known)
-        with ThreadPoolExecutor(HANDS) as hands:
-            for done in [hands.submit(self.retire, item) for name, item in there.items() if name not in wanted]:
+        with ThreadPoolExecutor(HANDS) as pool:
+            for done in [pool.submit(self.retire, item) for name, item in running.items() if name not in wanted]:
                 done.result()
             changed = [
                 pod
                 for pod in in_roll_order(known.pods)
-                if pod.name in there and there[pod.name].spec != wanted[pod.name]
+                if pod.name in running and running[pod.name].spec != wanted[pod.name]
             ]
             self.roll([pod for pod in changed if pod.role == "controller"], known, timeout=timeout)
-            self.start([pod for pod in in_start_order(known.pods) if pod.name not in there], known, hands)
+            self.start([pod for pod in in_start_order(known.pods) if pod.name not in running], known, pool)
         for pod in known.pods:
-            current = there.get(pod.name)
+            current = running.get(pod.name)
             if current and current.spec == wanted[pod.name] and self.kubelet.publish_files(pod, known):
                 self.log(f"{pod.name}: changed files published")
         self.roll([pod for pod in changed if pod.role != "controller"], known, timeout=timeout)
@@ -266,16 +266,16 @@ class LocalCluster:
             self.delete(pod.name, known=known)
             self.wait_ready(known, timeout=timeout, only=pod.name)
 
-    def revive(self, planned: Plan, known: Manifests, there: Mapping[str, Running]) -> None:
-        """Nobody watches the pods of one machine all the time, as a kubelet does: `up` does it in passing."""
+    def revive(self, planned: Plan, known: Manifests, running: Mapping[str, Running]) -> None:
+        """Start stopped pods again; no kubelet watches the pods of one machine, so `up` does this in passing."""
 
         def look(step: Step) -> None:
-            current = there.get(step.pod)
+            current = running.get(step.pod)
             if current is None:
                 return
             if step.kind is Kind.REPLACE and not current.running:
-                # It may be its old description by which it cannot run: the new one is started as one that is missing.
-                self.log(f"{step.pod}: made anew, it did not run and its description changed")
+                # Its old description may be why it does not run: the new one starts like a missing pod.
+                self.log(f"{step.pod}: recreated, it did not run and its description changed")
                 self.kubelet.remove(step.pod, current.container)
             elif step.kind is Kind.RESTART:
                 self.log(f"{step.pod}: started again, {step.why}")
@@ -284,8 +284,8 @@ class LocalCluster:
                 else:
                     self.kubelet.start(known.pod(step.pod), current.container)
 
-        with ThreadPoolExecutor(HANDS) as hands:
-            list(hands.map(look, planned.steps))
+        with ThreadPoolExecutor(HANDS) as pool:
+            list(pool.map(look, planned.steps))
 
     def describe(self, pod: Pod, known: Manifests) -> dict[str, Any]:
         return description(pod, self.kubelet.image_id(pod.image), published(pod, known))
@@ -294,21 +294,27 @@ class LocalCluster:
         return {pod.name: fingerprint(self.describe(pod, known)) for pod in known.pods}
 
     def start(self, pods: Iterable[Pod], known: Manifests, hands: ThreadPoolExecutor) -> None:
-        """New containers at new addresses, side by side."""
+        """Start new containers at new addresses, in parallel."""
         missing = list(pods)
         if not missing:
             return
         kept = self.kept_addresses(known)
-        passing = [pod for pod in missing if pod.name not in kept]
-        given = dict(zip((pod.name for pod in passing), self.new_addresses(len(passing), kept.values()), strict=True))
-        starts = [hands.submit(self.launch, pod, known, kept | given) for pod in missing]
+        without_service = [pod for pod in missing if pod.name not in kept]
+        assigned = dict(
+            zip(
+                (pod.name for pod in without_service),
+                self.new_addresses(len(without_service), kept.values()),
+                strict=True,
+            )
+        )
+        starts = [hands.submit(self.launch, pod, known, kept | assigned) for pod in missing]
         for start in starts:
             start.result()
 
-    def launch(self, pod: Pod, known: Manifests, given: Mapping[str, str]) -> None:
-        names, address = objects.aliases(pod, known.services), given[pod.name]
+    def launch(self, pod: Pod, known: Manifests, assigned: Mapping[str, str]) -> None:
+        names, address = objects.aliases(pod, known.services), assigned[pod.name]
         hosts = {
-            name: given[behind]
+            name: assigned[behind]
             for behind, service in objects.stable_services(known.pods, known.services).items()
             for name in objects.host_names(service.name, pod.namespace)
         }
@@ -322,65 +328,67 @@ class LocalCluster:
         self.log(f"{pod.name}: started at {address}")
 
     def kept_addresses(self, known: Manifests) -> dict[str, str]:
-        """Pod -> the address of the Service in front of it, which outlives the pod."""
+        """Map pods to the address of the Service in front of them, which outlives the pod."""
         subnet = self.kubelet.ensure_network()["IPAM"]["Config"][0]["Subnet"]
         kept = objects.stable_services(known.pods, known.services)
-        found = addresses.of_services(subnet, (service.name for service in kept.values()))
-        return {pod: found[service.name] for pod, service in kept.items()}
+        by_service = addresses.of_services(subnet, (service.name for service in kept.values()))
+        return {pod: by_service[service.name] for pod, service in kept.items()}
 
     def new_addresses(self, count: int, kept: Iterable[str] = ()) -> list[str]:
-        """Addresses that no pod has, and that the last pods did not have: peers must not rely on an old one."""
+        """Return addresses that no pod has and the last pods did not have, so that no peer relies on an old one."""
         if not count:
             return []
         network = self.kubelet.ensure_network()
         config = network["IPAM"]["Config"][0]
         memory = self.state / "last-address"
-        # Also of what somebody else has put there: a database, say.
+        # Includes containers that a person attached to the network, such as a database.
         used = [str(item["IPv4Address"]).partition("/")[0] for item in network["Containers"].values()]
         used += kept
         last = memory.read_text() if memory.exists() else ""
-        found = addresses.allocate(config["Subnet"], gateway=config["Gateway"], used=used, last=last, count=count)
-        write_private(memory, found[-1].encode())
-        return found
+        allocated = addresses.allocate(config["Subnet"], gateway=config["Gateway"], used=used, last=last, count=count)
+        write_private(memory, allocated[-1].encode())
+        return allocated
 
     def wait_ready(self, known: Manifests, *, timeout: float, only: str = "") -> None:
-        """Until every pod says it is ready; says each as it comes."""
+        """Wait until every pod is ready; log each one."""
         begun = time.monotonic()
         waiting = {pod.name: pod for pod in known.pods if only in ("", pod.name)}
         while True:
-            there = self.kubelet.running()
+            running = self.kubelet.running()
             for name, pod in list(waiting.items()):
-                if readiness.ask(pod, there.get(name)).ready:
+                if readiness.ask(pod, running.get(name)).ready:
                     self.log(f"{name}: ready after {time.monotonic() - begun:.1f} s")
                     del waiting[name]
                 else:
-                    readiness.hopeless(pod, there.get(name))
+                    readiness.hopeless(pod, running.get(name))
             if not waiting:
                 return
             if time.monotonic() - begun > timeout:
                 # Also of the pods that are not waited for: one of them may be the cause.
                 pods = in_start_order(known.pods)
-                asked = [(pod.name, readiness.ask(pod, there.get(pod.name))) for pod in pods]
-                why = plan.not_ready([(name, answer.reason) for name, answer in asked if not answer.ready])
-                raise ClusterError("bring the cluster up", f"after {timeout:.0f} s not ready:{why}", hint="make status")
+                asked = [(pod.name, readiness.ask(pod, running.get(pod.name))) for pod in pods]
+                causes = plan.not_ready([(name, answer.reason) for name, answer in asked if not answer.ready])
+                raise ClusterError(
+                    "bring the cluster up", f"after {timeout:.0f} s not ready:{causes}", hint="make status"
+                )
             time.sleep(POLL)
 
     # One pod
 
     def delete(self, name: str, *, known: Manifests | None = None, force: bool = False) -> None:
-        """Delete a pod as `kubectl delete pod` does: it stops in its grace, and one of the same name takes its place.
+        """Delete a pod like `kubectl delete pod`: it stops within its grace period, and a new one takes its place.
 
-        `force` is a machine that died: no preStop, no TERM.
+        `force` simulates a failed machine: no preStop, no TERM.
         """
         known = known or self.manifests()
-        pod, there = known.pod(name), self.kubelet.running()
+        pod, running = known.pod(name), self.kubelet.running()
         self.check_image(pod)
-        if name in there:
+        if name in running:
             if not force:
-                self.kubelet.stop(there[name])
-            self.kubelet.remove(name, there[name].container)
-        with ThreadPoolExecutor(1) as hands:
-            self.start([pod], known, hands)
+                self.kubelet.stop(running[name])
+            self.kubelet.remove(name, running[name].container)
+        with ThreadPoolExecutor(1) as pool:
+            self.start([pod], known, pool)
 
     def check_image(self, pod: Pod) -> None:
         """ClusterError where the pod's image was removed: the pod that runs is better than none."""
@@ -389,35 +397,35 @@ class LocalCluster:
                 pinning.gone(reference, image)
 
     def retire(self, running: Running) -> None:
-        """A pod that the chart no longer makes."""
+        """Remove a pod that the chart no longer creates."""
         self.kubelet.stop(running)
         self.kubelet.remove(running.pod, running.container)
         shutil.rmtree(self.state / "pods" / running.pod, ignore_errors=True)
         self.log(f"{running.pod}: gone")
 
     def exec(self, pod: str, command: Iterable[str], *, user: str = "") -> tuple[int, str]:
-        there = self.kubelet.running()
-        if pod not in there:
+        running = self.kubelet.running()
+        if pod not in running:
             raise ClusterError(f"run a command in {pod}", "there is no such pod")
-        return self.kubelet.exec(there[pod].container, command, user=user)
+        return self.kubelet.exec(running[pod].container, command, user=user)
 
-    # What it is
+    # Status
 
     def status(self) -> list[Row]:
-        known, there = self.manifests(), self.kubelet.running()
-        with ThreadPoolExecutor(HANDS) as hands:
-            slurm = hands.submit(self.slurm_states, there)
-            asked = hands.map(lambda pod: (pod.name, readiness.examine(pod, there.get(pod.name))), known.pods)
-            images = {item.image: self.kubelet.inspect_image(item.image) or {} for item in there.values()}
-            return report.rows(known.pods, there, dict(asked), slurm.result(), images)
+        known, running = self.manifests(), self.kubelet.running()
+        with ThreadPoolExecutor(HANDS) as pool:
+            slurm = pool.submit(self.slurm_states, running)
+            readings = pool.map(lambda pod: (pod.name, readiness.examine(pod, running.get(pod.name))), known.pods)
+            images = {item.image: self.kubelet.inspect_image(item.image) or {} for item in running.values()}
+            return report.rows(known.pods, running, dict(readings), slurm.result(), images)
 
-    def slurm_states(self, there: Mapping[str, Running]) -> dict[str, str]:
-        """Slurm's word on the nodes, asked once, of the controller, and not for long."""
+    def slurm_states(self, running: Mapping[str, Running]) -> dict[str, str]:
+        """Ask the controller once for the nodes' states, with a short timeout."""
         controller = f"{RELEASE}-controller-0"
-        if controller not in there or not there[controller].running:
+        if controller not in running or not running[controller].running:
             return {}
         command = ["timeout", "3", "sinfo", "-h", "-N", "-o", "%N|%T|%E"]
-        code, output = self.kubelet.exec(there[controller].container, command)
+        code, output = self.kubelet.exec(running[controller].container, command)
         if code != 0:
             return {controller: "slurmctld does not answer"}
         return report.slurm_states(output) | {controller: "up"}
@@ -428,10 +436,10 @@ class LocalCluster:
         return report.not_granted(self.manifests().pods, cgroups=cgroups.refusal(info), security=options)
 
     def no_cgroups(self) -> str:
-        """Why pods here cannot have cgroups of their own; empty if they can."""
+        """Return why pods cannot have cgroups of their own here; "" if they can."""
         return cgroups.refusal(self.kubelet.api.info())
 
-    # In and out
+    # Login and removal
 
     @property
     def known_hosts(self) -> Path:
@@ -441,19 +449,21 @@ class LocalCluster:
         return keys.ssh_command(self.keys(), user, *command, port=self.options.port, known_hosts=self.known_hosts)
 
     def down(self) -> bool:
-        """Everything of this cluster, by its label: containers, volumes, network, and the state on disk. Whether there
-        was anything."""
-        found = self.state.exists() or self.options.name in names.labelled(self.kubelet.api)
-        there = self.kubelet.running()
-        with ThreadPoolExecutor(HANDS) as hands:
-            for done in [hands.submit(self.kubelet.remove, name, item.container) for name, item in there.items()]:
+        """Remove everything of this cluster by its label; tell if there was anything.
+
+        Containers, volumes, the network, and the state on disk.
+        """
+        existed = self.state.exists() or self.options.name in names.labelled(self.kubelet.api)
+        running = self.kubelet.running()
+        with ThreadPoolExecutor(HANDS) as pool:
+            for done in [pool.submit(self.kubelet.remove, name, item.container) for name, item in running.items()]:
                 done.result()
         for volume in self.kubelet.volumes():
             self.kubelet.api.remove_volume(volume, force=True)
         self.kubelet.remove_network()
         cgroups.remove(self.options.name)
         shutil.rmtree(self.state, ignore_errors=True)
-        return found
+        return existed
 
 
 def stored(name: str, root: Path = STATE) -> Options | None:

@@ -1,4 +1,4 @@
-"""Which clusters there are, whose each is, and that one command at a time changes it."""
+"""The known clusters, the directory that owns each, and the lock against concurrent changes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from cluster.pods import LABEL, STATE_LABEL
 
 
 def saved(root: Path) -> set[str]:
-    """Those that were brought up from this directory."""
+    """Return clusters that were started from this directory."""
     return {path.parent.name for path in root.glob("*/options.json")}
 
 
 def labelled(api: Any) -> set[str]:
-    """Those of which the engine has anything, wherever they were brought up."""
+    """Return clusters with objects in the engine, from any directory."""
     filters = {"label": LABEL}
     having: list[dict[str, Any]] = [*api.containers(all=True, filters=filters), *api.networks(filters=filters)]
     having += api.volumes(filters=filters)["Volumes"] or []
@@ -32,8 +32,10 @@ def hint(known: Iterable[str]) -> str:
 
 
 def own(api: Any, name: str, state: Path, cannot: str) -> None:
-    """The engine knows a cluster by its name alone, and two directories may have chosen one: keys, ports and files of
-    each are in its own. One whose directory is gone is nobody's."""
+    """Refuse a cluster of another directory: the engine distinguishes clusters by name alone.
+
+    Keys, ports and files are in the owning directory. If that directory is gone, the cluster has no owner.
+    """
     for item in api.containers(all=True, filters={"label": f"{LABEL}={name}"}):
         other = item["Labels"].get(STATE_LABEL, str(state))
         if other != str(state) and (Path(other) / "options.json").exists():
@@ -43,29 +45,29 @@ def own(api: Any, name: str, state: Path, cannot: str) -> None:
 
 @contextlib.contextmanager
 def alone(state: Path, cannot: str) -> Iterator[None]:
-    """While this lasts no other command changes the cluster. The lock is its directory, which `down` removes."""
-    held = _lock(state, cannot)
+    """Hold the lock against other commands that change the cluster. The lock is its directory, which `down` removes."""
+    lock = _lock(state, cannot)
     try:
         yield
     finally:
-        if held is not None:
-            os.close(held)
+        if lock is not None:
+            os.close(lock)
 
 
 def _lock(state: Path, cannot: str) -> int | None:
     while True:
         try:
-            held = os.open(state, os.O_RDONLY | os.O_DIRECTORY)
+            lock = os.open(state, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
-            return None  # nothing is there that a command could change
+            return None  # nothing exists that a command could change
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(held), state.stat()):
-                return held
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(lock), state.stat()):
+                return lock
         except BlockingIOError:
-            os.close(held)
+            os.close(lock)
             raise ClusterError(cannot, f"another command changes the cluster {state.name} right now",
                                hint="wait for it, or end it with Ctrl-C") from None  # fmt: skip
-        except FileNotFoundError:  # its `down` was faster
+        except FileNotFoundError:  # a concurrent `down` removed it first
             pass
-        os.close(held)
+        os.close(lock)

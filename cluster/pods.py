@@ -1,4 +1,4 @@
-"""Pods as containers: what a kubelet does with a pod's description, done through docker's API."""
+"""Pods as containers: a kubelet's work on a pod's description, through docker's API."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LOG = {"type": "json-file", "config": {"max-size": "10m", "max-file": "5"}}
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A pod's container, as the engine sees it now."""
+    """A pod's container, as the engine reports it now."""
 
     pod: str
     container: str
@@ -51,7 +51,7 @@ class Running:
     # By which name its image was asked for.
     reference: str = ""
     restarting: bool = False
-    last_words: str = ""  # why its PID 1 ended: what a kubelet shows of /dev/termination-log
+    last_words: str = ""  # the reason of PID 1's end, from /dev/termination-log as a kubelet reads it
 
 
 def description(pod: Pod, image_id: str, published: Mapping[int, int] = MappingProxyType({})) -> dict[str, Any]:
@@ -67,25 +67,25 @@ def fingerprint(described: Mapping[str, Any]) -> str:
 
 
 def published(pod: Pod, known: Manifests) -> dict[int, int]:
-    """The pod's ports, and each one's on this machine."""
+    """Map the pod's published ports to ports of this machine."""
     services = [service for service in known.services if service.node_port and objects.selects(service, pod)]
     return {pod.ports[port[1]]: port[0] for service in services if (port := service.node_port)}
 
 
 def status(error: OSError) -> int:
-    """The engine's answer behind an error of its API; 0 for one that never reached it."""
+    """Return the HTTP status behind an error of the engine's API; 0 if it was never reached."""
     return int(getattr(getattr(error, "response", None), "status_code", 0) or 0)
 
 
 def security(pod: Pod) -> list[str]:
-    """What the runtime is told of a pod beside its capabilities. A kubelet reads a profile from its machine's disk."""
+    """Return the runtime's security options for a pod. A kubelet reads a profile from its machine's disk."""
     if pod.seccomp == CONTAINERS:
         return [f"seccomp={PROFILE.read_text()}", "apparmor=unconfined"]
     return ["seccomp=unconfined"] if pod.seccomp == "Unconfined" else []
 
 
 class Kubelet:
-    """The pods of one cluster on one engine. It keeps nothing: the engine's labels are its memory."""
+    """The pods of one cluster on one engine. Stateless: the engine's labels are its memory."""
 
     def __init__(self, client: Any, cluster: str, state: Path) -> None:
         self.client = client
@@ -97,10 +97,10 @@ class Kubelet:
     def api(self) -> Any:
         return self.client.api
 
-    # What is there
+    # Inspection
 
     def running(self) -> dict[str, Running]:
-        found = {}
+        by_pod = {}
         for item in self.api.containers(all=True, filters={"label": f"{LABEL}={self.cluster}"}):
             labels = item["Labels"]
             detail = self.inspect(item["Id"])
@@ -108,7 +108,7 @@ class Kubelet:
                 continue
             running = bool(detail["State"]["Running"]) and not detail["State"]["Restarting"]
             address = detail["NetworkSettings"]["Networks"].get(self.network, {}).get("IPAddress", "")
-            found[labels[POD_LABEL]] = Running(
+            by_pod[labels[POD_LABEL]] = Running(
                 pod=labels[POD_LABEL],
                 container=item["Id"],
                 running=running,
@@ -124,7 +124,7 @@ class Kubelet:
                 restarting=bool(detail["State"]["Restarting"]),
                 last_words="" if running else self.last_words(labels[POD_LABEL]),
             )
-        return found
+        return by_pod
 
     def termination_log(self, pod: str) -> Path:
         return self.state / "pods" / pod / "termination-log"
@@ -152,13 +152,13 @@ class Kubelet:
         return detail
 
     def image_id(self, image: str) -> str:
-        if found := self.inspect_image(image):
-            return str(found["Id"])
+        if image_info := self.inspect_image(image):
+            return str(image_info["Id"])
         raise ClusterError(f"start from {image}", "this machine does not have it", hint="make images")
 
     def labels(self, image: str) -> dict[str, str]:
-        found = self.inspect_image(image)
-        return (found["Config"]["Labels"] or {}) if found else {}
+        image_info = self.inspect_image(image)
+        return (image_info["Config"]["Labels"] or {}) if image_info else {}
 
     def inspect_image(self, image: str) -> dict[str, Any] | None:
         try:
@@ -171,7 +171,7 @@ class Kubelet:
     # Volumes
 
     def publish_files(self, pod: Pod, known: Manifests) -> bool:
-        """The pod's ConfigMaps and Secrets as directories; whether a living pod sees a change."""
+        """Write the pod's ConfigMaps and Secrets as directories; tell if a running pod sees a change."""
         changed = False
         for volume, files in self.files(pod, known):
             changed |= publish.publish(self.volume_directory(pod, volume.name), files.data, mode=volume.mode)
@@ -210,7 +210,7 @@ class Kubelet:
             Source.EMPTY: ("empty", pod.name, volume.name),
         }[volume.source]
         name = "-".join(("minivm", self.cluster, *parts, *filter(None, [mount.sub_path])))
-        # NoCopy: a claim starts empty on Kubernetes, never with what the image has at that path.
+        # NoCopy: a claim starts empty on Kubernetes, without the image's files at that path.
         options = {"NoCopy": True, "Labels": {LABEL: self.cluster}}
         return target | {"Type": "volume", "Source": name, "VolumeOptions": options}
 
@@ -226,7 +226,10 @@ class Kubelet:
         aliases: list[str],
         hosts: Mapping[str, str],
     ) -> str:
-        """A new container for the pod, not started yet. `hosts`: names that resolve also while no pod has them."""
+        """Create a container for the pod without starting it.
+
+        `hosts` are names that resolve even while no pod has them.
+        """
         self.publish_files(pod, known)
         termination = self.termination_log(pod.name)
         termination.write_text("")
@@ -280,14 +283,14 @@ class Kubelet:
         except OSError as error:
             if not status(error):
                 raise
-            words = str(getattr(error, "explanation", None) or error)
-            hint = f"this machine cannot grant one of {', '.join(pod.capabilities)}" if "apply caps" in words else ""
-            raise ClusterError(f"start {pod.name}", words, hint=hint or CORRECT) from error
+            message = str(getattr(error, "explanation", None) or error)
+            hint = f"this machine cannot grant one of {', '.join(pod.capabilities)}" if "apply caps" in message else ""
+            raise ClusterError(f"start {pod.name}", message, hint=hint or CORRECT) from error
 
     def stop(self, running: Running) -> None:
-        """As a kubelet stops a pod: preStop, then TERM, then KILL when the grace period is over.
+        """Stop a pod like a kubelet: preStop, then TERM, then KILL at the end of the grace period.
 
-        What the pod was started with counts, not what the chart says now: its labels kept it.
+        The settings at the pod's start count, not the chart's current ones: its labels hold them.
         """
         deadline = time.monotonic() + running.grace
         if running.pre_stop:
@@ -295,7 +298,7 @@ class Kubelet:
         self.api.stop(running.container, timeout=max(1, round(deadline - time.monotonic())))
 
     def restart(self, running: Running) -> None:
-        """The same container again, as a kubelet does after a failed liveness probe: what does not end is killed."""
+        """Restart the container, like a kubelet after a failed liveness probe."""
         self.api.restart(running.container, timeout=running.grace)
 
     def run_pre_stop(self, container: str, command: tuple[str, ...], deadline: float) -> None:
@@ -305,12 +308,12 @@ class Kubelet:
             while time.monotonic() < deadline and self.api.exec_inspect(started)["Running"]:
                 time.sleep(0.05)
         except OSError as error:
-            # A container that is no longer running has no preStop.
+            # A container that no longer runs has no preStop.
             if status(error) not in (404, 409):
                 raise
 
     def remove(self, pod: str, container: str) -> None:
-        """The container and what belongs to it alone; claims stay."""
+        """Remove the container and what belongs to it alone; claims stay."""
         self.api.remove_container(container, force=True, v=True)
         cgroups.remove(self.cluster, pod)
         prefix = f"minivm-{self.cluster}-empty-{pod}-"
@@ -319,30 +322,30 @@ class Kubelet:
                 self.api.remove_volume(volume, force=True)
 
     def exec(self, container: str, command: Iterable[str], *, user: str = "") -> tuple[int, str]:
-        """A command in a pod: exit code, and stdout and stderr together."""
+        """Run a command in a pod; return the exit code, and stdout and stderr together."""
         started = self.api.exec_create(container, list(command), user=user)["Id"]
         output: bytes = self.api.exec_start(started)
         return int(self.api.exec_inspect(started)["ExitCode"] or 0), output.decode(errors="replace")
 
     def volumes(self) -> list[str]:
-        found = self.api.volumes(filters={"label": f"{LABEL}={self.cluster}"})["Volumes"] or []
-        return [str(volume["Name"]) for volume in found]
+        volumes = self.api.volumes(filters={"label": f"{LABEL}={self.cluster}"})["Volumes"] or []
+        return [str(volume["Name"]) for volume in volumes]
 
-    # The pods' network
+    # Network
 
     def ensure_network(self) -> Mapping[str, Any]:
-        """A network whose subnet is written down: only then may a pod's address be chosen beforehand."""
-        found = self.api.networks(names=[self.network])
-        for network in found:
+        """Create the network with a fixed subnet: only then can a pod's address be chosen in advance."""
+        networks = self.api.networks(names=[self.network])
+        for network in networks:
             if network["Name"] == self.network:
                 return self.api.inspect_network(network["Id"])  # type: ignore[no-any-return]  # docker's own types
-        # The engine knows which range is free on this machine; ask it, then pin its answer.
+        # Only the engine knows a free range on this machine: let it choose, then pin its choice.
         draft = self.api.create_network(self.network, driver="bridge", labels={LABEL: self.cluster})
         config = self.api.inspect_network(draft["Id"])["IPAM"]["Config"][0]
         self.api.remove_network(draft["Id"])
         pinned = {"Driver": "default", "Config": [{"Subnet": config["Subnet"], "Gateway": config["Gateway"]}]}
-        made = self.api.create_network(self.network, driver="bridge", ipam=pinned, labels={LABEL: self.cluster})
-        return self.api.inspect_network(made["Id"])  # type: ignore[no-any-return]  # docker's own types
+        created = self.api.create_network(self.network, driver="bridge", ipam=pinned, labels={LABEL: self.cluster})
+        return self.api.inspect_network(created["Id"])  # type: ignore[no-any-return]  # docker's own types
 
     def remove_network(self) -> None:
         for network in self.api.networks(filters={"label": f"{LABEL}={self.cluster}"}):

@@ -1,4 +1,4 @@
-"""The port of this machine at which a login pod is reached by ssh."""
+"""The port of this machine for ssh to a login pod."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import socket
 from cluster.errors import ClusterError
 
 
-def choose(asked: int, *, default: int, own: int) -> int:
-    """As was asked for; else `own`, the one that the pod has, and for a new one the default. What is taken by another
-    gives way to the next free one, and to ask for it again changes nothing."""
-    return own if own and not asked else free_port(asked or default, own=own)
+def choose(requested: int, *, default: int, own: int) -> int:
+    """Choose the requested port, else `own` (the pod's current one), else the default for a new cluster.
+
+    A port taken by another program is replaced by the next free one; requesting it again changes nothing.
+    """
+    return own if own and not requested else free_port(requested or default, own=own)
 
 
 def free_port(wanted: int, *, own: int = 0) -> int:
-    """The port, or the next free one of this machine."""
+    """Return the port, or the next free one of this machine."""
     for port in range(wanted, min(wanted + 100, 65536)):
         if port == own:
             return port

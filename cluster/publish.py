@@ -1,4 +1,4 @@
-"""ConfigMaps and Secrets as directories, changed as a kubelet changes them.
+"""ConfigMaps and Secrets as directories, updated like a kubelet does.
 
 ..2026_11_20T10_00_00.123456/slurm.conf   the content, a new directory for every change
 ..data -> ..2026_11_20T10_00_00.123456    swapped by rename: a reader sees all old or all new
@@ -18,22 +18,22 @@ DATA = "..data"
 
 
 def published(directory: Path) -> dict[str, bytes]:
-    """What a reader of the directory sees now."""
+    """Return the files that a reader of the directory sees now."""
     data = directory / DATA
     return {path.name: path.read_bytes() for path in data.iterdir()} if data.is_symlink() else {}
 
 
 def publish(directory: Path, files: Mapping[str, bytes], *, mode: int) -> bool:
-    """Make the directory show exactly these files; whether anything changed."""
+    """Let the directory show exactly these files; tell if anything changed."""
     directory.mkdir(parents=True, exist_ok=True)
     if (directory / DATA).is_symlink() and published(directory) == dict(files):
         return False
     fresh = directory / f"..{uuid.uuid4().hex}"
     fresh.mkdir(mode=0o755)
     for name, content in files.items():
-        write_whole(fresh / name, content, mode)  # a key is at no moment readable by others
+        write_whole(fresh / name, content, mode)  # a key is at no moment readable by other users
     old = directory / DATA
-    was = directory / old.readlink() if old.is_symlink() else None
+    previous = directory / old.readlink() if old.is_symlink() else None
     point(old, fresh.name)
     for name in files:
         if not (directory / name).is_symlink():
@@ -41,19 +41,19 @@ def publish(directory: Path, files: Mapping[str, bytes], *, mode: int) -> bool:
     for link in directory.iterdir():
         if link.is_symlink() and link.name != DATA and link.name not in files:
             link.unlink()
-    if was is not None:
-        shutil.rmtree(was, ignore_errors=True)
+    if previous is not None:
+        shutil.rmtree(previous, ignore_errors=True)
     return True
 
 
 def point(link: Path, target: str) -> None:
-    """A symbolic link, put in place by rename."""
+    """Create a symbolic link, moved into place by rename."""
     temporary = link.with_name(f"..{uuid.uuid4().hex}")
     temporary.symlink_to(target)
     temporary.replace(link)
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """A file that others never could read, not even for a moment, and that is whole or absent."""
+    """Write a file atomically that only its owner can ever read."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, content, 0o600)

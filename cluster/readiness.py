@@ -1,4 +1,4 @@
-"""A pod's own word: its port asked, as a kubelet asks it, and for more than a kubelet wants to know."""
+"""Readiness of a pod, from its port as a kubelet asks it, with more detail."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cluster.rendered.objects import Pod
 
 TIMEOUT = 2.0
 STATUS = "/status"
-# How often in a row /livez must fail before a pod is started again, as the chart tells a kubelet.
+# Consecutive failures of /livez before a pod is restarted, as in the chart's probe.
 DEAD_AFTER = 3
 NO_START = "slurm.conf: slurmctld does not start with it"
 WRONG_CONFIGURATION = 78  # docs/reference/exit-codes.md
@@ -23,19 +23,19 @@ WRONG_CONFIGURATION = 78  # docs/reference/exit-codes.md
 class Readiness:
     ready: bool
     reason: str = ""
-    # What is wrong without making the pod unready.
+    # Problems that do not make the pod unready.
     also: tuple[str, ...] = ()
 
 
 def ask(pod: Pod, running: Running | None) -> Readiness:
-    """Ready, or why not."""
+    """Ask the pod: ready, or why not."""
     if running is None:
         return Readiness(False, "no such pod: deleted, or never started")
     if not running.running:
-        why = f": {running.last_words}" if running.last_words else ""
+        cause = f": {running.last_words}" if running.last_words else ""
         # Docker starts again what ended, as a kubelet does, and not what somebody stopped.
         then = "docker starts it again" if running.restarting else "`make up` starts it again"
-        return Readiness(False, f"exited {running.exit_code}, {then}{why}")
+        return Readiness(False, f"exited {running.exit_code}, {then}{cause}")
     try:
         code, text = get(running.address, pod.ready.port, pod.ready.path)
     except (OSError, http.client.HTTPException) as error:
@@ -44,7 +44,7 @@ def ask(pod: Pod, running: Running | None) -> Readiness:
 
 
 def examine(pod: Pod, running: Running | None) -> Readiness:
-    """Ready or why not, and what else its status tells."""
+    """Ask the pod and read its other problems from its status."""
     answer = ask(pod, running)
     if running is None or not running.running:
         return answer
@@ -57,21 +57,23 @@ def examine(pod: Pod, running: Running | None) -> Readiness:
 
 
 def hopeless(pod: Pod, running: Running | None) -> None:
-    """A PID 1 that was given settings it refuses, a controller with a slurm.conf with which its slurmctld does not
-    start: nobody need wait for them."""
+    """Raise ClusterError for a pod that cannot become ready, so that nobody waits for it.
+
+    Its PID 1 refuses its settings, or slurmctld does not start with the controller's slurm.conf.
+    """
     if running is not None and not running.running and running.exit_code == WRONG_CONFIGURATION and running.last_words:
         raise ClusterError(f"bring {pod.name} up", running.last_words, hint=CORRECT)
     if pod.role != "controller" or running is None or not running.running:
         return
-    why = next((text for text in examine(pod, running).also if text.startswith(NO_START)), "")
-    if why:
-        raise ClusterError("bring the cluster up", why, hint=CORRECT)
+    cause = next((text for text in examine(pod, running).also if text.startswith(NO_START)), "")
+    if cause:
+        raise ClusterError("bring the cluster up", cause, hint=CORRECT)
 
 
 def dead(pod: Pod, running: Running) -> bool:
-    """Whether a kubelet would start this container again: its PID 1 hangs, or says itself that it is lost.
+    """Tell if a kubelet would restart this container: its PID 1 hangs, or reports failure.
 
-    A port that nobody has opened is a pod that still starts: on Kubernetes that is the startup probe's business.
+    A closed port means that the pod still starts: on Kubernetes the startup probe handles that.
     """
     return running.running and all(fails(pod, running) for _ in range(DEAD_AFTER))
 
@@ -87,12 +89,12 @@ def fails(pod: Pod, running: Running) -> bool:
 
 
 def wrong(status: dict[str, Any]) -> tuple[str, ...]:
-    """What degrades a pod, and its services that somebody stopped."""
+    """Return the pod's degraded reasons and its services that a person stopped."""
     stopped = [str(service["name"]) for service in status.get("services", ()) if service["state"] == "stopped"]
     also = [str(reason) for reason in status.get("degraded", ())]
-    said = [f"{name}: stopped on request" for name in stopped]
-    # What waits for it may have told it; what only names it has not.
-    return tuple(also + [text for text in said if not any(text in other for other in also)])
+    requested_stops = [f"{name}: stopped on request" for name in stopped]
+    # A dependant's reason may contain it; a reason that only names the service does not.
+    return tuple(also + [text for text in requested_stops if not any(text in other for other in also)])
 
 
 def get(host: str, port: int, path: str) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""What a person learns of a cluster: one row a pod, what this machine could not give, and what took the time. Pure."""
+"""Reports about a cluster: a row per pod, what this machine cannot provide, and time per stage. Pure."""
 
 from __future__ import annotations
 
@@ -69,26 +69,26 @@ def rows(
     ]
 
 
-def table(found: Sequence[Row], *, width: int = 160) -> list[str]:
-    """Aligned columns; what does not fit stands below its pod."""
+def table(shown_rows: Sequence[Row], *, width: int = 160) -> list[str]:
+    """Format aligned columns; text that does not fit goes below its pod."""
     cells = [HEADINGS] + [
         (row.pod, row.role, "yes" if row.ready else "NO", row.slurm, row.version, row.image, str(row.restarts), "")
-        for row in found
+        for row in shown_rows
     ]
     widths = [max(len(line[column]) for line in cells) for column in range(len(HEADINGS))]
     heads = ["  ".join(cell.ljust(size) for cell, size in zip(line, widths, strict=True)) for line in cells]
     lines = [heads[0].rstrip()]
-    for head, row in zip(heads[1:], found, strict=True):
-        # What a booting pod lacks is in its reasons already.
-        said = [f"degraded: {text}" for text in row.also] if row.ready else row.why.splitlines()
-        first, *rest = said or [""]
+    for head, row in zip(heads[1:], shown_rows, strict=True):
+        # The reasons of a booting pod include these already.
+        problems = [f"degraded: {text}" for text in row.also] if row.ready else row.why.splitlines()
+        first, *rest = problems or [""]
         lines.append((head.rstrip().ljust(sum(widths[:-1]) + 2 * len(widths[:-1])) + first).rstrip())
         lines += [f"    {text}" for text in rest]
     return [line if len(line) <= width else f"{line[: width - 4]} ..." for line in lines]
 
 
 def slurm_states(sinfo: str) -> dict[str, str]:
-    """`sinfo -h -N -o '%N|%T|%E'`: a node stands in it once a partition."""
+    """Parse `sinfo -h -N -o '%N|%T|%E'`; a node appears once per partition."""
     states = {}
     for line in sinfo.splitlines():
         name, state, reason = [*line.split("|", 2), "", ""][:3]
@@ -98,8 +98,11 @@ def slurm_states(sinfo: str) -> dict[str, str]:
 
 
 def not_granted(pods: Iterable[Pod], *, cgroups: str, security: Sequence[str]) -> list[str]:
-    """What the chart would give on Kubernetes and this machine does not. `cgroups`: why pods have none of their own;
-    `security`: the engine's options, such as `name=seccomp,profile=default`."""
+    """List what the chart provides on Kubernetes and this machine does not.
+
+    `cgroups`: why pods have none of their own; `security`: the engine's options, such as
+    `name=seccomp,profile=default`.
+    """
     missing = []
     if not any(option.startswith("name=seccomp") and "unconfined" not in option for option in security):
         missing.append("seccomp: this engine was built or started without it, so pods may use every system call")
@@ -118,7 +121,7 @@ def not_granted(pods: Iterable[Pod], *, cgroups: str, security: Sequence[str]) -
 
 @dataclass
 class Stages:
-    """What a run spent its time on, in order."""
+    """Time spent per stage of a run, in order."""
 
     clock: Callable[[], float]
     spent: dict[str, float] = field(default_factory=dict)

@@ -1,8 +1,7 @@
-"""A tree of scripts, tried on the cluster of this machine: it becomes the newest commit of the demo's repository, and
-each pod tells what became of it.
+"""Try a tree of scripts on this machine's cluster, as the newest commit of the demo's repository.
 
-The demo's git server takes no push: whatever is in that repository runs as root on every node, unsigned, and every job
-can reach the port. Who may write to it is who may use the engine.
+Each pod reports its result. The demo's git server accepts no push: everything in that repository runs as root on every
+node, unsigned, and every job can reach the port. Only users of the engine may write to it.
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ from cluster.values import RELEASE
 DEMO = f"{RELEASE}-demo-0"
 NOBODY = 65534
 POLL = 0.2
-# What lies beside scripts on a developer's machine.
+# Directories beside scripts on a developer's machine.
 LEFT_OUT = frozenset({".git", "__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache"})
 
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What became of a commit in one pod; `why` it was refused, or empty."""
+    """Result of a commit in one pod; `why` it was refused, or ""."""
 
     pod: str
     why: str
 
 
 def packed(tree: Path, name: str) -> bytes:
-    """The tree under `name`, as nobody's: plain files, directories and links."""
+    """Pack the tree under `name`, owned by nobody: plain files, directories and links."""
 
     def keep(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
         if LEFT_OUT & set(member.name.split("/")) or not (member.isreg() or member.isdir() or member.issym()):
@@ -52,44 +51,44 @@ def packed(tree: Path, name: str) -> bytes:
 
 
 def commit(cluster: LocalCluster, tree: Path) -> str:
-    """The hash of the commit that holds the tree; of the newest one where it holds the tree already."""
-    there = cluster.kubelet.running()
-    if DEMO not in there:
+    """Commit the tree; return its hash, or the newest commit's if that has the same tree."""
+    running = cluster.kubelet.running()
+    if DEMO not in running:
         raise ClusterError("try the scripts", f"there is no pod {DEMO} whose repository they could become")
     name = f"scripts-{os.urandom(6).hex()}"
-    cluster.kubelet.api.put_archive(there[DEMO].container, "/tmp", packed(tree, name))
-    code, said = cluster.exec(DEMO, ["/usr/libexec/minivm/demo-commit", f"/tmp/{name}"], user="nobody")
+    cluster.kubelet.api.put_archive(running[DEMO].container, "/tmp", packed(tree, name))
+    code, output = cluster.exec(DEMO, ["/usr/libexec/minivm/demo-commit", f"/tmp/{name}"], user="nobody")
     if code != 0:
-        raise ClusterError("try the scripts", said.strip() or f"demo-commit ended with {code}")
-    return said.split()[-1]
+        raise ClusterError("try the scripts", output.strip() or f"demo-commit ended with {code}")
+    return output.split()[-1]
 
 
 def judged(status: str, wanted: str) -> str | None:
-    """From `gitsync status --json`: why the commit was refused, empty for a published one, None while it is neither."""
+    """Evaluate `gitsync status --json`: the reason of a refusal, "" if published, None while neither."""
     try:
-        found = json.loads(status)
+        state = json.loads(status)
     except ValueError:
         return None
-    if found.get("current") == wanted:
+    if state.get("current") == wanted:
         return ""
-    refused = found.get("quarantine") or {}
+    refused = state.get("quarantine") or {}
     return str(refused.get("reason")) if refused.get("commit") == wanted else None
 
 
 def follow(cluster: LocalCluster, wanted: str, timeout: float) -> Iterable[Fate]:
-    """Each pod that runs scripts, as it takes or refuses the commit."""
+    """Yield each pod that runs scripts when it takes or refuses the commit."""
     waiting = [pod.name for pod in cluster.manifests().pods if pod.role != "demo"]
     deadline = time.monotonic() + timeout
     for pod in waiting:
         cluster.exec(pod, ["gitsync", "now"])
     while waiting:
         for pod in list(waiting):
-            _, said = cluster.exec(pod, ["gitsync", "status", "--json"])
-            why = judged(said, wanted)
-            if why is not None:
+            _, output = cluster.exec(pod, ["gitsync", "status", "--json"])
+            reason = judged(output, wanted)
+            if reason is not None:
                 waiting.remove(pod)
-                yield Fate(pod, why)
+                yield Fate(pod, reason)
         if waiting and time.monotonic() > deadline:
-            why = f"after {timeout:.0f} s neither taken nor refused by {', '.join(waiting)}"
-            raise ClusterError("try the scripts", why, hint="gitsync why, in the pod")
+            reason = f"after {timeout:.0f} s neither taken nor refused by {', '.join(waiting)}"
+            raise ClusterError("try the scripts", reason, hint="gitsync why, in the pod")
         time.sleep(POLL)

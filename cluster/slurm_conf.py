@@ -1,4 +1,4 @@
-"""slurm.conf of the cluster on this machine: judged by its own controller, before it is there and after."""
+"""This cluster's slurm.conf: checked by its controller before and after it is applied."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Exec = Callable[[str, Iterable[str]], tuple[int, str]]
 
 
 def confirm(run: Exec, before: Container[str]) -> None:
-    """The controller's word on the files that it has been given; ClusterError where it does not take them.
+    """Wait for the controller's result on the new files; ClusterError if it refuses them.
 
-    One that was not there `before` is ready with them, or not at all.
+    A controller that did not exist `before` becomes ready with them, or not at all.
     """
     if CONTROLLER not in before:
         return
@@ -35,20 +35,20 @@ def confirm(run: Exec, before: Container[str]) -> None:
     while True:
         code, text = run(CONTROLLER, ["minivm", "config", "status", "--json"])
         try:
-            said = json.loads(text)
-            state, why = str(said["state"]), str(said["why"])
+            result = json.loads(text)
+            state, reason = str(result["state"]), str(result["why"])
         except (ValueError, KeyError, TypeError):
-            return  # images of before this command
+            return  # older images lack this command
         if code == 0:
             return
         if state == "refused" or time.monotonic() > end:
             hint = f"the cluster runs on with its last good one; {CORRECT}"
-            raise ClusterError("change slurm.conf", why, hint=hint)
+            raise ClusterError("change slurm.conf", reason, hint=hint)
         time.sleep(PAUSE)
 
 
 def files(known: Manifests) -> Mapping[str, bytes]:
-    """What the chart makes of the values, as the controller would see it."""
+    """Return the files that the chart renders from the values, as the controller would see them."""
     return known.files[Source.CONFIG, CONFIG].data
 
 
@@ -70,7 +70,7 @@ def ask(kubelet: Kubelet, controller: Running, word: str, data: Mapping[str, byt
 
 
 def packed(data: Mapping[str, bytes]) -> tuple[str, bytes]:
-    """A directory of that name in a tar, for a place where others put theirs too."""
+    """Pack a uniquely named directory into a tar, for a shared place."""
     name = f"minivm-{uuid.uuid4().hex}"
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:

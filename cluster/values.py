@@ -1,4 +1,4 @@
-"""The values with which the chart makes a cluster of one machine. Pure."""
+"""Chart values for a cluster on one machine. Pure."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ USERS = ("alice", "bob")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a person may choose of a local cluster."""
+    """A person's choices for a local cluster."""
 
     name: str = "local"
     workers: int = 2
     tag: str = "latest"
-    # Role -> tag, where it is another than `tag`: a tag is the hash of one image, so the roles' differ.
+    # Role -> tag, if it differs from `tag`: a tag is the hash of one image, so the roles' differ.
     tags: Mapping[str, str] = field(default_factory=dict)
     repository: str = "minivm"
     port: int = 2222
-    # How Slurm tracks jobs; empty: in cgroups, where pods of this machine may have their own.
+    # How Slurm tracks jobs; empty: in cgroups if pods of this machine may have their own.
     proctrack: str = ""
-    # Whether they may.
+    # True if they may.
     own_cgroups: bool = False
     # The content of the values file, and which file it was.
     overrides: Mapping[str, Any] = field(default_factory=dict)
@@ -121,21 +121,21 @@ def repository_of(overrides: Mapping[str, Any], default: str) -> str:
 
 
 def proctrack(options: Options) -> str:
-    """How Slurm is to track jobs: as was asked for, or else in cgroups if pods can have their own."""
-    asked = options.overrides.get("slurm", {}).get("proctrack") or options.proctrack
-    return str(asked or ("cgroup" if options.own_cgroups else "linuxproc"))
+    """Return how Slurm tracks jobs: as requested, else in cgroups if pods can have their own."""
+    requested = options.overrides.get("slurm", {}).get("proctrack") or options.proctrack
+    return str(requested or ("cgroup" if options.own_cgroups else "linuxproc"))
 
 
 def slurm_of(labels: Mapping[str, str]) -> dict[str, str]:
-    """What the chart is to know of the Slurm in the controller's image, whose tag may be `latest` and not say it."""
+    """Return chart values about the Slurm in the controller's image, whose tag may be `latest`."""
     version = re.match(r"[0-9]{2}[.][0-9]{2}", labels.get("org.opencontainers.image.version", ""))
-    found = {"version": version[0]} if version else {}
-    # One from a tarball has what its release's packages may lack.
-    return found | ({"mpiDefault": "pmix"} if "pmix" in labels.get("io.minivm.capabilities", "").split() else {})
+    known = {"version": version[0]} if version else {}
+    # A build from the tarball has what the release's packages may lack.
+    return known | ({"mpiDefault": "pmix"} if "pmix" in labels.get("io.minivm.capabilities", "").split() else {})
 
 
 def local_values(options: Options, keys: Keys, slurm: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
-    """What one machine needs said; everything else is the chart's default."""
+    """Return the values that one machine needs; everything else is the chart's default."""
     runtime_class = cgroups.RUNTIME_CLASS if options.own_cgroups else ""
     values: dict[str, Any] = {
         "clusterName": "minivm",
@@ -159,7 +159,7 @@ def local_values(options: Options, keys: Keys, slurm: Mapping[str, str] = Mappin
             "workerHostKeys": {"keys": dict(keys.worker_host), "public": [keys.worker_host_public]},
         },
         "accounting": {"database": {"password": keys.database}},
-        # The demo's repository is made in its pod: there is nobody whose signature could be asked for.
+        # The demo's repository is created in its pod: there is no signer.
         "scripts": {"repository": f"git://{RELEASE}-demo/scripts", "env": {"MINIVM_GITSYNC_VERIFY": "no"}},
         "demo": {"enabled": True, "users": dict(keys.users_public)},
     }
@@ -169,7 +169,7 @@ def local_values(options: Options, keys: Keys, slurm: Mapping[str, str] = Mappin
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` on top of `base`, maps merged key by key, as Helm merges values."""
+    """Merge `over` into `base`, maps key by key, as Helm merges values."""
     result = dict(base)
     for key, value in over.items():
         below = result.get(key)

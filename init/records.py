@@ -31,7 +31,7 @@ else:
 
 
 def _initialiser(cls_name: str, names: tuple[str, ...], defaults: dict[str, Any]) -> Any:
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807  # becomes the class's own
         placed = dict(zip(names, args, strict=False))
         if len(args) > len(names):
             raise TypeError(f"{cls_name} takes {len(names)} fields, not {len(args)}")

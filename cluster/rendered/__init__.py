@@ -1,1 +1,1 @@
-"""What is to run: the chart with its values, read as pods."""
+"""The rendered chart, read as pods."""

@@ -1,7 +1,7 @@
-"""Kubernetes' objects, read into the few facts that a machine needs to run them. Pure.
+"""Parse Kubernetes' objects into the facts that one machine needs to run them. Pure.
 
-It understands what our chart writes and refuses the rest: an object or a volume that it would leave out silently
-would make the local cluster differ from the one on Kubernetes.
+It understands what our chart writes and refuses the rest: silently dropping an object or a volume would make the local
+cluster differ from the one on Kubernetes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from cluster.errors import ClusterError
 from cluster.rendered.objects import Files, Limits, Mount, Pod, Probe, Service, Source, Volume
 
-# Objects that shape a Kubernetes cluster and mean nothing on one machine.
+# Objects that have no effect on one machine.
 WITHOUT_MEANING_HERE = frozenset(
     {
         "NetworkPolicy",
@@ -30,7 +30,7 @@ WITHOUT_MEANING_HERE = frozenset(
         "ValidatingAdmissionPolicyBinding",
     }
 )
-# The seccomp profile of pods whose jobs may have containers.
+# The seccomp profile of pods whose jobs may run containers.
 CONTAINERS = "minivm-containers.json"
 POD_NAME_LABEL = "statefulset.kubernetes.io/pod-name"
 
@@ -45,8 +45,8 @@ class Manifests:
         for pod in self.pods:
             if pod.name == name:
                 return pod
-        made = ", ".join(pod.name for pod in self.pods)
-        raise ClusterError(f"find the pod {name}", "the chart makes none of that name", hint=f"it makes {made}")
+        names = ", ".join(pod.name for pod in self.pods)
+        raise ClusterError(f"find the pod {name}", "the chart has no such pod", hint=f"known: {names}")
 
     def starting_from(self, images: Mapping[str, str]) -> Manifests:
         """The same pods, with other names for their images where `images` has one."""
@@ -74,7 +74,7 @@ def parse(documents: Iterable[Mapping[str, Any]], *, namespace: str) -> Manifest
             case "PersistentVolumeClaim":
                 pass  # a claim exists here when a pod names it
             case _ if kind not in WITHOUT_MEANING_HERE:
-                raise ClusterError(f"run the {kind} {name} on one machine", "this kind of object is not known here")
+                raise ClusterError(f"run the {kind} {name} on one machine", "this kind of object is not supported here")
     return Manifests(tuple(pods), tuple(services), files)
 
 
@@ -100,7 +100,7 @@ def parse_pod(
 ) -> Pod:
     (container,) = spec["containers"]
     volumes = {str(raw["name"]): parse_volume(raw, pod=name) for raw in spec.get("volumes", [])}
-    # A StatefulSet's claim is the pod's own and outlives it: <claim>-<pod>.
+    # A StatefulSet's claim belongs to the pod and outlives it: <claim>-<pod>.
     volumes |= {claim: Volume(claim, Source.CLAIM, of=f"{claim}-{name}") for claim in claims}
     ports = {str(port["name"]): int(port["containerPort"]) for port in container.get("ports", [])}
     security = container.get("securityContext", {})
@@ -140,10 +140,10 @@ def parse_pod(
 
 
 def parse_seccomp(security: Mapping[str, Any], *, pod: str) -> str:
-    """Docker's default is a profile, and Kubernetes' is none: each is said."""
+    """Return the profile explicitly: Docker's default is a profile, Kubernetes' is none."""
     profile = security.get("seccompProfile", {})
     if profile.get("type") == "Localhost":
-        # The chart's own: its text is in the chart.
+        # The chart's own profile, whose text is in the chart.
         if profile.get("localhostProfile") == CONTAINERS:
             return CONTAINERS
         raise ClusterError(f"give {pod} its seccomp profile", "a Localhost one lies on Kubernetes' machines")
@@ -157,7 +157,7 @@ def parse_probe(raw: Mapping[str, Any], ports: Mapping[str, int]) -> Probe:
 def parse_env(
     raw: Iterable[Mapping[str, Any]], *, labels: Mapping[str, str], pod: str
 ) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
-    """Values as they are, and those that only the moment of the start knows (name -> field path)."""
+    """Return fixed values, and those known only at the start (name -> field path)."""
     plain: list[tuple[str, str]] = []
     fields: list[tuple[str, str]] = []
     for variable in raw:
@@ -171,7 +171,7 @@ def parse_env(
         elif path in {"metadata.name", "metadata.namespace", "status.podIP", "spec.nodeName"}:
             fields.append((name, path))
         else:
-            raise ClusterError(f"give {pod} its {name}", f"the field {path} is not known here")
+            raise ClusterError(f"give {pod} its {name}", f"the field {path} is not supported here")
     return tuple(plain), tuple(fields)
 
 
@@ -192,10 +192,10 @@ def parse_volume(raw: Mapping[str, Any], *, pod: str) -> Volume:
         case "hostPath":
             return Volume(name, Source.HOST, of=str(given["path"]))
         case "projected" | "downwardAPI":
-            # The API server's token, and what is asked by an annotation: there is no API server here, so the pod finds
-            # neither and goes without.
+            # The API server's token, or fields requested by an annotation: without an API server the pod finds neither
+            # and does without.
             return Volume(name, Source.EMPTY, memory=True)
-    raise ClusterError(f"give {pod} its volume {name}", f"a volume of the kind {kind} is not to be had on one machine")
+    raise ClusterError(f"give {pod} its volume {name}", f"a volume of the kind {kind} is not supported on one machine")
 
 
 def parse_limits(raw: Mapping[str, Any]) -> Limits:
@@ -204,11 +204,11 @@ def parse_limits(raw: Mapping[str, Any]) -> Limits:
 
 
 def quantity(text: str | int) -> int:
-    """Kubernetes' 256Gi or 1500M in bytes."""
-    found = re.fullmatch(r"([0-9.]+)([KMGTPE]i?|k|m)?", str(text))
-    if not found:
+    """Convert Kubernetes' 256Gi or 1500M to bytes."""
+    match = re.fullmatch(r"([0-9.]+)([KMGTPE]i?|k|m)?", str(text))
+    if not match:
         raise ClusterError(f"read the quantity {text!r}", "expected a number and a unit such as Gi")
-    number, unit = float(found[1]), found[2] or ""
+    number, unit = float(match[1]), match[2] or ""
     if unit == "m":
         return int(number / 1000)
     power = "KMGTPE".find(unit[0].upper()) + 1 if unit else 0

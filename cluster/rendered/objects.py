@@ -1,4 +1,4 @@
-"""What a machine needs to know of Kubernetes' objects to run them, and what follows from it. Pure."""
+"""Facts about Kubernetes' objects that a machine needs to run them, and functions of them. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CLUSTER_DOMAIN = "svc.cluster.local"
 
 
 class Source(enum.Enum):
-    """Where a volume's content comes from."""
+    """Source of a volume's content."""
 
     CONFIG = "configMap"
     SECRET = "secret"
@@ -53,7 +53,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """What a kubelet would be told to run."""
+    """A pod's description, as a kubelet gets it."""
 
     name: str
     namespace: str
@@ -84,19 +84,19 @@ class Service:
     name: str
     headless: bool
     selector: Mapping[str, str]
-    # Published on the machine: (port on the machine, name of the pod's port).
+    # Published on the machine: (port of the machine, name of the pod's port).
     node_port: tuple[int, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Of a ConfigMap, or of a Secret: nothing prints them."""
+    """Files of a ConfigMap or of a Secret; the repr omits them."""
 
     data: Mapping[str, bytes] = field(repr=False)
 
 
 def resolve_env(pod: Pod, *, address: str, node: str) -> dict[str, str]:
-    """The pod's environment at a start, with $(NAME) filled from what stands before it, as Kubernetes does."""
+    """Return the pod's environment at a start; $(NAME) refers to earlier variables, as on Kubernetes."""
     downward = {
         "metadata.name": pod.name,
         "metadata.namespace": pod.namespace,
@@ -105,17 +105,17 @@ def resolve_env(pod: Pod, *, address: str, node: str) -> dict[str, str]:
     }
     env = {name: downward[path] for name, path in pod.fields}
     for name, value in pod.env:
-        env[name] = re.sub(r"\$\(([A-Z0-9_]+)\)", lambda found: env.get(found[1], found[0]), value)
+        env[name] = re.sub(r"\$\(([A-Z0-9_]+)\)", lambda match: env.get(match[1], match[0]), value)
     return env
 
 
 def shared_memory(pod: Pod, machine: int) -> int:
-    """The size of /dev/shm. A kubelet gives a volume without one what it has for pods; here they share one machine.
+    """Return the size of /dev/shm; 0 for the engine's 64 MiB, if the chart mounts none.
 
-    0: the engine's 64 MiB, where the chart mounts none.
+    A kubelet gives a volume without a size what it has for pods; here the pods share one machine.
     """
-    found = next((mount.volume for mount in pod.mounts if mount.path == "/dev/shm"), None)
-    return 0 if found is None else found.size or (pod.limits.memory or machine) // 2
+    volume = next((mount.volume for mount in pod.mounts if mount.path == "/dev/shm"), None)
+    return 0 if volume is None else volume.size or (pod.limits.memory or machine) // 2
 
 
 def selects(service: Service, pod: Pod) -> bool:
@@ -123,22 +123,22 @@ def selects(service: Service, pod: Pod) -> bool:
 
 
 def stable_services(pods: Iterable[Pod], services: Iterable[Service]) -> dict[str, Service]:
-    """Pod name -> the Service whose address it keeps: one with an address of its own, and no other pod behind it."""
-    found: dict[str, Service] = {}
+    """Map pods to the Service whose address they keep: it has an address and no other pod behind it."""
+    by_pod: dict[str, Service] = {}
     for service in services:
         behind = [pod.name for pod in pods if selects(service, pod)]
         if not service.headless and not service.node_port and len(behind) == 1:
-            found.setdefault(behind[0], service)
-    return found
+            by_pod.setdefault(behind[0], service)
+    return by_pod
 
 
 def host_names(host: str, namespace: str) -> list[str]:
-    """The forms in which the cluster's DNS knows a name of a namespace."""
+    """Return the forms in which the cluster's DNS knows a name of a namespace."""
     return [host, f"{host}.{namespace}", f"{host}.{namespace}.{CLUSTER_DOMAIN}"]
 
 
 def aliases(pod: Pod, services: Iterable[Service]) -> list[str]:
-    """Every name by which the cluster's DNS would find this pod."""
+    """Return every name by which the cluster's DNS finds this pod."""
     names: list[str] = []
     for service in services:
         if not selects(service, pod):

@@ -1,4 +1,4 @@
-"""The chart, rendered by Helm's own engine: the adapter of helm_python; and a person's own values for it."""
+"""Render the chart with Helm's own engine (the adapter of helm_python), and read a person's values for it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Document = dict[str, Any]
 
 
 def render_texts(values: Mapping[str, Any], *, release: str, namespace: str, chart: Path = CHART) -> dict[str, str]:
-    """Template -> text. Values are checked against the chart's schema first."""
-    import helm_python  # 50 ms and 40 MB that only a render needs
+    """Render template -> text. Values are checked against the chart's schema first."""
+    import helm_python  # imported late: it takes 50 ms and 40 MB
 
     try:
         with helm_python.Chart.load(chart) as loaded:
@@ -29,26 +29,26 @@ def render_texts(values: Mapping[str, Any], *, release: str, namespace: str, cha
 
 
 def render(values: Mapping[str, Any], *, release: str, namespace: str) -> list[Document]:
-    """The chart's objects, in the order of the templates."""
+    """Return the chart's objects, in the order of the templates."""
     documents: list[Document] = []
     texts = render_texts(values, release=release, namespace=namespace)
     for template, text in sorted(texts.items()):
         if not template.endswith((".yaml", ".yml")):
             continue
         try:
-            documents += [found for found in yaml.load_all(text, Loader=UniqueLoader) if found]
+            documents += [item for item in yaml.load_all(text, Loader=UniqueLoader) if item]
         except yaml.YAMLError as error:
             raise ClusterError(f"read what {template} renders to", str(error)) from error
     return documents
 
 
 def read_overrides(file: Path) -> dict[str, Any]:
-    """Their names and types are the chart's schema's to judge."""
+    """Read a file of values; the chart's schema checks names and types."""
     what = "read the values"
-    found = read_yaml(file, str(file), what)
-    if found is None:
+    data = read_yaml(file, str(file), what)
+    if data is None:
         return {}
-    if not isinstance(found, dict):
-        why = f"{file} holds a {type(found).__name__}, not names with values"
-        raise ClusterError(what, why, hint="as in cluster/chart/values.yaml")
-    return found
+    if not isinstance(data, dict):
+        problem = f"{file} holds a {type(data).__name__}, not names with values"
+        raise ClusterError(what, problem, hint="as in cluster/chart/values.yaml")
+    return data

@@ -1,5 +1,8 @@
-"""Which image a role runs, for a wished Slurm version and variant: tags are <slurm version>-<variant>-<hash12>,
-and <slurm version>-<variant>-<architecture>-<hash12> where that is not amd64."""
+"""Image tags of the roles, for a requested Slurm version and variant.
+
+Tags are <slurm version>-<variant>-<hash12>, and <slurm version>-<variant>-<architecture>-<hash12> for other
+architectures than amd64.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,20 @@ from typing import Any
 from cluster.errors import ClusterError
 
 ROLES = ("controller", "login", "worker", "demo")
-# Built only when they are named.
+# Built only on request.
 MORE_ROLES = ("worker-containers", "worker-pyxis", "login-pyxis")
 TAG = re.compile(r"(?P<slurm>[0-9.]+)-(?P<variant>[a-z0-9]+)(-(?P<arch>arm64))?-(?P<hash>[0-9a-f]{12})")
 
 
 def chosen(given: Iterable[str]) -> tuple[str, dict[str, str]]:
-    """The tag of all roles and those of single ones, of TAG and ROLE=TAG; an empty one was not given."""
+    """Parse TAG and ROLE=TAG into the tag of all roles and those of single roles; an empty tag counts as absent."""
     every, single = "", {}
     for text in given:
         role, equals, tag = text.rpartition("=")
         if equals and role not in (*ROLES, *MORE_ROLES):
             raise ClusterError(f"take the tag {text!r}", f"the roles are {', '.join((*ROLES, *MORE_ROLES))}")
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", tag):
-            raise ClusterError(f"take the tag {text!r}", "that is no tag")
+            raise ClusterError(f"take the tag {text!r}", "it is not a valid tag")
         if equals:
             single[role] = tag
         else:
@@ -32,8 +35,11 @@ def chosen(given: Iterable[str]) -> tuple[str, dict[str, str]]:
 
 
 def tagged(reference: str, beside: Iterable[str], metadata: Mapping[str, Any]) -> str:
-    """When the image got its name, for newest(). ROLE:latest is the newest build, whatever the engine says: its time
-    is the image's, and moves as soon as anybody gives an older one a name of his own."""
+    """Return when the image got its name, for newest().
+
+    ROLE:latest counts as the newest build: the engine's time belongs to the image, and moves when an older image gets
+    another name.
+    """
     latest = f"{reference.rpartition(':')[0]}:latest"
     return "~" if latest in beside else str(metadata["LastTagTime"])
 
@@ -41,9 +47,9 @@ def tagged(reference: str, beside: Iterable[str], metadata: Mapping[str, Any]) -
 def newest(
     images: Iterable[tuple[str, str]], *, repository: str, slurm: str, variant: str, arch: str = "amd64"
 ) -> dict[str, str]:
-    """Role -> tag, from the engine's (reference, when it was tagged) pairs: of what its machine runs itself."""
+    """Return role -> tag from the engine's (reference, tag time) pairs, for the engine's own architecture."""
     best: dict[str, tuple[str, str]] = {}
-    for reference, tagged in images:
+    for reference, tag_time in images:
         name, _, tag = reference.rpartition(":")
         role = name.removeprefix(f"{repository}/")
         parts = TAG.fullmatch(tag)
@@ -55,7 +61,7 @@ def newest(
             continue
         if variant not in ("", parts["variant"]):
             continue
-        best[role] = max(best.get(role, ("", "")), (tagged, tag))
+        best[role] = max(best.get(role, ("", "")), (tag_time, tag))
     missing = [role for role in ROLES if role not in best]
     if missing:
         wish = " ".join(filter(None, [f"Slurm {slurm}" if slurm else "", f"variant {variant}" if variant else ""]))
@@ -72,8 +78,7 @@ def how_to_build(slurm: str, variant: str) -> str:
 
 
 def newest_here(client: Any, repository: str, *, slurm: str = "", variant: str = "") -> dict[str, str]:
-    """Role -> tag. Every image is created at the same moment, the lock's: what tells them apart is when they got their
-    names."""
+    """Return role -> tag. All images have the lock's creation time, so their tag times distinguish them."""
     listed = [
         (reference, tagged(reference, item["RepoTags"], client.api.inspect_image(reference)["Metadata"]))
         for item in client.api.images(name=f"{repository}/*")

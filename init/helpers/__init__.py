@@ -1,1 +1,1 @@
-"""Services of our own that run beside the daemons, each a process."""
+"""Services of our own that run beside the daemons, one process each."""

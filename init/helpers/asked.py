@@ -1,7 +1,7 @@
-"""What somebody outside asks of this pod by an annotation, which Kubernetes shows as a file: to restart its slurmd.
+"""Requests to this pod by an annotation, which Kubernetes shows as a file: to restart its slurmd.
 
-The fleet asks where Slurm does not know a ready node any more; a person may, too. Whoever may write a pod's annotations
-may delete the pod. A restart ends no job. The word that is there when the pod begins has been heeded: slurmd is new.
+The fleet makes it if Slurm no longer knows a ready node; a person may, too. A user who may write a pod's annotations
+may also delete the pod. A restart ends no job. A request that exists when the pod begins counts as done: slurmd is new.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from init.pod.helper import log, service
 DIRECTORY = Path("/mnt/minivm/asked")
 WORD = "restart-slurmd"
 SLURMDS = ("slurmd", "slurmd-static")
-# Of a word, and between two restarts.
+# Bytes of a request, and seconds between two restarts.
 MOST, REST_S = 64, 60.0
 
 
 class AskedWatch:
-    """The file's word. A new one restarts slurmd once, and not sooner than a minute after the last one did."""
+    """Watch the file. A new request restarts slurmd once, at the earliest a minute after the previous restart."""
 
     def __init__(self, control: Path, directory: Path = DIRECTORY, now: Callable[[], float] = time.monotonic) -> None:
         self.control, self.file, self.now = control, directory / WORD, now
         self.again: float | None = None
         self.heeded = self._word()
-        self.rests = 0.0  # until then
+        self.rests = 0.0  # no restart before this time
 
     def look(self) -> None:
         self.again = None
@@ -55,7 +55,7 @@ class AskedWatch:
             return f"{name} restarts"
 
     def _word(self) -> str:
-        """Nothing where it cannot be read. Kubernetes' own link is followed; nobody in the pod can write here."""
+        """Read the request; "" if it cannot be read. Follows Kubernetes' own link; nobody in the pod can write here."""
         try:
             fd = os.open(self.file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:

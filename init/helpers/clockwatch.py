@@ -1,10 +1,9 @@
-"""Notices that this node's clock was set, tells by how much, and has the munge key proven again. In every role.
+"""Detect that this node's clock was set, report by how much, and prove the munge key again. Runs in every role.
 
-A machine that was resumed, or an NTP daemon that steps, moves the clock: munge then refuses this node's credentials, or
-those of everybody else, and slurmd falls silent. The proof of the key is made anew at once, and tells why it fails
-(`init.slurm.clock`); when the clock is set right, that is noticed too, and it passes.
-
-Nothing polls: the kernel cancels a timer on the wall clock whenever that is set.
+A resumed machine, or an NTP daemon that steps, moves the clock: munge then refuses this node's credentials, or those of
+all other nodes, and slurmd falls silent. The new proof explains a failure at once (`init.slurm.clock`); when the clock
+is corrected, that is noticed too, and the proof passes. Nothing polls: the kernel cancels a timer on the wall clock
+whenever the clock is set.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from init.pod.helper import condition, log, prove_again
 from init.records import record
 
 CONDITION = "clock"
-LEAST = 1.0  # seconds; smaller corrections matter to nobody here
-DOUBT = 60.0  # a fifth of what munge allows: then the proof is made again, and the pod is not ready meanwhile
-REMEMBERED = 600.0  # how long the pod's status tells: twice the life of a munge credential
+LEAST = 1.0  # seconds; smaller corrections do not matter
+DOUBT = 60.0  # a fifth of munge's tolerance: above it the proof runs again, and the pod is not ready meanwhile
+REMEMBERED = 600.0  # how long the pod's status shows it: twice the life of a munge credential
 # linux/timerfd.h
 ABSOLUTE, CANCEL_ON_SET = 1, 2
 FAR = 2**33
@@ -33,9 +32,9 @@ FAR = 2**33
 
 @record(frozen=True, slots=True)
 class Clock:
-    """How far the wall clock has been moved since we look, and how far it had been when the key was proven last."""
+    """How far the wall clock has moved since the start, and how far at the last proof of the key."""
 
-    offset: float  # of the wall clock from the one that counts from boot and is never set
+    offset: float  # between the wall clock and the boot clock, which is never set
     moved: float = 0.0
     proven: float = 0.0
 
@@ -48,7 +47,7 @@ class Clock:
 
 
 def jump_text(by: float, at: float) -> str:
-    """A jump in words; nothing for one that is too small to matter."""
+    """Describe a jump; "" if it is too small to matter."""
     if abs(by) < LEAST:
         return ""
     when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
@@ -56,18 +55,18 @@ def jump_text(by: float, at: float) -> str:
 
 
 class WallClock:
-    """The kernel's word that the wall clock was set."""
+    """A kernel timer that reports when the wall clock is set."""
 
     def __init__(self) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
         self.descriptor = libc.timerfd_create(time.CLOCK_REALTIME, os.O_CLOEXEC)
-        spec = struct.pack("qqqq", 0, 0, FAR, 0)  # no interval; a moment that does not come
+        spec = struct.pack("qqqq", 0, 0, FAR, 0)  # no interval; a moment in the far future
         if self.descriptor < 0 or libc.timerfd_settime(self.descriptor, ABSOLUTE | CANCEL_ON_SET, spec, None) < 0:
             number = ctypes.get_errno()
             raise OSError(number, f"timerfd: {os.strerror(number)}")
 
     def wait(self) -> None:
-        """Returns once the clock was set."""
+        """Wait until the clock is set."""
         try:
             os.read(self.descriptor, 8)
         except OSError as error:

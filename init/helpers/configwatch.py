@@ -1,10 +1,10 @@
-"""Watches the mounted configuration and applies what has changed, or says why not. A service of every role.
+"""Watch the mounted configuration, apply changes, or report why not. A service of every role.
 
-slurm.conf (controller): a candidate is read beside the live file by one of Slurm's own clients, weighed against the
-jobs that it would end, then installed, then `scontrol reconfigure`; what slurmctld refuses is taken back, and the
-running one stays as it is. What it runs with is kept for the next pod. Service drop-ins: the
-merged plan goes to PID 1, which touches only what differs. What is asked of a worker: `init.helpers.asked`. Nothing
-polls: the kernel says when to look.
+slurm.conf (controller): one of Slurm's own clients reads a candidate beside the live file; then the candidate is
+compared with the jobs that it would end, installed, and loaded by `scontrol reconfigure`. If slurmctld refuses it, the
+installed files are restored, and the running configuration stays. The running one is kept for the next pod. Service
+drop-ins: the merged plan goes to PID 1, which restarts only what differs. Requests to a worker: `init.helpers.asked`.
+Nothing polls: the kernel reports changes.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ DROPINS = [
 ]
 SEEN = Path("/run/minivm/drop-ins-seen")
 ASK_AGAIN = 5.0  # seconds: for a slurmctld that does not answer yet
-KEEP_AGAIN = 60.0  # for a volume that is full
-# A ConfigMap's swap is one rename; a copy by hand is several writes.
+KEEP_AGAIN = 60.0  # for a full volume
+# A ConfigMap's swap is one rename; a manual copy is several writes.
 QUIET = 0.2
 KILLED = "; slurmctld hung and was restarted"
 
 
 class DropInError(InitError):
-    """Changed drop-ins that are not applied; the running services stay."""
+    """Changed drop-ins are not applied; the running services stay."""
 
 
 class SlurmWatch:
-    """The mounted slurm.conf. What was refused is looked at again only when it changes, or when somebody accepts it."""
+    """The mounted slurm.conf. A refused one is tried again only when it changes, or when a person accepts it."""
 
     condition = "slurm.conf"
 
@@ -59,19 +59,20 @@ class SlurmWatch:
         self.daemon = daemon
         self.kept = kept
         self.said = said
-        self.refused = ""  # the hash of those files, and of what was accepted then
-        self.again: float | None = None  # seconds, where a look has not come to an end
+        self.refused = ""  # the hash of those files, and the acceptance at that time
+        self.again: float | None = None  # seconds, if a look is incomplete
         self.unkept = False
 
     def look(self) -> None:
         self.again = None
         try:
-            self.files.put_back()  # what a try left that was cut, or that found the disk full
+            self.files.put_back()  # remains of an attempt that was interrupted, or that found the disk full
         except InitError as error:
             self.again = ASK_AGAIN
             log(str(error))
             return
-        accepted = self.kept.accepted()  # before the files: a word that is read is for these, or for some before them
+        # before the files: an acceptance that is read applies to these or to earlier ones
+        accepted = self.kept.accepted()
         files = self.files.wanted()
         if files is None:
             return
@@ -95,20 +96,23 @@ class SlurmWatch:
             self._tell(Said(named, REFUSED, f"refused, the last one stays: {answer.text}"))
 
     def _confirm(self, files: dict[str, bytes], accepted: str) -> None:
-        """They are installed. Once slurmctld answers with them they are what the next pod starts from, and a word for
-        them, or for some before them, is spent: the same files, mounted again later, cost other jobs."""
+        """Confirm installed files. Once slurmctld answers with them, the next pod starts from them.
+
+        An acceptance of them or of earlier files is then spent: the same files, mounted again later, may end other
+        jobs.
+        """
         self.refused = ""
         if self.kept.good() != files:
             if not self.daemon.answers():
                 self.again = ASK_AGAIN
-                why = self.daemon.does_not_start()
-                if why:  # a client names the key, and slurmctld's last word does not
-                    why = self.daemon.objects_to(self.files.candidate(files)) or why
-                    self._tell(Said(digest(files), REFUSED, f"slurmctld does not start with it: {why}"))
+                reason = self.daemon.does_not_start()
+                if reason:  # a client names the key; slurmctld's last line does not
+                    reason = self.daemon.objects_to(self.files.candidate(files)) or reason
+                    self._tell(Said(digest(files), REFUSED, f"slurmctld does not start with it: {reason}"))
                 return
             try:
                 self.kept.keep(files)
-            except InitError as error:  # a volume that is full: the cluster runs, and that is what counts
+            except InitError as error:  # a full volume: the cluster runs, which matters most
                 if not self.unkept:
                     log(f"{error}; the next pod starts from what is mounted then")
                 self.unkept, self.again = True, KEEP_AGAIN
@@ -120,7 +124,7 @@ class SlurmWatch:
         self._tell(Said(digest(files), LIVE))
 
     def apply(self, files: dict[str, bytes], *, accepted: bool = False) -> Answer:
-        """Tried, and once more where slurmctld has said nothing: then it has not judged the files."""
+        """Try the files, and once more if slurmctld did not answer: then it has not evaluated them."""
         answer, killed = self._try(files, accepted=accepted)
         if answer.outcome is Outcome.SILENT:
             log(f"{answer.text}{KILLED if killed else ''}; the new configuration is tried once more")
@@ -128,18 +132,20 @@ class SlurmWatch:
         return answer._replace(text=f"{answer.text}{KILLED}") if killed else answer
 
     def _try(self, files: dict[str, bytes], *, accepted: bool) -> tuple[Answer, bool]:
-        """Read by a client, weighed, installed, read by slurmctld. Unless it is live, all is put back, and slurmctld
-        answers."""
+        """Let a client read the files, weigh them, install them, and let slurmctld load them.
+
+        If slurmctld does not run with them, restore the old files and wait until slurmctld answers.
+        """
         try:
-            against = self.daemon.objects_to(self.files.candidate(files)) or impossible(self.files, files)
-            if against:
-                return Answer(Outcome.REFUSED, against), False
+            objection = self.daemon.objects_to(self.files.candidate(files)) or impossible(self.files, files)
+            if objection:
+                return Answer(Outcome.REFUSED, objection), False
             if not accepted:
-                found = weigh(self.files, self.daemon, files)
-                if found.losses:
-                    unknown = any(loss.jobs is None for loss in found.losses)
+                effect = weigh(self.files, self.daemon, files)
+                if effect.losses:
+                    unknown = any(loss.jobs is None for loss in effect.losses)
                     way = f"`minivm config accept {digest(files)}` takes it all the same"
-                    text = f"it would end jobs: {found.cost}; {way}"
+                    text = f"it would end jobs: {effect.cost}; {way}"
                     return Answer(Outcome.UNKNOWN if unknown else Outcome.REFUSED, text), False
             answer = self._reload(files)
             if answer.outcome is Outcome.LIVE:
@@ -167,7 +173,7 @@ class SlurmWatch:
 
 
 class DropInWatch:
-    """The services' drop-ins. What was seen is kept: a change while nobody watched is one to whoever watches next."""
+    """The services' drop-ins. The last seen state is saved, so that a change while this service was down is noticed."""
 
     condition = "drop-ins"
 
@@ -183,7 +189,7 @@ class DropInWatch:
 
     def _remember(self, now: str) -> None:
         self.seen = now
-        with contextlib.suppress(InitError, OSError):  # a full disk: it counts as long as this process lives
+        with contextlib.suppress(InitError, OSError):  # a full disk: it is remembered while this process lives
             self.kept.parent.mkdir(parents=True, exist_ok=True)
             write(self.kept, now.encode(), mode=0o600)
 
@@ -194,7 +200,7 @@ class DropInWatch:
             return
         try:
             change = apply_dropins(self.control)
-        except OSError as error:  # no room for a process: nothing is said of the files yet
+        except OSError as error:  # no process available: the files are not evaluated yet
             log(f"{self.condition}: not read yet: {error.strerror}")
             self.again = ASK_AGAIN
             return
@@ -210,19 +216,19 @@ class DropInWatch:
 
 
 def fingerprint(directories: Iterable[Path]) -> str:
-    """Of name and content of every file, such as they can be read: what differs is looked at."""
-    found = hashlib.sha256()
+    """Hash name and content of every readable file."""
+    hasher = hashlib.sha256()
     for directory in directories:
         for path in sorted(directory.glob("[!.]*")) if directory.is_dir() else []:
             with contextlib.suppress(OSError):
                 if path.is_file():
                     data = path.read_bytes()
-                    found.update(f"{len(str(path))} {len(data)} {path}".encode(errors="surrogateescape") + data)
-    return found.hexdigest()
+                    hasher.update(f"{len(str(path))} {len(data)} {path}".encode(errors="surrogateescape") + data)
+    return hasher.hexdigest()
 
 
 def apply_dropins(control: Path) -> dict[str, Any]:
-    """Merge the drop-ins over the image's plan in a child (yaml is heavy, and wanted rarely) and hand it to PID 1."""
+    """Merge the drop-ins into the image's plan in a child (yaml is large and rarely needed), and send it to PID 1."""
     done = ran([sys.executable, "-I", "-m", "init.dropins.merge", "merge", PLAN])
     if done.returncode:
         raise DropInError("apply the drop-ins", done.stderr.strip() or f"exit {done.returncode}")
@@ -238,7 +244,7 @@ def main(control: Path = SOCKET) -> int:
         pod = Pod(os.environ)
         files, kept = SlurmFiles(pod), Kept(pod)
         directories += [files.mounted, kept.directory]
-        SAID.unlink(missing_ok=True)  # of another life of ours: PID 1 is told anew
+        SAID.unlink(missing_ok=True)  # from a previous life: PID 1 must be told again
         watches.append(SlurmWatch(control, files, Slurmctld(control), kept))
     if DIRECTORY.is_dir():
         directories.append(DIRECTORY)

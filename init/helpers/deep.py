@@ -1,5 +1,7 @@
-"""What the deep checks of this boot have said, as a condition of the pod: by it the fleet takes a machine back after a
-reboot (docs/fleet.md). The health service keeps it in a file; of another boot, or of another form, nothing is told."""
+"""Result of this boot's deep checks, as a condition of the pod: by it the fleet takes a machine back after a reboot.
+
+See docs/fleet.md. The health service writes the file; nothing is reported from another boot, or in another form.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ TYPE = "minivm.io/DeepCheck"
 FILE = Path("/run/minivm/health/deep/said.json")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 MOST, SAID, CHECKS = 65536, 240, 9999
-# The file's words -> status and reason.
+# States in the file -> status and reason.
 STATES = {
     "ok": ("True", "Passed"),
     "problem": ("False", "Failed"),
@@ -25,18 +27,21 @@ STATES = {
 
 def read(file: Path = FILE) -> dict[str, Any]:
     try:
-        found = json.loads(read_plain(file, MOST) or b"{}")
+        data = json.loads(read_plain(file, MOST) or b"{}")
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return data if isinstance(data, dict) else {}
 
 
-def condition(found: dict[str, Any], boot: str) -> dict[str, Any] | None:
-    """But for its time. The message begins with the boot, for the pod may have been there before it, and with how many
-    checks of GPUs have run."""
-    ran = found.get("ran")
-    status, reason = STATES.get(str(found.get("state")), ("", ""))
-    if not boot or found.get("boot_id") != boot or not status or type(ran) is not int or not 0 <= ran <= CHECKS:
+def condition(data: dict[str, Any], boot: str) -> dict[str, Any] | None:
+    """Build the condition without its time.
+
+    The message starts with the boot, since the pod may have existed before it, and with the number of GPU checks that
+    ran.
+    """
+    ran = data.get("ran")
+    status, reason = STATES.get(str(data.get("state")), ("", ""))
+    if not boot or data.get("boot_id") != boot or not status or type(ran) is not int or not 0 <= ran <= CHECKS:
         return None
-    message = f"{boot} {ran} {one_line(str(found.get('said', '')))[:SAID]}".strip()
+    message = f"{boot} {ran} {one_line(str(data.get('said', '')))[:SAID]}".strip()
     return {"type": TYPE, "status": status, "reason": reason, "message": message}

@@ -1,10 +1,10 @@
-"""Whether the machine is what this image was made for: driver, kernel, fabric, what joins it to others, its runtime.
+"""Compare the machine with what this image was made for: driver, kernel, fabric, links to other machines, runtime.
 
-    python3 -I -m init.helpers.drift [--json]
+python3 -I -m init.helpers.drift [--json]
 
-What the image expects stands on it as data (docs/reference/image-files.md). Nothing here needs a GPU: a machine without
-a driver is one that nothing is expected of. Exit code 1, and what differs as the last line: it becomes the reason for
-which the pod is degraded, or not ready, as the site decides (MINIVM_DRIFT).
+The image's expectations are data in it (docs/reference/image-files.md). Nothing here needs a GPU: from a machine
+without a driver nothing is expected. On a difference the exit code is 1 and the last line names it: the reason for
+which the pod is degraded, or not ready, as the site configures (MINIVM_DRIFT).
 """
 
 from __future__ import annotations
@@ -29,38 +29,38 @@ EXPECTS = "/usr/share/minivm/expects.json"
 METRICS = "/run/minivm/metrics.d/drift.prom"
 LARGEST = 64 * 1024
 POLICIES = ("tell", "refuse", "ignore")
-# Where runtimes put the driver's part for programs: beside the image's own libraries, or below a mount of theirs.
+# Paths where runtimes mount the driver's library: beside the image's own, or below a mount of theirs.
 DRIVERS_OWN = ("usr/lib/*-linux-gnu/libcuda.so.1", "usr/lib64/libcuda.so.1", "usr/local/nvidia/lib64/libcuda.so.1")
 VERSION = re.compile(r"[0-9]+(?:\.[0-9]+)+")
 
 
 @record(frozen=True, slots=True)
 class Expected:
-    """What the image says; an empty text expects nothing."""
+    """The image's expectations; an empty text expects nothing."""
 
     cuda: str = ""
     driver: str = ""
-    others: tuple[tuple[str, str], ...] = ()  # CUDA -> its oldest driver: images that could be taken instead
+    others: tuple[tuple[str, str], ...] = ()  # CUDA -> its oldest driver, for images that could be used instead
     kernel: str = ""
     ofed: str = ""
 
 
 @record(frozen=True, slots=True)
 class Machine:
-    """What is here; an empty text is not here, or does not say."""
+    """Facts about the machine; an empty text is absent or unknown."""
 
     driver: str = ""
     gpus: int = 0
-    drivers_own: bool = False  # the driver's library for programs
+    drivers_own: bool = False  # the driver's library for programs is present
     kernel: str = ""
     ofed: str = ""
     links: Links = Links()
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """580.65.06 and 6.12.0-amd64 as numbers to compare; what follows them is the distribution's."""
-    found = re.match(r"[0-9]{1,9}(?:\.[0-9]{1,9})*", version)
-    return tuple(int(part) for part in found[0].split(".")) if found else ()
+    """Parse the numbers of 580.65.06 or 6.12.0-amd64 for comparison; the distribution adds the rest."""
+    match = re.match(r"[0-9]{1,9}(?:\.[0-9]{1,9})*", version)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
 def older(found: str, least: str) -> bool:
@@ -68,10 +68,10 @@ def older(found: str, least: str) -> bool:
 
 
 def compare(image: Expected, machine: Machine) -> list[Finding]:
-    found = [driver(image, machine), runtime(image, machine), kernel(image, machine), fabric(image, machine)]
-    # What joins machines matters to an image that has something to do with it.
+    findings = [driver(image, machine), runtime(image, machine), kernel(image, machine), fabric(image, machine)]
+    # Links between machines matter only to an image that uses them.
     joined = links.compare(machine.links, machine.driver) if image.cuda else []
-    return [*(finding for finding in found if finding is not None), *joined]
+    return [*(finding for finding in findings if finding is not None), *joined]
 
 
 def driver(image: Expected, machine: Machine) -> Finding | None:
@@ -84,44 +84,46 @@ def driver(image: Expected, machine: Machine) -> Finding | None:
         return Finding("driver", State.FITS, f"{machine.driver}; {wanted}")
     fitting = [name for name, least in image.others if not older(machine.driver, least)]
     instead = f"take an image of CUDA {max(fitting, key=numbers)}, or " if fitting else ""
-    why = f"driver {machine.driver} is older than CUDA {image.cuda} needs ({image.driver}): {instead}upgrade the driver"
-    return Finding("driver", State.DIFFERS, why)
+    text = (
+        f"driver {machine.driver} is older than CUDA {image.cuda} needs ({image.driver}): {instead}upgrade the driver"
+    )
+    return Finding("driver", State.DIFFERS, text)
 
 
 def runtime(image: Expected, machine: Machine) -> Finding | None:
-    """A pod with GPUs and without the driver's library was not made by NVIDIA's hook: no program finds a GPU."""
+    """Check that NVIDIA's runtime hook ran: with GPUs and without the driver's library no program finds a GPU."""
     if not image.cuda or not machine.gpus:
         return None
     gpus = f"{machine.gpus} GPU{'s' if machine.gpus > 1 else ''}"
     if machine.drivers_own:
         return Finding("runtime", State.FITS, f"{gpus}, and the driver's libcuda.so.1")
-    why = f"{gpus} and no libcuda.so.1: the container runtime does not hand in the driver; install NVIDIA's for it"
-    return Finding("runtime", State.DIFFERS, why)
+    text = f"{gpus} and no libcuda.so.1: the container runtime does not hand in the driver; install NVIDIA's for it"
+    return Finding("runtime", State.DIFFERS, text)
 
 
 def kernel(image: Expected, machine: Machine) -> Finding | None:
     if not image.kernel or not machine.kernel:
         return None
     if older(machine.kernel, image.kernel):
-        why = f"kernel {machine.kernel} is older than this image needs ({image.kernel}): upgrade the machine's kernel"
-        return Finding("kernel", State.DIFFERS, why)
+        text = f"kernel {machine.kernel} is older than this image needs ({image.kernel}): upgrade the machine's kernel"
+        return Finding("kernel", State.DIFFERS, text)
     return Finding("kernel", State.FITS, f"{machine.kernel}; this image needs {image.kernel}")
 
 
 def fabric(image: Expected, machine: Machine) -> Finding | None:
-    """A vendor's user space and its kernel modules are released together. Debian's goes with any of them."""
+    """Check that the image's vendor user space fits the kernel modules, released together; Debian's fits any."""
     if not image.ofed:
         return None
     if not machine.ofed:
         return Finding("fabric", State.NOT_HERE, f"no OFED of its vendor in the kernel; the image has {image.ofed}")
     if numbers(machine.ofed)[:2] == numbers(image.ofed)[:2]:
         return Finding("fabric", State.FITS, f"OFED {machine.ofed} here, {image.ofed} in the image")
-    why = f"the host's OFED is {machine.ofed} and the image's user space {image.ofed}: bring both to one release"
-    return Finding("fabric", State.DIFFERS, why)
+    text = f"the host's OFED is {machine.ofed} and the image's user space {image.ofed}: bring both to one release"
+    return Finding("fabric", State.DIFFERS, text)
 
 
 def expected(pod: Pod) -> Expected:
-    """What stands on the image; an image of before says nothing, and nothing is expected of a machine then."""
+    """Read the image's expectations; an older image has none, and nothing is expected of a machine then."""
     try:
         with pod.path(EXPECTS).open("rb") as file:
             data = json.loads(file.read(LARGEST))
@@ -137,7 +139,7 @@ def expected(pod: Pod) -> Expected:
 
 
 def machine(pod: Pod) -> Machine:
-    """Read where the kernel shows it in every container, with a GPU handed in or without."""
+    """Read the machine's facts, visible in every container, with or without GPUs."""
     gpus = sum(1 for path in pod.path("/dev").glob("nvidia[0-9]*"))
     return Machine(
         driver=version(pod, "/sys/module/nvidia/version") or version(pod, "/proc/driver/nvidia/version"),
@@ -150,13 +152,16 @@ def machine(pod: Pod) -> Machine:
 
 
 def version(pod: Pod, path: str) -> str:
-    """The first version in a file of a line: `NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  ...`."""
-    found = VERSION.search((pod.text(path) or "").partition("\n")[0][:1024])
-    return found[0] if found else ""
+    """Return the first version in a file's first line.
+
+    For example `NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  ...`.
+    """
+    match = VERSION.search((pod.text(path) or "").partition("\n")[0][:1024])
+    return match[0] if match else ""
 
 
 def metrics(findings: Sequence[Finding]) -> str:
-    about = "1 where the machine is not what the image was made for."
+    about = "1 if the machine differs from what the image was made for."
     rows = [({"check": item.what}, str(int(item.state is State.DIFFERS))) for item in findings]
     return "\n".join(family("minivm_drift_differs", about, rows)) + "\n"
 
@@ -190,7 +195,7 @@ def main(arguments: Sequence[str], pod: Pod | None = None) -> int:
 
 
 def tell(path: Path, findings: Sequence[Finding]) -> None:
-    """The numbers for /metrics; a pod that cannot keep them is no less drifted."""
+    """Write the metrics; a failure does not change the result."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, metrics(findings))

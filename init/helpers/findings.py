@@ -1,4 +1,4 @@
-"""What a look at the machine finds: one thing, whether it is as it should be, and a sentence."""
+"""One result of examining the machine: its subject, whether it fits, and a sentence."""
 
 from __future__ import annotations
 

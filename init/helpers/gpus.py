@@ -1,7 +1,7 @@
-"""The pod's GPUs by their UUIDs, as a condition of it: the fleet knows a machine by them (docs/fleet.md).
+"""The pod's GPUs by UUID, as a condition of the pod: the fleet identifies a machine by them (docs/fleet.md).
 
-The driver is asked until it answers; what it said first is said for as long as the pod lives: within one boot no GPU
-comes or goes.
+The driver is asked until it answers; its first answer holds while the pod lives, since within one boot no GPU comes or
+goes.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def present(pod: Pod) -> bool:
 
 
 def uuids(pod: Pod) -> tuple[str, ...]:
-    """In order; none where the driver does not answer."""
+    """Return the UUIDs in order; none if the driver does not answer."""
     return tuple(sorted(set(LISTED.findall(links.said_of_gpus(pod, "-L"))))[:MOST])
 
 
-def condition(found: tuple[str, ...], now: str) -> dict[str, Any]:
-    message = " ".join(found)
+def condition(ids: tuple[str, ...], now: str) -> dict[str, Any]:
+    message = " ".join(ids)
     return {"type": TYPE, "status": "True", "reason": "Known", "message": message, "lastTransitionTime": now}

@@ -15,18 +15,18 @@ from init.helpers import room
 
 
 def find_fault(directory: str) -> str:
-    """The first fault, with the way out; empty where users can work."""
+    """Return the first fault with its remedy; "" if users can work."""
     try:
-        found = Path(directory).stat()
+        status = Path(directory).stat()
     except OSError as error:
         return f"cannot be read: {error.strerror}"
-    mode = f"{stat.S_IMODE(found.st_mode):04o}"
-    if not stat.S_ISDIR(found.st_mode):
-        return "is no directory"
+    mode = f"{stat.S_IMODE(status.st_mode):04o}"
+    if not stat.S_ISDIR(status.st_mode):
+        return "is not a directory"
     # A group of all users may stand in for "everybody"; root's own group does not.
-    if not found.st_mode & stat.S_IXOTH and not (found.st_mode & stat.S_IXGRP and found.st_gid):
+    if not status.st_mode & stat.S_IXOTH and not (status.st_mode & stat.S_IXGRP and status.st_gid):
         return f"users may not enter it: its mode is {mode}, and jobs end with 0:53; chmod 0755 {directory}"
-    if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+    if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
         return f"every user may rename and remove the others' homes: its mode is {mode}; chmod 0755 {directory}"
     return room.wrong(directory).removeprefix(f"{directory} ")
 

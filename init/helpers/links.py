@@ -1,6 +1,6 @@
-"""What joins the GPUs of a machine and the machines: NVSwitches and their fabric manager, IMEX, RDMA's devices.
+"""Links between GPUs and between machines: NVSwitches and their fabric manager, IMEX, RDMA devices.
 
-Read where every container sees it. Whether the fabric manager has done its work only the driver knows, of each GPU.
+Read where every container sees it. Only the driver knows, per GPU, if the fabric manager has done its work.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ FABRIC = re.compile(r"^ {4}Fabric\n((?: {8}.*\n)+)", re.MULTILINE)
 
 @record(frozen=True, slots=True)
 class Links:
-    """What is here."""
+    """The links of this machine and pod."""
 
     switches: int = 0  # NVSwitches that are devices of the machine
-    gpus: tuple[str, ...] = ()  # how each GPU stands to its NVLink fabric, where it has one: "Completed", "In Progress"
-    domain: str = ""  # the NVLink domain of several machines that they are in
-    can_share: bool = False  # whether the driver knows IMEX channels
-    channels: int = 0  # those that the pod has
+    gpus: tuple[str, ...] = ()  # state of each GPU in its NVLink fabric, if it has one: "Completed", "In Progress"
+    domain: str = ""  # the NVLink domain of several machines to which they belong
+    can_share: bool = False  # the driver supports IMEX channels
+    channels: int = 0  # those of the pod
     adapters: int = 0  # RDMA devices of the machine
     handed: int = 0  # those that the pod may use
-    wanted: bool = False  # whether somebody said that the node must have some
+    wanted: bool = False  # the site declared that the node has some
 
 
 def read(pod: Pod, gpus: int) -> Links:
@@ -73,7 +73,7 @@ def is_switch(device: Path) -> bool:
 
 
 def said_of_gpus(pod: Pod, question: str = "-q") -> str:
-    """What the driver itself says, or nothing: a driver that hangs is the health checks' business."""
+    """Return nvidia-smi's output, or ""; the health checks handle a driver that hangs."""
     program, data, until = str(pod.path(NVIDIA_SMI)), b"", time.monotonic() + PATIENCE
     try:
         child = subprocess.Popen([program, question], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -92,8 +92,10 @@ def said_of_gpus(pod: Pod, question: str = "-q") -> str:
 
 
 def fabric(text: str) -> tuple[tuple[str, ...], str]:
-    """Each GPU's state in its fabric, and the domain that it is of. Nothing is read from the first process on: a job
-    may be called like a line of this."""
+    """Return each GPU's state in its fabric, and their domain.
+
+    Text from the first process on is ignored: a job's name may look like a line of this.
+    """
     states, domain = [], ""
     for section in FABRIC.findall(text.partition("Process ID")[0]):
         lines = {name.strip().lower(): value.strip() for name, _, value in
@@ -107,20 +109,20 @@ def fabric(text: str) -> tuple[tuple[str, ...], str]:
 
 
 def compare(links: Links, driver: str) -> list[Finding]:
-    found = (manager(links, driver), imex(links), rdma(links))
-    return [finding for finding in found if finding is not None]
+    findings = (manager(links, driver), imex(links), rdma(links))
+    return [finding for finding in findings if finding is not None]
 
 
 def manager(links: Links, driver: str) -> Finding | None:
-    """The fabric manager runs on the machine, where no pod sees it; what it has done is seen."""
+    """Check the fabric manager's result; it runs on the machine, where no pod sees it."""
     what = "manager"
     switches = f"{links.switches} NVSwitch{'es' if links.switches > 1 else ''}"
     done = links.gpus.count("Completed")
     if links.gpus and done == len(links.gpus):
         return Finding(what, State.FITS, f"the fabric manager has registered {done} of {len(links.gpus)} GPUs")
     if links.gpus:
-        why = f"the fabric manager has registered {done} of {len(links.gpus)} GPUs: on the machine it does not run"
-        return Finding(what, State.DIFFERS, f"{why}, or is not of the driver's version ({driver or 'unknown'})")
+        text = f"the fabric manager has registered {done} of {len(links.gpus)} GPUs: it does not run on the machine"
+        return Finding(what, State.DIFFERS, f"{text}, or is not of the driver's version ({driver or 'unknown'})")
     if links.switches:
         return Finding(
             what, State.NOT_HERE, f"{switches}; what the fabric manager has done is seen in a pod with a GPU"
@@ -129,17 +131,17 @@ def manager(links: Links, driver: str) -> Finding | None:
 
 
 def imex(links: Links) -> Finding | None:
-    """Of one NVLink domain over several machines: memory of another one's GPUs is mapped through a channel."""
+    """Check IMEX for an NVLink domain over several machines: a channel maps the memory of another machine's GPUs."""
     if not links.domain:
         return None
     where = f"the GPUs are of the NVLink domain {links.domain}"
     if links.channels:
         return Finding("imex", State.FITS, f"{where}, and the pod has {links.channels} IMEX channels")
     if links.can_share:
-        why = f"{where}, and the pod has no IMEX channel: without one, or Slurm's, jobs over nodes use the network"
-        return Finding("imex", State.NOT_HERE, why)
-    why = f"{where}, and the driver knows no IMEX channels: upgrade it, or start nvidia-imex on the machine"
-    return Finding("imex", State.DIFFERS, why)
+        text = f"{where}, and the pod has no IMEX channel: without one, or Slurm's, jobs over nodes use the network"
+        return Finding("imex", State.NOT_HERE, text)
+    text = f"{where}, and the driver knows no IMEX channels: upgrade it, or start nvidia-imex on the machine"
+    return Finding("imex", State.DIFFERS, text)
 
 
 def rdma(links: Links) -> Finding | None:
@@ -148,7 +150,7 @@ def rdma(links: Links) -> Finding | None:
     here = f"{links.adapters} RDMA adapter{'' if links.adapters == 1 else 's'}"
     if links.handed:
         return Finding("rdma", State.FITS, f"{here} on the machine, {links.handed} in the pod")
-    why = f"{here} on the machine, and none in the pod: /dev/infiniband/uverbs* is not handed in"
+    text = f"{here} on the machine, and none in the pod: /dev/infiniband/uverbs* is not handed in"
     if links.wanted:
-        return Finding("rdma", State.DIFFERS, f"{why}, though MINIVM_EXPECT_IB says that the node has some")
-    return Finding("rdma", State.NOT_HERE, why)
+        return Finding("rdma", State.DIFFERS, f"{text}, though MINIVM_EXPECT_IB says that the node has some")
+    return Finding("rdma", State.NOT_HERE, text)

@@ -1,9 +1,9 @@
-"""The keys of a cluster, made in it once: the chart's Job fills the Secrets that hold nothing.
+"""Create a cluster's keys once, inside it: the chart's Job fills the empty Secrets.
 
 `python3 -I -m init.helpers.make_keys SECRET:KEY:HOW... [--known-hosts CONFIGMAP NAMES=SECRET|KEY...]`, where HOW is
-`bytes:N`, `letters:N` or `ed25519`. A Secret that holds anything is left alone, whoever filled it and with whatever:
-nothing here can change a key. The ConfigMap gets ssh's known hosts: the public halves of the host keys in SECRET, by
-NAMES, so that no pod needs another's private key to know it.
+`bytes:N`, `letters:N` or `ed25519`. A Secret that contains anything is left alone: nothing here can change a key. The
+ConfigMap gets ssh's known hosts: the public halves of the host keys in SECRET, by NAMES, so that no pod needs another
+pod's private key to know it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from init.fields import number
 from init.pod.api_server import ACCOUNT, ApiError, ApiServer
 from init.records import record
 
-# What tells the chart that the key is not its own to write (cluster/chart/templates/_helpers.tpl).
+# Tells the chart that it must not write this key (cluster/chart/templates/_helpers.tpl).
 MARK = {"minivm.io/key": "made"}
-# The Job may start before its Secrets and its rights are there.
+# The Job may start before its Secrets and its permissions exist.
 PATIENCE, PAUSE = 120.0, 0.5
 LONGEST = 4096
 MERGE = "application/merge-patch+json"
@@ -51,11 +51,11 @@ def parse_known(words: Sequence[str]) -> Known | None:
     if not words:
         return None
     config_map, *hosts = words
-    found = tuple((names, of) for names, _, of in (text.partition("=") for text in hosts))
-    for text, (names, of) in zip(hosts, found, strict=True):
+    entries = tuple((names, of) for names, _, of in (text.partition("=") for text in hosts))
+    for text, (names, of) in zip(hosts, entries, strict=True):
         if not names or not of:
             raise ValueError(text)
-    return Known(config_map, found)
+    return Known(config_map, entries)
 
 
 def parse(text: str) -> Wanted:
@@ -87,18 +87,21 @@ def keygen(key: str, *arguments: str) -> str:
 
 
 def fill(server: ApiServer, namespace: str, wanted: Wanted) -> str:
-    """One look, and one write if there is nothing; what became of it. The write holds for the Secret that was looked
-    at alone: of two that fill it at once the second gets a conflict, and then finds it filled."""
+    """Read the Secret, fill it if it is empty, and return the result.
+
+    The write applies only to the version that was read: if two processes fill it at once, the second gets a conflict,
+    and then finds it filled.
+    """
     path = f"/api/v1/namespaces/{namespace}/secrets/{wanted.secret}"
-    found = server.ask("GET", path)
-    there = found.get("data") or {}
-    if wanted.key in there:
+    secret = server.ask("GET", path)
+    content = secret.get("data") or {}
+    if wanted.key in content:
         return "is there"
-    if there:
-        raise InitError(f"make {wanted.key}", f"the Secret {wanted.secret} holds {', '.join(sorted(there))} without it",
+    if content:
+        raise InitError(f"make {wanted.key}", f"the Secret {wanted.secret} has {', '.join(sorted(content))} without it",
                         hint="add it, or name another Secret in the chart's values")  # fmt: skip
     data = {wanted.key: base64.b64encode(fresh(wanted)).decode()}
-    metadata = {"resourceVersion": found["metadata"]["resourceVersion"], "annotations": MARK}
+    metadata = {"resourceVersion": secret["metadata"]["resourceVersion"], "annotations": MARK}
     server.ask(
         "PATCH", f"{path}?fieldManager=minivm-keys", {"metadata": metadata, "data": data},
         MERGE,
@@ -107,22 +110,22 @@ def fill(server: ApiServer, namespace: str, wanted: Wanted) -> str:
 
 
 def public(server: ApiServer, namespace: str, secret: str) -> list[str]:
-    """The public halves of a Secret's host keys."""
+    """Derive the public halves of a Secret's host keys."""
     data = server.ask("GET", f"/api/v1/namespaces/{namespace}/secrets/{secret}").get("data") or {}
-    found = []
+    keys = []
     for name in sorted(data):
         if name.startswith("ssh_host_") and name.endswith("_key"):
-            with tempfile.NamedTemporaryFile() as file:  # for its owner alone
+            with tempfile.NamedTemporaryFile() as file:  # readable by its owner alone
                 file.write(base64.b64decode(data[name]))
                 file.flush()
-                found.append(" ".join(keygen(name, "-y", "-P", "", "-f", file.name).split()[:2]))
-    if not found:
+                keys.append(" ".join(keygen(name, "-y", "-P", "", "-f", file.name).split()[:2]))
+    if not keys:
         raise InitError("write the known hosts", f"the Secret {secret} holds no ssh_host_*_key")
-    return found
+    return keys
 
 
 def know(server: ApiServer, namespace: str, known: Known) -> str:
-    """Written anew each time: it follows from the keys, and the keys stay."""
+    """Write the known hosts, each time: they follow from the keys, which stay."""
     lines = [
         f"{names} {key}\n"
         for names, of in known.hosts
@@ -150,7 +153,7 @@ def run(
                     print(f"{where}: {error}", file=sys.stderr, flush=True)
                     return 1
                 if str(error) != last:
-                    print(f"{where}: {error}; asked again", flush=True)
+                    print(f"{where}: {error}; retrying", flush=True)
                 last = str(error)
                 time.sleep(PAUSE)
             except InitError as error:

@@ -32,10 +32,10 @@ def find_users(ids: Iterable[int]) -> Iterator[str]:
 
 
 def main() -> int:
-    found = list(find_users(RESERVED))
-    if not found:
+    users = list(find_users(RESERVED))
+    if not users:
         return 0
-    shown = ", ".join(found[:SHOWN]) + (f" and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
+    shown = ", ".join(users[:SHOWN]) + (f" and {len(users) - SHOWN} more" if len(users) > SHOWN else "")
     ids = f"{RESERVED[0]} to {RESERVED[-1]}"
     print(f"the directory has users with ids that minivm reserves ({ids}): {shown}; give them other ids")
     return 1

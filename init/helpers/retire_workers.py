@@ -35,7 +35,7 @@ def parse(words: Sequence[str]) -> tuple[int, str, list[tuple[str, str]]]:
 
 
 def retire(server: ApiServer, namespace: str, kind: str, name: str) -> str:
-    """Tell Kubernetes that a pool has no pods any more. Safe to repeat."""
+    """Tell Kubernetes that a pool must have no pods. Safe to repeat."""
     try:
         if kind == "StatefulSet":
             path = f"/apis/apps/v1/namespaces/{namespace}/statefulsets/{name}/scale"
@@ -78,7 +78,7 @@ def run(server: ApiServer, namespace: str, seconds: float, selector: str, pools:
             print(text, flush=True)
             last = text
         if time.monotonic() >= until:
-            print(f"after {seconds:g} s the uninstall goes on without them", flush=True)
+            print(f"after {seconds:g} s the uninstall continues without them", flush=True)
             return 0
         time.sleep(PAUSE)
 

@@ -1,9 +1,11 @@
-"""Is there room where the controller keeps its state? slurmctld goes on with a full disk: it refuses every job that is
-submitted, forgets with its next restart what it could not write, and calls itself well all the while.
+"""Check the free space where the controller keeps its state.
 
-    python3 -I -m init.helpers.room DIRECTORY...
+slurmctld continues on a full disk: it refuses every submitted job, forgets at its next restart what it could not write,
+and reports itself healthy all the while.
 
-Exit code 1, and what is wrong as the only line: it becomes the reason for which the pod is degraded.
+python3 -I -m init.helpers.room DIRECTORY...
+
+On failure the exit code is 1, and the only line is the reason for the pod's degraded state.
 """
 
 from __future__ import annotations
@@ -17,17 +19,17 @@ BLOCK = 4096
 
 
 def wrong(directory: str) -> str:
-    """What a person is told of it; empty if it is as it should be, or not of this pod."""
+    """Return the problem for a person; "" if there is none, or if the directory is not this pod's."""
     try:
-        found = os.statvfs(directory)
+        status = os.statvfs(directory)
     except FileNotFoundError:
         return ""
     except OSError as error:
-        return f"{directory} cannot be asked for its room: {error.strerror}"
-    if found.f_flag & os.ST_RDONLY:
+        return f"{directory} cannot be checked for free space: {error.strerror}"
+    if status.f_flag & os.ST_RDONLY:
         return f"{directory} is read-only"
-    # What root alone may still take is no room for a daemon. Some file systems count no inodes.
-    for what, total, left in (("", found.f_blocks, found.f_bavail), (": inodes", found.f_files, found.f_favail)):
+    # Space reserved for root is no space for a daemon. Some file systems count no inodes.
+    for what, total, left in (("", status.f_blocks, status.f_bavail), (": inodes", status.f_files, status.f_favail)):
         used = 100 - 100 * left / total if total else 0.0
         if used >= FULL_PERCENT:
             return f"{directory} is full{what}" if left == 0 else f"{directory} is {used:.0f} % full{what}"
@@ -35,7 +37,7 @@ def wrong(directory: str) -> str:
 
 
 def refused(directory: str) -> str:
-    """A quota, or a disk that fails, shows in a write alone. The file has no name: nothing of it stays."""
+    """Test a write, which alone shows a quota or a failing disk. The file has no name: nothing of it remains."""
     try:
         descriptor = os.open(directory, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -43,7 +45,7 @@ def refused(directory: str) -> str:
         return "" if without else f"{directory} cannot be written: {error.strerror}"
     try:
         left = BLOCK
-        while left:  # a quota takes what still fits
+        while left:  # a quota accepts what still fits
             left -= os.write(descriptor, bytes(left))
         os.fsync(descriptor)
     except OSError as error:
@@ -54,10 +56,10 @@ def refused(directory: str) -> str:
 
 
 def main(directories: list[str]) -> int:
-    found = [why for why in map(wrong, directories) if why]
-    if found:
-        print("; ".join(found))
-    return 1 if found else 0
+    problems = [problem for problem in map(wrong, directories) if problem]
+    if problems:
+        print("; ".join(problems))
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
-"""Whether Slurm answers what users ask: a periodic check that the pod's readiness waits for.
+"""Check that Slurm answers users' requests: a periodic check that the pod's readiness waits for.
 
 Exit code 1, and the reason as the only line. On the controller and on login pods an unprivileged user lists the
 partitions, which needs Slurm's authentication and slurmctld's locks. A worker asks its own slurmd when slurmctld last
-spoke to it, and asks slurmctld itself only when that is long ago: thousands of workers add no load.
-
-One failure in a row changes nothing (`Memory`). A daemon that stays silent is restarted: jobs run on meanwhile.
+contacted it, and asks slurmctld itself only when that is long ago: thousands of workers add no load. One failure in a
+row changes nothing (`Memory`). A daemon that stays silent is restarted: jobs run on meanwhile.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ DEADLINE_S = 5.0
 FAILURES = 2  # in a row, before the pod is not ready
 # A silent daemon is restarted after this time, and not again for the second. One that has just started may be busy.
 SILENT_S, REST_S, YOUNG_S = 120.0, 1800.0, 300.0
-# slurmctld speaks to each slurmd every 2/3 of SlurmdTimeout. After HEARD_S without a word a worker asks slurmctld, and
+# slurmctld contacts each slurmd every 2/3 of SlurmdTimeout. After HEARD_S without contact a worker asks slurmctld, and
 # after a failure not sooner than ASK_AGAIN_S.
 HEARD_S, ASK_AGAIN_S = 240.0, 90.0
 
@@ -45,7 +44,7 @@ HEARD_S, ASK_AGAIN_S = 240.0, 90.0
 class Fault(Enum):
     NONE = "none"
     SILENT = "silent"  # no answer in time: a restart may help
-    REFUSED = "refused"  # an answer that is no good: a restart does not help
+    REFUSED = "refused"  # an invalid answer: a restart does not help
 
 
 @record(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class Finding:
 
 @record(frozen=True, slots=True)
 class Memory:
-    """What one run of this check leaves to the next. Times are monotonic."""
+    """State of this check between runs. Times are monotonic."""
 
     failures: int = 0
     silent_since: float = 0.0  # 0: it answers
@@ -67,7 +66,7 @@ class Memory:
 
 
 def judge(before: Memory, finding: Finding, now: float) -> tuple[Memory, str, bool]:
-    """The new memory, why the pod is not ready (or nothing), and whether to restart the daemon."""
+    """Return the new memory, the reason why the pod is not ready (or ""), and whether to restart the daemon."""
     if finding.fault is Fault.NONE:
         return replace(before, failures=0, silent_since=0.0, reason=""), "", False
     silent = (before.silent_since or now) if finding.fault is Fault.SILENT else 0.0
@@ -78,29 +77,32 @@ def judge(before: Memory, finding: Finding, now: float) -> tuple[Memory, str, bo
 
 
 def ask_as_user(controller: str, port: int) -> Finding:
-    """What `sinfo` needs: authentication, and slurmctld's lock on its partitions."""
-    asked = [client.SCONTROL, "--oneliner", "show", "partition"]
+    """Ask as `sinfo` does: this needs authentication and slurmctld's lock on its partitions."""
+    command = [client.SCONTROL, "--oneliner", "show", "partition"]
     try:
-        done = ran(asked, within=DEADLINE_S, env=client.environment(controller), user=USER, group="nogroup",
+        done = ran(command, within=DEADLINE_S, env=client.environment(controller), user=USER, group="nogroup",
                    extra_groups=[])  # fmt: skip
     except subprocess.TimeoutExpired:
         done = None
     if done is not None and done.returncode == 0:
         return Finding()
-    said = client.judge(done.stderr or done.stdout, controller) if done is not None else ""
+    complaint = client.judge(done.stderr or done.stdout, controller) if done is not None else ""
     if done is not None and client.rejected(done.stderr):
-        return Finding(Fault.REFUSED, said)
+        return Finding(Fault.REFUSED, complaint)
     reason = f"slurmctld does not answer authenticated requests within {DEADLINE_S:g} s"
-    if said:
-        reason = f"slurmctld does not answer authenticated requests: {said}"
+    if complaint:
+        reason = f"slurmctld does not answer authenticated requests: {complaint}"
     crowd = crowd_at(port)
     return Finding(Fault.SILENT, f"{reason}; {crowd}" if crowd else reason)
 
 
 def heard(text: str, now: float) -> float:
-    """Seconds since slurmctld spoke to this slurmd or since slurmd's start, by `scontrol show slurmd`; inf: unknown."""
-    found = re.findall(r"^(?:Last slurmctld msg time|Boot time)\s*=\s*(\d\S+)", text, re.MULTILINE)
-    return min((now - datetime.fromisoformat(moment).timestamp() for moment in found), default=float("inf"))
+    """Return the seconds since slurmctld's last contact or slurmd's start; inf: unknown.
+
+    The text is that of `scontrol show slurmd`.
+    """
+    moments = re.findall(r"^(?:Last slurmctld msg time|Boot time)\s*=\s*(\d\S+)", text, re.MULTILINE)
+    return min((now - datetime.fromisoformat(moment).timestamp() for moment in moments), default=float("inf"))
 
 
 def ask_as_worker(controller: str, memory: Memory, now: float) -> tuple[Memory, Finding]:
@@ -121,7 +123,7 @@ def ask_as_worker(controller: str, memory: Memory, now: float) -> tuple[Memory, 
     except client.SlurmError as error:
         reason = error.why
     if reason:
-        # slurmd answers: what is wrong is slurmctld's, or between the two.
+        # slurmd answers: the fault is slurmctld's, or between the two.
         return memory, Finding(Fault.REFUSED, f"no word from slurmctld for {HEARD_S:g} s, and {reason}")
     return replace(memory, proven=now), Finding()
 
@@ -129,7 +131,7 @@ def ask_as_worker(controller: str, memory: Memory, now: float) -> tuple[Memory, 
 def load(file: Path = FILE) -> Memory:
     try:
         return Memory(**read_json(file))
-    except TypeError:  # of another release
+    except TypeError:  # from another release
         return Memory()
 
 
@@ -138,7 +140,7 @@ def save(memory: Memory, file: Path = FILE) -> None:
 
 
 def restart_daemon(names: tuple[str, ...]) -> str:
-    """Restart the first of these services that this pod has, unless it has just started; a sentence for the log."""
+    """Restart the first of these services that this pod has, unless it has just started; return a line for the log."""
     try:
         with Client() as control:
             for name in names:

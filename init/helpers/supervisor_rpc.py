@@ -1,6 +1,6 @@
 """supervisorctl's XML-RPC over a unix socket, answered from PID 1's control socket. A small service of its own.
 
-`supervisorctl status/start/stop/restart/tail/signal/shutdown/update` speak to the same services as `minivm`.
+`supervisorctl status/start/stop/restart/tail/signal/shutdown/update` act on the same services as `minivm`.
 """
 
 from __future__ import annotations
@@ -98,13 +98,13 @@ class Interface:
         view = self._view(name)
         try:
             text = str(number).upper().removeprefix("SIG")
-            found = signal.Signals[f"SIG{text}"] if (known := in_digits(text)) is None else signal.Signals(known)
+            chosen = signal.Signals[f"SIG{text}"] if (known := in_digits(text)) is None else signal.Signals(known)
         except (KeyError, ValueError):
             raise Fault(words.BAD_SIGNAL, f"BAD_SIGNAL: {number}") from None
         if not view.pid:
             raise Fault(words.NOT_RUNNING, f"NOT_RUNNING: {view.name}")
         with Client(self.control) as client:
-            client.request("signal", service=view.name, signal=found.name.removeprefix("SIG"))
+            client.request("signal", service=view.name, signal=chosen.name.removeprefix("SIG"))
         return True
 
     def start_all(self, wait: bool = True) -> list[dict[str, Any]]:
@@ -112,7 +112,7 @@ class Interface:
         return [self._result(self.start, name, wait) for name in names]
 
     def stop_all(self, wait: bool = True) -> list[dict[str, Any]]:
-        """In reverse order, and not this bridge itself: it could not tell how it went."""
+        """Stop all in reverse order, except this bridge, which could not report the result."""
         names = [view.name for view in reversed(self._views()) if view.pid and view.name != "supervisor"]
         return [self._result(self.stop, name, wait) for name in names]
 
@@ -120,7 +120,10 @@ class Interface:
         return [self._result(self.signal, view.name, number) for view in self._views() if view.pid]
 
     def read(self, name: str, offset: int, length: int) -> str:
-        """Both channels are one stream here. A negative offset counts from the end, as supervisorctl's tail does."""
+        """Read the log; both channels are one stream here.
+
+        A negative offset counts from the end, as supervisorctl's tail does.
+        """
         data = self._log(name)
         if offset < 0:
             return data[offset:].decode(errors="replace")
@@ -131,7 +134,7 @@ class Interface:
         return [data[-length:].decode(errors="replace"), len(data), False]
 
     def reload_config(self) -> list[Any]:
-        """Applies the drop-ins; supervisorctl's `update` then finds nothing left to do."""
+        """Apply the drop-ins; supervisorctl's `update` then finds nothing left to do."""
         from init.helpers.configwatch import apply_dropins
 
         change = apply_dropins(self.control)
@@ -176,7 +179,7 @@ class Interface:
             return client.request(op, service=name, wait=bool(wait))
 
     def _result(self, method: Callable[..., Any], name: str, argument: Any) -> dict[str, Any]:
-        """The result of one process within a call for several."""
+        """Return the result of one process within a call for several."""
         status, text = words.SUCCESS, "OK"
         try:
             method(name, argument)
@@ -213,7 +216,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def do_GET(self) -> None:
-        """`/logtail/NAME/stdout`: what `supervisorctl tail -f` reads until it is interrupted."""
+        """Serve `/logtail/NAME/stdout`: what `supervisorctl tail -f` reads until it is interrupted."""
         parts = self.path.strip("/").split("/")
         if len(parts) < 2 or parts[0] != "logtail":
             self.send_error(404)
@@ -238,7 +241,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Calls are not news."""
+        """Log nothing: calls are no events."""
 
     def address_string(self) -> str:
         return "local"
@@ -257,7 +260,7 @@ class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 def main(listen: Path = LISTEN, control: Path = SOCKET) -> int:
     listen.unlink(missing_ok=True)
     Handler.interface = Interface(control)
-    before = os.umask(0o177)  # the socket is born 0600: root's alone
+    before = os.umask(0o177)  # the socket is created with mode 0600, for root alone
     try:
         server = Server(str(listen), Handler)
     finally:

@@ -1,4 +1,4 @@
-"""A service in the words of supervisor's XML-RPC: its states, its faults, what getProcessInfo gives. Pure."""
+"""Convert a service to supervisor's XML-RPC: states, faults, the reply of getProcessInfo. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STATES = {
 
 
 def process_info(view: ServiceView, now: float) -> dict[str, Any]:
-    """One service in the words of getProcessInfo."""
+    """Return one service as getProcessInfo does."""
     number, name = STATES.get(view.state, (1000, "UNKNOWN"))
     return {
         "name": view.name,

@@ -133,10 +133,10 @@ def plan_from_json(text: str | bytes, file: str) -> Plan:
     for name, mapping in data["services"].items():
         if not isinstance(mapping, dict):
             raise ConfigError(f"read service {name}", "wanted an object", file=file)
-        mapping = dict(mapping)
-        origin = mapping.pop("file", file)
+        own = dict(mapping)
+        origin = own.pop("file", file)
         try:
-            services.append(parse_service(name, mapping, str(origin)))
+            services.append(parse_service(name, own, str(origin)))
         except ConfigError as error:
             errors.append(error)
     raise_all("read the plan", errors)

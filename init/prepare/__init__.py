@@ -1,1 +1,1 @@
-"""Preparation steps: short children that PID 1 runs before a daemon starts, one module a step."""
+"""Preparation steps: short children that PID 1 runs before a daemon starts, one module per step."""

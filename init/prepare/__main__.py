@@ -1,7 +1,7 @@
-"""`python3 -I -m init.prepare STEP...`: preparation steps, in order, in one short process.
+"""`python3 -I -m init.prepare STEP...`: run preparation steps, in order, in one short process.
 
-Exit 0: done. Exit 1: another try may mend it. Exit 78: the configuration is wrong, and no try will. All output is one
-stream: its last line is the reason that `minivm why` shows, and two streams have no order.
+Exit 0: done. Exit 1: another try may succeed. Exit 78: the configuration is wrong, and no try will. All output goes to
+one stream: its last line is the reason in `minivm why`, and two streams have no common order.
 """
 
 from __future__ import annotations

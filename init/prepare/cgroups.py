@@ -1,7 +1,7 @@
-"""Room in cgroups below /sys/fs/cgroup, where the pod may write there: what it may, not what it should, is found here.
+"""Writable cgroups below /sys/fs/cgroup: find out what the pod may write to, not what it should.
 
-cgroup v2 allows no processes beside delegated controllers ("no internal processes"), so what runs already moves to
-a leaf of its own. In v1 each hierarchy stands for itself, and who needs it makes his directories there.
+cgroup v2 allows no processes beside delegated controllers ("no internal processes"), so running processes move to a
+leaf of their own. In v1 each hierarchy is separate, and its users create their directories there.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from init.pod.pod import Pod, writable
 ROOT = "/sys/fs/cgroup"
 LEAF = "minivm"
 CONTROLLERS = "cgroup.controllers"
-TURNS = 20  # looks at who is in a place: some are born while the others are moved
+TURNS = 20  # passes over a directory's processes: some start while others are moved
 V1 = ("freezer", "memory", "cpuset", "devices", "cpuacct", "cpu", "pids")
 
 
 def run(pod: Pod) -> str:
-    """For a worker: what Slurm can have."""
-    found = granted(pod)
-    version = "none" if not ({"freezer", "unified"} & set(found)) else "v2" if "unified" in found else "v1"
+    """Report to a worker what Slurm can use."""
+    controllers = granted(pod)
+    version = "none" if not ({"freezer", "unified"} & set(controllers)) else "v2" if "unified" in controllers else "v1"
     pod.publish("cgroup", {"MINIVM_CGROUP": version})
-    return summary(pod, found)
+    return summary(pod, controllers)
 
 
 def granted(pod: Pod) -> Mapping[str, Path]:
-    """Controller -> where this pod may make directories for it; with v2 also `unified`, their common place."""
+    """Map controllers to the directory where this pod may create cgroups; with v2 also `unified`, the common one."""
     root = pod.path(ROOT)
     if not (root / CONTROLLERS).exists():
         return {name: root / name for name in V1 if (root / name).is_dir() and writable(root / name)}
@@ -39,27 +39,28 @@ def granted(pod: Pod) -> Mapping[str, Path]:
     return dict.fromkeys(["unified", *delegate(root)], root)
 
 
-def summary(pod: Pod, found: Mapping[str, Path]) -> str:
-    names = " ".join(name for name in found if name != "unified")
-    if "unified" in found:
+def summary(pod: Pod, controllers: Mapping[str, Path]) -> str:
+    names = " ".join(name for name in controllers if name != "unified")
+    if "unified" in controllers:
         return f"cgroup v2, delegated: {names or 'no controllers'}"
-    if found:
+    if controllers:
         return f"cgroup v1, writable: {names}"
     version = "v2" if (pod.path(ROOT) / CONTROLLERS).exists() else "v1"
     return f"cgroup {version}, read-only: no containment by cgroups"
 
 
 def leave(root: Path) -> None:
-    """Out of the place that is to delegate."""
+    """Move the processes out of the directory that delegates."""
     leaf = root / LEAF
     leaf.mkdir(exist_ok=True)
     _move(root, leaf)
 
 
 def gather(pod: Pod) -> str:
-    """Before slurmd starts: the pod's own processes back in their leaf. At each start of its slurmd Slurm 24.11 moves
-    all that it finds beside it, PID 1 too, into a directory below, and the next time into one below that, until a path
-    is too long for it. It takes them down one step again, and never further.
+    """Move the pod's own processes back to their leaf before slurmd starts.
+
+    At each start of its slurmd Slurm 24.11 moves all processes beside it, PID 1 included, into a directory below, and
+    the next time into one below that, until the path is too long. Now it moves them down one level only.
     """
     leaf = pod.path(f"{ROOT}/{LEAF}")
     below = [Path(name) for name, _, _ in os.walk(leaf, topdown=False)][:-1]  # the deepest first
@@ -69,14 +70,14 @@ def gather(pod: Pod) -> str:
         _withhold(directory)
     for directory in below:
         _move(directory, leaf)
-        with contextlib.suppress(OSError):  # a child was born there in this moment: the next start takes it along
+        with contextlib.suppress(OSError):  # a child started there at this moment: the next start moves it
             directory.rmdir()
     return f"all back in {leaf}, from below it"
 
 
 def _move(place: Path, to: Path) -> None:
     for _ in range(TURNS):
-        with contextlib.suppress(OSError):  # the place has gone
+        with contextlib.suppress(OSError):  # the directory has gone
             if not (pids := (place / "cgroup.procs").read_text().split()):
                 return
             for pid in pids:
@@ -85,19 +86,19 @@ def _move(place: Path, to: Path) -> None:
 
 
 def _withhold(directory: Path) -> None:
-    """Who hands controllers on may have no processes."""
+    """Withdraw all controllers: a directory that delegates them may have no processes."""
     with contextlib.suppress(OSError):
         for name in (directory / "cgroup.subtree_control").read_text().split():
             (directory / "cgroup.subtree_control").write_text(f"-{name}")
 
 
 def delegate(directory: Path) -> list[str]:
-    """Hand a v2 directory's controllers to those below it; in v1 there is nothing to hand on."""
+    """Delegate a v2 directory's controllers to those below it; v1 has no delegation."""
     if not (directory / CONTROLLERS).exists():
         return []
-    handed = []
+    delegated = []
     for name in (directory / CONTROLLERS).read_text().split():
-        with contextlib.suppress(OSError):  # one that the parent holds back does not cost the others
+        with contextlib.suppress(OSError):  # a controller that the parent withholds does not affect the rest
             (directory / "cgroup.subtree_control").write_text(f"+{name}")
-            handed.append(name)
-    return handed
+            delegated.append(name)
+    return delegated

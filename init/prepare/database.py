@@ -1,4 +1,4 @@
-"""slurmdbd.conf, and for the embedded database its first files, the one user that may use it, and whose state it is."""
+"""slurmdbd.conf, and for the embedded database its first files, its one user, and the cluster that it belongs to."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ INIT_FILE = "/run/minivm/mariadb.sql"
 NAME = "slurm_acct_db"
 PASSWORD = f"{MOUNTS}/secrets/slurmdbd/password"
 STAMP = ".minivm-database"
-BESIDE = f"{DATA}/.minivm-complete"  # says that the database is whole, and with a stamp whose state is its own
+BESIDE = f"{DATA}/.minivm-complete"  # marks a complete database; its stamp identifies the state that it belongs to
 QUESTION = "SELECT name, id FROM cluster_table WHERE deleted = 0 AND id IS NOT NULL"
 WITHIN = 5.0
 
-# The socket tells MariaDB who asks: the embedded database has no password that could leak.
+# MariaDB identifies the user by the socket: the embedded database has no password that could leak.
 SQL = f"""\
 CREATE DATABASE IF NOT EXISTS {NAME};
 CREATE USER IF NOT EXISTS slurm@localhost IDENTIFIED VIA unix_socket;
@@ -36,13 +36,13 @@ GRANT ALL ON {NAME}.* TO slurm@localhost;
 
 
 def slurmdbd(pod: Pod) -> str:
-    """A mounted slurmdbd.conf has been installed as it is and stays."""
+    """Write slurmdbd.conf; a mounted one is already installed and stays."""
     if pod.has(f"{MOUNTS}/config/slurm/slurmdbd.conf"):
         return "slurmdbd.conf is mounted"
     accounting = pod.choice("MINIVM_ACCOUNTING", "embedded", ["embedded", "external", "none"])
     lines = [
         "AuthType=auth/munge",
-        # localhost and not the pod's name: only this pod's slurmctld speaks to it, and the name may not resolve yet.
+        # localhost, not the pod's name: only this pod's slurmctld connects, and the name may not resolve yet.
         "DbdHost=localhost",
         "SlurmUser=slurm",
         "PidFile=/run/slurm/slurmdbd.pid",
@@ -73,7 +73,7 @@ def slurmdbd(pod: Pod) -> str:
 
 
 def quoted(text: str) -> str:
-    """As Slurm's parser reads it back whole: `#` would begin a comment, and a blank end the value."""
+    """Quote a value for Slurm's parser: `#` would start a comment, and a blank end the value."""
     text = re.sub(r"[\\#]", r"\\\g<0>", text)
     if not re.search(r"\s", text) and not text.startswith('"'):
         return text
@@ -83,14 +83,14 @@ def quoted(text: str) -> str:
 
 
 def mariadb(pod: Pod) -> str:
-    """Runs as root before mariadbd starts: an empty data directory gets the tables that the image made."""
+    """Prepare the data directory as root before mariadbd starts: an empty one gets the image's tables."""
     uid, gid = user("mysql")
     data = pod.path(DATA)
     ensure(data, 0o700, uid, gid)
     write(pod.path(INIT_FILE), SQL.encode(), mode=0o644, owner=(0, 0))
-    # A copy that was cut half way must not pass for a database: the marker is written last.
+    # The marker is written last, so that an interrupted copy never counts as a database.
     marker, copying = data / ".minivm-complete", data / ".minivm-copying"
-    # What is no unfinished copy of ours is somebody's database on a volume.
+    # Anything that is no unfinished copy of ours is an existing database on a volume.
     if marker.exists() or ((data / "ib_logfile0").exists() and not copying.exists()):
         return "the database is there"
     template = pod.path(TEMPLATE)
@@ -115,7 +115,7 @@ def mariadb(pod: Pod) -> str:
 
 def _install(data: os.PathLike[str]) -> None:
     install = ["/usr/bin/mariadb-install-db", "--user=mysql", "--skip-test-db"]
-    # As the service has it (init/services/mariadb.yaml).
+    # As in the service (init/services/mariadb.yaml).
     install += ["--auth-root-authentication-method=socket", "--loose-innodb-buffer-pool-size-max=128M"]
     done = ran([*install, f"--datadir={data}"])
     if done.returncode:
@@ -124,14 +124,14 @@ def _install(data: os.PathLike[str]) -> None:
 
 @record(frozen=True, slots=True)
 class Numbers:
-    """The cluster's number, in slurmctld's state and in the embedded database; 0: none yet. Where the two differ,
-    slurmctld does not start.
+    """The cluster's number in slurmctld's state and in the embedded database; 0: none yet.
 
-    slurmdbd gives a new cluster its number when slurmctld registers. An answer that is lost on the way (the database
-    died just then) slurmctld takes for a yes: it makes itself a number and saves that. With its next start the two
-    meet, and it ends, lest two clusters write into one state. Here it is known whether they may meet: a stamp, made
-    when both were new or agreed, lies in the state and beside the database. Where the stamps are one, the database's
-    number is written into the state; where they are not, the state may be another cluster's, and all stays as it is.
+    If the two differ, slurmctld does not start. slurmdbd gives a new cluster its number when slurmctld registers.
+    slurmctld takes a lost answer (the database died just then) for a success: it makes up a number and saves it. At its
+    next start it sees both numbers and exits, so that two clusters never write into one state. This step knows if they
+    belong together: a stamp, made when both were new or agreed, is stored in the state and beside the database. If the
+    stamps match, the database's number is written into the state; otherwise the state may be another cluster's, and
+    everything stays.
     """
 
     cluster: str
@@ -146,7 +146,7 @@ class Numbers:
 
     @property
     def may_pair(self) -> bool:
-        """New, so that it is nobody else's, or it agrees."""
+        """True if the state is new, and so belongs to no other cluster, or if the numbers agree."""
         new = not self.saved and not self.has_jobs and not self.stamps[0]
         return not self.paired and (new or self.saved == self.known != 0)
 
@@ -156,10 +156,10 @@ class Numbers:
 
 
 def number(pod: Pod) -> str:
-    """Never a reason not to start: what cannot be mended here slurmctld says itself."""
+    """Repair the number; never fails, since slurmctld itself reports what cannot be repaired here."""
     accounting = pod.choice("MINIVM_ACCOUNTING", "embedded", ["embedded", "external", "none"])
     if accounting != "embedded" or pod.has(f"{MOUNTS}/config/slurm/slurmdbd.conf"):
-        return "the cluster's number is between slurmctld and a database of the site's"
+        return "the site's own database keeps the cluster's number"
     try:
         return _compared(pod)
     except (InitError, OSError, ValueError, subprocess.SubprocessError) as error:
@@ -175,31 +175,31 @@ def _compared(pod: Pod) -> str:
     saved_of, _, saved = _short(state / "clustername").partition("|")
     if saved_of and saved_of.lower() != name:
         return f"the state is of the cluster {saved_of}"
-    mine = int(saved) if saved.isascii() and saved.isdecimal() else 0
+    saved_number = int(saved) if saved.isascii() and saved.isdecimal() else 0
     stamps = _short(state / STAMP), _short(pod.path(BESIDE))
-    seen = Numbers(name, mine, (state / "job_state").exists(), _known(name), stamps)
+    seen = Numbers(name, saved_number, (state / "job_state").exists(), _known(name), stamps)
     if seen.may_pair:
         stamp = stamps[1] or os.urandom(16).hex()
         write(pod.path(BESIDE), stamp.encode(), mode=0o600, owner=user("mysql"))
         write(state / STAMP, stamp.encode(), mode=0o600, owner=user("slurm"))
     if not seen.differs:
         return f"the cluster's number is {seen.saved or seen.known or 'not given yet'}"
-    said = f"the cluster's number is {seen.saved} in the state and {seen.known} in the database"
+    numbers_text = f"the cluster's number is {seen.saved} in the state and {seen.known} in the database"
     if not seen.paired:
-        return f"{said}; whether the two belong together is not known, and both stay as they are"
+        return f"{numbers_text}; whether the two belong together is not known, and both stay as they are"
     write(state / "clustername", f"{name}|{seen.known}".encode(), mode=0o600, owner=user("slurm"))
-    return f"{said}; the state is this database's, and has {seen.known} now"
+    return f"{numbers_text}; the state is this database's, and has {seen.known} now"
 
 
 def _known(cluster: str) -> int:
-    """The database's number for it; 0 where it has none, or does not answer."""
+    """Ask the database for the cluster's number; 0 if it has none or does not answer."""
     uid, gid = user("slurm")
     argv = [CLIENT, "--no-defaults", f"--socket={SOCKET}", "--batch", "--skip-column-names", f"--execute={QUESTION}"]
     done = ran([*argv, NAME], within=WITHIN, user=uid, group=gid, extra_groups=[])
-    found = re.search(rf"^{re.escape(cluster)}\t([0-9]{{1,5}})$", done.stdout, re.MULTILINE)
-    return int(found[1]) if found else 0
+    match = re.search(rf"^{re.escape(cluster)}\t([0-9]{{1,5}})$", done.stdout, re.MULTILINE)
+    return int(match[1]) if match else 0
 
 
 def _short(path: Path) -> str:
-    """slurm owns the directory, and may have put anything there."""
+    """Read a short file; slurm owns the directory and may have put anything there."""
     return (read_plain(path, 512) or b"").decode(errors="replace").strip()

@@ -1,4 +1,4 @@
-"""The directories that the daemons insist on, with the owner and mode without which they exit."""
+"""Directories that daemons require, with the owner and mode without which they exit."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def run(pod: Pod) -> str:
         if all(pod.has(program) for program in programs):
             uid, gid = (0, 0) if owner == "root" else user(owner)
             made += ensure(pod.path(name), int(mode, 8), uid, gid)
-    return f"{made} directories made or mended"
+    return f"{made} directories created or repaired"
 
 
 def ensure(path: Path, mode: int, uid: int, gid: int) -> bool:
-    """True when something had to change. What is right already is not touched: the root may be read-only."""
+    """Create or fix a directory; True if anything changed. A correct one is not touched: the root may be read-only."""
     try:
         changed = False
         if not path.is_dir():

@@ -1,4 +1,4 @@
-"""The pod's GPUs, for the node's gres: asked of the driver's own library, or counted from the device files."""
+"""The pod's GPUs for the node's gres, from the driver's library or else counted by device files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NAME_BYTES = 96
 
 
 def models(library: str = LIBRARY) -> list[str] | None:
-    """The name of each GPU that the driver shows to this pod; None without a driver."""
+    """Return the name of each GPU that the driver shows to this pod; None without a driver."""
     try:
         nvml = ctypes.CDLL(library)
     except OSError:
@@ -24,16 +24,16 @@ def models(library: str = LIBRARY) -> list[str] | None:
         count = ctypes.c_uint()
         if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
             return None
-        found = []
+        names = []
         for index in range(count.value):
             device = ctypes.c_void_p()
             name = ctypes.create_string_buffer(_NAME_BYTES)
             if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)) != 0:
-                continue  # one that has fallen off the bus is not offered
+                continue  # a GPU that has fallen off the bus is not offered
             if nvml.nvmlDeviceGetName(device, name, _NAME_BYTES) != 0:
                 name.value = b""
-            found.append(name.value.decode(errors="replace"))
-        return found
+            names.append(name.value.decode(errors="replace"))
+        return names
     finally:
         nvml.nvmlShutdown()
 
@@ -43,7 +43,7 @@ def device_files(pod: Pod) -> int:
 
 
 def gres(names: Sequence[str]) -> str:
-    """Slurm's Gres= for these GPUs; the type is written as Slurm's own AutoDetect=nvml writes it."""
+    """Format Slurm's Gres= for these GPUs, with the type in the form of Slurm's own AutoDetect=nvml."""
     counts: dict[str, int] = {}
     for name in names:
         kind = re.sub(r"[^a-z0-9_.-]+", "_", name.lower().replace(" ", "_")).strip("_")
@@ -52,7 +52,7 @@ def gres(names: Sequence[str]) -> str:
 
 
 def found(pod: Pod) -> tuple[str, str]:
-    """Gres= (empty without GPUs), and where it is from."""
+    """Return Gres= (empty without GPUs) and its source."""
     names = models()
     if names:
         return gres(names), "the driver"

@@ -1,4 +1,4 @@
-"""SSH host keys: mounted ones are kept, or a pod makes its own, once. The image has none: replicas would share them."""
+"""SSH host keys: mounted ones are kept, or the pod creates its own once. The image has none for replicas to share."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ground.commands import ran
 from init.pod.pod import MOUNTS, Pod, PrepareError, writable, write
 from init.prepare.directories import ensure
 
-# ed25519 and rsa serve every client of today; an rsa key takes a second to make, so it is only ever mounted.
+# ed25519 and rsa serve every current client; an rsa key takes a second to create, so it is only ever mounted.
 MADE = ("ed25519", "ecdsa")
 CONFIG = "/run/minivm/sshd_config"
 LANG = re.compile(r"[A-Za-z0-9._@-]+")
-# The second of ssh's own two files: the first one is the site's.
+# The second of ssh's two global files: the first one is the site's.
 KNOWN = "/etc/ssh/ssh_known_hosts2"
 
 
@@ -28,13 +28,12 @@ def run(pod: Pod) -> str:
     if not keys:
         keys = sorted(directory.glob("ssh_host_*_key")) or [_make(directory, kind) for kind in MADE]
         for key in keys:
-            key.chmod(0o600)  # sshd ignores a key that others can read
-    # With the host's network the machine's own sshd has port 22.
+            key.chmod(0o600)  # sshd ignores a key that other users can read
+    # With the host's network, the machine's own sshd has port 22.
     port = pod.setting("MINIVM_SSH_PORT")
     lines = [f"Port {port}\n"] if port else []
     lines += [f"HostKey {key}\n" for key in keys] + ["Include /etc/ssh/sshd_config\n"]
-    # A command without a login shell reads no profile. Last, so that a site's own SetEnv comes first, which is the one
-    # that counts.
+    # A command without a login shell reads no profile. Last, so that a site's own SetEnv comes first and wins.
     language = pod.setting("LANG", "C.UTF-8")
     if LANG.fullmatch(language):
         lines.append(f"SetEnv LANG={language}\n")
@@ -43,13 +42,15 @@ def run(pod: Pod) -> str:
 
 
 def _know(pod: Pod) -> str:
-    """The cluster's own pods are known to every ssh here, without a question. A link: another pool, another key, and a
-    file that comes after the pod are seen at once."""
+    """Let every ssh here know the cluster's own pods.
+
+    A link, so that changes of the mounted file apply at once: another pool, another key, or a file mounted later.
+    """
     known, link = pod.path(f"{MOUNTS}/config/ssh"), pod.path(KNOWN)
     if not known.is_dir():
         return ""
     if not writable(link.parent):
-        return "; /etc/ssh is read-only, and the cluster's pods not known to ssh"
+        return "; /etc/ssh is read-only, and ssh does not know the cluster's pods"
     temporary = link.with_name(f".{link.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(f"{MOUNTS}/config/ssh/known_hosts")

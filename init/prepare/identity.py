@@ -1,4 +1,4 @@
-"""The pod's name and addresses, for the services that need them: nothing here asks the network and waits."""
+"""The pod's name and addresses, for services that need them; nothing here waits for the network."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(pod: Pod) -> str:
 
 
 def own_address() -> str:
-    """The address a packet would leave from; no packet is sent."""
+    """Return the source address of outgoing packets; sends no packet."""
     for family, target in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as probe:

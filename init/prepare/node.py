@@ -24,7 +24,7 @@ def run(pod: Pod) -> str:
 
 
 def node_configuration(own: Mapping[str, str], features: str, override: str) -> str:
-    """What was found, the operator's features, and over both the operator's own `Key=value` words."""
+    """Combine detected values, the operator's features, and the operator's own `Key=value` words, which win."""
     merged = dict(own) | {"Feature": ",".join(["minivm", *features.replace(",", " ").split()])}
     names = {key.lower(): key for key in merged}
     for word in override.split():
@@ -45,12 +45,12 @@ def fast_scripts(pod: Pod) -> str:
     if pod.choice("MINIVM_FAST_SCRIPTS", "no", ["yes", "no"]) == "no":
         pod.publish("fast-scripts", {})
         return "off"
-    why = _no_fast_scripts(pod)
-    _tell_fast_scripts(why)
+    objection = _no_fast_scripts(pod)
+    _tell_fast_scripts(objection)
     # A preload that the site gives the whole pod stays: the library hands neither on to scripts.
     paths = [path for path in (LIBRARY, pod.setting("LD_PRELOAD")) if path]
-    pod.publish("fast-scripts", {} if why else {"LD_PRELOAD": ":".join(paths)})
-    return why or f"slurmd loads {LIBRARY}"
+    pod.publish("fast-scripts", {} if objection else {"LD_PRELOAD": ":".join(paths)})
+    return objection or f"slurmd loads {LIBRARY}"
 
 
 def _no_fast_scripts(pod: Pod) -> str:
@@ -66,7 +66,7 @@ def _no_fast_scripts(pod: Pod) -> str:
 
 
 def _tell_fast_scripts(why: str) -> None:
-    """Set the pod's condition, which `minivm status` and `minivm why` show; an empty text takes it back."""
+    """Set the pod's condition, which `minivm status` and `minivm why` show; an empty text removes it."""
     from init.errors import InitError
     from init.pod.client import Client
 

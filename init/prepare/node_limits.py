@@ -1,4 +1,4 @@
-"""CPU and memory limits of the pod in Slurm's words: slurmd sees the whole machine, and would offer all of it."""
+"""CPU and memory limits of the pod as Slurm settings: slurmd sees the whole machine, and would offer all of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MIB = 1 << 20
 
 
 def cpu_limit(pod: Pod) -> float | None:
-    """CPUs that the quota allows, or None."""
+    """Return the CPUs that the quota allows, or None."""
     text = pod.text("/sys/fs/cgroup/cpu.max")
     if text is not None:
         quota, _, period = text.strip().partition(" ")
@@ -27,7 +27,7 @@ def cpu_limit(pod: Pod) -> float | None:
 
 
 def memory_limit(pod: Pod) -> int | None:
-    """Bytes, or None."""
+    """Return the limit in bytes, or None."""
     text = pod.text("/sys/fs/cgroup/memory.max")
     if text is not None:
         return None if text.strip() == "max" else int(text)
@@ -38,7 +38,7 @@ def memory_limit(pod: Pod) -> int | None:
 
 
 def cpus(pod: Pod) -> tuple[int, int]:
-    """Cores and threads that are online, as slurmd counts them."""
+    """Count the online cores and threads, as slurmd does."""
     cores = set()
     threads = 0
     for directory in sorted(pod.path("/sys/devices/system/cpu").glob("cpu[0-9]*")):
@@ -52,7 +52,7 @@ def cpus(pod: Pod) -> tuple[int, int]:
 
 
 def memory(pod: Pod) -> int:
-    """Mebibytes of the machine."""
+    """Return the machine's memory in mebibytes."""
     for line in (pod.text("/proc/meminfo") or "").splitlines():
         if line.startswith("MemTotal:"):
             return int(line.split()[1]) // 1024
@@ -60,15 +60,15 @@ def memory(pod: Pod) -> int:
 
 
 def configuration(cores: int, threads: int, mebibytes: int, cpu: float | None, limit: int | None) -> Mapping[str, str]:
-    """What of the machine is not ours becomes CoreSpecCount and MemSpecLimit: Slurm keeps jobs off it."""
-    found = {}
+    """Reserve the rest of the machine with CoreSpecCount and MemSpecLimit, so that Slurm keeps jobs off it."""
+    settings = {}
     if cpu is not None and cores and threads:
         usable = max(1, int(cpu * cores / threads))
         if usable < cores:
-            found["CoreSpecCount"] = str(cores - usable)
+            settings["CoreSpecCount"] = str(cores - usable)
     if limit is not None and 0 < limit // MIB < mebibytes:
-        found["MemSpecLimit"] = str(mebibytes - limit // MIB)
-    return found
+        settings["MemSpecLimit"] = str(mebibytes - limit // MIB)
+    return settings
 
 
 def _number(path: Path) -> int | None:

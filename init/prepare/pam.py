@@ -1,8 +1,8 @@
-"""Who may ssh to a worker: with jobs contained in cgroups, users with a job there, adopted into it.
+"""Access rules for ssh to a worker: users with a job there, adopted into it if cgroups contain jobs.
 
-pam_slurm_adopt finds a job by its cgroup. Without cgroups it finds none and denies everybody. pam_slurm asks slurmctld,
-but looks for the node in slurm.conf, where dynamic nodes are not, and denies everybody too. So that then the image's
-own question to slurmctld stands in its place.
+pam_slurm_adopt finds a job by its cgroup; without cgroups it finds none and denies everybody. pam_slurm asks slurmctld,
+but looks for the node in slurm.conf, which has no dynamic nodes, and denies everybody too. So then the image's own
+query of slurmctld takes their place.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from init.slurm.conf import setting
 FETCHED = "/run/slurm/conf/slurm.conf"
 FILE = "/etc/pam.d/slurm-adopt"
 HAS_JOB = "/usr/libexec/minivm/has-job"
-# What it cannot find out it must not let pass: its own default for that is to say nothing, and nothing lets in.
+# Errors must deny: by default the module returns "ignore", and no other module allows or denies.
 ADOPT = "pam_slurm_adopt.so action_no_jobs=deny action_generic_failure=deny"
 HEAD = "# Written at boot by minivm from ProctrackType and PrologFlags of slurm.conf.\n"
 
@@ -24,18 +24,21 @@ def run(pod: Pod) -> str:
         raise PrepareError("choose the PAM module of ssh", f"{FETCHED} is missing: slurmd has not fetched it")
     have = {path.name for path in pod.path("/usr/lib").glob("*/security/pam_slurm*.so")}
     asks = f"{HAS_JOB} {pod.name}" if pod.has(HAS_JOB) else ""
-    line, why = choose(setting(text, "ProctrackType"), setting(text, "PrologFlags"), have, asks)
+    line, reason = choose(setting(text, "ProctrackType"), setting(text, "PrologFlags"), have, asks)
     write(pod.path(FILE), f"{HEAD}{line}\n".encode(), mode=0o644, owner=(0, 0))
-    return why
+    return reason
 
 
 def choose(proctrack: str, prolog_flags: str, have: set[str], asks: str = "") -> tuple[str, str]:
     contained = "cgroup" in proctrack.lower() and "contain" in prolog_flags.lower()
     if contained and "pam_slurm_adopt.so" in have:
         return f"account required {ADOPT}", "ssh needs a job here and is adopted into it"
-    why = "jobs are not contained in cgroups" if not contained else "the image has no pam_slurm_adopt"
+    reason = "jobs are not contained in cgroups" if not contained else "the image has no pam_slurm_adopt"
     if asks:
-        return f"account required pam_exec.so quiet stdout {asks}", f"ssh needs a job here, not adopted into it: {why}"
+        return (
+            f"account required pam_exec.so quiet stdout {asks}",
+            f"ssh needs a job here, not adopted into it: {reason}",
+        )
     if "pam_slurm.so" in have:
-        return "account required pam_slurm.so", f"ssh needs a job here, and is not adopted into it: {why}"
-    return "account required pam_permit.so", f"ssh is open to every user: {why}"
+        return "account required pam_slurm.so", f"ssh needs a job here, and is not adopted into it: {reason}"
+    return "account required pam_permit.so", f"ssh is open to every user: {reason}"

@@ -1,4 +1,4 @@
-"""The pod's environment for people: a login shell starts clean, and would miss what Kubernetes gave the pod."""
+"""The pod's environment for users: a login shell starts clean and would miss Kubernetes' variables."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Mapping
 
 from init.pod.pod import Pod, writable, write
 
-# What a job or a shell may know of. Everything else, tokens of Kubernetes above all, stays in PID 1.
+# Variables that jobs and shells may see. All others, Kubernetes' tokens above all, stay in PID 1.
 PREFIXES = ("NCCL_", "UCX_", "OMPI_MCA_", "PMIX_MCA_", "NVIDIA_", "CUDA_", "MINIVM_USER_")
 NAMES = ("TZ", "LANG", "LC_ALL", "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 CUDA = "/usr/local/cuda"
 FILE = "/run/minivm/profile.sh"
-# A login shell reads this one; it is the same in every pod, so that an image may carry it for a read-only root.
+# Every login shell reads this file. It is the same in every pod, so an image may contain it for a read-only root.
 HOOK = "/etc/profile.d/minivm.sh"
 HOOK_TEXT = b"[ ! -r /run/minivm/profile.sh ] || . /run/minivm/profile.sh\n"
 
@@ -33,11 +33,11 @@ def run(pod: Pod) -> str:
 
 
 def chosen(env: Mapping[str, str]) -> dict[str, str]:
-    """MINIVM_USER_X=1 reaches users as X=1; the other names as they are."""
-    found = {}
+    """Select the variables: MINIVM_USER_X=1 reaches users as X=1, others under their own names."""
+    selected = {}
     for name, value in env.items():
         if name in NAMES or name.startswith(PREFIXES):
-            name = name.removeprefix("MINIVM_USER_")
-            if name.replace("_", "a").isalnum() and not name[:1].isdecimal():
-                found[name] = value
-    return found
+            own_name = name.removeprefix("MINIVM_USER_")
+            if own_name.replace("_", "a").isalnum() and not own_name[:1].isdecimal():
+                selected[own_name] = value
+    return selected

@@ -1,4 +1,4 @@
-"""Prepare slurmctld's saved state before each start: finish saves that a kill cut, and give no job number twice.
+"""Prepare slurmctld's saved state before each start: finish interrupted saves, and give no job number twice.
 
 slurmctld saves each file as NAME.new, then renames NAME to NAME.old and NAME.new to NAME. A kill between these renames
 leaves no NAME. From release 25.05 on slurmctld does not start without its state files where its `clustername` holds the
@@ -35,7 +35,7 @@ QUESTION = "SELECT MAX(id_job) FROM `{cluster}_job_table` WHERE id_job < {larges
 
 
 def run(pod: Pod) -> str:
-    """Never a reason not to start: what this step cannot repair, slurmctld itself reports."""
+    """Repair the state; never fails, since slurmctld itself reports what cannot be repaired here."""
     try:
         return "; ".join(_repaired(pod)) or "whole"
     except (InitError, OSError, ValueError) as error:
@@ -72,19 +72,19 @@ def finish_saves(state: Path) -> list[str]:
 
 
 def allow_missing(state: Path, cluster: str, needed: Sequence[str]) -> bool:
-    """Whether the cluster's number was taken out of `clustername`, so that slurmctld starts without the needed files.
+    """Remove the cluster's number from `clustername` if needed, so that slurmctld starts without the missing files.
 
-    It asks slurmdbd for the number then, as at its first start, and reads the files that are there. A file that has a
+    It then asks slurmdbd for the number, as at its first start, and reads the files that are there. A file that has a
     NAME.old was saved before and is lost: slurmctld refuses that, and an operator decides. An empty `clustername` comes
-    from a kill, too.
+    from a kill, too. Returns True if the file was changed.
     """
     file = state / "clustername"
     text = read_plain(file, 512)
     if text is None:
         return False
     name, _, number_of_cluster = text.decode(errors="replace").strip().partition("|")
-    missing = [one for one in needed if not os.path.lexists(state / one)]
-    lost = [one for one in missing if os.path.lexists(state / f"{one}{OLD}")]
+    missing = [needed_file for needed_file in needed if not os.path.lexists(state / needed_file)]
+    lost = [needed_file for needed_file in missing if os.path.lexists(state / f"{needed_file}{OLD}")]
     if name and (not number_of_cluster or not missing or lost):
         return False
     if not (name or cluster):
@@ -94,7 +94,7 @@ def allow_missing(state: Path, cluster: str, needed: Sequence[str]) -> bool:
 
 
 def _continue_numbers(pod: Pod, release: Release, conf: str, state: Path) -> Iterator[str]:
-    """Let the next job's number be above all in the accounting database: the state may be older than that, or new."""
+    """Raise the next job's number above those in the accounting database: the state may be older, or new."""
     cluster = setting(conf, "ClusterName").lower()
     head = read_plain(state / JOBS, WHOLE_HEAD)
     following = next_job(head, release) if head is not None else 0
@@ -113,7 +113,7 @@ def _continue_numbers(pod: Pod, release: Release, conf: str, state: Path) -> Ite
 
 
 def next_job(head: bytes, release: Release) -> int | None:
-    """The number of the next job in the head of job_state; None where this release does not read the file."""
+    """Return the next job's number from the head of job_state; None if this release does not read the file."""
     begins = head[:HEAD] == len(WORD).to_bytes(4, "big") + WORD and len(head) == WHOLE_HEAD
     if not begins or not release.reads <= head[HEAD] <= release.protocol or head[HEAD + 1]:
         return None
@@ -121,13 +121,13 @@ def next_job(head: bytes, release: Release) -> int | None:
 
 
 def head_of(release: Release, following: int, now: float) -> bytes:
-    """A job_state without jobs."""
+    """Return a job_state without jobs."""
     head = len(WORD).to_bytes(4, "big") + WORD + bytes([release.protocol, 0]) + int(now).to_bytes(8, "big")
     return head + following.to_bytes(4, "big") + bytes(8)
 
 
 def _put(path: Path, following: bytes) -> None:
-    """In place: the file may be large, and four bytes of one block are written whole or not at all."""
+    """Write in place: the file may be large, and four bytes within one block are written whole or not at all."""
     fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         status = os.fstat(fd)

@@ -1,4 +1,4 @@
-"""Secrets from their read-only mounts, installed with the owner and mode that each daemon demands."""
+"""Secrets from their read-only mounts, installed with the owner and mode that each daemon requires."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from init.errors import InitError
 from init.pod.pod import MOUNTS, Pod, PrepareError, user, writable, write
 
 SECRETS = f"{MOUNTS}/secrets"
-# What munged itself asks for: shorter keys are refused by it, longer ones are legal.
+# munged refuses shorter keys; longer ones are valid.
 MUNGE_KEY_BYTES = range(32, 1025)
 # What a pod tells sssd unless the site does, by section and name.
 # pam_initgroups_scheme: by default sssd looks up the groups of a user who has no session yet, and reads the state of
@@ -40,19 +40,19 @@ def munge(pod: Pod) -> str:
             "install the munge key", f"{mount} has {len(data)} bytes, a key has {MUNGE_KEY_BYTES[0]} to 1024"
         )
     write(pod.path(target), data, mode=0o400, owner=user("munge"))
-    return "munge key installed" if before in (None, data) else f"another munge key installed; {_doubted()}"
+    return "munge key installed" if before in (None, data) else f"another munge key installed; {_prove_again()}"
 
 
-def _doubted() -> str:
-    """What was proven was the last key."""
-    from init.pod.client import control_socket  # a boot installs its first key
+def _prove_again() -> str:
+    """Prove the new key, since only the previous one was proven."""
+    from init.pod.client import control_socket  # imported late: a boot installs its first key
     from init.pod.helper import prove_again
 
     try:
         prove_again(control_socket())
     except (InitError, EOFError) as error:
-        return f"whether the cluster takes it is not asked: {error}"
-    return "the cluster is asked whether it takes it"
+        return f"the cluster was not asked to accept it: {error}"
+    return "the cluster is asked to accept it"
 
 
 def jwt(pod: Pod) -> str:
@@ -64,7 +64,7 @@ def jwt(pod: Pod) -> str:
 
 
 def sssd(pod: Pod) -> str:
-    """sssd exits 3 on a file that others can read."""
+    """Install sssd.conf; sssd exits 3 on a file that other users can read."""
     mount = f"{SECRETS}/sssd/sssd.conf"
     data = _read(pod, mount)
     if data is None:
@@ -74,27 +74,31 @@ def sssd(pod: Pod) -> str:
 
 
 def _add_settings(pod: Pod, site: bytes) -> str:
-    """Write SSSD_SETTINGS, without those that one of the site's files has: of two files sssd takes the last by the
-    alphabet of the pod's language, so the name of this file decides nothing."""
-    ours = pod.path(SSSD_FILE)
-    if not writable(ours.parent):
-        return f"; {ours.parent} is read-only, and sssd has its own limits of connections"
-    others = (path for path in ours.parent.glob("[!.]*.conf") if path != ours and path.is_file())
-    texts = (site, *(_read(pod, f"{SNIPPETS}/{path.name}") or b"" for path in others))
-    said = set().union(*(settings(text) or () for text in texts))
+    """Write SSSD_SETTINGS, without those that one of the site's files sets.
+
+    Of two files sssd takes the last in the sort order of the pod's language, so this file's name decides nothing.
+    """
+    own_file = pod.path(SSSD_FILE)
+    if not writable(own_file.parent):
+        return f"; {own_file.parent} is read-only, and sssd has its own limits of connections"
+    site_files = (path for path in own_file.parent.glob("[!.]*.conf") if path != own_file and path.is_file())
+    texts = (site, *(_read(pod, f"{SNIPPETS}/{path.name}") or b"" for path in site_files))
+    site_settings = set().union(*(settings(text) or () for text in texts))
     lines: list[bytes] = []
     for section in sorted({section for section, _ in SSSD_SETTINGS}):
         left = [
-            (name, value) for (of, name), value in SSSD_SETTINGS.items() if of == section and (of, name) not in said
+            (name, value)
+            for (of, name), value in SSSD_SETTINGS.items()
+            if of == section and (of, name) not in site_settings
         ]
         lines += [b"[%s]\n" % section] * bool(left) + [b"%s = %s\n" % pair for pair in left]
-    write(ours, b"".join(lines), mode=0o600, owner=(0, 0))
+    write(own_file, b"".join(lines), mode=0o600, owner=(0, 0))
     return ""
 
 
 def settings(text: bytes) -> set[tuple[bytes, bytes]] | None:
-    """The section and name of each, as sssd reads a file; None for one that it passes over whole, and says so."""
-    found, section = set(), b""
+    """Return the (section, name) pairs of a file as sssd reads it; None for a file that sssd rejects as a whole."""
+    pairs, section = set(), b""
     for line in (line.rstrip() for line in text.split(b"\n")):
         if not line or line[:1] in b"#;":
             continue
@@ -106,12 +110,12 @@ def settings(text: bytes) -> set[tuple[bytes, bytes]] | None:
             name, equals, _ = line.partition(b"=")
             if not equals or not name.strip():
                 return None
-            found.add((section, name.strip().lower()))
+            pairs.add((section, name.strip().lower()))
     try:
         text.decode()
     except UnicodeDecodeError:
         return None
-    return found
+    return pairs
 
 
 def _read(pod: Pod, mount: str) -> bytes | None:

@@ -1,4 +1,4 @@
-"""The controller's /etc/slurm: copied from the mounted configuration, or small files of its own where none is."""
+"""The controller's /etc/slurm, copied from the mounted configuration, or generated if none is mounted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from init.pod.pod import MOUNTS, Pod, PrepareError, write
 from init.slurm.files import MOUNT, TARGET, SlurmFiles, read
 from init.slurm.kept import Kept
 
-# Beside this file: what a controller needs to serve dynamic, configless workers. A cluster of any size brings its own.
+# Next to this file: the minimum for a controller of dynamic, configless workers. A real cluster brings its own.
 DEFAULT = Path(__file__).with_name("slurm.conf")
 ACCOUNTING = """\
 AccountingStorageType=accounting_storage/slurmdbd
@@ -36,13 +36,13 @@ def run(pod: Pod) -> str:
     accounting = pod.choice("MINIVM_ACCOUNTING", "embedded", ["embedded", "external", "none"])
     pod.publish("slurmrestd", {"MINIVM_SLURMRESTD_APIS": "slurmctld" if accounting == "none" else "slurmctld,slurmdbd"})
     if files != mounted:
-        return f"installed the last good {', '.join(sorted(names))}; what is mounted now is tried on slurmctld"
+        return f"installed the last good {', '.join(sorted(names))}; the mounted one is tried on slurmctld"
     if "slurm.conf" in names:
         return f"installed {', '.join(sorted(names))}"
     for name, text in defaults(pod, accounting).items():
         if name not in names:
             write(pod.path(f"{TARGET}/{name}"), text.encode(), mode=0o644, owner=(0, 0))
-    return f"no slurm.conf in {MOUNT}: a small one of our own"
+    return f"no slurm.conf in {MOUNT}: generated a minimal one"
 
 
 def name_own_address(pod: Pod) -> None:
@@ -62,22 +62,25 @@ def name_own_address(pod: Pod) -> None:
     if [line.split() for line in lines if line not in others] == [[address, host]]:
         return
     try:
-        # The kubelet and docker mount this file: it is written in place, never replaced.
+        # The kubelet and docker mount this file: write it in place, never replace it.
         pod.path(HOSTS).write_text(text)
     except OSError as error:
         raise PrepareError(f"write {HOSTS}", error.strerror or str(error)) from error
 
 
 def start_from(mounted: Mapping[str, bytes], good: Mapping[str, bytes] | None) -> Mapping[str, bytes]:
-    """A new pod goes on with what the last one ran with. A change goes one way, also while pods are replaced: it is
-    judged, and tried on a slurmctld that runs (`init.helpers.configwatch`). Nobody takes it back in a boot."""
+    """Choose the files to start from: the last ones that ran.
+
+    A change goes one way, also while pods are replaced: it is checked and tried on a running slurmctld
+    (`init.helpers.configwatch`), so a boot must not undo or apply it.
+    """
     return good if good and "slurm.conf" in mounted and "slurm.conf" in good else mounted
 
 
 def defaults(pod: Pod, accounting: str) -> dict[str, str]:
     import os
 
-    # slurmctld looks for its own host name among the controllers; the others reach it by the name that they were given.
+    # slurmctld looks for its own host name among the controllers; other pods reach it by the configured name.
     host = os.uname().nodename.split(".")[0]
     known_as = pod.controller[0] if pod.setting("MINIVM_CONTROLLER") else host
     slurm = DEFAULT.read_text().format(

@@ -1,4 +1,4 @@
-"""Before slurmctld and slurmdbd start: is what an earlier Slurm left theirs to take over? It only reads."""
+"""Checks before slurmctld and slurmdbd start: may they take over an earlier Slurm's state? Reads only."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ DATABASE = "/etc/slurm/slurmdbd.conf"
 CLIENT = "/usr/bin/mariadb"
 SOCKET = "/run/mysqld/mysqld.sock"
 PATIENCE = 8.0
-# What slurmdbd notes of each controller that has spoken to it: the number of its messages.
+# slurmdbd records the message version of each controller that has connected.
 QUESTION = "SELECT MAX(rpc_version) FROM cluster_table WHERE deleted = 0"
 
 
 def run(pod: Pod) -> str:
-    """slurmctld's state: by slurm.conf, which is installed already."""
+    """Check slurmctld's state, at the path in the installed slurm.conf."""
     release = known(pod)
     if release is None:
-        return "nothing is known of this Slurm's state: it judges for itself"
+        return "this Slurm release is unknown: slurmctld checks its state itself"
     directory = pod.path(setting(pod.text(CONFIGURATION) or "", "StateSaveLocation") or STATE)
-    # The volume is the Slurm user's, who may have put anything there.
+    # The volume belongs to the Slurm user, who may have put anything there.
     files = (*slurm.HEADED, *slurm.BARE)
     headers = {name: read_plain(directory / name, slurm.HEADER) or b"" for name in files}
     left = slurm.written_by(headers)
@@ -34,10 +34,10 @@ def run(pod: Pod) -> str:
 
 
 def accounting(pod: Pod) -> str:
-    """The accounting database: one that cannot be asked now is slurmdbd's to wait for."""
+    """Check the accounting database; if it does not answer now, slurmdbd waits for it."""
     release = known(pod)
     if release is None:
-        return "nothing is known of this Slurm's database: it judges for itself"
+        return "this Slurm release is unknown: slurmdbd checks its database itself"
     answer = number(ask(pod.text(DATABASE) or ""))
     left = answer >> 8 if answer else None
     _refuse(release, left, "the accounting database")
@@ -50,13 +50,13 @@ def known(pod: Pod) -> slurm.Release | None:
 
 
 def _refuse(release: slurm.Release, left: int | None, what: str) -> None:
-    why, hint = slurm.refusal(release, left, what)
-    if why:
-        raise ConfigError(f"start Slurm {release.name}", why, hint=hint)
+    reason, hint = slurm.refusal(release, left, what)
+    if reason:
+        raise ConfigError(f"start Slurm {release.name}", reason, hint=hint)
 
 
 def ask(conf: str, question: str = QUESTION) -> str:
-    """The answer, or nothing: an empty database, or none that answers. The password is in no command line."""
+    """Query the database; "" if it is empty or does not answer. The password is in no command line."""
     from subprocess import TimeoutExpired
 
     from ground.commands import ran
@@ -66,10 +66,10 @@ def ask(conf: str, question: str = QUESTION) -> str:
     if port := setting(conf, "StoragePort"):
         where += ["--port", port]
     password = setting(conf, "StoragePass")
-    # The embedded one knows people by their sockets: root is its root.
-    who = ["--user", user] if password else ["--user", "root"]
+    # The embedded one identifies users by their sockets: root is its root.
+    credentials = ["--user", user] if password else ["--user", "root"]
     name = setting(conf, "StorageLoc") or "slurm_acct_db"
-    argv = [CLIENT, "--no-defaults", "--batch", "--skip-column-names", "--connect-timeout=5", *where, *who,
+    argv = [CLIENT, "--no-defaults", "--batch", "--skip-column-names", "--connect-timeout=5", *where, *credentials,
             "--execute", question, name]  # fmt: skip
     env = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"} | ({"MYSQL_PWD": password} if password else {})
     try:

@@ -1,11 +1,11 @@
-"""What a container that was killed left behind and a daemon would believe."""
+"""Remove files that a killed container left behind and a daemon would believe."""
 
 from __future__ import annotations
 
 from init.pod.pod import Pod, write
 
-# sssd exits 0, silently, when a foreign process has the pid of its old file; munged refuses a socket that exists;
-# pid files of another life name processes of this one; a login pod that drained keeps /run/nologin.
+# sssd exits 0, silently, when another process has the pid of its old file; munged refuses an existing socket; old pid
+# files name unrelated processes; a login pod that drained keeps /run/nologin.
 FILES = (
     "/run/sssd.pid",
     "/run/munge/munge.socket.2",
@@ -18,12 +18,12 @@ FILES = (
     "/run/mysqld/mysqld.sock",
 )
 PATTERNS = (("/run/slurm", "*.pid"), ("/run/slurmd", "*.pid"), ("/run/slurmctld", "*.pid"))
-# Whose life the files were last looked at in: run again in a living pod, this step would remove living sockets.
+# The life in which the files were last checked: run again in a running pod, this step would remove sockets in use.
 MARKER = "/run/minivm/life"
 
 
 def life(pod: Pod) -> str:
-    """The boot of the machine and the start of PID 1 in it: the same container started again is another life."""
+    """Identify the machine's boot and PID 1's start: a restarted container is another life."""
     start = (pod.text("/proc/1/stat") or "").rpartition(")")[2].split()
     return f"{(pod.text('/proc/sys/kernel/random/boot_id') or '').strip()} {start[19] if len(start) > 19 else ''}"
 
@@ -31,7 +31,7 @@ def life(pod: Pod) -> str:
 def run(pod: Pod) -> str:
     now = life(pod)
     if pod.text(MARKER) == now:
-        return "looked already in this life of the pod"
+        return "already done in this life of the pod"
     removed = []
     candidates = [pod.path(name) for name in FILES]
     for directory, pattern in PATTERNS:

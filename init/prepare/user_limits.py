@@ -1,8 +1,8 @@
-"""One person's part of a login pod: a cgroup each, over all of his sessions, tmux and what he left behind.
+"""Per-user limits on a login pod: one cgroup per user, over all sessions, tmux and leftover processes.
 
-Nothing of systemd is here to make them. This step finds out what the pod may write to, makes the common directories,
-and writes down in two small tables what is left to do at a login (`/usr/libexec/minivm/admit`, by PAM) and at a
-prompt (`/etc/profile.d/60-minivm-limits.sh`). What cgroups cannot hold is held by ulimits, which know no sum.
+No systemd is here to create them. This step finds out what the pod may write to, creates the common directories, and
+writes two small tables for the rest: for a login (`/usr/libexec/minivm/admit`, by PAM) and for a prompt
+(`/etc/profile.d/60-minivm-limits.sh`). Ulimits, which apply per process, cover what cgroups cannot.
 """
 
 from __future__ import annotations
@@ -15,26 +15,27 @@ from init.fields import number
 from init.pod.pod import Pod, write
 from init.prepare import cgroups, node_limits
 
-AT_LOGIN = "/run/minivm/user-limits"  # DIRECTORY FILE VALUE: what a person's cgroup is made with
-AT_PROMPT = "/run/minivm/user-limits.prompt"  # DIRECTORY FILE KEY TEXT: the count that grows, and what to say then
+AT_LOGIN = "/run/minivm/user-limits"  # DIRECTORY FILE VALUE: settings of a user's cgroup
+# DIRECTORY FILE KEY TEXT: the counter to watch, and the message when it grows
+AT_PROMPT = "/run/minivm/user-limits.prompt"
 ULIMITS = "/run/minivm/limits.conf"
 OWNER = (0, 0)
 PEOPLE = "users"
-# Where somebody lands who has no process left: to look, and to end some.
+# The cgroup for a user without a free process: to look, and to end some.
 RESCUE = "rescue"
 RESCUE_PROCESSES = 64
 RESCUE_MEMORY = 512 << 20
 MEMORY, PROCESSES = "25%", "2000"
-# Of the pod's memory for all people together: the rest keeps sshd and Slurm's commands alive.
+# Share of the pod's memory for all users together: the rest keeps sshd and Slurm's commands alive.
 TOGETHER = 0.9
-# Before the kernel ends a process it slows it down, and takes back what it can.
+# Share at which the kernel slows a process down and reclaims memory, before it kills.
 THROTTLED = 0.9
 UNITS = {"": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
 ADVICE = "Larger work belongs in a job: srun, salloc, sbatch."
 
 
 class Tables:
-    """What is left to do at a login, and to tell at a prompt."""
+    """Lines for logins and prompts."""
 
     __slots__ = ("at_login", "at_prompt")
 
@@ -91,13 +92,13 @@ def hold_memory(tables: Tables, place: Path, memory: int, together: int, *, v2: 
 
 
 def share_processors(tables: Tables, place: Path, *, v2: bool) -> None:
-    """Equal weights: all have all of them until they are short, and then as much as the others."""
+    """Set equal weights: each user may use all processors until they are short, and then an equal share."""
     common(place)
     tables.limit(place, *(("cpu.weight", 100) if v2 else ("cpu.shares", 1024)))
 
 
 def common(place: Path) -> None:
-    """Where the people's cgroups are made, and the one for emergencies among them."""
+    """Create the directory of the users' cgroups, with the one for emergencies."""
     people = place / PEOPLE
     people.mkdir(exist_ok=True)
     cgroups.delegate(people)
@@ -105,7 +106,7 @@ def common(place: Path) -> None:
 
 
 def ulimits(missing: dict[str, int]) -> str:
-    """For pam_limits. `data` and not `as`: editors and runtimes reserve far more addresses than they ever use."""
+    """Format limits for pam_limits. `data`, not `as`: editors and runtimes reserve far more addresses than they use."""
     lines = ["# Written at boot by minivm: what cgroups do not hold in this pod.", "* soft core 0"]
     if "pids" in missing:
         lines.append(f"* - nproc {missing['pids']}")
@@ -119,19 +120,19 @@ def gibibytes(number: int) -> str:
 
 
 def amount(text: str, total: int) -> int:
-    """Bytes, of a quantity as Kubernetes writes it or of a part of all."""
+    """Parse a quantity as Kubernetes writes it, or a percentage of the total, in bytes."""
     if part := re.fullmatch(r"(\d{1,3})%", text):
         return total * int(part[1]) // 100
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(|Ki|Mi|Gi|Ti)", text)
-    if not found:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(|Ki|Mi|Gi|Ti)", text)
+    if not match:
         raise ConfigError(
             "share the login pod", f"MINIVM_PER_USER_MEMORY is {text!r}", hint="such as 25% or 8Gi; 0: no limit"
         )
-    return int(float(found[1]) * UNITS[found[2]])
+    return int(float(match[1]) * UNITS[match[2]])
 
 
 def count(text: str) -> int:
-    found = number(text)
-    if found is None:
+    parsed = number(text)
+    if parsed is None:
         raise ConfigError("share the login pod", f"MINIVM_PER_USER_PROCESSES is {text!r}", hint="a number; 0: no limit")
-    return found
+    return parsed

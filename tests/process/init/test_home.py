@@ -46,4 +46,4 @@ def test_a_home_that_is_full_read_only_or_gone_is_named(disk: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
     assert asked(disk) == (1, "is read-only")
     assert asked(disk / "nowhere") == (1, "cannot be read: No such file or directory")
-    assert asked(Path("/proc/version")) == (1, "is no directory")
+    assert asked(Path("/proc/version")) == (1, "is not a directory")

@@ -194,7 +194,7 @@ def test_a_tag_is_for_every_role_or_for_one() -> None:
     assert tags.chosen(["old", "worker=new", "login=newer"]) == ("old", {"worker": "new", "login": "newer"})
     with pytest.raises(ClusterError, match="the roles are controller, login, worker, demo"):
         tags.chosen(["wroker=new"])
-    with pytest.raises(ClusterError, match="that is no tag"):
+    with pytest.raises(ClusterError, match="not a valid tag"):
         tags.chosen(["worker="])
 
 

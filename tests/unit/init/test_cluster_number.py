@@ -34,7 +34,7 @@ def test_only_a_known_pair_is_mended(what: str, seen: Numbers, may_pair: bool, m
 @pytest.mark.parametrize("accounting", ["none", "external"])
 def test_a_database_of_the_site_s_is_not_looked_at(accounting: str, tmp_path: Path) -> None:
     said = database.number(Pod({"MINIVM_ACCOUNTING": accounting}, tmp_path))
-    assert said == "the cluster's number is between slurmctld and a database of the site's"
+    assert said == "the site's own database keeps the cluster's number"
 
 
 def test_what_cannot_be_looked_at_keeps_slurmctld_from_nothing(tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ SMI = "usr/bin/nvidia-smi"
         (SWITCH | {SMI: smi("Completed", "Completed")}, State.FITS, "the fabric manager has registered 2 of 2 GPUs"),
         (
             SWITCH | {SMI: smi("Completed", "In Progress")}, State.DIFFERS,
-            "the fabric manager has registered 1 of 2 GPUs: on the machine it does not run, or is not of the driver's"
+            "the fabric manager has registered 1 of 2 GPUs: it does not run on the machine, or is not of the driver's"
             " version (580.65.06)",
         ),
         (

@@ -138,7 +138,7 @@ def test_a_secret_with_something_else_in_it_is_left_alone_and_told(
     secrets.put("slurm-munge", {"munge": "eA=="})
     assert secrets.run(WANTED[0]) == 1
     assert not secrets.patches
-    assert "the Secret slurm-munge holds munge without it" in capsys.readouterr().err
+    assert "the Secret slurm-munge has munge without it" in capsys.readouterr().err
 
 
 def test_of_two_at_once_one_writes(secrets: Secrets) -> None:
@@ -156,7 +156,7 @@ def test_it_waits_for_its_secrets_and_its_rights(secrets: Secrets, capsys: pytes
     assert secrets.run(WANTED[0]) == 0
     assert secrets.patches == ["slurm-munge"]
     said = capsys.readouterr()
-    assert "403 not yet; asked again" in said.out
+    assert "403 not yet; retrying" in said.out
     assert base64.b64encode(secrets.value("slurm-munge", "munge.key")).decode() not in said.out + said.err
 
 

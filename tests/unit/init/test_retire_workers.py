@@ -90,7 +90,7 @@ def test_a_second_run_and_an_api_server_that_is_away_do_no_harm(api: Pods) -> No
 def test_an_uninstall_is_not_held_up_for_ever(api: Pods, capsys: pytest.CaptureFixture[str]) -> None:
     api.looks = [["slurm-worker-0"]]
     assert api.run(seconds=0.1) == 0
-    assert "the uninstall goes on without them" in capsys.readouterr().out
+    assert "the uninstall continues without them" in capsys.readouterr().out
 
 
 def test_a_missing_right_stops_the_uninstall_and_tells_the_way_out(
