@@ -43,7 +43,7 @@ def connect() -> Any:
 
 @click.command()
 @name_option
-@click.option("--workers", type=int, help="How many worker pods.  [default: as many as it has; a new cluster: 2]")
+@click.option("--workers", type=int, help="Number of worker pods.  [default: the current one; a new cluster: 2]")
 @click.option(
     "--port",
     type=click.IntRange(1, 65535),
@@ -62,7 +62,7 @@ def connect() -> Any:
     "values_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     envvar="MINIVM_VALUES",
-    help="Chart values on top. They are stored: a later `up` without it keeps them.",
+    help="Chart values that override the defaults. They are stored: a later `up` keeps them.",
 )
 @click.option("--reset", is_flag=True, help="Forget the stored --workers, --values and --proctrack.")
 @click.option("--keep-images", is_flag=True, help="Leave the pods on their images, also where these were built anew.")
@@ -88,9 +88,9 @@ def up(
     yes: bool,
     timeout: float,
 ) -> None:
-    """A whole cluster on this machine; again: changes what you name, and keeps every other setting.
+    """Start a whole cluster on this machine, or change what you name and keep every other setting.
 
-    It prints what it is about to do, and asks before a pod, a partition, a job or an ssh session is lost.
+    It prints its plan, and asks before a pod, a partition, a job or an ssh session is lost.
     """
     root = click.get_current_context().find_root()
     before = root.params
@@ -141,7 +141,7 @@ def up(
 
 
 def agree(plan: Plan, name: str, *, yes: bool) -> None:
-    """Show the plan; where it loses something, go on only if the user agrees."""
+    """Show the plan; if users lose something, continue only if the person agrees."""
     click.echo("\n".join(plan.lines()))
     if not plan.losses or yes:
         return

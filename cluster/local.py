@@ -78,12 +78,12 @@ class LocalCluster:
         return keys.load_or_make(self.state / "keys", users=values.USERS)
 
     def manifests(self) -> Manifests:
-        """The chart's objects; a pod names the image that the cluster is pinned to, by its id."""
+        """Render the chart's objects; a pod names the image that the cluster is pinned to, by its id."""
         images = pins.read(self.state).images
         return self.rendered(images).starting_from({reference: image.id for reference, image in images.items()})
 
     def rendered(self, images: Mapping[str, Image]) -> Manifests:
-        """The chart's objects, for the Slurm of the controller's image among these."""
+        """Render the chart's objects, for the Slurm of the controller's image among these."""
         reference = self.options.image("controller")
         image = images.get(reference)
         labels = self.kubelet.labels(image.id if image else reference)
@@ -92,12 +92,12 @@ class LocalCluster:
         return manifests.parse(render(chosen, release=RELEASE, namespace=NAMESPACE), namespace=NAMESPACE)
 
     def look(self, image: str) -> Image | None:
-        """An image of this machine, by its reference or its id."""
+        """Find an image of this machine by its reference or its id."""
         found = self.kubelet.inspect_image(image)
         return report.image(found) if found else None
 
     def pins(self, there: Mapping[str, Running]) -> Pins:
-        """The images of this cluster. One of an older version stored none: its pods tell."""
+        """Return the images of this cluster. An older version stored none, so the pods' images count."""
         kept = pins.read(self.state)
         seen = {item.reference: Image(item.image, self.slurm_in(item.image)) for item in there.values()}
         controllers = [self.slurm_in(item.image) for name, item in there.items() if name == stakes.CONTROLLER]
@@ -125,9 +125,9 @@ class LocalCluster:
         wish: Wish = NO_WISH,
         agree: Callable[[Plan], None] | None = None,
     ) -> None:
-        """Make the cluster as its options say. `agree` sees the plan before any pod is touched, and may raise.
+        """Bring the cluster to its options. `agree` gets the plan before any pod is touched, and may raise.
 
-        `port`: one that was asked for, also of a cluster that has another: its login pod is replaced then.
+        `port` is a requested one; a login pod with another port is replaced.
         """
         self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
         there = self.kubelet.running()
@@ -150,7 +150,7 @@ class LocalCluster:
         slurm_conf.confirm(self.exec, there)
 
     def with_this_machine(self, asked: int, there: Mapping[str, Running]) -> Options:
-        """The options with what this machine decides: a free port, and whether pods may have cgroups."""
+        """Return the options with this machine's decisions: a free port, and whether pods may have cgroups."""
         port = ports.choose(asked, default=self.options.port, own=self.saved_port() if there else 0)
         if asked not in (0, port):
             self.log(f"port {asked} of 127.0.0.1 is taken, using {port}")
@@ -161,7 +161,7 @@ class LocalCluster:
         return options
 
     def decide(self, there: Mapping[str, Running], wish: Wish) -> tuple[Manifests, Choice, Pins]:
-        """The chart's objects with their images chosen; ClusterError for images that this cluster cannot take."""
+        """Choose the images and render the chart; ClusterError for images that this cluster cannot use."""
         kept = self.pins(there)
         controller = pinning.choose([self.options.image("controller")], kept.images, self.look, wish)
         known = self.rendered(controller.images)
@@ -170,7 +170,7 @@ class LocalCluster:
         return known.starting_from({name: image.id for name, image in choice.images.items()}), choice, kept
 
     def plan(self, known: Manifests, choice: Choice, there: Mapping[str, Running]) -> Plan:
-        """What `up` would do now, and what is lost by it."""
+        """Plan `up`: the steps, and what users lose."""
         before = stored(self.options.name, self.state.parent) if there else None
         changes = plan.changed_settings(before, self.options) if before else []
         with ThreadPoolExecutor(HANDS) as hands:
@@ -205,7 +205,7 @@ class LocalCluster:
         return Step(Kind.RESTART, pod.name, f"its {pod.alive.path} fails") if readiness.dead(pod, current) else None
 
     def weighed(self, known: Manifests, there: Mapping[str, Running]) -> tuple[list[str], list[str]]:
-        """What the controller says of a changed slurm.conf: the changes, and the jobs that these would end."""
+        """Ask the controller about a changed slurm.conf: the changes, and the jobs that they would end."""
         controller = there.get(slurm_conf.CONTROLLER)
         if controller is None or not controller.running:
             return [], []
@@ -217,7 +217,7 @@ class LocalCluster:
     def lost(
         self, steps: Iterable[Step], there: Mapping[str, Running], gone: Iterable[str], refused: Iterable[str]
     ) -> list[str]:
-        """What the steps cost; who runs jobs and who is logged in is asked of the pods that a step ends."""
+        """Return what the steps cost, from the jobs and sessions of the pods that they end."""
         jobs, waiting, logins = dict[str, list[plan.Job]](), dict[str, list[plan.Job]](), dict[str, int]()
         unknown: list[str] = []
         steps = list(steps)
@@ -238,9 +238,9 @@ class LocalCluster:
         return found + unknown
 
     def reconcile(self, known: Manifests, running: Mapping[str, Running], *, timeout: float) -> None:
-        """Extra pods go, missing ones come, changed ones roll, and the others see changed files.
+        """Remove extra pods, create missing ones, replace changed ones, and publish changed files to the rest.
 
-        Slurm's order holds throughout: a new slurmd or client is never started beside an old controller.
+        Slurm's order holds throughout: a new slurmd or client never starts beside an old controller.
         """
         wanted = self.specs(known)
         with ThreadPoolExecutor(HANDS) as pool:
@@ -260,7 +260,7 @@ class LocalCluster:
         self.roll([pod for pod in changed if pod.role != "controller"], known, timeout=timeout)
 
     def roll(self, pods: Iterable[Pod], known: Manifests, *, timeout: float) -> None:
-        """One at a time, and each ready before the next goes, as a StatefulSet rolls."""
+        """Replace one pod at a time, each ready before the next, like a StatefulSet's rollout."""
         for pod in pods:
             self.log(f"{pod.name}: replaced, its description changed")
             self.delete(pod.name, known=known)
@@ -364,7 +364,7 @@ class LocalCluster:
             if not waiting:
                 return
             if time.monotonic() - begun > timeout:
-                # Also of the pods that are not waited for: one of them may be the cause.
+                # Includes pods that are not waited for: one of them may be the cause.
                 pods = in_start_order(known.pods)
                 asked = [(pod.name, readiness.ask(pod, running.get(pod.name))) for pod in pods]
                 causes = plan.not_ready([(name, answer.reason) for name, answer in asked if not answer.ready])
@@ -391,7 +391,7 @@ class LocalCluster:
             self.start([pod], known, pool)
 
     def check_image(self, pod: Pod) -> None:
-        """ClusterError where the pod's image was removed: the pod that runs is better than none."""
+        """Raise ClusterError if the pod's image was removed: the running pod is better than none."""
         for reference, image in pins.read(self.state).images.items():
             if image.id == pod.image and self.look(image.id) is None:
                 pinning.gone(reference, image)
@@ -467,7 +467,7 @@ class LocalCluster:
 
 
 def stored(name: str, root: Path = STATE) -> Options | None:
-    """The options of a cluster as it was last brought up; None where there is none."""
+    """Return a cluster's last options; None without any."""
     path = root / name / "options.json"
     try:
         return values.load(path.read_bytes(), str(path))

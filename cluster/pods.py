@@ -48,15 +48,18 @@ class Running:
     grace: int
     pre_stop: tuple[str, ...]
     role: str = ""
-    # By which name its image was asked for.
+    # The name by which its image was requested.
     reference: str = ""
     restarting: bool = False
     last_words: str = ""  # the reason of PID 1's end, from /dev/termination-log as a kubelet reads it
 
 
 def description(pod: Pod, image_id: str, published: Mapping[int, int] = MappingProxyType({})) -> dict[str, Any]:
-    """What a pod is made from, as JSON has it, without what changes under a living one (the content of its
-    ConfigMaps). Here a node's port is the container's own, which a Service gives a living pod on Kubernetes."""
+    """Return what a pod is created from, as JSON, except what changes under a running one.
+
+    That is the content of its ConfigMaps. A node port is part of the container here; on Kubernetes a Service adds it to
+    a running pod.
+    """
     made = asdict(pod) | {"image": image_id, "env": dict(pod.env), "published": dict(published)}
     plain: dict[str, Any] = json.loads(json.dumps(made, default=str))
     return plain
@@ -133,7 +136,7 @@ class Kubelet:
         return self.state / "pods" / pod / "description.json"
 
     def described(self, pod: str) -> dict[str, Any]:
-        """What the pod's container was made from; empty where an older version made it."""
+        """Return what the pod's container was created from; empty if an older version created it."""
         return dict(read_json(self.description_file(pod)))
 
     def last_words(self, pod: str) -> str:
@@ -178,7 +181,7 @@ class Kubelet:
         return changed
 
     def changed_files(self, pod: Pod, known: Manifests) -> set[str]:
-        """The ConfigMaps and Secrets of which the pod sees other files now."""
+        """Return the ConfigMaps and Secrets whose files have changed for the pod."""
         return {
             volume.of
             for volume, files in self.files(pod, known)

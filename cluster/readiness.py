@@ -33,7 +33,7 @@ def ask(pod: Pod, running: Running | None) -> Readiness:
         return Readiness(False, "no such pod: deleted, or never started")
     if not running.running:
         cause = f": {running.last_words}" if running.last_words else ""
-        # Docker starts again what ended, as a kubelet does, and not what somebody stopped.
+        # Docker restarts what ended, as a kubelet does, and not what a person stopped.
         then = "docker starts it again" if running.restarting else "`make up` starts it again"
         return Readiness(False, f"exited {running.exit_code}, {then}{cause}")
     try:

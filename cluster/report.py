@@ -23,7 +23,7 @@ class Row:
     slurm: str
     restarts: int
     also: tuple[str, ...] = ()
-    # Of the image that the pod runs, whatever its name means now.
+    # Of the image that the pod runs, whatever its name refers to now.
     version: str = ""
     image: str = ""
 
@@ -33,13 +33,13 @@ VERSION_LABEL = "org.opencontainers.image.version"
 
 
 def image(inspected: Mapping[str, Any]) -> Image:
-    """Of docker's answer. A role's image has <slurm version>-<variant>-<hash12> as its version."""
+    """Read the image from docker's reply. A role's image has <slurm version>-<variant>-<hash12> as its version."""
     version = re.match(r"[0-9][0-9.]*", ((inspected.get("Config") or {}).get("Labels") or {}).get(VERSION_LABEL, ""))
     return Image(str(inspected["Id"]), version[0] if version else "")
 
 
 def image_name(inspected: Mapping[str, Any]) -> str:
-    """The hash of its content that its tag ends with, or else the beginning of its id, as `docker images` shows it."""
+    """Return the hash at the end of its tag, or else the start of its id, as `docker images` shows it."""
     names = [content[1] for tag in inspected.get("RepoTags") or () if (content := re.search(r"-([0-9a-f]{12})$", tag))]
     return sorted(names)[0] if names else str(inspected["Id"]).removeprefix("sha256:")[:12]
 
@@ -51,7 +51,7 @@ def rows(
     slurm: Mapping[str, str],
     images: Mapping[str, Mapping[str, Any]],
 ) -> list[Row]:
-    """`images`: id -> docker's answer about it, empty for one that was removed."""
+    """Build the rows. `images` maps ids to docker's replies, empty for a removed image."""
     runs = {name: images.get(item.image) or {} for name, item in running.items()}
     return [
         Row(

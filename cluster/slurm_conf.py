@@ -53,14 +53,14 @@ def files(known: Manifests) -> Mapping[str, bytes]:
 
 
 def files_before(kubelet: Kubelet, known: Manifests) -> Mapping[str, bytes]:
-    """What the controller's pod sees of these files now."""
+    """Return the files that the controller's pod sees now."""
     (pod,) = [pod for pod in known.pods if pod.name == CONTROLLER]
     volumes = [mount.volume for mount in pod.mounts if mount.volume.of == CONFIG]
     return published(kubelet.volume_directory(pod, volumes[0].name)) if volumes else {}
 
 
 def ask(kubelet: Kubelet, controller: Running, word: str, data: Mapping[str, bytes]) -> tuple[int, str]:
-    """`minivm config diff` or `check` of files that are not mounted yet: exit code and text."""
+    """Run `minivm config diff` or `check` on files that are not mounted yet; return the exit code and the text."""
     directory, tar = packed(data)
     kubelet.api.put_archive(controller.container, "/tmp", tar)
     try:

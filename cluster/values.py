@@ -33,12 +33,12 @@ class Options:
     proctrack: str = ""
     # True if they may.
     own_cgroups: bool = False
-    # The content of the values file, and which file it was.
+    # The content of the values file, and its path.
     overrides: Mapping[str, Any] = field(default_factory=dict)
     values_file: str = ""
 
     def image(self, role: str) -> str:
-        """The role's image, as the chart names it."""
+        """Return the role's image, as the chart names it."""
         said = self.overrides.get("image")
         said = said if isinstance(said, Mapping) else {}
         tag = (said.get("tags") or {}).get(role) or self.tags.get(role) or said.get("tag") or self.tag
@@ -72,19 +72,19 @@ def load(text: str | bytes, file: str) -> Options:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The options that `up` was given; None or empty: not given."""
+    """Options given to `up`; None or empty: not given."""
 
     workers: int | None = None
     proctrack: str | None = None
     overrides: Mapping[str, Any] | None = None
     values_file: str = ""
     repository: str = ""
-    # Forget the stored workers, values and proctrack. Images and port stay: they are a matter of their own.
+    # Forget the stored workers, values and proctrack. Images and port are separate and stay.
     reset: bool = False
 
 
 def settle(name: str, stored: Options | None, asked: Asked) -> Options:
-    """The options of a cluster: those that were given now, and for the rest the stored ones, or else the defaults."""
+    """Combine a cluster's options: those given now, then the stored ones, then the defaults."""
     options = stored or Options(name=name)
     if asked.reset:
         options = replace(options, workers=Options().workers, proctrack="", overrides={}, values_file="")
@@ -105,7 +105,7 @@ def settle(name: str, stored: Options | None, asked: Asked) -> Options:
 
 
 def replicas_of(overrides: Mapping[str, Any]) -> Any:
-    """What the user's values say of the number of workers, which --workers cannot change; None: nothing."""
+    """Return the number of workers in the user's values, which --workers cannot change; None without one."""
     found: Any = overrides
     for key in ("workers", "pools", "worker", "replicas"):
         found = found.get(key) if isinstance(found, Mapping) else None
@@ -113,7 +113,7 @@ def replicas_of(overrides: Mapping[str, Any]) -> Any:
 
 
 def repository_of(overrides: Mapping[str, Any], default: str) -> str:
-    """Where the roles' images are with these chart values: tags of another place may be of no image there."""
+    """Return the repository of the images with these chart values; tags of another one may not exist there."""
     image = overrides.get("image")
     if not isinstance(image, Mapping):
         return default

@@ -1,1 +1,1 @@
-"""What `up` changes of a running cluster: its images, the plan, and what is lost by it."""
+"""Changes that `up` makes to a running cluster: its images, the plan, and what users lose."""

@@ -1,4 +1,4 @@
-"""Which image a pod starts from: the one that its cluster is pinned to, until the user asks for another. Pure."""
+"""The image that each pod starts from: the pinned one, until the user requests another. Pure."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ CLIENTS = ("worker", "login")
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What the user asked for of the images, beside their names."""
+    """The user's requests about images, beside their names."""
 
-    # Take what every reference, or the references of these roles, mean now, whichever Slurm that is.
+    # Take the current target of every reference, or of these roles' references, whichever Slurm that is.
     anew: bool = False
     roles: frozenset[str] = frozenset()
-    # Leave new builds of the same Slurm alone too.
+    # Also keep the pinned image when a new build of the same Slurm exists.
     keep: bool = False
 
     def renews(self, reference: str) -> bool:
@@ -35,7 +35,7 @@ class Choice:
 
 
 def role_of(reference: str) -> str:
-    """worker of registry:5000/minivm/worker:latest."""
+    """Describe an image: "worker of registry:5000/minivm/worker:latest"."""
     return reference.partition("@")[0].rpartition("/")[2].partition(":")[0]
 
 
@@ -52,7 +52,7 @@ def choose(
 
 
 def choose_one(reference: str, pin: Image | None, look: Callable[[str], Image | None], wish: Wish) -> tuple[Image, str]:
-    """The image, and what the plan says about it."""
+    """Return the image, and the plan's note about it."""
     now = look(reference)
     if pin is None or wish.renews(reference):
         if now is None:

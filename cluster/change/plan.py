@@ -1,4 +1,4 @@
-"""What `up` is about to do to a cluster, in words, and what is lost by it. Pure."""
+"""The plan of `up` in words, and what users lose by it. Pure."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Plan:
     steps: tuple[Step, ...] = ()
     # Changed settings of the user, and files that running pods see without a restart.
     changes: tuple[str, ...] = ()
-    # About images that are kept or taken.
+    # Notes about images that are kept or taken.
     notes: tuple[str, ...] = ()
     losses: tuple[str, ...] = ()
 
@@ -78,7 +78,7 @@ def in_roll_order(pods: Iterable[Pod]) -> list[Pod]:
 
 
 def changed_settings(before: Options, after: Options) -> list[str]:
-    """What the user changed. Values may hold secrets: their names are shown alone."""
+    """List the user's changed settings. Values may be secrets, so only their names are shown."""
     found = []
     for item in fields(Options):
         old, new = getattr(before, item.name), getattr(after, item.name)
@@ -94,7 +94,7 @@ def changed_settings(before: Options, after: Options) -> list[str]:
 
 
 def differing(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Dotted names of the leaves that differ."""
+    """Return the dotted names of the leaves that differ."""
     names: list[str] = []
     for key in sorted({*old, *new}, key=str):
         before, after = old.get(key), new.get(key)
@@ -106,7 +106,7 @@ def differing(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") 
 
 
 def reasons(before: Mapping[str, Any], after: Mapping[str, Any], slurm_in: Callable[[str], str]) -> str:
-    """Why a pod is replaced. Images are ids here. Values of the environment may be secrets, and are not shown."""
+    """Return why a pod is replaced. Images are ids here. Environment values may be secrets and are not shown."""
     if not before:
         return "its description changed"
     found = []
@@ -122,7 +122,7 @@ def reasons(before: Mapping[str, Any], after: Mapping[str, Any], slurm_in: Calla
 
 
 def partitions(files: Mapping[str, bytes]) -> set[str]:
-    """The partitions that a slurm.conf and what it includes define."""
+    """Return the partitions that a slurm.conf and its included files define."""
     pattern = re.compile(rb"^\s*PartitionName\s*=\s*([^\s#]+)", re.IGNORECASE | re.MULTILINE)
     names = {name.decode(errors="replace") for text in files.values() for name in pattern.findall(text)}
     return names - {"DEFAULT"}
@@ -137,7 +137,7 @@ def losses(
     logins: Mapping[str, int],
     refused: Iterable[str] = (),
 ) -> list[str]:
-    """What the plan costs its users.
+    """Return what the plan costs its users.
 
     `jobs` run on a pod, or have their client there; `waiting` ones name a pod; `logins`: how many people are logged in
     on a pod; `refused`: jobs that a changed slurm.conf would end, which the controller refuses.
@@ -173,7 +173,7 @@ def listed(jobs: Sequence[Job], most: int = 10) -> str:
 
 
 def parse_jobs(text: str) -> list[Job]:
-    """`squeue -O 'JobArrayID:|,UserName:|,Requeue:|'`, one job a line."""
+    """Parse `squeue -O 'JobArrayID:|,UserName:|,Requeue:|'`, one job a line."""
     rows = [line.split("|") for line in text.splitlines()]
     return [
         Job(row[0].strip(), row[1].strip(), row[2].strip() != "0") for row in rows if len(row) >= 3 and row[0].strip()

@@ -1,4 +1,4 @@
-"""What the users of a running cluster have at stake in a change of its pods, as its own daemons say."""
+"""Jobs and sessions that a change of a running cluster's pods would end, from its own daemons."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cluster.change.plan import Job, parse_jobs
 from cluster.values import RELEASE
 
 CONTROLLER = f"{RELEASE}-controller-0"
-# squeue's columns for parse_jobs(), and one more: which nodes a waiting job names, or where its client is.
+# squeue's columns for parse_jobs(), and one more: the nodes that a waiting job names, or its client's host.
 COLUMNS = "JobArrayID:|,UserName:|,Requeue:|"
 
 Exec = Callable[[str, Iterable[str]], tuple[int, str]]
@@ -31,16 +31,16 @@ def running_on(run: Exec, node: str) -> list[Job]:
 
 
 def waiting_for(run: Exec, node: str) -> list[Job]:
-    """Jobs that wait and name the node: Slurm never starts them without it."""
+    """Return waiting jobs that name the node: Slurm never starts them without it."""
     rows = squeue(run, "--states=PENDING", column="ReqNodes").splitlines()
     named = {text: set(hostnames(run, text)) for row in rows if (text := last(row))}
     return parse_jobs("\n".join(row for row in rows if node in named.get(last(row), ())))
 
 
 def begun_on(run: Exec, login: str) -> list[Job]:
-    """Jobs whose srun or salloc runs on this login pod: they end with it."""
+    """Return jobs whose srun or salloc runs on this login pod: they end with it."""
     rows = squeue(run, "--states=RUNNING,SUSPENDED,PENDING", column="AllocNodes").splitlines()
-    # slurmctld asks the resolver for the name behind the client's address: the container's, which ends with the pod's.
+    # slurmctld resolves the client's address to the container's name, which ends with the pod's.
     here = "\n".join(row for row in rows if last(row).endswith(login))
     batch = squeue(run, "--states=RUNNING,SUSPENDED,PENDING", column="BatchFlag").splitlines()
     without_client = {job.id for job in parse_jobs("\n".join(row for row in batch if last(row) == "1"))}
@@ -59,6 +59,6 @@ def hostnames(run: Exec, text: str) -> Sequence[str]:
 
 
 def sessions(run: Exec, login: str) -> int:
-    """How many people's ssh sessions a login pod has."""
+    """Count a login pod's ssh sessions."""
     code, text = run(login, ["pgrep", "--count", "--full", r"^sshd(-session)?: [^ ]+@"])
     return int(text) if code == 0 and text.strip().isdigit() else 0

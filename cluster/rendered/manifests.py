@@ -49,7 +49,7 @@ class Manifests:
         raise ClusterError(f"find the pod {name}", "the chart has no such pod", hint=f"known: {names}")
 
     def starting_from(self, images: Mapping[str, str]) -> Manifests:
-        """The same pods, with other names for their images where `images` has one."""
+        """Return the pods with other image names where `images` has one."""
         pods = tuple(replace(pod, image=images.get(pod.image, pod.image)) for pod in self.pods)
         return replace(self, pods=pods)
 

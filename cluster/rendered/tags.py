@@ -71,7 +71,7 @@ def newest(
 
 
 def how_to_build(slurm: str, variant: str) -> str:
-    """The command that builds images of a version of Slurm, of which a build knows the release alone, and a variant."""
+    """Return the command that builds images of a Slurm version (a build takes the release) and a variant."""
     release = ".".join(slurm.split(".")[:2])
     more = [f"SLURM={release}" if release else "", f"MINIVM_BUILD_VARIANT={variant}" if variant else ""]
     return " ".join(["make images", *filter(None, more)])

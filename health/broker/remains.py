@@ -1,4 +1,4 @@
-"""What a job that could not be killed has left, read from /proc without a file that a hanging process can block."""
+"""Remains of a job that could not be killed, from /proc without files on which a hung process blocks the reader."""
 
 from __future__ import annotations
 

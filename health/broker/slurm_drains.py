@@ -1,9 +1,4 @@
-"""Drains that Slurm sets by itself and never lifts: which they are, and when the broker lifts one. Pure.
-
-Three things tell such a drain from a person's: Slurm's exact words (24.11 and 26.05), their author, and for a failed
-kill the broker's own record of it. slurmctld's drains leave an earlier drain alone. slurmstepd's replace its reason, so
-the broker puts back a reason that it saw before.
-"""
+"""Drains that Slurm sets by itself and never lifts: how to recognise them, and when the broker lifts one. Pure."""
 
 from __future__ import annotations
 
@@ -12,10 +7,10 @@ from dataclasses import dataclass
 
 from health.broker.decide import REASON_LIMIT, Act, Node
 
-AGAIN_S = 30.0  # so often such a drain is looked at
-SOON_S = 5.0  # after the word of slurmstepd or of a failed script, before the drain has reached slurmctld
-EXPECTED_S = 120.0  # so long a drain is waited for after that word
-MOST, WITHIN_S = 3, 6 * 3600.0  # a fault that comes back stays for a person
+AGAIN_S = 30.0  # interval of looks at such a drain
+SOON_S = 5.0  # delay after a message of slurmstepd or of a failed script, before the drain reaches slurmctld
+EXPECTED_S = 120.0  # time to wait for a drain after that message
+MOST, WITHIN_S = 3, 6 * 3600.0  # a fault that returns more often is left to a person
 STILL = " - still: "
 WAY_OUT = "a person ends it: scontrol update nodename={} state=resume"
 
@@ -23,8 +18,8 @@ WAY_OUT = "a person ends it: scontrol update nodename={} state=resume"
 @dataclass(frozen=True, slots=True)
 class Cause:
     pattern: re.Pattern[str]
-    author: str  # slurmstepd asks as root; slurmctld sets its own as SlurmUser
-    clean_s: float  # so long the node must be clean
+    author: str  # slurmstepd's requests come from root; slurmctld's own from SlurmUser
+    clean_s: float  # time that the node must be clean
     kill: bool = False
 
 
@@ -44,22 +39,22 @@ class Unkilled:
     job: int
     at: float
     processes: tuple[tuple[int, str], ...]  # pid and start
-    before: Node | None  # the node right before Slurm drained it; None: slurmctld did not answer
+    before: Node | None  # the node just before Slurm drained it; None: slurmctld did not answer
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """What the broker remembers of Slurm's own drains."""
+    """The broker's memory of Slurm's own drains."""
 
     unkilled: Unkilled | None = None
-    clean_since: float = 0.0  # by the steady clock, as all times here
-    posted: str = ""  # the reason that the broker gave the drain that stands
+    clean_since: float = 0.0  # by the steady clock, like all times here
+    posted: str = ""  # the reason that the broker gave to the current drain
     lifts: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Remains:
-    """What keeps the node from being clean: processes that do not end, and a spool directory without room."""
+    """Reasons why the node is not clean: processes that do not end, and a full spool directory."""
 
     hanging: tuple[str, ...] = ()
     spool: str = ""
@@ -97,16 +92,16 @@ def judge(cause: Cause, node: Node, remains: Remains, watch: Watch, now: float, 
 
 
 def plain(text: str) -> str:
-    """One line without quotes: names of processes are their users'."""
+    """Make one line without quotes: users choose the names of processes."""
     return re.sub(r"[^ -~]|[\"'`|\\]", " ", text)[:REASON_LIMIT].strip()
 
 
 def _is_recorded(node: Node, watch: Watch) -> bool:
-    """Whether this very drain is the one that slurmstepd announced: a person may use the same words."""
+    """Tell if this very drain is the one that slurmstepd announced: a person may use the same words."""
     unkilled = watch.unkilled
     if unkilled is None or unkilled.before is None:
         return False
     if watch.posted and node.reason == watch.posted:
         return True
-    # Slurm tells whole seconds.
+    # Slurm reports whole seconds.
     return node.since is not None and -2.0 <= node.since - unkilled.at <= EXPECTED_S
