@@ -24,6 +24,13 @@ def first_sentence(path: Path) -> str:
     return re.split(r"(?<=[.?])\s+(?=[A-Z$])", paragraph, maxsplit=1)[0]
 
 
+def summary(path: Path) -> str:
+    """The first sentence up to its first colon, semicolon or bracket, if at least three words come before that."""
+    sentence = first_sentence(path)
+    short = re.split(r"[:;] | \(", sentence, maxsplit=1)[0]
+    return (short if len(short.split()) > 2 else sentence).removesuffix(".")
+
+
 def rooms(package: Path) -> Iterator[Path]:
     """The package's own folder, then its rooms from the ground up, each followed by the rooms in it."""
     for names in FLOORS[package.name]:
@@ -41,7 +48,7 @@ def module_map() -> str:
             about = first_sentence(room / "__init__.py")
             lines += [f"### {name}" if room.name == package else f"**{name}**", "", about, ""]
             modules = [path for path in sorted(room.glob("*.py")) if path.name != "__init__.py"]
-            lines += [f"- `{path.name}`: {first_sentence(path)}" for path in modules]
+            lines += [f"- `{path.name}`: {summary(path)}" for path in modules]
             lines.append("")
     return "\n".join(lines)
 
