@@ -5,7 +5,8 @@ Jobs that end together also run in a second cluster: a job in cgroups (if this m
 job with the chart's defaults has one.
 
 The bench changes slurm.conf on the controller and reconfigures: the pods and the machine stay the same.
-MINIVM_BENCH_HOOKS=on adds runs with each of the three scripts alone as /bin/true.
+MINIVM_BENCH_HOOKS=on adds runs with each of the three scripts alone as /bin/true. MINIVM_BENCH_FAST_SCRIPTS=on measures
+with slurm.fastScripts, which is off otherwise.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ CONTROLLER, WORKERS = "slurm-controller-0", ("slurm-worker-0", "slurm-worker-1")
 PROGRAMS = {"Prolog": "prolog", "Epilog": "epilog", "TaskProlog": "task_prolog"}
 OURS = {key: f"/usr/libexec/minivm/{program}" for key, program in PROGRAMS.items()}
 WAYS = {"without scripts": {}, "with /bin/true": dict.fromkeys(PROGRAMS, "/bin/true"), "with": OURS}
+# In which mode: slurm.fastScripts, off as the chart's default is.
+FAST = os.environ.get("MINIVM_BENCH_FAST_SCRIPTS") == "on"
 if os.environ.get("MINIVM_BENCH_HOOKS") == "on":
     WAYS |= {f"/bin/true {key}": {key: "/bin/true"} for key in PROGRAMS}
 BASE = "without scripts"
@@ -108,7 +111,12 @@ def cluster_of(proctrack: str) -> Iterator[LocalCluster]:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="minivm-bench-")))
         repository = os.environ.get("MINIVM_BUILD_PREFIX", Options().repository)
         # Where 64 jobs run beside each other on two processors.
-        shared = {"slurm": {"partitions": {"crowd": {"pools": ["worker"], "options": {"OverSubscribe": "FORCE:64"}}}}}
+        shared: dict[str, Any] = {
+            "slurm": {
+                "fastScripts": FAST,
+                "partitions": {"crowd": {"pools": ["worker"], "options": {"OverSubscribe": "FORCE:64"}}},
+            }
+        }
         options = Options(
             "benchjobs", repository=repository, port=free_port(22400), proctrack=proctrack, overrides=shared
         )

@@ -24,7 +24,7 @@ def of_job(job: int, proc: Path = PROC) -> tuple[tuple[int, str], ...]:
         if not fields:
             continue
         parents[pid], starts[pid] = int(fields[1]), fields[19]
-        if name == STEP:
+        if name == STEP and _is_ours(proc / str(pid)):
             # Its own title, "slurmstepd: [46.batch]"; it does not hang.
             title = _read(proc / str(pid) / "cmdline")
             steps |= {pid} if f"[{job}." in title else set()
@@ -60,6 +60,13 @@ def _living(process: Path, start: str) -> str:
     state, tid = min(states, key=lambda item: (item[0] != "D", item[1]))
     place = _read(process / "task" / str(tid) / "wchan").strip()
     return f"({name}) state {state}" + (f" in {place}" if place not in ("", "0") else "")
+
+
+def _is_ours(process: Path) -> bool:
+    """Tell whether the process is root's: a user's may have any name."""
+    with contextlib.suppress(OSError):
+        return process.stat().st_uid == os.geteuid()
+    return False
 
 
 def _no_room(spool: Path) -> str:

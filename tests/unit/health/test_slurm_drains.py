@@ -218,3 +218,10 @@ def test_a_jobs_processes_are_those_below_its_steps_and_in_its_cgroups(tmp_path:
     plant(tmp_path, 21, "bash", 20, "/slurm/job_461/step_batch/user/task_0")
     plant(tmp_path, 22, "slurmstepd", 1, title="slurmstepd: [146.0]")
     assert remains.of_job(46, tmp_path) == ((11, "711"), (12, "712"), (13, "713"))
+    if not os.geteuid():
+        # A user's process in slurmstepd's name: its children are not the job's.
+        plant(tmp_path, 30, "slurmstepd", 1, title="slurmstepd: [46.0]")
+        plant(tmp_path, 31, "sleep", 30)
+        assert (31, "731") in remains.of_job(46, tmp_path)
+        os.chown(tmp_path / "30", 1000, 1000)
+        assert (31, "731") not in remains.of_job(46, tmp_path)
