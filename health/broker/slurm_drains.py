@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from health.broker.decide import REASON_LIMIT, Act, Node
+from init.slurm.node import BACK
 
 AGAIN_S = 30.0  # interval of looks at such a drain
 SOON_S = 5.0  # delay after a message of slurmstepd or of a failed script, before the drain reaches slurmctld
@@ -29,6 +30,8 @@ CAUSES = (
     Cause(re.compile("SlurmdSpoolDir is full"), "root", 60.0),
     Cause(re.compile("batch job complete failure"), "slurm", 60.0),
     Cause(re.compile("Prolog error|Epilog error|Job env setup error"), "slurm", 600.0),
+    # slurmctld keeps the reason of a pod's return when it drains a node, and a person's drain has a reason of its own.
+    Cause(re.compile(re.escape(BACK)), "root", 600.0),
 )
 
 

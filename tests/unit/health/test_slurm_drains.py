@@ -55,6 +55,7 @@ def drain(reason: str, author: str = "root", since: float | None = WALL + 1) -> 
         (drain("kill task failed"), False),
         (drain("fan is loud"), False),
         (drain("minivm: pod stops"), False),
+        (drain("minivm: pod is back"), True),  # without accounting it stays, and Slurm's next drain carries it
         (drain("minivm: gpu_ecc[reboot]@9f2c1ab 2 errors"), False),
     ],
 )
