@@ -25,10 +25,12 @@ def first_sentence(path: Path) -> str:
 
 
 def summary(path: Path) -> str:
-    """The first sentence up to its first colon, semicolon or bracket, if at least three words come before that."""
-    sentence = first_sentence(path)
-    short = re.split(r"[:;] | \(", sentence, maxsplit=1)[0]
-    return (short if len(short.split()) > 2 else sentence).removesuffix(".")
+    """The first clause of a module's first sentence, as long as it has some words of its own."""
+    short = first_sentence(path)
+    for separator, least in (("[:;] | \\(", 3), (", ", 4)):
+        head = re.split(separator, short, maxsplit=1)[0]
+        short = head if len(head.split()) >= least else short
+    return short.removesuffix(".")
 
 
 def rooms(package: Path) -> Iterator[Path]:
