@@ -30,7 +30,7 @@ from bench.fleet_running import LEASE, Running
 from fleet import reasons
 from fleet.act.slurm_client import SlurmClient
 from fleet.policy import STATE
-from fleet.world.kubernetes import mark
+from fleet.world.kubernetes import fleet_mark
 from fleet.world.slurm import Precondition
 from tests.container.init_pods import slurm_conf, world
 from tests.kubernetes import programs
@@ -57,7 +57,7 @@ WORKER = {**LABELS, "app.kubernetes.io/component": "worker"}
 SINCE = "2026-11-20T00:00:00Z"
 # As a fleet before it has left it, on a pod and, where it says whose it is, on a Node.
 SHOWN = {"type": STATE, "status": "True", "reason": "TakesJobs", "lastTransitionTime": SINCE}
-BESIDE = {**SHOWN, "message": mark("default", "slurm")}
+BESIDE = {**SHOWN, "message": fleet_mark("default", "slurm")}
 
 
 class Site:
@@ -119,10 +119,10 @@ class Site:
         self.ask("PATCH", f"/api/v1/nodes/n-{number}", {"spec": {"unschedulable": on or None}})
 
     def drained(self, number: int) -> bool:
-        return not self.slurm.still(f"w-{number}", UNTOUCHED)
+        return not self.slurm.is_unchanged(f"w-{number}", UNTOUCHED)
 
     def undrained(self, number: int) -> bool:
-        return self.slurm.still(f"w-{number}", LIFTED)
+        return self.slurm.is_unchanged(f"w-{number}", LIFTED)
 
 
 def status(ready: bool, *more: dict[str, str]) -> dict[str, object]:

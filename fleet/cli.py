@@ -32,22 +32,22 @@ T = TypeVar("T")
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
-    """Kubernetes and Slurm kept in one mind. Settings come from MINIVM_FLEET_*."""
+    """Keep Kubernetes and Slurm consistent. Settings come from MINIVM_FLEET_*."""
 
 
 def with_fleet(work: Callable[[Reconciler], Awaitable[T]]) -> T:
-    """The one place where an error that somebody else must mend becomes a sentence and status 1."""
+    """Run `work` with a reconciler; the only place where an error becomes a message and status 1."""
 
-    async def whole() -> T:
+    async def run_work() -> T:
         settings = from_environment(os.environ)
         api = await ApiClient.open(settings.namespace, settings.release)
         try:
-            return await work(Reconciler(settings, api, lambda text: click.echo(text)))
+            return await work(Reconciler(settings, api, click.echo))
         finally:
             await api.close()
 
     try:
-        return asyncio.run(whole())
+        return asyncio.run(run_work())
     except (FleetError, InitError) as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(1)
@@ -55,61 +55,73 @@ def with_fleet(work: Callable[[Reconciler], Awaitable[T]]) -> T:
 
 @main.command()
 def run() -> None:
-    """Keep them so, until told to stop."""
+    """Run the reconcile loop until SIGTERM."""
 
-    async def until_told(fleet: Reconciler) -> None:
-        # As PID 1 of its pod it would otherwise not be ended by it.
+    async def until_stopped(fleet: Reconciler) -> None:
+        # PID 1 of a pod ignores SIGTERM without a handler.
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, fleet.stop.set)
         await fleet.run()
 
-    with_fleet(until_told)
+    with_fleet(until_stopped)
 
 
 @main.command()
 @click.argument("kind", type=click.Choice(["machine", "workerpool"]), default="machine")
 def crd(kind: str) -> None:
-    """The definition of the kind `Machine`, or of `WorkerPool`, for `kubectl apply`."""
+    """Print the CustomResourceDefinition of `Machine` or `WorkerPool`, for `kubectl apply`."""
     click.echo(json.dumps(definition() if kind == "machine" else crd_pools.definition(), indent=2))
 
 
 @main.command()
-@click.option("--tier", "tiers", multiple=True, help="A label of Nodes, from the root on. None: the policy's.")
-@click.option("--block", default="", help="A label of Nodes that names a domain, as of NVLink: blocks, and no tree.")
-@click.option("--size", "sizes", multiple=True, type=click.IntRange(1), help="Of blocks; none: the smallest one's.")
+@click.option("--tier", "tiers", multiple=True, help="A label of Nodes, from the root on; without it the policy's.")
+@click.option(
+    "--block", default="", help="A label of Nodes with a domain, such as NVLink's: print blocks instead of a tree."
+)
+@click.option(
+    "--size",
+    "sizes",
+    multiple=True,
+    type=click.IntRange(1),
+    help="The sizes of blocks; without it the smallest block's.",
+)
 def topology(tiers: tuple[str, ...], block: str, sizes: tuple[int, ...]) -> None:
-    """The labels of the workers' Nodes as a topology.conf, for a Slurm before 25.05. Touches nothing."""
+    """Print the labels of the workers' Nodes as a topology.conf, for Slurm before 25.05. Changes nothing."""
 
-    async def made(fleet: Reconciler) -> str:
-        here = (await fleet.look()).kubernetes
+    async def render(fleet: Reconciler) -> str:
+        kubernetes = (await fleet.look()).kubernetes
         wanted = Topology(tiers) if tiers else fleet.policy.topology
-        if isinstance(here, Unknown) or not here.pods or not (wanted.tiers or block):
-            raise FleetError("make a topology", here.why if isinstance(here, Unknown) else "no workers, or no labels")
-        return blocks(here, block, sizes) if block else conf(here, wanted)
+        if isinstance(kubernetes, Unknown) or not kubernetes.pods or not (wanted.tiers or block):
+            raise FleetError(
+                "make a topology", kubernetes.why if isinstance(kubernetes, Unknown) else "no workers, or no labels"
+            )
+        return blocks(kubernetes, block, sizes) if block else conf(kubernetes, wanted)
 
-    click.echo(with_fleet(made), nl=False)
+    click.echo(with_fleet(render), nl=False)
 
 
 @main.command()
 def plan() -> None:
-    """What `run` would do now. Touches nothing."""
+    """Print what `run` would do now. Changes nothing."""
     show(with_fleet(lambda fleet: fleet.plan()))
 
 
 def show(decision: Decision) -> None:
     for change in decision.changes:
         click.echo(f"would {in_words(change)}")
-    for one in decision.stands:
-        click.echo(in_words(one))
+    for notice in decision.stands:
+        click.echo(in_words(notice))
     if not decision.changes and not decision.stands:
         click.echo("nothing to do")
 
 
 @main.command()
-@click.option("--output", type=click.Choice(["text", "json"]), default="text", help="For people or for programs.")
+@click.option(
+    "--output", type=click.Choice(["text", "json"]), default="text", help="Text for people, or JSON for programs."
+)
 def status(output: str) -> None:
-    """How it stands: workers by pool, machines, what is held and proposed, budgets."""
-    said = with_fleet(lambda fleet: fleet.report())
-    for text in lines(said) if output == "text" else [json.dumps(said, indent=2)]:
+    """Print workers by pool, machines, notices, proposals and budgets."""
+    data = with_fleet(lambda fleet: fleet.report())
+    for text in lines(data) if output == "text" else [json.dumps(data, indent=2)]:
         click.echo(text)
 
 
@@ -117,9 +129,9 @@ def status(output: str) -> None:
 @click.argument("name")
 def why(name: str) -> None:
     """Explain a worker, pod, Node, machine, pool or the whole fleet: its state, what holds it, what would be done."""
-    world, decision = with_fleet(lambda fleet: fleet.seen_and_planned())
+    snapshot, decision = with_fleet(lambda fleet: fleet.look_and_plan())
     try:
-        text = list(explain(name, world, decision))
+        text = list(explain(name, snapshot, decision))
     except FleetError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(1)

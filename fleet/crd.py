@@ -1,5 +1,7 @@
-"""The kind `Machine` as the API server is told of it, and what the fleet's kinds have in common: written here alone.
-The chart's files are made of it, and a test compares them (`fleet crd`)."""
+"""The CustomResourceDefinition of `Machine`, and helpers for both kinds.
+
+`fleet crd` prints it; the chart has a copy, which a test compares.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +11,16 @@ GROUP, VERSION, KIND, PLURAL = "minivm.io", "v1alpha1", "Machine", "machines"
 GOALS = ("up", "drain", "reboot", "replace", "down")
 STATES = (
     *("TakesJobs", "NotResponding", "Draining", "Drained", "Down", "Unregistered"),
-    # No worker runs there; the Node is given up; the hardware is nowhere; slurmctld does not answer.
+    # Without a worker; given up by the fleet; at no Node; slurmctld does not answer.
     *("NoWorker", "GivenUp", "Absent", "SlurmUnknown"),
 )
-# So much is kept of each; what would be longer is cut by whoever writes it.
+# The limits of entries, GPUs and letters; the writer cuts what is longer.
 EVENTS, GPUS, TEXT = 32, 64, 256
-# Known to API servers from 1.25 on; the chart leaves them out before.
+# CEL rules, for API servers from 1.25 on; the chart leaves them out before.
 RULES = [
     {
         "rule": "!has(self.goal) || self.goal == 'up' || (has(self.reason) && self.reason.size() > 0)",
-        "message": "a goal other than up says why, in reason",
+        "message": "a goal other than up needs a reason",
     }
 ]
 
@@ -40,59 +42,59 @@ def mapping(about: str, **properties: object) -> dict[str, object]:
 
 
 SPEC = mapping(
-    "What people want of it. The fleet never writes here.",
+    "The goal that people set. The fleet never writes here.",
     goal={
         "type": "string",
         "enum": list(GOALS),
-        "description": "up: takes jobs, and what was counted against it is forgiven. drain: takes no new jobs. reboot, "
-        "replace, down: the same, and once it is idle what the policy names for it. None: the policy decides.",
+        "description": "up: takes jobs; counted verdicts are forgiven. drain: takes no new jobs. reboot, replace, "
+        "down: takes no new jobs, and the policy's remedy follows once it is idle. Without a goal the policy decides.",
     },
-    reason={**text("Why; it becomes a part of the drain's reason."), "pattern": r"^[^\n\r]*$"},
+    reason={**text("Why; shown in the reason of the drain."), "pattern": r"^[^\n\r]*$"},
 )
 
 STATUS = mapping(
-    "What the fleet sees and does.",
-    goal={**text("The goal that counts, whoever set it."), "enum": list(GOALS)},
-    state={**text("What Slurm says of it, or where it is."), "enum": list(STATES)},
-    why=text("What holds it."),
-    node=text("Its Node; empty: none at present."),
-    nodeUid=text("Of that Node."),
-    boot=text("Of that Node, when it was last seen: within one boot no GPU comes or goes."),
-    providerId=text("The provider's name for it.", 512),
+    "What the fleet observed and did.",
+    goal={**text("The goal that counts: a person's, or the policy's."), "enum": list(GOALS)},
+    state={**text("Its state in Slurm, or why it has none."), "enum": list(STATES)},
+    why=text("Why it takes no jobs, or what it waits for."),
+    node=text("Its Node; empty: at no Node now."),
+    nodeUid=text("The uid of that Node."),
+    boot=text("The boot id of that Node when it was last seen: within one boot no GPU comes or goes."),
+    providerId=text("The provider's id of it.", 512),
     gpus={
         "type": "array",
         "maxItems": GPUS,
         "items": {"type": "string", "maxLength": 64},
         "description": "UUIDs of its GPUs.",
     },
-    worker=text("The worker on it, of this name in Kubernetes and in Slurm; several with spaces between.", 2048),
-    verdict=text("What its checks said last against it."),
-    ill={"type": "boolean", "description": "Whether that stands."},
-    repeats=whole("Verdicts against it within the policy's window."),
+    worker=text("Its worker, by the name in Kubernetes and Slurm; several are separated by spaces.", 2048),
+    verdict=text("The last verdict against it."),
+    ill={"type": "boolean", "description": "Whether the verdict still holds."},
+    repeats=whole("Verdicts against it within the policy's window, since it was last forgiven."),
     history={
         "type": "array",
         "maxItems": EVENTS,
-        "description": "The latest last.",
+        "description": "The last entries, the latest last.",
         "items": {
-            **mapping("", at=time_("When."), what=text("In a word.", 32), text=text("In words.")),
+            **mapping("", at=time_("The time."), what=text("The kind of event.", 32), text=text("Details.")),
             "required": ["at", "what"],
         },
     },
     remedy={
         **mapping(
-            "What is being done to it.",
-            goal=text("For which goal.", 32),
-            number=whole("Which one of this machine."),
-            done={"type": "boolean", "description": "It is told; what follows is waited for."},
-            boot=text("The boot id before it.", 64),
-            at=time_("Since when."),
+            "The remedy in progress.",
+            goal=text("Its goal.", 32),
+            number=whole("The number of the remedy for this machine."),
+            done={"type": "boolean", "description": "True once the remedy was requested; completion is pending."},
+            boot=text("The boot id before the remedy.", 64),
+            at=time_("When it began."),
         ),
         "required": ["goal", "number", "at"],
-        # Applied as a whole: field by field, what is over would leave an empty one.
+        # Atomic: applied field by field, an ended remedy would stay as an empty object.
         "x-kubernetes-map-type": "atomic",
     },
-    remedies=whole("How many there were."),
-    fulfilled=whole("The generation of the object whose goal is reached."),
+    remedies=whole("The number of remedies so far."),
+    fulfilled=whole("The generation of the object whose reboot is complete."),
 )
 
 COLUMNS: list[Mapping[str, object]] = [
@@ -109,7 +111,7 @@ COLUMNS: list[Mapping[str, object]] = [
 
 def definition() -> Mapping[str, object]:
     spec = {**SPEC, "x-kubernetes-validations": RULES}
-    schema = mapping("One piece of hardware; it outlives pods and Nodes.", spec=spec, status=STATUS)
+    schema = mapping("One machine, known by its hardware; it outlives pods and Nodes.", spec=spec, status=STATUS)
     return defined(KIND, PLURAL, "mvm", schema, COLUMNS, {"status": {}})
 
 
@@ -132,7 +134,7 @@ def defined(
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        # A release that is taken away leaves what it knew.
+        # Uninstalling the release keeps the kind and its objects.
         "metadata": {"name": f"{plural}.{GROUP}", "annotations": {"helm.sh/resource-policy": "keep"}},
         "spec": {
             "group": GROUP,

@@ -1,4 +1,4 @@
-"""The kind `WorkerPool` as the API server is told of it: written here alone (`fleet crd workerpool`)."""
+"""The CustomResourceDefinition of `WorkerPool`, which `fleet crd workerpool` prints."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ FIXED, PER_NODE, ELASTIC = "fixed", "perNode", "elastic"
 MODES = (FIXED, PER_NODE, ELASTIC)
 IDLE, DEADLINE, NOW = "idle", "deadline", "now"
 WHEN = (IDLE, DEADLINE, NOW)
-# A pod's name is its host's, of 63 letters at most: so much is left for a number, or for a Node's name.
+# A pod's name is its hostname, of 63 letters at most: this leaves room for a number or a Node's name.
 NAME = r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?"
 MOST = 65533
-# Of so many of a pool's pods it is counted at a time how often they ended.
+# The most pods of a pool whose ends are counted.
 ENDED = 128
-# Letters of a condition's message: a longer one, and with it the whole status, is refused.
+# Letters of a condition's message; the API server refuses a status with a longer one.
 SAID = 1024
-# Known to API servers from 1.25 on; the chart leaves them out before. The fleet itself refuses the same.
+# CEL rules, for API servers from 1.25 on; the chart leaves them out before. The fleet refuses the same itself.
 RULES = [
-    {"rule": "self.mode != 'fixed' || has(self.replicas)", "message": "mode fixed says how many, in replicas"},
+    {"rule": "self.mode != 'fixed' || has(self.replicas)", "message": "mode fixed needs replicas"},
     {
         "rule": "self.mode != 'perNode' || has(self.nodeSelector)",
-        "message": "mode perNode says which Nodes, in nodeSelector",
+        "message": "mode perNode needs nodeSelector",
     },
     {
         "rule": "self.mode != 'elastic' || has(self.elastic)",
-        "message": "mode elastic says between how many, in elastic",
+        "message": "mode elastic needs elastic",
     },
     {
         "rule": "!has(self.elastic) || self.elastic.min <= self.elastic.max",
-        "message": "elastic.min is no more than elastic.max",
+        "message": "elastic.min must not exceed elastic.max",
     },
     {
         "rule": "!has(self.update) || !has(self.update.when) || (self.update.when == 'deadline') == "
         "has(self.update.deadlineSeconds)",
-        "message": "update.when deadline says when, in update.deadlineSeconds, and no other does",
+        "message": "update.deadlineSeconds is needed with update.when deadline, and allowed with no other",
     },
 ]
 NAMED = [
     {
         "rule": f"self.metadata.name.matches('^{NAME}$')",
-        "message": "its name begins those of its pods: a label of DNS of 40 letters at most",
+        "message": "the name begins those of its pods: a label of DNS of 40 letters at most",
     }
 ]
 
@@ -53,42 +53,42 @@ def whole_of(about: str, least: int) -> dict[str, object]:
 
 SPEC = {
     **mapping(
-        "What people want.",
+        "The pods that people want.",
         mode={
             "type": "string",
             "enum": list(MODES),
-            "description": "fixed: so many as replicas says, named NAME-0 and on. perNode: one on each Node that "
-            "nodeSelector matches, named after it. elastic: as many as jobs ask for, named as those of fixed.",
+            "description": "fixed: replicas pods, named NAME-0 and on. perNode: one on each Node that nodeSelector "
+            "matches, named after the Node. elastic: as many as jobs ask for, named as with fixed.",
         },
-        replicas={**whole("How many, with mode fixed."), "maximum": MOST},
+        replicas={**whole("The number of pods, with mode fixed."), "maximum": MOST},
         nodeSelector={
             "type": "object",
             "minProperties": 1,
             "maxProperties": 16,
             "additionalProperties": {"type": "string", "maxLength": 63},
-            "description": "Labels of the Nodes that have a pod each, with mode perNode.",
+            "description": "The labels of the Nodes that get a pod each, with mode perNode.",
         },
         elastic={
             **mapping(
-                "Between how many, with mode elastic, and how quick.",
-                min=whole_of("So many there are always.", 0),
-                max=whole_of("And never more; what its numbers end at.", 1),
-                idleSeconds={**whole("A pod that nothing has run on for so long goes."), "default": 600},
-                pendingSeconds={**whole("A job waits so long before pods are made for it."), "default": 30},
-                step={**whole_of("So many are on their way at a time; min comes at once.", 1), "default": 10},
+                "The limits of the number of pods, and how quickly it changes, with mode elastic.",
+                min=whole_of("The least number of pods.", 0),
+                max=whole_of("The greatest number of pods.", 1),
+                idleSeconds={**whole("A pod without jobs goes after so long."), "default": 600},
+                pendingSeconds={**whole("A job waits so long before pods are created for it."), "default": 30},
+                step={**whole_of("The most pods on their way at a time; min is created at once.", 1), "default": 10},
                 partitions={
                     "type": "array",
                     "maxItems": 64,
                     "items": text("", 64),
-                    "description": "Of Slurm, whose jobs it serves. None: those of all.",
+                    "description": "The Slurm partitions whose jobs it serves; empty: all.",
                 },
             ),
             "required": ["min", "max"],
         },
         update=mapping(
-            "How a pod that is to be another one, or none, is taken away.",
+            "How outdated and surplus pods go.",
             maxUnavailable={
-                **whole("So many may be away, or idle and kept from jobs, at a time. 0: none is taken away."),
+                **whole("The most pods that are away, or idle and kept from jobs, at a time. 0: no pod is replaced."),
                 "default": 1,
                 "maximum": MOST,
             },
@@ -96,14 +96,14 @@ SPEC = {
                 "type": "string",
                 "enum": list(WHEN),
                 "default": IDLE,
-                "description": "idle: its jobs end by themselves. deadline: they have deadlineSeconds, and then run "
-                "elsewhere. now: they run elsewhere at once.",
+                "description": "idle: jobs run to their end. deadline: jobs have deadlineSeconds, then they are "
+                "requeued. now: jobs are requeued at once.",
             },
-            deadlineSeconds={**whole("From when it takes no new jobs."), "minimum": 1},
+            deadlineSeconds={**whole("Counted from when the pod takes no new jobs."), "minimum": 1},
         ),
         template={
             **mapping(
-                "Of its pods. Whoever writes it has any pod run in this namespace.",
+                "The template of its pods. A user who may write it can run any pod in this namespace.",
                 metadata=mapping(
                     "Their labels and annotations.",
                     **{
@@ -120,47 +120,47 @@ SPEC = {
 }
 
 STATUS = mapping(
-    "What the fleet sees and does.",
-    wanted=whole("How many there are to be."),
-    replicas=whole("How many there are."),
-    ready=whole("Of them ready."),
-    updated=whole("Of them made of the present template."),
-    away=whole("Of those that are to be missing, going or not ready."),
-    template=text("A hash of the present template; the label minivm.io/template of its pods.", 64),
-    generation=whole("Of the object that this is about."),
+    "What the fleet observed and did.",
+    wanted=whole("The number of pods that should exist."),
+    replicas=whole("The number of pods."),
+    ready=whole("Ready pods."),
+    updated=whole("Pods of the present template."),
+    away=whole("Pods that are missing, being deleted or not ready."),
+    template=text("The hash of the present template, as in the label minivm.io/template of its pods.", 64),
+    generation=whole("The generation that this status describes."),
     conditions={
         "type": "array",
         "maxItems": 8,
-        "description": "Ready: all are there and ready. Updated: all are of the present template, and none too many. "
-        "Fits, of an elastic one: what jobs ask for is to be had here. Whole, of one that lends: none of its machines "
-        "is with pods of others, or wanted by them.",
+        "description": "Ready: all pods exist and are ready. Updated: all pods are of the present template, and none "
+        "is surplus. Fits, of an elastic pool: it can serve the waiting jobs. Whole, of a lending pool: no machine is "
+        "lent or wanted by guest pods.",
         "items": {
             **mapping(
                 "",
-                type=text("Which.", 64),
+                type=text("The type.", 64),
                 status={"type": "string", "enum": ["True", "False"]},
-                reason=text("In a word.", 64),
-                message=text("In words.", SAID),
-                lastTransitionTime=time_("Since when."),
+                reason=text("The reason, one word.", 64),
+                message=text("Details.", SAID),
+                lastTransitionTime=time_("When the status last changed."),
             ),
             "required": ["type", "status", "reason", "lastTransitionTime"],
         },
-        # Applied as a whole: field by field, a message that is over would leave an empty one.
+        # Atomic: applied field by field, an obsolete message would stay as an empty one.
         "x-kubernetes-list-type": "atomic",
     },
-    adopted=text("The template that those count as made of which were taken over.", 64),
+    adopted=text("The template that adopted pods count as made of.", 64),
     ended={
         "type": "array",
         "maxItems": ENDED,
-        "description": "Pods that ran no more: each goes, and is made anew, the next time after longer.",
+        "description": "Pods that ended: each is replaced, the next time after longer.",
         "items": {
             **mapping(
                 "",
-                name=text("Which.", 64),
-                uid=text("The last one of that name.", 64),
-                times=whole("How often."),
-                since=time_("When that was seen of the last one."),
-                why=text("Its phase, and what its kubelet said."),
+                name=text("The pod's name.", 64),
+                uid=text("The uid of the last pod of that name.", 64),
+                times=whole("How often it ended."),
+                since=time_("When the last end was seen."),
+                why=text("The phase, and the kubelet's reason."),
             ),
             "required": ["name", "uid", "times", "since"],
         },

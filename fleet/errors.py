@@ -1,4 +1,4 @@
-"""The one way in which this package fails: cannot X: why."""
+"""The error of this package: cannot X: why."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from ground.errors import Problem
 
 
 class FleetError(Problem):
-    """Something that another machine or person must mend; the next pass tries again."""
+    """A failure outside the fleet, of a server or of a file that people write; the next pass tries again."""

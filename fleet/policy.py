@@ -1,4 +1,4 @@
-"""What a site decides: which signs on a Node count, and how much may happen at a time."""
+"""The policy of a site: which signs on a Node count, how much may happen at a time, and how machines are treated."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from init.errors import ConfigError
 from init.fields import Reader
 
 PORTS = {"https": 443, "http": 80}
-# Of a key of a Secret, as it is mounted: whoever writes the policy must not have another file sent, Slurm's key first.
+# A key of the mounted Secret: the author of the policy must not make the fleet send another file, such as Slurm's key.
 _FILE = re.compile(r"(?!\.\.)[A-Za-z0-9._-]{1,253}")
-_URL = re.compile(r"[!-~]{1,2048}")  # printable, no blank: as it goes over the wire
+_URL = re.compile(r"[!-~]{1,2048}")  # printable, without blanks
 
 
 @dataclass(frozen=True, slots=True)
 class Webhook:
     url: str
-    # Of the mounted Secret: a token, and the authority that signs the receiver's certificate; "": none, the system's.
+    # Keys of the mounted Secret; "": no token, and the system's authorities.
     token: str = ""
     ca: str = ""
 
@@ -41,7 +41,7 @@ class Webhook:
 
     @property
     def where(self) -> str:
-        """For people: a path and a query may hold what is secret."""
+        """The address for people; path and query may hold secrets."""
         return f"{self.host}:{self.port}"
 
 
@@ -50,15 +50,15 @@ def webhook(reader: Reader) -> Webhook:
     url, insecure = reader.text("url"), reader.flag("insecure", False)
     try:
         parts = urlsplit(url) if _URL.fullmatch(url) else SplitResult("", "", "", "", "")
-        port = parts.port  # read for what it refuses
+        port = parts.port  # raises for an invalid port
     except ValueError:
         parts, port = SplitResult("", "", "", "", ""), None
     if parts.scheme not in PORTS or not parts.hostname or port == 0:
         reader.fail("url", "wanted https://HOST[:PORT]/PATH of printable ASCII, 2,048 letters at most")
     if parts.username is not None or parts.fragment or "\\" in url:
-        reader.fail("url", "a name, a password, a fragment or a backslash stands in it", "a token goes into tokenFile")
+        reader.fail("url", "it has a user name, a password, a fragment or a backslash", "put a token into tokenFile")
     if parts.scheme == "http" and not insecure and not loopback(parts.hostname):
-        reader.fail("url", "http tells everybody on the way, also the token", "https, or insecure: true")
+        reader.fail("url", "http sends everything in the clear, also the token", "use https, or set insecure: true")
     return Webhook(url, _file(reader, "tokenFile"), _file(reader, "caFile"))
 
 
@@ -72,11 +72,11 @@ def loopback(host: str) -> bool:
 def _file(reader: Reader, key: str) -> str:
     name = reader.text(key)
     if name and not _FILE.fullmatch(name):
-        reader.fail(key, f"{name[:80]!r} is no key of the Secret with the webhook's files", "a name, and no path")
+        reader.fail(key, f"{name[:80]!r} is no key of the Secret with the webhook's files", "write a key, not a path")
     return name
 
 
-# Whatever the cluster's autoscaler, its cloud or its operators set where a machine is about to go.
+# Taints that autoscalers and clouds set on a machine that is about to go.
 GOING = (
     "ToBeDeletedByClusterAutoscaler",
     "karpenter.sh/disrupted",
@@ -87,108 +87,108 @@ REASONS = ("minivm.io/cordon-reason", "nodeset.slinky.slurm.net/node-cordon-reas
 
 
 FENCING = ("off", "propose", "act")
-# The type of the conditions in which Slurm's word is shown.
+# The type of the conditions that show Slurm's state.
 STATE = "minivm.io/SlurmState"
 
 
 @dataclass(frozen=True, slots=True)
 class Treatment:
-    """What is done to a machine for a goal: annotations of its Node, a Job, or a call of a webhook."""
+    """How a goal is reached: by annotations of the Node, a Job, or a webhook."""
 
     annotate: Mapping[str, str] = field(default_factory=dict)
     job: Mapping[str, object] | None = None  # the Job's spec
-    on_node: bool = False  # the Job's pod runs on that machine
+    on_node: bool = False  # run the Job's pod on that machine
     webhook: Webhook | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    # `act`: what is named is done; `propose`: it is said; `off`: what checks find leads to no goal.
+    # `act`: perform remedies; `propose`: only report them; `off`: verdicts lead to no goal.
     mode: str = "propose"
-    # So many at a time, or this share of them, whichever is more.
+    # The most machines in treatment: this number or this share, whichever is more.
     at_once: int = 1
     share: float = 0.0
-    # What happened to one counts against it for so long.
+    # How long an entry in its history counts against a machine.
     window_s: float = 7 * 86400.0
-    # A machine that was rebooted so often, and has such a verdict again, is to be replaced.
+    # After so many reboots another verdict leads to a replacement.
     attempts: int = 2
-    # One with so many verdicts that come and go is kept from jobs; 0: it is not.
+    # A machine with so many verdicts in the window takes no jobs; 0: no limit.
     flaps: int = 4
-    # A machine that is told to reboot has so long to be well again.
+    # How long a machine has to be well after a reboot.
     verify_s: float = 1800.0
-    # What shows that it is: `deep`, the deep checks of its worker have passed since; `verdict`: no verdict stands.
+    # What proves it well: `deep`: a passed deep check since the boot; `verdict`: no verdict against it.
     proof: str = "deep"
     remedies: Mapping[str, Treatment] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Lend:
-    """To whom pools lend machines: pods of these PriorityClasses, in these namespaces."""
+    """Which pods may borrow machines: those of these PriorityClasses, in these namespaces."""
 
     namespaces: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
-    # This share of a pool's machines at most, by the label of its pods; of others none.
+    # By the label of its pods: the share of its machines that a pool lends at most. Other pools lend none.
     pools: Mapping[str, float] = field(default_factory=dict)
-    # For so long jobs keep a machine.
+    # How long jobs keep a machine that is wanted.
     notice_s: float = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Domains that a label of Nodes names, as of NVLink: those that Slurm's file has a block for."""
+    """Blocks of nodes, such as NVLink domains: the values of a label for which Slurm's file has a block."""
 
-    label: str = ""  # none: Slurm is told of no blocks
+    label: str = ""  # "": no blocks
     domains: frozenset[str] = frozenset()
-    # Of nodes: of a block, then of blocks together.
+    # The number of nodes of a block, then of groups of blocks.
     sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    # Labels of Nodes that name the switches above them, from the root on.
+    # The labels that name the switches above a Node, from the root.
     tiers: tuple[str, ...] = ()
     blocks: Blocks = Blocks()
 
     @property
     def told(self) -> bool:
-        """Whether Slurm is told of places at all."""
+        """Return whether the fleet sets places in Slurm at all."""
         return bool(self.tiers or self.blocks.label)
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    # Keys of taints for maintenance, and of those of a machine that is about to go.
+    # Keys of taints: for maintenance, and for a machine that is about to go.
     taints: tuple[str, ...] = ("minivm.io/maintenance",)
     going: tuple[str, ...] = GOING
-    # Types of Node conditions that count while they are "True".
+    # Types of Node conditions that drain while they are "True".
     conditions: tuple[str, ...] = ()
-    # Annotations of a Node that may say why it is cordoned; the first that is there.
+    # Annotations that may say why a Node is cordoned; the first one that is set counts.
     reasons: tuple[str, ...] = REASONS
-    # A Node that has not been ready for so long takes no new jobs.
+    # A Node that is not ready for so long is drained.
     not_ready_s: float = 60.0
-    # What machines say by themselves (conditions, not ready) may hold this share of the workers, and at least one.
+    # Signs of machines (conditions, not ready) may drain this share of the workers, and at least one.
     share: float = 0.2
-    # So many changes in Slurm a pass, and so many drains a second that people ask for; the others wait for the next.
+    # The most careful changes in one pass, and the most requested drains in one second.
     changes: int = 30
-    # What is shown and what is lifted ends nobody's job: so many a second.
+    # The most changes in one second that end no job: conditions and undrains.
     rate: int = 100
-    # So many pods of a pool may be away at a time, those that went by themselves among them.
+    # The most pods of a pool that may be away, for whatever reason.
     away: int = 1
-    # The jobs of a pod that is to go have so long until they are requeued; 0: as long as they take.
+    # How long jobs of a leaving pod have until they are requeued; 0: until they end.
     leave_within_s: float = 0.0
-    # A node of Slurm whose pod is gone for so long gets no new jobs.
+    # A node whose pod is gone for so long is drained.
     gone_s: float = 30.0
-    # A pod that is ready and that Slurm does not know for so long is replaced.
+    # A ready pod that Slurm does not know for so long is replaced.
     lost_s: float = 60.0
-    # A Node whose pod is drained in Slurm by a person or a verdict is cordoned too.
+    # Whether to cordon a Node whose worker a person or a verdict has drained in Slurm.
     cordon: bool = False
-    # The type of the Nodes' condition; "": none. Two clusters that share Nodes need two.
+    # The type of the condition on Nodes; "": none. Clusters that share Nodes need different types.
     shows: str = STATE
-    # `act`: a dead machine is given up; `propose`: what it would need is said; `off`: not even that.
+    # `act`: give up dead machines; `propose`: only report them; `off`: ignore them.
     fencing: str = "propose"
-    # Keys of taints by which the provider says that a machine is off; if there are any, no other proof is enough.
+    # Keys of taints by which the provider reports a machine off; if set, one of them is required as proof.
     provider: tuple[str, ...] = ()
-    # How old the proof must be: a Node not ready for so long.
+    # How long a Node must not be ready before its machine counts as dead.
     dead_s: float = 300.0
     machines: Machines = Machines()
     topology: Topology = Topology()
@@ -196,7 +196,7 @@ class Policy:
 
 
 def read_policy(path: Path) -> Policy:
-    """Without a file: the defaults. It is read at each look: a ConfigMap changes under us."""
+    """Read the policy, in each pass since a ConfigMap changes; without a file return the defaults."""
     try:
         return policy_from_json(path.read_text(), str(path))
     except FileNotFoundError:
@@ -216,33 +216,33 @@ def policy_from_json(content: str, file: str = "") -> Policy:
 
 
 def policy(data: Mapping[str, object], file: str = "") -> Policy:
-    reader, usual = Reader(data, "the fleet's policy", file), Policy()
+    reader, default = Reader(data, "the fleet's policy", file), Policy()
     reader.only(*KEYS)
-    fencing = reader.text("fencing", usual.fencing)
+    fencing = reader.text("fencing", default.fencing)
     if fencing not in FENCING:
         reader.fail("fencing", f"{fencing!r} is not one of {', '.join(FENCING)}")
 
-    def names(key: str, default: tuple[str, ...]) -> tuple[str, ...]:
-        return reader.texts(key) if key in data else default
+    def names(key: str, fallback: tuple[str, ...]) -> tuple[str, ...]:
+        return reader.texts(key) if key in data else fallback
 
     return Policy(
-        taints=names("taints", usual.taints),
-        going=names("going", usual.going),
-        conditions=names("conditions", usual.conditions),
-        reasons=names("cordonReasons", usual.reasons),
-        not_ready_s=reader.seconds("notReady", usual.not_ready_s),
-        share=reader.real("share", usual.share, most=1.0),
-        changes=reader.number("changes", usual.changes, least=1),
-        rate=reader.number("rate", usual.rate, least=1),
-        away=reader.number("away", usual.away),
-        leave_within_s=reader.seconds("leaveWithin", usual.leave_within_s),
-        gone_s=reader.seconds("gone", usual.gone_s),
-        lost_s=reader.seconds("lost", usual.lost_s),
-        cordon=reader.flag("cordon", usual.cordon),
-        shows=reader.text("nodeCondition", usual.shows),
+        taints=names("taints", default.taints),
+        going=names("going", default.going),
+        conditions=names("conditions", default.conditions),
+        reasons=names("cordonReasons", default.reasons),
+        not_ready_s=reader.seconds("notReady", default.not_ready_s),
+        share=reader.real("share", default.share, most=1.0),
+        changes=reader.number("changes", default.changes, least=1),
+        rate=reader.number("rate", default.rate, least=1),
+        away=reader.number("away", default.away),
+        leave_within_s=reader.seconds("leaveWithin", default.leave_within_s),
+        gone_s=reader.seconds("gone", default.gone_s),
+        lost_s=reader.seconds("lost", default.lost_s),
+        cordon=reader.flag("cordon", default.cordon),
+        shows=reader.text("nodeCondition", default.shows),
         fencing=fencing,
-        provider=names("provider", usual.provider),
-        dead_s=reader.seconds("dead", usual.dead_s),
+        provider=names("provider", default.provider),
+        dead_s=reader.seconds("dead", default.dead_s),
         machines=machines(reader.sub("machines")),
         topology=topology(reader.sub("topology")),
         lend=lend(reader.sub("lend")),
@@ -250,24 +250,24 @@ def policy(data: Mapping[str, object], file: str = "") -> Policy:
 
 
 def machines(reader: Reader) -> Machines:
-    usual = Machines()
+    default = Machines()
     reader.only(*OF_MACHINES)
-    mode = reader.text("mode", usual.mode)
+    mode = reader.text("mode", default.mode)
     if mode not in FENCING:
         reader.fail("mode", f"{mode!r} is not one of {', '.join(FENCING)}")
-    proof = reader.text("proof", usual.proof)
+    proof = reader.text("proof", default.proof)
     if proof not in PROOFS:
         reader.fail("proof", f"{proof!r} is not one of {', '.join(PROOFS)}")
     named = reader.sub("remedies")
     named.only(*REMEDIES)
     return Machines(
         mode=mode,
-        at_once=reader.number("atOnce", usual.at_once),
-        share=reader.real("share", usual.share, most=1.0),
-        window_s=reader.seconds("window", usual.window_s),
-        attempts=reader.number("attempts", usual.attempts, least=1),
-        flaps=reader.number("flaps", usual.flaps),
-        verify_s=reader.seconds("verify", usual.verify_s),
+        at_once=reader.number("atOnce", default.at_once),
+        share=reader.real("share", default.share, most=1.0),
+        window_s=reader.seconds("window", default.window_s),
+        attempts=reader.number("attempts", default.attempts, least=1),
+        flaps=reader.number("flaps", default.flaps),
+        verify_s=reader.seconds("verify", default.verify_s),
         proof=proof,
         remedies={goal: treatment(named.sub(goal)) for goal in REMEDIES if named.has(goal)},
     )
@@ -279,14 +279,14 @@ def treatment(reader: Reader) -> Treatment:
         reader.fail("", "wanted one of annotate, job and webhook")
     if reader.has("webhook"):
         if reader.has("onNode"):
-            reader.fail("onNode", "a webhook runs on no machine of ours")
+            reader.fail("onNode", "a webhook does not run on a machine")
         return Treatment(webhook=webhook(reader.sub("webhook")))
     names = reader.sub("annotate")
     job = reader.sub("job").data if reader.has("job") else None
     annotate = {key: names.text(key) for key in names.data}
     for key in annotate:
         if key.startswith("minivm.io/"):
-            names.fail(key, "names of this kind are the fleet's own")
+            names.fail(key, "names with this prefix belong to the fleet")
     return Treatment(annotate, job, reader.flag("onNode", False))
 
 
@@ -310,22 +310,22 @@ def topology(reader: Reader) -> Topology:
 
 
 def blocks(reader: Reader) -> Blocks:
-    """slurmctld ends on a file with other sizes."""
+    """Read the blocks. slurmctld ends on a file with other sizes."""
     reader.only("label", "domains", "sizes")
     domains = reader.texts("domains")
-    found = Blocks(reader.text("label"), frozenset(domains), reader.numbers("sizes", least=1))
+    parsed = Blocks(reader.text("label"), frozenset(domains), reader.numbers("sizes", least=1))
     if len(domains) > DOMAINS or len({"", "unknown", *domains}) < len(domains) + 2:
         reader.fail("domains", f"wanted at most {DOMAINS} values of the label, each once, and not 'unknown'")
-    if found.label and not found.sizes:
+    if parsed.label and not parsed.sizes:
         reader.fail("sizes", "wanted how many nodes a block has", "as [18], and how many some of them have together")
-    if any(size not in {found.sizes[0] << power for power in range(16)} for size in found.sizes):
-        reader.fail("sizes", "wanted the first one's double, its fourfold and so on", f"as {found.sizes[0] * 2}")
-    return found
+    if any(size not in {parsed.sizes[0] << power for power in range(16)} for size in parsed.sizes):
+        reader.fail("sizes", "wanted the first one's double, its fourfold and so on", f"as {parsed.sizes[0] * 2}")
+    return parsed
 
 
-# Of switches; real fabrics have three or four.
+# The most tiers; real fabrics have three or four.
 TIERS = 6
-# Slurm counts blocks, alone and together, in sixteen bits.
+# Slurm counts blocks and their groups in sixteen bits.
 DOMAINS = 10000
 PROOFS = ("deep", "verdict")
 REMEDIES = ("reboot", "replace", "down")

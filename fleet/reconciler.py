@@ -1,12 +1,10 @@
-"""The fleet at work: it looks at both sides, asks what to do, does it, and says so."""
+"""The reconcile loop: observe, decide, act, report; beside it the fast path for drains that a person requested."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import gc
-import os
-import signal
 import sys
 import time
 import traceback
@@ -16,12 +14,12 @@ from functools import partial
 from fleet.act.api_client import ApiClient
 from fleet.act.changes import apply_change
 from fleet.act.clock import steady
-from fleet.act.concurrency import at_once
-from fleet.act.fast_path import FastPath
-from fleet.act.leader_election import Leader, LeaderElection, NoElection, Say
+from fleet.act.concurrency import run_all, run_to_end
+from fleet.act.fast_path import Claims, FastPath
+from fleet.act.leader_election import Leader, LeaderElection, Log, NoElection
 from fleet.act.observer import Observer
 from fleet.act.safe_decide import Backoff, decide
-from fleet.act.slurm_client import SlurmClient, to_its_end
+from fleet.act.slurm_client import SlurmClient
 from fleet.act.watch_cache import WatchCache
 from fleet.act.webhooks import WebhookCaller
 from fleet.decide.actions import (
@@ -31,6 +29,7 @@ from fleet.decide.actions import (
     Forget,
     Key,
     Notice,
+    Place,
     Protect,
     Remove,
     ToPod,
@@ -39,267 +38,273 @@ from fleet.decide.actions import (
 )
 from fleet.decide.decide import MANY, Decision
 from fleet.decide.memory import Memory
-from fleet.decide.topology import Place
 from fleet.errors import FleetError
 from fleet.policy import Policy, read_policy
 from fleet.report.events import EventRateLimit, events
 from fleet.report.messages import in_words
-from fleet.report.stats import LoopStats, name_of, pages
+from fleet.report.stats import LoopStats, name_of, stats_pages
 from fleet.report.status import Report, report
-from fleet.report.web import HttpServer, PageServer, PageSource
+from fleet.report.web import PageServer, PageSource
 from fleet.settings import Settings
 from fleet.world.slurm import Slurm
 from fleet.world.snapshot import Snapshot, Unknown
 from init.errors import InitError
 
-# Slurm is asked so often, and where an answer takes long not more often than a quarter of the time.
+# Slurm is asked so often; if its answers take long, for at most a quarter of the time.
 EVERY_S = 1.0
-# Time alone changes something too: a Node has not been ready for long enough.
+# Passed time alone is a reason to decide again, and so are the fleet's own changes.
 AT_LEAST_S, SOON_S = 5.0, 0.2
 
 
 class Reconciler:
-    def __init__(self, settings: Settings, api: ApiClient, say: Say) -> None:
-        self.settings, self.api, self.say = settings, api, say
-        self.slurm = SlurmClient(settings.slurm, settings.key)
-        # For whom is hurried: while the first one waits for its answer, and others for all threads that there are.
-        self.beside, self._thread = SlurmClient(settings.slurm, settings.key), ThreadPoolExecutor(1, "hurry")
-        self.memory = Memory()
-        self.policy = Policy()
-        self.stop = asyncio.Event()
-        self._news = asyncio.Event()
+    def __init__(self, settings: Settings, api: ApiClient, log: Log) -> None:
+        self.settings, self.api, self.log = settings, api, log
+        self.slurm, self._fast_slurm, page_slurm = (SlurmClient(settings.slurm, settings.key) for _ in range(3))
+        # The fast path has a client and a thread of its own: a slow answer, or busy threads, must not hold it up.
+        self._fast_thread = ThreadPoolExecutor(1, "fast-path")
+        self.memory, self.policy = Memory(), Policy()
+        self.stop, self._news = asyncio.Event(), asyncio.Event()
         self.cache = WatchCache(
-            api, self._changed, machines=settings.machines, pools=settings.pools, guests=settings.guests
+            api, self._on_change, machines=settings.machines, pools=settings.pools, guests=settings.guests
         )
         self.leader: Leader = NoElection()
         if settings.lease:
-            self.leader = LeaderElection(api, settings.lease, settings.me, say, self._news.set)
-        self.seen = LoopStats(time.monotonic())
-        # With a slurmrestd of its own: whoever only watches keeps nobody from an answer.
-        shown = SlurmClient(settings.slurm, settings.key)
-        self.watch = PageSource(self.cache, shown, lambda: self.policy, lambda: self.leader.holds())
-        self._made = 0
-        # A test kills it between two changes: none of them is under way then.
-        self._turn = asyncio.Lock() if settings.cut else contextlib.nullcontext()
-        self._refused = ""
-        self.hurry = FastPath(
+            self.leader = LeaderElection(api, settings.lease, settings.me, log, self._news.set)
+        self.stats = LoopStats(time.monotonic())
+        self.page = PageSource(self.cache, page_slurm, lambda: self.policy, self.leads)
+        self.claims = Claims()
+        self.fast_path = FastPath(
             self.cache,
+            self.claims,
             lambda: (self.memory, self.policy),
-            lambda: self.leader.holds(),
-            lambda drain: self._perform(drain, self.beside),
+            self.leads,
+            lambda drain: self.perform(drain, fast=True),
             self._news.set,
         )
-        self._often = EventRateLimit()
-        self._late = False  # something was not as it was seen when it was to be changed
-        self._look = Observer(api, self.slurm, lambda: self.policy)
-        who = f"{settings.namespace}/{settings.release}"
-        self.hooks = WebhookCaller(settings.webhook, who, self._news.set, lambda: self.leader.holds())
-        self.patience = Backoff()
+        self._observer = Observer(api, self.slurm, lambda: self.policy)
+        fleet = f"{settings.namespace}/{settings.release}"
+        self.webhooks = WebhookCaller(settings.webhook, fleet, self._news.set, self.leads)
+        self.backoff = Backoff()
+        self._event_limit = EventRateLimit()
+        self._policy_error = ""
+        self._late = False  # a change met another state than was seen
         self._last: tuple[float, Slurm | None] = (0.0, None)  # the last answer of slurmctld, and when it came
 
+    def leads(self) -> bool:
+        return self.leader.holds()
+
     async def run(self) -> None:
-        """Until `stop`. Who has ended gives the Lease back when nothing of his is begun any more."""
-        # An answer of Slurm's is a million objects and no circle: a search of them all for one keeps everybody waiting.
+        """Run until `stop` is set. The Lease is given back once no change is under way."""
+        # Slurm's answer is a million objects without cycles; a full collection for each would block everything.
         gc.set_threshold(200_000, 20, 20)
-        # Whoever hurries takes turns with whoever reads such an answer, or decides by it.
+        # The fast path must get its turn while a thread parses such an answer or decides on it.
         sys.setswitchinterval(0.001)
         async with contextlib.AsyncExitStack() as stack:
             if self.settings.http:
-                await stack.enter_async_context(await self._pages().serve(*self.settings.http))
+                pages = stats_pages(self.stats, self.leader, self.cache, self.api)
+                await stack.enter_async_context(await pages.serve(*self.settings.http))
             if self.settings.page:
-                people = PageServer(self.watch, self.settings.page[0])
-                await stack.enter_async_context(await people.serve(*self.settings.page))
+                page = PageServer(self.page, self.settings.page[0])
+                await stack.enter_async_context(await page.serve(*self.settings.page))
             async with asyncio.TaskGroup() as group:
-                follow = [group.create_task(kind.follow()) for kind in self.cache.kinds()]
-                follow.append(group.create_task(self._look.prove_on(self.cache, self.leader.holds)))
+                watching = [group.create_task(kind.follow()) for kind in self.cache.kinds()]
+                watching.append(group.create_task(self._observer.prove_forever(self.cache, self.leads)))
                 leading = group.create_task(self.leader.keep())
-                working = [group.create_task(self._decide()), group.create_task(self.hurry.follow())]
+                working = [group.create_task(self._loop()), group.create_task(self.fast_path.follow())]
                 await self.stop.wait()
                 for task in working:
                     task.cancel()
                 await asyncio.wait(working)
-                await self.hooks.end()
-                for task in (*follow, leading):
+                await self.webhooks.end()
+                for task in (*watching, leading):
                     task.cancel()
 
-    def _pages(self) -> HttpServer:
-        return pages(self.seen, self.leader, self.cache, self.api)
-
-    async def _decide(self) -> None:
+    async def _loop(self) -> None:
         last: Slurm | Unknown | None = None
         decided = 0.0
         while True:
-            self.seen.turned = time.monotonic()
+            self.stats.turned = time.monotonic()
             changed = 0
-            if not self.leader.holds():
+            if not self.leads():
                 self._news.clear()
-                # Whoever acts meanwhile changes what we remember.
-                last, self.memory = None, Memory()
-                self.hurry.knows(Unknown("not asked yet"))
-                self._reread()  # it is shown, and holds from the first moment that we lead
-                self.cache.counted(steady())  # so that it need not begin to count when it begins to act
+                last = None
+                self._follow_another_leader()
                 await self._wait(AT_LEAST_S)
                 continue
             begun = time.monotonic()
-            slurm = await self._look.slurm(self.cache.world())
+            slurm = await self._observer.slurm(self.cache.world())
             took = time.monotonic() - begun
-            # What came from Kubernetes while Slurm was asked counts too.
+            # Changes in Kubernetes during the request to Slurm count, too.
             kubernetes, fresh = self.cache.counted(steady()), self._news.is_set()
             self._news.clear()
             due = fresh or slurm != last or begun - decided >= AT_LEAST_S
-            if self.patience.waits(time.monotonic()):
-                last = None  # what is heard meanwhile is not forgotten
+            if self.backoff.waits(time.monotonic()):
+                last = None  # decide on it after the pause
             elif due:
-                last, decided, self._late = slurm, begun, False
-                # Nobody is hurried for where nothing is decided.
-                self.hurry.knows(Unknown(self.patience.why) if self.patience.why else slurm)
-                self.memory = Memory() if self.api.clocks.anew() else self.memory
+                decided, self._late = begun, False
                 if isinstance(slurm, Slurm):
                     self._last = (steady(), slurm)
-                at, last = self._last
-                world = Snapshot(kubernetes, slurm, self._look.proven(), self.api.clocks.why(), last, at)
-                self.hurry.decided()
-                changed = await self.act(world)
-                if self.patience.why:
-                    self.hurry.knows(Unknown(self.patience.why))
-                # What has changed meanwhile need not be news by itself.
-                last = None if self._late else last
-            # Slurm is asked for no more than half of the time, whatever is heard: its answers to changes would be late.
+                at, known = self._last
+                changed = await self._pass(
+                    Snapshot(kubernetes, slurm, self._observer.proofs(), self.api.clocks.why(), known, at)
+                )
+                # A change that came too late is decided again, although nothing else may change.
+                last = None if self._late else slurm
+            # Ask Slurm for at most half of the time, or its answers to changes would be late.
             pause = 0.0 if isinstance(slurm, Unknown) else min(took, AT_LEAST_S)
             await asyncio.sleep(pause)
-            # What we have changed ourselves comes back as news. One that does not answer has no work with us; and where
-            # that is because its machine is dead, time alone makes the difference.
+            # An absent Slurm is not burdened by questions; if its machine is dead, passed time alone proves it.
             seldom = AT_LEAST_S if isinstance(slurm, Unknown) else 3 * took
             await self._wait(SOON_S if changed else max(EVERY_S, seldom) - pause)
 
+    def _follow_another_leader(self) -> None:
+        """Forget what another leader changes, and keep what must be known at the first moment of leading."""
+        self.memory = Memory()
+        self.fast_path.update(Unknown("not asked yet"))
+        self._reread_policy()
+        self.cache.counted(steady())  # counts how long Nodes are silent
+
+    async def _pass(self, snapshot: Snapshot) -> int:
+        """Decide on a snapshot and act; return the number of changes made. After a bug the fast path stands still."""
+        mistake = self.backoff.why
+        self.fast_path.update(Unknown(mistake) if mistake else snapshot.slurm)
+        self.memory = Memory() if self.api.clocks.anew() else self.memory
+        self.claims.next_pass()
+        changed = await self.act(snapshot)
+        if self.backoff.why:
+            self.fast_path.update(Unknown(self.backoff.why))
+        return changed
+
     async def _wait(self, most: float) -> None:
-        # No `wait_for`: until Python 3.12 it forgets who cancels it in the turn in which the news come.
+        # asyncio.wait_for before Python 3.12 can lose a cancellation that comes together with the event.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(most):
                 await self._news.wait()
 
-    def _changed(self) -> None:
+    def _on_change(self) -> None:
         self._news.set()
-        self.hurry.heard.set()
+        self.fast_path.changed.set()
 
-    async def act(self, world: Snapshot) -> int:
-        """Whatever is to be done now; how much was."""
-        self._reread()
+    async def act(self, snapshot: Snapshot) -> int:
+        """Decide, make the changes, and report them; return how many were made."""
+        self._reread_policy()
         now = steady()
-        # It takes long where there are many, and is no reason to keep a person's cordon waiting.
-        decision = await asyncio.to_thread(decide, world, self.memory, now, self.policy)
+        # In a thread, since it takes long for many nodes and must not hold up the fast path.
+        decision = await asyncio.to_thread(decide, snapshot, self.memory, now, self.policy)
         self.memory = decision.memory
-        self.patience.saw(decision, time.monotonic())
-        self.seen.looked(world, decision.stands, self.patience.why)
-        self.watch.saw(world, decision)
-        self.hooks.want(one for one in decision.changes if isinstance(one, CallHook))
+        self.backoff.update(decision, time.monotonic())
+        self.stats.update(snapshot, decision.stands, self.backoff.why)
+        self.page.update(snapshot, decision)
+        self.webhooks.keep(change for change in decision.changes if isinstance(change, CallHook))
+        for notice in decision.news:
+            self.log(in_words(notice))
+        if decision.mistake and decision.news:
+            self.log(decision.mistake)
+        done, tried, failed = await self._make_all(decision)
+        reported = {refusal.text for refusal in self.memory.refused.values()}
+        for text in sorted({*failed.values()} - reported):
+            self.log(text)
+        self.memory = self.memory.tried(tried, failed, now)
+        before, self.fast_path.unreported = self.fast_path.unreported, []
+        await self._write_events(snapshot, before)
+        await self._write_events(snapshot, [*done, *decision.news])
+        return len(done)
+
+    async def _make_all(self, decision: Decision) -> tuple[list[Change | Notice], list[Change], dict[Key, str]]:
+        """Make the changes. Return those that were made, those that were tried, and why some failed."""
         done: list[Change | Notice] = []
         tried: list[Change] = []
         failed: dict[Key, str] = {}
 
         async def attempt(change: Change) -> None:
-            if not self.leader.holds() or self.hurry.has(change):
+            if not self.leads() or self.claims.has(change):
                 return
-            if isinstance(change, CallHook) and not self.hooks.ready(change):
-                return  # nobody waits for his answer
+            if isinstance(change, CallHook) and not self.webhooks.ready(change):
+                return  # a later pass takes up the answer
             tried.append(change)
-            self.hurry.leave(change)
+            self.claims.take(change)
+            made = False
             try:
-                if await self._perform(change):
-                    done.append(change)
+                made = await self.perform(change)
+                done.extend([change] if made else [])
             except FleetError as error:
-                self.seen.failed[name_of(change)] += 1
                 failed[action_key(change)] = f"{in_words(change)}: {error}"
-            except Exception:  # a mistake of ours about one thing keeps nothing else from its turn
-                self.seen.failed[name_of(change)] += 1
+            except Exception:  # a bug about one object must not keep the others from their turn
                 failed[action_key(change)] = f"{in_words(change)}: a mistake of the fleet's: {traceback.format_exc(-8)}"
-            if change not in done:
-                self.hurry.give_back(change)
+            finally:
+                self.claims.settle(change, done=made)
+            if action_key(change) in failed:
+                self.stats.failed[name_of(change)] += 1
 
-        for one in decision.news:
-            self.say(in_words(one))
-        if decision.mistake and decision.news:
-            self.say(decision.mistake)
-        # What may get a job is protected before anything that may take long.
-        light = [one for one in decision.changes if isinstance(one, MANY)]
-        await at_once([partial(attempt, one) for one in light if isinstance(one, Protect)], self.policy.rate)
+        light = [change for change in decision.changes if isinstance(change, MANY)]
+        # Pods that may get a job are protected before anything that may take long.
+        await run_all([partial(attempt, each) for each in light if isinstance(each, Protect)], self.policy.rate)
         for change in decision.changes:
             if not isinstance(change, MANY):
                 await attempt(change)
-        await at_once([partial(attempt, one) for one in light if not isinstance(one, Protect)], self.policy.rate)
-        told = {one.text for one in self.memory.refused.values()}
-        for text in sorted({*failed.values()} - told):
-            self.say(text)
-        self.memory = self.memory.tried(tried, failed, now)
-        before, self.hurry.untold = self.hurry.untold, []
-        await self._tell(world, before)
-        await self._tell(world, [*done, *decision.news])
-        return len(done)
+        await run_all([partial(attempt, each) for each in light if not isinstance(each, Protect)], self.policy.rate)
+        return done, tried, failed
 
-    async def _tell(self, world: Snapshot, actions: list[Change | Notice]) -> None:
-        """Events are for people: one that cannot be written keeps nobody from anything."""
-        if isinstance(world.kubernetes, Unknown):
+    async def perform(self, change: Change, *, fast: bool = False) -> bool:
+        """Make one change. False: the state is no longer as it was seen, or another fleet leads; nothing was done."""
+        self.stats.turned = time.monotonic()
+        if isinstance(change, Drain | Undrain | Remove | Forget | Place):
+            done = not isinstance(change, Undrain) or await self.api.is_unchanged(change.at)
+            work = partial((self._fast_slurm if fast else self.slurm).change, change, self.leads)
+            done = done and await run_to_end(work, self._fast_thread if fast else None)
+        elif isinstance(change, ToPod) and not await asyncio.to_thread(self.slurm.is_unchanged, change.pod, change.was):
+            done = False  # a person has resumed it, and it may get a job now
+        elif not self.leads():
+            done = False  # the question took long
+        else:
+            if isinstance(change, CallHook):
+                self.webhooks.check_taken(change)
+            done = await apply_change(self.api, change)
+        self._late |= not done
+        (self.stats.done if done else self.stats.late)[name_of(change)] += 1
+        self.log(in_words(change) if done else f"{in_words(change)}: not as it was seen, looked at again")
+        return done
+
+    async def _write_events(self, snapshot: Snapshot, actions: list[Change | Notice]) -> None:
+        """Write Events for people. A failure is logged and holds up nothing."""
+        if isinstance(snapshot.kubernetes, Unknown):
             return
-        where, most = self.settings.namespace, self.policy.changes
-        for event in events(actions, world.kubernetes, where, most, self._often, time.monotonic()):
+        namespace, most = self.settings.namespace, self.policy.changes
+        for event in events(actions, snapshot.kubernetes, namespace, most, self._event_limit, time.monotonic()):
             try:
-                await self.api.tell(event)
+                await self.api.create_event(event)
             except FleetError as error:
-                self.say(str(error))
+                self.log(str(error))
                 return
 
-    def _reread(self) -> None:
-        """A policy with a mistake is told, and the last good one stays."""
-        said = ""
+    def _reread_policy(self) -> None:
+        """Read the policy. After an error the last valid one stays, and the error is logged once."""
+        text = ""
         try:
             self.policy = read_policy(self.settings.policy)
         except (FleetError, InitError) as error:
-            said = str(error)
-        if said not in ("", self._refused):
-            self.say(said)
-        self._refused = said
+            text = str(error)
+        if text not in ("", self._policy_error):
+            self.log(text)
+        self._policy_error = text
 
-    async def _perform(self, change: Change, slurm: SlurmClient | None = None) -> bool:
-        async with self._turn:
-            return await self._done(change, slurm)
-
-    async def _done(self, change: Change, slurm: SlurmClient | None) -> bool:
-        self._made, self.seen.turned = self._made + 1, time.monotonic()
-        if self._made == self.settings.cut:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if isinstance(change, Drain | Undrain | Remove | Forget | Place):
-            still = not isinstance(change, Undrain) or await self.api.still(change.at)
-            work = partial((slurm or self.slurm).change, change, self.leader.holds)
-            done = still and await to_its_end(work, self._thread if slurm else None)
-        elif isinstance(change, ToPod) and not await asyncio.to_thread(self.slurm.still, change.pod, change.was):
-            done = False  # somebody has resumed it: it may get a job in this moment
-        elif not self.leader.holds():
-            done = False  # that took long
-        else:
-            if isinstance(change, CallHook):
-                self.hooks.took(change)
-            done = await apply_change(self.api, change)
-        self._late |= not done
-        (self.seen.done if done else self.seen.late)[name_of(change)] += 1
-        self.say(in_words(change) if done else f"{in_words(change)}: not as it was seen, looked at again")
-        return done
+    # For `plan`, `status` and `why`: one look, without a watch.
 
     async def look(self) -> Snapshot:
-        """Once, without following: for `plan` and its like."""
         await self.cache.list()
         kubernetes = self.cache.world()
-        self._reread()
-        found = await self._look.slurm(kubernetes)
-        return Snapshot(kubernetes, found, await self._look.prove(kubernetes), self.api.clocks.why())
+        self._reread_policy()
+        slurm = await self._observer.slurm(kubernetes)
+        return Snapshot(kubernetes, slurm, await self._observer.prove(kubernetes), self.api.clocks.why())
 
     async def plan(self) -> Decision:
-        return (await self.seen_and_planned())[1]
+        return (await self.look_and_plan())[1]
 
-    async def seen_and_planned(self) -> tuple[Snapshot, Decision]:
-        """One look, and what `run` would do after it. slurmctld is asked once: while it is away each call waits."""
-        world = await self.look()
-        return world, decide(world, Memory(), time.time(), self.policy)
+    async def look_and_plan(self) -> tuple[Snapshot, Decision]:
+        """Look once, and decide what `run` would do. Asks slurmctld once: during an outage each call waits."""
+        snapshot = await self.look()
+        return snapshot, decide(snapshot, Memory(), time.time(), self.policy)
 
     async def report(self) -> Report:
-        world, decision = await self.seen_and_planned()
-        return report(world, decision, self.policy, time.time())
+        snapshot, decision = await self.look_and_plan()
+        return report(snapshot, decision, self.policy, time.time())

@@ -1,4 +1,4 @@
-"""The settings of one fleet, from MINIVM_FLEET_* and nowhere else."""
+"""The settings of a fleet, read from MINIVM_FLEET_* only."""
 
 from __future__ import annotations
 
@@ -11,35 +11,32 @@ from init.errors import ConfigError, nearest
 
 PREFIX = "MINIVM_FLEET_"
 WEBHOOK = "/mnt/minivm/secrets/webhook"
-KNOWN = ("RELEASE", "SLURM", "KEY", "POLICY", "LEASE", "HTTP", "PAGE", "MACHINES", "POOLS", "GUESTS", "WEBHOOK", "CUT")
+KNOWN = ("RELEASE", "SLURM", "KEY", "POLICY", "LEASE", "HTTP", "PAGE", "MACHINES", "POOLS", "GUESTS", "WEBHOOK")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     namespace: str
-    # The chart's release: of its worker pods and of nothing else is anything said.
+    # The chart's release: the fleet works for its pods only.
     release: str
     # slurmrestd, host:port.
     slurm: str
     key: Path
     policy: Path
-    # The Lease that one of several holds, and who we are to it; "": alone.
+    # The Lease for leader election and this candidate's identity; "": no election.
     lease: str = ""
     me: str = ""
-    # Where probes and metrics are answered; None: nowhere.
+    # The address of probes and metrics; None: not served.
     http: tuple[str, int] | None = None
-    # Where people see the fleet; None: nowhere.
+    # The address of the page; None: not served.
     page: tuple[str, int] | None = None
-    # Whether machines are kept as objects; the kind must be known to the API server.
+    # Whether Machines and WorkerPools are used; their kinds must exist in the API server.
     machines: bool = False
-    # The same of pools of workers, whose pods are then the fleet's to make.
     pools: bool = False
-    # Namespaces of others whose pods are read: pools may lend them machines.
+    # The namespaces whose pods may borrow machines.
     guests: tuple[str, ...] = ()
-    # The Secret with what webhooks of remedies need: tokens, authorities.
+    # The mounted Secret with tokens and authorities of webhooks.
     webhook: Path = Path(WEBHOOK)
-    # For tests alone: SIGKILL to oneself before that change, counted from 1. 0: never.
-    cut: int = 0
 
 
 def from_environment(env: Mapping[str, str]) -> Settings:
@@ -53,17 +50,13 @@ def from_environment(env: Mapping[str, str]) -> Settings:
             raise ConfigError("read the fleet's settings", "it is not set", field=name)
         return env[name]
 
+    def flag(name: str) -> bool:
+        value = env.get(f"{PREFIX}{name}") or "no"
+        if value not in ("yes", "no"):
+            raise ConfigError("read the fleet's settings", f"wanted yes or no, not {value!r}", field=f"{PREFIX}{name}")
+        return value == "yes"
+
     lease = env.get(f"{PREFIX}LEASE") or ""
-    cut = env.get(f"{PREFIX}CUT") or "0"
-    if not cut.isdecimal():
-        raise ConfigError("read the fleet's settings", f"wanted a number, not {cut!r}", field=f"{PREFIX}CUT")
-
-    def asked(name: str) -> bool:
-        said = env.get(f"{PREFIX}{name}") or "no"
-        if said not in ("yes", "no"):
-            raise ConfigError("read the fleet's settings", f"wanted yes or no, not {said!r}", field=f"{PREFIX}{name}")
-        return said == "yes"
-
     return Settings(
         namespace=needed("MINIVM_POD_NAMESPACE"),
         release=needed(f"{PREFIX}RELEASE"),
@@ -74,19 +67,18 @@ def from_environment(env: Mapping[str, str]) -> Settings:
         me=f"{needed('MINIVM_POD_NAME')}-{secrets.token_hex(4)}" if lease else "",
         http=_address(env, "HTTP"),
         page=_address(env, "PAGE"),
-        machines=asked("MACHINES"),
-        pools=asked("POOLS"),
+        machines=flag("MACHINES"),
+        pools=flag("POOLS"),
         guests=tuple(name for name in (env.get(f"{PREFIX}GUESTS") or "").split(",") if name),
         webhook=Path(env.get(f"{PREFIX}WEBHOOK") or WEBHOOK),
-        cut=int(cut),
     )
 
 
 def _address(env: Mapping[str, str], name: str) -> tuple[str, int] | None:
-    said = env.get(f"{PREFIX}{name}") or ""
-    if not said:
+    value = env.get(f"{PREFIX}{name}") or ""
+    if not value:
         return None
-    host, _, port = said.rpartition(":")
+    host, _, port = value.rpartition(":")
     if not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ConfigError("read the fleet's settings", f"{said!r} is no host:port", field=f"{PREFIX}{name}")
+        raise ConfigError("read the fleet's settings", f"{value!r} is no host:port", field=f"{PREFIX}{name}")
     return host.strip("[]") or "0.0.0.0", int(port)

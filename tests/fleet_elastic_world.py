@@ -8,7 +8,7 @@ from typing import Any
 from fleet import reasons
 from fleet.decide.actions import Change, CreatePod, Evict
 from fleet.policy import Policy
-from fleet.world.jobs import pending
+from fleet.world.jobs import pending_jobs
 from fleet.world.slurm import Slurm
 from fleet.world.snapshot import Snapshot
 from tests.fleet_pools_world import POOL, PoolWorlds, template
@@ -67,7 +67,7 @@ class ElasticWorlds(PoolWorlds):
         claims = None
         if self.claims and found.slurm.claims is not None:
             claims = found.slurm.claims | self.reserved
-        waiting = pending([self._job(number) for number in self.queue]) if self.asked else None
+        waiting = pending_jobs([self._job(number) for number in self.queue]) if self.asked else None
         return replace(found, slurm=replace(found.slurm, claims=claims, pending=waiting))
 
     def _slurm(self, name: str) -> dict[str, Any]:

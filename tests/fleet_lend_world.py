@@ -10,7 +10,7 @@ from fleet import reasons
 from fleet.decide.actions import Change, Drain, Evict
 from fleet.decide.causes import LEND
 from fleet.policy import Lend, Policy
-from fleet.world.guests import Guest, guest
+from fleet.world.guests import Guest, parse_guest
 from fleet.world.kubernetes import Kubernetes
 from fleet.world.slurm import Slurm
 from fleet.world.snapshot import Snapshot
@@ -62,7 +62,7 @@ class LendWorlds(PoolWorlds):
         container = {"name": "x", "resources": {"requests": {GPU: str(one.gpus)}}}
         no = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
         where = {"nodeName": one.node} if one.node else {}
-        return guest(
+        return parse_guest(
             {
                 "metadata": {"name": name, "namespace": one.namespace, "creationTimestamp": stamp(one.created)},
                 "spec": {"priorityClassName": one.class_, "containers": [container], **where, **(one.more or {})},

@@ -11,9 +11,9 @@ from fleet.decide.actions import Adopt, Change, CreatePod, Drain, Evict, NotePoo
 from fleet.decide.causes import OF_POOL
 from fleet.decide.pools.rollout import is_to_go
 from fleet.policy import Policy
-from fleet.world.kubernetes import Kubernetes, together
+from fleet.world.kubernetes import Kubernetes, assemble
 from fleet.world.snapshot import Snapshot
-from fleet.world.worker_pool import WorkerPool, worker_pool, written
+from fleet.world.worker_pool import WorkerPool, parse_pool, pool_status_json
 from tests.fleet_world import Pod, SlurmNode, Worlds
 
 POOL = "w"
@@ -62,7 +62,7 @@ class PoolWorlds(Worlds):
     def read(self) -> WorkerPool:
         kept = self.pool
         metadata = {"name": POOL, "uid": kept.uid, "resourceVersion": str(kept.version), "generation": kept.generation}
-        return worker_pool({"metadata": metadata, "spec": kept.spec, "status": kept.status})
+        return parse_pool({"metadata": metadata, "spec": kept.spec, "status": kept.status})
 
     def wants_of_it(self, **spec: Any) -> None:
         """A person writes another spec."""
@@ -76,7 +76,7 @@ class PoolWorlds(Worlds):
             unsure = blind == "pools"
             pools = None if unsure else {POOL: self.read(), **self.more}
             everyone = {**here.pods, **here.others}
-            made = together(here.nodes, everyone, here.sets, here.unread, here.machines, pools=pools, unsure=unsure)
+            made = assemble(here.nodes, everyone, here.sets, here.unread, here.machines, pools=pools, unsure=unsure)
             return replace(found, kubernetes=replace(made, blind=here.blind))
         return found
 
@@ -118,7 +118,7 @@ class PoolWorlds(Worlds):
             case NotePool():
                 if str(self.pool.version) != change.version:
                     return
-                self.pool.status, self.pool.version = written(change.status), self.pool.version + 1
+                self.pool.status, self.pool.version = pool_status_json(change.status), self.pool.version + 1
             case Evict():
                 if change.pod in self.leaving or not (self.still(change.pod, change.was) and self._pod_still(change)):
                     return

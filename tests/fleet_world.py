@@ -24,6 +24,7 @@ from fleet.decide.actions import (
     HideOnNode,
     Make,
     NotePool,
+    Place,
     Protect,
     Record,
     Remove,
@@ -40,13 +41,12 @@ from fleet.decide.actions import (
 )
 from fleet.decide.decide import Decision, decide
 from fleet.decide.memory import Memory
-from fleet.decide.remediation import counts
-from fleet.decide.topology import Place
+from fleet.decide.remediation import in_treatment
 from fleet.policy import Policy
 from fleet.world.fields import Object
-from fleet.world.kubernetes import RESTART, Kubernetes, together
-from fleet.world.machine import Machine, MachineStatus, machine, written
-from fleet.world.slurm import Precondition, slurm
+from fleet.world.kubernetes import RESTART, Kubernetes, assemble
+from fleet.world.machine import Machine, MachineStatus, machine_status_json, parse_machine
+from fleet.world.slurm import Precondition, parse_slurm
 from fleet.world.snapshot import Proof, Snapshot, Unknown
 from health.broker.decide import Node as Asked
 from health.broker.decide import asks_for_deep
@@ -74,7 +74,7 @@ def kubernetes(nodes: Iterable[Object], pods: Iterable[Object], sets: Iterable[O
             read[kind].take(item)
     unread = {**read["Node"].unread, **read["Pod"].unread}
     kept = None if sets is None else read["StatefulSet"].found
-    return together(read["Node"].found, read["Pod"].found, kept, unread, whose=MARK)
+    return assemble(read["Node"].found, read["Pod"].found, kept, unread, whose=MARK)
 
 
 def stamp(at: float) -> str:
@@ -218,7 +218,7 @@ class Worlds:
             for job in sorted(node.jobs)
         ]
         wait = [{"job_id": 9, "job_state": ["PENDING"], "required_nodes": name} for name in sorted(self.pending)]
-        there = slurm([self._slurm(name) for name in self.slurm], [*jobs, *wait], [])
+        there = parse_slurm([self._slurm(name) for name in self.slurm], [*jobs, *wait], [])
         silent = blind == "slurm" or self.nodes[self.controller.node].dead
         return Snapshot(
             Unknown("no answer") if blind == "kubernetes" else here,
@@ -229,7 +229,7 @@ class Worlds:
     def machine(self, name: str) -> Machine:
         kept = (self.machines or {})[name]
         metadata = {"name": name, "uid": kept.uid, "resourceVersion": str(kept.version), "generation": kept.generation}
-        return machine({"metadata": metadata, "spec": kept.spec, "status": kept.status})
+        return parse_machine({"metadata": metadata, "spec": kept.spec, "status": kept.status})
 
     def status(self, node: str) -> MachineStatus:
         """Of the machine that is there."""
@@ -423,7 +423,7 @@ class Worlds:
                 found = (self.machines or {}).get(change.name)
                 if found is None or str(found.version) != change.version:
                     return
-                found.status, found.version = written(change.status), found.version + 1
+                found.status, found.version = machine_status_json(change.status), found.version + 1
             case Annotate() | Withdraw():
                 seen = self.nodes[change.node]
                 if (seen.uid, str(seen.version)) != (change.uid, change.version):
@@ -490,7 +490,7 @@ class Worlds:
             assert self.slurm[name].drained_by, "it may get a job in this moment"
             assert not self.slurm[name].jobs, "it has a job"
         self.treated.append((node, number))
-        open_ = [name for name in self.machines or {} if counts(self.machine(name).status.remedy)]
+        open_ = [name for name in self.machines or {} if in_treatment(self.machine(name).status.remedy)]
         rules = self.policy.machines
         assert len(open_) <= max(rules.at_once, int(len(self.machines or {}) * rules.share)), "more at once than may be"
 

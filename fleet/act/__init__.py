@@ -1,1 +1,1 @@
-"""Looks and acts: one adapter to each side, and the loop that asks what to do."""
+"""The edges: clients of the API server and slurmrestd, the watch cache, leader election, and the writes."""

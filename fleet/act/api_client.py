@@ -1,7 +1,7 @@
-"""The API server, asked and told. The only importer of kubernetes_asyncio.
+"""The client of the API server, the only importer of kubernetes_asyncio and aiohttp.
 
-Its models are not used: they cost five times the processor time, and we read the answers ourselves. Every read has a
-deadline: a connection that is dead and does not say so must not pass for a world in which nothing happens.
+Does not use the library's models, which cost five times the processor time. Every read has a deadline: a dead
+connection must not look like a cluster in which nothing happens.
 """
 
 from __future__ import annotations
@@ -18,85 +18,72 @@ from kubernetes_asyncio.config import ConfigException
 
 from fleet import crd, crd_pools
 from fleet.act.clock import ClockSkew
-from fleet.decide.actions import (
-    Cordon,
-    Evict,
-    Free,
-    HideOnNode,
-    Protect,
-    RestartSlurmd,
-    ShowOnNode,
-    ShowOnPod,
-    Uncordon,
-    Versions,
-)
+from fleet.decide.actions import Versions
 from fleet.errors import FleetError
-from fleet.world import fields
-from fleet.world.kubernetes import CORDONED, FREE, LABEL, LOST, RESTART, WORKER, Condition, mark
+from fleet.world.fields import Fields
+from fleet.world.kubernetes import LABEL, WORKER, fleet_mark
 
 Object = dict[str, Any]
-# Its own words for: not this object, not any more, not as it was seen.
+# The object is gone, or no longer as it was seen.
 CHANGED_MEANWHILE = (404, 409, 410, 412)
-BUDGET = 429
 DENIED = "admission webhook "
-
-
-class ApiError(FleetError):
-    def __init__(
-        self, what: str, why: str, status: int = 0, said: str = "", causes: tuple[tuple[str, str], ...] = ()
-    ) -> None:
-        """`said`: in its own words, whole. `causes`: which field, and what is wrong with it."""
-        super().__init__(what, why)
-        self.status, self.said, self.causes = status, said, causes
-
-
-def read(what: str, text: bytes) -> Object:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise ApiError(what, "the answer is no JSON object")
-    return found
-
-
-def refusal(what: str, status: int, text: str) -> ApiError:
-    """Another uid than the object's is invalid to the server, as is what a policy refuses; and a webhook refuses with
-    whatever status it likes, also with that of what has changed meanwhile."""
-    try:
-        said = fields.mapping(json.loads(text), "")
-        causes = fields.items(fields.mapping(said.get("details"), "details").get("causes"), "causes")
-        each = [fields.mapping(cause, "causes") for cause in causes]
-    except (FleetError, ValueError, RecursionError):
-        said, each = {"message": text}, []
-    found = tuple((str(one.get("field") or ""), str(one.get("message") or "")) for one in each)
-    message = str(said.get("message", text))
-    another = 409 if status == 422 and {field for field, _ in found} == {"metadata.uid"} else status
-    status_ = 403 if message.startswith(DENIED) else another
-    return ApiError(what, f"{status} {message[:200]}", status_, message, found)
-
-
-def reason(error: BaseException) -> str:
-    return str(error) or type(error).__name__
-
-
-ToKubernetes = Free | Protect | RestartSlurmd | Evict | ShowOnPod | ShowOnNode | HideOnNode | Cordon | Uncordon
 MACHINES = {"group": crd.GROUP, "version": crd.VERSION, "plural": crd.PLURAL}
 POOLS = {**MACHINES, "plural": crd_pools.PLURAL}
 PAGE = 500
-GUESTS = "Guest in "  # a namespace of others
-# Beside our label on a Node that we have cordoned, for people.
-WHY = "minivm.io/cordoned"
-# The API server ends a watch after so long, and it is begun anew where it was.
+GUESTS = "Guest in "  # followed by a namespace: the kind of guest pods
+# The API server ends a watch after so long; it is then resumed.
 WATCH_S = 30
 WITHIN_S = 15.0
 MERGE, STRATEGIC = "application/merge-patch+json", "application/strategic-merge-patch+json"
-# The newer first; servers before 1.22 know the other alone.
-EVICTIONS = ("policy/v1", "policy/v1beta1")
+
+
+class ApiError(FleetError):
+    """The API server refused a request, or did not answer."""
+
+    def __init__(
+        self, what: str, why: str, status: int = 0, message: str = "", causes: tuple[tuple[str, str], ...] = ()
+    ) -> None:
+        """`message`: the server's own, whole. `causes`: a field, and what is wrong with it."""
+        super().__init__(what, why)
+        self.status, self.message, self.causes = status, message, causes
+
+
+def parse_answer(what: str, text: bytes) -> Object:
+    try:
+        answer = json.loads(text)
+    except (ValueError, RecursionError):
+        answer = None
+    if not isinstance(answer, dict):
+        raise ApiError(what, "the answer is no JSON object")
+    return answer
+
+
+def refusal(what: str, status: int, text: str) -> ApiError:
+    """Parse a refusal.
+
+    A wrong uid and the refusal of a policy are both 422, and an admission webhook may choose any status, also one that
+    means a conflict: the first becomes 409, the last 403.
+    """
+    try:
+        answer = Fields(json.loads(text))
+        causes = [cause.data for cause in answer.sub("details").subs("causes")]
+        message = str(answer.data.get("message", text))
+    except (FleetError, ValueError, RecursionError):
+        causes, message = [], text
+    found = tuple((str(cause.get("field") or ""), str(cause.get("message") or "")) for cause in causes)
+    if status == 422 and {field for field, _ in found} == {"metadata.uid"}:
+        meaning = 409
+    else:
+        meaning = 403 if message.startswith(DENIED) else status
+    return ApiError(what, f"{status} {message[:200]}", meaning, message, found)
+
+
+def error_text(error: BaseException) -> str:
+    return str(error) or type(error).__name__
 
 
 class ApiClient:
-    """One API server, as far as the fleet needs it: Nodes, and the pods of one release."""
+    """The client of one API server, for the Nodes and the pods of one release."""
 
     def __init__(self, connection: client.ApiClient, namespace: str, release: str) -> None:
         self.clocks = ClockSkew()
@@ -109,11 +96,11 @@ class ApiClient:
         self.custom = client.CustomObjectsApi(connection)
         self.leases = client.CoordinationV1Api(connection)
         self.labels = f"{LABEL}/name=minivm,{LABEL}/instance={release}"
-        self.mark = mark(namespace, release)
+        self.mark = fleet_mark(namespace, release)
 
     @classmethod
     async def open(cls, namespace: str, release: str) -> ApiClient:
-        """The pod's own account, or a person's kubeconfig."""
+        """Connect with the pod's service account, or a user's kubeconfig."""
         try:
             settings = client.Configuration()
             try:
@@ -122,8 +109,8 @@ class ApiClient:
                 await config.load_kube_config(client_configuration=settings)
         except (ConfigException, OSError) as error:
             raise FleetError("find the API server", str(error)) from error
-        # Python 3.13 asks of certificates what Kubernetes' own often lack: a key usage in the authority's, the
-        # authority's key identifier in the server's. Its other clients do not ask; chain, name and time still count.
+        # Python 3.13 wants extensions that certificates of Kubernetes often lack: a key usage in the authority's, the
+        # authority's key identifier in the server's. Chain, name and time are still verified.
         settings.disable_strict_ssl_verification = True
         return cls(client.ApiClient(settings), namespace, release)
 
@@ -131,9 +118,9 @@ class ApiClient:
         await self._connection.close()
 
     async def list(self, kind: str) -> AsyncIterator[tuple[list[Object], str]]:
-        """Everything of a kind ("Node", "Pod", "StatefulSet"), page by page, with the version at which a watch goes on.
+        """Yield all objects of a kind, page by page, with the version from which a watch continues.
 
-        Ten thousand objects as they come are 700 MB; nobody holds more than a page of them.
+        Ten thousand objects are 700 MB of JSON; only one page is in memory at a time.
         """
         more = ""
         while True:
@@ -148,27 +135,26 @@ class ApiClient:
                 return
 
     async def watch(self, kind: str, version: str) -> AsyncIterator[tuple[str, Object]]:
-        """ADDED, MODIFIED, DELETED and BOOKMARK, until the server ends it."""
-        ask, words = self._lister(kind)
+        """Yield ADDED, MODIFIED, DELETED and BOOKMARK events until the server ends the watch."""
         what = f"watch {kind}s"
         further = {"watch": True, "resource_version": version, "timeout_seconds": WATCH_S}
-        reply = await self._reply(what, (ask, words), allow_watch_bookmarks=True, **further)
-        kept = b""
+        reply = await self._reply(what, self._lister(kind), allow_watch_bookmarks=True, **further)
+        rest = b""
         try:
             while True:
                 async with asyncio.timeout(WATCH_S + WITHIN_S):
                     chunk = await reply.content.readany()
                 if not chunk:
                     return
-                *lines, kept = (kept + chunk).split(b"\n")
+                *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
-                    event = read(what, line)
+                    event = parse_answer(what, line)
                     if event.get("type") == "ERROR":
                         status = event.get("object", {})
                         raise ApiError(what, str(status.get("message")), int(status.get("code") or 0))
                     yield str(event.get("type")), event["object"]
         except (aiohttp.ClientError, OSError, TimeoutError, KeyError) as error:
-            raise ApiError(what, reason(error)) from error
+            raise ApiError(what, error_text(error)) from error
         finally:
             reply.close()
 
@@ -186,39 +172,7 @@ class ApiClient:
             return self.core.list_namespaced_pod, {"namespace": kind.removeprefix(GUESTS)}
         return self.core.list_namespaced_pod, words
 
-    async def change(self, act: ToKubernetes) -> bool:
-        """False: it is no longer the object that was seen, and nothing is done."""
-        try:
-            match act:
-                case ShowOnPod(pod, uid, seen):
-                    words = {"name": pod, "namespace": self.namespace}
-                    await self._show(pod, uid, self.core.patch_namespaced_pod_status, words, _condition(seen))
-                case ShowOnNode(node, uid, seen):
-                    # Tools that list Nodes print the heartbeat, which would be of year 1 without a value.
-                    heard = {**_condition(seen), "lastHeartbeatTime": _stamp(time.time())}
-                    await self._show(node, uid, self.core.patch_node_status, {"name": node}, heard)
-                case HideOnNode(node, uid, type_):
-                    gone = {"type": type_, "$patch": "delete"}
-                    await self._show(node, uid, self.core.patch_node_status, {"name": node}, gone)
-                case Free(pod, uid, version, was):
-                    await self._mark(pod, uid, version, labels={FREE: "true" if was else LOST})
-                case Protect(pod, uid, version):
-                    await self._mark(pod, uid, version, labels={FREE: None})
-                case RestartSlurmd(pod, uid, version, word):
-                    await self._mark(pod, uid, version, annotations={RESTART: word})
-                case Evict():
-                    await self._evict(act)
-                case Cordon(node, uid, version, why):
-                    await self._patch_node(node, uid, version, {"unschedulable": True}, why)
-                case Uncordon(node, uid, version):
-                    await self._patch_node(node, uid, version, {"unschedulable": None}, None)
-        except ApiError as error:
-            if error.status in CHANGED_MEANWHILE:
-                return False
-            raise
-        return True
-
-    async def tell(self, event: Object) -> None:
+    async def create_event(self, event: Object) -> None:
         words = {"namespace": event["metadata"]["namespace"], "body": event}
         await self.ask("write an Event", (self.core.create_namespaced_event, words))
 
@@ -226,22 +180,22 @@ class ApiClient:
         return await self._lease(self.leases.read_namespaced_lease, name)
 
     async def put_lease(self, name: str, lease: Object) -> Object:
-        """Refused by the server, with 409, where it is no longer the version that `lease` names."""
+        """Replace the Lease. The server answers 409 if its version is no longer the one in `lease`."""
         return await self._lease(self.leases.replace_namespaced_lease, name, body=lease)
 
     async def _lease(self, ask: Any, name: str, **further: object) -> Object:
         return await self.ask(f"hold the Lease {name}", (ask, {"name": name, "namespace": self.namespace}), **further)
 
-    async def still(self, at: Versions) -> bool:
-        """Whether a worker's pod and Node are as they were seen."""
+    async def is_unchanged(self, at: Versions) -> bool:
+        """Return whether a worker's pod and Node still have the versions that were seen."""
         calls = (
             (self.core.read_namespaced_pod, {"name": at.pod, "namespace": self.namespace}, at.pod_version),
             (self.core.read_node, {"name": at.node}, at.node_version),
         )
         try:
             for ask, words, version in calls:
-                found = await self.ask(f"read {words['name']}", (ask, words))
-                if found.get("metadata", {}).get("resourceVersion") != version:
+                item = await self.ask(f"read {words['name']}", (ask, words))
+                if item.get("metadata", {}).get("resourceVersion") != version:
                     return False
         except ApiError as error:
             if error.status == 404:
@@ -249,48 +203,14 @@ class ApiClient:
             raise
         return True
 
-    async def _show(self, name: str, uid: str, patch: Any, words: Object, item: Object) -> None:
-        """Conditions are merged by their type; another object of the name has another uid, and refuses."""
-        body = {"metadata": {"uid": uid}, "status": {"conditions": [item]}}
-        await self.ask(f"show Slurm's state on {name}", (patch, {**words, "body": body, "_content_type": STRATEGIC}))
-
-    async def _mark(self, pod: str, uid: str, version: str, **marks: Mapping[str, str | None]) -> None:
-        body = {"metadata": {"uid": uid, "resourceVersion": version, **marks}}
-        words = {"name": pod, "namespace": self.namespace, "body": body, "_content_type": MERGE}
-        await self.ask(f"mark {pod}", (self.core.patch_namespaced_pod, words))
-
-    async def _evict(self, act: Evict) -> None:
-        conditions = {"uid": act.uid, "resourceVersion": act.version}
-        about = {"name": act.pod, "namespace": self.namespace}
-        for version in EVICTIONS:
-            body = {
-                "apiVersion": version,
-                "kind": "Eviction",
-                "metadata": about,
-                "deleteOptions": {"preconditions": conditions},
-            }
-            try:
-                await self.ask(f"evict {act.pod}", (self.core.create_namespaced_pod_eviction, {**about, "body": body}))
-                return
-            except ApiError as error:
-                if error.status == BUDGET:
-                    raise ApiError(error.what, f"its PodDisruptionBudget says not yet: {error.why}", BUDGET) from error
-                if error.status != 400 or version == EVICTIONS[-1]:
-                    raise
-
-    async def _patch_node(self, name: str, uid: str, version: str, spec: Object, why: str | None) -> None:
-        ours = {"labels": {CORDONED: self.mark if why else None}, "annotations": {WHY: why}}
-        metadata = {"uid": uid, "resourceVersion": version, **ours}
-        words = {"name": name, "body": {"metadata": metadata, "spec": spec}, "_content_type": MERGE}
-        await self.ask(f"cordon or uncordon {name}", (self.core.patch_node, words))
-
     async def ask(self, what: str, call: tuple[Any, Mapping[str, object]], **further: object) -> Object:
+        """Make a request. `what` names it in errors; `call`: a method of the library, and its arguments."""
         reply = await self._reply(what, call, **further)
         try:
             async with asyncio.timeout(WITHIN_S):
-                return read(what, await reply.read())
+                return parse_answer(what, await reply.read())
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise ApiError(what, reason(error)) from error
+            raise ApiError(what, error_text(error)) from error
         finally:
             reply.release()
 
@@ -303,30 +223,20 @@ class ApiClient:
         except client.ApiException as error:
             raise refusal(what, int(error.status or 0), str(error.body or error.reason)) from error
         except (aiohttp.ClientError, OSError, TimeoutError, ConfigException) as error:
-            # The last is about the account's token, which is read again now and then.
-            raise ApiError(what, reason(error)) from error
+            # ConfigException: the service account's token, which the library reads again now and then.
+            raise ApiError(what, error_text(error)) from error
         self.clocks.http(began, reply.headers.get("Date"))
         if reply.status >= 300:
-            raise refusal(what, int(reply.status), await _said(reply))
+            raise refusal(what, int(reply.status), await _body(reply))
         return reply
 
 
-async def _said(reply: Any) -> str:
-    """With a refusal, which is one also where its words break off or do not come: whoever stands before an API server
-    that is away answers for it."""
+async def _body(reply: Any) -> str:
+    """Read the body of a refusal. Without a body it is still a refusal: a proxy may answer for an absent API server."""
     try:
         async with asyncio.timeout(WITHIN_S):
             return str((await reply.read()).decode(errors="replace"))
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        return reason(error)
+        return error_text(error)
     finally:
         reply.close()
-
-
-def _condition(seen: Condition) -> Object:
-    said = {"status": seen.status, "reason": seen.reason, "message": seen.message}
-    return {"type": seen.type, **said, "lastTransitionTime": _stamp(seen.since or time.time())}
-
-
-def _stamp(at: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))

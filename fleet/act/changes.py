@@ -1,294 +1,180 @@
-"""What is wrong in a pool's template, in the words of the API server that refused a pod of it: which field of the
-WorkerPool, what was found there, and what to do."""
+"""Apply changes to Kubernetes: each to exactly the object that was seen, and to no other."""
 
 from __future__ import annotations
 
 import copy
 import re
+import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fleet import crd, crd_pools
-from fleet.act.api_client import CHANGED_MEANWHILE, MACHINES, MERGE, POOLS, ApiClient, ApiError, Object, ToKubernetes
-from fleet.decide.actions import (
-    Adopt,
-    Annotate,
-    CallHook,
-    CreatePod,
-    Delete,
-    Fence,
-    Make,
-    NotePool,
-    Record,
-    StartJob,
-    Unfence,
-    Withdraw,
+from fleet.act.api_client import (
+    CHANGED_MEANWHILE,
+    MACHINES,
+    MERGE,
+    POOLS,
+    STRATEGIC,
+    ApiClient,
+    ApiError,
+    Object,
 )
-from fleet.world.kubernetes import FENCED, LABEL, TAINT, WORKER
-from fleet.world.machine import MachineStatus
-from fleet.world.machine import written as machine_written
-from fleet.world.worker_pool import MADE_OF, POOL, TEMPLATE, WorkerPool, copied, written
+from fleet.decide import actions
+from fleet.decide.actions import CreatePod, Delete, Evict, StartJob
+from fleet.world.guests import REQUIRED
+from fleet.world.kubernetes import CORDONED, FENCED, FREE, LABEL, LOST, RESTART, TAINT, WORKER, Condition
+from fleet.world.machine import MachineStatus, machine_status_json, rfc3339
+from fleet.world.worker_pool import MADE_OF, POOL, TEMPLATE, WorkerPool, copy_template, pool_status_json
 
-# Beside our label on a Node that is given up, for people.
-WHY = "minivm.io/fenced"
-
-
-Kept = (
-    ToKubernetes
-    | Make
-    | Record
-    | Annotate
-    | Withdraw
-    | StartJob
-    | CallHook
-    | Fence
-    | Unfence
-    | Delete
-    | CreatePod
-    | Adopt
-    | NotePool
-)
-
-
-async def apply_change(api: ApiClient, change: Kept) -> bool:
-    """False: it is no longer the object that was seen, and nothing is done."""
-    if isinstance(change, Fence | Unfence | Delete):
-        return await change_fencing(api, change)
-    if isinstance(change, Make | Record | Annotate | Withdraw | StartJob | CallHook):
-        return await change_machine(api, change)
-    if isinstance(change, CreatePod | Adopt | NotePool):
-        return await change_pool(api, change)
-    return await api.change(change)
-
-
-# Of the fields that are applied by this name, those go that are applied no more.
-US = "fleet"
+# Annotations for people beside the fleet's labels: why a Node is cordoned, and why it is given up.
+CORDON_REASON, FENCE_REASON = "minivm.io/cordoned", "minivm.io/fenced"
+BUDGET = 429
+# The newer version first; servers before 1.22 know the other only.
+EVICTIONS = ("policy/v1", "policy/v1beta1")
+# The field manager of applied status: a field that it applies no more is removed.
+MANAGER = "fleet"
 APPLY = "application/apply-patch+yaml"
 MACHINE_KIND = {"apiVersion": f"{crd.GROUP}/{crd.VERSION}", "kind": crd.KIND}
-
-
-async def change_machine(api: ApiClient, act: Make | Record | Annotate | Withdraw | StartJob | CallHook) -> bool:
-    """False: it is no longer the object that was seen, or there already, and nothing is done."""
-    try:
-        match act:
-            case Make(name):
-                labels = dict(label.split("=") for label in api.labels.split(","))
-                body: Object = {**MACHINE_KIND, "metadata": {"name": name, "labels": labels}, "spec": {}}
-                words = {**MACHINES, "namespace": api.namespace, "body": body}
-                await api.ask(f"keep {name}", (api.custom.create_namespaced_custom_object, words))
-            case Record(name, version, status):
-                await record(api, name, version, status)
-            case Annotate(node, uid, version, values):
-                await annotate(api, node, uid, version, dict(values))
-            case Withdraw(node, uid, version, names):
-                await annotate(api, node, uid, version, dict.fromkeys(names))
-            case StartJob():
-                await start(api, act)
-            case CallHook():
-                # It was called, and has answered.
-                await record(api, act.machine.name, act.machine.version, act.after)
-    except ApiError as error:
-        if error.status in CHANGED_MEANWHILE:
-            return False
-        raise
-    return True
-
-
-async def record(api: ApiClient, name: str, version: str, status: MachineStatus) -> None:
-    # The version alone holds: of an object's status that is applied, 1.20 does not look at the uid.
-    body: Object = {
-        **MACHINE_KIND,
-        "metadata": {"name": name, "resourceVersion": version},
-        "status": machine_written(status),
-    }
-    words = {**MACHINES, "namespace": api.namespace, "name": name, "body": body}
-    ask = api.custom.patch_namespaced_custom_object_status
-    # Nobody else writes there; what somebody has written all the same is not kept for him.
-    await api.ask(f"note of {name}", (ask, words), field_manager=US, force=True, _content_type=APPLY)
-
-
-async def annotate(api: ApiClient, node: str, uid: str, version: str, values: Mapping[str, str | None]) -> None:
-    body = {"metadata": {"uid": uid, "resourceVersion": version, "annotations": values}}
-    words = {"name": node, "body": body, "_content_type": MERGE}
-    await api.ask(f"annotate {node}", (api.core.patch_node, words))
-
-
-async def start(api: ApiClient, act: StartJob) -> None:
-    """One that is there already was started before a cut; that it was is noted in any case."""
-    try:
-        words = {"namespace": api.namespace, "body": job(act)}
-        await api.ask(f"start {act.name}", (api.batch.create_namespaced_job, words))
-    except ApiError as error:
-        if error.status != 409:
-            raise
-    await record(api, act.machine.name, act.machine.version, act.after)
-
-
-def job(act: StartJob) -> Object:
-    """The template, with its machine as owner, and in the environment of its containers what it is for: texts of others
-    stand in no command."""
-    spec: Object = copy.deepcopy(dict(act.spec))
-    pod = spec.setdefault("template", {}).setdefault("spec", {})
-    pod.setdefault("restartPolicy", "Never")
-    if act.on_node:
-        pod["nodeName"] = act.node
-    told = {"MACHINE": act.machine.name, "NODE": act.node, "GOAL": act.goal, "REASON": act.why}
-    for container in [*pod.get("initContainers", []), *pod.get("containers", [])]:
-        # A kubelet fills $(NAME) in values too, from what stands before; a doubled dollar is one.
-        env = [{"name": f"MINIVM_{key}", "value": said.replace("$", "$$")} for key, said in told.items()]
-        container["env"] = [*container.get("env", []), *env]
-    owner = {**MACHINE_KIND, "name": act.machine.name, "uid": act.machine.uid}
-    return {"metadata": {"name": act.name, "ownerReferences": [owner]}, "spec": spec}
-
-
-POOL_KIND = {"apiVersion": f"{crd.GROUP}/{crd.VERSION}", "kind": crd_pools.KIND}
-# What a Service of one pod selects by.
-OF_ONE = "statefulset.kubernetes.io/pod-name"
-REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-
-
-async def change_pool(api: ApiClient, act: CreatePod | Adopt | NotePool) -> bool:
-    """False: it is no longer the object that was seen, and nothing is done."""
-    try:
-        match act:
-            case CreatePod(name):
-                await _create(api, act)
-            case Adopt(name, uid, version, pool):
-                labels = {TEMPLATE: pool.status.adopted or pool.hash, OF_ONE: name}
-                own = {"uid": uid, "resourceVersion": version, "labels": labels, "ownerReferences": [owner(pool)]}
-                words = {"name": name, "namespace": api.namespace, "body": {"metadata": own}, "_content_type": MERGE}
-                await api.ask(f"take {name} over", (api.core.patch_namespaced_pod, words))
-            case NotePool(name, version, status):
-                body: Object = {**POOL_KIND, "metadata": {"name": name, "resourceVersion": version}}
-                words = {**POOLS, "namespace": api.namespace, "name": name, "body": body | {"status": written(status)}}
-                ask = api.custom.patch_namespaced_custom_object_status
-                await api.ask(f"note of {name}", (ask, words), field_manager=US, force=True, _content_type=APPLY)
-    except ApiError as error:
-        if error.status in CHANGED_MEANWHILE:
-            return False
-        raise
-    return True
-
-
-async def _create(api: ApiClient, act: CreatePod) -> None:
-    """Never applied onto one that is there: that one may be anybody's."""
-    name, body = act.name, pod_of(act, api.labels)
-    try:
-        await api.ask(f"create {name}", (api.core.create_namespaced_pod, {"namespace": api.namespace, "body": body}))
-    except ApiError as error:
-        if error.status == 409:
-            raise ApiError(f"create {name}", "a pod of that name is there") from error
-        if error.status in WRONG:
-            raise ApiError(f"create {name}", to_mend(act.pool.name, error.said, error.causes)) from error
-        raise
-
-
-def owner(pool: WorkerPool) -> Object:
-    return {**POOL_KIND, "name": pool.name, "uid": pool.uid, "controller": True}
-
-
-def pod_of(act: CreatePod, labels: str) -> Object:
-    """`labels`: of the release."""
-    pool = act.pool
-    template = copied(pool.template)
-    own, spec = template.get("metadata") or {}, template["spec"]
-    said = dict(label.split("=") for label in labels.split(","))
-    ours = {f"{LABEL}/component": WORKER, POOL: pool.label, TEMPLATE: pool.hash, OF_ONE: act.name}
-    # Its name is its host's, and resolves in the domain of the pool's Service.
-    spec |= {"hostname": act.name, "subdomain": pool.name}
-    for container in spec["containers"][:1]:
-        of_it = [one for one in container.get("env") or [] if one.get("name") != MADE_OF]
-        container["env"] = [*of_it, {"name": MADE_OF, "value": pool.hash}]
-    if act.node:
-        affinity = spec.get("affinity") or {}
-        field = {"key": "metadata.name", "operator": "In", "values": [act.node]}
-        of_node = {**(affinity.get("nodeAffinity") or {}), REQUIRED: {"nodeSelectorTerms": [{"matchFields": [field]}]}}
-        spec["affinity"] = {**affinity, "nodeAffinity": of_node}
-    return {
-        "metadata": {
-            "name": act.name,
-            "labels": {**(own.get("labels") or {}), **said, **ours},
-            "annotations": own.get("annotations") or {},
-            "ownerReferences": [owner(pool)],
-        },
-        "spec": spec,
-    }
-
-
-# Its words for: this cannot be read as a pod; and: as a pod it is none.
+POOL_KIND = {**MACHINE_KIND, "kind": crd_pools.KIND}
+# The label by which a Service of one pod selects.
+POD_NAME = "statefulset.kubernetes.io/pod-name"
+# The statuses of a refused pod: it cannot be parsed; it is invalid.
 WRONG = (400, 422)
 NAMED = 2
-# Letters of what is long: what was found stands at the beginning, what is expected at the end.
+# Letters of a long message that are kept: its beginning has the value found, its end what is expected.
 BEGINNING, END = 60, 240
-# What the template has not written itself.
-OURS = ("spec.hostname", "spec.subdomain")
-_THEIRS = re.compile(r"(spec|metadata\.(labels|annotations))\b")
-# Of what cannot be read older servers name each type on the way, newer ones the path.
+# Fields of a pod that its template does not set.
+NOT_IN_TEMPLATE = ("spec.hostname", "spec.subdomain")
+_IN_TEMPLATE = re.compile(r"(spec|metadata\.(labels|annotations))\b")
+# Where JSON cannot be parsed, older servers name each type on the way, newer ones the path.
 _TYPES, _PATH = re.compile(r"\bv1\.\w+\.(\w+):"), re.compile(r"Go struct field \w+\.(\S+) of type")
 
 
-def to_mend(pool: str, said: str, causes: Sequence[tuple[str, str]]) -> str:
-    found = [_words(*cause) for cause in causes[:NAMED]] or [_words(*unread(said))]
-    more = [f"and {len(causes) - NAMED} more"] if len(causes) > NAMED else []
-    return f"mend the template of WorkerPool {pool}, which the API server refuses: {'; '.join([*found, *more])}"
-
-
-def unread(said: str) -> tuple[str, str]:
-    """Of words about JSON of the wrong type: the field, or nothing where none is named; and what is wrong with it."""
-    if named := _PATH.search(said):
-        return named[1], said
-    types = list(_TYPES.finditer(said))
-    if not types:
-        return "", said
-    # What follows is a piece of the pod, and then a larger one.
-    why = said[types[-1].end() :].partition(", bigger context")[0].strip()
-    return ".".join(one[1][:1].lower() + one[1][1:] for one in types), why
-
-
-def _words(field: str, why: str) -> str:
-    """A policy names no field."""
-    return f"{_short(_place(field), BEGINNING)}: {_short(why)}" if field else _short(why)
-
-
-def _place(field: str) -> str:
-    """In the pool, where a person has written it."""
-    ours = field.startswith(OURS) or not _THEIRS.match(field)
-    return field if ours else f"spec.template.{field}"
-
-
-def _short(text: str, end: int = END) -> str:
-    return text if len(text) <= BEGINNING + end else f"{text[:BEGINNING]} ... {text[-end:]}"
-
-
-async def change_fencing(api: ApiClient, act: Fence | Unfence | Delete) -> bool:
-    """False: it is no longer the object that was seen, and nothing is done."""
+async def apply_change(api: ApiClient, change: actions.Change) -> bool:
+    """Apply a change. False: the object is gone or no longer as it was seen, and nothing was done."""
     try:
-        match act:
-            case Fence(name, uid, version, why):
-                return await _taint(api, name, uid, version, why)
-            case Unfence(name, uid, version):
-                return await _taint(api, name, uid, version, None)
-            case Delete():
-                return await _delete(api, act)
+        return await _apply(api, change)
     except ApiError as error:
         if error.status in CHANGED_MEANWHILE:
             return False
         raise
 
 
+async def _apply(api: ApiClient, change: actions.Change) -> bool:  # noqa: C901, PLR0912, PLR0915 - one case for each change
+    match change:
+        case actions.ShowOnPod(pod, uid, condition):
+            words: Object = {"name": pod, "namespace": api.namespace}
+            await patch_status(api, pod, uid, api.core.patch_namespaced_pod_status, words, _condition(condition))
+        case actions.ShowOnNode(node, uid, condition):
+            # Tools that list Nodes print the heartbeat, which would be in year 1 without a value.
+            item = {**_condition(condition), "lastHeartbeatTime": rfc3339(time.time())}
+            await patch_status(api, node, uid, api.core.patch_node_status, {"name": node}, item)
+        case actions.HideOnNode(node, uid, type_):
+            item = {"type": type_, "$patch": "delete"}
+            await patch_status(api, node, uid, api.core.patch_node_status, {"name": node}, item)
+        case actions.Free(pod, uid, version, was):
+            await _mark_pod(api, pod, uid, version, labels={FREE: "true" if was else LOST})
+        case actions.Protect(pod, uid, version):
+            await _mark_pod(api, pod, uid, version, labels={FREE: None})
+        case actions.RestartSlurmd(pod, uid, version, word):
+            await _mark_pod(api, pod, uid, version, annotations={RESTART: word})
+        case Evict():
+            await _evict(api, change)
+        case actions.Cordon(node, uid, version, why):
+            marks: Object = {"labels": {CORDONED: api.mark}, "annotations": {CORDON_REASON: why}}
+            await _patch_node(api, f"cordon {node}", node, uid, version, marks, {"unschedulable": True})
+        case actions.Uncordon(node, uid, version):
+            marks = {"labels": {CORDONED: None}, "annotations": {CORDON_REASON: None}}
+            await _patch_node(api, f"uncordon {node}", node, uid, version, marks, {"unschedulable": None})
+        case actions.Annotate(node, uid, version, values):
+            await _patch_node(api, f"annotate {node}", node, uid, version, {"annotations": dict(values)})
+        case actions.Withdraw(node, uid, version, names):
+            await _patch_node(api, f"annotate {node}", node, uid, version, {"annotations": dict.fromkeys(names)})
+        case actions.Fence(node, uid, version, why):
+            return await _taint(api, node, uid, version, why)
+        case actions.Unfence(node, uid, version):
+            return await _taint(api, node, uid, version, None)
+        case Delete():
+            return await _delete(api, change)
+        case actions.Make(name):
+            body: Object = {**MACHINE_KIND, "metadata": {"name": name, "labels": _labels(api)}, "spec": {}}
+            words = {**MACHINES, "namespace": api.namespace, "body": body}
+            await api.ask(f"keep {name}", (api.custom.create_namespaced_custom_object, words))
+        case actions.Record(name, version, status):
+            await _record(api, name, version, status)
+        case StartJob():
+            await _start_job(api, change)
+        case actions.CallHook():
+            # The receiver has answered already.
+            await _record(api, change.machine.name, change.machine.version, change.after)
+        case CreatePod():
+            await _create_pod(api, change)
+        case actions.Adopt(name, uid, version, pool):
+            labels = {TEMPLATE: pool.status.adopted or pool.hash, POD_NAME: name}
+            own = {"uid": uid, "resourceVersion": version, "labels": labels, "ownerReferences": [_owner(pool)]}
+            words = {"name": name, "namespace": api.namespace, "body": {"metadata": own}, "_content_type": MERGE}
+            await api.ask(f"take {name} over", (api.core.patch_namespaced_pod, words))
+        case actions.NotePool(name, version, pool_status):
+            await _apply_status(api, {**POOLS}, POOL_KIND, name, version, pool_status_json(pool_status))
+        case _:
+            raise TypeError(f"{type(change).__name__} is no change of Kubernetes")
+    return True
+
+
+def _labels(api: ApiClient) -> dict[str, str]:
+    return dict(label.split("=") for label in api.labels.split(","))
+
+
+async def patch_status(api: ApiClient, name: str, uid: str, patch: Any, words: Object, item: Object) -> None:
+    """Merge a condition by its type. The uid makes the server refuse another object of that name."""
+    body = {"metadata": {"uid": uid}, "status": {"conditions": [item]}}
+    await api.ask(f"show Slurm's state on {name}", (patch, {**words, "body": body, "_content_type": STRATEGIC}))
+
+
+def _condition(condition: Condition) -> Object:
+    texts = {"status": condition.status, "reason": condition.reason, "message": condition.message}
+    return {"type": condition.type, **texts, "lastTransitionTime": rfc3339(condition.since or time.time())}
+
+
+async def _mark_pod(api: ApiClient, pod: str, uid: str, version: str, **marks: Mapping[str, str | None]) -> None:
+    body = {"metadata": {"uid": uid, "resourceVersion": version, **marks}}
+    words = {"name": pod, "namespace": api.namespace, "body": body, "_content_type": MERGE}
+    await api.ask(f"mark {pod}", (api.core.patch_namespaced_pod, words))
+
+
+async def _evict(api: ApiClient, act: Evict) -> None:
+    about = {"name": act.pod, "namespace": api.namespace}
+    options = {"preconditions": {"uid": act.uid, "resourceVersion": act.version}}
+    for version in EVICTIONS:
+        body = {"apiVersion": version, "kind": "Eviction", "metadata": about, "deleteOptions": options}
+        try:
+            await api.ask(f"evict {act.pod}", (api.core.create_namespaced_pod_eviction, {**about, "body": body}))
+            return
+        except ApiError as error:
+            if error.status == BUDGET:
+                raise ApiError(error.what, f"its PodDisruptionBudget says not yet: {error.why}", BUDGET) from error
+            if error.status != 400 or version == EVICTIONS[-1]:
+                raise
+
+
+async def _patch_node(
+    api: ApiClient, what: str, name: str, uid: str, version: str, marks: Object, spec: Object | None = None
+) -> None:
+    body: Object = {"metadata": {"uid": uid, "resourceVersion": version, **marks}}
+    body |= {"spec": spec} if spec else {}
+    await api.ask(what, (api.core.patch_node, {"name": name, "body": body, "_content_type": MERGE}))
+
+
 async def _taint(api: ApiClient, name: str, uid: str, version: str, why: str | None) -> bool:
-    """Taints are written as a whole: those of others as they are there, with what we do not read of them."""
+    """Set or lift the out-of-service taint. Taints are written as a whole, so the others are read first."""
     node = await api.ask(f"read {name}", (api.core.read_node, {"name": name}))
     metadata = node.get("metadata") or {}
     if (metadata.get("uid"), metadata.get("resourceVersion")) != (uid, version):
         return False
-    others = [taint for taint in (node.get("spec") or {}).get("taints") or [] if taint.get("key") != TAINT]
-    ours = [] if why is None else [{"key": TAINT, "value": "nodeshutdown", "effect": "NoExecute"}]
-    mark = {"labels": {FENCED: "true" if why else None}, "annotations": {WHY: why}}
-    body = {
-        "metadata": {"uid": uid, "resourceVersion": version, **mark},
-        "spec": {"taints": [*others, *ours]},
-    }
-    await api.ask(f"taint {name}", (api.core.patch_node, {"name": name, "body": body, "_content_type": MERGE}))
+    taints = [taint for taint in (node.get("spec") or {}).get("taints") or [] if taint.get("key") != TAINT]
+    taints += [] if why is None else [{"key": TAINT, "value": "nodeshutdown", "effect": "NoExecute"}]
+    marks = {"labels": {FENCED: "true" if why else None}, "annotations": {FENCE_REASON: why}}
+    await _patch_node(api, f"taint {name}", name, uid, version, marks, {"taints": taints})
     return True
 
 
@@ -300,3 +186,125 @@ async def _delete(api: ApiClient, act: Delete) -> bool:
     words = {"name": act.pod, "namespace": api.namespace, "body": body}
     await api.ask(f"delete {act.pod}", (api.core.delete_namespaced_pod, words))
     return True
+
+
+# Machines and their remedies.
+
+
+async def _record(api: ApiClient, name: str, version: str, status: MachineStatus) -> None:
+    await _apply_status(api, {**MACHINES}, MACHINE_KIND, name, version, machine_status_json(status))
+
+
+async def _apply_status(
+    api: ApiClient, resource: Object, kind: Object, name: str, version: str, status: Object
+) -> None:
+    # Only the version is a precondition: when status is applied, Kubernetes 1.20 ignores the uid.
+    body: Object = {**kind, "metadata": {"name": name, "resourceVersion": version}, "status": status}
+    words = {**resource, "namespace": api.namespace, "name": name, "body": body}
+    ask = api.custom.patch_namespaced_custom_object_status
+    # The fleet owns the status: fields that someone else wrote there are taken over.
+    await api.ask(f"note of {name}", (ask, words), field_manager=MANAGER, force=True, _content_type=APPLY)
+
+
+async def _start_job(api: ApiClient, act: StartJob) -> None:
+    """Start a Job and record it. A Job that exists was started before an interruption; it is recorded now."""
+    try:
+        words = {"namespace": api.namespace, "body": job_of(act)}
+        await api.ask(f"start {act.name}", (api.batch.create_namespaced_job, words))
+    except ApiError as error:
+        if error.status != 409:
+            raise
+    await _record(api, act.machine.name, act.machine.version, act.after)
+
+
+def job_of(act: StartJob) -> Object:
+    """Build the Job: the template, owned by its Machine, with the facts in its environment and in no command."""
+    spec: Object = copy.deepcopy(dict(act.spec))
+    pod = spec.setdefault("template", {}).setdefault("spec", {})
+    pod.setdefault("restartPolicy", "Never")
+    if act.on_node:
+        pod["nodeName"] = act.node
+    facts = {"MACHINE": act.machine.name, "NODE": act.node, "GOAL": act.goal, "REASON": act.why}
+    for container in [*pod.get("initContainers", []), *pod.get("containers", [])]:
+        # The kubelet expands $(NAME) in values; a doubled dollar stands for one.
+        env = [{"name": f"MINIVM_{key}", "value": value.replace("$", "$$")} for key, value in facts.items()]
+        container["env"] = [*container.get("env", []), *env]
+    owner = {**MACHINE_KIND, "name": act.machine.name, "uid": act.machine.uid}
+    return {"metadata": {"name": act.name, "ownerReferences": [owner]}, "spec": spec}
+
+
+# Pods of pools, made as a StatefulSet makes its own.
+
+
+async def _create_pod(api: ApiClient, act: CreatePod) -> None:
+    """Create a pod. Never apply it: an existing pod of that name may be anybody's."""
+    name, body = act.name, pod_of(act, api.labels)
+    try:
+        await api.ask(f"create {name}", (api.core.create_namespaced_pod, {"namespace": api.namespace, "body": body}))
+    except ApiError as error:
+        if error.status == 409:
+            raise ApiError(f"create {name}", "a pod of that name is there") from error
+        if error.status in WRONG:
+            why = template_error(act.pool.name, error.message, error.causes)
+            raise ApiError(f"create {name}", why) from error
+        raise
+
+
+def _owner(pool: WorkerPool) -> Object:
+    return {**POOL_KIND, "name": pool.name, "uid": pool.uid, "controller": True}
+
+
+def pod_of(act: CreatePod, labels: str) -> Object:
+    """Build a pod from its pool's template. `labels`: the release's."""
+    pool = act.pool
+    template = copy_template(pool.template)
+    own, spec = template.get("metadata") or {}, template["spec"]
+    release = dict(label.split("=") for label in labels.split(","))
+    fleets = {f"{LABEL}/component": WORKER, POOL: pool.label, TEMPLATE: pool.hash, POD_NAME: act.name}
+    # The pod's name is its hostname, and resolves in the domain of the pool's Service.
+    spec |= {"hostname": act.name, "subdomain": pool.name}
+    for container in spec["containers"][:1]:
+        env = [variable for variable in container.get("env") or [] if variable.get("name") != MADE_OF]
+        container["env"] = [*env, {"name": MADE_OF, "value": pool.hash}]
+    if act.node:
+        affinity = spec.get("affinity") or {}
+        field = {"key": "metadata.name", "operator": "In", "values": [act.node]}
+        of_node = {**(affinity.get("nodeAffinity") or {}), REQUIRED: {"nodeSelectorTerms": [{"matchFields": [field]}]}}
+        spec["affinity"] = {**affinity, "nodeAffinity": of_node}
+    metadata = {
+        "name": act.name,
+        "labels": {**(own.get("labels") or {}), **release, **fleets},
+        "annotations": own.get("annotations") or {},
+        "ownerReferences": [_owner(pool)],
+    }
+    return {"metadata": metadata, "spec": spec}
+
+
+def template_error(pool: str, message: str, causes: Sequence[tuple[str, str]]) -> str:
+    """Say which field of a WorkerPool's template is wrong, from the API server's refusal of a pod of it."""
+    found = [_describe(*cause) for cause in causes[:NAMED]] or [_describe(*_unparsed(message))]
+    more = [f"and {len(causes) - NAMED} more"] if len(causes) > NAMED else []
+    return f"mend the template of WorkerPool {pool}, which the API server refuses: {'; '.join([*found, *more])}"
+
+
+def _unparsed(message: str) -> tuple[str, str]:
+    """Return field and error from a message about JSON of the wrong type; an empty field if none is named."""
+    if named := _PATH.search(message):
+        return named[1], message
+    types = list(_TYPES.finditer(message))
+    if not types:
+        return "", message
+    # The rest quotes a piece of the pod, then a larger one.
+    why = message[types[-1].end() :].partition(", bigger context")[0].strip()
+    return ".".join(name[1][:1].lower() + name[1][1:] for name in types), why
+
+
+def _describe(field: str, why: str) -> str:
+    """Name the field as it is in the WorkerPool. A policy's refusal names none."""
+    in_template = not field.startswith(NOT_IN_TEMPLATE) and _IN_TEMPLATE.match(field)
+    where = f"spec.template.{field}" if in_template else field
+    return f"{_short(where, BEGINNING)}: {_short(why)}" if field else _short(why)
+
+
+def _short(text: str, end: int = END) -> str:
+    return text if len(text) <= BEGINNING + end else f"{text[:BEGINNING]} ... {text[-end:]}"

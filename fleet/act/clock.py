@@ -1,7 +1,8 @@
-"""The hour as it was when the fleet began, and counted on from there: who sets a machine's clock makes no time pass.
+"""The fleet's clock: the wall time at its start, advanced by the monotonic clock: setting a clock passes no time.
 
-Both servers say what time it is. Where ours is another, nobody knows whose is wrong, and what ends jobs by the time
-that has passed waits. It is taken anew once the machine's clock and the API server's agree."""
+Both servers report their time. If they disagree with the fleet's clock it is not known which is wrong, and decisions
+that end jobs because time has passed wait. The clock is taken anew once the machine's and the API server's agree.
+"""
 
 from __future__ import annotations
 
@@ -9,57 +10,58 @@ import time
 from email.utils import parsedate_to_datetime
 
 KUBERNETES, SLURM = "the API server", "slurmctld"
-# Of these seconds no proof and no deadline depends.
+# A smaller difference changes no proof and no deadline.
 MOST_S = 30.0
 _began = time.time() - time.monotonic()
 
 
 def steady() -> float:
+    """Return the time by the fleet's clock."""
     return _began + time.monotonic()
 
 
-def apart(asked: float, heard: float, said: float) -> float:
-    """By how much ours is ahead, at least: it was said in between, as a whole second."""
-    return max(0.0, asked - (said + 1.0)) or min(0.0, heard - said)
+def apart(asked: float, heard: float, reported: float) -> float:
+    """By how much the fleet's clock is ahead at least: the server's whole second lies between question and answer."""
+    return max(0.0, asked - (reported + 1.0)) or min(0.0, heard - reported)
 
 
 class ClockSkew:
-    """Ours against each server's."""
+    """The difference of the fleet's clock from each server's."""
 
     def __init__(self) -> None:
         self.apart: dict[str, float] = {}
         self._renewed = False
 
     def http(self, began: float, date: str | None) -> None:
-        """The API server's, by a header of its answer; `began`: when it was asked, monotonic."""
+        """Note the API server's time from a Date header. `began`: the request's start by the monotonic clock."""
         try:
-            said = parsedate_to_datetime(date or "").timestamp()
+            reported = parsedate_to_datetime(date or "").timestamp()
         except (ValueError, OverflowError):
             return
-        self.heard(KUBERNETES, began, said)
+        self.heard(KUBERNETES, began, reported)
         passed = time.monotonic() - began
         wall = time.time()
-        if self.wrong(KUBERNETES) and abs(apart(wall - passed, wall, said)) <= MOST_S:
+        if self.wrong(KUBERNETES) and abs(apart(wall - passed, wall, reported)) <= MOST_S:
             global _began
             _began, self._renewed = wall - time.monotonic(), True
-            self.heard(KUBERNETES, began, said)
+            self.heard(KUBERNETES, began, reported)
 
-    def heard(self, who: str, began: float, said: float) -> None:
-        self.apart[who] = apart(_began + began, steady(), said)
+    def heard(self, server: str, began: float, reported: float) -> None:
+        self.apart[server] = apart(_began + began, steady(), reported)
 
     def anew(self) -> bool:
-        """Whether ours was taken anew since this was asked last: what is remembered is of another hour."""
-        found, self._renewed = self._renewed, False
-        return found
+        """Return whether the clock was taken anew since the last call: then remembered times are of another clock."""
+        renewed, self._renewed = self._renewed, False
+        return renewed
 
-    def wrong(self, who: str) -> bool:
-        return abs(self.apart.get(who, 0.0)) > MOST_S
+    def wrong(self, server: str) -> bool:
+        return abs(self.apart.get(server, 0.0)) > MOST_S
 
     def why(self) -> str:
-        """Why the hour is not believed, or nothing. No number: it would be another sentence at each look."""
-        found = [
-            f"{who}'s clock is {'behind' if ours > 0 else 'ahead of'} ours"
-            for who, ours in sorted(self.apart.items())
-            if self.wrong(who)
+        """Why the time is not trusted; empty: it is. Without the number, which would be news in each pass."""
+        texts = [
+            f"{server}'s clock is {'behind' if ahead > 0 else 'ahead of'} ours"
+            for server, ahead in sorted(self.apart.items())
+            if self.wrong(server)
         ]
-        return f"{', and '.join(found)} by over {MOST_S:g} s" if found else ""
+        return f"{', and '.join(texts)} by over {MOST_S:g} s" if texts else ""

@@ -1,105 +1,123 @@
-"""A drain that a person asks for waits for nothing else that the fleet does."""
+"""Fast path for drains that a person requested: decided from Slurm's last known state, beside the main loop."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from math import inf
 
 from fleet.act.clock import steady
 from fleet.act.watch_cache import WatchCache
 from fleet.decide.actions import Change, Drain, Notice
-from fleet.decide.drain import hurried
+from fleet.decide.drain import urgent_drains
 from fleet.decide.memory import Memory
 from fleet.policy import Policy
 from fleet.world.slurm import Slurm
 from fleet.world.snapshot import Unknown
 
-# So many changes as a policy allows are made within this time.
+# The policy's number of changes applies to so long.
 PACE_S = 1.0
-# What Slurm said longer ago says nothing of now.
+# Slurm's state is too old after this.
 FRESH_S = 15.0
 
 
+class Claims:
+    """The drains that were made or are being made, so that loop and fast path never make one twice.
+
+    A claim lasts for the pass in which the drain was made and the next one, since Slurm's answer in that pass may be
+    older than the drain.
+    """
+
+    def __init__(self) -> None:
+        self._pass = 0
+        self._claims: dict[str, float] = {}  # the pass in which the drain was made; inf: it is being made
+
+    def next_pass(self) -> None:
+        self._pass += 1
+        self._claims = {name: made for name, made in self._claims.items() if made >= self._pass - 1}
+
+    def has(self, change: Change) -> bool:
+        return isinstance(change, Drain) and change.name in self._claims
+
+    def has_name(self, name: str) -> bool:
+        return name in self._claims
+
+    def take(self, change: Change) -> None:
+        if isinstance(change, Drain):
+            self._claims[change.name] = inf
+
+    def settle(self, change: Change, *, done: bool) -> None:
+        """Keep the claim of a drain that was made; give up the claim of one that was not and is still due."""
+        if isinstance(change, Drain):
+            self._claims.pop(change.name, None)
+            if done:
+                self._claims[change.name] = self._pass
+
+
 class FastPath:
-    """Of what has changed, and by what Slurm said last: of each it is asked whether it is still so. What is not done
-    here is decided with all else."""
+    """Makes requested drains at once. Each is checked again in Slurm; everything else waits for the main loop."""
 
     def __init__(
         self,
         cache: WatchCache,
-        mind: Callable[[], tuple[Memory, Policy]],
-        holds: Callable[[], bool],
+        claims: Claims,
+        state: Callable[[], tuple[Memory, Policy]],
+        leads: Callable[[], bool],
         perform: Callable[[Drain], Awaitable[bool]],
-        news: Callable[[], None],
+        attempted: Callable[[], None],
     ) -> None:
-        """`news`: that one was tried, and all is to be decided anew."""
-        self.cache, self.mind, self.holds, self.perform, self.news = cache, mind, holds, perform, news
-        self.heard = asyncio.Event()
-        self.untold: list[Change | Notice] = []
-        self._at = 0.0
-        self._known: Slurm | Unknown = Unknown("not asked yet")
-        self._now = ""  # whom for, in this moment
-        self._done: set[str] = set()  # and since all was decided last
-        self._before: set[str] = set()  # and before that: Slurm's answer may be from before it was done
-        self._later: set[str] = set()  # those that are too many for now
-        self._pace = (0.0, 0)  # since when, and for how many
+        """Call `attempted` after each attempt, so that the loop decides anew."""
+        self.cache, self.claims, self.state, self.leads = cache, claims, state, leads
+        self.perform, self.attempted = perform, attempted
+        self.changed = asyncio.Event()
+        self.unreported: list[Change | Notice] = []
+        self._slurm: Slurm | Unknown = Unknown("not asked yet")
+        self._slurm_at = 0.0
+        self._deferred: set[str] = set()  # workers that the rate limit leaves for the next second
+        self._window = (0.0, 0)  # the start of the present second, and the drains in it
 
-    def knows(self, slurm: Slurm | Unknown) -> None:
-        self._at, self._known = time.monotonic(), slurm
-
-    def decided(self) -> None:
-        """Of what is hurried for from here on the next look decides."""
-        self._before, self._done = self._done, set()
-
-    def has(self, change: Change) -> bool:
-        """It is done here, or in this moment."""
-        return isinstance(change, Drain) and change.name in self._before | self._done | {self._now}
-
-    def leave(self, change: Change) -> None:
-        """Somebody else does it."""
-        self._done |= {change.name} if isinstance(change, Drain) else set()
-
-    def give_back(self, change: Change) -> None:
-        """He has not: it is due still."""
-        self._done -= {change.name} if isinstance(change, Drain) else set()
+    def update(self, slurm: Slurm | Unknown) -> None:
+        """Take over what the loop knows of Slurm; Unknown switches the fast path off."""
+        self._slurm_at, self._slurm = time.monotonic(), slurm
 
     async def follow(self) -> None:
-        while await self.heard.wait():
-            self.heard.clear()
-            await self.once()
+        while await self.changed.wait():
+            self.changed.clear()
+            await self.run_once()
 
-    async def once(self) -> None:
-        names, slurm = self.cache.touched() | self._later, self._known
-        self._later = set()
-        if isinstance(slurm, Unknown) or time.monotonic() - self._at > FRESH_S or self.cache.unknown():
+    async def run_once(self) -> None:
+        names, slurm = self.cache.touched() | self._deferred, self._slurm
+        self._deferred = set()
+        if isinstance(slurm, Unknown) or time.monotonic() - self._slurm_at > FRESH_S or self.cache.unknown():
             return
-        memory, policy = self.mind()
-        done_already = self._done | self._before
-        workers = [one for one in self.cache.workers(names, slurm) if one.name not in done_already]
-        drains = list(hurried(workers, memory.marks, steady(), policy))
-        begun, many = self._pace if time.monotonic() - self._pace[0] < PACE_S else (time.monotonic(), 0)
+        memory, policy = self.state()
+        workers = [worker for worker in self.cache.workers(names, slurm) if not self.claims.has_name(worker.name)]
+        drains = list(urgent_drains(workers, memory.marks, steady(), policy))
+        now = time.monotonic()
+        begun, many = self._window if now - self._window[0] < PACE_S else (now, 0)
         most = max(0, policy.changes - many)
-        self._pace, self._later = (begun, many + len(drains[:most])), {change.name for change in drains[most:]}
-        for change in drains[:most]:
-            if not self.holds():
+        self._window, self._deferred = (begun, many + len(drains[:most])), {drain.name for drain in drains[most:]}
+        for drain in drains[:most]:
+            if not self.leads():
                 return
-            if change.name in self._done:
-                continue  # it was its turn meanwhile
-            self._now = change.name
-            try:
-                if await self.perform(change):
-                    self.untold.append(change)
-                    # Also where all was decided meanwhile: what Slurm was asked before this moment may not know of it.
-                    self._done.add(change.name)
-            except Exception as error:
-                # Who does not answer one of them answers none; all is tried again with all else, and told then. So is
-                # a mistake of ours.
-                self._later, self._known = set(), Unknown(str(error))
+            if not self.claims.has(drain) and not await self._attempt(drain):
                 return
-            finally:
-                self._now = ""
-                self.news()
-        if self._later:
+        if self._deferred:
             await asyncio.sleep(max(0.0, begun + PACE_S - time.monotonic()))
-            self.heard.set()
+            self.changed.set()
+
+    async def _attempt(self, drain: Drain) -> bool:
+        """Make one drain. False: it failed, and so would the others; the loop tries again and reports why."""
+        self.claims.take(drain)
+        done = False
+        try:
+            done = await self.perform(drain)
+            self.unreported += [drain] if done else []
+        except Exception as error:
+            self._deferred, self._slurm = set(), Unknown(str(error))
+            return False
+        finally:
+            self.claims.settle(drain, done=done)
+            self.attempted()
+        return True

@@ -1,4 +1,10 @@
-"""The Lease, kept: of several fleets one acts, the others watch and wait."""
+"""Leader election by a Lease: of several fleets one acts, the others watch.
+
+No clocks of two machines are compared. A candidate measures by its own clock for how long the Lease has not changed;
+the holder measures by its own clock from the beginning of the write that renewed it. A write happens after it began and
+is seen after it happened, so the holder stops at most HOLDS_S after that beginning, and no candidate starts before
+LASTS_S. The times in the Lease are for people and are not read.
+"""
 
 from __future__ import annotations
 
@@ -11,74 +17,72 @@ from typing import Protocol
 
 from fleet.act.api_client import ApiClient, ApiError, Object
 from fleet.errors import FleetError
-from fleet.world import fields
+from fleet.world.fields import Fields
 
-# One that has stood unchanged for so long is free. The same in every version: in an upgrade two run at once.
+# A Lease that has not changed for so long is free. Never change this: in an upgrade two versions run together.
 LASTS_S = 15.0
-# Its holder acts for so long after he began to renew it; the rest is for clocks of another pace and what is on its way.
+# The holder acts for so long after it began to renew; the difference covers clocks of another pace and delays.
 HOLDS_S = 10.0
 RENEW_S = 2.0
 NEVER = float("-inf")
+# A request that takes longer is useless: what it would win is over.
+WITHIN_S = 4.0
+CONFLICT = 409
+Log = Callable[[str], object]
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """As the API server has it."""
+    """The Lease as the API server has it."""
 
     version: str
     holder: str = ""
-    handed: int = 0  # how often it has changed hands
+    transitions: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseState:
-    """What one of them knows, by its own clock."""
+    """What one candidate knows, by its own clock."""
 
     seen: Lease | None = None
-    since: float = 0.0  # since when it has stood so
-    until: float = NEVER  # until when we may act
+    since: float = 0.0  # since when the Lease has not changed
+    until: float = NEVER  # until when this candidate may act
 
     def holds(self, now: float) -> bool:
         return now < self.until
 
 
-def looked(standing: LeaseState, lease: Lease, me: str, now: float) -> LeaseState:
-    """After a read. Of a Lease that another one holds by now nothing is left, whatever was promised."""
-    same = standing.seen is not None and standing.seen.version == lease.version
-    until = standing.until if lease.holder == me else NEVER
-    return LeaseState(lease, standing.since if same else now, until)
+def after_read(state: LeaseState, lease: Lease, me: str, now: float) -> LeaseState:
+    """Update the state after a read. If another candidate holds the Lease, this one acts no more at once."""
+    same = state.seen is not None and state.seen.version == lease.version
+    until = state.until if lease.holder == me else NEVER
+    return LeaseState(lease, state.since if same else now, until)
 
 
-def wanted(standing: LeaseState, me: str, now: float) -> bool:
-    """Whether it is ours to take or to renew."""
-    lease = standing.seen
-    return lease is not None and (lease.holder in ("", me) or now - standing.since >= LASTS_S)
+def should_write(state: LeaseState, me: str, now: float) -> bool:
+    """Return whether to renew or take the Lease."""
+    lease = state.seen
+    return lease is not None and (lease.holder in ("", me) or now - state.since >= LASTS_S)
 
 
-def written(lease: Lease, begun: float, now: float) -> LeaseState:
-    """After a write of ours that was begun at `begun`, and that found the Lease as it was looked at."""
+def after_write(lease: Lease, begun: float, now: float) -> LeaseState:
+    """Update the state after a successful write that began at `begun`."""
     return LeaseState(lease, now, begun + HOLDS_S)
 
 
-# A turn that takes longer is of no use: what it would win is over.
-WITHIN_S = 4.0
-CONFLICT = 409
-Say = Callable[[str], object]
-
-
 class Leader(Protocol):
-    # Whether the Lease was heard of: one that waits for it is as well as the one that has it.
+    # Whether the Lease could be read: a candidate that waits for it is as ready as its holder.
     heard: bool
 
     def holds(self) -> bool:
-        """Whether we may act, in this moment."""
+        """Return whether this fleet may act now."""
 
     async def keep(self) -> None:
-        """Until it is cancelled."""
+        """Hold the Lease until cancelled."""
 
 
 class NoElection:
-    """Without a Lease: whoever starts it sees to it that there is one."""
+    """Always the leader: the only fleet, without a Lease."""
 
     heard = True
 
@@ -90,13 +94,13 @@ class NoElection:
 
 
 class LeaderElection:
-    def __init__(self, api: ApiClient, name: str, me: str, say: Say, changed: Callable[[], object]) -> None:
-        self.api, self.name, self.me, self.say, self.changed = api, name, me, say, changed
-        self.standing, self.heard = LeaseState(), False
-        self._said = ""
+    def __init__(self, api: ApiClient, name: str, me: str, log: Log, changed: Callable[[], object]) -> None:
+        self.api, self.name, self.me, self.log, self.changed = api, name, me, log, changed
+        self.state, self.heard = LeaseState(), False
+        self._error = ""
 
     def holds(self) -> bool:
-        return self.standing.holds(time.monotonic())
+        return self.state.holds(time.monotonic())
 
     async def keep(self) -> None:
         held = False
@@ -105,16 +109,16 @@ class LeaderElection:
                 try:
                     async with asyncio.timeout(WITHIN_S):
                         await self._turn()
-                    said = ""
-                except (FleetError, TimeoutError) as error:
-                    said = str(error) or f"no answer about the Lease within {WITHIN_S:g} s"
-                self.heard = not said
-                if said not in ("", self._said):
-                    self.say(said)
-                self._said = said
+                    error = ""
+                except (FleetError, TimeoutError) as failure:
+                    error = str(failure) or f"no answer about the Lease within {WITHIN_S:g} s"
+                self.heard = not error
+                if error not in ("", self._error):
+                    self.log(error)
+                self._error = error
                 if held != self.holds():
                     held = not held
-                    self.say(f"{self.me} {'acts from now on' if held else 'does not act any more'}")
+                    self.log(f"{self.me} {'acts from now on' if held else 'does not act any more'}")
                     self.changed()
                 await asyncio.sleep(RENEW_S)
         finally:
@@ -122,23 +126,23 @@ class LeaderElection:
 
     async def _turn(self) -> None:
         item = await self.api.lease(self.name)
-        self.standing = looked(self.standing, parse_lease(item), self.me, time.monotonic())
+        self.state = after_read(self.state, parse_lease(item), self.me, time.monotonic())
         begun = time.monotonic()
-        if not wanted(self.standing, self.me, begun):
+        if not should_write(self.state, self.me, begun):
             return
         try:
-            taken = await self.api.put_lease(self.name, renewed(item, self.me, time.time()))
+            written = await self.api.put_lease(self.name, renewed(item, self.me, time.time()))
         except ApiError as error:
             if error.status == CONFLICT:
-                return  # another one was there first; the next turn sees whose it is
+                return  # another candidate was first; the next turn reads its Lease
             raise
-        self.standing = written(parse_lease(taken), begun, time.monotonic())
+        self.state = after_write(parse_lease(written), begun, time.monotonic())
 
     async def _give_back(self) -> None:
-        """Told to end: the next one need not wait for the Lease to run out."""
+        """Release the Lease at shutdown, so that the next leader need not wait for its end."""
         if not self.holds():
             return
-        seen, self.standing = self.standing.seen, LeaseState()  # from here on nothing is begun any more
+        seen, self.state = self.state.seen, LeaseState()  # from here on no change begins
         with contextlib.suppress(FleetError, TimeoutError):
             async with asyncio.timeout(WITHIN_S):
                 item = await self.api.lease(self.name)
@@ -147,20 +151,18 @@ class LeaderElection:
 
 
 def parse_lease(item: Object) -> Lease:
-    metadata, spec = fields.mapping(item.get("metadata"), "metadata"), fields.mapping(item.get("spec"), "spec")
-    return Lease(
-        fields.text(metadata.get("resourceVersion"), "metadata.resourceVersion", needed=True),
-        fields.text(spec.get("holderIdentity"), "spec.holderIdentity"),
-        fields.number(spec.get("leaseTransitions"), "spec.leaseTransitions"),
-    )
+    fields = Fields(item)
+    spec = fields.sub("spec")
+    version = fields.sub("metadata").text("resourceVersion", needed=True)
+    return Lease(version, spec.text("holderIdentity"), spec.number("leaseTransitions"))
 
 
 def renewed(item: Object, me: str, now: float) -> Object:
-    """What was read, with another spec; its resourceVersion makes the server refuse it where it has changed."""
+    """Return the Lease with a new spec; the server refuses it if its resourceVersion is no longer the present one."""
     before = parse_lease(item)
     stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now))}.{int(now % 1 * 1e6):06d}Z"
-    spec = {**fields.mapping(item.get("spec"), "spec"), "holderIdentity": me, "renewTime": stamp}
+    spec = {**Fields(item).sub("spec").data, "holderIdentity": me, "renewTime": stamp}
     if before.holder != me:
-        handed = before.handed + 1 if me else before.handed
-        spec |= {"acquireTime": stamp, "leaseTransitions": handed, "leaseDurationSeconds": int(LASTS_S)}
+        transitions = before.transitions + 1 if me else before.transitions
+        spec |= {"acquireTime": stamp, "leaseTransitions": transitions, "leaseDurationSeconds": int(LASTS_S)}
     return {**item, "spec": spec}

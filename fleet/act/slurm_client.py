@@ -1,10 +1,8 @@
-"""slurmrestd, asked and told: every call with a deadline, every change of a node only if it is still as it was seen."""
+"""The client of slurmrestd: every call has a deadline, every change of a node checks its precondition first."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import contextlib
 import hashlib
 import hmac
 import http.client
@@ -13,61 +11,54 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Executor
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
-from fleet.decide.actions import Drain, Forget, Remove, Undrain
-from fleet.decide.topology import Place
+from fleet.decide.actions import Drain, Forget, Place, Remove, Undrain
 from fleet.errors import FleetError
 from fleet.reasons import LIFTED
 from fleet.world import slurm
-from fleet.world.fields import Object, each, items, mapping, number
+from fleet.world.fields import Fields, Object, each
 from fleet.world.slurm import Precondition, Slurm, SlurmNode
 
-# Slurm lets its own user, and nobody below an operator, change nodes.
+# The newest version that both sides know is used; each Slurm serves three or four. The keys that are read are the same.
+VERSIONS = ("v0.0.44", "v0.0.43", "v0.0.42", "v0.0.41", "v0.0.40")
+PORT = 6820
+WITHIN_S = 20.0
+# Ten thousand nodes are 25 MB of JSON.
+MOST_BYTES = 256 << 20
+# A server that works on an answer still acknowledges data; one that does not is gone.
+GONE_MS = 5000
+UNCHANGED = 304
+# slurmrestd does not report deleted nodes as a change, so all nodes are requested so often.
+WHOLE_S = 60.0
+# The only users that may change nodes are operators; this is Slurm's own.
 USER = "slurm"
-LASTS_S = 300
+TOKEN_S = 300
+ToSlurm = Drain | Undrain | Remove | Forget | Place
+# Method, path, body and headers of a request.
+Request = tuple[str, str, str | None, dict[str, str]]
 
 
 def token(key: Path, now: float) -> str:
-    """The key is read at each use: a Secret may be replaced under us."""
+    """Make a token for auth/jwt: HMAC-SHA256 with the cluster's key, which is read each time since Secrets change."""
     try:
         secret = key.read_bytes()
     except OSError as error:
         raise FleetError("read the JWT key", error.strerror or str(error), file=str(key)) from error
     if len(secret) < 16:
         raise FleetError("use the JWT key", f"it holds {len(secret)} bytes", file=str(key))
-    return signed({"iat": int(now), "exp": int(now) + LASTS_S, "sun": USER}, secret)
+    claims = {"iat": int(now), "exp": int(now) + TOKEN_S, "sun": USER}
+    parts = b".".join(_base64(json.dumps(part).encode()) for part in ({"alg": "HS256", "typ": "JWT"}, claims))
+    return b".".join([parts, _base64(hmac.digest(secret, parts, hashlib.sha256))]).decode()
 
 
-def signed(claims: dict[str, object], secret: bytes) -> str:
-    parts = b".".join(_text(json.dumps(part).encode()) for part in ({"alg": "HS256", "typ": "JWT"}, claims))
-    return b".".join([parts, _text(hmac.digest(secret, parts, hashlib.sha256))]).decode()
-
-
-def _text(data: bytes) -> bytes:
+def _base64(data: bytes) -> bytes:
     return base64.urlsafe_b64encode(data).rstrip(b"=")
 
 
-# The newest that both sides know; each Slurm serves three or four of them. Of the keys that are read none differs.
-VERSIONS = ("v0.0.44", "v0.0.43", "v0.0.42", "v0.0.41", "v0.0.40")
-PORT = 6820
-WITHIN_S = 20.0
-# Ten thousand nodes are 25 MB of JSON; what is larger by far is no answer to our questions.
-MOST_BYTES = 256 << 20
-# Who does not even acknowledge what was sent is not there any more; whoever works at an answer does.
-GONE_MS = 5000
-UNCHANGED = 304
-# That a node was deleted is no news to it: all of them are asked for so often.
-WHOLE_S = 60.0
-ToSlurm = Drain | Undrain | Remove | Forget | Place
-# Of a request: method, path, body, headers.
-Words = tuple[str, str, str | None, dict[str, str]]
-
-
 class SlurmClient:
-    """One slurmrestd. What it said last is kept, for it tells only whether something has changed since."""
+    """The client of one slurmrestd. It keeps the last answer, because slurmrestd only says whether it has changed."""
 
     def __init__(self, address: str, key: Path) -> None:
         try:
@@ -77,62 +68,60 @@ class SlurmClient:
             raise FleetError("find slurmrestd", f"{address!r}: {error}") from error
         self.key = key
         self._version = ""
-        self._last = Slurm()  # the same one as long as nothing changes
-        self._whole = 0.0  # when all was asked for; monotonic
-        self._asked = 0  # Slurm's clock at its last answer
-        # A connection for each thread. slurmrestd looks for the name of each address that connects, and until it has
-        # found it or given up, after seconds, it answers nobody.
-        self._own = threading.local()
-        # One looks at a time: an older answer that is read later must not be taken for what is so since the newer one.
+        self._last = Slurm()  # the same object as long as nothing changes
+        self._whole_at = 0.0  # when all nodes were requested; monotonic
+        self._asked = 0  # slurmctld's clock at its last answer
+        # One connection for each thread, kept: slurmrestd resolves the name of each new peer, and answers nobody until
+        # that is done or has timed out.
+        self._local = threading.local()
+        # One look at a time: an older answer that is parsed later must not replace a newer one.
         self._looking = threading.RLock()
 
     def look(self, *, jobs: bool, claims: bool = False) -> Slurm:
-        """`jobs`: also which jobs hold nodes; they are asked for only where somebody needs to know. `claims`: also who
-        names a node."""
+        """Read the nodes; with `jobs` also the jobs that hold them, with `claims` also the nodes that others name."""
         rest: dict[str, object] = {}
         with self._looking:
             text = self._changes()
             if text is not None:
-                found = slurm.of_nodes(self._each(text, "nodes", rest))
-                self._asked = number(rest.get("last_update"), "last_update")
-                self._last = found
+                side = slurm.parse_nodes(self._each(text, "nodes", rest))
+                self._asked = Fields(rest).number("last_update")
+                self._last = side
             last = self._last
         if not jobs:
             return last
         holding = self._list("jobs")
         return slurm.with_jobs(last, holding, self._list("reservations") if claims else None)
 
-    def _anew(self, name: str) -> bool:
-        """Whether it knows the node, by a whole answer."""
+    def _is_known(self, name: str) -> bool:
+        """Return whether slurmctld knows the node, by a fresh list of all nodes."""
         with self._looking:
             self._asked = 0
             return name in self.look(jobs=False).nodes
 
-    def hour(self) -> int:
-        """slurmctld's clock; 0: it does not tell."""
-        said = mapping((self._call("GET", "diag/") or {}).get("statistics"), "statistics")
-        return number(said.get("req_time"), "statistics.req_time")
+    def server_time(self) -> int:
+        """Return the time by slurmctld's clock; 0: it does not report it."""
+        return Fields(self._call("GET", "diag/")).sub("statistics").number("req_time")
 
     def holding(self) -> Mapping[str, tuple[str, ...]] | None:
-        """The jobs that hold nodes, by node, and nothing else; None: one of them cannot be read."""
+        """Return the jobs that hold nodes, by node; None: one of them cannot be read."""
         return slurm.with_jobs(Slurm(), self._list("jobs")).jobs
 
     def _changes(self) -> bytes | None:
-        if time.monotonic() - self._whole >= WHOLE_S:
+        if time.monotonic() - self._whole_at >= WHOLE_S:
             self._asked = 0
         if self._asked:
             try:
                 return self._text("GET", f"nodes/?update_time=uts{self._asked}")
             except FleetError:
-                # It asks for partitions with the same time: where nodes alone have changed, that is an error to it.
+                # slurmrestd requests partitions with the same time, and fails if only nodes have changed.
                 self._asked = 0
-        self._whole = time.monotonic()
+        self._whole_at = time.monotonic()
         return self._text("GET", "nodes/")
 
     def change(self, act: ToSlurm, may: Callable[[], bool] = lambda: True) -> bool:
-        """False: the node is no longer as it was when this was decided, or `may` no longer says so: nothing is done."""
-        # Asked may be for long, and whoever has lost the Lease meanwhile is not the one to write.
-        before = self._placed(act) if isinstance(act, Place) else self.still(act.name, act.was)
+        """Make a change. False: the node is not as it was seen, or `may` refuses, and nothing was done."""
+        before = self._is_at(act) if isinstance(act, Place) else self.is_unchanged(act.name, act.was)
+        # The question may take long, and the Lease may be lost meanwhile.
         if not before or not may():
             return False
         if isinstance(act, Remove):
@@ -143,122 +132,109 @@ class SlurmClient:
             self._call("POST", _path(act.name), body(act))
         return True
 
-    def still(self, name: str, was: Precondition | None) -> bool:
+    def is_unchanged(self, name: str, was: Precondition | None) -> bool:
         if was is None:
-            return not self._anew(name)
-        found = self._node(name)
-        return found is not None and found.seen == was
+            return not self._is_known(name)
+        node = self._node(name)
+        return node is not None and node.precondition == was
 
-    def _placed(self, act: Place) -> bool:
-        found = self._node(act.name)
-        return found is not None and found.topology == act.was
+    def _is_at(self, act: Place) -> bool:
+        node = self._node(act.name)
+        return node is not None and node.topology == act.was
 
     def _node(self, name: str) -> SlurmNode | None:
         try:
-            answer = self._call("GET", _path(name)) or {}
+            answer = self._call("GET", _path(name))
         except FleetError:
-            # It has no word of its own for a node that it does not know.
-            if self._anew(name):
+            # slurmrestd has no error of its own for an unknown node.
+            if self._is_known(name):
                 raise
             return None
-        return slurm.slurm(items(answer.get("nodes"), "nodes")).nodes.get(name)
+        return slurm.parse_slurm(Fields(answer).items("nodes")).nodes.get(name)
 
     def _list(self, what: str) -> list[object]:
         return list(self._each(self._text("GET", f"{what}/") or b"{}", what, {}))
 
     def _each(self, text: bytes, key: str, rest: dict[str, object]) -> Iterator[object]:
-        """Others have their turn between two of them: nobody hears a cordon while one call of the json library lasts,
-        and of ten thousand nodes at once that is a quarter of a second."""
+        """Parse a list item by item: one call of json for ten thousand nodes blocks the other threads for 0.25 s."""
         try:
-            yield from each(_words(text), key, rest)
+            yield from each(_decode(text), key, rest)
         except (ValueError, RecursionError):
             raise FleetError("ask slurmrestd", "the answer is no JSON object") from None
-        items(rest.get(key), key)  # it was no list
-        self._complains(200, rest)
+        Fields(rest).items(key)  # fails if it is no list
+        self._raise_errors(200, rest)
 
     def _call(self, method: str, path: str, data: dict[str, object] | None = None) -> dict[str, object] | None:
-        """None: nothing has changed since the last answer."""
+        """Return the answer; None: nothing has changed since the last one."""
         text = self._text(method, path, data)
         if text is None:
             return None
-        found = _read(text)
-        self._complains(200, found)
-        return found
+        answer = _parse(text)
+        self._raise_errors(200, answer)
+        return answer
 
     def _text(self, method: str, path: str, data: dict[str, object] | None = None) -> bytes | None:
         known = self._version
         for version in [known] if known else VERSIONS:
-            status, text = self._ask(method, f"/slurm/{version}/{path}", data)
+            status, text = self._request(method, f"/slurm/{version}/{path}", data)
             if status != 404:
                 break
             if self._version == version:
-                self._version = ""  # an upgrade of Slurm drops the oldest
+                self._version = ""  # an upgrade of Slurm drops the oldest version
         if status == UNCHANGED:
             return None
         if status >= 300:
-            self._complains(status, _read(text))
+            self._raise_errors(status, _parse(text))
         self._version = version
         return text
 
-    def _complains(self, status: int, found: Object) -> None:
-        errors = items(found.get("errors"), "errors")
+    def _raise_errors(self, status: int, answer: Object) -> None:
+        errors = Fields(answer).subs("errors")
         if status >= 300 or errors:
-            said = mapping(errors[0], "errors") if errors else {}
-            why = str(said.get("error") or said.get("description") or f"HTTP {status}")
+            error = errors[0].data if errors else {}
+            why = str(error.get("error") or error.get("description") or f"HTTP {status}")
             raise FleetError("ask slurmrestd", f"{why}, says {self.host}:{self.port}")
 
-    def _ask(self, method: str, path: str, data: dict[str, object] | None) -> tuple[int, bytes]:
+    def _request(self, method: str, path: str, data: dict[str, object] | None) -> tuple[int, bytes]:
         headers = {"X-SLURM-USER-NAME": USER, "X-SLURM-USER-TOKEN": token(self.key, time.time())}
         if data is not None:
             headers["Content-Type"] = "application/json"
-        words = (method, path, None if data is None else json.dumps(data), headers)
-        kept, self._own.kept = getattr(self._own, "kept", None), None
+        request = (method, path, None if data is None else json.dumps(data), headers)
+        kept, self._local.kept = getattr(self._local, "kept", None), None
         try:
             try:
-                status, text = self._over(kept or self._connection(), words)
+                status, text = self._send(kept or self._connect(), request)
             except (ConnectionError, http.client.HTTPException):
-                # The other end may end what is kept when it likes. What changes something is not sent twice.
+                # The server may close a kept connection at any time. A change is never sent twice.
                 if kept is None or method != "GET":
                     raise
-                status, text = self._over(self._connection(), words)
+                status, text = self._send(self._connect(), request)
         except (OSError, http.client.HTTPException) as error:
             raise FleetError("ask slurmrestd", f"{self.host}:{self.port}: {error or type(error).__name__}") from error
         if len(text) > MOST_BYTES:
             raise FleetError("ask slurmrestd", f"an answer of more than {MOST_BYTES >> 20} MiB")
         return status, text
 
-    def _connection(self) -> http.client.HTTPConnection:
-        # The address of a pod that is gone says nothing at all, and nothing is decided while it is waited for.
+    def _connect(self) -> http.client.HTTPConnection:
+        # The address of a pod that has gone does not even refuse, and nothing is decided during that time.
         connection = http.client.HTTPConnection(self.host, self.port, timeout=min(WITHIN_S, GONE_MS / 1000))
         connection.connect()
         connection.sock.settimeout(WITHIN_S)
         connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GONE_MS)
         return connection
 
-    def _over(self, connection: http.client.HTTPConnection, words: Words) -> tuple[int, bytes]:
-        """Kept is what has answered, whole."""
+    def _send(self, connection: http.client.HTTPConnection, request: Request) -> tuple[int, bytes]:
+        """Send a request, and keep the connection if the answer is complete."""
         try:
-            method, path, body, headers = words
-            connection.request(method, path, body, headers)
+            connection.request(*request)
             reply = connection.getresponse()
             text = reply.read(MOST_BYTES + 1)
             if reply.isclosed() and not reply.will_close:
-                self._own.kept = connection
+                self._local.kept = connection
             return reply.status, text
         finally:
-            if self._own.kept is not connection:
+            if self._local.kept is not connection:
                 connection.close()
-
-
-async def to_its_end(work: Callable[[], bool], of: Executor | None = None) -> bool:
-    """Also where we are told to end: no thread can be called back, and until it is through nobody else may begin."""
-    thread = asyncio.get_running_loop().run_in_executor(of, work)
-    try:
-        return await asyncio.shield(thread)
-    except asyncio.CancelledError:
-        with contextlib.suppress(FleetError):
-            await thread
-        raise
 
 
 def _path(name: str) -> str:
@@ -266,30 +242,30 @@ def _path(name: str) -> str:
 
 
 def body(act: Drain | Undrain | Forget | Place) -> dict[str, object]:
-    """State, reason and mark in one update: it happens as a whole or not at all."""
+    """Build one update of state, reason and mark, which happens as a whole or not at all."""
+    comment: str | None
     match act:
         case Drain(_, reason, comment, _, down):
-            said: dict[str, object] = {"state": ["DOWN" if down else "DRAIN"], "reason": reason}
+            update: dict[str, object] = {"state": ["DOWN" if down else "DRAIN"], "reason": reason}
         case Undrain(_, comment, _, _, down):
-            said = {"state": ["RESUME" if down else "UNDRAIN"], "reason": LIFTED}
+            update = {"state": ["RESUME" if down else "UNDRAIN"], "reason": LIFTED}
         case Forget():
-            said, comment = {}, ""
+            update, comment = {}, ""
         case Place(_, place):
-            said, comment = {"topology_str": place}, None
-    return said if comment is None else {**said, "comment": comment}
+            update, comment = {"topology_str": place}, None
+    return update if comment is None else {**update, "comment": comment}
 
 
-def _words(text: bytes) -> str:
-    """Slurm hands on what it was given: a user's comment of his job may be any bytes, and must not hide all the others.
-    What is compared later is read in the same way."""
+def _decode(text: bytes) -> str:
+    """Decode an answer. A user's comment of a job may be any bytes and must not make the whole answer unreadable."""
     return text.decode("utf-8", "replace")
 
 
-def _read(text: bytes) -> dict[str, object]:
+def _parse(text: bytes) -> dict[str, object]:
     try:
-        found = json.loads(_words(text))
+        answer = json.loads(_decode(text))
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        answer = None
+    if not isinstance(answer, dict):
         raise FleetError("ask slurmrestd", "the answer is no JSON object")
-    return found
+    return answer

@@ -1,9 +1,8 @@
-"""Webhooks of remedies, called beside all else: nobody waits for who is called, and what he answers is taken up in a
-later look. Of an answer its status is read and nothing more; no redirect is followed, and no proxy is asked.
+"""Calls of remedies' webhooks, beside the loop: a later pass takes up the answer.
 
-A call that was cut, or whose answer was not heard, is made again with the same key. So is one that nobody has noted.
-One that waits for its turn is not made when it is not wanted any more, or when another fleet leads: by then a person
-may have taken his word back, and jobs may run there.
+Only the status of an answer is read; no redirect is followed and no proxy is used. A call that was interrupted, or
+whose answer was not recorded, is repeated with the same idempotency key. A waiting call is dropped once the remedy is
+withdrawn or another fleet leads: by then jobs may run on the machine.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from fleet.decide.actions import CallHook
 from fleet.errors import FleetError
 from fleet.policy import Webhook
 
-# All of it, names and TLS among it.
+# For the whole call, with name resolution and TLS.
 WITHIN_S = 10.0
-# Who has refused what he was asked for refuses it again, until a person has mended one of both.
+# A refusal is final until a person changes something, so it is tried again this late.
 REFUSED_S = 300.0
-# So many at a time, and so many that are remembered.
-HANDS, MOST = 4, 256
+# Calls at a time, and calls that are remembered.
+AT_ONCE, MOST = 4, 256
 LINE = 8192
-FILE = 1 << 20  # a Secret holds no more
-# Of a 4xx, these say that it may be otherwise soon.
+FILE = 1 << 20  # the size of a Secret
+# Statuses of 4xx after which a retry makes sense.
 RETRIABLE = (408, 425, 429)
 _STATUS = re.compile(rb"HTTP/1\.[01] ([1-5][0-9][0-9])(?: [^\r\n]*)?\r?\n")
 Key = tuple[str, Webhook]
@@ -41,56 +40,54 @@ Key = tuple[str, Webhook]
 class Call:
     task: asyncio.Task[int]
     sent: bool = False
-    told: float = 0.0  # when its refusal was; monotonic
+    refused_at: float = 0.0  # monotonic
 
 
 class WebhookCaller:
-    def __init__(self, files: Path, fleet: str, heard: Callable[[], object], leads: Callable[[], bool]) -> None:
-        """`files`: where the Secret with tokens and authorities is mounted. `fleet`: who calls, while it `leads`."""
-        self.files, self.fleet, self.heard, self.leads = files, fleet, heard, leads
+    def __init__(self, files: Path, fleet: str, answered: Callable[[], object], leads: Callable[[], bool]) -> None:
+        """`files`: the mounted Secret with tokens and authorities. `fleet`: the caller's name in the request."""
+        self.files, self.fleet, self.answered, self.leads = files, fleet, answered, leads
         self._calls: dict[Key, Call] = {}
-        self._hands = asyncio.Semaphore(HANDS)
-        # Names are looked for in threads of its own: one that is not found for long keeps no thread from Slurm.
+        self._slots = asyncio.Semaphore(AT_ONCE)
+        # Threads of its own: a name that resolves slowly must not take a thread from requests to Slurm.
         self._threads = ThreadPoolExecutor(2, "webhook")
 
     def ready(self, act: CallHook) -> bool:
-        """Whether its answer is there. If nobody has asked yet he is asked now."""
+        """Return whether the answer has come. The first call of this method starts the request."""
         key = (act.key, act.hook)
         call = self._calls.get(key)
-        if call is not None and call.told and time.monotonic() - call.told >= REFUSED_S:
+        if call is not None and call.refused_at and time.monotonic() - call.refused_at >= REFUSED_S:
             call = None
         if call is None:
             self._forget()
             self._calls[key] = Call(asyncio.create_task(self._call(act)))
-            self._calls[key].task.add_done_callback(self._heard)
+            self._calls[key].task.add_done_callback(self._on_done)
             return False
-        return call.task.done() and not call.told
+        return call.task.done() and not call.refused_at
 
-    def want(self, acts: Iterable[CallHook]) -> None:
-        """What follows from this look: what has not been sent yet, and does not follow any more, is not sent."""
+    def keep(self, acts: Iterable[CallHook]) -> None:
+        """Drop the waiting calls that are not among the decided ones."""
         wanted = {(act.key, act.hook) for act in acts}
         for key in [key for key, call in self._calls.items() if not (call.sent or call.task.done() or key in wanted)]:
             self._calls.pop(key).task.cancel()
 
-    def _heard(self, task: asyncio.Task[int]) -> None:
+    def _on_done(self, task: asyncio.Task[int]) -> None:
         if not task.cancelled():
-            task.exception()  # whoever is not asked for it any more need not be told
-        self.heard()
+            task.exception()  # a call that nobody wants any more may fail unreported
+        self.answered()
 
-    def took(self, act: CallHook) -> None:
-        """FleetError: why who was called did not take it. That he did is known until it is noted."""
+    def check_taken(self, act: CallHook) -> None:
+        """Raise FleetError if the receiver did not accept. An acceptance is remembered until it is recorded."""
         key = (act.key, act.hook)
-        call = self._calls.pop(key)  # asked anew when it is tried anew
+        call = self._calls.pop(key)  # a retry sends a new request
         status, what = call.task.result(), f"call {act.hook.where}"
         if 200 <= status < 300:
             self._calls[key] = call
         elif 400 <= status < 500 and status not in RETRIABLE:
-            self._calls[key], call.told = call, time.monotonic()
+            self._calls[key], call.refused_at = call, time.monotonic()
             raise FleetError(what, f"it refuses: HTTP {status}; it is asked again after {REFUSED_S:g} s")
-        elif 300 <= status < 400:
-            raise FleetError(what, f"HTTP {status}: redirects are not followed")
         else:
-            raise FleetError(what, f"HTTP {status}")
+            raise FleetError(what, f"HTTP {status}{': redirects are not followed' if 300 <= status < 400 else ''}")
 
     async def end(self) -> None:
         calls = [call.task for call in self._calls.values()]
@@ -100,17 +97,17 @@ class WebhookCaller:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _forget(self) -> None:
-        """What was asked for and then not wanted any more."""
-        over = [key for key, call in self._calls.items() if call.task.done()]
-        for key in over[: max(0, len(self._calls) - MOST)]:
+        """Drop the oldest ended calls beyond the limit."""
+        ended = [key for key, call in self._calls.items() if call.task.done()]
+        for key in ended[: max(0, len(self._calls) - MOST)]:
             del self._calls[key]
 
     async def _call(self, act: CallHook) -> int:
         what = f"call {act.hook.where}"
-        async with self._hands:
+        async with self._slots:
             try:
                 async with asyncio.timeout(WITHIN_S):
-                    return await self._asked(act, what)
+                    return await self._request(act, what)
             except TimeoutError:
                 raise FleetError(what, f"no answer within {WITHIN_S:g} s") from None
             except ssl.SSLCertVerificationError as error:
@@ -120,32 +117,32 @@ class WebhookCaller:
             except ValueError:
                 raise FleetError(what, f"a line of its answer is longer than {LINE >> 10} KiB") from None
             except OSError as error:
-                # The system's words and none of its: what came from there may repeat what was sent.
-                said = getattr(error, "reason", "") or error.strerror or type(error).__name__
-                raise FleetError(what, str(said)) from None
+                # Only the system's words: the receiver's may repeat the request with its token.
+                text = getattr(error, "reason", "") or error.strerror or type(error).__name__
+                raise FleetError(what, str(text)) from None
 
-    async def _asked(self, act: CallHook, what: str) -> int:
+    async def _request(self, act: CallHook, what: str) -> int:
         loop = asyncio.get_running_loop()
         context, token = await loop.run_in_executor(self._threads, self._secrets, act.hook)
-        reader, writer = await self._connected(act.hook, context)
+        reader, writer = await self._connect(act.hook, context)
         try:
             if not self.leads():
                 raise FleetError(what, "not asked: another fleet leads")
             self._calls[act.key, act.hook].sent = True
-            writer.write(request(act, self.fleet, token))
+            writer.write(build_request(act, self.fleet, token))
             await writer.drain()
-            while (status := _status(what, await reader.readline())) < 200:
+            while (status := _parse_status(what, await reader.readline())) < 200:
                 while (await reader.readline()).strip():
-                    pass  # it goes on after these
+                    pass  # an informational answer ends with an empty line; the next one follows
             return status
         finally:
-            writer.transport.abort()  # whatever else it says, and however long
+            writer.transport.abort()  # the rest of the answer may be endless
 
     def _secrets(self, hook: Webhook) -> tuple[ssl.SSLContext | None, str]:
-        """Read at each call: a Secret may be replaced under us."""
+        """Read token and authorities for each call, since Secrets change."""
         token = ""
         if hook.token:
-            token = self._file(hook.token).strip()
+            token = self._read_file(hook.token).strip()
             if not re.fullmatch(r"[!-~]+", token):
                 raise FleetError("read a token", "wanted printable ASCII, no blank", file=self._path(hook.token))
         if hook.parts.scheme != "https":
@@ -153,18 +150,18 @@ class WebhookCaller:
         if not hook.ca:
             return ssl.create_default_context(), token
         try:
-            # Between certificates stand the names of authorities, in whatever letters.
-            context = ssl.create_default_context(cadata=self._file(hook.ca, "ignore"))
+            # Comments between the certificates may have letters of any alphabet.
+            context = ssl.create_default_context(cadata=self._read_file(hook.ca, "ignore"))
         except (ssl.SSLError, ValueError):
             raise FleetError("read an authority", "no PEM certificate", file=self._path(hook.ca)) from None
-        # Python 3.13 asks of an authority what many of a site's own lack; chain, name and time still count.
+        # Python 3.13 wants extensions that many private authorities lack. Chain, name and time are still verified.
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         return context, token
 
-    def _file(self, name: str, otherwise: str = "strict") -> str:
+    def _read_file(self, name: str, errors: str = "strict") -> str:
         try:
             with (self.files / name).open("rb") as file:
-                return file.read(FILE).decode("ascii", otherwise)
+                return file.read(FILE).decode("ascii", errors)
         except OSError as error:
             raise FleetError("read it for a webhook", error.strerror or "?", file=self._path(name)) from None
         except UnicodeDecodeError:
@@ -173,42 +170,42 @@ class WebhookCaller:
     def _path(self, name: str) -> str:
         return str(self.files / name)
 
-    async def _connected(
+    async def _connect(
         self, hook: Webhook, context: ssl.SSLContext | None
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(self._threads, _addresses, hook.host, hook.port)
+        addresses = await loop.run_in_executor(self._threads, _resolve, hook.host, hook.port)
         name = hook.host if context else None
-        for number, address in enumerate(found, 1):
+        for number, address in enumerate(addresses, 1):
             try:
-                # One of several that does not answer leaves time for the others.
-                async with asyncio.timeout(WITHIN_S / len(found) / 2 if number < len(found) else None):
+                # An address that does not answer leaves time for the next one.
+                async with asyncio.timeout(WITHIN_S / len(addresses) / 2 if number < len(addresses) else None):
                     return await asyncio.open_connection(
                         address, hook.port, ssl=context, server_hostname=name, limit=LINE
                     )
             except OSError:
-                if number == len(found):
+                if number == len(addresses):
                     raise
         raise OSError("it has no address")
 
 
-def _addresses(host: str, port: int) -> list[str]:
+def _resolve(host: str, port: int) -> list[str]:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(one[4][0]) for one in found))[:HANDS]
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))[:AT_ONCE]
 
 
-def _status(what: str, line: bytes) -> int:
+def _parse_status(what: str, line: bytes) -> int:
     if not line:
         raise FleetError(what, "the connection ended before an answer")
-    found = _STATUS.fullmatch(line)
-    if not found:
+    match = _STATUS.fullmatch(line)
+    if not match:
         raise FleetError(what, "the answer is no HTTP/1.1")
-    return int(found[1])
+    return int(match[1])
 
 
-def request(act: CallHook, fleet: str, token: str) -> bytes:
-    """Texts of others stand in the JSON alone."""
-    said = {
+def build_request(act: CallHook, fleet: str, token: str) -> bytes:
+    """Build the request. Text from users is in the JSON body only, never in a header."""
+    facts = {
         "key": act.key,
         "fleet": fleet,
         "machine": act.machine.name,
@@ -218,7 +215,7 @@ def request(act: CallHook, fleet: str, token: str) -> bytes:
         "reason": act.why,
         "evidence": act.machine.status.verdict,
     }
-    body = json.dumps(said).encode()
+    body = json.dumps(facts).encode()
     parts = act.hook.parts
     path = f"{parts.path or '/'}{f'?{parts.query}' if parts.query else ''}"
     host = f"[{act.hook.host}]" if ":" in act.hook.host else act.hook.host

@@ -1,1 +1,1 @@
-"""Decides: a world, a memory and the hour in; actions and a memory out. Pure."""
+"""Pure decisions: a snapshot, the memory, the time and the policy in; changes, notices and a new memory out."""

@@ -1,11 +1,10 @@
-"""What may be done, each with what must still be so when it is done: on another world it does nothing."""
+"""The changes that the fleet makes, each with its precondition: where the state has changed, a change does nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fleet.decide.topology import Place
 from fleet.policy import Webhook
 from fleet.world.kubernetes import Condition
 from fleet.world.machine import Machine, MachineStatus
@@ -15,7 +14,7 @@ from fleet.world.worker_pool import PoolStatus, WorkerPool
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """Of a worker's pod and Node, as they were seen."""
+    """The versions of a worker's pod and Node that were seen."""
 
     pod: str
     node: str
@@ -25,32 +24,34 @@ class Versions:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Drains, or says another reason for a drain of ours. The mark is set by the same call, where it has a place."""
+    """Drain a node, or change the reason of the fleet's own drain. The same update sets the mark."""
 
     name: str
     reason: str
-    comment: str | None  # None: it is somebody else's, and stays
+    comment: str | None  # None: the comment is a person's and stays
     was: Precondition
-    # What is drained by us already is set down: Slurm ends its jobs now, and those that may run elsewhere.
+    # Set an already drained node down: Slurm ends its jobs and requeues those that may run elsewhere.
     down: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Undrain:
-    """Takes back a drain of ours and its mark, by one call. A resume only of what is down by us: of everything else it
-    would also lift what is not ours."""
+    """Lift the fleet's own drain and its mark in one update.
+
+    Resume only what the fleet set down itself; a resume of anything else would lift a person's drain as well.
+    """
 
     name: str
-    comment: str | None  # "", or None as above
+    comment: str | None  # "" removes the mark; None as above
     was: Precondition
-    # Jobs come at once: that there is no cause any more is asked anew. What follows late from a cause does no harm.
+    # Jobs start at once, so pod and Node are read again first: a new cause must not be missed.
     at: Versions
-    down: bool = False  # by us
+    down: bool = False  # the fleet set it down
 
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """The record of a name that does not come back."""
+    """Delete the record of a node that will not come back."""
 
     name: str
     was: Precondition
@@ -58,25 +59,34 @@ class Remove:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """The mark goes: somebody has lifted the drain, and its cause is gone too."""
+    """Remove the mark: a person has lifted the drain, and its cause has gone since."""
 
     name: str
     was: Precondition
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Tell Slurm a node's place in its topology."""
+
+    name: str
+    place: str
+    was: str
+
+
+@dataclass(frozen=True, slots=True)
 class Free:
-    """Labels the pod: others may evict it too. Only while Slurm says of its node what it said when this was decided."""
+    """Label the pod as evictable, while its node in Slurm is as it was seen."""
 
     pod: str
     uid: str
     version: str
-    was: Precondition | None  # None: it knows no such node
+    was: Precondition | None  # None: Slurm does not know the node
 
 
 @dataclass(frozen=True, slots=True)
 class Protect:
-    """Takes that label away: it may get a job. Always before its node is undrained."""
+    """Remove that label, since the pod may get a job. Always done before its node is undrained."""
 
     pod: str
     uid: str
@@ -85,27 +95,27 @@ class Protect:
 
 @dataclass(frozen=True, slots=True)
 class RestartSlurmd:
-    """Asks the pod's init for it by an annotation. Jobs run on meanwhile, and it registers anew."""
+    """Ask the pod's init by an annotation to restart slurmd, which then registers again. Jobs run on."""
 
     pod: str
     uid: str
     version: str
-    word: str | None  # None: Slurm knows it again, and the word goes
-    was: Precondition | None  # as of `Free`
+    word: str | None  # None: Slurm knows the node again; remove the annotation
+    was: Precondition | None  # None as in `Free`
 
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """By the API server's own eviction, which keeps the pool's PodDisruptionBudget; of this pod and of no successor."""
+    """Evict exactly this pod by the Eviction API, which respects the pool's PodDisruptionBudget."""
 
     pod: str
     uid: str
     version: str
     why: str
-    was: Precondition | None  # as of `Free`: a person may have resumed the node since
+    was: Precondition | None  # None as in `Free`
 
 
-# Of a pod, and only while Slurm says of its node what it said then: `was`.
+# Changes of a pod whose precondition is the state of its node in Slurm.
 ToPod = Free | RestartSlurmd | Evict
 
 
@@ -125,7 +135,7 @@ class ShowOnNode:
 
 @dataclass(frozen=True, slots=True)
 class HideOnNode:
-    """No worker is on it any more: the condition goes."""
+    """Remove the condition of a Node without workers."""
 
     node: str
     uid: str
@@ -134,7 +144,7 @@ class HideOnNode:
 
 @dataclass(frozen=True, slots=True)
 class Cordon:
-    """With our label, by one call: so it is known whose it is."""
+    """Cordon a Node; the same patch sets the fleet's label."""
 
     node: str
     uid: str
@@ -151,7 +161,7 @@ class Uncordon:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Taints a dead machine's Node out of service, with our annotation, by one call."""
+    """Give up a dead machine: taint its Node out-of-service; the same patch sets the fleet's label."""
 
     node: str
     uid: str
@@ -168,7 +178,7 @@ class Unfence:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """By force: nobody waits for a kubelet that is no more. Of this pod, and while its Node is as it was seen."""
+    """Delete a pod without waiting for its dead kubelet, while its Node is as it was seen."""
 
     pod: str
     uid: str
@@ -178,7 +188,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Make:
-    """A Machine, of a name that says which hardware it is: made twice, it is made once."""
+    """Create a Machine object. Its name follows from the hardware, so a second creation is refused."""
 
     name: str
     node: str
@@ -186,7 +196,7 @@ class Make:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A Machine's status, as a whole, onto the version that was seen of it: another object of the name has another."""
+    """Write a Machine's status onto the version that was seen."""
 
     name: str
     version: str
@@ -195,7 +205,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Annotate:
-    """Asks whoever heeds these annotations of a Node for a remedy; which one it is stands beside them, by one call."""
+    """Request a remedy by the policy's annotations on the Node; the same patch marks which remedy it is."""
 
     node: str
     uid: str
@@ -205,7 +215,7 @@ class Annotate:
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """Takes such annotations away."""
+    """Remove such annotations."""
 
     node: str
     uid: str
@@ -215,7 +225,7 @@ class Withdraw:
 
 @dataclass(frozen=True, slots=True)
 class StartJob:
-    """A remedy's Job, of a name with its number: started twice, it is started once. Then it is noted."""
+    """Start a remedy's Job. Its name holds the remedy's number, so a second start is refused."""
 
     name: str
     node: str
@@ -229,8 +239,7 @@ class StartJob:
 
 @dataclass(frozen=True, slots=True)
 class CallHook:
-    """A remedy's webhook, with a key that is this remedy's alone: called twice, it is asked for once. Its answer is
-    noted."""
+    """Call a remedy's webhook with an idempotency key, and record its answer."""
 
     name: str
     node: str
@@ -245,16 +254,16 @@ class CallHook:
 
 @dataclass(frozen=True, slots=True)
 class CreatePod:
-    """One of a pool's. Its name is known before it is there: created twice, it is created once."""
+    """Create a pod of a pool. Its name is fixed, so a second creation is refused."""
 
     name: str
-    node: str  # "": wherever it is placed
+    node: str  # "": the scheduler chooses
     pool: WorkerPool
 
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """A pod that nobody makes any more, of a pool's name and label: from now on it is the pool's, as it is."""
+    """Make a pool the owner of an ownerless pod with its name and label."""
 
     pod: str
     uid: str
@@ -264,7 +273,7 @@ class Adopt:
 
 @dataclass(frozen=True, slots=True)
 class NotePool:
-    """A pool's status, as `Record`."""
+    """Write a pool's status onto the version that was seen."""
 
     name: str
     version: str
@@ -273,7 +282,7 @@ class NotePool:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Why something is not done, or what a person should do. `about` names what it is about, once for each kind."""
+    """Why something is not done, or what a person should do. At most one for each subject and kind."""
 
     about: str
     kind: str
@@ -292,12 +301,11 @@ Key = tuple[str, str]
 
 
 def about(change: object) -> str:
-    """The name of what it changes."""
+    """Return the name of the object that a change changes."""
     return str(getattr(change, "name", "") or getattr(change, "pod", "") or getattr(change, "node", ""))
 
 
 def action_key(change: Change) -> Key:
-    """The same deed, however often it is decided. A pod of another template is another one: what was refused of the one
-    says nothing of the other."""
-    of = f" {change.pool.hash}" if isinstance(change, CreatePod) else ""
-    return type(change).__name__, about(change) + of
+    """Identify a change over several passes. A pod of another template is another change, with its own retries."""
+    template = f" {change.pool.hash}" if isinstance(change, CreatePod) else ""
+    return type(change).__name__, about(change) + template

@@ -1,4 +1,4 @@
-"""The whole of it: what both sides say in; what to do, and what to tell, out."""
+"""The one decision of a pass: a snapshot, the memory, the time and the policy in; changes, notices and a memory out."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from fleet.decide.actions import (
     Make,
     NotePool,
     Notice,
+    Place,
     Protect,
     Record,
     ShowOnNode,
@@ -28,148 +29,152 @@ from fleet.decide.actions import (
 )
 from fleet.decide.budget import Budget, admitted, away, budget, shared
 from fleet.decide.causes import causes, silent_for
-from fleet.decide.conditions import beside, no_longer, on_node, on_pod
-from fleet.decide.drain import hold
+from fleet.decide.drain import decide_drain
 from fleet.decide.eviction import leave, protect
 from fleet.decide.memory import Memory, NoticeHistory, Refused
 from fleet.decide.pools.pools import Pools, pools
 from fleet.decide.pools.rollout import rollouts
-from fleet.decide.topology import Place
 from fleet.policy import Policy
 from fleet.reasons import Mark, free
 from fleet.world.kubernetes import Kubernetes
 from fleet.world.slurm import Slurm
-from fleet.world.snapshot import Proof, Snapshot, Unknown, Worker
+from fleet.world.snapshot import Snapshot, Unknown, Worker
 
-
-def in_turn(changes: Iterable[Change], refused: Container[Key], paces: Mapping[str, int]) -> list[Change]:
-    """One of each pool's, then the second of each, after all else. `paces`: of which pool no more than so many."""
-    rest: list[Change] = []
-    found: dict[str, list[CreatePod]] = {}
-    for change in changes:
-        if isinstance(change, CreatePod):
-            found.setdefault(change.pool.name, []).append(change)
-        else:
-            rest.append(change)
-    turns: list[tuple[int, CreatePod]] = []
-    for name, ones in found.items():
-        # Those first that were not refused: what keeps one from coming may be its own matter.
-        ones.sort(key=lambda one: action_key(one) in refused)
-        turns += enumerate(ones[: paces.get(name, len(ones))])
-    turns.sort(key=lambda turn: turn[0])
-    return [*rest, *(one for _, one in turns)]
-
-
-# What is only shown or made anew comes last: where nobody may write it, it must not keep a drain from its turn.
+# Changes that only show or create something come last: where they are refused, they must not hold up a drain.
 LAST = (ShowOnPod, ShowOnNode, HideOnNode, Make, Record, CallHook, Place, CreatePod, Adopt, NotePool)
-# No job ends by these: there may be many at a time, and they do not wait for one another.
+# Changes that end no job and do not depend on each other: many may run at a time.
 MANY = (Undrain, Protect, ShowOnPod, ShowOnNode, HideOnNode)
-LOOK_S = 3.0
-# So often a minute what is told about one thing may be another sentence.
+PASS_S = 3.0
+# In a minute, so many new texts about one subject are reported.
 MINUTE_S, NEWS = 60.0, 8
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
     changes: tuple[Change, ...]
-    # What stands now, and what of it was not told before.
+    # All notices that hold now, and those that were not reported before.
     stands: tuple[Notice, ...]
     news: tuple[Notice, ...]
     memory: Memory
-    mistake: str = ""  # of ours, with where it was: then nothing is decided
+    mistake: str = ""  # the traceback of a bug, because of which nothing is decided
 
 
-def decide(world: Snapshot, memory: Memory, now: float, policy: Policy) -> Decision:
-    kubernetes, slurm = world.kubernetes, world.slurm
-    doubts = [Notice("fleet", "clock", f"{world.clocks}: no proof and no deadline counts")] if world.clocks else []
-    policy = timeless(policy) if doubts else policy
+def decide(snapshot: Snapshot, memory: Memory, now: float, policy: Policy) -> Decision:
+    kubernetes, slurm = snapshot.kubernetes, snapshot.slurm
+    notices: list[Notice] = []
+    if snapshot.clocks:
+        notices.append(Notice("fleet", "clock", f"{snapshot.clocks}: no proof and no deadline counts"))
+        policy = without_deadlines(policy)
     if isinstance(kubernetes, Unknown) or isinstance(slurm, Unknown):
-        blind = [("Kubernetes", kubernetes), ("Slurm", slurm)]
-        tells = [*doubts, *(Notice(side, "unknown", it.why) for side, it in blind if isinstance(it, Unknown))]
+        sides = (("Kubernetes", kubernetes), ("Slurm", slurm))
+        notices += [Notice(name, "unknown", side.why) for name, side in sides if isinstance(side, Unknown)]
         if isinstance(kubernetes, Unknown):
-            return told(memory, tells, (), memory, now)
-        return _without_slurm(kubernetes, slurm, world.proofs, memory, now, policy, tells)
-    tells, changes = doubts, []
-    known = goals.goals(world, now, policy)
-    # How long a job has waited and a node been idle is not known then, as where Slurm was not asked.
-    here, timed = (_undated(kubernetes), replace(slurm, pending=None)) if doubts else (kubernetes, slurm)
-    rolls = pools(world.workers(), here, timed, now, policy, memory.fed, memory.refused)
-    for action in [
-        *_unread(kubernetes, slurm),
-        *_actions(world, kubernetes, slurm, memory, now, policy, known, rolls),
-        *fencing.fence(kubernetes, slurm, world.proofs, policy, now),
-    ]:
-        if isinstance(action, Notice):
-            tells.append(action)
-        else:
-            changes.append(action)
-    changes, refused = _not_refused(changes, memory, now)
-    changes = in_turn(changes, refused, memory.paces)
-    changes.sort(
-        key=lambda change: (isinstance(change, LAST), action_key(change) in refused, isinstance(change, CreatePod))
+            return finish(memory, notices, (), memory, now)
+        return _without_slurm(snapshot, kubernetes, memory, now, policy, notices)
+    known = goals.goals(snapshot, now, policy)
+    # With a wrong clock it is not known how long a job has waited or a node been idle.
+    here, timed = (_undated(kubernetes), replace(slurm, pending=None)) if snapshot.clocks else (kubernetes, slurm)
+    pool_plan = pools(snapshot.workers(), here, timed, now, policy, memory.fed, memory.refused)
+    changes = _sort_out(
+        notices,
+        _unread(kubernetes, slurm),
+        _actions(snapshot, kubernetes, slurm, memory, now, policy, known, pool_plan=pool_plan),
+        fencing.fence(kubernetes, slurm, snapshot.proofs, policy, now),
     )
-    made = _within_rate(changes, refused, policy, tells)
-    absent = {node.name: memory.absent.get(node.name, now) for node in orphans.awake(world)}
-    missed = unregistered.remembered(world, memory.lost, made, now)
-    marks = _marks(memory, world, kubernetes, now, policy, known, rolls)
-    paces = {name: pace for name, pace in memory.paces.items() if name in (kubernetes.pools or {})}
-    moved = topology.remembered(world.workers(), memory.moved, now) if policy.topology.told else {}
-    return told(memory, tells, made, Memory({}, absent, missed, marks, moved, refused, rolls.fed, paces), now)
+    changes, refused = _not_refused(changes, memory, now)
+    changes = pods_in_turn(changes, refused, memory.paces)
+    changes.sort(key=lambda change: (isinstance(change, LAST), action_key(change) in refused, _is_creation(change)))
+    made = _within_rate(changes, refused, policy, notices)
+    workers = list(snapshot.workers())
+    after = Memory(
+        absent={node.name: memory.absent.get(node.name, now) for node in orphans.awake(snapshot)},
+        lost=unregistered.remembered(snapshot, memory.lost, made, now),
+        marks=_marks(memory, workers, kubernetes, now, policy, known, pool_plan),
+        moved=topology.remembered(workers, memory.moved, now) if policy.topology.told else {},
+        refused=refused,
+        fed=pool_plan.fed,
+        paces={name: pace for name, pace in memory.paces.items() if name in (kubernetes.pools or {})},
+    )
+    return finish(memory, notices, made, after, now)
 
 
 def _without_slurm(
-    kubernetes: Kubernetes,
-    slurm: Slurm | Unknown,
-    proofs: Mapping[str, Proof],
-    memory: Memory,
-    now: float,
-    policy: Policy,
-    tells: list[Notice],
+    snapshot: Snapshot, kubernetes: Kubernetes, memory: Memory, now: float, policy: Policy, notices: list[Notice]
 ) -> Decision:
     """Decide what needs no answer of slurmctld: its own controller may lie on a dead machine, and states go stale."""
     since = memory.slurm_silent_since or now
-    changes: list[Change] = []
-    for action in [
-        *fencing.fence(kubernetes, slurm, proofs, policy, now),
-        *conditions.show(kubernetes, since, now, policy),
-    ]:
-        if isinstance(action, Notice):
-            tells.append(action)
-        else:
-            changes.append(action)
+    slurm = snapshot.slurm
+    changes = _sort_out(
+        notices,
+        fencing.fence(kubernetes, slurm, snapshot.proofs, policy, now),
+        conditions.show_outage(kubernetes, since, now, policy),
+    )
     changes, refused = _not_refused(changes, memory, now)
     changes.sort(key=lambda change: isinstance(change, LAST))
-    made = _within_rate(changes, refused, policy, tells)
-    return told(memory, tells, made, replace(memory, slurm_silent_since=since), now)
+    made = _within_rate(changes, refused, policy, notices)
+    return finish(memory, notices, made, replace(memory, slurm_silent_since=since), now)
+
+
+def _sort_out(notices: list[Notice], *actions: Iterable[Action]) -> list[Change]:
+    """Add the notices among the actions to `notices`, and return the changes."""
+    changes: list[Change] = []
+    for each in actions:
+        for action in each:
+            if isinstance(action, Notice):
+                notices.append(action)
+            else:
+                changes.append(action)
+    return changes
+
+
+def _is_creation(change: Change) -> bool:
+    return isinstance(change, CreatePod)
+
+
+def pods_in_turn(changes: Iterable[Change], refused: Container[Key], paces: Mapping[str, int]) -> list[Change]:
+    """Order the creations by turns: one pod of each pool, then the second of each, so that no pool starves another.
+
+    `paces`: the most creations of a pool in one pass.
+    """
+    rest: list[Change] = []
+    by_pool: dict[str, list[CreatePod]] = {}
+    for change in changes:
+        if isinstance(change, CreatePod):
+            by_pool.setdefault(change.pool.name, []).append(change)
+        else:
+            rest.append(change)
+    turns: list[tuple[int, CreatePod]] = []
+    for name, creations in by_pool.items():
+        # Refused pods come last: the reason may concern that pod only.
+        creations.sort(key=lambda creation: action_key(creation) in refused)
+        turns += enumerate(creations[: paces.get(name, len(creations))])
+    turns.sort(key=lambda turn: turn[0])
+    return [*rest, *(creation for _, creation in turns)]
 
 
 def _not_refused(changes: list[Change], memory: Memory, now: float) -> tuple[list[Change], dict[Key, Refused]]:
-    """Leave out the changes that wait for their retry, so that the rest get their turn; and what was refused of those
-    that are still due."""
+    """Leave out changes that wait for their retry; also return the refusals of changes that are still due."""
     due = {action_key(change) for change in changes}
     refused = {key: refusal for key, refusal in memory.refused.items() if key in due}
-    return [change for change in changes if not _waits(refused.get(action_key(change)), now)], refused
+    waiting = {key for key, refusal in refused.items() if now < refusal.until}
+    return [change for change in changes if action_key(change) not in waiting], refused
 
 
 def _within_rate(
-    changes: list[Change], refused: Mapping[Key, Refused], policy: Policy, tells: list[Notice]
+    changes: list[Change], refused: Mapping[Key, Refused], policy: Policy, notices: list[Notice]
 ) -> tuple[Change, ...]:
-    """As many changes as the policy allows in one pass; says so in `tells` where more are due."""
-    most, many = policy.changes, int(policy.rate * LOOK_S)
+    """Take as many changes as the policy allows in one pass, and report if more are due."""
+    most, many = policy.changes, int(policy.rate * PASS_S)
     careful = [change for change in changes if not isinstance(change, MANY)]
     light = [change for change in changes if isinstance(change, MANY)]
     if len(careful) > most or len(light) > many:
         limit = most if len(careful) > most else many
-        tells.append(Notice("fleet", "rate", f"more than {limit} changes are due: the rest follow"))
+        notices.append(Notice("fleet", "rate", f"more than {limit} changes are due: the rest follow"))
     return (*shared(careful, refused, most), *shared(light, refused, many))
 
 
-def _waits(refused: Refused | None, now: float) -> bool:
-    return refused is not None and now < refused.until
-
-
-def timeless(policy: Policy) -> Policy:
-    """What is done because time has passed is not due; what stands for it stays."""
+def without_deadlines(policy: Policy) -> Policy:
+    """Make nothing due because of passed time; drains that exist for it stay."""
     never = float("inf")
     within = policy.leave_within_s and never
     lend = replace(policy.lend, notice_s=never)
@@ -177,107 +182,119 @@ def timeless(policy: Policy) -> Policy:
 
 
 def _undated(kubernetes: Kubernetes) -> Kubernetes:
-    """The same of pools: "now" is no time that has passed."""
-    never = {
-        name: replace(pool, within_s=pool.within_s and float("inf")) for name, pool in (kubernetes.pools or {}).items()
-    }
-    return replace(kubernetes, pools=None if kubernetes.pools is None else never)
+    """Do the same for pools; a deadline of 0 is not one of time and stays."""
+    if kubernetes.pools is None:
+        return kubernetes
+    never = float("inf")
+    timeless = {name: replace(pool, within_s=pool.within_s and never) for name, pool in kubernetes.pools.items()}
+    return replace(kubernetes, pools=timeless)
 
 
 def _actions(
-    world: Snapshot,
+    snapshot: Snapshot,
     kubernetes: Kubernetes,
     slurm: Slurm,
     memory: Memory,
     now: float,
     policy: Policy,
     known: goals.Goals | None,
-    rolls: Pools,
+    *,
+    pool_plan: Pools,
 ) -> Iterator[Action]:
-    dead = fencing.causes(kubernetes, slurm, world.proofs, policy, now)
-    # Of a worker whose Node is not known it is not known either whether a cause is gone.
+    dead = fencing.causes(kubernetes, slurm, snapshot.proofs, policy, now)
+    # While a worker's Node is unknown, it is not known either whether a cause has gone.
     workers = {
-        one.name: (
-            one,
+        worker.name: (
+            worker,
             {
-                **causes(one, policy, now),
-                **dead.get(one.pod.node, {}),
-                **unregistered.causes(one, slurm, memory.lost.get(one.name), now, policy),
-                **goals.causes(one, known, kubernetes),
-                **rolls.causes.get(one.name, {}),
+                **causes(worker, policy, now),
+                **dead.get(worker.pod.node, {}),
+                **unregistered.causes(worker, slurm, memory.lost.get(worker.name), now, policy),
+                **goals.causes(worker, known, kubernetes),
+                **pool_plan.causes.get(worker.name, {}),
             },
         )
-        for one in world.workers()
-        if one.node is not None
+        for worker in snapshot.workers()
+        if worker.node is not None
     }
     unmanned = {
-        one.name: (one, orphans.causes(now - memory.absent.get(one.name, now), policy)) for one in orphans.awake(world)
+        node.name: (node, orphans.causes(now - memory.absent.get(node.name, now), policy))
+        for node in orphans.awake(snapshot)
     }
-    silent = [name for name, (one, _) in workers.items() if one.node and silent_for(one.node, now) >= 0]
-    held = {name: (one.slurm, found) for name, (one, found) in workers.items()}
+    silent = [name for name, (worker, _) in workers.items() if worker.node and silent_for(worker.node, now) >= 0]
+    held = {name: (worker.slurm, found) for name, (worker, found) in workers.items()}
     limits = budget({**held, **unmanned}, policy, [*silent, *unmanned])
     if limits.paused:
         yield _pause(limits, len(workers) + len(unmanned))
-    absent = {pool: out - rolls.spare for pool, out in away(world.workers()).items()}
+    missing = {pool: names - pool_plan.spare for pool, names in away(snapshot.workers()).items()}
     for name, (worker, found) in workers.items():
-        mark = _mark(worker, memory)
         count = admitted(worker.slurm, found, limits)
         guard = protect(worker, slurm, count)
-        if name in rolls.named and isinstance(guard, Free):
-            guard = None  # it may be taken back just now: who is freed in each look in between never is
-        yield from filter(None, [hold(worker, count, mark), guard, on_pod(worker)])
+        if name in pool_plan.named and isinstance(guard, Free):
+            guard = None  # it may be taken back now: freeing it in each pass would never end
+        drain = decide_drain(worker, count, _mark(worker, memory))
+        yield from filter(None, [drain, guard, conditions.show_on_pod(worker)])
         yield from unregistered.restart(worker, slurm, memory.lost.get(name), now, policy)
-        if rolls.unsure or name in rolls.named:
+        if pool_plan.unsure or name in pool_plan.named:
             continue
-        out = absent.setdefault(worker.pod.pool, set())
-        if (going := leave(worker, slurm, count, rolls.room(worker, len(out) - (name in out), policy))) is not None:
+        out = missing.setdefault(worker.pod.pool, set())
+        room = pool_plan.room(worker, len(out) - (name in out), policy)
+        if (going := leave(worker, slurm, count, room)) is not None:
             yield going
             if isinstance(going, Evict):
                 out.add(name)
     for name, (node, why) in unmanned.items():
-        yield from filter(None, [orphans.gone(node, slurm, admitted(node, why, limits), made=kubernetes.made(name))])
-    here: dict[str, list[Worker]] = {}
-    for worker, _ in workers.values():
-        here.setdefault(worker.pod.node, []).append(worker)
-    for name, on in here.items():
-        machine = kubernetes.nodes[name]
-        goal = known.of_node(name) if known else goals.UP
-        # What is not known, or not begun in a pause, is not lifted either.
-        if not kubernetes.blind and (goal.up or goal.person or not limits.paused):
-            yield from filter(None, [on_node(machine, on, policy, goal.words)])
-        yield from filter(None, [beside(machine, on, policy, kubernetes.whose)])
-    taken = {pod.node for pod in kubernetes.pods.values()}
-    for there in kubernetes.nodes.values():
-        shown = None if there.name in taken else no_longer(there, policy, kubernetes.whose)
-        if shown is not None and kubernetes.sees(there.name):
-            yield shown
-    yield from rolls.actions
-    yield from rollouts(world.workers(), kubernetes)
+        counted = admitted(node, why, limits)
+        yield from filter(None, [orphans.decide_orphan(node, slurm, counted, made=kubernetes.made(name))])
+    yield from _on_nodes(kubernetes, (worker for worker, _ in workers.values()), policy, known, limits)
+    yield from pool_plan.actions
+    yield from rollouts(snapshot.workers(), kubernetes)
     if known is not None:
         yield from goals.cordons(known)
-        # Whether a remedy has helped in its time, and what else is noted with the hour, waits for the right one.
-        yield from () if world.clocks else goals.kept(known, kubernetes, slurm, now, policy, memory.refused)
-    yield from _places(world, memory, now, policy)
+        # Deadlines of remedies and times in the history wait for a trusted clock.
+        if not snapshot.clocks:
+            yield from goals.record_machines(known, kubernetes, slurm, now, policy, memory.refused)
+    yield from _places(snapshot, memory, now, policy)
 
 
-def _places(world: Snapshot, memory: Memory, now: float, policy: Policy) -> Iterator[Action]:
-    if policy.topology.told and any(one.slurm and one.slurm.topology is None for one in world.workers()):
+def _on_nodes(
+    kubernetes: Kubernetes, workers: Iterable[Worker], policy: Policy, known: goals.Goals | None, limits: Budget
+) -> Iterator[Action]:
+    """Cordons and conditions of Nodes with workers, and the removal of conditions from Nodes without."""
+    on: dict[str, list[Worker]] = {}
+    for worker in workers:
+        on.setdefault(worker.pod.node, []).append(worker)
+    for name, here in on.items():
+        node, goal = kubernetes.nodes[name], known.of_node(name) if known else goals.UP
+        # A goal that is unknown, or held back by a pause, lifts nothing.
+        if not kubernetes.blind and (goal.up or goal.person or not limits.paused):
+            yield from filter(None, [conditions.follow_cordon(node, here, policy, goal.text)])
+        yield from filter(None, [conditions.show_on_node(node, here, policy, kubernetes.whose)])
+    taken = {pod.node for pod in kubernetes.pods.values()}
+    for node in kubernetes.nodes.values():
+        shown = None if node.name in taken else conditions.hide_on_node(node, policy, kubernetes.whose)
+        if shown is not None and kubernetes.sees(node.name):
+            yield shown
+
+
+def _places(snapshot: Snapshot, memory: Memory, now: float, policy: Policy) -> Iterator[Action]:
+    if policy.topology.told and any(each.slurm and each.slurm.topology is None for each in snapshot.workers()):
         yield Notice("fleet", "topology", "this release of Slurm is told no places of nodes: from 25.05 on it is")
-    elif domains := topology.blockless(world.workers(), policy.topology):
+    elif domains := topology.blockless(snapshot.workers(), policy.topology):
         more = f" and {len(domains) - 3} more" if len(domains) > 3 else ""
         named = f"{', '.join(domains[:3])}{more}"
         yield Notice("fleet", "topology", f"workers in no block: topology.blocks.domains does not name {named}")
-    for worker in world.workers():
-        if (found := topology.due(worker, policy.topology)) is None:
+    for worker in snapshot.workers():
+        if (change := topology.due(worker, policy.topology)) is None:
             continue
         if topology.restless(memory.moved.get(worker.name), now):
             yield Notice(worker.name, "topology", "was elsewhere too often: its place waits for an hour of rest")
         else:
-            yield found
+            yield change
 
 
 def _pause(limits: Budget, total: int) -> Notice:
-    # Not how many: that would be news at each look.
+    # Without the present number, which would be news in each pass.
     many = f"of {total} workers more than {limits.most} have machines that are unwell"
     return Notice("fleet", "pause", f"{many}: no other is drained for that until they are fewer")
 
@@ -298,52 +315,55 @@ def _mark(worker: Worker, memory: Memory) -> Mark | None:
 
 def _marks(
     memory: Memory,
-    world: Snapshot,
+    workers: Iterable[Worker],
     kubernetes: Kubernetes,
     now: float,
     policy: Policy,
     known: goals.Goals | None,
-    rolls: Pools,
+    pool_plan: Pools,
 ) -> Mapping[str, Mark]:
-    """Those that have no place in Slurm, as they were last seen there; they end with their causes."""
+    """Remember the marks for which a person's comment leaves no place in Slurm, as long as their causes last."""
     found = {}
-    for worker in world.workers():
+    for worker in workers:
         if worker.slurm is not None and not free(worker.slurm.comment):
-            mark = worker.slurm.mark if worker.slurm.ours else memory.marks.get(worker.name)
+            mark = worker.slurm.mark if worker.slurm.by_fleet else memory.marks.get(worker.name)
             if mark is not None and (
                 worker.node is None
                 or causes(worker, policy, now)
                 or goals.causes(worker, known, kubernetes)
-                or worker.name in rolls.causes
+                or worker.name in pool_plan.causes
             ):
                 found[worker.name] = mark
     return found
 
 
-def told(
-    memory: Memory, tells: Iterable[Notice], changes: tuple[Change, ...], after: Memory, now: float, mistake: str = ""
+def finish(
+    memory: Memory, notices: Iterable[Notice], changes: tuple[Change, ...], after: Memory, now: float, mistake: str = ""
 ) -> Decision:
-    """What others may write, a message of a condition, must not fill the log: so often a minute it is news."""
-    stands = tuple(tells)
-    said: dict[tuple[str, str], list[Notice]] = {}
-    for one in stands:
-        said.setdefault((one.about, one.kind), []).append(one)
-    # What stands no more is remembered for that minute: it may come and go, too.
+    """Build the decision, and limit how many new texts per minute and subject are reported.
+
+    Users write parts of the texts, such as the message of a condition, and must not be able to fill the log.
+    """
+    stands = tuple(notices)
+    by_key: dict[tuple[str, str], list[Notice]] = {}
+    for notice in stands:
+        by_key.setdefault((notice.about, notice.kind), []).append(notice)
+    # Ended notices are remembered for the rest of their minute, since they may come and go as well.
     kept = {
         key: replace(before, texts=frozenset())
         for key, before in memory.told.items()
-        if key not in said and now - before.since < MINUTE_S
+        if key not in by_key and now - before.since < MINUTE_S
     }
     news: list[Notice] = []
-    for key, ones in said.items():
+    for key, current in by_key.items():
         before = memory.told.get(key, NoticeHistory(since=now))
-        fresh = [one for one in ones if one.text not in before.texts]
+        fresh = [notice for notice in current if notice.text not in before.texts]
         if fresh and now - before.since >= MINUTE_S:
             before = replace(before, since=now, times=0)
         if fresh and before.times >= NEWS:
-            kept[key] = before  # what is still so is told then
+            kept[key] = before  # reported in a later minute, if it still holds
             continue
         news += fresh
-        texts = frozenset(one.text for one in ones)
+        texts = frozenset(notice.text for notice in current)
         kept[key] = NoticeHistory(texts, before.since, before.times + bool(fresh))
     return Decision(changes, stands, tuple(news), replace(after, told=kept), mistake)

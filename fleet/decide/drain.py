@@ -1,7 +1,7 @@
-"""One worker's drain in Slurm, by its causes in Kubernetes. Never over a drain of others, and never one of theirs away.
+"""A worker's drain in Slurm, decided from its causes in Kubernetes. Never changes or lifts another author's drain.
 
-Of a drain of ours that somebody lifts while its cause stays it is believed that he did not know: it is set once more,
-and then he has said it twice.
+When a person lifts the fleet's drain while its cause remains, the fleet drains once more, since the person may not have
+known of the cause. A second lift is respected.
 """
 
 from __future__ import annotations
@@ -9,55 +9,53 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from fleet import reasons
+from fleet.decide import causes as node_causes
 from fleet.decide.actions import Drain, Forget, Notice, Undrain, Versions
-from fleet.decide.causes import causes as of
 from fleet.policy import Policy
 from fleet.world.slurm import SlurmNode
 from fleet.world.snapshot import Worker
 
 MOST_TIMES = 2
-Held = Drain | Undrain | Forget | Notice | None
+DrainAction = Drain | Undrain | Forget | Notice | None
+# Causes that a person or program requests for this one machine; no budget limits them.
+REQUESTED = frozenset({"cordon", "maintenance", "going", "leave"})
 
 
-# What somebody says of this one machine: no budget counts it.
-SAID = frozenset({"cordon", "maintenance", "going", "leave"})
-
-
-def hurried(
+def urgent_drains(
     workers: Iterable[Worker], marks: Mapping[str, reasons.Mark], now: float, policy: Policy
 ) -> Iterator[Drain]:
-    """The drains that need not wait until Slurm has told of all its nodes once more; whether each is still as it was is
-    asked when it is drained. Whatever else follows from the same causes follows later."""
+    """Return the drains for the fast path: requested by a person, and decided from Slurm's last known state.
+
+    The loop decides everything else that follows from the same causes.
+    """
     for worker in workers:
         if worker.node is None or worker.slurm is None or worker.slurm.drained or worker.slurm.down:
             continue
-        found = of(worker, policy, now)
-        if found and found.keys() <= SAID:
-            one = hold(worker, found, worker.slurm.mark or marks.get(worker.name))
-            if isinstance(one, Drain):
-                yield one
+        found = node_causes.causes(worker, policy, now)
+        if found and found.keys() <= REQUESTED:
+            action = decide_drain(worker, found, worker.slurm.mark or marks.get(worker.name))
+            if isinstance(action, Drain):
+                yield action
 
 
-def hold(worker: Worker, causes: Mapping[str, str], mark: reasons.Mark | None) -> Held:
-    """`mark`: Slurm's, or what is remembered where the node's comment is somebody else's."""
+def decide_drain(worker: Worker, causes: Mapping[str, str], mark: reasons.Mark | None) -> DrainAction:
+    """Decide the drain of one worker. `mark`: Slurm's, or the remembered one if a person uses the node's comment."""
     if worker.slurm is None:
         return None
-    return held_for(worker.slurm, causes, mark) if causes else released(worker, worker.slurm)
+    return _hold(worker.slurm, causes, mark) if causes else _release(worker, worker.slurm)
 
 
-def held_for(node: SlurmNode, causes: Mapping[str, str], mark: reasons.Mark | None) -> Held:
-    if node.ours:
+def _hold(node: SlurmNode, causes: Mapping[str, str], mark: reasons.Mark | None) -> DrainAction:
+    if node.by_fleet:
         if node.down:
-            # As long as it is down by us its reason says so: whoever lifts it knows by that whose it is.
-            before = reasons.kinds(node.reason) & reasons.DOWN
-            causes = {**dict.fromkeys(before, "and its jobs run elsewhere"), **causes}
-        kinds, down = frozenset(causes), not node.down and ends(node, causes)
-        # Other words for the same causes are not worth another author and time; nor is it that it is down no more.
-        if reasons.kinds(node.reason) - reasons.DOWN == kinds - reasons.DOWN and not down:
+            # While the fleet keeps a node down its reason says so: that shows whose it is when it is lifted.
+            causes = {**dict.fromkeys(node.kinds & reasons.DOWN, "and its jobs run elsewhere"), **causes}
+        kinds, down = frozenset(causes), not node.down and must_end_jobs(node, causes)
+        # Other texts for the same causes are not worth a new author and time in Slurm.
+        if node.kinds - reasons.DOWN == kinds - reasons.DOWN and not down:
             return None
         return drain(node, causes, mark.times if mark else 1, kinds, down=down)
-    kinds = frozenset(causes)
-    wanted = reasons.reason(causes)
+    kinds, wanted = frozenset(causes), reasons.reason(causes)
     if node.drained or node.down:
         state = "drained" if node.drained else "down"
         return Notice(
@@ -70,30 +68,33 @@ def held_for(node: SlurmNode, causes: Mapping[str, str], mark: reasons.Mark | No
     return drain(node, causes, mark.times + 1, mark.kinds)
 
 
-def ends(node: SlurmNode, causes: Mapping[str, str]) -> bool:
-    """Whether it is to be set down. Where a slurmd lives it registers again at once, and the node is down no more: its
-    jobs are over by then, and to do it twice would end nothing."""
+def must_end_jobs(node: SlurmNode, causes: Mapping[str, str]) -> bool:
+    """Return whether to set the node down.
+
+    A living slurmd registers again at once, so this is done while jobs run only.
+    """
     return bool(causes.keys() & reasons.DOWN - {"deadline"}) or ("deadline" in causes and node.runs)
 
 
 def drain(
     node: SlurmNode, causes: Mapping[str, str], times: int, kinds: frozenset[str], *, down: bool = False
 ) -> Drain:
-    mark, place = reasons.Mark(times, kinds), reasons.free(node.comment)
-    return Drain(node.name, reasons.reason(causes, times), reasons.comment(mark) if place else None, node.seen, down)
+    comment = reasons.comment(reasons.Mark(times, kinds)) if reasons.free(node.comment) else None
+    return Drain(node.name, reasons.reason(causes, times), comment, node.precondition, down)
 
 
-def released(worker: Worker, node: SlurmNode) -> Held:
+def _release(worker: Worker, node: SlurmNode) -> DrainAction:
     pod, machine = worker.pod, worker.node
-    if node.ours and machine is not None:
-        # A pod is ready when Slurm has heard its slurmd at its address: what stands there is not of the pod before. A
-        # younger one cannot get ready while the node is down; a resumed node gets no job before its slurmd answers.
+    if node.by_fleet and machine is not None:
+        # A pod becomes ready when slurmctld has heard its slurmd at its address, so the record is this pod's. A younger
+        # pod cannot become ready while the node is down, and a resumed node gets no job before its slurmd answers.
         back = pod.ready or 0 < node.since < pod.created
-        if not (back if node.downed else pod.ready and node.record.responds and not node.down):
+        if not (back if node.down_by_fleet else pod.ready and node.record.responds and not node.down):
             return Notice(node.name, "waits", f"is undrained once its pod is ready: {node.reason}")
         if pod.free:
-            return None  # others may evict it: that it is protected again comes first
+            return None  # it may be evicted: its protection comes first
         at = Versions(pod.name, machine.name, pod.version, machine.version)
-        return Undrain(node.name, "" if reasons.free(node.comment) else None, node.seen, at, node.downed)
-    # Somebody else has lifted it, or has drained it for reasons of his own: the mark alone is ours.
-    return Forget(node.name, node.seen) if reasons.marked(node.comment) else None
+        comment = "" if reasons.free(node.comment) else None
+        return Undrain(node.name, comment, node.precondition, at, node.down_by_fleet)
+    # A person lifted the drain or replaced it with another: only the mark is the fleet's.
+    return Forget(node.name, node.precondition) if reasons.marked(node.comment) else None

@@ -30,17 +30,17 @@ def protect(worker: Worker, slurm: Slurm, causes: Mapping[str, str]) -> Free | P
         return None if pod.free else Free(pod.name, pod.uid, pod.version, None)
     if node is None and pod.lost and worker.name not in slurm.unread:
         return None  # it is still lost; a restarted operator counts anew, and takes nothing back
-    if node is None or not idles(node, causes):
+    if node is None or not _is_idle(node, causes):
         return Protect(pod.name, pod.uid, pod.version) if pod.free else None
     jobs = slurm.holding(worker.name)
     if pod.free:
         return Protect(pod.name, pod.uid, pod.version) if jobs else None
-    return Free(pod.name, pod.uid, pod.version, node.seen) if jobs == () else None
+    return Free(pod.name, pod.uid, pod.version, node.precondition) if jobs == () else None
 
 
-def idles(node: SlurmNode, causes: Mapping[str, str]) -> bool:
-    """Whether the node is drained and idle by its record, and is not about to be undrained."""
-    return node.drained and not node.record.busy and bool(causes or not node.ours)
+def _is_idle(node: SlurmNode, causes: Mapping[str, str]) -> bool:
+    """Return whether the node is drained and idle by its record, and is not about to be undrained."""
+    return node.drained and not node.record.busy and bool(causes or not node.by_fleet)
 
 
 def leave(worker: Worker, slurm: Slurm, causes: Mapping[str, str], room: bool) -> Action | None:
@@ -48,27 +48,26 @@ def leave(worker: Worker, slurm: Slurm, causes: Mapping[str, str], room: bool) -
     if not is_to_go(worker, causes):
         return None
     name, node, pod = worker.name, worker.slurm, worker.pod
+    for_pool = bool(causes.keys() & OF_POOL)
     if node is None:
-        if not causes.keys() & {"lost", *OF_POOL}:
+        if "lost" not in causes and not for_pool:
             return Notice(name, "leave", "is to go, and Slurm does not know it: nobody can say whether it is idle")
-    elif not node.drained:
-        return None  # the drain comes first
-    elif not node.ours and not causes.keys() & TO_GO - OF_POOL:
-        return None  # what others hold they may be looking at: for a pool it stays
-    elif not causes.keys() & OF_POOL and (node.ours or LEAVE not in pod.annotations) and pod.created >= node.since:
-        # Of a drain of others nobody knows what it is for; that a person wants this very pod to go is said on it.
+    elif not node.drained or (not node.by_fleet and not causes.keys() & TO_GO - OF_POOL):
+        return None  # the drain comes first; a pod that a person holds stays, if only its pool wants it to go
+    elif not for_pool and (node.by_fleet or LEAVE not in pod.annotations) and pod.created >= node.since:
+        # The pod is newer than the drain. Without a person's request for this very pod it is not evicted twice.
         return Notice(name, "leave", "has come back to where it is to go from, and is not evicted again")
-    elif hindrance := hindered(node, slurm):
+    elif hindrance := _hindrance(node, slurm):
         return Notice(name, "leave", f"is to go, and {hindrance}")
     if not pod.free:
         return None  # its label comes first
     if not room:
         return Notice(name, "leave", "is to go, and waits for the other pods of its pool that are away")
-    why = pod.annotations.get(LEAVE) or next((causes[one] for one in WHY if one in causes), "drained and idle")
-    return Evict(pod.name, pod.uid, pod.version, why, node.seen if node else None)
+    why = pod.annotations.get(LEAVE) or next((causes[kind] for kind in WHY if kind in causes), "drained and idle")
+    return Evict(pod.name, pod.uid, pod.version, why, node.precondition if node else None)
 
 
-def hindered(node: SlurmNode, slurm: Slurm) -> str:
+def _hindrance(node: SlurmNode, slurm: Slurm) -> str:
     jobs = slurm.holding(node.name)
     if jobs is None:
         return "which jobs hold it is not known"

@@ -1,8 +1,8 @@
-"""Which Node is which machine, and what is seen of each. A machine is known by its GPUs, where its worker tells them;
-else by its provider's name for it; else by its Node. It outlives pods and Nodes: what was found of it stays with it.
+"""Match Nodes to Machine objects, and update what is known of each machine.
 
-What a pod says of its GPUs may be a lie, and be another pod's. Within one boot of a Node no GPU comes or goes, so there
-it changes nothing; of several that claim one GPU it is the one's whose machine has it, or nobody's.
+A machine is known by its GPUs if its worker reports them, else by the provider's name, else by its Node. It outlives
+pods and Nodes. A pod's report of GPUs may be a lie and name another machine's: within one boot of a Node no GPU comes
+or goes, so a report changes nothing there; of several claims of one GPU the machine that has it wins, or none.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fleet.world.slurm import SlurmNode
 from fleet.world.snapshot import Worker
 from ground.errors import one_line
 
-# The condition in which a worker tells its GPUs.
+# The condition in which a worker reports its GPUs.
 GPUS = "minivm.io/Gpus"
 _UUID = re.compile(r"GPU-[0-9a-fA-F-]{8,59}")
 # As the broker posts it: "minivm: NAME[CLASS]@COMMIT words; ..." with the heaviest first.
@@ -44,13 +44,13 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A Node with all the workers on it; those that Slurm does not know among them."""
+    """A Node with all workers on it, also those that Slurm does not know."""
 
     node: Node
     workers: Sequence[Worker] = ()
-    said: frozenset[str] = frozenset()  # the GPUs that its pods tell of
-    gpus: frozenset[str] = frozenset()  # and those of them that are believed
-    same: str = ""  # the machine that it has been since its last boot, whatever is said
+    said: frozenset[str] = frozenset()  # GPUs that its pods report
+    gpus: frozenset[str] = frozenset()  # those that are believed
+    same: str = ""  # the Machine that it has been since its last boot
 
     @property
     def provider(self) -> str:
@@ -62,49 +62,52 @@ class Host:
 
     @property
     def known(self) -> bool:
+        """Return whether Slurm knows all of its workers."""
         return len(self.slurm) == len(self.workers)
 
     def verdict(self) -> Verdict | None:
-        found = (verdict(node) for node in self.slurm)
-        return next((one for one in found if one), None)
+        verdicts = (_posted_verdict(node) for node in self.slurm)
+        return next((verdict for verdict in verdicts if verdict), None)
 
 
-def verdict(node: SlurmNode) -> Verdict | None:
-    return named(node.reason.removeprefix(_POSTED)) if node.drained and node.reason.startswith(_POSTED) else None
+def _posted_verdict(node: SlurmNode) -> Verdict | None:
+    posted = node.drained and node.reason.startswith(_POSTED)
+    return parse_verdict(node.reason.removeprefix(_POSTED)) if posted else None
 
 
-def named(text: str) -> Verdict | None:
-    found = _VERDICT.fullmatch(text)
-    return Verdict(found[1], found[2], found[3], line(text)) if found else None
+def parse_verdict(text: str) -> Verdict | None:
+    match = _VERDICT.fullmatch(text)
+    return Verdict(match[1], match[2], match[3], line(text)) if match else None
 
 
 def line(text: str, most: int = crd.TEXT) -> str:
-    """One printable line, whatever somebody has written."""
+    """Cut text from users and machines to one printable line."""
     return one_line(text)[:most].strip()
 
 
-def places(kubernetes: Kubernetes, workers: Sequence[Worker]) -> Mapping[str, Host]:
+def hosts(kubernetes: Kubernetes, workers: Sequence[Worker]) -> Mapping[str, Host]:
     on: dict[str, list[Worker]] = {}
     for worker in workers:
         on.setdefault(worker.pod.node, []).append(worker)
     return {
-        name: Host(node, on.get(name, ()), _said(on.get(name, ()))) for name, node in sorted(kubernetes.nodes.items())
+        name: Host(node, on.get(name, ()), _reported_gpus(on.get(name, ())))
+        for name, node in sorted(kubernetes.nodes.items())
     }
 
 
-def _said(workers: Sequence[Worker]) -> frozenset[str]:
-    told = (worker.pod.conditions.get(GPUS) for worker in workers)
-    return frozenset(_UUID.findall(" ".join(one.message for one in told if one))[: crd.GPUS])
+def _reported_gpus(workers: Sequence[Worker]) -> frozenset[str]:
+    reports = (worker.pod.conditions.get(GPUS) for worker in workers)
+    return frozenset(_UUID.findall(" ".join(report.message for report in reports if report))[: crd.GPUS])
 
 
-def believed(machines: Mapping[str, Machine], found: Mapping[str, Host]) -> Mapping[str, Host]:
-    """The same places, with what is to be believed of their GPUs."""
-    same = {(one.status.node_uid, one.status.boot): key for key, one in machines.items() if _stays(one)}
-    here = {where: same.get((place.node.uid, place.node.boot), "") for where, place in found.items()}
+def with_believed_gpus(machines: Mapping[str, Machine], found: Mapping[str, Host]) -> Mapping[str, Host]:
+    """Return the same hosts with the GPUs that are believed."""
+    same = {(machine.status.node_uid, machine.status.boot): key for key, machine in machines.items() if _stays(machine)}
+    here = {where: same.get((host.node.uid, host.node.boot), "") for where, host in found.items()}
     owned = {gpu: key for key in sorted(here.values()) if key for gpu in machines[key].status.gpus}
-    claims = Counter(gpu for place in found.values() for gpu in place.said)
+    claims = Counter(gpu for host in found.values() for gpu in host.said)
 
-    def true(where: str) -> frozenset[str]:
+    def believed(where: str) -> frozenset[str]:
         key, said = here[where], found[where].said
         mine = frozenset(gpu for gpu in said if owned.get(gpu, key) == key and (gpu in owned or claims[gpu] == 1))
         had = machines[key].status.gpus if key else ()
@@ -112,25 +115,25 @@ def believed(machines: Mapping[str, Machine], found: Mapping[str, Host]) -> Mapp
             return mine
         return frozenset((*had, *sorted(mine - set(had)))[: crd.GPUS]) if mine & set(had) else frozenset(had)
 
-    return {where: replace(place, gpus=true(where), same=here[where]) for where, place in found.items()}
+    return {where: replace(host, gpus=believed(where), same=here[where]) for where, host in found.items()}
 
 
 def _stays(machine: Machine) -> bool:
-    """One that was just made, and whose GPUs nobody has told yet, may turn out to be one that is known."""
-    one = machine.status
-    settled = bool(one.gpus or one.remedy or machine.goal not in ("", "up"))
-    return bool(one.node_uid and one.boot) and settled and not machine.deleting
+    """Return whether its Node is settled. A new Machine without GPUs may turn out to be a known machine."""
+    status = machine.status
+    settled = bool(status.gpus or status.remedy or machine.goal not in ("", "up"))
+    return bool(status.node_uid and status.boot) and settled and not machine.deleting
 
 
-def matched(machines: Mapping[str, Machine], found: Mapping[str, Host]) -> Mapping[str, str]:
-    """The machine of each Node that has one. None is at two places: who says so last is not believed."""
+def match_machines(machines: Mapping[str, Machine], found: Mapping[str, Host]) -> Mapping[str, str]:
+    """Return the Machine of each Node that has one. A Machine is at one Node; a second claim is not believed."""
     result: dict[str, str] = {}
-    free = {key: one.status for key, one in sorted(machines.items()) if not one.deleting}
-    by_gpu, by_provider, by_node = _by_mark(free)
-    here = {place.node.uid for place in found.values()}
+    free = {key: machine.status for key, machine in sorted(machines.items()) if not machine.deleting}
+    by_gpu, by_provider, by_node = _index(free)
+    here = {host.node.uid for host in found.values()}
 
     def take(where: str, candidates: Iterable[str]) -> None:
-        """The first of them that is nowhere else."""
+        """Take the first candidate that is at no other Node."""
         mine = found[where].node.uid
         for key in candidates if where not in result else ():
             if key in free and (free[key].node_uid == mine or free[key].node_uid not in here):
@@ -138,124 +141,123 @@ def matched(machines: Mapping[str, Machine], found: Mapping[str, Host]) -> Mappi
                 del free[key]
                 return
 
-    for where, place in found.items():
-        take(where, [place.same] if place.same else ())
-    # Of several that claim one, who has it keeps it.
-    held = {one.node_uid for one in free.values()}
+    for where, host in found.items():
+        take(where, [host.same] if host.same else ())
+    # Of several Nodes that claim a machine, the Node that has it keeps it.
+    held = {status.node_uid for status in free.values()}
     for where in sorted(found, key=lambda name: (found[name].node.uid not in held, name)):
         shared = Counter(by_gpu[gpu] for gpu in found[where].gpus if gpu in by_gpu)
         take(where, sorted(shared, key=lambda key: (-shared[key], key)))
 
-    def may_be(key: str, place: Host) -> bool:
-        """No GPU of it is here that was there: then somebody has put other hardware behind the same name."""
-        return not (machines[key].status.gpus and place.gpus)
+    def may_be(key: str, host: Host) -> bool:
+        """Return whether the hardware may be the same: GPUs known on both sides must have one in common."""
+        return not (machines[key].status.gpus and host.gpus)
 
-    for where, place in found.items():
-        take(where, [key for key in by_node.get(place.node.uid, ()) if may_be(key, place)])
-    for where, place in found.items():
-        take(where, [key for key in by_provider.get(place.provider, ()) if may_be(key, place)])
-    for where, place in found.items():
-        # Just made, or back; its name says which one it is.
-        take(where, [key for key in (name(place),) if key in machines and may_be(key, place)])
+    for where, host in found.items():
+        take(where, [key for key in by_node.get(host.node.uid, ()) if may_be(key, host)])
+    for where, host in found.items():
+        take(where, [key for key in by_provider.get(host.provider, ()) if may_be(key, host)])
+    for where, host in found.items():
+        # Just created, or back: then its name tells.
+        take(where, [key for key in (machine_name(host),) if key in machines and may_be(key, host)])
     return result
 
 
-def _by_mark(kept: Mapping[str, MachineStatus]) -> tuple[dict[str, str], dict[str, list[str]], dict[str, list[str]]]:
+def _index(kept: Mapping[str, MachineStatus]) -> tuple[dict[str, str], dict[str, list[str]], dict[str, list[str]]]:
     by_gpu: dict[str, str] = {}
     by_provider: dict[str, list[str]] = {}
     by_node: dict[str, list[str]] = {}
-    for key, one in kept.items():
-        by_gpu.update(dict.fromkeys(one.gpus, key))
-        if one.provider:
-            by_provider.setdefault(one.provider, []).append(key)
-        if one.node_uid:
-            by_node.setdefault(one.node_uid, []).append(key)
+    for key, status in kept.items():
+        by_gpu.update(dict.fromkeys(status.gpus, key))
+        if status.provider:
+            by_provider.setdefault(status.provider, []).append(key)
+        if status.node_uid:
+            by_node.setdefault(status.node_uid, []).append(key)
     return by_gpu, by_provider, by_node
 
 
-def name(place: Host) -> str:
-    """The same for the same hardware, whoever makes it and however often."""
-    node = place.node
-    known = " ".join(sorted(place.gpus)) or place.provider or node.uid
-    return f"{node.name[:200]}-{hashlib.sha256(known.encode()).hexdigest()[:8]}"
+def machine_name(host: Host) -> str:
+    """Name a Machine after its hardware: the same for every fleet and every attempt."""
+    known = " ".join(sorted(host.gpus)) or host.provider or host.node.uid
+    return f"{host.node.name[:200]}-{hashlib.sha256(known.encode()).hexdigest()[:8]}"
 
 
-def made(machines: Mapping[str, Machine], found: Mapping[str, Host], at: Mapping[str, str]) -> Iterator[Make | Notice]:
-    """Of each Node that has a worker, and no machine yet."""
+def missing_machines(
+    machines: Mapping[str, Machine], found: Mapping[str, Host], at: Mapping[str, str]
+) -> Iterator[Make | Notice]:
+    """Create a Machine for each Node that has a worker and no Machine, and report GPUs that are not believed."""
     known = {gpu: key for key, machine in machines.items() for gpu in machine.status.gpus}
-    claims = Counter(gpu for place in found.values() for gpu in place.said)
-    for where, place in found.items():
-        strange = place.said - set(machines[at[where]].status.gpus if where in at else ())
+    claims = Counter(gpu for host in found.values() for gpu in host.said)
+    for where, host in found.items():
+        strange = host.said - set(machines[at[where]].status.gpus if where in at else ())
         if others := sorted({known[gpu] for gpu in strange if gpu in known}):
-            yield Notice(where, "twice", f"says that it has GPUs of {others[0]}, which is elsewhere: not believed")
+            text = f"reports GPUs of {others[0]}, which is elsewhere: not believed"
+            yield Notice(where, "twice", text)
         elif any(claims[gpu] > 1 for gpu in strange):
-            yield Notice(where, "twice", "says that it has GPUs that another one says it has: neither is believed")
-        elif place.same and place.said and not place.said & place.gpus:
-            yield Notice(
-                where, "twice", f"says that it has other GPUs than {place.same} since its last boot: not believed"
-            )
-        if where in at or not place.workers:
+            yield Notice(where, "twice", "reports GPUs that another Node reports too: neither is believed")
+        elif host.same and host.said and not host.said & host.gpus:
+            yield Notice(where, "twice", f"reports other GPUs than {host.same} had since its last boot: not believed")
+        if where in at or not host.workers:
             continue
-        if not any(gpu in known for gpu in place.said) and name(place) not in machines:
-            yield Make(name(place), where)
+        if not any(gpu in known for gpu in host.said) and machine_name(host) not in machines:
+            yield Make(machine_name(host), where)
 
 
-def seen(machine: Machine, place: Host | None, now: float, window_s: float, *, stands: bool = False) -> MachineStatus:
-    """The status after a look; without a place it is nowhere. `stands`: what Slurm does not say is so all the same."""
+def updated_status(
+    machine: Machine, host: Host | None, now: float, window_s: float, *, stands: bool = False
+) -> MachineStatus:
+    """Return the status after a pass. No host: the hardware is nowhere. `stands`: keep a verdict that Slurm lost."""
     before = machine.status
-    if place is None:
+    if host is None:
         after = replace(before, state="Absent", node="", node_uid="", worker="")
         if before.remedy is not None and before.remedy.goal == "replace":
             after = add(replace(after, remedy=None), now, "replaced")
         return add(after, now, "left", before.node) if before.node else after
-    node, found = place.node, place.verdict()
+    node, verdict = host.node, host.verdict()
     after = replace(
         before,
         node=node.name,
         node_uid=node.uid,
         boot=node.boot,
-        provider=place.provider or before.provider,
-        gpus=tuple(sorted(place.gpus)) or before.gpus,
-        worker=" ".join(worker.name for worker in place.workers)[:2048],
-        state=state(place),
+        provider=host.provider or before.provider,
+        gpus=tuple(sorted(host.gpus)) or before.gpus,
+        worker=" ".join(worker.name for worker in host.workers)[:2048],
+        state=host_state(host),
     )
     if before.node_uid != node.uid:
         after = add(after, now, "node", node.name)
-    if found is not None and not (before.ill and check(before.verdict) == found.check):
-        after = add(after, now, "verdict", found.text)
-    if found is not None:
-        after = replace(after, verdict=found.text, ill=True)
-    elif place.known and place.workers and before.ill and not stands:
+    if verdict is not None and not (before.ill and check_name(before.verdict) == verdict.check):
+        after = add(after, now, "verdict", verdict.text)
+    if verdict is not None:
+        after = replace(after, verdict=verdict.text, ill=True)
+    elif host.known and host.workers and before.ill and not stands:
         after = add(replace(after, ill=False), now, "well", "")
-    if machine.goal == "up" and after.history and _counted(after):
+    if machine.goal == "up" and any(entry.what in ("verdict", "reboot", "failed") for entry in since_forgiven(after)):
         after = add(after, now, "forgiven", machine.reason)
     return replace(after, repeats=count(after, "verdict", now, window_s))
 
 
-def check(said: str) -> str:
-    return said.partition("[")[0]
+def check_name(text: str) -> str:
+    return text.partition("[")[0]
 
 
-def state(place: Host) -> str:
-    if not place.workers:
-        return "GivenUp" if place.node.fenced else "NoWorker"
-    if not place.known:
+def host_state(host: Host) -> str:
+    if not host.workers:
+        return "GivenUp" if host.node.fenced else "NoWorker"
+    if not host.known:
         return "Unregistered"
-    return max((condition(node).reason for node in place.slurm), key=WORST.index)
-
-
-def _counted(status: MachineStatus) -> bool:
-    return any(one.what in ("verdict", "reboot", "failed") for one in since_forgiven(status))
+    return max((condition(node).reason for node in host.slurm), key=WORST.index)
 
 
 def since_forgiven(status: MachineStatus) -> tuple[HistoryEntry, ...]:
-    last = max((number for number, one in enumerate(status.history) if one.what == "forgiven"), default=-1)
+    last = max((number for number, entry in enumerate(status.history) if entry.what == "forgiven"), default=-1)
     return status.history[last + 1 :]
 
 
 def count(status: MachineStatus, what: str, now: float, window_s: float) -> int:
-    return sum(one.what == what and now - one.at < window_s for one in since_forgiven(status))
+    return sum(entry.what == what and now - entry.at < window_s for entry in since_forgiven(status))
 
 
 def add(status: MachineStatus, now: float, what: str, text: str = "") -> MachineStatus:
-    return replace(status, history=(*status.history, HistoryEntry(int(now), what, line(text)))[-crd.EVENTS :])
+    entry = HistoryEntry(int(now), what, line(text))
+    return replace(status, history=(*status.history, entry)[-crd.EVENTS :])

@@ -1,5 +1,4 @@
-"""What is remembered from one look to the next. All of it may be lost at any moment: what must outlive us stands in
-Slurm and Kubernetes, beside what it is about."""
+"""What is remembered between passes. All of it may be lost at any moment: durable facts are in Slurm and Kubernetes."""
 
 from __future__ import annotations
 
@@ -7,31 +6,32 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from fleet.decide.actions import Change, CreatePod, Key, action_key
-from fleet.decide.topology import PlaceHistory
 from fleet.reasons import Mark
 
-# What is refused is tried again at the latest after this.
+# The longest time between retries of a refused change.
 LONGEST_S = 30.0
-# From so many at a time on nobody counts.
+# From so many creations at a time on, a pool is not limited any more.
 FASTEST = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
+    """A pod that Slurm does not know: since when, and how often it was replaced."""
+
     since: float
-    times: int = 0  # that its pod was replaced
+    times: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class NoticeHistory:
     texts: frozenset[str] = frozenset()
-    since: float = 0.0  # when the first of so many new ones was told
+    since: float = 0.0  # start of the minute in which new texts are counted
     times: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A change that could not be made: how often, in which words, and before when it is not tried again."""
+    """A change that failed: how often, why, and when it may be tried again."""
 
     times: int
     text: str
@@ -39,43 +39,48 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
+class PlaceHistory:
+    """A node's place in Slurm's topology, and when it changed before."""
+
+    place: str
+    times: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
-    # What was told, by (about, kind): the same is not told twice.
+    # Notices by subject and kind: the same text is reported once.
     told: Mapping[tuple[str, str], NoticeHistory] = field(default_factory=dict)
     # Since when a node of Slurm has no pod.
     absent: Mapping[str, float] = field(default_factory=dict)
-    # Pods that Slurm does not know.
     lost: Mapping[str, Lost] = field(default_factory=dict)
-    # The marks of nodes whose comment somebody else uses.
+    # Marks of nodes whose comment a person uses.
     marks: Mapping[str, Mark] = field(default_factory=dict)
-    # Where nodes are in Slurm's topology, and how often that has changed.
     moved: Mapping[str, PlaceHistory] = field(default_factory=dict)
-    # What could not be made, of what is still due.
+    # Failed changes that are still due.
     refused: Mapping[Key, Refused] = field(default_factory=dict)
-    # Since when a job that waits has had as many idle nodes as it asks for.
+    # Since when a waiting job has had as many idle nodes as it asks for.
     fed: Mapping[str, float] = field(default_factory=dict)
-    # How many of a pool's pods are made in a look, since one of them was refused.
+    # How many pods of a pool are created in one pass, since one was refused.
     paces: Mapping[str, int] = field(default_factory=dict)
-    # When slurmctld answered last, by the fleet's clock; 0: it answers.
+    # When slurmctld last answered, by the fleet's clock; 0: it answers.
     slurm_silent_since: float = 0.0
 
     def tried(self, changes: Iterable[Change], refused: Mapping[Key, str], now: float) -> Memory:
-        """`refused`: those of the changes that could not be made, and why."""
+        """Remember the outcome of a pass. `refused`: the changes that failed, and why."""
         tried = tuple(changes)
-        deeds = {action_key(change) for change in tried}
-        found = {name: one for name, one in self.refused.items() if name not in deeds}
-        for name, text in refused.items():
-            times = self.refused[name].times if name in self.refused else 0
-            found[name] = Refused(times + 1, text, now + min(LONGEST_S, 2.0 ** min(times, 10)))
+        keys = {action_key(change) for change in tried}
+        found = {key: refusal for key, refusal in self.refused.items() if key not in keys}
+        for key, text in refused.items():
+            times = self.refused[key].times if key in self.refused else 0
+            found[key] = Refused(times + 1, text, now + min(LONGEST_S, 2.0 ** min(times, 10)))
         return replace(self, refused=found, paces=self._paces(tried, refused))
 
     def _paces(self, tried: Iterable[Change], refused: Mapping[Key, str]) -> Mapping[str, int]:
-        """What refuses one of them, a quota, is likely to refuse the next one too: one by one, and where those come
-        twice as many each time."""
+        """After a refusal create one pod at a time, since a quota refuses the next too; double after each success."""
         found = dict(self.paces)
-        made = [one for one in tried if isinstance(one, CreatePod)]
-        for name in {one.pool.name for one in made}:
-            if any(one.pool.name == name and action_key(one) in refused for one in made):
+        created = [change for change in tried if isinstance(change, CreatePod)]
+        for name in {change.pool.name for change in created}:
+            if any(change.pool.name == name and action_key(change) in refused for change in created):
                 found[name] = 1
             elif name in found and found[name] < FASTEST:
                 found[name] *= 2

@@ -1,10 +1,9 @@
-"""Nodes of Slurm whose pods are gone. One that is made again finds its record; one that is not, leaves none."""
+"""Nodes of Slurm without pods: drained, set down, and removed if their name will not come back."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from fleet import reasons
 from fleet.decide.actions import Action, Remove
 from fleet.decide.causes import LEND
 from fleet.decide.drain import drain
@@ -12,55 +11,56 @@ from fleet.policy import Policy
 from fleet.world.slurm import Slurm, SlurmNode
 from fleet.world.snapshot import Snapshot, Unknown
 
-WHY: Mapping[str, str] = {"gone": "its pod is gone"}
+CAUSES: Mapping[str, str] = {"gone": "its pod is gone"}
 
 
-def awake(world: Snapshot) -> Iterator[SlurmNode]:
-    """All of them but those of elastic pools that went, and those whose machines are lent: they are no loss, and their
-    records show what may be had."""
-    here = world.kubernetes
-    for node in world.orphans():
-        if isinstance(here, Unknown) or not (asleep(node) and (here.elastic(node.name) or lent(node))):
+def awake(snapshot: Snapshot) -> Iterator[SlurmNode]:
+    """Yield the orphans, without those that an elastic pool let go and those whose machines are lent."""
+    kubernetes = snapshot.kubernetes
+    for node in snapshot.orphans():
+        if isinstance(kubernetes, Unknown) or not (asleep(node) and (kubernetes.elastic(node.name) or lent(node))):
             yield node
-        elif over(node) and here.made(node.name) is False:
-            yield node  # beyond max
+        elif removable(node) and kubernetes.made(node.name) is False:
+            yield node  # beyond the pool's maximum
 
 
 def lent(node: SlurmNode) -> bool:
-    """Drained by us for its machine's sake, which others have, and not made again meanwhile."""
-    return node.ours and LEND in reasons.kinds(node.reason)
+    """Return whether the fleet drained it to lend its machine."""
+    return LEND in node.kinds
 
 
 def asleep(node: SlurmNode) -> bool:
-    """Kept from jobs by us for that, or by its pod itself when it ended, and by nobody else."""
-    mine = node.ours and reasons.kinds(node.reason) <= {"surplus", "gone", "deadline", LEND}
-    return (node.drained or node.down) and not node.record.busy and (mine or node.record.held_by_us)
+    """Return whether it is idle and held only because its pod went: by the fleet, or by the pod itself as it ended."""
+    by_fleet = node.by_fleet and node.kinds <= {"surplus", "gone", "deadline", LEND}
+    return (node.drained or node.down) and not node.record.busy and (by_fleet or node.record.held_by_us)
 
 
 def causes(absent: float, policy: Policy) -> Mapping[str, str]:
-    """`absent`: seconds. A pod that is replaced is away for a moment."""
-    return WHY if absent >= policy.gone_s else {}
+    """`absent`: seconds without a pod. A pod that is replaced is away for a moment."""
+    return CAUSES if absent >= policy.gone_s else {}
 
 
-def gone(node: SlurmNode, slurm: Slurm, found: Mapping[str, str], *, made: bool | None) -> Action | None:
-    """`found`: the causes that count. Down only where its slurmd does not answer either: of a pod that is not there any
-    more Kubernetes alone says so, and a list of pods may be wrong where a running job is right."""
-    if made is False and over(node) and unclaimed(node, slurm):
-        return Remove(node.name, node.seen)
+def decide_orphan(node: SlurmNode, slurm: Slurm, found: Mapping[str, str], *, made: bool | None) -> Action | None:
+    """Drain an orphan, set it down, or remove it. `found`: the causes that count.
+
+    Down only if slurmd does not answer either: a list of pods can be wrong, and a running job is evidence against it.
+    """
+    if made is False and removable(node) and is_unclaimed(node, slurm):
+        return Remove(node.name, node.precondition)
     if not found:
         return None
-    if node.ours:
+    if node.by_fleet:
         if node.down or node.record.responds:
             return None
         return drain(node, found, node.mark.times if node.mark else 1, frozenset(found), down=True)
     return None if node.drained or node.down else drain(node, found, 1, frozenset(found))
 
 
-def over(node: SlurmNode) -> bool:
-    """Down, and held by nobody but us, or for no reason but that its pod went: by its own init."""
-    return node.down and not node.record.busy and (node.ours or node.record.held_by_us)
+def removable(node: SlurmNode) -> bool:
+    """Return whether it is down and idle, held by the fleet or by its pod's init as the pod ended."""
+    return node.down and not node.record.busy and (node.by_fleet or node.record.held_by_us)
 
 
-def unclaimed(node: SlurmNode, slurm: Slurm) -> bool:
-    """Slurm ends a job that names a node without a record."""
+def is_unclaimed(node: SlurmNode, slurm: Slurm) -> bool:
+    """Return whether no job or reservation names it: Slurm ends a job that names a node without a record."""
     return slurm.claims is not None and node.name not in slurm.claims and slurm.holding(node.name) == ()

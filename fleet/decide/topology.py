@@ -1,104 +1,93 @@
-"""The same as a file, topology.conf: the tree or blocks, for releases of Slurm that are told no places."""
+"""A worker's place in Slurm's topology, derived from the labels of its own Node only.
+
+A switch is named by its whole path, with a final slash unless it is a leaf: `dc1/`, `dc1/row-4/`, `dc1/row-4/r7`. So
+each switch has one parent and one depth whatever labels say, now or before: Slurm stores the places of nodes with its
+jobs, and does not start if one contradicts another. Blocks are listed in Slurm's file; a place cannot create one.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 
+from fleet.decide.actions import Place
+from fleet.decide.memory import PlaceHistory
 from fleet.policy import Topology
 from fleet.world.kubernetes import Kubernetes
 from fleet.world.snapshot import Worker
 
-# What slurmctld calls the only topology where no file says anything; and what all is below.
+# Slurm's name for the only topology without a file, and the switch above all others.
 NAME, ROOT = "default", "/"
-# The other one, which a partition may name.
+# The block topology, which a partition may name.
 BLOCKS = "blocks"
-# In place of a label that is not there.
+# Stands for a missing label.
 UNKNOWN = "unknown"
-# Of a switch's name in a file, to slurmctld.
+# Letters of a switch's name that slurmctld accepts in a file.
 MOST = 64
-# Colons and commas part places, brackets are lists of names, and jobs read their switches with dots between.
+# Colons and commas separate places, brackets lists of names, and dots the switches that a job reads.
 _OTHER = re.compile(r"[^A-Za-z0-9_-]")
-# Each new name is one more switch to slurmctld until it is configured anew.
+# Each new name adds a switch to slurmctld until it is reconfigured.
 OFTEN, WITHIN_S = 5, 3600.0
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Tells Slurm where a node is, while it still says of it what it said."""
-
-    name: str
-    place: str
-    was: str
-
-
-@dataclass(frozen=True, slots=True)
-class PlaceHistory:
-    """A node's place as it was last seen, and when it was another one before."""
-
-    place: str
-    times: tuple[float, ...] = ()
-
-
 def part(value: str) -> str:
-    """What a label says, as a name: two that differ stay so."""
+    """Make a name of a label's value; two different values stay different."""
     plain = _OTHER.sub("_", value)
-    return (value or UNKNOWN) if plain == value else f"{plain}{_mark(value)}"
+    return (value or UNKNOWN) if plain == value else f"{plain}{_suffix(value)}"
 
 
-def _mark(value: str) -> str:
-    """With a sign that no plain name has: what is shortened is nothing else's whole name."""
+def _suffix(value: str) -> str:
+    """Return a hash behind a plus sign, which no plain name has: a shortened name never equals another full name."""
     return f"+{hashlib.sha256(value.encode(errors='backslashreplace')).hexdigest()[:8]}"
 
 
 def _name(path: str, end: str) -> str:
     whole = f"{path}{end}"
-    return whole if len(whole) <= MOST else f"{path[: MOST - 10]}{_mark(path)}{end}"
+    return whole if len(whole) <= MOST else f"{path[: MOST - 10]}{_suffix(path)}{end}"
 
 
 def switches(labels: Mapping[str, str], tiers: Iterable[str]) -> tuple[str, ...]:
-    """From the root to the leaf."""
+    """Return the switches from the root to the leaf."""
     parts = [part(labels.get(tier, "")) for tier in tiers]
     paths = ["/".join(parts[: depth + 1]) for depth in range(len(parts))]
     return (ROOT, *(_name(path, "/") for path in paths[:-1]), _name(paths[-1], ""))
 
 
 def block(domain: str) -> str:
-    """By the file and by a place the same."""
+    """Return a block's name, the same in Slurm's file and in a place."""
     return _name(part(domain), "")
 
 
 def place(labels: Mapping[str, str], topology: Topology) -> str:
-    """In each topology. Without tiers all are in one switch, which none of another policy has below it."""
+    """Return the place in each topology. Without tiers all nodes are in one switch, which no other policy extends."""
     tree = ":".join((NAME, *switches(labels, topology.tiers or ("",))))
     if not topology.blocks.label:
         return tree
-    # Slurm takes no place in a block that its file does not have.
+    # Slurm refuses a place in a block that its file does not list.
     domain = labels.get(topology.blocks.label, "")
     return f"{tree},{BLOCKS}:{block(domain) if domain in topology.blocks.domains else UNKNOWN}"
 
 
 def blockless(workers: Iterable[Worker], topology: Topology) -> tuple[str, ...]:
-    """The domains of workers that the policy does not name."""
+    """Return the domains of workers that the policy does not list."""
     label, known = topology.blocks.label, {"", *topology.blocks.domains}
-    said = {worker.node.labels.get(label, "") for worker in workers if label and worker.node is not None}
-    return tuple(sorted(said - known))
+    found = {worker.node.labels.get(label, "") for worker in workers if label and worker.node is not None}
+    return tuple(sorted(found - known))
 
 
 def due(worker: Worker, topology: Topology) -> Place | None:
-    """None also where Slurm does not tell places; of a worker whose Node is not known, and of a static node."""
-    known = worker.slurm
-    if not topology.told or worker.node is None or known is None or known.topology is None or not known.record.dynamic:
+    """Return the change of a worker's place; None for static nodes, unknown Nodes, and Slurm before 25.05."""
+    node = worker.slurm
+    if not topology.told or worker.node is None or node is None or node.topology is None or not node.record.dynamic:
         return None
     wanted = place(worker.node.labels, topology)
-    return None if known.topology == wanted else Place(worker.name, wanted, known.topology)
+    return None if node.topology == wanted else Place(worker.name, wanted, node.topology)
 
 
-def restless(moved: PlaceHistory | None, now: float) -> bool:
-    return moved is not None and sum(now - at < WITHIN_S for at in moved.times) >= OFTEN
+def restless(history: PlaceHistory | None, now: float) -> bool:
+    return history is not None and sum(now - at < WITHIN_S for at in history.times) >= OFTEN
 
 
 def remembered(workers: Iterable[Worker], before: Mapping[str, PlaceHistory], now: float) -> Mapping[str, PlaceHistory]:
@@ -112,20 +101,23 @@ def remembered(workers: Iterable[Worker], before: Mapping[str, PlaceHistory], no
     return found
 
 
-def conf(here: Kubernetes, topology: Topology) -> str:
-    """Of a world the same bytes, whatever its order. A pod that has no Node yet is unknown."""
-    return tree({name: switches(found, topology.tiers) for name, found in _labels(here).items()})
+# As a file, topology.conf, for Slurm before 25.05.
 
 
-def _labels(here: Kubernetes) -> Mapping[str, Mapping[str, str]]:
-    return {name: here.nodes[pod.node].labels if pod.node in here.nodes else {} for name, pod in here.pods.items()}
+def conf(kubernetes: Kubernetes, topology: Topology) -> str:
+    """Render the tree, the same bytes in whatever order objects come. A pod without a Node is at an unknown place."""
+    return tree({name: switches(labels, topology.tiers) for name, labels in _labels(kubernetes).items()})
 
 
-def blocks(here: Kubernetes, label: str, sizes: Iterable[int] = ()) -> str:
-    """By the domain that the label names, as of NVLink. Without sizes the smallest block's: 24.11 takes none that is
-    smaller than the first of them."""
+def _labels(kubernetes: Kubernetes) -> Mapping[str, Mapping[str, str]]:
+    nodes = kubernetes.nodes
+    return {name: nodes[pod.node].labels if pod.node in nodes else {} for name, pod in kubernetes.pods.items()}
+
+
+def blocks(kubernetes: Kubernetes, label: str, sizes: Iterable[int] = ()) -> str:
+    """Render blocks by the domain in a label. Without sizes the smallest block counts: 24.11 accepts none below it."""
     found: dict[str, set[str]] = {}
-    for name, labels in _labels(here).items():
+    for name, labels in _labels(kubernetes).items():
         found.setdefault(switches(labels, (label,))[-1], set()).add(name)
     wanted = list(sizes) or [min(map(len, found.values()))]
     lines = [f"BlockName={name} Nodes={','.join(sorted(found[name]))}" for name in sorted(found)]
@@ -136,9 +128,9 @@ def tree(paths: Mapping[str, Iterable[str]]) -> str:
     below: dict[str, set[str]] = {}
     nodes: dict[str, set[str]] = {}
     for name, path in paths.items():
-        *_, leaf = path = tuple(path)
+        *_, leaf = switch_path = tuple(path)
         nodes.setdefault(leaf, set()).add(name)
-        for above, under in pairwise(path):
+        for above, under in pairwise(switch_path):
             below.setdefault(above, set()).add(under)
     lines = [f"SwitchName={name} Switches={','.join(sorted(below[name]))}" for name in sorted(below)]
     lines += [f"SwitchName={name} Nodes={','.join(sorted(nodes[name]))}" for name in sorted(nodes)]

@@ -1,9 +1,7 @@
-"""A pod that is ready and that Slurm does not know: somebody has deleted its record, and its slurmd, which has
-registered once, does not do so again.
+"""Ready pods that Slurm does not know: their record was deleted, and a slurmd registers only once.
 
-Its slurmd is restarted first: it registers as it starts, and needs nothing else. Where that does not help the pod is
-replaced, for nothing runs on it: a record with jobs cannot be deleted. Where that does not help either both are tried
-again, each time after twice as long.
+The fleet first restarts slurmd, which then registers again. If that does not help it replaces the pod: nothing runs on
+it, since a record with jobs cannot be deleted. Both are repeated, each time after twice as long.
 """
 
 from __future__ import annotations
@@ -18,61 +16,61 @@ from fleet.world.slurm import Slurm
 from fleet.world.snapshot import Snapshot, Unknown, Worker
 
 LONGEST_S = 3600.0
-# Of a time; a person's word is none of ours.
+# Digits of a time; a longer annotation is a person's.
 DIGITS = 12
 
 
 def causes(worker: Worker, slurm: Slurm, lost: Lost | None, now: float, policy: Policy) -> Mapping[str, str]:
-    """Why it is replaced. When it was asked stands on the pod: another fleet goes on from there."""
-    asked = _asked(worker.pod)
-    if not _unknown(worker, slurm) or asked is None or not _long(lost, now, policy):
+    """Why the pod is replaced. The time of the restart is on the pod, so another leader continues from there."""
+    asked = _asked_at(worker.pod)
+    if not _is_unknown(worker, slurm) or asked is None or not _is_due(lost, now, policy):
         return {}
-    if 0 <= now - asked < _patience(lost, policy):  # of a time that is to come nobody knows whose clock it was
+    if 0 <= now - asked < _patience_s(lost, policy):  # a time in the future comes from a wrong clock and is ignored
         return {}
     again = f" (replaced before: {lost.times})" if lost and lost.times else ""
     return {"lost": f"it is ready, and Slurm does not know it; to restart its slurmd did not help{again}"}
 
 
 def restart(worker: Worker, slurm: Slurm, lost: Lost | None, now: float, policy: Policy) -> Iterator[Action]:
-    pod, asked = worker.pod, _asked(worker.pod)
+    pod, asked = worker.pod, _asked_at(worker.pod)
     if pod.deleting:
         return
     if worker.slurm is not None and asked is not None:
-        yield RestartSlurmd(pod.name, pod.uid, pod.version, None, worker.slurm.seen)
-    elif _unknown(worker, slurm) and asked is not None:
+        yield RestartSlurmd(pod.name, pod.uid, pod.version, None, worker.slurm.precondition)
+    elif _is_unknown(worker, slurm) and asked is not None:
         yield Notice(pod.name, "lost", "Slurm does not know it: its slurmd restarts, or else its pod goes")
-    elif _unknown(worker, slurm) and _long(lost, now, policy):
+    elif _is_unknown(worker, slurm) and _is_due(lost, now, policy):
         yield RestartSlurmd(pod.name, pod.uid, pod.version, str(int(now)), None)
 
 
-def _unknown(worker: Worker, slurm: Slurm) -> bool:
+def _is_unknown(worker: Worker, slurm: Slurm) -> bool:
     return worker.slurm is None and worker.name not in slurm.unread
 
 
-def _asked(pod: Pod) -> int | None:
-    """When the fleet did."""
+def _asked_at(pod: Pod) -> int | None:
+    """When the fleet asked for a restart of slurmd."""
     word = pod.annotations.get(RESTART, "")
     return int(word) if word.isascii() and word.isdigit() and len(word) <= DIGITS else None
 
 
-def _patience(lost: Lost | None, policy: Policy) -> float:
+def _patience_s(lost: Lost | None, policy: Policy) -> float:
     return min(LONGEST_S, policy.lost_s * 2.0 ** min(lost.times if lost else 0, 60))
 
 
-def _long(lost: Lost | None, now: float, policy: Policy) -> bool:
-    return lost is not None and now - lost.since >= _patience(lost, policy)
+def _is_due(lost: Lost | None, now: float, policy: Policy) -> bool:
+    return lost is not None and now - lost.since >= _patience_s(lost, policy)
 
 
 def remembered(
-    world: Snapshot, before: Mapping[str, Lost], changes: Iterable[Change], now: float
+    snapshot: Snapshot, before: Mapping[str, Lost], changes: Iterable[Change], now: float
 ) -> Mapping[str, Lost]:
-    """Of those that are ready, and of those that were replaced and are not known yet."""
-    if isinstance(world.slurm, Unknown):
+    """Remember the ready pods that Slurm does not know, and the replaced ones until it does."""
+    if isinstance(snapshot.slurm, Unknown):
         return before
     replaced = {change.pod for change in changes if isinstance(change, Evict) and change.was is None}
     found = {}
-    for worker in world.workers():
-        if not _unknown(worker, world.slurm):
+    for worker in snapshot.workers():
+        if not _is_unknown(worker, snapshot.slurm):
             continue
         lost = before.get(worker.name)
         if worker.name in replaced:

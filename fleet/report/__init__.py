@@ -1,1 +1,1 @@
-"""What people and programs are told over HTTP, on a terminal and in Events, of a world and a decision."""
+"""Reports for people and programs: status, Events, metrics and the page, made from a snapshot and a decision."""

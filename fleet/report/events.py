@@ -1,4 +1,4 @@
-"""What was done, noted and told, as Events of the object that it is about: `kubectl describe` shows them."""
+"""Changes, notes and notices as Events of the objects that they concern: `kubectl describe` shows them."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from fleet.decide.actions import (
     Make,
     NotePool,
     Notice,
+    Place,
     Protect,
     Record,
     Remove,
@@ -37,7 +38,6 @@ from fleet.decide.actions import (
     Withdraw,
 )
 from fleet.decide.decide import MINUTE_S, NEWS
-from fleet.decide.topology import Place
 from fleet.report.messages import in_words
 from fleet.world.kubernetes import Kubernetes, Pod
 from fleet.world.machine import HistoryEntry, MachineStatus
@@ -45,32 +45,33 @@ from fleet.world.worker_pool import PoolCondition, PoolStatus
 from ground.errors import one_line
 
 
-def lines(before: MachineStatus, after: MachineStatus) -> tuple[HistoryEntry, ...]:
-    """Of its history, of which the oldest go."""
+def new_entries(before: MachineStatus, after: MachineStatus) -> tuple[HistoryEntry, ...]:
+    """Return the new entries of a machine's history, of which the oldest are dropped."""
     old, now = before.history, after.history
     gone = next(many for many in range(len(old) + 1) if old[many:] == now[: len(old) - many])
     return now[len(old) - gone :]
 
 
-def turned(before: PoolStatus, after: PoolStatus) -> tuple[PoolCondition, ...]:
-    """Conditions that say something else than they did. One that is new and good was never otherwise."""
-    old = {one.type: (one.status, one.reason) for one in before.conditions}
-    new = (one for one in after.conditions if old.get(one.type) != (one.status, one.reason))
-    return tuple(one for one in new if one.type in old or one.status != "True")
+def turned_conditions(before: PoolStatus, after: PoolStatus) -> tuple[PoolCondition, ...]:
+    """Return the conditions with a new status or reason. A new condition that is good is no news."""
+    old = {condition.type: (condition.status, condition.reason) for condition in before.conditions}
+    new = (each for each in after.conditions if old.get(each.type) != (each.status, each.reason))
+    return tuple(each for each in new if each.type in old or each.status != "True")
 
 
-def of_machine(before: MachineStatus, after: MachineStatus) -> str:
-    return "; ".join(f"{one.what} {one.text}".rstrip() for one in lines(before, after))
+def machine_news(before: MachineStatus, after: MachineStatus) -> str:
+    return "; ".join(f"{entry.what} {entry.text}".rstrip() for entry in new_entries(before, after))
 
 
-def of_pool(before: PoolStatus, after: PoolStatus) -> str:
-    said = (f"{one.type} is {one.status}, {one.reason}: {one.message}" for one in turned(before, after))
-    return "; ".join(one.removesuffix(": ") for one in said)
+def pool_news(before: PoolStatus, after: PoolStatus) -> str:
+    texts = (
+        f"{each.type} is {each.status}, {each.reason}: {each.message}" for each in turned_conditions(before, after)
+    )
+    return "; ".join(text.removesuffix(": ") for text in texts)
 
 
 class EventRateLimit:
-    """A verdict that comes and goes, as root on a worker may have it, is not an Event each time: of one object so many
-    are written in a minute. Its status has what is so."""
+    """At most NEWS Events a minute for notes of one object: root on a worker can make a verdict come and go."""
 
     def __init__(self) -> None:
         self._written: dict[str, tuple[float, int]] = {}
@@ -81,14 +82,14 @@ class EventRateLimit:
             since, times = now, 0
         if times >= NEWS:
             return False
-        self._written = {one: kept for one, kept in self._written.items() if now - kept[0] < MINUTE_S}
+        self._written = {key: kept for key, kept in self._written.items() if now - kept[0] < MINUTE_S}
         self._written[uid] = since, times + 1
         return True
 
 
-# The API server's own bound.
+# The API server's limit of a message.
 MOST = 1024
-# About the whole; and the component of its own pods.
+# The subject of notices about the whole fleet, and the component of the fleet's own pods.
 FLEET = "fleet"
 REASONS = {
     Drain: "Drained",
@@ -114,56 +115,61 @@ REASONS = {
 
 
 def events(
-    actions: Iterable[Change | Notice], world: Kubernetes, namespace: str, most: int, often: EventRateLimit, now: float
+    actions: Iterable[Change | Notice],
+    kubernetes: Kubernetes,
+    namespace: str,
+    most: int,
+    limit: EventRateLimit,
+    now: float,
 ) -> list[Object]:
-    """`most` at a time; the log has them all. What is done and told comes before what is noted of thousands at once."""
+    """Build at most `most` Events; the log has all of them. Notes, of which there may be thousands, come last."""
     ordered = sorted(actions, key=lambda action: isinstance(action, Record | NotePool))
     found: list[Object] = []
     for action in ordered:
-        one = event(action, world, namespace) if len(found) < most else None
-        if one is None:
+        item = event(action, kubernetes, namespace) if len(found) < most else None
+        if item is None:
             continue
-        if not isinstance(action, Record | NotePool) or often.may(one["involvedObject"]["uid"], now):
-            found.append(one)
+        if not isinstance(action, Record | NotePool) or limit.may(item["involvedObject"]["uid"], now):
+            found.append(item)
     return found
 
 
-def _noted(note: Record | NotePool, world: Kubernetes) -> tuple[Object, str] | None:
-    """Of what, and what is new of it since it was seen: a note that repeats what stands, or only counts, is none."""
+def _noted(note: Record | NotePool, kubernetes: Kubernetes) -> tuple[Object, str] | None:
+    """Return the object of a note, and what is new; None: the note repeats what was known, or only counts."""
     if isinstance(note, Record):
-        machine = (world.machines or {}).get(note.name)
-        said = of_machine(machine.status, note.status) if machine else ""
-        return (_own_kind(crd.KIND, note.name, machine.uid), said) if machine and said else None
-    pool = (world.pools or {}).get(note.name)
-    said = of_pool(pool.status, note.status) if pool else ""
-    return (_own_kind(crd_pools.KIND, note.name, pool.uid), said) if pool and said else None
+        machine = (kubernetes.machines or {}).get(note.name)
+        news = machine_news(machine.status, note.status) if machine else ""
+        return (_own_kind(crd.KIND, note.name, machine.uid), news) if machine and news else None
+    pool = (kubernetes.pools or {}).get(note.name)
+    news = pool_news(pool.status, note.status) if pool else ""
+    return (_own_kind(crd_pools.KIND, note.name, pool.uid), news) if pool and news else None
 
 
 def _own_kind(kind: str, name: str, uid: str) -> Object:
     return {"apiVersion": f"{crd.GROUP}/{crd.VERSION}", "kind": kind, "name": name, "uid": uid}
 
 
-def _own(name: str, world: Kubernetes) -> Pod | None:
-    """What is told of the whole stands with one of the fleet's own pods."""
-    mine = (pod for _, pod in sorted(world.others.items()) if pod.component == FLEET)
-    return next(mine, None) if name == FLEET else None
+def _own(name: str, kubernetes: Kubernetes) -> Pod | None:
+    """One of the fleet's own pods, for notices about the whole fleet."""
+    own = (pod for _, pod in sorted(kubernetes.others.items()) if pod.component == FLEET)
+    return next(own, None) if name == FLEET else None
 
 
-def _whose(record: str, world: Kubernetes) -> str:
-    """Its pod is gone: it is told with the pool that made it, and where a StatefulSet did with the fleet."""
-    pools = [name for name in world.pools or {} if record.startswith(f"{name}-")]
+def _whose(record: str, kubernetes: Kubernetes) -> str:
+    """Return the object for the Event of a removed record, whose pod has gone: its WorkerPool, else the fleet."""
+    pools = [name for name in kubernetes.pools or {} if record.startswith(f"{name}-")]
     return max(pools, key=len, default=FLEET)
 
 
-def event(action: Change | Notice, world: Kubernetes, namespace: str) -> Object | None:
-    """None: of nothing that is there, or no news: a condition of the pod says by itself what it says."""
+def event(action: Change | Notice, kubernetes: Kubernetes, namespace: str) -> Object | None:
+    """Build an Event; None: its object does not exist, or it is no news, such as a condition that shows itself."""
     match action:
         case (
             ShowOnPod() | ShowOnNode() | HideOnNode() | Free() | Protect() | Forget() | Make()
         ):  # fmt: skip
             return None
         case Record() | NotePool():
-            if (new := _noted(action, world)) is None:
+            if (new := _noted(action, kubernetes)) is None:
                 return None
             return _written({**new[0], "namespace": namespace}, namespace, REASONS[type(action)], "Normal", new[1])
         case Notice(about, kind):
@@ -177,14 +183,14 @@ def event(action: Change | Notice, world: Kubernetes, namespace: str) -> Object 
         case CreatePod(_, _, of_pool):
             name, reason, type_, text = of_pool.name, REASONS[CreatePod], "Normal", in_words(action)
         case Remove(record):
-            name, reason, type_, text = _whose(record, world), REASONS[Remove], "Normal", in_words(action)
-    if pod := world.pods.get(name) or world.others.get(name) or _own(name, world):
+            name, reason, type_, text = _whose(record, kubernetes), REASONS[Remove], "Normal", in_words(action)
+    if pod := kubernetes.pods.get(name) or kubernetes.others.get(name) or _own(name, kubernetes):
         name = pod.name
         of: Object = {"kind": "Pod", "name": name, "uid": pod.uid, "namespace": namespace}
-    elif node := world.nodes.get(name):
-        # Its Events stand where those of other Nodes do; a Node has no namespace.
+    elif node := kubernetes.nodes.get(name):
+        # Events of Nodes, which have no namespace, are in `default`.
         of, namespace = {"kind": "Node", "name": name, "uid": node.uid}, "default"
-    elif pool := (world.pools or {}).get(name):
+    elif pool := (kubernetes.pools or {}).get(name):
         of = {**_own_kind(crd_pools.KIND, name, pool.uid), "namespace": namespace}
     else:
         return None

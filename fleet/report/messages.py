@@ -1,18 +1,17 @@
-"""Changes and tells in words, for a log, a plan and an Event."""
+"""Changes and notices as sentences for the log, the plan and Events."""
 
 from __future__ import annotations
 
 from fleet.decide import actions
-from fleet.decide.topology import Place
 from ground.errors import one_line
 
 
 def in_words(action: actions.Change | actions.Notice) -> str:
-    """One line, whatever people and machines have written into what it quotes."""
+    """Render one line, whatever users and machines wrote into the quoted parts."""
     return one_line(_words(action))
 
 
-def _words(action: actions.Change | actions.Notice) -> str:
+def _words(action: actions.Change | actions.Notice) -> str:  # noqa: C901, PLR0911, PLR0912 - one case for each change
     match action:
         case actions.Drain(name, reason, _, _, down):
             return f"{'set down' if down else 'drain'} {name} in Slurm: {reason}"
@@ -57,9 +56,9 @@ def _words(action: actions.Change | actions.Notice) -> str:
             return f"start {name}, to {goal} {node}: {why}"
         case actions.CallHook(name, node, _, goal, why, hook):
             return f"call {hook.where} for {name}, to {goal} {node}: {why}"
-        case Place(name, place):
-            switch, *block = (one.rpartition(":")[2] for one in place.split(","))
-            return f"place {name} at {switch}{''.join(f', in block {one},' for one in block)} in Slurm"
+        case actions.Place(name, place):
+            switch, *block = (part.rpartition(":")[2] for part in place.split(","))
+            return f"place {name} at {switch}{''.join(f', in block {name_},' for name_ in block)} in Slurm"
         case actions.CreatePod(name, node, pool):
             return f"create {name} of {pool.name}{f' on {node}' if node else ''}: template {pool.hash}"
         case actions.Adopt(pod, _, _, pool):

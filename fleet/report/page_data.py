@@ -16,7 +16,7 @@ from fleet.policy import Policy
 from fleet.report.messages import in_words
 from fleet.report.status import Report, budgets, pools, unknown, worker_
 from fleet.world.kubernetes import Kubernetes, Node
-from fleet.world.machine import Machine, MachineStatus, written
+from fleet.world.machine import Machine, MachineStatus, machine_status_json
 from fleet.world.slurm import Slurm
 from fleet.world.snapshot import Snapshot, Unknown, Worker
 
@@ -24,17 +24,17 @@ from fleet.world.snapshot import Snapshot, Unknown, Worker
 RACKS = ("topology.kubernetes.io/rack", "network.topology.nvidia.com/leaf", "topology.kubernetes.io/zone")
 CELLS, SAID = 20_000, 200
 SHORT, LONG = 200, 1024
-# What is proposed to people, of all that is told.
+# The kinds of notices that propose something.
 PROPOSED = frozenset({"propose", "dead"})
 WHOLE = frozenset({"fleet", "Slurm", "Kubernetes"})
 Jobs = Mapping[str, tuple[str, ...]]
 
 
-def picture(world: Snapshot, decision: Decision, policy: Policy, now: float) -> Report:
-    here = None if isinstance(world.kubernetes, Unknown) else world.kubernetes
-    workers = list(world.shown_workers())
-    answers, missing = isinstance(world.slurm, Slurm), unknown(world)
-    # What is told of the whole comes first, and is not what is left out.
+def picture(snapshot: Snapshot, decision: Decision, policy: Policy, now: float) -> Report:
+    here = None if isinstance(snapshot.kubernetes, Unknown) else snapshot.kubernetes
+    workers = list(snapshot.shown_workers())
+    answers, missing = isinstance(snapshot.slurm, Slurm), unknown(snapshot)
+    # Notices about the whole fleet come first, so that the limit does not cut them.
     first = sorted(decision.stands, key=lambda one: one.about not in WHOLE)
     stands = [(one.about, one.kind, line(one.text, LONG)) for one in first]
     proposals = [_told(*one) for one in stands if one[1] in PROPOSED]
@@ -43,14 +43,14 @@ def picture(world: Snapshot, decision: Decision, policy: Policy, now: float) -> 
     return {
         "unknown": [f"{side.capitalize()} does not answer: {gone['why'][:SHORT]}" for side, gone in missing.items()],
         # When slurmctld answered last, where it does not answer now and this process has seen an answer.
-        "slurmAt": int(world.last_at) if not answers and world.last is not None else None,
+        "slurmAt": int(snapshot.last_at) if not answers and snapshot.last is not None else None,
         "cells": cells[:CELLS],
-        "pools": pools(workers, world, policy),
-        "budgets": budgets(workers, world, policy, now),
+        "pools": pools(workers, snapshot, policy),
+        "budgets": budgets(workers, snapshot, policy, now),
         "due": [line(in_words(one), SHORT) for one in decision.changes[:SAID]],
         "holds": holds[:SAID],
         "proposals": proposals[:SAID],
-        # How many there are, also of those that are not among them.
+        # The full numbers, beyond the limits.
         "all": {
             "cells": len(cells),
             "due": len(decision.changes),
@@ -65,8 +65,10 @@ def _told(about: str, kind: str, text: str) -> Report:
 
 
 def _cells(here: Kubernetes, workers: list[Worker], told: Mapping[str, str], answers: bool) -> Iterator[Report]:
-    """One cell a worker, and one for each machine without a worker. Empty fields are left out: a page of 5,000 cells is
-    sent every few seconds."""
+    """Yield one cell for each worker, and one for each machine without a worker.
+
+    Empty fields are left out: a page of 5,000 cells is sent every few seconds.
+    """
     machines = here.machines or {}
     at = _by_node(machines)
     for worker in workers:
@@ -110,7 +112,7 @@ def _is_held(worker: Worker) -> bool:
 
 
 def _without_worker(status: MachineStatus, here: Kubernetes) -> str:
-    """The state of a machine that has no worker at this moment; its object may still say what it was with one."""
+    """Return the state of a machine without a worker; its object may still have the state from before."""
     node = here.nodes.get(status.node)
     if node is not None and node.fenced:
         return "GivenUp"
@@ -118,7 +120,7 @@ def _without_worker(status: MachineStatus, here: Kubernetes) -> str:
 
 
 def state(worker: Worker, *, known: bool = True) -> str:
-    """The state that the pod's condition shows, and whether the worker has jobs."""
+    """Return the state that the pod's condition shows, and whether the worker has jobs."""
     shown = str(worker_(worker, known=known)["state"])
     return "Busy" if shown == "TakesJobs" and worker.slurm and worker.slurm.record.busy else shown
 
@@ -134,14 +136,14 @@ def rack(node: Node | None) -> str:
     return line(next((node.labels[key] for key in RACKS if node.labels.get(key)), ""), SHORT) if node else ""
 
 
-def detail(name: str, world: Snapshot, decision: Decision, jobs: Jobs | None) -> Report | None:
+def detail(name: str, snapshot: Snapshot, decision: Decision, jobs: Jobs | None) -> Report | None:
     """Everything known about one cell; None: there is no cell of that name. `jobs`: by node; None: not known."""
-    here = world.kubernetes
+    here = snapshot.kubernetes
     if isinstance(here, Unknown):
         return None
     machines = here.machines or {}
-    answers = isinstance(world.slurm, Slurm)
-    worker = next((one for one in world.shown_workers() if one.name == name), None)
+    answers = isinstance(snapshot.slurm, Slurm)
+    worker = next((one for one in snapshot.shown_workers() if one.name == name), None)
     if worker is None and name not in machines:
         return None
     if worker is not None:
@@ -164,7 +166,7 @@ def detail(name: str, world: Snapshot, decision: Decision, jobs: Jobs | None) ->
             for key, one in sorted(node.conditions.items())[:SAID]
         ]
     if machine is not None:
-        found["machine"] = {"name": machine.name, **_short(written(machine.status))}
+        found["machine"] = {"name": machine.name, **_short(machine_status_json(machine.status))}
     found["stands"] = [
         _told(one.about, one.kind, line(one.text, LONG)) for one in decision.stands if one.about in names
     ]

@@ -11,38 +11,38 @@ from fleet.decide.causes import causes
 from fleet.decide.conditions import UNKNOWN, condition
 from fleet.decide.decide import Decision
 from fleet.decide.machines import line
-from fleet.decide.remediation import counts
+from fleet.decide.remediation import in_treatment
 from fleet.policy import STATE, Policy
-from fleet.world.machine import written
+from fleet.world.machine import machine_status_json
 from fleet.world.slurm import Slurm
 from fleet.world.snapshot import Snapshot, Unknown, Worker
 
 Report = dict[str, Any]
 
 
-def report(world: Snapshot, decision: Decision, policy: Policy, now: float) -> Report:
-    here = world.kubernetes
+def report(snapshot: Snapshot, decision: Decision, policy: Policy, now: float) -> Report:
+    here = snapshot.kubernetes
     machines = {} if isinstance(here, Unknown) else here.machines or {}
-    workers = list(world.shown_workers())
+    workers = list(snapshot.shown_workers())
     found = [(one.about, one.kind, one.text) for one in decision.stands]
     return {
-        "known": {"kubernetes": not isinstance(here, Unknown), "slurm": not isinstance(world.slurm, Unknown)},
-        "unknown": unknown(world),
-        "workers": [worker_(worker, known=isinstance(world.slurm, Slurm)) for worker in workers],
-        "pools": pools(workers, world, policy),
-        "machines": [{"name": name, **written(one.status)} for name, one in sorted(machines.items())],
+        "known": {"kubernetes": not isinstance(here, Unknown), "slurm": not isinstance(snapshot.slurm, Unknown)},
+        "unknown": unknown(snapshot),
+        "workers": [worker_(worker, known=isinstance(snapshot.slurm, Slurm)) for worker in workers],
+        "pools": pools(workers, snapshot, policy),
+        "machines": [{"name": name, **machine_status_json(one.status)} for name, one in sorted(machines.items())],
         "holds": [_stands(*one) for one in found if one[1] not in ("propose", "dead")],
         "proposals": [_stands(*one) for one in found if one[1] in ("propose", "dead")],
-        "budgets": budgets(workers, world, policy, now),
+        "budgets": budgets(workers, snapshot, policy, now),
     }
 
 
-def unknown(world: Snapshot) -> Report:
+def unknown(snapshot: Snapshot) -> Report:
     """Why a side is not known; for Slurm also the time of its last answer, where this process has seen one."""
-    sides = (("kubernetes", world.kubernetes), ("slurm", world.slurm))
+    sides = (("kubernetes", snapshot.kubernetes), ("slurm", snapshot.slurm))
     found: Report = {name: {"why": line(side.why, 1024)} for name, side in sides if isinstance(side, Unknown)}
-    if "slurm" in found and world.last is not None:
-        found["slurm"]["since"] = int(world.last_at)
+    if "slurm" in found and snapshot.last is not None:
+        found["slurm"]["since"] = int(snapshot.last_at)
     return found
 
 
@@ -70,8 +70,8 @@ def worker_(worker: Worker, *, known: bool = True) -> Report:
     }
 
 
-def pools(workers: list[Worker], world: Snapshot, policy: Policy) -> Report:
-    here, answers = world.kubernetes, isinstance(world.slurm, Slurm)
+def pools(workers: list[Worker], snapshot: Snapshot, policy: Policy) -> Report:
+    here, answers = snapshot.kubernetes, isinstance(snapshot.slurm, Slurm)
     known = {} if isinstance(here, Unknown) else {one.label: one for one in (here.pools or {}).values()}
     own = {label: one.most for label, one in known.items()}
     gone = away(workers)
@@ -90,11 +90,11 @@ def pools(workers: list[Worker], world: Snapshot, policy: Policy) -> Report:
     return found
 
 
-def budgets(workers: list[Worker], world: Snapshot, policy: Policy, now: float) -> Report:
-    here = world.kubernetes
+def budgets(workers: list[Worker], snapshot: Snapshot, policy: Policy, now: float) -> Report:
+    here = snapshot.kubernetes
     machines = {} if isinstance(here, Unknown) else here.machines or {}
     unwell = budget({one.name: (one.slurm, causes(one, policy, now)) for one in workers if one.node}, policy)
-    treated = [name for name, one in machines.items() if counts(one.status.remedy)]
+    treated = [name for name, one in machines.items() if in_treatment(one.status.remedy)]
     most = max(policy.machines.at_once, int(len(machines) * policy.machines.share))
     return {
         "unwell": {"now": len(unwell.against), "most": unwell.most},
@@ -104,7 +104,10 @@ def budgets(workers: list[Worker], world: Snapshot, policy: Policy, now: float) 
 
 
 def in_slurm(worker: Mapping[str, Any], *, known: bool) -> str:
-    """The state of a worker in Slurm; while slurmctld does not answer, whether its pod is ready and the last state."""
+    """Return the state of a worker in Slurm.
+
+    While slurmctld does not answer, whether its pod is ready and the last state.
+    """
     if known:
         return f"{worker['slurm']} {worker['reason']}".rstrip() or "not in Slurm"
     last = f"{worker['state']} {worker['reason']}".rstrip()
@@ -114,7 +117,7 @@ def in_slurm(worker: Mapping[str, Any], *, known: bool) -> str:
 
 
 def lines(said: Mapping[str, Any]) -> Iterator[str]:
-    """The report for a terminal: machines that take jobs are counted, the rest are named."""
+    """Return the report for a terminal: machines that take jobs are counted, the rest are named."""
     for side, why in said["unknown"].items():
         yield f"{side.capitalize()} does not answer: {why['why']}"
     for one in said["workers"]:

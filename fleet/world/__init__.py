@@ -1,1 +1,1 @@
-"""What is there, on both sides, at one moment: parsed once, frozen, and unknown where it is not known."""
+"""Snapshot types and parsers: both sides at one moment, parsed once, frozen, and unknown where they are not known."""

@@ -1,6 +1,6 @@
-"""Pods of others that may have machines of a pool: what they ask for, and whether a Node has it.
+"""Guest pods: pods of other namespaces that may borrow machines of a pool; what they request, and which Node fits.
 
-As the scheduler sees it where it is simple: requests, labels, taints. What hinders a pod besides is not seen here.
+Models the simple part of the scheduler: requests, node selector, required node affinity, taints.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from decimal import Decimal
 from typing import Any
 
 from fleet.errors import FleetError
-from fleet.world import fields
-from fleet.world.fields import Object
+from fleet.world.fields import Fields, Object
 
-# Of each resource in thousandths.
+# By resource, in thousandths.
 Amounts = Mapping[str, int]
 ENDED = ("Failed", "Succeeded")
-# What is compared to know of one machine: of the barest pod, and at most. What people write has a tenth of that.
+# The cost of comparing a guest with one machine: of a pod without constraints, and the most that is accepted.
 BARE, HEAVY = 4, 256
 _QUANTITY = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)(?:([numkMGTPE]|[KMGTPE]i)|[eE]([0-9]{1,2}))?")
 _TENS = {"n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
@@ -30,12 +29,12 @@ REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 @dataclass(frozen=True, slots=True)
 class NodeRequirement:
-    """One expression of a node affinity."""
+    """One expression of a node affinity term."""
 
     key: str
     operator: str
     values: tuple[str, ...]
-    field: bool  # of the Node itself, and not of its labels
+    field: bool  # matches a field of the Node instead of its labels
 
     def holds(self, name: str, labels: Mapping[str, str]) -> bool:
         if self.field:
@@ -49,7 +48,7 @@ class NodeRequirement:
                 return self.key in labels
             case "DoesNotExist":
                 return self.key not in labels
-        return False  # Gt and Lt: what is not understood fits nowhere
+        return False  # Gt and Lt are not supported: such a pod fits nowhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,8 @@ class Toleration:
     effect: str
 
     def of(self, key: str, value: str, effect: str) -> bool:
-        if self.effect not in ("", effect) or (self.key not in ("", key)):
+        """Return whether this tolerates the taint."""
+        if self.effect not in ("", effect) or self.key not in ("", key):
             return False
         return self.exists if not self.key else self.exists or self.value == value
 
@@ -68,17 +68,17 @@ class Toleration:
 @dataclass(frozen=True, slots=True)
 class Guest:
     name: str  # NAMESPACE/NAME
-    class_: str = ""
-    node: str = ""  # "": it waits, or is not looked at yet
-    # The scheduler has said that no Node has room for it. Of one that does not wait nobody asks where it may go.
+    class_: str = ""  # its PriorityClass
+    node: str = ""  # "": not scheduled
+    # The scheduler found no room. The constraints below are read of waiting guests only.
     waits: bool = False
     created: float = 0.0
     requests: Amounts = field(default_factory=dict)
     selector: Mapping[str, str] = field(default_factory=dict)
-    # Of one of these all must hold; none: wherever it is.
+    # All requirements of one term must hold; no terms: any Node.
     terms: tuple[tuple[NodeRequirement, ...], ...] = ()
     tolerations: tuple[Toleration, ...] = ()
-    # The same for those that go to the same places; and how much is compared to know of one machine.
+    # Equal for guests with equal constraints; and the cost of comparing this guest with one machine.
     shape: str = ""
     weight: int = BARE
 
@@ -87,112 +87,98 @@ class Guest:
         return self.name.partition("/")[0]
 
     def suits(self, name: str, labels: Mapping[str, str], taints: Iterable[tuple[str, str, str]]) -> bool:
-        """`taints`: key, value and effect."""
+        """Return whether the scheduler may place the guest on this Node. `taints`: key, value and effect."""
         if not self.selector.items() <= labels.items():
             return False
         if self.terms and not any(term and all(wish.holds(name, labels) for wish in term) for term in self.terms):
             return False
         hard = [taint for taint in taints if taint[2] != "PreferNoSchedule"]
-        return all(any(one.of(*taint) for one in self.tolerations) for taint in hard)
+        return all(any(toleration.of(*taint) for toleration in self.tolerations) for taint in hard)
 
 
-def guest(item: Object) -> Guest:
-    metadata = fields.mapping(item.get("metadata"), "metadata")
-    spec = fields.mapping(item.get("spec"), "spec")
-    status = fields.mapping(item.get("status"), "status")
-    over = fields.text(status.get("phase"), "status.phase") in ENDED
-    node = fields.text(spec.get("nodeName"), "spec.nodeName")
-    going = metadata.get("deletionTimestamp") is not None
-    namespace = fields.text(metadata.get("namespace"), "metadata.namespace", needed=True)
-    waits = not (over or node or going) and _unschedulable(status)
+def parse_guest(item: Object) -> Guest:
+    fields = Fields(item)
+    metadata, spec, status = fields.sub("metadata"), fields.sub("spec"), fields.sub("status")
+    ended = status.text("phase") in ENDED
+    node = spec.text("nodeName")
+    deleting = metadata.data.get("deletionTimestamp") is not None
+    waits = not (ended or node or deleting) and _is_unschedulable(status)
     return Guest(
-        name=f"{namespace}/{fields.text(metadata.get('name'), 'metadata.name', needed=True)}",
-        class_=fields.text(spec.get("priorityClassName"), "spec.priorityClassName"),
-        node="" if over else node,
+        name=f"{metadata.text('namespace', needed=True)}/{metadata.text('name', needed=True)}",
+        class_=spec.text("priorityClassName"),
+        node="" if ended else node,
         waits=waits,
-        created=fields.moment(metadata.get("creationTimestamp"), "metadata.creationTimestamp"),
-        requests={} if over else requests(spec),
-        **(_where(spec) if waits else {}),
+        created=metadata.moment("creationTimestamp"),
+        requests={} if ended else requests(spec),
+        **(_constraints(spec) if waits else {}),
     )
 
 
-def _where(spec: Object) -> dict[str, Any]:
-    """Which machines it may be given. Whoever makes it writes it, a million letters of it if he likes."""
-    affinity = fields.mapping(spec.get("affinity"), "spec.affinity")
-    required = fields.mapping(affinity.get("nodeAffinity"), "spec.affinity.nodeAffinity").get(REQUIRED)
-    listed = fields.mapping(required, "nodeAffinity").get("nodeSelectorTerms")
-    asked, selector = requests(spec), fields.texts(spec.get("nodeSelector"), "spec.nodeSelector")
-    terms = tuple(_term(one) for one in fields.items(listed, "nodeSelectorTerms"))
-    bears = tuple(_toleration(one) for one in fields.items(spec.get("tolerations"), "spec.tolerations"))
+def _constraints(spec: Fields) -> dict[str, Any]:
+    """Read where the guest may run. A user may write a megabyte of constraints, so their cost is bounded."""
+    required = spec.sub("affinity").sub("nodeAffinity").sub(REQUIRED)
+    selector, requested = spec.texts("nodeSelector"), requests(spec)
+    terms = tuple(_term(term) for term in required.subs("nodeSelectorTerms"))
+    tolerations = tuple(
+        Toleration(item.text("key"), item.text("value"), item.data.get("operator") == "Exists", item.text("effect"))
+        for item in spec.subs("tolerations")
+    )
     wishes = sum(1 + sum(1 + len(wish.values) for wish in term) for term in terms)
-    weight = BARE + len(asked) + len(selector) + len(bears) + wishes
+    weight = BARE + len(requested) + len(selector) + len(tolerations) + wishes
     if weight > HEAVY:
-        said = "its resources, labels, tolerations, and terms of affinity with their values"
-        raise FleetError("read spec", f"{said} are {weight} together: one of more than {HEAVY} is lent nothing")
-    shape = repr((sorted(asked.items()), sorted(selector.items()), terms, bears))
-    where = {"selector": selector, "terms": terms, "tolerations": bears}
-    return {**where, "weight": weight, "shape": hashlib.sha256(shape.encode()).hexdigest()}
+        what = "its resources, labels, tolerations, and terms of affinity with their values"
+        raise FleetError("read spec", f"{what} are {weight} together: a pod with more than {HEAVY} is lent nothing")
+    shape = repr((sorted(requested.items()), sorted(selector.items()), terms, tolerations))
+    digest = hashlib.sha256(shape.encode()).hexdigest()
+    return {"selector": selector, "terms": terms, "tolerations": tolerations, "weight": weight, "shape": digest}
 
 
-def _unschedulable(status: Object) -> bool:
-    for item in fields.items(status.get("conditions"), "status.conditions"):
-        one = fields.mapping(item, "status.conditions")
-        if one.get("type") == "PodScheduled":
-            return one.get("status") == "False" and one.get("reason") == "Unschedulable"
+def _is_unschedulable(status: Fields) -> bool:
+    for condition in status.subs("conditions"):
+        if condition.data.get("type") == "PodScheduled":
+            return condition.data.get("status") == "False" and condition.data.get("reason") == "Unschedulable"
     return False
 
 
-def _term(item: object) -> tuple[NodeRequirement, ...]:
-    one = fields.mapping(item, "nodeSelectorTerms")
+def _term(term: Fields) -> tuple[NodeRequirement, ...]:
     return tuple(
-        _wish(wish, of_node) for key, of_node in (("matchExpressions", False), ("matchFields", True))
-        for wish in fields.items(one.get(key), key)
-    )  # fmt: skip
+        NodeRequirement(
+            item.text("key", needed=True), item.text("operator", needed=True), tuple(item.strings("values")), of_node
+        )
+        for key, of_node in (("matchExpressions", False), ("matchFields", True))
+        for item in term.subs(key)
+    )
 
 
-def _wish(item: object, of_node: bool) -> NodeRequirement:
-    one = fields.mapping(item, "nodeSelectorTerms")
-    values = tuple(fields.text(value, "values", needed=True) for value in fields.items(one.get("values"), "values"))
-    key, operator = (fields.text(one.get(name), name, needed=True) for name in ("key", "operator"))
-    return NodeRequirement(key, operator, values, of_node)
-
-
-def _toleration(item: object) -> Toleration:
-    one = fields.mapping(item, "spec.tolerations")
-    said = {key: fields.text(one.get(key), f"spec.tolerations.{key}") for key in ("key", "value", "effect")}
-    return Toleration(**said, exists=one.get("operator") == "Exists")
-
-
-def requests(spec: Object) -> dict[str, int]:
-    """Of a pod: of all its containers together, and of each that runs before them alone."""
-    found: dict[str, int] = amounts(spec.get("overhead"))
+def requests(spec: Fields) -> dict[str, int]:
+    """Compute what a pod requests: the sum of its containers, and at least what each init container needs alone."""
+    total = amounts(spec.sub("overhead"))
     alone: list[dict[str, int]] = []
     for key in ("containers", "initContainers"):
-        for item in fields.items(spec.get(key), f"spec.{key}"):
-            one = fields.mapping(item, f"spec.{key}")
-            said = fields.mapping(one.get("resources"), "resources")
-            # In a pod the API server has done so already; in a template nobody has.
-            asked = amounts(said.get("limits")) | amounts(said.get("requests"))
-            if key == "initContainers" and one.get("restartPolicy") != "Always":
-                alone.append(asked)
+        for container in spec.subs(key):
+            resources = container.sub("resources")
+            # The API server copies limits into requests of a pod; in a template they are still missing.
+            requested = amounts(resources.sub("limits")) | amounts(resources.sub("requests"))
+            if key == "initContainers" and container.data.get("restartPolicy") != "Always":
+                alone.append(requested)
                 continue
-            for name, much in asked.items():
-                found[name] = found.get(name, 0) + much
-    for asked in alone:
-        found |= {name: max(much, found.get(name, 0)) for name, much in asked.items()}
-    # What is asked for in no amount is asked for on each machine.
-    return {name: much for name, much in found.items() if much}
+            for name, much in requested.items():
+                total[name] = total.get(name, 0) + much
+    for requested in alone:
+        total |= {name: max(much, total.get(name, 0)) for name, much in requested.items()}
+    return {name: much for name, much in total.items() if much}
 
 
-def amounts(value: object) -> dict[str, int]:
-    return {key: amount(said, key) for key, said in fields.mapping(value, "resources").items()}
+def amounts(fields: Fields) -> dict[str, int]:
+    return {key: amount(value, key) for key, value in fields.data.items()}
 
 
-def amount(said: object, where: str) -> int:
-    found = _QUANTITY.fullmatch(said) if isinstance(said, str) else None
-    if found is None:
+def amount(value: object, where: str) -> int:
+    """Parse a Kubernetes quantity into thousandths, rounded up."""
+    match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
         raise FleetError(f"read {where}", "it is no quantity")
-    number, unit, tens = found.groups()
+    number, unit, tens = match.groups()
     if unit and unit.endswith("i"):
         times = Decimal(1000 * 2 ** (10 * (_TWOS.index(unit[0]) + 1)))
     else:
@@ -201,11 +187,11 @@ def amount(said: object, where: str) -> int:
 
 
 def less(much: Amounts, *others: Amounts) -> Amounts:
-    found = dict(much)
+    left = dict(much)
     for other in others:
-        for name, one in other.items():
-            found[name] = found.get(name, 0) - one
-    return found
+        for name, taken in other.items():
+            left[name] = left.get(name, 0) - taken
+    return left
 
 
 def holds(room: Amounts, wanted: Amounts) -> bool:

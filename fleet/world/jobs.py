@@ -1,4 +1,4 @@
-"""Jobs that wait, as slurmrestd tells of them, and what a node has for one."""
+"""Pending jobs as slurmrestd lists them, and what a node offers to a job."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fleet.world import fields
-from fleet.world.fields import Object
+from fleet.world.fields import Fields, Object
 
-# What more nodes may cure. The last two are said of a job that asks for more than there is: of more nodes, or of bigger
-# ones. A held one, one that waits for another or for its hour, and one over a limit of its user are not among them.
+# Reasons that more nodes may cure. The last two belong to jobs that ask for more than the partition has. Held jobs,
+# dependent jobs, later start times and limits of a user are not among them.
 CURABLE = ("Resources", "Priority", "ReqNodeNotAvail", "Nodes required", "PartitionNodeLimit", "PartitionConfig")
 BEHIND = "Priority"
 _GPUS = re.compile(r"(?:gres[/:])?gpu(?:[:/][A-Za-z][\w.-]*)*(?:[:=]([0-9]{1,6}))?(?:\(.*)?")
 _TASKS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([1-9][0-9]{0,8}))?)?")
-# Of what may be larger, an array of jobs above all, no more is counted.
+# The bound of every count, above all of the tasks of an array.
 MOST = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """0: not known."""
+    """What a node has; 0 and empty: not known."""
 
     partitions: frozenset[str] = frozenset()
     features: frozenset[str] = frozenset()
@@ -36,12 +35,12 @@ UNKNOWN_OFFER = Offer()
 
 @dataclass(frozen=True, slots=True)
 class PendingJob:
-    """`cpus`, `memory`, `gpus`: on each node at least; `all_cpus`, `all_gpus`: on all together."""
+    """A job that waits. `cpus`, `memory`, `gpus`: the least on each node; `all_*`: the sum over all its nodes."""
 
     job: str
     reason: str
-    since: float  # from when it may run
-    times: int = 1  # of an array: so many of it wait
+    since: float  # eligible since
+    times: int = 1  # tasks of an array that wait
     nodes: int = 1
     partitions: tuple[str, ...] = ()
     features: str = ""
@@ -51,114 +50,100 @@ class PendingJob:
     all_cpus: int = 0
     all_gpus: int = 0
     all_memory: int = 0
-    alone: bool = False  # shares its nodes with nobody
+    alone: bool = False  # exclusive nodes
 
     @property
     def curable(self) -> bool:
+        """Return whether more nodes may let the job start."""
         return self.since > 0 and self.reason.replace("_", " ").startswith(CURABLE)
 
 
-def pending(jobs: Iterable[object]) -> tuple[PendingJob, ...]:
-    """FleetError: one of them cannot be read."""
-    found = []
-    for item in jobs:
-        one = fields.mapping(item, "job")
-        if "PENDING" in fields.items(one.get("job_state"), "job.job_state"):
-            found.append(_pending(one))
-    # One that names its nodes waits for those and for no others.
-    return tuple(one for one in found if one is not None)
+def pending_jobs(jobs: Iterable[object]) -> tuple[PendingJob, ...]:
+    """Parse the jobs that wait for any nodes. FleetError: one of them cannot be read."""
+    waiting = (job for job in (Fields(item, "job") for item in jobs) if "PENDING" in job.items("job_state"))
+    # A job that names its nodes waits for those, and no other node helps.
+    return tuple(_pending_job(job) for job in waiting if not job.text("required_nodes"))
 
 
-def _pending(one: Object) -> PendingJob | None:
+def _pending_job(job: Fields) -> PendingJob:
     def count(key: str) -> int:
-        return min(max(0, fields.number(one.get(key), f"job.{key}")), MOST)
+        return min(max(0, job.number(key)), MOST)
 
-    def said(key: str) -> str:
-        return fields.text(one.get(key), f"job.{key}")
-
-    if said("required_nodes"):
-        return None
     nodes, cpus = max(1, count("node_count")), count("cpus")
-    least = max(1, count("minimum_cpus_per_node"))
-    each = count("memory_per_cpu")
-    on_node = count("memory_per_node")
-    shared = {str(word).lower() for word in fields.items(one.get("shared"), "job.shared")}
+    cpus_per_node = max(1, count("minimum_cpus_per_node"))
+    per_cpu, per_node = count("memory_per_cpu"), count("memory_per_node")
     return PendingJob(
-        job=str(fields.number(one.get("job_id"), "job.job_id")),
-        reason=said("state_reason"),
-        since=float(fields.number(one.get("eligible_time"), "job.eligible_time")),
-        times=tasks(said("array_task_string"), count("array_max_tasks")),
+        job=str(job.number("job_id")),
+        reason=job.text("state_reason"),
+        since=float(job.number("eligible_time")),
+        times=tasks(job.text("array_task_string"), count("array_max_tasks")),
         nodes=nodes,
-        partitions=tuple(filter(None, said("partition").split(","))),
-        features=said("features"),
-        cpus=least,
-        memory=on_node or each * least,
-        gpus=gpus(said("tres_per_node")),
+        partitions=tuple(filter(None, job.text("partition").split(","))),
+        features=job.text("features"),
+        cpus=cpus_per_node,
+        memory=per_node or per_cpu * cpus_per_node,
+        gpus=gpus(job.text("tres_per_node")),
         all_cpus=cpus,
-        all_gpus=gpus(said("tres_per_job")),
-        all_memory=on_node * nodes or each * cpus,
-        alone="none" in shared,
+        all_gpus=gpus(job.text("tres_per_job")),
+        all_memory=per_node * nodes or per_cpu * cpus,
+        alone="none" in {str(word).lower() for word in job.items("shared")},
     )
 
 
-def tasks(said: str, at_once: int) -> int:
-    """How many of an array wait that may run at once: "1-3,7,10-20:5%4"; a long one is cut off by Slurm."""
+def tasks(text: str, at_once: int) -> int:
+    """Count the waiting tasks of an array that may run at once: "1-3,7,10-20:5%4". Slurm cuts long texts off."""
     many = 0
-    for part in said.partition("%")[0].split(","):
-        if found := _TASKS.fullmatch(part):
-            first, last, step = (int(one) if one else 0 for one in found.groups())
+    for part in text.partition("%")[0].split(","):
+        if match := _TASKS.fullmatch(part):
+            first, last, step = (int(group) if group else 0 for group in match.groups())
             many += (last - first) // (step or 1) + 1 if last > first else 1
-    limit = at_once or MOST
-    return max(1, min(many, limit, MOST))
+    return max(1, min(many, at_once or MOST, MOST))
 
 
-def gpus(said: str) -> int:
-    """In "gres/gpu:2", "gres/gpu:h100=8,gres/shard:1", "gpu:h100:8(S:0-1)"."""
-    return sum(int(found[1] or 1) for part in said.split(",") if (found := _GPUS.fullmatch(part)))
+def gpus(text: str) -> int:
+    """Count the GPUs in "gres/gpu:2", "gres/gpu:h100=8,gres/shard:1" or "gpu:h100:8(S:0-1)"."""
+    return sum(int(match[1] or 1) for part in text.split(",") if (match := _GPUS.fullmatch(part)))
 
 
-def offer(one: Object) -> Offer:
-    """Of a node's record."""
-
-    def names(key: str) -> frozenset[str]:
-        return frozenset(fields.text(item, f"node.{key}") for item in fields.items(one.get(key), f"node.{key}"))
-
+def parse_offer(record: Object) -> Offer:
+    """Read what a node has from its record."""
+    node = Fields(record, "node")
     return Offer(
-        names("partitions"),
-        names("features"),
-        fields.number(one.get("cpus"), "node.cpus"),
-        fields.number(one.get("real_memory"), "node.real_memory"),
-        gpus(fields.text(one.get("gres"), "node.gres")),
+        frozenset(node.strings("partitions")),
+        frozenset(node.strings("features")),
+        node.number("cpus"),
+        node.number("real_memory"),
+        gpus(node.text("gres")),
     )
 
 
-def serves(has: Offer, job: PendingJob) -> str:
-    """Why a node that has this is none for the job; "": it is one, as far as is known."""
+def mismatch(offer: Offer, job: PendingJob) -> str:
+    """Say what the job asks for that such a node lacks; an empty text: it fits, as far as is known."""
     named = re.findall(r"[A-Za-z0-9_.=-]+", re.sub(r"\*[0-9]+", "", job.features))
     plain = not re.search(r"[|\[\]()]", job.features)
-    lacks = [name for name in named if name not in has.features]
-    if has.partitions and job.partitions and not has.partitions & {*job.partitions}:
+    lacks = [name for name in named if name not in offer.features]
+    if offer.partitions and job.partitions and not offer.partitions & {*job.partitions}:
         return f"partition {','.join(job.partitions)}"
     if lacks and (plain or len(lacks) == len(named)):
         return f"feature {lacks[0]}"
-    for what, wants, there in (
-        ("CPUs", job.cpus, has.cpus),
-        ("MB of memory", job.memory, has.memory),
-        ("GPUs", job.gpus, has.gpus),
+    for what, wanted, there in (
+        ("CPUs", job.cpus, offer.cpus),
+        ("MB of memory", job.memory, offer.memory),
+        ("GPUs", job.gpus, offer.gpus),
     ):
-        if there and wants > there:
-            return f"{wants} {what} on a node, and one has {there}"
+        if there and wanted > there:
+            return f"{wanted} {what} on a node, and one has {there}"
     return ""
 
 
-def nodes_of(has: Offer, job: PendingJob) -> float:
-    """How many it takes; less than 1: it leaves room for others on one."""
+def nodes_needed(offer: Offer, job: PendingJob) -> float:
+    """Count the nodes that the job takes; less than 1: it leaves room for other jobs on its node."""
     parts = [
-        wants / there
-        for wants, there in ((job.all_cpus, has.cpus), (job.all_memory, has.memory), (job.all_gpus, has.gpus))
+        wanted / there
+        for wanted, there in ((job.all_cpus, offer.cpus), (job.all_memory, offer.memory), (job.all_gpus, offer.gpus))
         if there
     ]
     most = max(parts, default=1.0)
-    if job.nodes == 1 and most < 1.0 and has.cpus and not job.alone:
+    if job.nodes == 1 and most < 1.0 and offer.cpus and not job.alone:
         return most
     return float(max(job.nodes, math.ceil(most)))

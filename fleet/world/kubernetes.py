@@ -1,4 +1,4 @@
-"""Kubernetes' side: Nodes, and the pods of one cluster's workers."""
+"""Kubernetes' side of a snapshot: Nodes, and the pods, Machines and pools of one release."""
 
 from __future__ import annotations
 
@@ -6,34 +6,33 @@ import hashlib
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from fleet.errors import FleetError
-from fleet.world import fields, guests
-from fleet.world.fields import Object
-from fleet.world.guests import Amounts, Guest
+from fleet.world import guests
+from fleet.world.fields import Fields, Object
+from fleet.world.guests import ENDED, Amounts, Guest
 from fleet.world.machine import Machine
 from fleet.world.worker_pool import CANONICAL, MADE_OF, POOL, WorkerPool
 
-# A pod that nothing runs on and that gets nothing: of all others each pool's PodDisruptionBudget allows no eviction.
+# The label of a pod that nothing runs on and that gets no jobs. Each pool's PodDisruptionBudget refuses the eviction
+# of pods without it.
 FREE = "minivm.io/free"
-LOST = "lost"  # its value where that is because Slurm does not know it
-# Its init restarts slurmd once for each new value (init/helpers/asked.py). The fleet's say when it has asked.
+LOST = "lost"  # its value when Slurm does not know the pod
+# The pod's init restarts slurmd once for each new value (init/helpers/asked.py). The fleet writes the time.
 RESTART = "minivm.io/restart-slurmd"
-# A cordon of a fleet's; its value says whose. A machine cannot set a label of this kind: the API server keeps kubelets
-# from it (NodeRestriction).
+# The label of a Node that a fleet cordoned; its value names the fleet. NodeRestriction keeps kubelets from setting
+# labels with this prefix.
 CORDONED = "minivm.node-restriction.kubernetes.io/cordoned"
-ANYBODYS = "true"  # a mark from before marks said whose they are
-# What Kubernetes knows for a machine that is given up; and our label, of the same kind, which says that it was we.
+LEGACY_MARK = "true"  # the value before marks named the fleet
+# Kubernetes' taint for a machine that is given up, and the label by which the fleet knows its own taint.
 TAINT = "node.kubernetes.io/out-of-service"
 FENCED = "minivm.node-restriction.kubernetes.io/fenced"
-# A StatefulSet labels each pod with the revision of its template.
+# The label of a pod with the revision of its StatefulSet's template.
 REVISION = "controller-revision-hash"
 LABEL = "app.kubernetes.io"
 WORKER = "worker"
-# Phases of a pod that runs no more; and so much of why is kept.
-ENDED, MOST = ("Failed", "Succeeded"), 200
-LONGEST = 63  # of a label's value
+MOST = 200  # letters that are kept of why a pod ended
+LONGEST = 63  # letters of a label's value
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +55,19 @@ class Taint:
 class Node:
     name: str
     uid: str
-    version: str = ""  # resourceVersion: what was seen, for a change that is meant for this and no later state
+    version: str = ""  # resourceVersion: the precondition of a change
     cordoned: bool = False
-    ours: bool = False  # labelled so by this fleet: the cordon follows Slurm, and goes with it
-    fenced: bool = False  # labelled so by the fleet: given up
+    cordoned_by_fleet: bool = False  # by the label of this fleet: the cordon follows Slurm
+    fenced: bool = False  # given up, by the fleet's label
     taints: tuple[Taint, ...] = ()
     address: str = ""
-    port: int = 10250  # its kubelet's
-    provider: str = ""  # its provider's name for it
-    boot: str = ""  # changes with each start of it
+    port: int = 10250  # the kubelet's
+    provider: str = ""  # providerID
+    boot: str = ""  # boot id
     conditions: Mapping[str, Condition] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
-    room: Amounts = field(default_factory=dict)  # for all its pods together; empty: not known
+    room: Amounts = field(default_factory=dict)  # allocatable; empty: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,19 +75,19 @@ class Pod:
     name: str
     uid: str
     version: str = ""
-    node: str = ""  # "" until it is scheduled
+    node: str = ""  # "": not scheduled
     address: str = ""
-    component: str = ""  # of the cluster: worker, controller, login
+    component: str = ""  # worker, controller, login
     pool: str = ""
-    owner: str = ""  # the uid of who makes it
-    template: str = ""  # of which its WorkerPool made it; "": it did not
-    revision: str = ""  # of the StatefulSet's template that it was made of; "": no StatefulSet made it
+    owner: str = ""  # uid of the controlling object
+    template: str = ""  # hash of the WorkerPool template it was made of; "": no WorkerPool made it
+    revision: str = ""  # of the StatefulSet template it was made of; "": no StatefulSet made it
     created: float = 0.0
     ready: bool = False
     deleting: bool = False
-    ended: str = ""  # how, where nothing of it runs any more
-    free: bool = False  # labelled so by the fleet: it may be evicted
-    lost: bool = False  # and that is because Slurm did not know it
+    ended: str = ""  # phase and reason of a pod whose containers have all ended
+    free: bool = False  # labelled FREE: it may be evicted
+    lost: bool = False  # labelled FREE because Slurm did not know it
     requests: Amounts = field(default_factory=dict)  # empty: not known
     conditions: Mapping[str, Condition] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
@@ -97,55 +96,54 @@ class Pod:
 @dataclass(frozen=True, slots=True)
 class StatefulSet:
     replicas: int
-    revision: str = ""  # of its present template; "": not known
+    revision: str = ""  # of the present template; "": not known
 
 
 @dataclass(frozen=True, slots=True)
 class Kubernetes:
     nodes: Mapping[str, Node] = field(default_factory=dict)
     pods: Mapping[str, Pod] = field(default_factory=dict)  # workers
-    others: Mapping[str, Pod] = field(default_factory=dict)  # the controller's, those of logins
-    # The release's StatefulSets of workers; None: not known.
+    others: Mapping[str, Pod] = field(default_factory=dict)  # controller and logins
+    # StatefulSets of workers; None: not known.
     sets: Mapping[str, StatefulSet] | None = None
-    # Kept of hardware; None: not asked for, or not known just now (`blind`).
+    # Machines; None: switched off, or not known now (`blind`).
     machines: Mapping[str, Machine] | None = None
     blind: bool = False
-    # Of workers, as the fleet makes them; None: not asked for, or not known just now (`unsure`).
+    # WorkerPools; None: switched off, or not known now (`unsure`).
     pools: Mapping[str, WorkerPool] | None = None
     unsure: bool = False
-    # The names of their pods, with the Node of each, by pool.
+    # By pool, the names of its pods and the Node of each.
     wanted: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    # Objects that are there and could not be read, by kind and name: nothing is concluded from their absence.
+    # Why an object cannot be read, by kind and name. Its absence proves nothing.
     unread: Mapping[str, str] = field(default_factory=dict)
-    # On which Nodes those pods of them are of which that is known; "": on none yet. A pod may write its own status, and
-    # whatever it writes there keeps nothing from another machine.
+    # The Node of a pod that cannot be read, if at least that is known; "": not scheduled. A pod can make its own status
+    # unreadable, and must not hold up other machines by that.
     hidden: Mapping[str, str] = field(default_factory=dict)
     whose: str = ""  # the mark of this fleet
-    # Of the namespaces to whose pods machines are lent; None: of none of them it is known just now.
+    # Pods of the namespaces that may borrow machines; None: none of these namespaces is known.
     guests: tuple[Guest, ...] | None = ()
-    # Those of these namespaces of which alone it is not known who asks.
+    # The namespaces that are not known.
     silent: frozenset[str] = frozenset()
 
     def sees(self, node: str) -> bool:
-        """Whether all pods of the release that are on this Node can be read."""
-        pods = (self.hidden.get(key) for key in self.unread if key.startswith("Pod/"))
-        return all(where is not None and where != node for where in pods)
+        """Return whether every pod of the release on this Node can be read."""
+        places = (self.hidden.get(key) for key in self.unread if key.startswith("Pod/"))
+        return all(place is not None and place != node for place in places)
 
     def made(self, name: str) -> bool | None:
-        """Whether a worker of that name is made, now or again; None: nobody says, or it is none of the release's."""
+        """Return whether a worker of this name exists or will exist again; None: unknown, or of no set here."""
         if self.sets is None:
             return None
-        if any(name in names for names in self.wanted.values()) or any(
-            pool.may_have(name) for pool in (self.pools or {}).values()
-        ):
+        pools = (self.pools or {}).values()
+        if any(name in names for names in self.wanted.values()) or any(pool.may_have(name) for pool in pools):
             return True
         set_, _, number = name.rpartition("-")
         if set_ in self.sets:
             return int(number) < self.sets[set_].replicas if CANONICAL.fullmatch(number) else None
-        return False if self._of_a_pool(name) else None
+        return False if self._belongs_to_a_pool(name) else None
 
-    def _of_a_pool(self, name: str) -> bool:
-        """Of one that a Node's pod had, it is known only where all Nodes are."""
+    def _belongs_to_a_pool(self, name: str) -> bool:
+        """Return whether a pool made it. A pool with a pod on each Node is judged only while every Node can be read."""
         for pool in (self.pools or {}).values():
             rest = name.removeprefix(f"{pool.name}-")
             if rest != name and (pool.selector is not None or CANONICAL.fullmatch(rest)):
@@ -153,11 +151,11 @@ class Kubernetes:
         return False
 
     def elastic(self, name: str) -> bool:
-        """Whether it is a name of an elastic pool's; also beyond what it may have now."""
+        """Return whether it is the name of an elastic pool's worker, also one beyond the pool's maximum."""
         return any(pool.numbered(name) >= 0 for pool in (self.pools or {}).values())
 
 
-def together(
+def assemble(  # noqa: PLR0913 - one for each kind
     nodes: Mapping[str, Node],
     pods: Mapping[str, Pod],
     sets: Mapping[str, StatefulSet] | None,
@@ -173,8 +171,8 @@ def together(
     others = {name: pod for name, pod in pods.items() if pod.component != WORKER}
     labels = {name: node.labels for name, node in nodes.items()} if pools else {}
     wanted = {name: pool.names(labels) for name, pool in (pools or {}).items()}
-    found = Kubernetes(nodes, workers, others, sets, machines, blind, pools, unsure, wanted, unread)
-    return replace(found, whose=whose)
+    side = Kubernetes(nodes, workers, others, sets, machines, blind, pools, unsure, wanted, unread)
+    return replace(side, whose=whose)
 
 
 def name_of(item: Object) -> str:
@@ -182,148 +180,122 @@ def name_of(item: Object) -> str:
     return str(metadata.get("name", "?")) if isinstance(metadata, dict) else "?"
 
 
-def placed(item: Object) -> str | None:
-    """The Node of a pod of which nothing else can be read. Whoever may write its status cannot write this."""
+def node_name_of(item: Object) -> str | None:
+    """Read the Node of a pod that is otherwise unreadable. Rights to write a pod's status do not cover its spec."""
     spec = item.get("spec")
-    where = (spec.get("nodeName") or "") if isinstance(spec, dict) else None
-    return where if isinstance(where, str) else None
+    name = (spec.get("nodeName") or "") if isinstance(spec, dict) else None
+    return name if isinstance(name, str) else None
 
 
-def mark(namespace: str, release: str) -> str:
-    """Whose a cordon is: several clusters of Slurm may share the Nodes, each with a fleet. A label's value is short."""
-    whose = f"{namespace}.{release}"
-    return whose if len(whose) <= LONGEST else hashlib.sha256(whose.encode()).hexdigest()[:LONGEST]
+def fleet_mark(namespace: str, release: str) -> str:
+    """Name this fleet in a label's value: several Slurm clusters with a fleet each may share Nodes."""
+    mark = f"{namespace}.{release}"
+    return mark if len(mark) <= LONGEST else hashlib.sha256(mark.encode()).hexdigest()[:LONGEST]
 
 
-def node(item: Object, whose: str) -> Node:
-    metadata = fields.mapping(item.get("metadata"), "metadata")
-    spec = fields.mapping(item.get("spec"), "spec")
-    status = fields.mapping(item.get("status"), "status")
-    labels = fields.texts(metadata.get("labels"), "metadata.labels")
+def parse_node(item: Object, whose: str) -> Node:
+    fields = Fields(item)
+    metadata, spec, status = fields.sub("metadata"), fields.sub("spec"), fields.sub("status")
+    labels = metadata.texts("labels")
     return Node(
-        name=fields.text(metadata.get("name"), "metadata.name", needed=True),
-        uid=fields.text(metadata.get("uid"), "metadata.uid", needed=True),
-        version=fields.text(metadata.get("resourceVersion"), "metadata.resourceVersion"),
-        cordoned=fields.flag(spec.get("unschedulable"), "spec.unschedulable"),
-        ours=labels.get(CORDONED) in (whose, ANYBODYS),
+        name=metadata.text("name", needed=True),
+        uid=metadata.text("uid", needed=True),
+        version=metadata.text("resourceVersion"),
+        cordoned=spec.flag("unschedulable"),
+        cordoned_by_fleet=labels.get(CORDONED) in (whose, LEGACY_MARK),
         fenced=labels.get(FENCED) == "true",
-        taints=tuple(taint(one) for one in fields.items(spec.get("taints"), "spec.taints")),
-        address=_internal(status.get("addresses")),
-        port=_kubelet(status.get("daemonEndpoints")),
-        provider=fields.text(spec.get("providerID"), "spec.providerID"),
-        boot=fields.text(fields.mapping(status.get("nodeInfo"), "status.nodeInfo").get("bootID"), "bootID"),
-        conditions=conditions(status.get("conditions")),
-        annotations=fields.texts(metadata.get("annotations"), "metadata.annotations"),
-        # The same few on ten thousand Nodes.
+        taints=tuple(
+            Taint(taint.text("key", needed=True), taint.text("value"), taint.text("effect"))
+            for taint in spec.subs("taints")
+        ),
+        address=_internal_address(status),
+        port=status.sub("daemonEndpoints").sub("kubeletEndpoint").number("Port") or 10250,
+        provider=spec.text("providerID"),
+        boot=status.sub("nodeInfo").text("bootID"),
+        conditions=_parse_conditions(status),
+        annotations=metadata.texts("annotations"),
+        # Ten thousand Nodes share a few labels.
         labels={sys.intern(key): sys.intern(value) for key, value in labels.items()},
-        room=_amounts(guests.amounts, status.get("allocatable")),
+        room=_amounts(lambda: guests.amounts(status.sub("allocatable"))),
     )
 
 
-def pod(item: Object) -> Pod:
-    metadata = fields.mapping(item.get("metadata"), "metadata")
-    spec = fields.mapping(item.get("spec"), "spec")
-    status = fields.mapping(item.get("status"), "status")
-    found = conditions(status.get("conditions"))
-    labels = fields.texts(metadata.get("labels"), "metadata.labels")
+def parse_pod(item: Object) -> Pod:
+    fields = Fields(item)
+    metadata, spec, status = fields.sub("metadata"), fields.sub("spec"), fields.sub("status")
+    conditions = _parse_conditions(status)
+    labels = metadata.texts("labels")
     return Pod(
-        name=fields.text(metadata.get("name"), "metadata.name", needed=True),
-        uid=fields.text(metadata.get("uid"), "metadata.uid", needed=True),
-        version=fields.text(metadata.get("resourceVersion"), "metadata.resourceVersion"),
-        node=fields.text(spec.get("nodeName"), "spec.nodeName"),
-        address=fields.text(status.get("podIP"), "status.podIP"),
+        name=metadata.text("name", needed=True),
+        uid=metadata.text("uid", needed=True),
+        version=metadata.text("resourceVersion"),
+        node=spec.text("nodeName"),
+        address=status.text("podIP"),
         component=labels.get(f"{LABEL}/component", ""),
         pool=labels.get(POOL, ""),
-        owner=_owner(metadata.get("ownerReferences")),
-        template=_made_of(spec),
+        owner=_owner(metadata),
+        template=_template_hash(spec),
         revision=sys.intern(labels.get(REVISION, "")),
-        created=fields.moment(metadata.get("creationTimestamp"), "metadata.creationTimestamp"),
-        ready="Ready" in found and found["Ready"].status == "True",
-        deleting=metadata.get("deletionTimestamp") is not None,
+        created=metadata.moment("creationTimestamp"),
+        ready="Ready" in conditions and conditions["Ready"].status == "True",
+        deleting=metadata.data.get("deletionTimestamp") is not None,
         ended=_ended(status),
         free=labels.get(FREE) in ("true", LOST),
         lost=labels.get(FREE) == LOST,
-        requests=_amounts(guests.requests, spec),
-        conditions=found,
-        annotations=fields.texts(metadata.get("annotations"), "metadata.annotations"),
+        requests=_amounts(lambda: guests.requests(spec)),
+        conditions=conditions,
+        annotations=metadata.texts("annotations"),
     )
 
 
-def _amounts(read: Callable[[Any], dict[str, int]], said: object) -> Amounts:
-    """What nobody but a lender asks for: an object that else can be read is not unread for it."""
+def parse_stateful_set(item: Object) -> StatefulSet:
+    fields = Fields(item)
+    spec = fields.sub("spec")
+    if not isinstance(spec.data.get("replicas"), int):
+        spec.fail("replicas", "it is missing")
+    return StatefulSet(spec.number("replicas"), fields.sub("status").text("updateRevision"))
+
+
+def _amounts(read: Callable[[], dict[str, int]]) -> Amounts:
+    """Read what only lending needs: an error there does not make the whole object unreadable."""
     try:
-        return {sys.intern(key): much for key, much in read(said).items()}
+        return {sys.intern(key): much for key, much in read().items()}
     except FleetError:
         return {}
 
 
-def _made_of(spec: Object) -> str:
-    for item in fields.items(spec.get("containers"), "spec.containers"):
-        one = fields.mapping(item, "spec.containers")
-        for said in fields.items(one.get("env"), "spec.containers.env"):
-            variable = fields.mapping(said, "spec.containers.env")
-            if variable.get("name") == MADE_OF:
-                return sys.intern(fields.text(variable.get("value"), MADE_OF))
+def _template_hash(spec: Fields) -> str:
+    for container in spec.subs("containers"):
+        for variable in container.subs("env"):
+            if variable.data.get("name") == MADE_OF:
+                return sys.intern(variable.text("value"))
     return ""
 
 
-def _ended(status: Object) -> str:
-    said = [fields.text(status.get(key), f"status.{key}") for key in ("phase", "reason", "message")]
-    return ": ".join(filter(None, said))[:MOST] if said[0] in ENDED else ""
+def _ended(status: Fields) -> str:
+    parts = [status.text(key) for key in ("phase", "reason", "message")]
+    return ": ".join(filter(None, parts))[:MOST] if parts[0] in ENDED else ""
 
 
-def _owner(value: object) -> str:
-    for item in fields.items(value, "metadata.ownerReferences"):
-        one = fields.mapping(item, "metadata.ownerReferences")
-        if fields.flag(one.get("controller"), "metadata.ownerReferences.controller"):
-            return fields.text(one.get("uid"), "metadata.ownerReferences.uid", needed=True)
-    return ""
+def _owner(metadata: Fields) -> str:
+    owners = (owner for owner in metadata.subs("ownerReferences") if owner.flag("controller"))
+    return next((owner.text("uid", needed=True) for owner in owners), "")
 
 
-def _internal(value: object) -> str:
-    for item in fields.items(value, "status.addresses"):
-        one = fields.mapping(item, "status.addresses")
-        if one.get("type") == "InternalIP":
-            return fields.text(one.get("address"), "status.addresses.address")
-    return ""
+def _internal_address(status: Fields) -> str:
+    addresses = (address for address in status.subs("addresses") if address.data.get("type") == "InternalIP")
+    return next((address.text("address") for address in addresses), "")
 
 
-def _kubelet(value: object) -> int:
-    found = fields.mapping(value, "status.daemonEndpoints").get("kubeletEndpoint")
-    return fields.number(fields.mapping(found, "status.daemonEndpoints").get("Port"), "kubeletEndpoint.Port") or 10250
-
-
-def stateful_set(item: Object) -> StatefulSet:
-    """Parse a StatefulSet as the API server lists it."""
-    spec = fields.mapping(item.get("spec"), "spec")
-    if not isinstance(spec.get("replicas"), int):
-        raise FleetError("read spec.replicas", "it is not there")
-    status = fields.mapping(item.get("status"), "status")
-    return StatefulSet(
-        fields.number(spec.get("replicas"), "spec.replicas"),
-        fields.text(status.get("updateRevision"), "status.updateRevision"),
-    )
-
-
-def taint(item: object) -> Taint:
-    one = fields.mapping(item, "spec.taints")
-    return Taint(
-        fields.text(one.get("key"), "spec.taints.key", needed=True),
-        fields.text(one.get("value"), "spec.taints.value"),
-        fields.text(one.get("effect"), "spec.taints.effect"),
-    )
-
-
-def conditions(value: object) -> Mapping[str, Condition]:
+def _parse_conditions(status: Fields) -> Mapping[str, Condition]:
     found = {}
-    for item in fields.items(value, "status.conditions"):
-        one = fields.mapping(item, "status.conditions")
-        type_ = fields.text(one.get("type"), "status.conditions.type", needed=True)
+    for condition in status.subs("conditions"):
+        type_ = condition.text("type", needed=True)
         found[type_] = Condition(
             type_,
-            fields.text(one.get("status"), "status.conditions.status", needed=True),
-            fields.text(one.get("reason"), "status.conditions.reason"),
-            fields.text(one.get("message"), "status.conditions.message"),
-            fields.moment(one.get("lastTransitionTime"), "status.conditions.lastTransitionTime"),
+            condition.text("status", needed=True),
+            condition.text("reason"),
+            condition.text("message"),
+            condition.moment("lastTransitionTime"),
         )
     return found

@@ -1,4 +1,4 @@
-"""A machine as it is kept: what people want of it, and what the fleet has seen of it and done to it."""
+"""The Machine object: the goal that people set, and the status in which the fleet records what it saw and did."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import time
 from dataclasses import dataclass
 
 from fleet import crd
-from fleet.errors import FleetError
-from fleet.world import fields
-from fleet.world.fields import Object
+from fleet.world.fields import Fields, Object
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +18,12 @@ class HistoryEntry:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """Begun: it is written down before anything is done, so that whoever goes on knows of it."""
+    """A remedy that has begun. It is recorded before it is performed, so that the next leader knows of it."""
 
     goal: str
     number: int
     at: int
-    boot: str = ""  # the machine's boot id before it
+    boot: str = ""  # the machine's boot id before the remedy
     done: bool = False
 
 
@@ -36,7 +34,7 @@ class MachineStatus:
     why: str = ""
     node: str = ""
     node_uid: str = ""
-    boot: str = ""  # of that Node, when it was last seen
+    boot: str = ""  # the Node's boot id when it was last seen
     provider: str = ""
     gpus: tuple[str, ...] = ()
     worker: str = ""
@@ -54,80 +52,69 @@ class Machine:
     name: str
     uid: str
     version: str
-    generation: int = 0  # counts changes of what people want
-    goal: str = ""  # "": nobody has said one
+    generation: int = 0  # changes with the spec
+    goal: str = ""  # "": no person has set one
     reason: str = ""
     deleting: bool = False
     status: MachineStatus = MachineStatus()
 
 
-def machine(item: Object) -> Machine:
-    metadata = fields.mapping(item.get("metadata"), "metadata")
-    spec = fields.mapping(item.get("spec"), "spec")
-    goal = fields.text(spec.get("goal"), "spec.goal")
+def parse_machine(item: Object) -> Machine:
+    fields = Fields(item)
+    metadata, spec = fields.sub("metadata"), fields.sub("spec")
+    goal = spec.text("goal")
     if goal not in ("", *crd.GOALS):
-        raise FleetError("read spec.goal", f"{goal[:40]!r} is not one of {', '.join(crd.GOALS)}")
+        spec.fail("goal", f"{goal[:40]!r} is not one of {', '.join(crd.GOALS)}")
     return Machine(
-        name=fields.text(metadata.get("name"), "metadata.name", needed=True),
-        uid=fields.text(metadata.get("uid"), "metadata.uid", needed=True),
-        version=fields.text(metadata.get("resourceVersion"), "metadata.resourceVersion"),
-        generation=fields.number(metadata.get("generation"), "metadata.generation"),
+        name=metadata.text("name", needed=True),
+        uid=metadata.text("uid", needed=True),
+        version=metadata.text("resourceVersion"),
+        generation=metadata.number("generation"),
         goal=goal,
-        reason=fields.text(spec.get("reason"), "spec.reason"),
-        deleting=metadata.get("deletionTimestamp") is not None,
-        status=_status(fields.mapping(item.get("status"), "status")),
+        reason=spec.text("reason"),
+        deleting=metadata.data.get("deletionTimestamp") is not None,
+        status=_parse_status(fields.sub("status")),
     )
 
 
-def _status(said: Object) -> MachineStatus:
-    def text(key: str) -> str:
-        return fields.text(said.get(key), f"status.{key}")
-
-    usual = MachineStatus()
-    gpus = (fields.text(one, "status.gpus", needed=True) for one in fields.items(said.get("gpus"), "status.gpus"))
-    remedy = fields.mapping(said.get("remedy"), "status.remedy")
+def _parse_status(status: Fields) -> MachineStatus:
+    default, remedy = MachineStatus(), status.sub("remedy")
     return MachineStatus(
-        goal=text("goal") or usual.goal,
-        state=text("state") or usual.state,
-        why=text("why"),
-        node=text("node"),
-        node_uid=text("nodeUid"),
-        boot=text("boot"),
-        provider=text("providerId"),
-        gpus=tuple(gpus),
-        worker=text("worker"),
-        verdict=text("verdict"),
-        ill=fields.flag(said.get("ill"), "status.ill"),
-        repeats=fields.number(said.get("repeats"), "status.repeats"),
-        history=tuple(_event(one) for one in fields.items(said.get("history"), "status.history")),
-        remedy=_remedy(remedy) if remedy else None,
-        remedies=fields.number(said.get("remedies"), "status.remedies"),
-        fulfilled=fields.number(said.get("fulfilled"), "status.fulfilled"),
+        goal=status.text("goal") or default.goal,
+        state=status.text("state") or default.state,
+        why=status.text("why"),
+        node=status.text("node"),
+        node_uid=status.text("nodeUid"),
+        boot=status.text("boot"),
+        provider=status.text("providerId"),
+        gpus=tuple(status.strings("gpus")),
+        worker=status.text("worker"),
+        verdict=status.text("verdict"),
+        ill=status.flag("ill"),
+        repeats=status.number("repeats"),
+        history=tuple(
+            HistoryEntry(int(entry.moment("at")), entry.text("what", needed=True), entry.text("text"))
+            for entry in status.subs("history")
+        ),
+        remedy=_parse_remedy(remedy) if remedy.data else None,
+        remedies=status.number("remedies"),
+        fulfilled=status.number("fulfilled"),
     )
 
 
-def _event(item: object) -> HistoryEntry:
-    one = fields.mapping(item, "status.history")
-    return HistoryEntry(
-        int(fields.moment(one.get("at"), "status.history.at")),
-        fields.text(one.get("what"), "status.history.what", needed=True),
-        fields.text(one.get("text"), "status.history.text"),
-    )
-
-
-def _remedy(one: Object) -> Remedy:
+def _parse_remedy(remedy: Fields) -> Remedy:
     return Remedy(
-        goal=fields.text(one.get("goal"), "status.remedy.goal", needed=True),
-        number=fields.number(one.get("number"), "status.remedy.number"),
-        at=int(fields.moment(one.get("at"), "status.remedy.at")),
-        boot=fields.text(one.get("boot"), "status.remedy.boot"),
-        done=fields.flag(one.get("done"), "status.remedy.done"),
+        goal=remedy.text("goal", needed=True),
+        number=remedy.number("number"),
+        at=int(remedy.moment("at")),
+        boot=remedy.text("boot"),
+        done=remedy.flag("done"),
     )
 
 
-def written(status: MachineStatus) -> dict[str, object]:
-    """As the API server keeps it. What is empty is left out: applied anew, it goes."""
-    said: dict[str, object] = {
+def machine_status_json(status: MachineStatus) -> dict[str, object]:
+    """Return the status as the API server stores it. Empty fields are left out: server-side apply then removes them."""
+    found: dict[str, object] = {
         "goal": status.goal,
         "state": status.state,
         "why": status.why,
@@ -140,19 +127,24 @@ def written(status: MachineStatus) -> dict[str, object]:
         "verdict": status.verdict,
         "ill": status.ill,
         "repeats": status.repeats,
-        "history": [_without({"at": stamp(one.at), "what": one.what, "text": one.text}) for one in status.history],
+        "history": [
+            _without_empty({"at": rfc3339(entry.at), "what": entry.what, "text": entry.text})
+            for entry in status.history
+        ],
         "remedies": status.remedies,
         "fulfilled": status.fulfilled,
     }
-    if one := status.remedy:
-        kept = {"goal": one.goal, "number": one.number, "boot": one.boot, "done": one.done, "at": stamp(one.at)}
-        said["remedy"] = _without(kept)
-    return _without(said)
+    if remedy := status.remedy:
+        at = rfc3339(remedy.at)
+        found["remedy"] = _without_empty(
+            {"goal": remedy.goal, "number": remedy.number, "boot": remedy.boot, "done": remedy.done, "at": at}
+        )
+    return _without_empty(found)
 
 
-def _without(said: dict[str, object]) -> dict[str, object]:
-    return {key: value for key, value in said.items() if value not in ("", [], None)}
+def _without_empty(fields: dict[str, object]) -> dict[str, object]:
+    return {key: value for key, value in fields.items() if value not in ("", [], None)}
 
 
-def stamp(at: int) -> str:
+def rfc3339(at: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))

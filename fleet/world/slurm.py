@@ -1,4 +1,4 @@
-"""Slurm's side, as slurmrestd tells it: nodes, and the jobs that hold them."""
+"""Slurm's side of a snapshot, as slurmrestd reports it: nodes, and the jobs and reservations that name them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import TypeVar
 
 from fleet import reasons
 from fleet.errors import FleetError
-from fleet.world import fields
-from fleet.world.fields import Object
-from fleet.world.jobs import UNKNOWN_OFFER, Offer, PendingJob, offer, pending
+from fleet.world.fields import Fields
+from fleet.world.jobs import UNKNOWN_OFFER, Offer, PendingJob, parse_offer, pending_jobs
 from init.slurm import node as record
 from init.slurm.conf import expanded
 
-# What squeue calls R, CG, S, CF, SI, SO: a job in one of these has its nodes.
+# A job in one of these states has its nodes.
 HOLDING = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "CONFIGURING", "SIGNALING", "STAGE_OUT", "STOPPED"})
 OVER = frozenset(
     {
@@ -23,9 +22,18 @@ OVER = frozenset(
         "REVOKED", "TIMEOUT",
     }
 )  # fmt: skip
-
-CALLED = {"job": "job_id", "reservation": "name"}
+ID_KEYS = {"job": "job_id", "reservation": "name"}
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Precondition:
+    """What must still be true of a node when a change is made: a drain that a person sets in between must survive."""
+
+    drained: bool
+    down: bool
+    reason: str
+    comment: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +41,8 @@ class SlurmNode:
     record: record.Node
     comment: str = ""
     since: float = 0.0  # when its reason was set
-    topology: str | None = None  # its place in each topology; None: releases before 25.05 do not tell
-    last_busy: float = 0.0  # 0: not told
+    topology: str | None = None  # its place in each topology; None: Slurm before 25.05 does not report it
+    last_busy: float = 0.0  # 0: not reported
     offer: Offer = UNKNOWN_OFFER
 
     @property
@@ -55,102 +63,97 @@ class SlurmNode:
 
     @property
     def runs(self) -> bool:
-        """A job has processors of it."""
+        """Return whether a job has processors of it."""
         return self.record.allocated > 0 or bool(self.record.flags & {"ALLOCATED", "MIXED"})
 
     @property
-    def downed(self) -> bool:
-        """Down by the fleet, and not for what Slurm itself has found since."""
-        return self.down and self.ours and bool(reasons.kinds(self.reason) & reasons.DOWN)
+    def kinds(self) -> frozenset[str]:
+        """The causes for which the fleet drained it; empty if the fleet did not."""
+        return reasons.kinds(self.reason) if self.drained else frozenset()
 
     @property
-    def ours(self) -> bool:
-        """Drained by the fleet. Without a kind in its reason it is not: that one is lifted already."""
-        return self.drained and bool(reasons.kinds(self.reason))
+    def by_fleet(self) -> bool:
+        """Return whether the fleet drained it. A reason without causes is that of a drain that was lifted."""
+        return bool(self.kinds)
+
+    @property
+    def down_by_fleet(self) -> bool:
+        """Return whether the fleet set it down, and Slurm has no reason of its own since."""
+        return self.down and bool(self.kinds & reasons.DOWN)
 
     @property
     def mark(self) -> reasons.Mark | None:
-        return reasons.marked(self.comment) or (reasons.mark_of(self.reason) if self.ours else None)
+        return reasons.marked(self.comment) or (reasons.mark_of(self.reason) if self.by_fleet else None)
 
     @property
-    def seen(self) -> Precondition:
+    def precondition(self) -> Precondition:
         return Precondition(self.drained, self.down, self.reason, self.comment)
-
-
-@dataclass(frozen=True, slots=True)
-class Precondition:
-    """What must still be so when a change is made: a drain that a person sets in between is not to be lost."""
-
-    drained: bool
-    down: bool
-    reason: str
-    comment: str
 
 
 @dataclass(frozen=True, slots=True)
 class Slurm:
     nodes: Mapping[str, SlurmNode] = field(default_factory=dict)
-    # Those that hold nodes, by node; None: nobody has asked, or nobody answered.
+    # The jobs that hold nodes, by node; None here and below: not requested, or not known.
     jobs: Mapping[str, tuple[str, ...]] | None = None
-    # Nodes that a pending job or a reservation names; None as above.
+    # Nodes that a pending job or a reservation names.
     claims: frozenset[str] | None = None
-    # Nodes that a reservation for work names; None as above.
+    # Nodes that a reservation for work names.
     reserved: frozenset[str] | None = None
-    # Those that wait; None as above.
     pending: tuple[PendingJob, ...] | None = None
-    # Nodes that could not be read.
+    # Why a node's record cannot be read.
     unread: Mapping[str, str] = field(default_factory=dict)
-    # Why one of the above is not known although it was asked for: by the job or the reservation.
+    # The job or reservation for which one of the above is not known although it was requested, and why.
     doubts: Mapping[str, str] = field(default_factory=dict)
 
     def holding(self, node: str) -> tuple[str, ...] | None:
-        """The jobs that hold the node; None: not known."""
+        """Return the jobs that hold the node; None: not known."""
         return None if self.jobs is None else self.jobs.get(node, ())
 
 
-def slurm(
+def parse_slurm(
     nodes: Iterable[object], jobs: Iterable[object] | None = None, reservations: Iterable[object] | None = None
 ) -> Slurm:
-    here = of_nodes(nodes)
-    return here if jobs is None else with_jobs(here, jobs, reservations)
+    side = parse_nodes(nodes)
+    return side if jobs is None else with_jobs(side, jobs, reservations)
 
 
-def of_nodes(nodes: Iterable[object]) -> Slurm:
+def parse_nodes(nodes: Iterable[object]) -> Slurm:
     found: dict[str, SlurmNode] = {}
     unread: dict[str, str] = {}
     for item in nodes:
         try:
-            one = slurm_node(item)
-            found[one.name] = one
+            node = slurm_node(item)
+            found[node.name] = node
         except FleetError as error:
             name = item.get("name", "?") if isinstance(item, dict) else "?"
             unread[str(name)] = str(error)
     return Slurm(found, unread=unread)
 
 
-def with_jobs(here: Slurm, jobs: Iterable[object], reservations: Iterable[object] | None = None) -> Slurm:
-    """One that cannot be read may hold or name any node: then nothing is known, and which one it is."""
+def with_jobs(side: Slurm, jobs: Iterable[object], reservations: Iterable[object] | None = None) -> Slurm:
+    """Add the jobs. A job that cannot be read may hold or name any node: then nothing is known, and it is named."""
     jobs, reservations = list(jobs), None if reservations is None else list(reservations)
     doubts: dict[str, str] = {}
 
-    def known(read: Callable[[object], Iterable[T]], items: Iterable[object], what: str) -> list[T] | None:
+    def known(read: Callable[[object], Iterable[T]], items: Iterable[object], kind: str) -> list[T] | None:
         found: list[T] = []
         for item in items:
             try:
                 found += read(item)
             except FleetError as error:
-                name = item.get(CALLED[what], "?") if isinstance(item, dict) else "?"
-                doubts[f"{what} {str(name)[:64]}"] = str(error)
+                name = item.get(ID_KEYS[kind], "?") if isinstance(item, dict) else "?"
+                doubts[f"{kind} {str(name)[:64]}"] = str(error)
                 return None
         return found
 
-    held, waiting = known(_held, jobs, "job"), known(_waiting, jobs, "job")
+    held, waiting = known(_held, jobs, "job"), known(lambda item: pending_jobs([item]), jobs, "job")
     by_jobs = by_all = promised = None
     if reservations is not None:
-        by_jobs, by_all = known(_named, jobs, "job"), known(_of, reservations, "reservation")
-        promised = known(_promised, reservations, "reservation")
+        by_jobs = known(_named_by_job, jobs, "job")
+        by_all = known(_named_by_reservation, reservations, "reservation")
+        promised = known(_reserved_for_work, reservations, "reservation")
     return replace(
-        here,
+        side,
         jobs=None if held is None else _by_node(held),
         claims=None if by_jobs is None or by_all is None else frozenset((*by_jobs, *by_all)),
         reserved=None if promised is None else frozenset(promised),
@@ -160,69 +163,67 @@ def with_jobs(here: Slurm, jobs: Iterable[object], reservations: Iterable[object
 
 
 def slurm_node(item: object) -> SlurmNode:
-    one = fields.mapping(item, "node")
-    states = [fields.text(state, "node.state", needed=True) for state in fields.items(one.get("state"), "node.state")]
+    node = Fields(item, "node")
+    states = node.strings("state")
     if not states:
         raise FleetError("read node", "it has no state")
-    known = record.Node(
-        name=fields.text(one.get("name"), "node.name", needed=True),
+    parsed = record.Node(
+        name=node.text("name", needed=True),
         state="+".join(states),
-        address=fields.text(one.get("address"), "node.address"),
-        reason=fields.text(one.get("reason"), "node.reason"),
-        started=str(fields.number(one.get("slurmd_start_time"), "node.slurmd_start_time") or "None"),
-        allocated=fields.number(one.get("alloc_cpus"), "node.alloc_cpus"),
-        author=fields.text(one.get("reason_set_by_user"), "node.reason_set_by_user"),
+        address=node.text("address"),
+        reason=node.text("reason"),
+        started=str(node.number("slurmd_start_time") or "None"),
+        allocated=node.number("alloc_cpus"),
+        author=node.text("reason_set_by_user"),
     )
-    since = fields.number(one.get("reason_changed_at"), "node.reason_changed_at")
-    place = fields.text(one["topology"], "node.topology") if "topology" in one else None
-    comment = fields.text(one.get("comment"), "node.comment")
-    return SlurmNode(known, comment, float(since), place, *_of_jobs(one))
+    place = node.text("topology", needed=False) if "topology" in node.data else None
+    return SlurmNode(parsed, node.text("comment"), float(node.number("reason_changed_at")), place, *_for_pools(node))
 
 
-def _of_jobs(one: Object) -> tuple[float, Offer]:
-    """What only elastic pools ask for: a node whose drain can be read is not unread for it."""
+def _for_pools(node: Fields) -> tuple[float, Offer]:
+    """Read what only elastic pools need: an error there does not make the whole record unreadable."""
     try:
-        return float(fields.number(one.get("last_busy"), "node.last_busy")), _shared(offer(one))
+        return float(node.number("last_busy")), _shared(parse_offer(node.data))
     except FleetError:
         return 0.0, UNKNOWN_OFFER
 
 
 @lru_cache(maxsize=256)
-def _shared(found: Offer) -> Offer:
-    """The same few on ten thousand nodes."""
-    return found
+def _shared(offer: Offer) -> Offer:
+    """Keep one object for the few different offers of ten thousand nodes."""
+    return offer
 
 
-def _states(one: Object) -> set[str]:
-    return {str(state) for state in fields.items(one.get("job_state"), "job.job_state")}
+def _states(job: Fields) -> set[str]:
+    return {str(state) for state in job.items("job_state")}
 
 
-def _named(item: object) -> Iterable[str]:
-    """By a job that is not over: Slurm tells of it for a while."""
-    one = fields.mapping(item, "job")
-    states = _states(one)
+def _named_by_job(item: object) -> Iterable[str]:
+    """List the nodes that an unfinished job names; Slurm lists finished jobs for a while."""
+    job = Fields(item, "job")
+    states = _states(job)
     if states and states <= OVER:
         return frozenset()
-    return frozenset().union(*(_names(one.get(key), f"job.{key}") for key in ("required_nodes", "nodes")))
+    return _names(job, "required_nodes") | _names(job, "nodes")
 
 
-def _of(item: object) -> Iterable[str]:
-    return _names(fields.mapping(item, "reservation").get("node_list"), "reservation.node_list")
+def _named_by_reservation(item: object) -> Iterable[str]:
+    return _names(Fields(item, "reservation"), "node_list")
 
 
-def _promised(item: object) -> Iterable[str]:
-    """For jobs to come: one for maintenance keeps jobs away, and needs no node."""
-    one = fields.mapping(item, "reservation")
-    return frozenset() if "MAINT" in fields.items(one.get("flags"), "reservation.flags") else _of(one)
+def _reserved_for_work(item: object) -> Iterable[str]:
+    """List the nodes of a reservation for jobs; a reservation for maintenance needs no running node."""
+    reservation = Fields(item, "reservation")
+    return frozenset() if "MAINT" in reservation.items("flags") else _names(reservation, "node_list")
 
 
 def _held(item: object) -> Iterable[tuple[str, str]]:
-    one = fields.mapping(item, "job")
-    states = _states(one)
+    job = Fields(item, "job")
+    states = _states(job)
     if states and not states & HOLDING:
         return ()
-    number = str(fields.number(one.get("job_id"), "job.job_id"))
-    return [(node, number) for node in _names(one.get("nodes"), "job.nodes")]
+    number = str(job.number("job_id"))
+    return [(node, number) for node in _names(job, "nodes")]
 
 
 def _by_node(held: Iterable[tuple[str, str]]) -> Mapping[str, tuple[str, ...]]:
@@ -232,12 +233,8 @@ def _by_node(held: Iterable[tuple[str, str]]) -> Mapping[str, tuple[str, ...]]:
     return {node: tuple(numbers) for node, numbers in found.items()}
 
 
-def _waiting(item: object) -> Iterable[PendingJob]:
-    return pending([item])
-
-
-def _names(value: object, where: str) -> frozenset[str]:
-    found = frozenset(expanded(fields.text(value, where)))
+def _names(fields: Fields, key: str) -> frozenset[str]:
+    found = frozenset(expanded(fields.text(key)))
     if any("[" in name for name in found):
-        raise FleetError(f"read {where}", "it names more nodes than can be told apart")
+        fields.fail(key, "it names more nodes than can be told apart")
     return found

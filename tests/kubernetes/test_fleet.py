@@ -182,9 +182,9 @@ class Running:
         self.process = self._start(cut)
 
     def _start(self, cut: int) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-u", "-m", "fleet", "run"]
+        command = [sys.executable, "-u", "-m", "tests.process.fleet_faults", str(cut)]
         with (self.both.directory / "fleet.log").open("ab") as log:
-            env = self.both.env(MINIVM_FLEET_CUT=str(cut))
+            env = self.both.env()
             return subprocess.Popen(command, env=env, cwd=ROOT, stdout=log, stderr=log)
 
     def there(self) -> bool:

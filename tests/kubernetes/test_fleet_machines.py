@@ -26,7 +26,7 @@ from fleet.decide.actions import Annotate, Cordon, Fence, Make, Protect, Record,
 from fleet.errors import FleetError
 from fleet.report.events import EventRateLimit, events
 from fleet.world.kubernetes import Condition, Kubernetes
-from fleet.world.machine import HistoryEntry, Machine, MachineStatus, Remedy, machine
+from fleet.world.machine import HistoryEntry, Machine, MachineStatus, Remedy, parse_machine
 from tests.helm import rendered_for
 from tests.kubernetes import programs
 from tests.kubernetes.apiserver import ApiServer, Object, api_server, install
@@ -78,7 +78,7 @@ def name(api: ApiServer, request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def read(api: ApiServer, name: str) -> Machine:
-    return machine(api.ask("GET", f"{MACHINES}/{name}"))
+    return parse_machine(api.ask("GET", f"{MACHINES}/{name}"))
 
 
 def note(api: ApiServer, seen: Machine, status: MachineStatus) -> bool:
@@ -183,7 +183,7 @@ def test_what_is_noted_of_one_is_an_event_of_it_and_not_again_on_the_next_look(a
 
 
 async def _tell(event: Object, fleet: ApiClient) -> bool:
-    await fleet.tell(event)
+    await fleet.create_event(event)
     return True
 
 
@@ -224,10 +224,10 @@ def test_another_object_of_the_name_is_no_refusal(api: ApiServer) -> None:
 
     async def each(fleet: ApiClient) -> list[bool]:
         return [
-            await fleet.change(ShowOnNode("n0", "another", Condition("t", "True"))),
-            await fleet.change(Cordon("n0", "another", version, "why")),
+            await changes.apply_change(fleet, ShowOnNode("n0", "another", Condition("t", "True"))),
+            await changes.apply_change(fleet, Cordon("n0", "another", version, "why")),
             await changes.apply_change(fleet, Annotate("n0", "another", version, (("a", "b"),))),
-            await fleet.change(Protect("none", "another", version)),
+            await changes.apply_change(fleet, Protect("none", "another", version)),
         ]
 
     assert do(api, each) == [False] * 4
@@ -288,7 +288,7 @@ def test_who_refuses_a_change_is_told_whatever_his_answer_looks_like(api: ApiSer
         uid, version = seen_now(api)
 
         async def cordon(fleet: ApiClient) -> bool:
-            return await fleet.change(Cordon("n0", uid, version, "why"))
+            return await changes.apply_change(fleet, Cordon("n0", uid, version, "why"))
 
         async def fence(fleet: ApiClient) -> bool:
             return await changes.apply_change(fleet, Fence("n0", uid, version, "why"))

@@ -23,9 +23,9 @@ from fleet.decide.decide import decide
 from fleet.decide.memory import Memory
 from fleet.policy import Policy
 from fleet.world.kubernetes import Kubernetes
-from fleet.world.slurm import slurm
+from fleet.world.slurm import parse_slurm
 from fleet.world.snapshot import Snapshot
-from fleet.world.worker_pool import EndedPod, PoolCondition, PoolStatus, WorkerPool, worker_pool
+from fleet.world.worker_pool import EndedPod, PoolCondition, PoolStatus, WorkerPool, parse_pool
 from tests.kubernetes import programs
 from tests.kubernetes.apiserver import ApiServer, Object, api_server, install
 from tests.kubernetes.fleet_api import do, refused
@@ -68,7 +68,7 @@ def pool(api: ApiServer) -> Iterator[str]:
 
 
 def read(api: ApiServer, where: str) -> WorkerPool:
-    return worker_pool(api.ask("GET", where))
+    return parse_pool(api.ask("GET", where))
 
 
 def pods(api: ApiServer) -> dict[str, Object]:
@@ -150,7 +150,9 @@ class Cluster:
             for name, node in self.slurm.items()
             if node.get("alloc_cpus")
         ]
-        decision = decide(Snapshot(here, slurm(self.slurm.values(), jobs, [])), self.memory, self.now, self.policy)
+        decision = decide(
+            Snapshot(here, parse_slurm(self.slurm.values(), jobs, [])), self.memory, self.now, self.policy
+        )
         self.memory = decision.memory
         return sum([await self.perform(api, change) for change in decision.changes])
 
@@ -168,10 +170,10 @@ class Cluster:
                     return False
             case Evict(name):
                 assert not self.slurm.get(name, {}).get("alloc_cpus"), "a pod with a job"
-                if not await api.change(change):
+                if not await apply_change(api, change):
                     return False
             case _:
-                return await api.change(change)  # type: ignore[arg-type]  # the rest is about pods
+                return await apply_change(api, change)
         self.made.append(change)
         return True
 

@@ -34,7 +34,7 @@ from fleet.decide.actions import (
 from fleet.world.kubernetes import CORDONED, FENCED, Condition
 from fleet.world.machine import Machine, MachineStatus
 from fleet.world.slurm import Precondition
-from fleet.world.worker_pool import PoolStatus, worker_pool
+from fleet.world.worker_pool import PoolStatus, parse_pool
 from tests.helm import rendered_for
 from tests.kubernetes import programs
 from tests.kubernetes.apiserver import ApiServer, Object, api_server, install
@@ -171,7 +171,7 @@ def deeds(place: Place) -> dict[tuple[str, str, str, bool], Deed]:
 
     async def told(api: ApiClient, namespace: str) -> None:
         of = {"kind": "Pod", "name": "slurm-worker-0", "namespace": namespace}
-        await api.tell(
+        await api.create_event(
             {"metadata": {"generateName": "fleet-", "namespace": namespace}, "involvedObject": of, "reason": "Drained"}
         )
 
@@ -199,12 +199,14 @@ def deeds(place: Place) -> dict[tuple[str, str, str, bool], Deed]:
     return {
         ("Role", "pods", "list", False): partial(listed, kind="Pod"),
         ("Role", "pods", "watch", False): partial(watched, kind="Pod"),
-        ("Role", "pods", "get", False): lambda api: api.still(seen),
-        ("Role", "pods", "patch", True): lambda api: api.change(Free("slurm-worker-0", *worker, WAS)),
-        ("Role", "pods/status", "patch", True): lambda api: api.change(ShowOnPod("slurm-worker-0", worker[0], STATE)),
+        ("Role", "pods", "get", False): lambda api: api.is_unchanged(seen),
+        ("Role", "pods", "patch", True): lambda api: apply_change(api, Free("slurm-worker-0", *worker, WAS)),
+        ("Role", "pods/status", "patch", True): lambda api: apply_change(
+            api, ShowOnPod("slurm-worker-0", worker[0], STATE)
+        ),
         # Of another pod of this name, so that this one stays: a right is asked for before that is seen.
-        ("Role", "pods/eviction", "create", True): lambda api: api.change(
-            Evict("slurm-worker-0", "another", "1", "x", WAS)
+        ("Role", "pods/eviction", "create", True): lambda api: apply_change(
+            api, Evict("slurm-worker-0", "another", "1", "x", WAS)
         ),
         ("Role", "statefulsets", "list", False): partial(listed, kind="StatefulSet"),
         ("Role", "statefulsets", "watch", False): partial(watched, kind="StatefulSet"),
@@ -220,9 +222,11 @@ def deeds(place: Place) -> dict[tuple[str, str, str, bool], Deed]:
         ("Role", "leases", "update", True): held,
         ("ClusterRole", "nodes", "list", False): partial(listed, kind="Node"),
         ("ClusterRole", "nodes", "watch", False): partial(watched, kind="Node"),
-        ("ClusterRole", "nodes", "get", False): lambda api: api.still(seen),
-        ("ClusterRole", "nodes", "patch", False): lambda api: api.change(Cordon("n0", *node, "fan 3")),
-        ("ClusterRole", "nodes/status", "patch", False): lambda api: api.change(ShowOnNode("n0", node[0], STATE)),
+        ("ClusterRole", "nodes", "get", False): lambda api: api.is_unchanged(seen),
+        ("ClusterRole", "nodes", "patch", False): lambda api: apply_change(api, Cordon("n0", *node, "fan 3")),
+        ("ClusterRole", "nodes/status", "patch", False): lambda api: apply_change(
+            api, ShowOnNode("n0", node[0], STATE)
+        ),
     }
 
 
@@ -265,7 +269,7 @@ def test_what_pools_need_is_needed_and_is_there_with_them_alone(place: Place) ->
     ours = {f"app.kubernetes.io/{key}": said for key, said in WORKERS.items()}
     kind = {"apiVersion": "minivm.io/v1alpha1", "kind": "WorkerPool"}
     metadata = {"name": "slurm-worker", "labels": ours}
-    pool = worker_pool(place.api.ask("POST", pools, {**kind, "metadata": metadata, "spec": spec}))
+    pool = parse_pool(place.api.ask("POST", pools, {**kind, "metadata": metadata, "spec": spec}))
 
     async def created(api: ApiClient) -> None:
         # There already: a right is asked for before that.

@@ -270,7 +270,7 @@ ALIVE: dict[str, tuple[str, Callable[[Rows], object]]] = {
     "a kubelet that answers": ("its kubelet answers", lambda rows: rows.says(NAME, "Unknown")),
     "a lease that is renewed": ("its kubelet has renewed its lease", lambda rows: dead_but(rows, renewed=True)),
     "too many": ("of 2 machines more than 1 do not answer", lambda rows: all_die(rows)),
-    "no provider's word": ("the provider has not said that it is off", lambda rows: with_provider(rows)),
+    "no provider's word": ("the provider has not reported it off", lambda rows: with_provider(rows)),
 }  # fmt: skip
 
 

@@ -1,1 +1,1 @@
-"""Pools whose pods the fleet makes: which are to be there, which are to be others, and whose turn it is."""
+"""WorkerPools: which pods should exist, which should be replaced or lent, and in which order."""

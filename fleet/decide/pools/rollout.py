@@ -1,4 +1,9 @@
-"""Explain how far the roll-out of a StatefulSet is. Kubernetes does it; the operator only says what it waits for."""
+"""Roll-outs: which outdated pods of a WorkerPool go next, and how far the roll-out of a StatefulSet is.
+
+At most `maxUnavailable` pods of a pool are away, or idle and kept from jobs. Idle pods go first. As many busy pods are
+kept from new jobs, so that they become idle; a pod with long jobs keeps others from that only for a while. A pod that
+becomes idle while there is no room takes jobs again.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
-from fleet import reasons
 from fleet.decide.actions import Notice
 from fleet.decide.causes import TO_GO, late
 from fleet.decide.drain import MOST_TIMES
@@ -16,21 +20,21 @@ from fleet.world.slurm import Slurm, SlurmNode
 from fleet.world.snapshot import Worker
 from fleet.world.worker_pool import WorkerPool
 
-# A pod that waits for its jobs for longer does not keep others from beginning to wait.
+# A pod that has waited for its jobs for longer lets the next pod begin to wait.
 PATIENT_S = 600.0
 
 
 class TurnState(IntEnum):
-    AWAY = 0  # it is missed already
-    HELD = 1  # drained for this, and idle
+    AWAY = 0  # missing already
+    HELD = 1  # drained to go, and idle
     IDLE = 2
-    WAITS = 3  # drained for this, and busy
+    WAITS = 3  # drained to go, and busy
     BUSY = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """One that is to go, and why."""
+    """A pod that should go: for which cause, and why."""
 
     worker: Worker
     kind: str
@@ -40,19 +44,25 @@ class Stale:
 def turns(
     pool: WorkerPool, stale: Iterable[Stale], away: int, slurm: Slurm, now: float, policy: Policy
 ) -> Mapping[str, Mapping[str, str]]:
-    """The causes of those whose turn it is, and of those that others hold: it is told. `away`: so many are already."""
+    """Return the drain causes of pods whose turn it is, and of pods that a person holds, so that this is reported.
+
+    `away`: how many pods of the pool are away already.
+    """
     found: dict[str, Mapping[str, str]] = {}
     if not pool.most:
         return found
     used, waiting = away, 0
-    known = [one for one in stale if _known(one.worker, slurm, now, policy)]
-    # Who is held for this keeps his place from who was held for something else that needed none.
-    for one in sorted(known, key=lambda one: (turn(one.worker, slurm), not _for(one), one.worker.name)):
-        node, said = one.worker.slurm, {one.kind: one.why}
-        if node is not None and held_by_others(node, one.kind):
-            found[one.worker.name] = said
+    known = [each for each in stale if _is_known(each.worker, slurm, now, policy)]
+    # A pod that is drained for this cause keeps its place before one that is drained for another.
+    for each in sorted(
+        known, key=lambda each: (turn_state(each.worker, slurm), not _is_drained_for(each), each.worker.name)
+    ):
+        node, causes = each.worker.slurm, {each.kind: each.why}
+        state = turn_state(each.worker, slurm)
+        if node is not None and is_held_by_others(node, each.kind):
+            found[each.worker.name] = causes
             continue
-        match turn(one.worker, slurm):
+        match state:
             case TurnState.HELD | TurnState.IDLE:
                 if used >= pool.most:
                     continue
@@ -63,18 +73,18 @@ def turns(
                 if waiting + (used if pool.within_s == 0 else 0) >= pool.most:
                     continue
                 waiting += 1
-        if turn(one.worker, slurm) is not TurnState.AWAY and _over(one, pool, now) and used < pool.most:
+        if state is not TurnState.AWAY and used < pool.most and _is_past_deadline(each, pool, now):
             used += 1
-            said["deadline"] = f"its jobs had {pool.within_s:g} s"
-        found[one.worker.name] = said
+            causes["deadline"] = f"its jobs had {pool.within_s:g} s"
+        found[each.worker.name] = causes
     return found
 
 
-def turn(worker: Worker, slurm: Slurm) -> TurnState:
+def turn_state(worker: Worker, slurm: Slurm) -> TurnState:
     if worker.pod.deleting or worker.slurm is None:
         return TurnState.AWAY
     held = is_to_go(worker.slurm)
-    # Its jobs run on whether or not it is ready.
+    # Jobs run on whether or not the pod is ready.
     if worker.slurm.record.busy or slurm.holding(worker.name):
         return TurnState.WAITS if held else TurnState.BUSY
     if not worker.pod.ready:
@@ -83,39 +93,39 @@ def turn(worker: Worker, slurm: Slurm) -> TurnState:
 
 
 def is_to_go(node: SlurmNode) -> bool:
-    """Drained for that, whoever wants it: for its pool or by itself."""
-    return node.ours and bool(reasons.kinds(node.reason) & TO_GO)
+    """Return whether the fleet drained it so that its pod goes."""
+    return bool(node.kinds & TO_GO)
 
 
-def _for(one: Stale) -> bool:
-    node = one.worker.slurm
-    return node is not None and node.ours and one.kind in reasons.kinds(node.reason)
+def _is_drained_for(stale: Stale) -> bool:
+    node = stale.worker.slurm
+    return node is not None and stale.kind in node.kinds
 
 
-def _known(worker: Worker, slurm: Slurm, now: float, policy: Policy) -> bool:
-    """One that Slurm does not know may be about to register, or is a matter of its own."""
+def _is_known(worker: Worker, slurm: Slurm, now: float, policy: Policy) -> bool:
+    """Return whether the pod can be judged: one that Slurm does not know may be about to register."""
     if worker.slurm is not None:
         return True
     return worker.name not in slurm.unread and not worker.pod.ready and now - worker.pod.created >= policy.lost_s
 
 
-def held_by_others(node: SlurmNode, kind: str) -> bool:
-    """Held by somebody else, or resumed by a person who has said it twice."""
-    if node.ours:
+def is_held_by_others(node: SlurmNode, kind: str) -> bool:
+    """Return whether another author holds it, or a person has resumed it twice despite this cause."""
+    if node.by_fleet:
         return False
     mark = node.mark
     return node.drained or node.down or (mark is not None and mark.times >= MOST_TIMES and kind in mark.kinds)
 
 
-def _over(one: Stale, pool: WorkerPool, now: float) -> bool:
-    node = one.worker.slurm
+def _is_past_deadline(stale: Stale, pool: WorkerPool, now: float) -> bool:
+    node = stale.worker.slurm
     if pool.within_s is None or node is None or not node.runs:
         return False
-    return late(one.worker.pod, node, {one.kind}, pool.within_s, now)
+    return late(stale.worker.pod, node, {stale.kind}, pool.within_s, now)
 
 
 def rollouts(workers: Iterable[Worker], kubernetes: Kubernetes) -> Iterator[Notice]:
-    """Say for each StatefulSet with pods of an older template which pod is next, and what keeps it."""
+    """For each StatefulSet with pods of an older template, report the next pod and what it waits for."""
     by_set: dict[str, list[Worker]] = {}
     for worker in workers:
         name, _, number = worker.name.rpartition("-")
@@ -126,22 +136,21 @@ def rollouts(workers: Iterable[Worker], kubernetes: Kubernetes) -> Iterator[Noti
         old = [worker for worker in pods if worker.pod.revision not in ("", known.revision)]
         if not known.revision or not old:
             continue
-        done = len(pods) - len(old)
-        far = f"rolls: {done} of {known.replicas} pods have the new template"
+        far = f"rolls: {len(pods) - len(old)} of {known.replicas} pods have the new template"
         yield Notice(name, "roll", f"{far}; {_waits_for(pods, old[0])}")
 
 
 def _waits_for(pods: list[Worker], following: Worker) -> str:
-    """A StatefulSet replaces its pods from the highest number down, and each one after the previous one is ready."""
+    """Say what the next pod waits for: a StatefulSet replaces pods from the highest number down, one at a time."""
     if following.pod.deleting:
-        return f"{following.name} stops: {_jobs(following)}"
+        return f"{following.name} stops: {_job_state(following)}"
     unready = next((worker.name for worker in pods if not worker.pod.ready), "")
     if unready == following.name:
         return f"{following.name} is next, and is not ready"
     return f"{following.name} is next, once {unready} is ready" if unready else f"{following.name} is next"
 
 
-def _jobs(worker: Worker) -> str:
+def _job_state(worker: Worker) -> str:
     if worker.slurm is None:
         return "slurmctld does not know its node"
     return "it waits for its jobs" if worker.slurm.record.busy else "its node is idle"

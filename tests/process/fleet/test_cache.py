@@ -19,6 +19,7 @@ from kubernetes_asyncio import client
 from fleet.act import api_client as adapter
 from fleet.act import watch_cache as cache_module
 from fleet.act.api_client import ApiClient, ApiError
+from fleet.act.changes import apply_change
 from fleet.act.watch_cache import WatchCache
 from fleet.decide.actions import Cordon, Evict, Free, HideOnNode, Protect, ShowOnPod, Versions
 from fleet.decide.causes import silent_for
@@ -284,9 +285,9 @@ def test_an_object_that_is_no_longer_as_it_was_seen_is_not_changed(server: Serve
 
     async def whole() -> None:
         async with server.api() as api:
-            assert not await api.change(Cordon("n0", "u", "7", "why"))
-            assert not await api.change(Evict("w0", "u", "7", "why", SEEN))
-            assert not await api.change(ShowOnPod("w0", "u", Condition("t", "True")))
+            assert not await apply_change(api, Cordon("n0", "u", "7", "why"))
+            assert not await apply_change(api, Evict("w0", "u", "7", "why", SEEN))
+            assert not await apply_change(api, ShowOnPod("w0", "u", Condition("t", "True")))
 
     asyncio.run(whole())
     bodies = [body for _, _, body in server.asked]
@@ -304,7 +305,7 @@ def test_what_is_shown_or_labelled_is_of_this_object_and_of_no_successor(server:
                 Protect("w0", "u", "8"),
                 HideOnNode("n0", "u", "t"),
             ):
-                assert await api.change(act)
+                assert await apply_change(api, act)
 
     asyncio.run(whole())
     free, lost, protect, hide = (body for _, _, body in server.asked)
@@ -332,7 +333,7 @@ def test_before_jobs_may_come_again_pod_and_node_are_asked_anew(
 
     async def whole() -> None:
         async with server.api() as api:
-            assert await api.still(Versions("w0", "n0", "7", "8")) is still
+            assert await api.is_unchanged(Versions("w0", "n0", "7", "8")) is still
 
     asyncio.run(whole())
 
@@ -343,7 +344,7 @@ def test_a_budget_that_says_not_yet_is_told(server: Server) -> None:
     async def whole() -> None:
         async with server.api() as api:
             with pytest.raises(FleetError, match="its PodDisruptionBudget says not yet"):
-                await api.change(Evict("w0", "u", "7", "why", SEEN))
+                await apply_change(api, Evict("w0", "u", "7", "why", SEEN))
 
     asyncio.run(whole())
 
@@ -353,7 +354,7 @@ def test_an_older_server_is_asked_in_its_own_version(server: Server) -> None:
 
     async def whole() -> None:
         async with server.api() as api:
-            assert await api.change(Evict("w0", "u", "7", "why", SEEN))
+            assert await apply_change(api, Evict("w0", "u", "7", "why", SEEN))
 
     asyncio.run(whole())
     assert [body["apiVersion"] for _, _, body in server.asked] == ["policy/v1", "policy/v1beta1"]

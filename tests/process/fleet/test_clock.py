@@ -13,6 +13,7 @@ from fleet import reconciler as loop
 from fleet.act import clock
 from fleet.act import observer as looks
 from fleet.reconciler import Reconciler
+from fleet.report.stats import stats_pages
 from fleet.settings import Settings
 from tests.process.fleet.test_cache import Server, until
 from tests.process.fleet.test_run import SLURM, server, settings
@@ -26,7 +27,7 @@ HOUR = 3600.0
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock, "_began", clock._began)  # put back after each
     monkeypatch.setattr(loop, "AT_LEAST_S", 0.1)
-    monkeypatch.setattr(looks, "HOUR_S", 0.0)
+    monkeypatch.setattr(looks, "CLOCK_S", 0.0)
 
 
 def running(server: Server, settings: Settings, steps: Callable[[Reconciler], list[Callable[[], bool]]]) -> None:
@@ -45,7 +46,7 @@ def running(server: Server, settings: Settings, steps: Callable[[Reconciler], li
 
 
 def stands(fleet: Reconciler) -> bool:
-    return fleet.seen.stands["clock"] == 1
+    return fleet.stats.stands["clock"] == 1
 
 
 def test_a_clock_that_was_wrong_when_the_fleet_began_is_told_and_right_again_once_it_is_set(
@@ -71,7 +72,7 @@ def test_a_clock_that_was_wrong_when_the_fleet_began_is_told_and_right_again_onc
 
 
 def metrics(fleet: Reconciler) -> str:
-    return fleet._pages().pages["/metrics"]()[1]
+    return stats_pages(fleet.stats, fleet.leader, fleet.cache, fleet.api).pages["/metrics"]()[1]
 
 
 def test_a_slurmctld_of_another_hour_is_told_until_it_has_ours(server: Server, rest: Rest, settings: Settings) -> None:

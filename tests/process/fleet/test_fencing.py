@@ -68,12 +68,12 @@ class ApiServer:
         return web.json_response(self.node)
 
 
-ELSEWHERE = liveness.elsewhere
+ELSEWHERE = liveness.is_elsewhere
 
 
 @pytest.fixture(autouse=True)
 def one_machine_is_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(liveness, "elsewhere", lambda address, server: bool(address))
+    monkeypatch.setattr(liveness, "is_elsewhere", lambda address, server: bool(address))
 
 
 @pytest.fixture

@@ -102,7 +102,7 @@ def test_what_it_has_seen_is_told_to_the_kubelet_and_to_prometheus() -> None:
     seen.heard = True
     assert seen.ready() == (200, "waits for the Lease\n")
     seen.leader = True
-    seen.looked(Snapshot(Kubernetes(), Unknown("no answer")), (Notice("Slurm", "unknown", "no answer"),))
+    seen.update(Snapshot(Kubernetes(), Unknown("no answer")), (Notice("Slurm", "unknown", "no answer"),))
     seen.done["drain"] += 2
     assert seen.ready()[0] == 200, "another fleet would not bring the controller back"
     text = seen.metrics()
@@ -110,5 +110,5 @@ def test_what_it_has_seen_is_told_to_the_kubelet_and_to_prometheus() -> None:
     assert 'minivm_fleet_known{side="kubernetes"} 1' in text
     assert 'minivm_fleet_changes_total{action="drain"} 2' in text
     assert 'minivm_fleet_stands{kind="unknown"} 1' in text
-    seen.looked(Snapshot(Kubernetes(), Slurm()), ())
+    seen.update(Snapshot(Kubernetes(), Slurm()), ())
     assert 'minivm_fleet_known{side="slurm"} 1' in seen.metrics()

@@ -248,7 +248,7 @@ def test_who_does_not_act_looks_for_himself_now_and_then_and_asks_for_jobs_no_mo
         assert isinstance((await watch.now())[1].slurm, Unknown)
         acts = True
         world = worlds.world()
-        watch.saw(world, worlds.decide(world))
+        watch.update(world, worlds.decide(world))
         assert (await watch.now())[1] is world, "what it has decided by"
 
     asyncio.run(whole())

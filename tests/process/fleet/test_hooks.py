@@ -100,7 +100,7 @@ def call(url: str, token: str = "", ca: str = "", number: int = 1) -> CallHook:
 
 async def answered(made: WebhookCaller, act: CallHook) -> None:
     await until(lambda: made.ready(act))
-    made.took(act)
+    made.check_taken(act)
 
 
 def calls(files: Path, *acts: CallHook) -> str:
@@ -268,14 +268,14 @@ def test_what_is_wanted_no_more_while_it_waits_for_its_turn_is_not_sent(receiver
         TAKES(way)
 
     receiver.answers = when_told
-    acts = [call(f"http://127.0.0.1:{receiver.port}/", number=number) for number in range(webhooks.HANDS + 2)]
+    acts = [call(f"http://127.0.0.1:{receiver.port}/", number=number) for number in range(webhooks.AT_ONCE + 2)]
     *sent, withdrawn, last = acts
 
     async def whole() -> None:
         made = WebhookCaller(files, "hpc/slurm", lambda: None, lambda: True)
         assert not any(made.ready(act) for act in acts[:-1])
-        await until(lambda: len(receiver.asked) == webhooks.HANDS)
-        made.want([])  # what is sent is sent, and its answer is not lost
+        await until(lambda: len(receiver.asked) == webhooks.AT_ONCE)
+        made.keep([])  # what is sent is sent, and its answer is not lost
         go.set()
         for act in [*sent, last]:
             await answered(made, act)

@@ -14,12 +14,12 @@ import pytest
 
 from fleet import reconciler as loop
 from fleet.act import fast_path
-from fleet.act.concurrency import HANDS
+from fleet.act.concurrency import AT_ONCE
 from fleet.decide import drain
 from fleet.decide.actions import Drain
 from fleet.reconciler import Reconciler
 from fleet.settings import Settings
-from fleet.world.slurm import of_nodes
+from fleet.world.slurm import parse_nodes
 from fleet.world.snapshot import Worker
 from tests.process.fleet.test_cache import Query, Server, Write, node, page, until
 from tests.process.fleet.test_run import POD, SLURM, server, settings
@@ -70,14 +70,14 @@ def test_who_answers_one_hurried_drain_with_an_error_is_not_asked_for_the_others
     async def whole() -> set[str]:
         async with server.api() as api:
             fleet = Reconciler(settings, api, lambda words: None)
-            once, hurries = fleet.hurry.once, 0
+            once, hurries = fleet.fast_path.run_once, 0
 
             async def counted() -> None:
                 nonlocal hurries
                 await once()
                 hurries += 1
 
-            fleet.hurry.once = counted  # type: ignore[method-assign]
+            fleet.fast_path.run_once = counted  # type: ignore[method-assign]
             task = asyncio.create_task(fleet.run())
             try:
                 await until(lambda: hurries >= 1 and bool(refused))
@@ -126,7 +126,7 @@ def test_a_hurried_drain_that_was_not_done_is_tried_when_all_is_decided_next(
     async def whole() -> None:
         async with server.api() as api:
             fleet = Reconciler(settings, api, lambda words: None)
-            act, once, hurries = fleet.act, fleet.hurry.once, 0
+            act, once, hurries = fleet.act, fleet.fast_path.run_once, 0
 
             async def noted(world: Any) -> int:
                 after = ends.is_set()
@@ -139,7 +139,7 @@ def test_a_hurried_drain_that_was_not_done_is_tried_when_all_is_decided_next(
                 await once()
                 hurries += asked.is_set()
 
-            fleet.act, fleet.hurry.once = noted, counted  # type: ignore[method-assign]
+            fleet.act, fleet.fast_path.run_once = noted, counted  # type: ignore[method-assign, assignment]
             task = asyncio.create_task(fleet.run())
             try:
                 await until(lambda: hurries >= 1)
@@ -182,7 +182,7 @@ def test_a_pod_that_may_get_a_job_is_protected_before_what_takes_long(
         async with server.api() as api:
             fleet = Reconciler(settings, api, lambda words: None)
             # What people ask for has a hand of its own, and is not what is waited for here.
-            fleet.hurry.once = never  # type: ignore[method-assign]
+            fleet.fast_path.run_once = never  # type: ignore[method-assign]
             task = asyncio.create_task(fleet.run())
             try:
                 await until(lambda: bool(drained))
@@ -272,7 +272,7 @@ def test_a_cordon_waits_neither_for_threads_nor_for_what_is_told_of_the_one_befo
             fleet = Reconciler(settings, api, lambda words: None)
             task = asyncio.create_task(fleet.run())
             try:
-                await until(lambda: fleet.seen.workers == 2)
+                await until(lambda: fleet.stats.workers == 2)
                 threads = ThreadPoolExecutor(1)
                 asyncio.get_running_loop().set_default_executor(threads)
                 threads.submit(ends.wait, 60)
@@ -294,7 +294,7 @@ def test_of_a_cordon_only_what_has_changed_is_looked_at(
     drained: list[str] = []
     known = threading.Event()
     looked_at: list[list[str]] = []
-    wrapped = drain.hurried
+    wrapped = drain.urgent_drains
 
     def hurried(workers: Iterable[Worker], *more: Any) -> Iterator[Drain]:
         found = list(workers)
@@ -319,8 +319,8 @@ def test_of_a_cordon_only_what_has_changed_is_looked_at(
             fleet = Reconciler(settings, api, lambda words: None)
             task = asyncio.create_task(fleet.run())
             try:
-                await until(lambda: fleet.seen.workers == MANY)
-                monkeypatch.setattr(fast_path, "hurried", hurried)
+                await until(lambda: fleet.stats.workers == MANY)
+                monkeypatch.setattr(fast_path, "urgent_drains", hurried)
                 known.set()
                 await until(lambda: bool(drained))
             finally:
@@ -389,30 +389,30 @@ def test_what_ends_no_job_is_done_several_at_a_time_and_not_all_at_once(
             with lock:
                 now += 1
                 most = max(most, now)
-                several.set() if now == HANDS else None
+                several.set() if now == AT_ONCE else None
             several.wait(30)
             with lock:
                 now, done = now - 1, done + 1
         return 200
 
-    server.pods, server.changes = [{**pod(number), "status": {}} for number in range(3 * HANDS)], changes
-    rest.answers = lambda method, path: nodes(*({**SLURM, "name": f"w{number}"} for number in range(3 * HANDS)))
+    server.pods, server.changes = [{**pod(number), "status": {}} for number in range(3 * AT_ONCE)], changes
+    rest.answers = lambda method, path: nodes(*({**SLURM, "name": f"w{number}"} for number in range(3 * AT_ONCE)))
     server.watches = server.hold
-    server.lists = lambda query: page(*(node(f"n{number}") for number in range(3 * HANDS)))
+    server.lists = lambda query: page(*(node(f"n{number}") for number in range(3 * AT_ONCE)))
 
     async def whole() -> None:
         async with server.api() as api:
             fleet = Reconciler(settings, api, lambda words: None)
             task = asyncio.create_task(fleet.run())
             try:
-                await until(lambda: done >= 3 * HANDS)
+                await until(lambda: done >= 3 * AT_ONCE)
             finally:
                 several.set()
                 fleet.stop.set()
                 await task
 
     asyncio.run(whole())
-    assert most == HANDS
+    assert most == AT_ONCE
 
 
 def test_an_answer_of_many_nodes_is_not_looked_through_again_and_again_for_circles(
@@ -430,7 +430,7 @@ def test_an_answer_of_many_nodes_is_not_looked_through_again_and_again_for_circl
                 await until(lambda: bool(rest.asked))
                 text = json.dumps([{**SLURM, "name": f"w{number}", "state": ["IDLE"]} for number in range(5000)])
                 begun = sum(one["collections"] for one in gc.get_stats())
-                of_nodes(json.loads(text))
+                parse_nodes(json.loads(text))
                 return int(sum(one["collections"] for one in gc.get_stats()) - begun)
             finally:
                 fleet.stop.set()

@@ -60,7 +60,7 @@ def test_where_it_cannot_decide_it_lives_says_so_does_nothing_and_goes_on_with_a
         write({"type": "MODIFIED", "object": now})
         server.hold(query, write)
 
-    monkeypatch.setattr(safe_decide, "whole", breaks)
+    monkeypatch.setattr(safe_decide, "unguarded", breaks)
     server.watches, server.lists = watches, lambda query: page(now)
     said: list[str] = []
 
@@ -71,7 +71,7 @@ def test_where_it_cannot_decide_it_lives_says_so_does_nothing_and_goes_on_with_a
             try:
                 await until(lambda: task.done() or shown.is_set())
                 assert not task.done()
-                turned = fleet.seen.turned
+                turned = fleet.stats.turned
                 assert (await fleet.plan()).stands[0].kind == "mistake"
                 assert (await fleet.report())["holds"][0]["kind"] == "mistake"
                 ready, alive, numbers = [
@@ -81,11 +81,11 @@ def test_where_it_cannot_decide_it_lives_says_so_does_nothing_and_goes_on_with_a
                 assert b" 503 " in ready.splitlines()[0] and b"nothing is decided: RecursionError" in ready
                 assert b" 200 " in alive.splitlines()[0], "started again it would do no better"
                 assert b"minivm_fleet_decided 0" in numbers and b'minivm_fleet_stands{kind="mistake"} 1' in numbers
-                await until(lambda: fleet.seen.turned > turned)
+                await until(lambda: fleet.stats.turned > turned)
                 assert not any(method == "POST" for method, _, _ in rest.asked), "nothing is done"
                 well.set()
                 await until(lambda: any(method == "POST" for method, _, _ in rest.asked))
-                await until(lambda: not fleet.seen.mistake)
+                await until(lambda: not fleet.stats.mistake)
             finally:
                 well.set()
                 fleet.stop.set()

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from fleet import reconciler as loop
+from fleet.act import changes
 from fleet.act import slurm_client as adapter
+from fleet.act.api_client import ApiClient
 from fleet.decide.decide import Decision, decide
 from fleet.reconciler import Reconciler
 from fleet.settings import Settings
@@ -107,7 +109,7 @@ def test_people_see_what_it_has_decided_where_its_settings_say_and_nowhere_else(
             fleet = Reconciler(settings, api, lambda words: None)
             task = asyncio.create_task(fleet.run())
             try:
-                await until(lambda: fleet.seen.workers == 1)
+                await until(lambda: fleet.stats.workers == 1)
                 found = json.loads((await asked(ports[1], b"GET /fleet.json" + heads)).partition(b"\r\n\r\n")[2])
                 (cell,) = found["cells"]
                 assert (found["acts"], cell["name"], cell["state"], cell["node"]) == (True, "w0", "TakesJobs", "n0")
@@ -473,16 +475,16 @@ def test_a_mistake_about_one_thing_keeps_nothing_else_from_its_turn_and_is_told_
 
     async def whole() -> None:
         async with server.api() as api:
-            right = api._show
+            right = changes.patch_status
 
-            async def shows(name: str, *further: Any) -> None:
+            async def shows(api: ApiClient, name: str, *further: Any) -> None:
                 nonlocal tried
                 if name == "w0":
                     tried += 1
                     raise KeyError("containers")
-                await right(name, *further)
+                await right(api, name, *further)
 
-            monkeypatch.setattr(api, "_show", shows)
+            monkeypatch.setattr(changes, "patch_status", shows)
             fleet = Reconciler(settings, api, said.append)
             task = asyncio.create_task(fleet.run())
             try:

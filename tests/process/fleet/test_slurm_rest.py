@@ -129,7 +129,7 @@ def test_bytes_that_are_no_text_in_one_job_or_reason_hide_nothing_else(rest: Res
     assert seen.holding("w1") == ("7",)
     assert seen.nodes["w1"].reason.startswith("fan ")
     assert seen.nodes["w1"].reason.isprintable(), "and whoever shows it can"
-    assert rest.client.still("w1", seen.nodes["w1"].seen), "it is read in the same way again"
+    assert rest.client.is_unchanged("w1", seen.nodes["w1"].precondition), "it is read in the same way again"
 
 
 def test_a_server_that_is_away_or_silent_or_endless_is_an_error(rest: Rest, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,11 +211,11 @@ def test_a_node_that_is_deleted_is_gone_though_nothing_says_so(rest: Rest, monke
 
     rest.answers = answers
     with pytest.raises(FleetError, match="No error"):
-        rest.client.still("w1", SEEN)
+        rest.client.is_unchanged("w1", SEEN)
     left.clear()
     assert list(rest.client.look(jobs=False).nodes) == ["w1"]
     assert not rest.client.change(Drain("w1", "r", "c", SEEN))
-    assert rest.client.still("w1", None)
+    assert rest.client.is_unchanged("w1", None)
     left.append(NODE)
     monkeypatch.setattr(adapter, "WHOLE_S", 0.0)
     assert list(rest.client.look(jobs=False).nodes) == ["w1"]
@@ -411,7 +411,7 @@ def test_of_two_that_look_at_once_the_older_answer_is_not_kept_as_the_newer_one(
     first = threading.Thread(target=lambda: rest.client.look(jobs=False))
     first.start()
     assert answered.wait(30)
-    assert rest.client.still("w2", None)
+    assert rest.client.is_unchanged("w2", None)
     over.set()
     first.join(30)
     assert rest.client.look(jobs=False).nodes["w1"].drained

@@ -20,7 +20,7 @@ from fleet.policy import KEYS, OF_MACHINES, Policy, Webhook, policy_from_json
 from fleet.settings import WEBHOOK, from_environment
 from fleet.world.jobs import Offer
 from fleet.world.kubernetes import FREE, RESTART
-from fleet.world.worker_pool import ElasticSpec, worker_pool
+from fleet.world.worker_pool import ElasticSpec, parse_pool
 from init.errors import ConfigError
 from init.helpers.asked import DIRECTORY, WORD
 
@@ -165,7 +165,7 @@ def test_a_pool_is_a_workerpool_or_a_statefulset_of_the_same_template() -> None:
     before = only(rendered(fleet=OWNED, workers={"pools": {"gpu": usual}}), "StatefulSet", "slurm-gpu")
     assert made["spec"]["template"] == before["spec"]["template"]
     assert made["metadata"] == before["metadata"]
-    read = worker_pool({**made, "metadata": {**made["metadata"], "uid": "u"}})
+    read = parse_pool({**made, "metadata": {**made["metadata"], "uid": "u"}})
     assert (read.replicas, read.most, read.within_s, read.label) == (3, 1, None, "gpu")
 
 
@@ -174,7 +174,7 @@ def test_a_pool_on_each_node_and_how_long_jobs_keep_a_pod() -> None:
         kind=POOL, perNode=True, nodeSelector={"gpu": "yes"}, maxUnavailable=0,
         update={"when": "deadline", "deadlineSeconds": 3600},
     )  # fmt: skip
-    read = worker_pool({**made, "metadata": {**made["metadata"], "uid": "u"}})
+    read = parse_pool({**made, "metadata": {**made["metadata"], "uid": "u"}})
     assert (read.replicas, read.selector, read.most, read.within_s) == (None, {"gpu": "yes"}, 0, 3600.0)
 
 
@@ -184,7 +184,7 @@ def test_a_pool_that_grows_serves_its_partitions_and_its_pods_have_their_rights_
         fleet=OWNED, workers={"pools": {**pools, "cpu": {"replicas": 1}}}, podConditions={"enabled": True}
     )
     made = only(documents, POOL, "slurm-gpu")
-    read = worker_pool({**made, "metadata": {**made["metadata"], "uid": "u"}})
+    read = parse_pool({**made, "metadata": {**made["metadata"], "uid": "u"}})
     says = Offer(features=frozenset({"minivm", "gpu"}), gpus=8)
     assert read.elastic == ElasticSpec(0, 3, 60.0, 30.0, 10, frozenset({"all", "gpu"}), says)
     (rule,) = only(documents, "Role", "slurm-pod-conditions-worker")["rules"]

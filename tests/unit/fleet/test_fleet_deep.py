@@ -75,13 +75,13 @@ WORDS = [
     ("passed, of as many GPUs as it had", ("True", f"{NOW} 4 dcgm_diag"), True, "back", ""),
     ("there was nothing to check", ("True", f"{NOW} 0"), False, "back", ""),
     ("nothing of the GPUs that it had", ("True", f"{NOW} 0"), True, "waits", "has checked nothing deeply"),
-    ("passed in the boot before", ("True", f"{BEFORE} 4 dcgm_diag"), False, "waits", "has told no deep check"),
-    ("failed in the boot before", ("False", f"{BEFORE} 4 x"), False, "waits", "has told no deep check"),
+    ("passed in the boot before", ("True", f"{BEFORE} 4 dcgm_diag"), False, "waits", "has reported no deep check"),
+    ("failed in the boot before", ("False", f"{BEFORE} 4 x"), False, "waits", "has reported no deep check"),
     ("never told", None, False, "waits", "minivm health --run --when deep"),
     ("runs", ("Unknown", f"{NOW} 0"), False, "waits", "does not know"),
     ("could not say", ("Unknown", f"{NOW} 3 dcgm_diag: no dcgmi"), False, "waits", "dcgm_diag: no dcgmi"),
-    ("another form", ("True", NOW), False, "waits", "has told no deep check"),
-    ("no boot", ("True", " 4 x"), False, "waits", "has told no deep check"),
+    ("another form", ("True", NOW), False, "waits", "has reported no deep check"),
+    ("no boot", ("True", " 4 x"), False, "waits", "has reported no deep check"),
     ("another status", ("Yes", f"{NOW} 4 x"), False, "waits", "does not know"),
     ("failed", ("False", f"{NOW} 4 {BAD[2]}"), False, "failed", "memory: fail"),
     ("failed, whatever it is called", ("False", f"{NOW} 1 \x1b[2J\nbad"), False, "failed", "bad"),
@@ -296,7 +296,7 @@ def test_what_replaces_a_machine_gets_no_jobs_while_its_pod_checks_it() -> None:
         worlds.settle_in()
         exchanged(worlds)
         assert worlds.slurm["w-0"].drained_by == "fleet"
-        assert "has told no deep check" in worlds.status("n0").why
+        assert "has reported no deep check" in worlds.status("n0").why
         worlds.pods["w-0"].gpus, worlds.deep_says = (GPU,), ("True", 0, "")
         worlds.settle_in()
         worlds.checks("w-0")

@@ -13,10 +13,10 @@ from fleet.decide.memory import Memory
 from fleet.decide.pools.pools import refusals
 from fleet.errors import FleetError
 from fleet.policy import Policy
-from fleet.world.jobs import Offer, PendingJob, gpus, nodes_of, pending, serves, tasks
+from fleet.world.jobs import Offer, PendingJob, gpus, mismatch, nodes_needed, pending_jobs, tasks
 from fleet.world.kubernetes import Kubernetes
-from fleet.world.slurm import slurm
-from fleet.world.worker_pool import WorkerPool, worker_pool
+from fleet.world.slurm import parse_slurm
+from fleet.world.worker_pool import WorkerPool, parse_pool
 from tests.fleet_elastic_world import ElasticWorlds, Job, template
 
 
@@ -503,22 +503,22 @@ def test_a_job_as_slurmrestd_tells_of_it() -> None:
     found = PendingJob(
         "16", "PartitionConfig", 1795386381.0, 1, 6, ("main",), "gpu", 1, 100, 1, all_cpus=12, all_memory=1200
     )
-    assert pending([said, {**said, "job_state": ["RUNNING"]}, {**said, "required_nodes": "w-1"}]) == (found,)
-    unread = slurm([], [said, {**said, "node_count": "many"}])
+    assert pending_jobs([said, {**said, "job_state": ["RUNNING"]}, {**said, "required_nodes": "w-1"}]) == (found,)
+    unread = parse_slurm([], [said, {**said, "node_count": "many"}])
     assert unread.pending is None, "then what is asked for is not known"
     assert [*unread.doubts] == ["job 16"] and "job.node_count" in unread.doubts["job 16"]
 
 
 def test_what_a_job_takes() -> None:
     has = Offer(features=frozenset({"a", "b"}), cpus=8, memory=1000, gpus=4)
-    assert nodes_of(has, PendingJob("1", "", 1, nodes=2, all_cpus=2)) == 2
-    assert nodes_of(has, PendingJob("1", "", 1, all_cpus=17)) == 3, "Slurm counts nodes by what it knows of"
-    assert nodes_of(has, PendingJob("1", "", 1, all_gpus=6)) == 2
-    assert nodes_of(has, PendingJob("1", "", 1, all_cpus=2, all_memory=500)) == 0.5
-    assert nodes_of(has, PendingJob("1", "", 1, all_cpus=2, alone=True)) == 1
-    assert nodes_of(Offer(), PendingJob("1", "", 1, all_cpus=2)) == 1
+    assert nodes_needed(has, PendingJob("1", "", 1, nodes=2, all_cpus=2)) == 2
+    assert nodes_needed(has, PendingJob("1", "", 1, all_cpus=17)) == 3, "Slurm counts nodes by what it knows of"
+    assert nodes_needed(has, PendingJob("1", "", 1, all_gpus=6)) == 2
+    assert nodes_needed(has, PendingJob("1", "", 1, all_cpus=2, all_memory=500)) == 0.5
+    assert nodes_needed(has, PendingJob("1", "", 1, all_cpus=2, alone=True)) == 1
+    assert nodes_needed(Offer(), PendingJob("1", "", 1, all_cpus=2)) == 1
     for features, why in (("a&b", ""), ("a|c", ""), ("[a*2&c*2]", ""), ("c|d", "feature c"), ("a,c", "feature c")):
-        assert serves(has, PendingJob("1", "", 1, features=features)) == why
+        assert mismatch(has, PendingJob("1", "", 1, features=features)) == why
     for said, many in (("gres/gpu:2", 2), ("gres/gpu:h100=8,gres/shard:9", 8), ("gpu:h100:8(S:0-1)", 8), ("", 0)):
         assert gpus(said) == many
 
@@ -545,18 +545,18 @@ SPEC: dict[str, Any] = {"mode": "elastic", "elastic": {"min": 0, "max": 4}, "tem
 )
 def test_an_elastic_that_is_none_is_a_sentence(wrong: dict[str, Any]) -> None:
     with pytest.raises(FleetError, match=r"spec\.elastic"):
-        worker_pool({"metadata": {"name": "w", "uid": "u"}, "spec": {**SPEC, "elastic": wrong}})
+        parse_pool({"metadata": {"name": "w", "uid": "u"}, "spec": {**SPEC, "elastic": wrong}})
 
 
 @pytest.mark.parametrize("env", ["x", ["x"], [1]])
 def test_an_environment_that_is_none_is_a_sentence_and_stops_nobody(env: object) -> None:
     spec = {**SPEC, "template": {"spec": {"containers": [{"name": "x", "env": env}]}}}
     with pytest.raises(FleetError, match="env"):
-        worker_pool({"metadata": {"name": "w", "uid": "u"}, "spec": spec})
+        parse_pool({"metadata": {"name": "w", "uid": "u"}, "spec": spec})
 
 
 def test_which_names_are_its() -> None:
-    pool = worker_pool({"metadata": {"name": "w", "uid": "u"}, "spec": SPEC})
+    pool = parse_pool({"metadata": {"name": "w", "uid": "u"}, "spec": SPEC})
     names = ("w-0", "w-3", "w-4", "w-03", "w-", "w", "x-1", "w-a")
     assert [pool.numbered(name) for name in names] == [0, 3, 4, -1, -1, -1, -1, -1]
     assert [name for name in names if pool.may_have(name)] == ["w-0", "w-3"]
@@ -565,7 +565,7 @@ def test_which_names_are_its() -> None:
 def test_of_two_pools_that_may_have_one_name_the_older_has_its_pods() -> None:
     def read(name: str, **spec: object) -> WorkerPool:
         own = {"metadata": {"labels": {"minivm.io/pool": name}}, **template("1")}
-        return worker_pool({"metadata": {"name": name, "uid": name}, "spec": {**SPEC, **spec, "template": own}})
+        return parse_pool({"metadata": {"name": name, "uid": name}, "spec": {**SPEC, **spec, "template": own}})
 
     pools = {one.name: one for one in (read("w-b"), read("w", mode="perNode", nodeSelector={"a": "b"}))}
     for first, name, refused in (("w", "w-b-0", "w-b"), ("w-b", "w-b-0", "w"), ("w", "w-b-9", "")):

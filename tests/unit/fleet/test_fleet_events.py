@@ -13,12 +13,12 @@ from fleet.decide.actions import (
     Free,
     NotePool,
     Notice,
+    Place,
     Record,
     Remove,
     ShowOnNode,
     ShowOnPod,
 )
-from fleet.decide.topology import Place
 from fleet.report.events import REASONS, EventRateLimit, event, events
 from fleet.report.messages import in_words
 from fleet.world.kubernetes import Condition, Kubernetes, Node, Pod

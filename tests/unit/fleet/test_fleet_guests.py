@@ -11,9 +11,10 @@ import pytest
 from fleet.act.api_client import ApiClient
 from fleet.act.watch_cache import WatchCache
 from fleet.errors import FleetError
-from fleet.world.guests import amount, guest, requests
+from fleet.world.fields import Fields
+from fleet.world.guests import amount, parse_guest, requests
 from fleet.world.kubernetes import Kubernetes
-from fleet.world.slurm import slurm
+from fleet.world.slurm import parse_slurm
 
 
 @pytest.mark.parametrize(
@@ -50,9 +51,9 @@ def test_a_pod_asks_for_what_its_containers_ask_for() -> None:
         "initContainers": [of(cpu="4"), {**of(cpu="1"), "restartPolicy": "Always"}],
         "overhead": {"cpu": "100m"},
     }
-    assert requests(spec) == {"cpu": 4000, "gpu": 2000}
+    assert requests(Fields(spec)) == {"cpu": 4000, "gpu": 2000}
     limited = {"resources": {"limits": {"gpu": "8", "cpu": "4"}, "requests": {"cpu": "1"}}}
-    assert requests({"containers": [limited]}) == {"gpu": 8000, "cpu": 1000}, "as the API server fills it in"
+    assert requests(Fields({"containers": [limited]})) == {"gpu": 8000, "cpu": 1000}, "as the API server fills it in"
 
 
 AFFINITY = {
@@ -90,18 +91,18 @@ AFFINITY = {
 def test_which_machines_suit(
     spec: dict[str, Any], labels: dict[str, str], taints: list[tuple[str, str, str]], fits: bool
 ) -> None:
-    one = guest(waiting(spec))
+    one = parse_guest(waiting(spec))
     assert one.suits("n0", labels, taints) is fits
 
 
 def test_who_is_placed_going_or_over_waits_for_nothing() -> None:
     no, named = NO, {"name": "a", "namespace": "llm"}
     item = {"metadata": named, "status": {"conditions": [no]}}
-    assert guest(item).waits
-    assert not guest({**item, "spec": {"nodeName": "n0"}}).waits
-    assert not guest({**item, "status": {"conditions": [{**no, "reason": "SchedulingGated"}]}}).waits
-    assert not guest({**item, "metadata": {**named, "deletionTimestamp": "2026-11-22T00:00:00Z"}}).waits
-    over = guest({**item, "spec": {"nodeName": "n0"}, "status": {"phase": "Succeeded"}})
+    assert parse_guest(item).waits
+    assert not parse_guest({**item, "spec": {"nodeName": "n0"}}).waits
+    assert not parse_guest({**item, "status": {"conditions": [{**no, "reason": "SchedulingGated"}]}}).waits
+    assert not parse_guest({**item, "metadata": {**named, "deletionTimestamp": "2026-11-22T00:00:00Z"}}).waits
+    over = parse_guest({**item, "spec": {"nodeName": "n0"}, "status": {"phase": "Succeeded"}})
     assert (over.node, over.waits) == ("", False)
 
 
@@ -118,7 +119,7 @@ def test_who_is_placed_going_or_over_waits_for_nothing() -> None:
     ],
 )
 def test_which_nodes_reservations_promise(said: list[object] | None, named: set[str] | None) -> None:
-    found = slurm([], [], said)
+    found = parse_slurm([], [], said)
     assert found.reserved == named
     assert bool(found.doubts) == (said is not None and named is None), "that one cannot be read is no silence"
 
@@ -126,13 +127,15 @@ def test_which_nodes_reservations_promise(said: list[object] | None, named: set[
 def test_which_reservation_or_job_cannot_be_read_is_known_and_why() -> None:
     later: dict[str, object] = {"name": "later", "node_list": "w-[0-9999999]", "flags": []}
     job: dict[str, object] = {"job_id": 7, "name": "hostile", "job_state": ["RUNNING"], "nodes": 5}
-    found = slurm([], [{**job, "nodes": "w-1"}, {**job, "job_id": 8}], [{**later, "node_list": "w-0"}, later])
+    found = parse_slurm([], [{**job, "nodes": "w-1"}, {**job, "job_id": 8}], [{**later, "node_list": "w-0"}, later])
     assert found.doubts == {
         "job 8": "cannot read job.nodes: wanted text, not int",
         "reservation later": "cannot read reservation.node_list: it names more nodes than can be told apart",
     }
     assert (found.jobs, found.claims, found.reserved) == (None, None, None)
-    many = slurm([], [{**job, "job_id": number} for number in range(10_000)], [{**later, "name": "x" * 10_000}, 7])
+    many = parse_slurm(
+        [], [{**job, "job_id": number} for number in range(10_000)], [{**later, "name": "x" * 10_000}, 7]
+    )
     assert len(many.doubts) == 2 and max(map(len, many.doubts)) < 100, "one of each says enough"
 
 
@@ -157,13 +160,13 @@ HEAVY: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("what", HEAVY)
 def test_a_pod_whose_wishes_are_a_day_s_work_is_refused_and_seen_where_it_is_placed(what: str) -> None:
     with pytest.raises(FleetError, match="more than 256 is lent nothing"):
-        guest(waiting(HEAVY[what]))
-    placed = guest({**waiting({**HEAVY[what], "nodeName": "n0"}), "status": {}})
+        parse_guest(waiting(HEAVY[what]))
+    placed = parse_guest({**waiting({**HEAVY[what], "nodeName": "n0"}), "status": {}})
     assert placed.node == "n0" and not (placed.terms or placed.tolerations or placed.selector)
 
 
 def test_what_is_asked_for_in_no_amount_is_not_compared() -> None:
-    assert guest(waiting({"containers": [of(**dict.fromkeys(MANY, "0"), gpu="1")]})).weight == 5
+    assert parse_guest(waiting({"containers": [of(**dict.fromkeys(MANY, "0"), gpu="1")]})).weight == 5
 
 
 def test_of_thousands_that_cannot_be_read_one_is_told() -> None:

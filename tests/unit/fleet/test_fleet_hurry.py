@@ -9,12 +9,12 @@ from types import SimpleNamespace
 from typing import cast
 
 from fleet.act.api_client import ApiClient
-from fleet.act.fast_path import FRESH_S, FastPath
+from fleet.act.fast_path import FRESH_S, Claims, FastPath
 from fleet.act.watch_cache import WatchCache
 from fleet.decide.actions import Drain
 from fleet.decide.memory import Memory
 from fleet.policy import Policy
-from fleet.world.slurm import Slurm, of_nodes
+from fleet.world.slurm import Slurm, parse_nodes
 from fleet.world.snapshot import Unknown
 
 NAMES = ("w0", "w1", "w2")
@@ -34,19 +34,21 @@ class People:
             self.cordon(name, on=False)
         self.leads, self.news, self.drained = True, 0, list[str]()
         self.does: Callable[[Drain], Awaitable[bool]] = self.done
-        self.hurry = FastPath(
+        self.claims = Claims()
+        self.fast = FastPath(
             self.cache,
+            self.claims,
             lambda: (Memory(), policy or Policy()),
             lambda: self.leads,
             lambda drain: self.does(drain),
             self.told,
         )
-        self.hurry.knows(self.slurm())
+        self.fast.update(self.slurm())
         self.cordon(*names)
 
     @staticmethod
     def slurm() -> Slurm:
-        return of_nodes(
+        return parse_nodes(
             {"name": name, "state": ["IDLE"], "reason": "", "comment": "", "alloc_cpus": 0} for name in NAMES
         )
 
@@ -74,7 +76,7 @@ class People:
     def once(self) -> list[str]:
         """Whom for, this time."""
         self.drained.clear()
-        asyncio.run(self.hurry.once())
+        asyncio.run(self.fast.run_once())
         return list(self.drained)
 
 
@@ -95,16 +97,16 @@ def a_drain() -> Drain:
 def test_what_is_done_here_is_not_done_again_by_whoever_decides_before_slurm_can_know_of_it() -> None:
     """What Slurm is asked in this moment may have been answered before; what it is asked after that has not."""
     people, drain = People("w0"), a_drain()
-    assert not people.hurry.has(drain)
+    assert not people.claims.has(drain)
     assert people.once() == ["w0"] and people.news == 1
-    assert [one.name for one in people.hurry.untold if isinstance(one, Drain)] == ["w0"]
+    assert [one.name for one in people.fast.unreported if isinstance(one, Drain)] == ["w0"]
     people.cordon("w0")
-    assert people.hurry.has(drain) and people.once() == []
-    people.hurry.decided()
+    assert people.claims.has(drain) and people.once() == []
+    people.claims.next_pass()
     people.cordon("w0")
-    assert people.hurry.has(drain) and people.once() == []
-    people.hurry.decided()
-    assert not people.hurry.has(drain)
+    assert people.claims.has(drain) and people.once() == []
+    people.claims.next_pass()
+    assert not people.claims.has(drain)
 
 
 def test_in_the_moment_in_which_it_is_done_it_is_nobody_elses() -> None:
@@ -112,20 +114,20 @@ def test_in_the_moment_in_which_it_is_done_it_is_nobody_elses() -> None:
     seen: list[bool] = []
 
     async def looks(_: Drain) -> bool:
-        seen.append(people.hurry.has(drain))
+        seen.append(people.claims.has(drain))
         return False
 
     people.does = looks
     people.once()
-    assert seen == [True] and not people.hurry.has(drain), "it was not as it was seen, and is due still"
-    assert people.hurry.untold == []
+    assert seen == [True] and not people.claims.has(drain), "it was not as it was seen, and is due still"
+    assert people.fast.unreported == []
 
 
 def test_what_somebody_else_has_begun_is_left_to_him_unless_he_gives_it_back() -> None:
     people, drain = People("w0", "w1"), a_drain()
-    people.hurry.leave(drain)
+    people.claims.take(drain)
     assert people.once() == ["w1"]
-    people.hurry.give_back(drain)
+    people.claims.settle(drain, done=False)
     people.cordon("w0", "w1")
     assert people.once() == ["w0"]
 
@@ -134,7 +136,7 @@ def test_what_is_begun_by_somebody_else_in_the_meantime_is_left_to_him() -> None
     people = People(*NAMES)
 
     async def slowly(drain: Drain) -> bool:
-        people.hurry.leave(Drain("w1", drain.reason, drain.comment, drain.was))
+        people.claims.take(Drain("w1", drain.reason, drain.comment, drain.was))
         return await people.done(drain)
 
     people.does = slowly
@@ -149,20 +151,20 @@ def test_after_a_refusal_nobody_is_tried_until_slurm_has_answered_once_more() ->
     people.does = people.done
     people.cordon(*NAMES)
     assert people.once() == []
-    people.hurry.knows(people.slurm())
+    people.fast.update(people.slurm())
     people.cordon(*NAMES)
     assert people.once() == [*NAMES]
 
 
 def test_by_what_is_not_known_any_more_nothing_is_done() -> None:
     people = People("w0")
-    people.hurry.knows(Unknown("it does not answer"))
+    people.fast.update(Unknown("it does not answer"))
     assert people.once() == []
-    people.hurry.knows(people.slurm())
+    people.fast.update(people.slurm())
     people.cordon("w0")
-    people.hurry._at -= FRESH_S + 1
+    people.fast._slurm_at -= FRESH_S + 1
     assert people.once() == []
-    people.hurry.knows(people.slurm())
+    people.fast.update(people.slurm())
     people.cordon("w0")
     people.cache.nodes.heard = 0.0
     assert people.once() == []
@@ -178,5 +180,5 @@ def test_by_what_is_not_known_any_more_nothing_is_done() -> None:
 def test_more_than_a_policy_allows_wait_for_the_next_second_and_are_not_forgotten() -> None:
     people = People(*NAMES, policy=Policy(changes=2))
     assert people.once() == ["w0", "w1"]
-    assert people.hurry.heard.is_set(), "it goes on by itself"
+    assert people.fast.changed.is_set(), "it goes on by itself"
     assert people.once() == ["w2"], "though nothing of it has changed since"

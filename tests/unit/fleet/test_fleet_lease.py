@@ -9,31 +9,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.act import leader_election
-from fleet.act.leader_election import HOLDS_S, LASTS_S, Lease, LeaseState, looked, wanted, written
+from fleet.act.leader_election import HOLDS_S, LASTS_S, Lease, LeaseState, after_read, after_write, should_write
 from fleet.errors import FleetError
 
 
 def test_a_free_lease_is_taken_and_one_that_is_renewed_is_not() -> None:
-    free = looked(LeaseState(), Lease("1"), "a", 100.0)
-    assert wanted(free, "a", 100.0)
-    other = looked(LeaseState(), Lease("1", "b"), "a", 100.0)
-    assert not wanted(other, "a", 100.0 + LASTS_S - 0.1)
-    renewed = looked(other, Lease("2", "b"), "a", 110.0)
-    assert not wanted(renewed, "a", 100.0 + LASTS_S)
-    assert wanted(looked(renewed, Lease("2", "b"), "a", 120.0), "a", 110.0 + LASTS_S)
+    free = after_read(LeaseState(), Lease("1"), "a", 100.0)
+    assert should_write(free, "a", 100.0)
+    other = after_read(LeaseState(), Lease("1", "b"), "a", 100.0)
+    assert not should_write(other, "a", 100.0 + LASTS_S - 0.1)
+    renewed = after_read(other, Lease("2", "b"), "a", 110.0)
+    assert not should_write(renewed, "a", 100.0 + LASTS_S)
+    assert should_write(after_read(renewed, Lease("2", "b"), "a", 120.0), "a", 110.0 + LASTS_S)
 
 
 def test_its_holder_counts_from_the_beginning_of_his_write_and_not_from_its_answer() -> None:
-    held = written(Lease("2", "a"), begun=100.0, now=108.0)
+    held = after_write(Lease("2", "a"), begun=100.0, now=108.0)
     assert held.holds(100.0 + HOLDS_S - 0.1)
     assert not held.holds(100.0 + HOLDS_S)
 
 
 def test_whoever_sees_anothers_name_in_it_does_not_act_any_more() -> None:
-    held = written(Lease("2", "a"), 100.0, 100.0)
-    assert looked(held, Lease("2", "a"), "a", 101.0).holds(101.0)
-    assert not looked(held, Lease("3", "b"), "a", 101.0).holds(101.0)
-    assert not looked(held, Lease("3", ""), "a", 101.0).holds(101.0)
+    held = after_write(Lease("2", "a"), 100.0, 100.0)
+    assert after_read(held, Lease("2", "a"), "a", 101.0).holds(101.0)
+    assert not after_read(held, Lease("3", "b"), "a", 101.0).holds(101.0)
+    assert not after_read(held, Lease("3", ""), "a", 101.0).holds(101.0)
 
 
 def test_a_lease_is_written_with_the_version_that_was_read_and_keeps_what_is_not_ours() -> None:
@@ -77,9 +77,9 @@ class Story:
     def step(self, one: Candidate, lost: bool) -> None:
         clock = one.clock(self.now)
         if one.phase == "idle":
-            one.standing, one.phase = looked(one.standing, self.lease, one.name, clock), "looked"
+            one.standing, one.phase = after_read(one.standing, self.lease, one.name, clock), "looked"
         elif one.phase == "looked":
-            one.begun, one.phase = clock, "writing" if wanted(one.standing, one.name, clock) else "idle"
+            one.begun, one.phase = clock, "writing" if should_write(one.standing, one.name, clock) else "idle"
         elif one.phase == "writing":
             seen = one.standing.seen
             one.told = None
@@ -89,7 +89,7 @@ class Story:
             one.phase = "answered"
         else:
             if one.told is not None and not lost:
-                one.standing = written(one.told, one.begun, clock)
+                one.standing = after_write(one.told, one.begun, clock)
             one.phase = "idle"
 
     def act(self) -> list[str]:

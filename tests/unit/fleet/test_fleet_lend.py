@@ -11,11 +11,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fleet.act.observer import asks_for_claims
+from fleet.act.observer import needs_claims
 from fleet.decide.actions import Drain, Evict
 from fleet.decide.memory import Memory
 from fleet.decide.pools import lending
-from fleet.decide.pools.lending import lent
+from fleet.decide.pools.lending import plan_loans
 from fleet.policy import Lend, policy_from_json
 from fleet.world.guests import Guest
 from fleet.world.kubernetes import Kubernetes
@@ -164,7 +164,7 @@ def of_two_pools(worlds: LendWorlds) -> dict[str, set[str]]:
     wanted = {"w": {"w-n0": "n0", "w-n1": "n1"}, "v": {"w-n2": "n2", "w-n3": "n3"}}
     pools = [replace(pool, name="v", label="v"), pool]
     policy = replace(worlds.policy, lend=replace(LENDS, pools={"w": 1.0, "v": 1.0}))
-    found = lent(pools, list(worlds.world().workers()), replace(here, wanted=wanted), slurm, worlds.now, policy)
+    found = plan_loans(pools, list(worlds.world().workers()), replace(here, wanted=wanted), slurm, worlds.now, policy)
     return {name: set(one.to) for name, one in found.items()}
 
 
@@ -196,7 +196,7 @@ def test_what_a_reservation_names_is_not_lent_nor_what_may_be_named(worlds: Lend
     worlds.reserved = None
     worlds.goes_on()
     assert not worlds.lent(), "nobody has asked"
-    assert asks_for_claims(worlds.world())
+    assert needs_claims(worlds.world())
     worlds.reserved = frozenset({"w-n0", "w-n1", "w-n3"})
     worlds.goes_on()
     assert worlds.lent() == {"w-n2"}
@@ -205,7 +205,7 @@ def test_what_a_reservation_names_is_not_lent_nor_what_may_be_named(worlds: Lend
         assert worlds.lent() == {"w-n2"} and worlds.asked["a"].node == "n2", "who has it keeps it"
     del worlds.asked["a"]
     worlds.goes_on()
-    assert not worlds.lent() and not asks_for_claims(worlds.world())
+    assert not worlds.lent() and not needs_claims(worlds.world())
 
 
 def test_that_a_reservation_cannot_be_read_is_told_and_by_whom_nothing_is_lent(worlds: LendWorlds) -> None:

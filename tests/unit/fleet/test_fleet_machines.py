@@ -15,7 +15,7 @@ from fleet import crd
 from fleet.decide.actions import Make, Record
 from fleet.errors import FleetError
 from fleet.world.kubernetes import Kubernetes
-from fleet.world.machine import HistoryEntry, Machine, MachineStatus, Remedy, machine, written
+from fleet.world.machine import HistoryEntry, Machine, MachineStatus, Remedy, machine_status_json, parse_machine
 from tests.fleet_world import Node, Worlds
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -164,7 +164,7 @@ def test_who_says_that_he_has_anothers_gpus_is_told_and_not_believed(worlds: Wor
     moved(worlds, "n0", "node-new")
     worlds.pods["w0"].gpus = A
     worlds.settle_in()
-    assert told(worlds)["n0", "twice"].startswith("says that it has GPUs of n1-")
+    assert told(worlds)["n0", "twice"].startswith("reports GPUs of n1-")
     assert worlds.status("n1") == next(one.status for one in before.values() if one.status.node == "n1")
 
 
@@ -293,7 +293,7 @@ def jsonschema_errors(status: MachineStatus) -> list[str]:
     schema = json.loads(json.dumps(crd.STATUS))
     for place in (schema, schema["properties"]["remedy"], schema["properties"]["history"]["items"]):
         place["additionalProperties"] = False
-    return [error.message for error in jsonschema.Draft7Validator(schema).iter_errors(written(status))]
+    return [error.message for error in jsonschema.Draft7Validator(schema).iter_errors(machine_status_json(status))]
 
 
 WORD = st.text(max_size=8)
@@ -315,8 +315,8 @@ REMEDIES = st.builds(Remedy, st.sampled_from(crd.GOALS), st.integers(0, 9), AT, 
     )
 )
 def test_what_is_written_is_read_and_passes_the_schema(status: MachineStatus) -> None:
-    item = {"metadata": {"name": "m", "uid": "u"}, "spec": {}, "status": written(status)}
-    assert machine(item).status == status
+    item = {"metadata": {"name": "m", "uid": "u"}, "spec": {}, "status": machine_status_json(status)}
+    assert parse_machine(item).status == status
     assert not jsonschema_errors(status)
 
 
@@ -334,7 +334,7 @@ def test_what_is_written_is_read_and_passes_the_schema(status: MachineStatus) ->
 )
 def test_one_that_is_not_as_promised_is_refused_as_a_whole(broken: dict[str, object]) -> None:
     with pytest.raises(FleetError, match="read "):
-        machine({"metadata": {"name": "m", "uid": "u"}, **broken})
+        parse_machine({"metadata": {"name": "m", "uid": "u"}, **broken})
 
 
 def test_the_charts_definition_is_the_one_that_is_written_here() -> None:

@@ -19,8 +19,8 @@ from fleet.decide.memory import Memory
 from fleet.decide.pools.pools import refusals
 from fleet.errors import FleetError
 from fleet.policy import Policy
-from fleet.world.kubernetes import Node, together
-from fleet.world.worker_pool import named, worker_pool, written
+from fleet.world.kubernetes import Node, assemble
+from fleet.world.worker_pool import parse_pool, pod_name, pool_status_json
 from tests.fleet_pools_world import POOL, PoolWorlds, SlurmNode, template
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -530,7 +530,7 @@ def test_of_two_pools_that_would_have_a_pod_of_one_name_the_older_one_makes_it()
     nodes = {"x-0": Node("x-0", "u", labels={"gpu": "yes"})}
     young = PoolWorlds(1, per_node=True).read()
     old = replace(PoolWorlds(1).read(), name="w-x", uid="pool-wx", label="w-x", created=-1.0)
-    found = refusals(together(nodes, {}, {}, {}, pools={"w": young, "w-x": old}))
+    found = refusals(assemble(nodes, {}, {}, {}, pools={"w": young, "w-x": old}))
     assert found == {"w": "none of its pods is touched: w-x, older, has w-x-0 too"}
 
 
@@ -581,13 +581,13 @@ def test_what_runs_on_a_closed_node_is_replaced_when_it_is_open(per_node: PoolWo
 
 
 def test_names_are_those_of_nodes_and_always_a_hosts() -> None:
-    assert named("gpu", "gpu-17") == "gpu-gpu-17"
+    assert pod_name("gpu", "gpu-17") == "gpu-gpu-17"
     long = ["ip-10-0-0-1.ec2.internal", "n" * 63, "a.b", "a-b.", "-", "A"]
-    names = [named("slurm-gpu", node) for node in long]
+    names = [pod_name("slurm-gpu", node) for node in long]
     assert len({*names}) == len(long)
     for name in names:
         assert len(name) <= 63 and name.startswith("slurm-gpu-") and name.replace("-", "").isalnum(), name
-    assert named("p", "a.b") != named("p", "a-b")
+    assert pod_name("p", "a.b") != pod_name("p", "a-b")
 
 
 def test_a_pod_is_of_its_pool_and_of_its_node_whatever_its_template_says() -> None:
@@ -599,7 +599,7 @@ def test_a_pod_is_of_its_pool_and_of_its_node_whatever_its_template_says() -> No
             "containers": [{"name": "a"}],
         },
     }
-    pool = worker_pool({"metadata": {"name": "gpu", "uid": "u"}, "spec": {**SPEC, "template": said}})
+    pool = parse_pool({"metadata": {"name": "gpu", "uid": "u"}, "spec": {**SPEC, "template": said}})
     made = pod_of(CreatePod("gpu-n0", "n0", pool), "app.kubernetes.io/name=minivm,app.kubernetes.io/instance=slurm")
     assert made["metadata"]["labels"] == {
         "x": "y", "app.kubernetes.io/name": "minivm", "app.kubernetes.io/instance": "slurm",
@@ -649,13 +649,13 @@ def test_one_that_is_not_as_promised_is_refused_as_a_whole(wrong: dict[str, Any]
     if wrong == {"mode": "fixed"}:
         del spec["replicas"]
     with pytest.raises(FleetError, match="read "):
-        worker_pool({"metadata": {"name": "gpu", "uid": "u"}, "spec": spec})
+        parse_pool({"metadata": {"name": "gpu", "uid": "u"}, "spec": spec})
 
 
 @pytest.mark.parametrize("name", ["a.b", "9gpu", "g" * 41, "gpu-"])
 def test_a_name_that_begins_no_hosts_is_refused(name: str) -> None:
     with pytest.raises(FleetError, match=r"metadata\.name"):
-        worker_pool({"metadata": {"name": name, "uid": "u"}, "spec": SPEC})
+        parse_pool({"metadata": {"name": name, "uid": "u"}, "spec": SPEC})
 
 
 def test_what_is_noted_is_read_back_and_passes_the_schema(worlds: PoolWorlds) -> None:
@@ -665,9 +665,9 @@ def test_what_is_noted_is_read_back_and_passes_the_schema(worlds: PoolWorlds) ->
     assert status.conditions
     version: Any = crd_pools.definition()["spec"]
     schema = version["versions"][0]["schema"]["openAPIV3Schema"]
-    item = {"spec": worlds.pool.spec, "status": written(status)}
+    item = {"spec": worlds.pool.spec, "status": pool_status_json(status)}
     assert not list(jsonschema.Draft202012Validator(schema).iter_errors(item))
-    assert set(written(status)) == set(schema["properties"]["status"]["properties"])
+    assert set(pool_status_json(status)) == set(schema["properties"]["status"]["properties"])
 
 
 def test_the_charts_definition_is_the_one_that_is_written_here() -> None:

@@ -33,7 +33,7 @@ ANSWER = {
 
 def test_a_node_of_slurm_is_what_its_clients_know_too() -> None:
     node = slurm.slurm_node(ANSWER)
-    assert (node.drained, node.down, node.ours) == (True, False, True)
+    assert (node.drained, node.down, node.by_fleet) == (True, False, True)
     assert not node.record.responds
     assert node.record.dynamic
     assert node.record.held_by_others, "the init leaves it to the fleet"
@@ -58,7 +58,7 @@ def test_a_node_of_slurm_is_what_its_clients_know_too() -> None:
     ],
 )
 def test_a_broken_node_of_slurm_is_told_and_the_others_are_read(broken: dict[str, object]) -> None:
-    found = slurm.slurm([{**ANSWER, "name": "bad", **broken}, ANSWER])
+    found = slurm.parse_slurm([{**ANSWER, "name": "bad", **broken}, ANSWER])
     assert list(found.nodes) == ["w1"]
     assert len(found.unread) == 1
 
@@ -71,10 +71,12 @@ def test_jobs_hold_the_nodes_of_their_list() -> None:
         {"job_id": 4, "job_state": ["COMPLETED", "COMPLETING"], "nodes": "w1"},
         {"job_id": 5, "job_state": ["SUSPENDED"], "nodes": "w2"},
     ]
-    found = slurm.slurm([], jobs)
+    found = slurm.parse_slurm([], jobs)
     assert (found.holding("w1"), found.holding("w2"), found.holding("x")) == (("1", "4"), ("1", "5"), ("1",))
-    assert slurm.slurm([], [*jobs, {"job_id": "?", "job_state": ["RUNNING"], "nodes": "w9"}]).holding("w1") is None
-    assert slurm.slurm([], None).holding("w1") is None, "not asked is not none"
+    assert (
+        slurm.parse_slurm([], [*jobs, {"job_id": "?", "job_state": ["RUNNING"], "nodes": "w9"}]).holding("w1") is None
+    )
+    assert slurm.parse_slurm([], None).holding("w1") is None, "not asked is not none"
 
 
 @pytest.mark.parametrize(
@@ -109,7 +111,7 @@ SHAPES = st.fixed_dictionaries({}, optional=dict.fromkeys(("metadata", "spec", "
 @given(st.lists(SHAPES, max_size=4))
 def test_whatever_is_answered_it_is_read_or_told(answers: list[dict[str, Any]]) -> None:
     fleet_world.kubernetes(answers, answers, answers)
-    slurm.slurm(answers, answers)
+    slurm.parse_slurm(answers, answers)
 
 
 def test_a_policy_says_only_what_it_knows() -> None:
@@ -139,12 +141,12 @@ def test_a_wrong_policy_is_refused_with_its_field(text: str, words: str) -> None
 
 def test_what_is_refused_says_where() -> None:
     with pytest.raises(FleetError, match=r"cannot read spec\.unschedulable: wanted true or false, not str"):
-        kubernetes.node({**NODE, "spec": {"unschedulable": "true"}}, "lab.slurm")
+        kubernetes.parse_node({**NODE, "spec": {"unschedulable": "true"}}, "lab.slurm")
 
 
 def test_a_mark_says_whose_it_is_and_fits_a_label() -> None:
-    assert kubernetes.mark("lab", "slurm") == "lab.slurm"
-    long = {kubernetes.mark("n" * 40, release * 30) for release in "ab"}
+    assert kubernetes.fleet_mark("lab", "slurm") == "lab.slurm"
+    long = {kubernetes.fleet_mark("n" * 40, release * 30) for release in "ab"}
     assert len(long) == 2 and {len(mark) for mark in long} == {63}
 
 

@@ -940,7 +940,7 @@ def test_where_a_provider_is_named_his_word_is_needed(acting: Worlds) -> None:
     acting.policy = Policy(fencing="act", provider=("cloud/shutdown",))
     dead_for(acting, "n0")
     acting.settle_in()
-    assert "the provider has not said" in told(acting)["n0", "dead"]
+    assert "the provider has not reported it off" in told(acting)["n0", "dead"]
     acting.taint("n0", "cloud/shutdown")
     acting.settle_in()
     assert acting.pods["w-0"].node != "n0"

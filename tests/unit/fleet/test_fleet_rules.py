@@ -13,8 +13,8 @@ from cel_expr_python import cel  # type: ignore[import-untyped]  # none are ther
 
 from fleet import crd, crd_pools
 from fleet.errors import FleetError
-from fleet.world.machine import machine
-from fleet.world.worker_pool import worker_pool
+from fleet.world.machine import parse_machine
+from fleet.world.worker_pool import parse_pool
 from tests.fleet_pools_world import template
 
 Object = dict[str, Any]
@@ -45,11 +45,11 @@ POOLS: list[tuple[str, Object, str]] = [
     ("gpu", update(when="now", maxUnavailable=0), ""),
     ("gpu", update(), ""),
     ("g" * 40, BASE, ""),
-    ("gpu", without(BASE, "replicas"), "in replicas"),
-    ("gpu", without(PER_NODE, "nodeSelector"), "in nodeSelector"),
-    ("gpu", {**without(PER_NODE, "nodeSelector"), "replicas": 2}, "in nodeSelector"),
-    ("gpu", without(ELASTIC, "elastic"), "in elastic"),
-    ("gpu", {**ELASTIC, "elastic": {"min": 5, "max": 4}}, "no more than"),
+    ("gpu", without(BASE, "replicas"), "needs replicas"),
+    ("gpu", without(PER_NODE, "nodeSelector"), "needs nodeSelector"),
+    ("gpu", {**without(PER_NODE, "nodeSelector"), "replicas": 2}, "needs nodeSelector"),
+    ("gpu", without(ELASTIC, "elastic"), "needs elastic"),
+    ("gpu", {**ELASTIC, "elastic": {"min": 5, "max": 4}}, "must not exceed"),
     ("gpu", update(when="deadline"), "deadlineSeconds"),
     ("gpu", update(when="idle", deadlineSeconds=60), "deadlineSeconds"),
     ("gpu", update(when="now", deadlineSeconds=60), "deadlineSeconds"),
@@ -63,8 +63,8 @@ MACHINES: list[tuple[Object, str]] = [
     ({}, ""),
     ({"goal": "up"}, ""),
     ({"goal": "drain", "reason": "fan 3"}, ""),
-    *(({"goal": goal}, "why") for goal in crd.GOALS if goal != "up"),
-    ({"goal": "reboot", "reason": ""}, "why"),
+    *(({"goal": goal}, "needs a reason") for goal in crd.GOALS if goal != "up"),
+    ({"goal": "reboot", "reason": ""}, "needs a reason"),
 ]
 
 
@@ -107,9 +107,9 @@ def test_what_the_rules_refuse_of_a_pool_the_fleet_refuses_too(name: str, spec: 
     for one in (item, filled(schema_of(crd_pools.definition()), item)):
         if word:
             with pytest.raises(FleetError, match="read "):
-                worker_pool(one)
+                parse_pool(one)
         else:
-            worker_pool(one)
+            parse_pool(one)
 
 
 @pytest.mark.parametrize(("spec", "word"), MACHINES)
@@ -117,7 +117,9 @@ def test_a_goal_without_words_is_refused_by_its_rule_and_heeded_where_there_are_
     item: Object = {"metadata": {"name": "m", "uid": "u"}, "spec": spec}
     said = refused(schema_of(crd.definition()), item)
     assert len(said) == bool(word) and all(word in one for one in said)
-    assert machine(item).goal == spec.get("goal", ""), "a machine that is to be kept from jobs is, also without words"
+    assert parse_machine(item).goal == spec.get("goal", ""), (
+        "a machine that is to be kept from jobs is, also without words"
+    )
 
 
 def test_every_rule_refuses_something_here() -> None:

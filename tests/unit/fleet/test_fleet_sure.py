@@ -22,7 +22,7 @@ def broken(world: Snapshot, memory: Memory, now: float, policy: Policy) -> Decis
 
 
 def test_nothing_is_done_and_it_is_told_once_in_one_short_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(safe_decide, "whole", broken)
+    monkeypatch.setattr(safe_decide, "unguarded", broken)
     first = safe_decide.decide(WORLD, Memory(absent={"w0": 1.0}), 100.0, Policy())
     assert first.changes == ()
     (told,) = first.news
@@ -33,22 +33,22 @@ def test_nothing_is_done_and_it_is_told_once_in_one_short_line(monkeypatch: pyte
     assert first.memory.absent == {}, "it may be what it has fallen over"
     again = safe_decide.decide(WORLD, first.memory, 101.0, Policy())
     assert (again.news, again.stands) == ((), (told,))
-    monkeypatch.setattr(safe_decide, "whole", whole)
+    monkeypatch.setattr(safe_decide, "unguarded", whole)
     well = safe_decide.decide(WORLD, again.memory, 102.0, Policy())
-    assert (well.stands, well.mistake, safe_decide.why(well)) == ((), "", "")
+    assert (well.stands, well.mistake, safe_decide.mistake_text(well)) == ((), "", "")
 
 
 def test_it_is_tried_again_later_each_time_and_at_once_after_it_was_well() -> None:
     wrong = Decision((), (Notice("fleet", safe_decide.MISTAKE, "nothing is decided: x"),), (), Memory(), "trace")
     patience, now, pauses = safe_decide.Backoff(), 0.0, []
     for _ in range(8):
-        patience.saw(wrong, now)
+        patience.update(wrong, now)
         assert patience.why == "nothing is decided: x"
         assert patience.waits(patience.until - 0.001) and not patience.waits(patience.until)
         pauses.append(patience.until - now)
         now = patience.until
     assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
-    patience.saw(Decision((), (), (), Memory()), now)
+    patience.update(Decision((), (), (), Memory()), now)
     assert patience.why == "" and not patience.waits(now)
-    patience.saw(wrong, now)
+    patience.update(wrong, now)
     assert patience.until - now == 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fleet import crd_pools
-from fleet.act.changes import to_mend
+from fleet.act.changes import template_error
 from fleet.decide.actions import CreatePod, Notice, action_key
 from tests.fleet_pools_world import POOL, PoolWorlds, template
 
@@ -80,15 +80,15 @@ def test_a_mistake_of_ours_is_no_page_in_a_pools_condition(worlds: PoolWorlds) -
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_told_by_the_pools_own_field(said: str, causes: list[tuple[str, str]], words: str) -> None:
-    assert to_mend("w", said, causes) == BEGIN + words
+    assert template_error("w", said, causes) == BEGIN + words
 
 
 def test_however_much_is_wrong_it_has_its_place_in_a_condition_what_was_found_and_what_is_expected() -> None:
     causes = [
         (f"spec.{'a' * 5000}[{number}].port", f"Invalid value: 7{'0' * 90000}: must be less") for number in range(9999)
     ]
-    said = to_mend("w" * 40, "x" * 10**6, causes)
+    said = template_error("w" * 40, "x" * 10**6, causes)
     first = said.partition(";")[0]
     assert len(said) < crd_pools.SAID and len(first) < 600
     assert "[0].port" in first and "Invalid value: 70" in first and first.endswith("must be less")
-    assert len(to_mend("w", "v1.A.B:" * 10**5, [])) < crd_pools.SAID
+    assert len(template_error("w", "v1.A.B:" * 10**5, [])) < crd_pools.SAID

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.act.slurm_client import body
-from fleet.decide.actions import Drain
+from fleet.decide.actions import Drain, Place
 from fleet.decide.decide import MANY, decide
 from fleet.decide.memory import Memory
-from fleet.decide.topology import MOST, OFTEN, ROOT, Place, block, blocks, conf, due, part, place, switches, tree
+from fleet.decide.topology import MOST, OFTEN, ROOT, block, blocks, conf, due, part, place, switches, tree
 from fleet.policy import Blocks, Policy, Topology, policy_from_json
 from fleet.report.messages import in_words
 from fleet.world.kubernetes import Kubernetes, Node, Pod

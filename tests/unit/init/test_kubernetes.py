@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from fleet import crd
-from fleet.decide.machines import places
+from fleet.decide.machines import hosts
 from fleet.decide.remediation import evidence
-from fleet.world.deep_check import deep as fleet_deep
+from fleet.world.deep_check import deep_result as fleet_deep
 from fleet.world.kubernetes import Kubernetes, Node
-from fleet.world.kubernetes import pod as read_pod
+from fleet.world.kubernetes import parse_pod as read_pod
 from fleet.world.snapshot import Worker
 from ground.files import write_json
 from health import deep as health_deep
@@ -282,7 +282,7 @@ def test_the_fleet_reads_what_a_pod_tells(tmp_path: Path) -> None:
     told = gpus.condition(gpus.uuids(machine(tmp_path, f"GPU 0: x (UUID: {ONE})")), "2026-11-22T00:00:00Z")
     item = {"metadata": {"name": "w1", "uid": "u"}, "spec": {"nodeName": "n1"}, "status": {"conditions": [told]}}
     here = Kubernetes({"n1": Node("n1", "u")}, {"w1": read_pod(item)})
-    (place,) = places(here, [Worker("w1", here.pods["w1"], here.nodes["n1"], None)]).values()
+    (place,) = hosts(here, [Worker("w1", here.pods["w1"], here.nodes["n1"], None)]).values()
     assert place.said == {ONE}
 
 
@@ -398,7 +398,7 @@ def test_the_fleet_reads_what_the_health_service_keeps_and_the_pod_tells(
     told = deep.condition(deep.read(tmp_path / "said.json"), "b1")
     item = {"metadata": {"name": "w1", "uid": "u"}, "spec": {"nodeName": "n1"}, "status": {"conditions": [told]}}
     here = Kubernetes({"n1": Node("n1", "u", boot="b1")}, {"w1": read_pod(item)})
-    (place,) = places(here, [Worker("w1", here.pods["w1"], here.nodes["n1"], None)]).values()
+    (place,) = hosts(here, [Worker("w1", here.pods["w1"], here.nodes["n1"], None)]).values()
     answer = fleet_deep(place.workers, "b1")
     assert answer.passed is passed
     if passed is False:
