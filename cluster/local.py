@@ -25,7 +25,7 @@ from cluster import (
 )
 from cluster.change import pinning, plan, stakes
 from cluster.change.pinning import Choice, Wish
-from cluster.change.plan import Kind, Plan, Step, in_roll_order, in_start_order
+from cluster.change.plan import Kind, Plan, Stake, Step, in_roll_order, in_start_order
 from cluster.errors import ClusterError
 from cluster.pods import Kubelet, Running, description, fingerprint, published
 from cluster.publish import write_private
@@ -35,6 +35,7 @@ from cluster.rendered.objects import Pod
 from cluster.rendered.render import render
 from cluster.report import Row, Stages
 from cluster.values import NAMESPACE, RELEASE, Options
+from ground.errors import one_line
 from images import pins
 from images.pins import Image, Pins
 
@@ -218,24 +219,25 @@ class LocalCluster:
         self, steps: Iterable[Step], there: Mapping[str, Running], gone: Iterable[str], refused: Iterable[str]
     ) -> list[str]:
         """Return what the steps cost, from the jobs and sessions of the pods that they end."""
-        jobs, waiting, logins = dict[str, list[plan.Job]](), dict[str, list[plan.Job]](), dict[str, int]()
-        unknown: list[str] = []
         steps = list(steps)
-        for step in steps:
-            current = there.get(step.pod)
-            if current is None or not current.running:
-                continue
-            try:
-                if current.role == "worker":
-                    jobs[step.pod] = stakes.running_on(self.exec, step.pod)
-                    waiting[step.pod] = stakes.waiting_for(self.exec, step.pod) if step.kind is Kind.REMOVE else []
-                elif current.role == "login":
-                    logins[step.pod] = stakes.sessions(self.exec, step.pod)
-                    jobs[step.pod] = stakes.begun_on(self.exec, step.pod)
-            except (ClusterError, stakes.NoAnswer) as error:
-                unknown.append(f"{step.pod}: its jobs are not known: {error}")
-        found = plan.losses(steps, partitions=gone, jobs=jobs, waiting=waiting, logins=logins, refused=refused)
-        return found + unknown
+        with ThreadPoolExecutor(HANDS) as hands:
+            found = dict(hands.map(lambda step: (step.pod, self.stake(step, there)), steps))
+        return plan.losses(steps, partitions=gone, stakes=found, refused=refused)
+
+    def stake(self, step: Step, there: Mapping[str, Running]) -> Stake:
+        current = there.get(step.pod)
+        if current is None or not current.running:
+            return Stake()
+        try:
+            if current.role == "worker":
+                waiting = stakes.waiting_for(self.exec, step.pod) if step.kind is Kind.REMOVE else []
+                return Stake(jobs=stakes.running_on(self.exec, step.pod), waiting=waiting)
+            if current.role == "login":
+                sessions = stakes.sessions(self.exec, step.pod)
+                return Stake(jobs=stakes.begun_on(self.exec, step.pod), sessions=sessions)
+        except (ClusterError, stakes.NoAnswer, OSError) as error:
+            return Stake(unknown=one_line(str(error)))
+        return Stake()
 
     def reconcile(self, known: Manifests, running: Mapping[str, Running], *, timeout: float) -> None:
         """Remove extra pods, create missing ones, replace changed ones, and publish changed files to the rest.

@@ -44,6 +44,19 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
+class Stake:
+    """What the users of a pod lose with it."""
+
+    # They run on it, or their srun or salloc does.
+    jobs: Sequence[Job] = ()
+    # They wait, and name it.
+    waiting: Sequence[Job] = ()
+    sessions: int = 0
+    # Why its jobs are not known.
+    unknown: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     steps: tuple[Step, ...] = ()
     # Changed settings of the user, and files that running pods see without a restart.
@@ -129,35 +142,28 @@ def partitions(files: Mapping[str, bytes]) -> set[str]:
 
 
 def losses(
-    steps: Sequence[Step],
-    *,
-    partitions: Iterable[str],
-    jobs: Mapping[str, Sequence[Job]],
-    waiting: Mapping[str, Sequence[Job]],
-    logins: Mapping[str, int],
-    refused: Iterable[str] = (),
+    steps: Sequence[Step], *, partitions: Iterable[str], stakes: Mapping[str, Stake], refused: Iterable[str] = ()
 ) -> list[str]:
-    """Return what the plan costs its users.
-
-    `jobs` run on a pod, or have their client there; `waiting` ones name a pod; `logins`: how many people are logged in
-    on a pod; `refused`: jobs that a changed slurm.conf would end, which the controller refuses.
-    """
+    """Return what the plan costs its users. `refused`: jobs that a changed slurm.conf would end."""
     found = [f"partition {name} goes" for name in sorted(partitions)]
     for step in steps:
+        stake = stakes.get(step.pod, Stake())
         if step.kind is Kind.CREATE:
             continue
         if step.kind is Kind.REMOVE:
             found.append(f"pod {step.pod} goes")
-            if named := waiting.get(step.pod):
-                found.append(f"{step.pod}: jobs that name it wait for ever: {listed(named)}")
-        again = [job for job in jobs.get(step.pod, ()) if job.requeues]
-        for_good = [job for job in jobs.get(step.pod, ()) if not job.requeues]
+            if stake.waiting:
+                found.append(f"{step.pod}: jobs that name it wait for ever: {listed(stake.waiting)}")
+        again = [job for job in stake.jobs if job.requeues]
+        for_good = [job for job in stake.jobs if not job.requeues]
         if again:
             found.append(f"{step.pod}: jobs that outlast its drain are requeued: {listed(again)}")
         if for_good:
             found.append(f"{step.pod}: jobs that outlast its drain end: {listed(for_good)}")
-        if count := logins.get(step.pod, 0):
+        if count := stake.sessions:
             found.append(f"{step.pod}: {count} ssh session{'s' * (count > 1)} end{'s' * (count == 1)}")
+        if stake.unknown:
+            found.append(f"{step.pod}: whatever runs there, slurmctld did not answer: {stake.unknown}")
     return found + [f"slurm.conf: {text}; the controller refuses it until they have ended" for text in refused]
 
 

@@ -15,7 +15,7 @@ from build import main
 from cluster import cli, values
 from cluster.change import plan
 from cluster.change.pinning import Wish, check_releases, choose
-from cluster.change.plan import Job, Kind, Plan, Step, in_roll_order
+from cluster.change.plan import Job, Kind, Plan, Stake, Step, in_roll_order
 from cluster.errors import ClusterError
 from cluster.rendered.objects import Pod
 from cluster.values import Asked, Options, settle
@@ -222,15 +222,21 @@ JOB, LAST = Job("7_[1-3]", "alice"), Job("8", "bob", requeues=False)
                                   f"{W1}: jobs that outlast its drain end: 8 of bob"]),
         (Step(Kind.REMOVE, W0), [f"pod {W0} goes", f"{W0}: jobs that name it wait for ever: 8 of bob"]),
         (Step(Kind.REPLACE, LOGIN), [f"{LOGIN}: 2 ssh sessions end"]),
+        (Step(Kind.REPLACE, "silent"), ["silent: whatever runs there, slurmctld did not answer: no"]),
     ],
 )  # fmt: skip
 def test_the_plan_names_what_is_lost(step: Step, said: list[str]) -> None:
-    found = plan.losses([step], partitions=(), jobs={W1: [JOB, LAST]}, waiting={W0: [LAST]}, logins={LOGIN: 2})
-    assert found == said
+    stakes = {
+        W1: Stake([JOB, LAST]),
+        W0: Stake(waiting=[LAST]),
+        LOGIN: Stake(sessions=2),
+        "silent": Stake(unknown="no"),
+    }
+    assert plan.losses([step], partitions=(), stakes=stakes) == said
 
 
 def test_a_partition_is_lost_whether_it_has_jobs_or_not() -> None:
-    assert plan.losses([], partitions={"long"}, jobs={}, waiting={}, logins={}) == ["partition long goes"]
+    assert plan.losses([], partitions={"long"}, stakes={}) == ["partition long goes"]
 
 
 def test_squeues_rows_are_jobs() -> None:
