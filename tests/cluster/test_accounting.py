@@ -123,7 +123,7 @@ def test_up_starts_again_what_hangs_and_what_somebody_stopped(unaccounted: Local
     first = (unaccounted.kubelet.inspect(hung.container) or {})["State"]["Pid"]
     os.kill(first, signal.SIGSTOP)
     unaccounted.kubelet.api.stop(stopped.container, timeout=20)
-    assert "will be started again" in World(unaccounted).row("slurm-worker-0").why
+    assert "`make up` starts it again" in World(unaccounted).row("slurm-worker-0").why
     unaccounted.up(timeout=60)
     after = unaccounted.kubelet.running()
     assert {name: pod.container for name, pod in after.items()} == {name: pod.container for name, pod in before.items()}

@@ -431,18 +431,18 @@ def test_a_pod_that_the_machine_refuses_is_told_and_better_values_mend_it(health
     """A volume on a file, or a capability that is not to be had: the container is there, and can never run."""
     before = healthy.cluster.options
     others = {
-        name: item.container for name, item in healthy.cluster.kubelet.running().items() if name != "slurm-login-0"
+        name: item.container for name, item in healthy.cluster.kubelet.running().items() if name != "slurm-worker-1"
     }
     try:
-        with pytest.raises(ClusterError, match=r"^cannot start slurm-login-0: .*/etc/passwd"):
+        with pytest.raises(ClusterError, match=r"^cannot start slurm-worker-1: .*/etc/passwd"):
             change(healthy, {"mounts": {"data": {"mountPath": "/etc/passwd", "hostPath": "/srv"}}})
-        assert not healthy.running("slurm-login-0").running
+        assert not healthy.running("slurm-worker-1").running
     finally:
         healthy.cluster.options = before
         healthy.cluster.up(timeout=120)
         healthy.manifests = healthy.cluster.manifests()
     after = {name: item.container for name, item in healthy.cluster.kubelet.running().items()}
-    assert set(after) == {*others, "slurm-login-0"} and others.items() <= after.items(), "nobody else was touched"
+    assert set(after) == {*others, "slurm-worker-1"} and others.items() <= after.items(), "nobody else was touched"
     healthy.wait_idle()
 
 

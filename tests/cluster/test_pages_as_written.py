@@ -30,7 +30,9 @@ def reader(tmp_path: Path) -> Iterator[Mapping[str, str]]:
     """The environment of somebody who follows a page: a cluster of his own name, the images of this run."""
     values = tmp_path / "values.yaml"
     values.write_text(yaml.safe_dump({"image": {"repository": IMAGES}}))
-    env = os.environ | {"MINIVM_NAME": f"{NAME}-reader", "MINIVM_VALUES": str(values)}
+    # `make up` makes images first: those of this run, and not another's.
+    own = {"MINIVM_NAME": f"{NAME}-reader", "MINIVM_VALUES": str(values), "MINIVM_BUILD_PREFIX": IMAGES}
+    env = os.environ | own
     # He has not called make with what this run was called with: ARGS would reach the page's own `make up`.
     for name in ("MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "MAKELEVEL", "ARGS"):
         env.pop(name, None)
