@@ -20,7 +20,7 @@ from fleet.world.machine import Machine, MachineStatus, machine_status_json
 from fleet.world.slurm import Slurm
 from fleet.world.snapshot import Snapshot, Unknown, Worker
 
-# Labels of a Node that say where it stands, the nearest first.
+# Labels of a Node with its location, the nearest first.
 RACKS = ("topology.kubernetes.io/rack", "network.topology.nvidia.com/leaf", "topology.kubernetes.io/zone")
 CELLS, SAID = 20_000, 200
 SHORT, LONG = 200, 1024
@@ -35,10 +35,10 @@ def picture(snapshot: Snapshot, decision: Decision, policy: Policy, now: float) 
     workers = list(snapshot.shown_workers())
     answers, missing = isinstance(snapshot.slurm, Slurm), unknown(snapshot)
     # Notices about the whole fleet come first, so that the limit does not cut them.
-    first = sorted(decision.stands, key=lambda one: one.about not in WHOLE)
-    stands = [(one.about, one.kind, line(one.text, LONG)) for one in first]
-    proposals = [_told(*one) for one in stands if one[1] in PROPOSED]
-    holds = [_told(*one) for one in stands if one[1] not in PROPOSED]
+    first = sorted(decision.stands, key=lambda notice: notice.about not in WHOLE)
+    stands = [(notice.about, notice.kind, line(notice.text, LONG)) for notice in first]
+    proposals = [_notice(*stand) for stand in stands if stand[1] in PROPOSED]
+    holds = [_notice(*stand) for stand in stands if stand[1] not in PROPOSED]
     cells = list(_cells(here, workers, {about: kind for about, kind, _ in stands}, answers)) if here else []
     return {
         "unknown": [f"{side.capitalize()} does not answer: {gone['why'][:SHORT]}" for side, gone in missing.items()],
@@ -47,7 +47,7 @@ def picture(snapshot: Snapshot, decision: Decision, policy: Policy, now: float) 
         "cells": cells[:CELLS],
         "pools": pools(workers, snapshot, policy),
         "budgets": budgets(workers, snapshot, policy, now),
-        "due": [line(in_words(one), SHORT) for one in decision.changes[:SAID]],
+        "due": [line(in_words(change), SHORT) for change in decision.changes[:SAID]],
         "holds": holds[:SAID],
         "proposals": proposals[:SAID],
         # The full numbers, beyond the limits.
@@ -60,11 +60,11 @@ def picture(snapshot: Snapshot, decision: Decision, policy: Policy, now: float) 
     }
 
 
-def _told(about: str, kind: str, text: str) -> Report:
+def _notice(about: str, kind: str, text: str) -> Report:
     return {"about": about, "kind": kind, "text": text}
 
 
-def _cells(here: Kubernetes, workers: list[Worker], told: Mapping[str, str], answers: bool) -> Iterator[Report]:
+def _cells(here: Kubernetes, workers: list[Worker], kinds: Mapping[str, str], answers: bool) -> Iterator[Report]:
     """Yield one cell for each worker, and one for each machine without a worker.
 
     Empty fields are left out: a page of 5,000 cells is sent every few seconds.
@@ -73,8 +73,8 @@ def _cells(here: Kubernetes, workers: list[Worker], told: Mapping[str, str], ans
     at = _by_node(machines)
     for worker in workers:
         machine = at.get(worker.node.uid if worker.node else "")
-        kind = told.get(worker.name) or told.get(worker.pod.node)
-        yield _said(
+        kind = kinds.get(worker.name) or kinds.get(worker.pod.node)
+        yield _without_empty(
             name=worker.name,
             pool=line(worker.pod.pool, SHORT),
             rack=rack(worker.node),
@@ -89,7 +89,7 @@ def _cells(here: Kubernetes, workers: list[Worker], told: Mapping[str, str], ans
     for name, machine in sorted(machines.items()):
         if machine.status.node_uid not in taken:
             status = machine.status
-            yield _said(
+            yield _without_empty(
                 name=name,
                 rack=rack(here.nodes.get(status.node)),
                 node=status.node,
@@ -99,12 +99,12 @@ def _cells(here: Kubernetes, workers: list[Worker], told: Mapping[str, str], ans
             )
 
 
-def _said(**values: object) -> Report:
+def _without_empty(**values: object) -> Report:
     return {key: value for key, value in values.items() if value}
 
 
 def _by_node(machines: Mapping[str, Machine]) -> Mapping[str, Machine]:
-    return {one.status.node_uid: one for one in machines.values() if one.status.node_uid}
+    return {machine.status.node_uid: machine for machine in machines.values() if machine.status.node_uid}
 
 
 def _is_held(worker: Worker) -> bool:
@@ -143,7 +143,7 @@ def detail(name: str, snapshot: Snapshot, decision: Decision, jobs: Jobs | None)
         return None
     machines = here.machines or {}
     answers = isinstance(snapshot.slurm, Slurm)
-    worker = next((one for one in snapshot.shown_workers() if one.name == name), None)
+    worker = next((each for each in snapshot.shown_workers() if each.name == name), None)
     if worker is None and name not in machines:
         return None
     if worker is not None:
@@ -162,15 +162,21 @@ def detail(name: str, snapshot: Snapshot, decision: Decision, jobs: Jobs | None)
         found["state"] = _without_worker(machine.status, here)
     if node is not None:
         found["signs"] = [
-            {"type": line(key, SHORT), "status": line(one.status, SHORT), "text": line(one.message or one.reason, LONG)}
-            for key, one in sorted(node.conditions.items())[:SAID]
+            {
+                "type": line(key, SHORT),
+                "status": line(condition.status, SHORT),
+                "text": line(condition.message or condition.reason, LONG),
+            }
+            for key, condition in sorted(node.conditions.items())[:SAID]
         ]
     if machine is not None:
         found["machine"] = {"name": machine.name, **_short(machine_status_json(machine.status))}
     found["stands"] = [
-        _told(one.about, one.kind, line(one.text, LONG)) for one in decision.stands if one.about in names
+        _notice(notice.about, notice.kind, line(notice.text, LONG))
+        for notice in decision.stands
+        if notice.about in names
     ]
-    found["due"] = [line(in_words(one), SHORT) for one in decision.changes if about(one) in names]
+    found["due"] = [line(in_words(change), SHORT) for change in decision.changes if about(change) in names]
     return found
 
 
@@ -178,5 +184,5 @@ def _short(value: Any) -> Any:
     if isinstance(value, str):
         return line(value, LONG)
     if isinstance(value, dict):
-        return {key: _short(one) for key, one in value.items()}
-    return [_short(one) for one in value[:SAID]] if isinstance(value, list) else value
+        return {key: _short(item) for key, item in value.items()}
+    return [_short(item) for item in value[:SAID]] if isinstance(value, list) else value

@@ -24,15 +24,17 @@ def report(snapshot: Snapshot, decision: Decision, policy: Policy, now: float) -
     here = snapshot.kubernetes
     machines = {} if isinstance(here, Unknown) else here.machines or {}
     workers = list(snapshot.shown_workers())
-    found = [(one.about, one.kind, one.text) for one in decision.stands]
+    found = [(notice.about, notice.kind, notice.text) for notice in decision.stands]
     return {
         "known": {"kubernetes": not isinstance(here, Unknown), "slurm": not isinstance(snapshot.slurm, Unknown)},
         "unknown": unknown(snapshot),
         "workers": [worker_(worker, known=isinstance(snapshot.slurm, Slurm)) for worker in workers],
         "pools": pools(workers, snapshot, policy),
-        "machines": [{"name": name, **machine_status_json(one.status)} for name, one in sorted(machines.items())],
-        "holds": [_stands(*one) for one in found if one[1] not in ("propose", "dead")],
-        "proposals": [_stands(*one) for one in found if one[1] in ("propose", "dead")],
+        "machines": [
+            {"name": name, **machine_status_json(machine.status)} for name, machine in sorted(machines.items())
+        ],
+        "holds": [_notice(*notice) for notice in found if notice[1] not in ("propose", "dead")],
+        "proposals": [_notice(*notice) for notice in found if notice[1] in ("propose", "dead")],
         "budgets": budgets(workers, snapshot, policy, now),
     }
 
@@ -46,7 +48,7 @@ def unknown(snapshot: Snapshot) -> Report:
     return found
 
 
-def _stands(about: str, kind: str, text: str) -> Report:
+def _notice(about: str, kind: str, text: str) -> Report:
     return {"about": about, "kind": kind, "text": line(text, 1024)}
 
 
@@ -72,11 +74,13 @@ def worker_(worker: Worker, *, known: bool = True) -> Report:
 
 def pools(workers: list[Worker], snapshot: Snapshot, policy: Policy) -> Report:
     here, answers = snapshot.kubernetes, isinstance(snapshot.slurm, Slurm)
-    known = {} if isinstance(here, Unknown) else {one.label: one for one in (here.pools or {}).values()}
-    own = {label: one.most for label, one in known.items()}
+    known = {} if isinstance(here, Unknown) else {pool.label: pool for pool in (here.pools or {}).values()}
+    own = {label: pool.most for label, pool in known.items()}
     gone = away(workers)
     found: Report = {}
-    for name in sorted({worker.pod.pool for worker in workers} | {name for name, one in known.items() if one.elastic}):
+    for name in sorted(
+        {worker.pod.pool for worker in workers} | {name for name, pool in known.items() if pool.elastic}
+    ):
         mine = [worker for worker in workers if worker.pod.pool == name]
         states = Counter(worker_(worker, known=answers)["state"] for worker in mine)
         found[name] = {
@@ -93,8 +97,10 @@ def pools(workers: list[Worker], snapshot: Snapshot, policy: Policy) -> Report:
 def budgets(workers: list[Worker], snapshot: Snapshot, policy: Policy, now: float) -> Report:
     here = snapshot.kubernetes
     machines = {} if isinstance(here, Unknown) else here.machines or {}
-    unwell = budget({one.name: (one.slurm, causes(one, policy, now)) for one in workers if one.node}, policy)
-    treated = [name for name, one in machines.items() if in_treatment(one.status.remedy)]
+    unwell = budget(
+        {worker.name: (worker.slurm, causes(worker, policy, now)) for worker in workers if worker.node}, policy
+    )
+    treated = [name for name, machine in machines.items() if in_treatment(machine.status.remedy)]
     most = max(policy.machines.at_once, int(len(machines) * policy.machines.share))
     return {
         "unwell": {"now": len(unwell.against), "most": unwell.most},
@@ -116,26 +122,26 @@ def in_slurm(worker: Mapping[str, Any], *, known: bool) -> str:
     return f"pod {'ready' if worker['ready'] else 'not ready'}; {last}"
 
 
-def lines(said: Mapping[str, Any]) -> Iterator[str]:
+def lines(data: Mapping[str, Any]) -> Iterator[str]:
     """Return the report for a terminal: machines that take jobs are counted, the rest are named."""
-    for side, why in said["unknown"].items():
+    for side, why in data["unknown"].items():
         yield f"{side.capitalize()} does not answer: {why['why']}"
-    for one in said["workers"]:
-        where = f"{one['node'] or '-'}{' cordoned' if one['cordoned'] else ''}"
-        yield f"{one['name']:24} {where:24} {in_slurm(one, known=said['known']['slurm'])}"
-    for name, one in said["pools"].items():
-        states = ", ".join(f"{many} {state}" for state, many in one["states"].items())
-        sizes = f" of {one['min']} to {one['max']}, {one['wanted']} wanted" if "max" in one else ""
-        yield f"pool {name}: {one['workers']} workers{sizes}: {states}; {one['away']} of {one['mayBeAway']} away"
-    for one in said["machines"]:
-        if one["goal"] != "up" or one.get("why") or one["state"] != "TakesJobs" or one.get("repeats"):
-            repeats = f"{one['repeats']} verdicts" if one.get("repeats") else ""
-            more = "; ".join(filter(None, (one.get("why"), repeats, one.get("verdict"))))
-            yield f"machine {one['name']}: {one['goal']}, {one['state']}{': ' if more else ''}{more}"
-    if said["machines"]:
-        now = said["budgets"]["remedies"]
-        yield f"{len(said['machines'])} machines, {now['now']} of {now['most']} in treatment ({now['mode']})"
-    now = said["budgets"]["unwell"]
+    for worker in data["workers"]:
+        where = f"{worker['node'] or '-'}{' cordoned' if worker['cordoned'] else ''}"
+        yield f"{worker['name']:24} {where:24} {in_slurm(worker, known=data['known']['slurm'])}"
+    for name, pool in data["pools"].items():
+        states = ", ".join(f"{many} {state}" for state, many in pool["states"].items())
+        sizes = f" of {pool['min']} to {pool['max']}, {pool['wanted']} wanted" if "max" in pool else ""
+        yield f"pool {name}: {pool['workers']} workers{sizes}: {states}; {pool['away']} of {pool['mayBeAway']} away"
+    for machine in data["machines"]:
+        if machine["goal"] != "up" or machine.get("why") or machine["state"] != "TakesJobs" or machine.get("repeats"):
+            repeats = f"{machine['repeats']} verdicts" if machine.get("repeats") else ""
+            more = "; ".join(filter(None, (machine.get("why"), repeats, machine.get("verdict"))))
+            yield f"machine {machine['name']}: {machine['goal']}, {machine['state']}{': ' if more else ''}{more}"
+    if data["machines"]:
+        now = data["budgets"]["remedies"]
+        yield f"{len(data['machines'])} machines, {now['now']} of {now['most']} in treatment ({now['mode']})"
+    now = data["budgets"]["unwell"]
     yield f"{now['now']} of {now['most']} workers held for what their machines say"
-    for one in [*said["holds"], *said["proposals"]]:
-        yield f"{one['about']}: {one['text']}"
+    for notice in [*data["holds"], *data["proposals"]]:
+        yield f"{notice['about']}: {notice['text']}"
