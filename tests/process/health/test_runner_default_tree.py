@@ -34,8 +34,10 @@ class Job:
         self.work = world.root / "work"
         self.logs = world.root / "logs"
         self.shm = world.root / "shm"
-        self.shm.mkdir()
-        self.shm.chmod(0o1777)
+        self.tmp = world.root / "tmp"
+        for place in (self.shm, self.tmp):
+            place.mkdir()
+            place.chmod(0o1777)
         shutil.rmtree(world.tree)
         shutil.copytree(ROOT / "scripts", world.tree)
         # The checks of this machine are not what is tested here.
@@ -47,6 +49,7 @@ class Job:
             "MINIVM_JOB_LOGS": str(self.logs),
             "MINIVM_SHM": str(self.shm),
             "MINIVM_MQUEUE": str(world.root / "mqueue"),
+            "MINIVM_JOB_TMP": str(self.tmp),
             "MINIVM_DCGM_JOBS": str(world.root / "dcgm"),
             "MINIVM_SYSFS": str(world.root / "sys"),
             "MINIVM_CGROUPS": str(world.root / "cgroup"),
@@ -168,6 +171,23 @@ def test_a_large_place_of_a_job_s_holds_up_nobody_and_goes(job: Job) -> None:
     job.run("epilog")
     ended = job.work / ".ended"
     until(lambda: not [path for path in ended.iterdir() if path.is_dir()], "another process removes it")
+
+
+def test_logs_are_kept_by_size_too_the_newest_first_and_those_of_running_jobs(job: Job) -> None:
+    for number in ("7", "8", "9", "42"):
+        job.run("prolog", SLURM_JOB_ID=number)
+        (job.logs / number / "log").write_bytes(bytes(300 << 10))
+    (job.logs / ".pruned").touch()
+    for number in ("8", "9"):
+        job.run("epilog", SLURM_JOB_ID=number)
+    assert {path.name for path in job.logs.glob("[0-9]*")} == {"7", "8", "9", "42"}, "looked at just now"
+    (job.logs / ".pruned").unlink()
+    job.run("epilog", MINIVM_JOB_LOGS_MIB="1")
+    until(lambda: not (job.logs / "8").exists(), "of those whose jobs have ended the oldest goes")
+    alone = os.open(job.work / ".ended", os.O_RDONLY)
+    fcntl.flock(alone, fcntl.LOCK_EX)  # held by what removes, to its end
+    os.close(alone)
+    assert {path.name for path in job.logs.glob("[0-9]*")} == {"7", "9", "42"}, "and no more than must"
 
 
 def test_a_place_that_is_empty_is_not_first_put_aside(job: Job) -> None:
@@ -594,6 +614,45 @@ os.chmod(".", 0)
     finally:
         # pytest itself could not remove it.
         subprocess.run(["rm", "-rf", str(job.shm / "deep")], check=True)
+
+
+TREES = """
+import os, sys
+os.chdir(sys.argv[1])
+os.makedirs("mine/inner")
+open("mine/inner/file", "w").close()
+os.chmod("mine", 0)
+open("file", "w").close()
+os.symlink("/etc", "link")
+"""
+
+
+def test_temporary_files_go_with_the_users_last_job(job: Job) -> None:
+    open_to_all(job.tmp)
+    subprocess.run([PYTHON, "-c", TREES, str(job.tmp)], check=True, user=USER, group=USER)
+    (job.tmp / "theirs").touch()
+    owned(job.tmp / "theirs", USER + 1)
+    for number in ("42", "43"):
+        job.run("prolog", SLURM_JOB_ID=number)
+    job.run("epilog")
+    assert {path.name for path in job.tmp.iterdir()} == {"mine", "file", "link", "theirs"}, "another job needs them"
+    job.run("epilog", SLURM_JOB_ID="43")
+    assert not [path for path in job.tmp.iterdir() if path.name in ("mine", "file", "link")]
+    until(lambda: [path.name for path in job.tmp.iterdir()] == ["theirs"], "another process removes it")
+    assert Path("/etc/passwd").exists()
+
+
+def test_temporary_files_go_from_a_disk_without_room_for_another_directory(job: Job) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,nr_inodes=6,mode=1777", "tmp", job.tmp], check=True)
+    try:
+        open_to_all(job.tmp)
+        script = "cd $1 && mkdir a && touch a/b c d; touch e f; true"
+        subprocess.run(["sh", "-c", script, "-", str(job.tmp)], check=True, user=USER, group=USER)
+        assert os.statvfs(job.tmp).f_ffree == 0
+        job.run("epilog")
+        assert list(job.tmp.iterdir()) == []
+    finally:
+        subprocess.run(["umount", "-l", job.tmp], check=True)
 
 
 def test_message_queues_go_too(job: Job) -> None:
