@@ -1,4 +1,4 @@
-"""Check the free space where the controller keeps its state.
+"""Check that the directories which daemons write have free space.
 
 slurmctld continues on a full disk: it refuses every submitted job, forgets at its next restart what it could not write,
 and reports itself healthy all the while.
@@ -56,10 +56,21 @@ def refused(directory: str) -> str:
 
 
 def main(directories: list[str]) -> int:
-    problems = [problem for problem in map(wrong, directories) if problem]
-    if problems:
-        print("; ".join(problems))
-    return 1 if problems else 0
+    found: dict[object, str] = {}
+    for directory in directories:
+        if fault := wrong(directory):
+            # One file system under several directories is told once.
+            found.setdefault(file_system(directory), fault)
+    if found:
+        print("; ".join(found.values()))
+    return 1 if found else 0
+
+
+def file_system(directory: str) -> object:
+    try:
+        return os.stat(directory).st_dev  # noqa: PTH116  # text, as all in this module
+    except OSError:
+        return directory
 
 
 if __name__ == "__main__":

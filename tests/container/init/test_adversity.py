@@ -214,6 +214,48 @@ def test_full_disks_are_named_and_the_pod_mends_when_there_is_room(site: World) 
     controller.run("scancel", job)
 
 
+@pytest.mark.parametrize("role", list(OF_ROLE))
+def test_a_full_disk_ends_no_daemon_and_the_pod_says_which(site: World, mounts: Path, role: str) -> None:
+    """Every path that the role writes is full at once, while Slurm is asked."""
+    host, env = f"brim-{role}", {}
+    if role == "controller":  # of a cluster of its own, by the image's slurm.conf
+        shutil.rmtree(mounts / "config" / "slurm")
+        env = {"MINIVM_CONTROLLER": host}
+    paths = (*WRITABLE, *OF_ROLE[role])
+    sizes = {path: "size=400m" if path == "/var/lib/mysql" else "size=24m" for path in paths}
+    tmpfs = {path: f"{size},mode=755,exec" for path, size in sizes.items()}
+    pod = site.pod(role, host, env=env, mounts=mounts, tmpfs=tmpfs).wait_ready()
+    if role == "controller":
+        until(lambda: pod.service("slurmdbd")["ready"], "accounting too")
+
+    def daemons() -> dict[str, int]:
+        return {view["name"]: view["pid"] for view in pod.status()["services"] if view["kind"] == "longrun"}
+
+    def told() -> str:
+        return next((text for text in pod.status()["degraded"] if text.startswith("room: ")), "")
+
+    before = daemons()
+    for path in paths:
+        pod.run("sh", "-c", f"head -c 1g /dev/zero > {path}/junk 2>/dev/null || true")
+        assert pod.run("stat", "-fc", "%a", path).strip() == "0", path
+    wanted = [path for path in ("/var/log", "/var/tmp", "/tmp", "/run", *OF_ROLE[role]) if path != "/var/lib/mysql"]
+    until(lambda: all(f"{path} is full" in told() for path in wanted), "the pod names each", seen=pod.account)
+    pod.run("sinfo")
+    pod.run("scontrol", "ping")
+    if role == "controller":
+        assert "/var/lib/mysql is full" in told()
+        pod.code("sacctmgr", "-i", "add", "account", "brim")
+        pod.code("sbatch", "--hold", "-o", "/dev/null", "--wrap", "true")
+    if role == "worker":
+        _controller(site).code("srun", "-w", host, "--immediate=5", "--chdir=/", "true")
+    assert daemons() == before, pod.account()
+    for path in paths:
+        pod.run("rm", f"{path}/junk")
+    until(lambda: not told(), "and is content when there is room", seen=pod.account)
+    pod.wait_ready()
+    assert daemons() == before
+
+
 def test_a_directory_that_cannot_be_written_is_named(site: World) -> None:
     pod = site.pod("login", "readonly-bare", read_only=True, tmpfs={"/run": "", "/tmp": ""})
     assert "mount a tmpfs there" in pod.wait_reason("Read-only file system")
