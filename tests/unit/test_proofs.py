@@ -13,7 +13,8 @@ NAMED = re.compile(r"`((?:\w+/)?test_\w+\.py)::(test_\w+)`")
 
 
 @pytest.mark.parametrize(
-    ("page", "least"), [("proofs.md", 40), ("hostile-inputs.md", 3), ("tried-on-kubernetes.md", 5)]
+    ("page", "least"),
+    [("proofs.md", 40), ("hostile-inputs.md", 3), ("tried-on-kubernetes.md", 5), ("../security.md", 20)],
 )
 def test_every_named_proof_exists(page: str, least: int) -> None:
     named = NAMED.findall((REFERENCE / page).read_text())

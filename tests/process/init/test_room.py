@@ -45,3 +45,9 @@ def test_a_file_may_not_grow(disk: Path) -> None:
     limited = ["prlimit", "--fsize=1", sys.executable, "-m", "init.helpers.room", str(disk)]
     done = subprocess.run(limited, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, f"{disk} cannot be written: File too large\n")
+
+
+def test_one_file_system_under_several_directories_is_told_once(disk: Path) -> None:
+    (disk / "a").mkdir()
+    (disk / "all").write_bytes(bytes(256 << 10))
+    assert asked(disk / "a", disk) == (1, f"{disk}/a is full\n")

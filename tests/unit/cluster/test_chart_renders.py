@@ -901,6 +901,14 @@ def test_a_value_that_renders_and_is_a_mistake_is_refused_in_words(values: dict[
         render(values, release="slurm", namespace="hpc")
 
 
+def test_pods_request_local_storage_and_have_no_limit_of_it() -> None:
+    """A pod over its limit is evicted, with every user's work in it."""
+    for document in kind(render({}, release="slurm", namespace="hpc"), "StatefulSet"):
+        resources = container(document)["resources"]
+        assert resources["requests"]["ephemeral-storage"] == "1Gi", document["metadata"]["name"]
+        assert "ephemeral-storage" not in resources.get("limits", {})
+
+
 def test_values_beside_such_mistakes_are_taken() -> None:
     peer = {"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": "prometheus"}}}
     mounts = {name: {"mountPath": path, "claim": "c"} for name, path in (("a", "/etc/pki"), ("b", "/mnt/data"))}
