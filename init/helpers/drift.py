@@ -20,8 +20,7 @@ from ground.files import write_whole
 from ground.metrics import family
 from init.errors import ConfigError, InitError
 from init.helpers import links
-from init.helpers.findings import Finding, State
-from init.helpers.links import Links
+from init.helpers.links import Finding, Links, State
 from init.pod.pod import Pod
 from init.records import record
 

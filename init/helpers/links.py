@@ -11,8 +11,8 @@ import select
 import subprocess
 import time
 
+from init.choices import Choice
 from init.fields import number
-from init.helpers.findings import Finding, State
 from init.records import record
 
 TYPE_CHECKING = False
@@ -28,6 +28,21 @@ NVIDIA, BRIDGE = "0x10de", "0x0680"  # the vendor, and the class of a bridge of 
 CHANNELS = "nvidia-caps-imex-channels"
 NONE = ("", "n/a", "00000000-0000-0000-0000-000000000000")
 FABRIC = re.compile(r"^ {4}Fabric\n((?: {8}.*\n)+)", re.MULTILINE)
+
+
+class State(Choice):
+    FITS = "fits"
+    DIFFERS = "differs"
+    NOT_HERE = "not here"
+
+
+@record(frozen=True, slots=True)
+class Finding:
+    """One result of examining the machine: its subject, whether it fits, and a sentence."""
+
+    what: str
+    state: State
+    text: str
 
 
 @record(frozen=True, slots=True)

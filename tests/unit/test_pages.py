@@ -39,6 +39,7 @@ BLOCKS = {
     "push-images": {"needs a name": 3, "values": 1, "needs kubernetes": 1},
     "replace-a-gpu-node": {"runs": 2, "needs kubernetes": 1},
     "roll-a-pool-by-the-fleet": {"values": 2, "needs kubernetes": 2},
+    "rotate-keys": {},
     "run-containers": {"needs a name": 4, "values": 3, "shown": 1},  # tests/cluster/test_containers.py
     "switch-on-the-fleet": {"values": 3, "needs kubernetes": 3},
     "upgrade": {"runs": 3, "shown": 1, "needs a name": 1},

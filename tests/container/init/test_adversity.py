@@ -236,7 +236,7 @@ def test_a_full_disk_ends_no_daemon_and_the_pod_says_which(site: World, mounts: 
 
     before = daemons()
     for path in paths:
-        pod.run("sh", "-c", f"head -c 1g /dev/zero > {path}/junk 2>/dev/null || true")
+        pod.run("sh", "-c", f"head -c 1G /dev/zero > {path}/junk 2>/dev/null || true")
         assert pod.run("stat", "-fc", "%a", path).strip() == "0", path
     wanted = [path for path in ("/var/log", "/var/tmp", "/tmp", "/run", *OF_ROLE[role]) if path != "/var/lib/mysql"]
     until(lambda: all(f"{path} is full" in told() for path in wanted), "the pod names each", seen=pod.account)
@@ -254,6 +254,39 @@ def test_a_full_disk_ends_no_daemon_and_the_pod_says_which(site: World, mounts: 
     until(lambda: not told(), "and is content when there is room", seen=pod.account)
     pod.wait_ready()
     assert daemons() == before
+
+
+def make_host_key(mounts: Path) -> str:
+    """Mount a new host key; its public half."""
+    place = mounts / "secrets" / "ssh" / "ssh_host_ed25519_key"
+    place.parent.mkdir(exist_ok=True)
+    place.unlink(missing_ok=True)
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", place], check=True)
+    return place.with_suffix(".pub").read_text().split()[1]
+
+
+def test_a_rotated_host_key_is_taken_and_a_rotated_munge_key_told(site: World, mounts: Path) -> None:
+    first = make_host_key(mounts)
+    pod = site.pod("login", "rotated", mounts=mounts).wait_ready()
+
+    def shown() -> str:
+        return pod.run("ssh-keyscan", "-t", "ed25519", "localhost", check=False)
+
+    def told() -> str:
+        return next((text for text in pod.status()["degraded"] if text.startswith("keys: ")), "")
+
+    assert first in shown()
+    sshd = pod.service("sshd")["pid"]
+    second = make_host_key(mounts)
+    until(lambda: second in shown(), "sshd has the new key", within=90, seen=pod.account)
+    assert pod.service("sshd")["pid"] == sshd, "sessions stay"
+    (mounts / "secrets" / "ssh" / "ssh_host_ed25519_key").write_text("not a key")
+    until(lambda: "ssh_host_ed25519_key is no private key" in told(), "it is refused", within=90, seen=pod.account)
+    assert second in shown()
+    key_file(mounts).write_bytes(os.urandom(128))
+    words = "the mounted munge key is not the one in use, since 20"
+    until(lambda: words in told(), "it is told", within=90, seen=pod.account)
+    assert pod.run("sinfo"), "the old one still serves"
 
 
 def test_a_directory_that_cannot_be_written_is_named(site: World) -> None:

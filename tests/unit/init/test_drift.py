@@ -12,7 +12,7 @@ from images.definition.spec import Choice, SlurmSource
 from images.make.expects import expects
 from init.helpers import drift, links
 from init.helpers.drift import Expected, Machine
-from init.helpers.findings import State
+from init.helpers.links import State
 from init.pod.pod import Pod
 from init.records import replace
 from init.view.handed import open_metrics
