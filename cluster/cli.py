@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cluster.errors import ClusterError
-from cluster.values import Options
+from cluster.values import AUTHS, Options
 
 if TYPE_CHECKING:
     from cluster.change.plan import Plan
@@ -58,6 +58,11 @@ def connect() -> Any:
     help="How Slurm tracks jobs.  [default: cgroup if pods here can have cgroups]",
 )
 @click.option(
+    "--auth",
+    type=click.Choice(AUTHS),
+    help="How Slurm's daemons prove who they are.  [default: as the cluster has it; a new cluster: munge]",
+)
+@click.option(
     "--values",
     "values_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -82,6 +87,7 @@ def up(
     variant: str,
     given_tags: tuple[str, ...],
     proctrack: str | None,
+    auth: str | None,
     values_file: Path | None,
     reset: bool,
     keep_images: bool,
@@ -111,6 +117,7 @@ def up(
     asked = Asked(
         workers=workers,
         proctrack=proctrack,
+        auth=auth,
         overrides=read_overrides(values_file) if values_file else None,
         values_file=str(values_file.resolve()) if values_file else "",
         repository=prefix if there is None or given else "",

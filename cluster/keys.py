@@ -16,6 +16,7 @@ from cluster.publish import write_private
 @dataclass(frozen=True, slots=True)
 class Keys:
     munge: str = field(repr=False)  # base64
+    slurm: str = field(repr=False)  # base64
     jwt: str = field(repr=False)  # base64
     database: str = field(repr=False)
     ring: str = field(repr=False)  # base64
@@ -34,6 +35,7 @@ def load_or_make(directory: Path, *, users: tuple[str, ...]) -> Keys:
         ssh_key(path)
     return Keys(
         munge=base64.b64encode(once(directory / "munge.key", 1024)).decode(),
+        slurm=base64.b64encode(once(directory / "slurm.key", 1024)).decode(),
         jwt=base64.b64encode(once(directory / "jwt_hs256.key", 32)).decode(),
         database=once(directory / "database", 24).hex(),
         ring=base64.b64encode(once(directory / "ring.key", 32).hex().encode()).decode(),

@@ -113,6 +113,21 @@ class LocalCluster:
         options = stored(self.options.name, self.state.parent)
         return options.port if options else self.options.port
 
+    def changes_auth(self, there: Mapping[str, Running]) -> bool:
+        """Return whether the options change the authentication; ClusterError while that would end steps."""
+        before = stored(self.options.name, self.state.parent)
+        if before is None or not there or values.auth(before) == values.auth(self.options):
+            return False
+        cannot = f"change the authentication from {values.auth(before)} to {values.auth(self.options)}"
+        command = ["timeout", "10", "squeue", "--noheader", "--states=R,CG,S,CF,SI,SO", "--format=%A"]
+        code, output = self.exec(slurm_conf.CONTROLLER, command)
+        if code:
+            raise ClusterError(cannot, "slurmctld does not answer whether jobs run", hint="mend the cluster first")
+        if jobs := output.split():
+            shown = ", ".join(jobs[:5]) + (", ..." if len(jobs) > 5 else "")
+            raise ClusterError(cannot, f"jobs run ({shown})", hint="wait until they end, or cancel them")
+        return True
+
     def save(self) -> None:
         write_private(self.state / "options.json", values.dump(self.options))
 
@@ -133,6 +148,7 @@ class LocalCluster:
         self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
         there = self.kubelet.running()
         self.options = self.with_this_machine(port, there)
+        changes_auth = self.changes_auth(there)
         with self.stages.stage("chart"):
             known, choice, kept = self.decide(there, wish)
             drop_ins.check(self.kubelet, known)
@@ -140,6 +156,13 @@ class LocalCluster:
         if agree:
             agree(planned)
             there = self.kubelet.running()
+        if changes_auth and self.changes_auth(there):
+            # Pods of the two kinds do not understand each other.
+            self.log("all pods start anew, with another authentication")
+            for pod in there.values():
+                self.retire(pod)
+            there = {}
+            planned = self.plan(known, choice, there)
         pins.write(self.state, Pins(choice.images, kept.state))
         self.save()
         write_private(self.known_hosts, keys.known_hosts(self.keys(), self.options.port).encode())

@@ -16,6 +16,7 @@ from cluster.keys import Keys
 RELEASE = "slurm"
 NAMESPACE = "minivm"
 USERS = ("alice", "bob")
+AUTHS = ("munge", "slurm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,8 @@ class Options:
     port: int = 2222
     # How Slurm tracks jobs; empty: in cgroups if pods of this machine may have their own.
     proctrack: str = ""
+    # How daemons prove who they are (AUTHS); empty: munge.
+    auth: str = ""
     # True if they may.
     own_cgroups: bool = False
     # The content of the values file, and its path.
@@ -76,6 +79,7 @@ class Asked:
 
     workers: int | None = None
     proctrack: str | None = None
+    auth: str | None = None
     overrides: Mapping[str, Any] | None = None
     values_file: str = ""
     repository: str = ""
@@ -92,6 +96,12 @@ def settle(name: str, stored: Options | None, asked: Asked) -> Options:
         options = replace(options, overrides=asked.overrides, values_file=asked.values_file)
     if asked.proctrack is not None:
         options = replace(options, proctrack=asked.proctrack)
+    # Another authentication ends running steps: only --auth and a value change it.
+    options = replace(options, auth=asked.auth or (auth(stored) if stored else ""))
+    if asked.auth is not None and auth(options) != asked.auth:
+        raise ClusterError(f"use the authentication {asked.auth}", f"the values say {auth(options)}",
+                           file=options.values_file, field="slurm.auth",
+                           hint="change it there, or leave it out there")  # fmt: skip
     if asked.repository:
         options = replace(options, repository=asked.repository)
     if asked.workers is not None:
@@ -126,6 +136,10 @@ def proctrack(options: Options) -> str:
     return str(requested or ("cgroup" if options.own_cgroups else "linuxproc"))
 
 
+def auth(options: Options) -> str:
+    return str(options.overrides.get("slurm", {}).get("auth") or options.auth or AUTHS[0])
+
+
 def slurm_of(labels: Mapping[str, str]) -> dict[str, str]:
     """Return chart values about the Slurm in the controller's image, whose tag may be `latest`."""
     version = re.match(r"[0-9]{2}[.][0-9]{2}", labels.get("org.opencontainers.image.version", ""))
@@ -139,7 +153,7 @@ def local_values(options: Options, keys: Keys, slurm: Mapping[str, str] = Mappin
     runtime_class = cgroups.RUNTIME_CLASS if options.own_cgroups else ""
     values: dict[str, Any] = {
         "clusterName": "minivm",
-        "slurm": {"proctrack": proctrack(options), **slurm},
+        "slurm": {"proctrack": proctrack(options), "auth": auth(options), **slurm},
         "image": {"repository": options.repository, "tag": options.tag, "tags": dict(options.tags)},
         "controller": {"graceSeconds": 30},
         "login": {
@@ -154,6 +168,7 @@ def local_values(options: Options, keys: Keys, slurm: Mapping[str, str] = Mappin
         },
         "secrets": {
             "munge": {"key": keys.munge},
+            "slurm": {"key": keys.slurm},
             "jwt": {"key": keys.jwt},
             "sshHostKeys": {"keys": dict(keys.ssh_host), "public": [keys.ssh_host_public]},
             "workerHostKeys": {"keys": dict(keys.worker_host), "public": [keys.worker_host_public]},

@@ -1,9 +1,9 @@
-"""Detect that this node's clock was set, report by how much, and prove the munge key again. Runs in every role.
+"""Detect that this node's clock was set, report by how much, and prove the cluster's key again. Runs in every role.
 
-A resumed machine, or an NTP daemon that steps, moves the clock: munge then refuses this node's credentials, or those of
-all other nodes, and slurmd falls silent. The new proof explains a failure at once (`init.slurm.clock`); when the clock
-is corrected, that is noticed too, and the proof passes. Nothing polls: the kernel cancels a timer on the wall clock
-whenever the clock is set.
+A resumed machine, or an NTP daemon that steps, moves the clock: slurmctld then refuses this node's credentials, or
+this node those of all other nodes, and slurmd falls silent. The new proof explains a failure at once
+(`init.slurm.clock`); when the clock is corrected, that is noticed too, and the proof passes. Nothing polls: the kernel
+cancels a timer on the wall clock whenever the clock is set.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from init.errors import InitError
 from init.pod.client import SOCKET
 from init.pod.helper import condition, log, prove_again
 from init.records import record
+from init.slurm.auth import LIVES, mode
 
 CONDITION = "clock"
 LEAST = 1.0  # seconds; smaller corrections do not matter
-DOUBT = 60.0  # a fifth of munge's tolerance: above it the proof runs again, and the pod is not ready meanwhile
+DOUBT = 0.2  # of a credential's life: above it the proof runs again, and the pod is not ready meanwhile
 REMEMBERED = 600.0  # how long the pod's status shows it: twice the life of a munge credential
 # linux/timerfd.h
 ABSOLUTE, CANCEL_ON_SET = 1, 2
@@ -43,7 +44,7 @@ class Clock:
 
     @property
     def doubtful(self) -> bool:
-        return abs(self.moved - self.proven) >= DOUBT
+        return abs(self.moved - self.proven) >= DOUBT * LIVES[mode()]
 
 
 def jump_text(by: float, at: float) -> str:

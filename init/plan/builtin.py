@@ -33,6 +33,7 @@ STEPS = {
     "pam-adopt": ("pam", "run"),
     "profile": ("profile", "run"),
     "saved-state": ("saved_state", "run"),
+    "slurm-key": ("secrets", "slurm_key"),
     "slurm-config": ("slurm_config", "run"),
     "slurm-state": ("slurm_state", "run"),
     "slurmdbd-config": ("database", "slurmdbd"),

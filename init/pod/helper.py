@@ -25,7 +25,7 @@ def service(client: Client, name: str) -> ServiceView | None:
 
 
 def prove_again(control: Path) -> None:
-    """Run the proof of the munge key again; PID 1 retries a failed proof, with growing delays, until it passes."""
+    """Run the proof of the cluster's key again; PID 1 retries a failed proof, with growing delays, until it passes."""
     with Client(control) as client:
         # This service contacts slurmctld before the proof does. Start it only from its backoff: once done, it stays
         # done.

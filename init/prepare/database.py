@@ -15,6 +15,7 @@ from init.pod.pod import MOUNTS, Pod, PrepareError, user, write
 from init.prepare.directories import ensure
 from init.prepare.slurm_state import CLIENT, CONFIGURATION, SOCKET, STATE
 from init.records import record
+from init.slurm.auth import MUNGE, SETTING, SLURM
 from init.slurm.conf import setting
 
 TEMPLATE = "/usr/share/minivm/mysql"
@@ -41,7 +42,7 @@ def slurmdbd(pod: Pod) -> str:
         return "slurmdbd.conf is mounted"
     accounting = pod.choice("MINIVM_ACCOUNTING", "embedded", ["embedded", "external", "none"])
     lines = [
-        "AuthType=auth/munge",
+        f"AuthType=auth/{pod.choice(SETTING, MUNGE, [MUNGE, SLURM])}",
         # localhost, not the pod's name: only this pod's slurmctld connects, and the name may not resolve yet.
         "DbdHost=localhost",
         "SlurmUser=slurm",

@@ -16,7 +16,7 @@ def run(pod: Pod) -> str:
         if line.startswith("#"):
             continue
         name, mode, owner, *programs = line.split()
-        if all(pod.has(program) for program in programs):
+        if all(pod.has(program.lstrip("!")) != program.startswith("!") for program in programs):
             uid, gid = (0, 0) if owner == "root" else user(owner)
             made += ensure(pod.path(name), int(mode, 8), uid, gid)
     return f"{made} directories created or repaired"

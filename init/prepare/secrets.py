@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 from init.errors import InitError
 from init.pod.pod import MOUNTS, Pod, PrepareError, user, writable, write
 
 SECRETS = f"{MOUNTS}/secrets"
 # munged refuses shorter keys; longer ones are valid.
 MUNGE_KEY_BYTES = range(32, 1025)
+SLURM_KEY, SLURM_JWKS = "slurm.key", "slurm.jwks"
+SLURM_KEY_BYTES = range(32, 4097)
 # What a pod tells sssd unless the site does, by section and name.
 # pam_initgroups_scheme: by default sssd looks up the groups of a user who has no session yet, and reads the state of
 # every process of the pod to know that, three times a session.
@@ -53,6 +57,76 @@ def _prove_again() -> str:
     except (InitError, EOFError) as error:
         return f"the cluster was not asked to accept it: {error}"
     return "the cluster is asked to accept it"
+
+
+def slurm_key(pod: Pod) -> str:
+    """Install slurm.key, and slurm.jwks where it is mounted: Slurm then reads that alone (auth/slurm)."""
+    mounted = {name: _first(pod, name) for name in (SLURM_KEY, SLURM_JWKS)}
+    if not any(mounted.values()):
+        why = f"{SECRETS}/slurm-key has neither {SLURM_KEY} nor {SLURM_JWKS}"
+        raise PrepareError("install Slurm's key", why, hint="mount the cluster's slurm.key")
+    key, jwks = mounted[SLURM_KEY], mounted[SLURM_JWKS]
+    if jwks:
+        check_jwks(jwks)
+    elif key and len(key) not in SLURM_KEY_BYTES:
+        raise PrepareError("install Slurm's key", f"{SLURM_KEY} has {len(key)} bytes, a key has 32 to 4096")
+    changed = False
+    for name, data in mounted.items():
+        target = pod.path(f"/etc/slurm/{name}")
+        before = _read(pod, f"/etc/slurm/{name}")
+        if data:
+            write(target, data, mode=0o400, owner=user("slurm"))
+        elif before is not None:
+            target.unlink()
+        changed = changed or (before or b"") != (data or b"")
+    names = " and ".join(name for name, data in mounted.items() if data)
+    return f"{names} installed" + ("; `scontrol reconfigure` makes the daemons read it" if changed else "")
+
+
+def check_jwks(data: bytes) -> None:
+    """Refuse a slurm.jwks that Slurm's daemons end on."""
+    import json
+
+    def refuse(why: str) -> NoReturn:
+        raise PrepareError("install Slurm's keys", f"{SLURM_JWKS}: {why}", hint="docs/how-to/change-authentication.md")
+
+    try:
+        keys = json.loads(data)["keys"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        refuse('not JSON, or it has no list "keys"')
+    if not isinstance(keys, list) or not keys or not all(isinstance(key, dict) for key in keys):
+        refuse('"keys" is not a list of keys')
+    names = [key.get("kid") for key in keys]
+    if not all(isinstance(name, str) and name for name in names) or len({*names}) < len(names):
+        refuse('each key needs a "kid" of its own')
+    for key in keys:
+        if str(key.get("kty")).lower() != "oct" or str(key.get("alg")).upper() != "HS256":
+            refuse(f'key {key["kid"]} needs "kty": "oct" and "alg": "HS256"')
+        if len(_decoded(key.get("k"))) not in SLURM_KEY_BYTES:
+            refuse(f'"k" of key {key["kid"]} is not 32 to 4096 bytes in base64')
+        if not isinstance(key.get("exp", 0), int):
+            refuse(f'"exp" of key {key["kid"]} is no number of seconds')
+    if sum(str(key.get("use")).lower() == "default" for key in keys) > 1:
+        refuse("more than one key is the default")
+
+
+def _decoded(text: object) -> bytes:
+    import base64
+
+    try:
+        plain = str(text).replace("-", "+").replace("_", "/").rstrip("=")
+        return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
+    except ValueError:
+        return b""
+
+
+def _first(pod: Pod, name: str) -> bytes | None:
+    """Read one of the two mounts: a Secret that the cluster made is mounted in parts, its key and an added slurm.jwks."""
+    for mount in ("slurm-key", "slurm-jwks"):
+        data = _read(pod, f"{SECRETS}/{mount}/{name}")
+        if data is not None:
+            return data
+    return None
 
 
 def jwt(pod: Pod) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from init.pod.pod import MOUNTS, Pod, PrepareError, write
+from init.slurm import conf
+from init.slurm.auth import MUNGE, SETTING, SLURM
 from init.slurm.files import MOUNT, TARGET, SlurmFiles, read
 from init.slurm.kept import Kept
 
@@ -72,9 +74,16 @@ def start_from(mounted: Mapping[str, bytes], good: Mapping[str, bytes] | None) -
     """Choose the files to start from: the last ones that ran.
 
     A change goes one way, also while pods are replaced: it is checked and tried on a running slurmctld
-    (`init.helpers.configwatch`), so a boot must not undo or apply it.
+    (`init.helpers.configwatch`), so a boot must not undo or apply it. Only another AuthType is applied here: no running
+    slurmctld can change to it.
     """
-    return good if good and "slurm.conf" in mounted and "slurm.conf" in good else mounted
+    if not good or "slurm.conf" not in mounted or "slurm.conf" not in good:
+        return mounted
+    return good if _auth_type(good) == _auth_type(mounted) else mounted
+
+
+def _auth_type(files: Mapping[str, bytes]) -> str:
+    return conf.read(files).value("authtype").lower()
 
 
 def defaults(pod: Pod, accounting: str) -> dict[str, str]:
@@ -84,6 +93,7 @@ def defaults(pod: Pod, accounting: str) -> dict[str, str]:
     host = os.uname().nodename.split(".")[0]
     known_as = pod.controller[0] if pod.setting("MINIVM_CONTROLLER") else host
     slurm = DEFAULT.read_text().format(
+        auth=pod.choice(SETTING, MUNGE, [MUNGE, SLURM]),
         cluster=pod.setting("MINIVM_CLUSTER", "minivm"),
         host=host if known_as == host else f"{host}({known_as})",
         jwt=JWT if pod.has(f"{MOUNTS}/secrets/slurm/jwt_hs256.key") else "",

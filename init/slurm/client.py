@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ground.commands import ran
 from init.errors import InitError
 from init.pod.addresses import CONTROLLER, host_and_port, joined
+from init.slurm import auth
 from init.slurm.node import Node, parse
 
 SCONTROL = "/usr/bin/scontrol"
@@ -87,11 +88,13 @@ def judge(text: str, controller: str, clocks: str = "", releases: str = "") -> s
     """Explain a client's error message; `clocks` and `releases` are known causes."""
     if "Munge encode failed" in text:
         return "this pod's munged does not answer"
+    if "sack sockets" in text or "auth_g_create" in text:
+        return "no daemon of Slurm in this pod signs requests"
     if rejected(text):
         if releases:
             return releases  # the controller has not read the credential
-        refused = f"munge credential refused by {controller}: {clocks}"
-        return refused if clocks else f"munge key rejected by {controller}"
+        refused = f"{auth.mode()} credential refused by {controller}: {clocks}"
+        return refused if clocks else f"{auth.mode()} key rejected by {controller}"
     if "Name or service not known" in text or "getaddrinfo() failed" in text:
         return f"{controller} does not resolve"
     if any(words in text for words in NOT_REACHED):

@@ -1,8 +1,8 @@
 """Clock difference to the controller, measured when slurmctld refuses a credential, to explain the refusal.
 
-munge refuses credentials older than five minutes, or from the future, and slurmctld then answers as for a wrong key.
-The controller's init sends the time with every HTTP answer, without a key. If it does not answer, nothing is known, and
-nothing is claimed.
+munge refuses credentials older than five minutes, or from the future, auth/slurm those older than one minute, and
+slurmctld then answers as for a wrong key. The controller's init sends the time with every HTTP answer, without a key.
+If it does not answer, nothing is known, and nothing is claimed.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import socket
 import time
 
 from init.pod.addresses import host_and_port
+from init.slurm.auth import LIVES, mode
 
 HTTP_PORT = 8650  # the controller's MINIVM_HTTP in our chart
-LIFE = 300.0  # lifetime of a munge credential, also into the future, in seconds
 PATIENCE = 1.0
 ROUNDING = 2.0  # `Date` has whole seconds, and the answer takes time
 STAMP = "%a, %d %b %Y %H:%M:%S GMT"
 
 
 def explain(ahead: float) -> str:
-    """Return the reason if the clocks are too far apart for munge, else ""."""
-    if abs(ahead) < LIFE - ROUNDING:
+    """Return the reason if the clocks are too far apart for a credential, else ""."""
+    if abs(ahead) < LIVES[mode()] - ROUNDING:
         return ""
     return f"this node's clock is {abs(ahead):,.0f} s {'ahead of' if ahead > 0 else 'behind'} the controller's"
 

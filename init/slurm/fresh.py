@@ -11,6 +11,7 @@ import sys
 from init.errors import InitError
 from init.places import pod_name
 from init.slurm import client
+from init.slurm.auth import signing
 from init.slurm.node import fresh
 from init.slurm.offer import difference, offered
 from init.slurm.proof import forget_birth
@@ -27,11 +28,12 @@ def main() -> int:
     controller = client.address(os.environ)
     name = pod_name(os.environ)
     try:
-        node = client.node(name, controller)
-        if node is None:
-            print(f"slurmctld does not know {name} yet")
-            return 0
-        done = renew(node, controller)
+        with signing(controller):
+            node = client.node(name, controller)
+            if node is None:
+                print(f"slurmctld does not know {name} yet")
+                return 0
+            done = renew(node, controller)
     except InitError as error:
         print(error.why, file=sys.stderr)
         return 1

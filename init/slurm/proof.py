@@ -1,4 +1,4 @@
-"""One authenticated call to slurmctld at boot: it proves the munge key, which `munge | unmunge` cannot.
+"""One authenticated call to slurmctld at boot: it proves the cluster's key, which `munge | unmunge` cannot.
 
 On a worker the same call proves that slurmctld knows this slurmd: registered since its start, at this address. A failed
 proof exits with its reason; the service's backoff with jitter repeats it.
@@ -15,6 +15,7 @@ import time
 from init.errors import InitError
 from init.places import pod_name
 from init.slurm import client
+from init.slurm.auth import mode, signing
 from init.slurm.node import unproven
 
 TYPE_CHECKING = False
@@ -32,18 +33,22 @@ ONE_START = 5.0  # seconds that one start of slurmd may take
 def main() -> int:
     controller = client.address(os.environ)
     try:
-        if WORKER in os.environ:
-            reason = worker(controller)
-        else:
-            client.run([client.SCONTROL, "--oneliner", "show", "partition"], controller)
-            reason = ""
+        with signing(controller):
+            reason = prove(controller)
     except InitError as error:
         reason = error.why
     if reason:
         print(reason, file=sys.stderr)
         return 1
-    print(f"munge key proven by {controller}")
+    print(f"{mode()} key proven by {controller}")
     return 0
+
+
+def prove(controller: str) -> str:
+    if WORKER in os.environ:
+        return worker(controller)
+    client.run([client.SCONTROL, "--oneliner", "show", "partition"], controller)
+    return ""
 
 
 def worker(controller: str) -> str:

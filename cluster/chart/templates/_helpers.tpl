@@ -47,6 +47,9 @@ minivm.io/pool: {{ . }}
 {{- define "minivm.secret.munge" -}}
 {{ default (printf "%s-munge" (include "minivm.fullname" .)) .Values.secrets.munge.existingSecret }}
 {{- end -}}
+{{- define "minivm.secret.slurm" -}}
+{{ default (printf "%s-slurm-key" (include "minivm.fullname" .)) .Values.secrets.slurm.existingSecret }}
+{{- end -}}
 {{- define "minivm.secret.jwt" -}}
 {{ default (printf "%s-jwt" (include "minivm.fullname" .)) .Values.secrets.jwt.existingSecret }}
 {{- end -}}
@@ -89,6 +92,7 @@ What the chart once wrote it goes on writing: Helm takes away what the last rele
 {{- $v := .root.Values -}}
 {{- $known := dict
   "munge" (dict "from" $v.secrets.munge "key" "munge.key" "how" "bytes:1024")
+  "slurm-key" (dict "from" $v.secrets.slurm "key" "slurm.key" "how" "bytes:1024")
   "jwt" (dict "from" $v.secrets.jwt "key" "jwt_hs256.key" "how" "bytes:32")
   "ssh-host-keys" (dict "from" $v.secrets.sshHostKeys "key" "ssh_host_ed25519_key" "how" "ed25519")
   "worker-host-keys" (dict "from" $v.secrets.workerHostKeys "key" "ssh_host_ed25519_key" "how" "ed25519")
@@ -99,11 +103,14 @@ What the chart once wrote it goes on writing: Helm takes away what the last rele
 {{- $out := dict "secret" "" "key" $one.key "how" $one.how "data" dict "made" false -}}
 {{- $needed := true -}}
 {{- if eq .name "ring" }}{{ $needed = ne (include "minivm.hasRing" .root) "" }}{{ end -}}
+{{- if eq .name "munge" }}{{ $needed = eq $v.slurm.auth "munge" }}{{ end -}}
+{{- if eq .name "slurm-key" }}{{ $needed = eq $v.slurm.auth "slurm" }}{{ end -}}
 {{- if eq .name "database" }}{{ $needed = ne $v.accounting.mode "none" }}{{ end -}}
 {{- if and $needed (not $from.existingSecret) -}}
   {{- $secret := printf "%s-%s" (include "minivm.fullname" .root) .name -}}
   {{- $data := dict -}}
   {{- if $from.key }}{{ $_ := set $data $one.key $from.key }}{{ end -}}
+  {{- if $from.jwks }}{{ $_ := set $data "slurm.jwks" ($from.jwks | b64enc) }}{{ end -}}
   {{- if $from.password }}{{ $_ := set $data $one.key ($from.password | b64enc) }}{{ end -}}
   {{- range $file, $text := ($from.keys | default dict) }}{{ $_ := set $data $file ($text | b64enc) }}{{ end -}}
   {{- if not $data -}}
@@ -147,6 +154,9 @@ What the chart once wrote it goes on writing: Helm takes away what the last rele
 - {name: MINIVM_CLUSTER, value: {{ .root.Values.clusterName | quote }}}
 - {name: MINIVM_CONTROLLER, value: {{ include "minivm.controllerHost" .root | quote }}}
 - {name: MINIVM_ACCOUNTING, value: {{ .root.Values.accounting.mode | quote }}}
+{{- if ne .root.Values.slurm.auth "munge" }}
+- {name: MINIVM_AUTH, value: {{ .root.Values.slurm.auth }}}
+{{- end }}
 - {name: MINIVM_GRACE_SECONDS, value: {{ .grace | quote }}}
 - {name: MINIVM_HTTP, value: {{ printf "0.0.0.0:%d" (int .http) | quote }}}
 - {name: MINIVM_PROBES, value: {{ printf "0.0.0.0:%d" (int .probes) | quote }}}
@@ -284,7 +294,14 @@ affinity: {{ toJson . }}
 
 {{/* Secrets and drop-ins that a role mounts: volumeMounts here, volumes below, from one list each. */}}
 {{- define "minivm.commonMounts" -}}
+{{- if eq .root.Values.slurm.auth "munge" }}
 - {name: munge, mountPath: /mnt/minivm/secrets/munge, readOnly: true}
+{{- else }}
+- {name: slurm-key, mountPath: /mnt/minivm/secrets/slurm-key, readOnly: true}
+{{- if (include "minivm.key" (dict "root" .root "name" "slurm-key") | fromJson).made }}
+- {name: slurm-jwks, mountPath: /mnt/minivm/secrets/slurm-jwks, readOnly: true}
+{{- end }}
+{{- end }}
 {{- if include "minivm.hasSssd" .root }}
 - {name: sssd, mountPath: /mnt/minivm/secrets/sssd, readOnly: true}
 {{- end }}
@@ -311,8 +328,18 @@ affinity: {{ toJson . }}
 {{- end -}}
 
 {{- define "minivm.commonVolumes" -}}
+{{- if eq .root.Values.slurm.auth "munge" }}
 - name: munge
   secret: {secretName: {{ include "minivm.secret.munge" .root }}, defaultMode: 0400{{ include "minivm.keyItems" (dict "root" .root "name" "munge") }}}
+{{- else }}
+- name: slurm-key
+  secret: {secretName: {{ include "minivm.secret.slurm" .root }}, defaultMode: 0400{{ include "minivm.keyItems" (dict "root" .root "name" "slurm-key") }}}
+{{- if (include "minivm.key" (dict "root" .root "name" "slurm-key") | fromJson).made }}
+{{- /* Beside the key that the cluster made, while keys are rotated. */}}
+- name: slurm-jwks
+  secret: {secretName: {{ include "minivm.secret.slurm" .root }}, defaultMode: 0400, optional: true, items: [{key: slurm.jwks, path: slurm.jwks}]}
+{{- end }}
+{{- end }}
 {{- if include "minivm.hasSssd" .root }}
 - name: sssd
   secret: {secretName: {{ include "minivm.secret.sssd" .root }}, defaultMode: 0400}

@@ -11,8 +11,8 @@
 {{- $cgroup := eq .Values.slurm.proctrack "cgroup" -}}
 {{- $facts := include "minivm.slurm.facts" . | fromJson -}}
 {{- $lines := dict
-  "AuthType" "auth/munge"
-  "CredType" "cred/munge"
+  "AuthType" (printf "auth/%s" .Values.slurm.auth)
+  "CredType" (printf "cred/%s" .Values.slurm.auth)
   "AuthAltTypes" "auth/jwt"
   "AuthAltParameters" (printf "jwt_key=/etc/slurm/jwt_hs256.key,%s" (ternary "disable_token_creation" (printf "max_token_lifespan=%d" (int .Values.slurm.userTokenSeconds)) (eq (int .Values.slurm.userTokenSeconds) 0)))
   "DisableRootJobs" "YES"

@@ -20,6 +20,7 @@ from cluster.values import NAMESPACE, RELEASE, Options
 
 KEYS = Keys(
     ring="cmluZw==",
+    slurm="c2x1cm0=",
     munge="bXVuZ2U=",
     jwt="and0",
     database="secret",
