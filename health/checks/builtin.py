@@ -33,6 +33,8 @@ NETWORK_FILE_SYSTEMS = frozenset(
 # Most FUSE file systems in a pod are on the network: JuiceFS, GlusterFS, buckets. These two are local.
 LOCAL_FUSE = frozenset({"fuse.lxcfs", "fuse.fuse-overlayfs"})
 MOUNTS = Path("/proc/self/mounts")
+# Where auth/slurm is used (init/prepare/secrets.py).
+SLURM_KEYS = ("/etc/slurm/slurm.key", "/etc/slurm/slurm.jwks")
 NCCL_LOGS = Path("/var/log/minivm/jobs")
 MOST_LOGS = 1000  # per job: NCCL writes one log per process of this node
 ABANDONED_MOUNTS = Path("/run/minivm/health/abandoned-mounts")
@@ -238,6 +240,8 @@ def identity() -> Capture:
     import shutil
     import subprocess
 
+    if any(map(os.path.lexists, SLURM_KEYS)):
+        return Capture("auth/slurm: munge is not used")
     programs = [shutil.which(name, path="/usr/local/bin:/usr/bin:/bin") for name in ("munge", "unmunge")]
     if programs[0] is None or programs[1] is None:
         return Capture("", Failure.MISSING, "munge is not installed")

@@ -6,6 +6,7 @@ from typing import NoReturn
 
 from init.errors import InitError
 from init.pod.pod import MOUNTS, Pod, PrepareError, user, writable, write
+from init.slurm.auth import KEYS
 
 SECRETS = f"{MOUNTS}/secrets"
 # munged refuses shorter keys; longer ones are valid.
@@ -79,6 +80,8 @@ def slurm_key(pod: Pod) -> str:
         elif before is not None:
             target.unlink()
         changed = changed or (before or b"") != (data or b"")
+    # Without a word they look beside their slurm.conf, which is not here once slurmctld has sent them another one.
+    pod.publish("auth", KEYS)
     names = " and ".join(name for name, data in mounted.items() if data)
     return f"{names} installed" + ("; `scontrol reconfigure` makes the daemons read it" if changed else "")
 
@@ -121,7 +124,7 @@ def _decoded(text: object) -> bytes:
 
 
 def _first(pod: Pod, name: str) -> bytes | None:
-    """Read one of the two mounts: a Secret that the cluster made is mounted in parts, its key and an added slurm.jwks."""
+    """Read one of the two mounts: a Secret that the cluster made is mounted in parts."""
     for mount in ("slurm-key", "slurm-jwks"):
         data = _read(pod, f"{SECRETS}/{mount}/{name}")
         if data is not None:

@@ -47,6 +47,8 @@
   "PrologFlags" (ternary "Alloc,Contain" "Alloc" $cgroup)
   "JobAcctGatherType" (ternary "jobacct_gather/cgroup" "jobacct_gather/linux" $cgroup)
 -}}
+{{- /* Users reach a socket of slurmd's, where 50 silent connections would keep it from answering anybody (24.11). */ -}}
+{{- if eq .Values.slurm.auth "slurm" }}{{ $_ := set $lines "SlurmdParameters" "conmgr_max_connections=8192" }}{{ end -}}
 {{- if eq .Values.slurm.nodeMode "dynamic" -}}
   {{- $_ := set $lines "MaxNodeCount" (toString .Values.slurm.maxNodes) -}}
   {{- $_ := set $lines "TreeWidth" "65533" -}}

@@ -23,11 +23,11 @@ RUN set -eu; umask 022; export SOURCE_DATE_EPOCH=1793491200 DEBIAN_FRONTEND=noni
     mkdir -p /usr/src/minivm/out/controller/usr/sbin /usr/src/minivm/out/worker/usr/sbin /usr/src/minivm/out/login/usr/sbin /usr/src/minivm/out/worker/usr/lib/x86_64-linux-gnu/slurm; \
     { cd /usr/src/minivm/out/all/usr/sbin && mv slurmctld slurmdbd slurmrestd /usr/src/minivm/out/controller/usr/sbin/; } || exit 1; \
     { cd /usr/src/minivm/out/all/usr/sbin && mv slurmd slurmstepd /usr/src/minivm/out/worker/usr/sbin/; } || exit 1; \
-    { cd /usr/src/minivm/out/all/usr/sbin && mv sackd /usr/src/minivm/out/login/usr/sbin/; } || exit 1; \
+    { cd /usr/src/minivm/out/all/usr/sbin && cp sackd /usr/src/minivm/out/worker/usr/sbin/ && mv sackd /usr/src/minivm/out/login/usr/sbin/; } || exit 1; \
     mv /usr/src/minivm/out/all/usr/lib/x86_64-linux-gnu/security /usr/src/minivm/out/worker/usr/lib/x86_64-linux-gnu/; \
     mv /usr/src/minivm/out/all /usr/src/minivm/out/common; \
     { mkdir -p /usr/src/minivm/include && mv /usr/src/minivm/out/common/usr/include/slurm /usr/src/minivm/include/; } || exit 1; \
-    { for part in common/usr/lib/x86_64-linux-gnu/slurm/gpu_nvml.so common/usr/lib/x86_64-linux-gnu/slurm/mpi_pmix.so common/usr/lib/x86_64-linux-gnu/slurm/auth_jwt.so common/usr/lib/x86_64-linux-gnu/slurm/auth_munge.so common/usr/lib/x86_64-linux-gnu/slurm/accounting_storage_mysql.so common/usr/lib/x86_64-linux-gnu/slurm/cgroup_v2.so common/usr/lib/x86_64-linux-gnu/slurm/cli_filter_lua.so common/usr/lib/x86_64-linux-gnu/slurm/job_submit_lua.so worker/usr/lib/x86_64-linux-gnu/security/pam_slurm_adopt.so; do test -e /usr/src/minivm/out/$part || { echo "minivm: Slurm was built without $part"; exit 1; }; done; } || exit 1; \
+    { for part in common/usr/lib/x86_64-linux-gnu/slurm/gpu_nvml.so common/usr/lib/x86_64-linux-gnu/slurm/mpi_pmix.so common/usr/lib/x86_64-linux-gnu/slurm/auth_jwt.so common/usr/lib/x86_64-linux-gnu/slurm/auth_munge.so common/usr/lib/x86_64-linux-gnu/slurm/auth_slurm.so common/usr/lib/x86_64-linux-gnu/slurm/accounting_storage_mysql.so common/usr/lib/x86_64-linux-gnu/slurm/cgroup_v2.so common/usr/lib/x86_64-linux-gnu/slurm/cli_filter_lua.so common/usr/lib/x86_64-linux-gnu/slurm/job_submit_lua.so worker/usr/lib/x86_64-linux-gnu/security/pam_slurm_adopt.so; do test -e /usr/src/minivm/out/$part || { echo "minivm: Slurm was built without $part"; exit 1; }; done; } || exit 1; \
     echo "minivm: clean up"; \
     find /var/lib/apt/lists /var/cache/apt -type f ! -name lock -delete; \
     rm -rf /var/cache/debconf/*-old /var/lib/dpkg/*-old /var/cache/man/* \

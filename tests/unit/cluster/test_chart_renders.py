@@ -711,6 +711,46 @@ def test_keys_that_nobody_gave_are_made_in_the_cluster_by_one_that_may_do_nothin
     }  # fmt: skip
 
 
+def mounts(document: Document) -> dict[str, str]:
+    return {mount["name"]: mount["mountPath"] for mount in container(document)["volumeMounts"]}
+
+
+def test_a_cluster_by_auth_slurm_has_its_key_in_munges_place() -> None:
+    documents = render({"slurm": {"auth": "slurm"}}, release="slurm", namespace="hpc")
+    conf = slurm_conf_of(documents)
+    assert {"AuthType=auth/slurm", "CredType=cred/slurm"} <= {*conf}
+    assert "SlurmdParameters=conmgr_max_connections=8192" in conf
+    secrets = {secret["metadata"]["name"] for secret in kind(documents, "Secret")}
+    assert "slurm-slurm-key" in secrets and "slurm-munge" not in secrets
+    (job,) = kind(documents, "Job")
+    assert "slurm-slurm-key:slurm.key:bytes:1024" in job["spec"]["template"]["spec"]["containers"][0]["args"]
+    for document in kind(documents, "StatefulSet"):
+        assert env(document)["MINIVM_AUTH"] == "slurm"
+        assert mounts(document)["slurm-key"] == "/mnt/minivm/secrets/slurm-key" and "munge" not in mounts(document)
+        volumes = {volume["name"]: volume.get("secret") for volume in document["spec"]["template"]["spec"]["volumes"]}
+        assert volumes["slurm-key"]["items"] == [{"key": "slurm.key", "path": "slurm.key"}]
+        assert volumes["slurm-jwks"]["optional"] is True and mounts(document)["slurm-jwks"]
+
+
+def test_a_cluster_by_munge_has_the_pods_that_it_had_before_there_was_a_choice() -> None:
+    for document in kind(render({}, release="slurm", namespace="hpc"), "StatefulSet"):
+        assert "MINIVM_AUTH" not in env(document) and "slurm-key" not in mounts(document)
+        assert mounts(document)["munge"] == "/mnt/minivm/secrets/munge"
+
+
+def test_slurms_keys_that_are_given_are_written_and_mounted_whole() -> None:
+    given = {"slurm": {"auth": "slurm"}, "secrets": {"slurm": {"key": "c2x1cm0=", "jwks": '{"keys": []}'}}}
+    documents = render(given, release="slurm", namespace="hpc")
+    (secret,) = [item for item in kind(documents, "Secret") if item["metadata"]["name"] == "slurm-slurm-key"]
+    assert secret["data"] == {"slurm.key": "c2x1cm0=", "slurm.jwks": "eyJrZXlzIjogW119"}
+    for document in kind(documents, "StatefulSet"):
+        assert "slurm-jwks" not in mounts(document)
+    named = {"slurm": {"auth": "slurm"}, "secrets": {"slurm": {"existingSecret": "hpc-slurm"}}}
+    for document in kind(render(named, release="slurm", namespace="hpc"), "StatefulSet"):
+        volumes = {volume["name"]: volume.get("secret") for volume in document["spec"]["template"]["spec"]["volumes"]}
+        assert volumes["slurm-key"] == {"secretName": "hpc-slurm", "defaultMode": 0o400}
+
+
 def test_no_pod_starts_without_the_keys_that_are_made() -> None:
     """A volume that names its keys keeps the pod waiting; one that does not mounts an empty directory."""
     for document in kind(render(RING, release="slurm", namespace="hpc"), "StatefulSet"):

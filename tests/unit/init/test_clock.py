@@ -49,6 +49,13 @@ def test_only_what_munge_may_mind_is_proven_again() -> None:
     assert clock.after(NOON).doubtful, "the way back is a jump too"
 
 
+def test_slurms_own_credentials_live_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINIVM_AUTH", "slurm")
+    assert Clock(NOON).after(NOON + 12).doubtful and not Clock(NOON).after(NOON + 11).doubtful
+    assert explain(61.0) == "this node's clock is 61 s ahead of the controller's" and not explain(57.0)
+    assert judge(REFUSED, "ctl:6817") == "slurm key rejected by ctl:6817"
+
+
 @pytest.mark.parametrize(
     ("ahead", "text"),
     [

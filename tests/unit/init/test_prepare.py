@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -89,6 +90,63 @@ def test_the_munge_key_is_installed_from_its_mount(tmp_path: Path, users: None) 
 def test_a_munge_key_that_cannot_be_one_is_named(tmp_path: Path, users: None, files: dict[str, str], why: str) -> None:
     with pytest.raises(PrepareError, match=why):
         secrets.munge(scratch(tmp_path, files))
+
+
+SLURM_KEY, SLURM_JWKS = (f"/mnt/minivm/secrets/slurm-key/slurm.{kind}" for kind in ("key", "jwks"))
+
+
+def jwk(**more: object) -> dict[str, object]:
+    return {"kid": "a", "kty": "oct", "alg": "HS256", "k": "A" * 48, **more}
+
+
+def jwks(*keys: object) -> str:
+    return json.dumps({"keys": keys})
+
+
+def test_slurms_key_is_installed_for_its_daemons_alone(tmp_path: Path, users: None) -> None:
+    secrets.slurm_key(scratch(tmp_path, {SLURM_KEY: "k" * 128}))
+    key = tmp_path / "etc/slurm/slurm.key"
+    assert key.read_text() == "k" * 128 and key.stat().st_mode & 0o777 == 0o400
+    assert "SLURM_SACK_JWKS=/etc/slurm/slurm.jwks" in (tmp_path / "run/minivm/env/auth").read_text()
+
+
+def test_several_keys_come_from_either_mount_and_go_with_it(tmp_path: Path, users: None) -> None:
+    text = jwks(jwk(use="default"), jwk(kid="b", k="-_" * 24))
+    beside = SLURM_JWKS.replace("/slurm-key/", "/slurm-jwks/")
+    found, target = scratch(tmp_path, {SLURM_KEY: "k" * 128, beside: text}), tmp_path / "etc/slurm/slurm.jwks"
+    assert "scontrol reconfigure" in secrets.slurm_key(found)
+    assert target.read_text() == text and target.stat().st_mode & 0o777 == 0o400
+    assert "scontrol reconfigure" not in secrets.slurm_key(found)
+    found.path(beside).unlink()
+    assert "scontrol reconfigure" in secrets.slurm_key(found)
+    assert not target.exists() and (tmp_path / "etc/slurm/slurm.key").exists()
+
+
+@pytest.mark.parametrize(
+    ("files", "why"),
+    [
+        (dict[str, str](), "neither slurm.key nor slurm.jwks"),
+        ({SLURM_KEY: "short"}, "has 5 bytes"),
+        ({SLURM_KEY: "k" * 4097}, "has 4097 bytes"),
+        ({SLURM_JWKS: "[]"}, "not JSON"),
+        ({SLURM_JWKS: "["}, "not JSON"),
+        ({SLURM_JWKS: jwks()}, "not a list of keys"),
+        ({SLURM_JWKS: jwks("a")}, "not a list of keys"),
+        ({SLURM_JWKS: jwks(jwk(kid=None))}, '"kid" of its own'),
+        ({SLURM_JWKS: jwks(jwk(), jwk())}, '"kid" of its own'),
+        ({SLURM_JWKS: jwks(jwk(alg="none"))}, '"alg": "HS256"'),
+        ({SLURM_JWKS: jwks(jwk(k="AAAA"))}, "32 to 4096 bytes"),
+        ({SLURM_JWKS: jwks(jwk(k="!" * 48))}, "32 to 4096 bytes"),
+        ({SLURM_JWKS: jwks(jwk(exp="soon"))}, '"exp" of key a'),
+        ({SLURM_JWKS: jwks(jwk(use="default"), jwk(kid="b", use="default"))}, "more than one key is the default"),
+    ],
+)
+def test_keys_on_which_slurms_daemons_would_end_are_refused(
+    tmp_path: Path, users: None, files: dict[str, str], why: str
+) -> None:
+    with pytest.raises(PrepareError, match=why):
+        secrets.slurm_key(scratch(tmp_path, files))
+    assert not [*(tmp_path / "etc/slurm").iterdir()], "what the daemons have stays"
 
 
 def test_sssd_conf_is_installed_for_root_alone_and_one_that_has_gone_is_told(tmp_path: Path) -> None:

@@ -126,6 +126,20 @@ def test_settings_choose_the_controllers_services(env: dict[str, str], present: 
     assert present <= names and not absent & names
 
 
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize(
+    ("mode", "chosen", "gone"),
+    [("", "munged", "slurm-key"), ("munge", "munged", "slurm-key"), ("slurm", "slurm-key", "munged")],
+)
+def test_a_pod_has_munged_or_the_key_of_slurms_own_authentication(role: str, mode: str, chosen: str, gone: str) -> None:
+    plan = select(plan_of(role), {"MINIVM_AUTH": mode}, lambda path: True)
+    names = {service.name for service in plan.services}
+    assert chosen in names and gone not in names
+    for service in plan.services:
+        if service.name in ("slurmctld", "slurmdbd", "slurmd", "sackd", "cluster-proof", "fresh-node"):
+            assert chosen in service.needs, service.name
+
+
 @pytest.mark.parametrize(("mode", "name"), [("", "slurmd"), ("dynamic", "slurmd"), ("static", "slurmd-static")])
 def test_a_worker_has_one_slurmd_and_its_dependants_wait_for_it(mode: str, name: str) -> None:
     plan = select(plan_of("worker"), {"MINIVM_NODE_MODE": mode}, lambda path: True)

@@ -396,6 +396,7 @@ def test_the_hash_names_these_files_and_no_others() -> None:
     assert len({digest(one) for one in ({"a": b"1"}, {"a": b"2"}, {"a": b"1", "b": b""}, {"a1": b""}, {})}) == 5
 
 
+SIGNED = {"slurm.conf": b"AuthType=auth/slurm\n"}
 MOUNTED, GOOD = {"slurm.conf": b"new"}, {"slurm.conf": b"good", "gres.conf": b"old gres"}
 
 
@@ -408,6 +409,8 @@ MOUNTED, GOOD = {"slurm.conf": b"new"}, {"slurm.conf": b"good", "gres.conf": b"o
         ({}, GOOD, {}),  # the controller makes its own
         (MOUNTED, {}, MOUNTED),
         (MOUNTED, {"gres.conf": b""}, MOUNTED),
+        (SIGNED, GOOD, SIGNED),  # no slurmctld that runs can change to it
+        (SIGNED, SIGNED | {"gres.conf": b"old"}, SIGNED | {"gres.conf": b"old"}),
     ],
 )
 def test_a_new_pod_starts_from_what_the_last_one_ran_with(
