@@ -17,10 +17,10 @@ from pathlib import Path
 
 from ground.sockets import notify
 from init.errors import InitError
+from init.pod.auth import LIVES, mode
 from init.pod.client import SOCKET
 from init.pod.helper import condition, log, prove_again
 from init.records import record
-from init.slurm.auth import LIVES, mode
 
 CONDITION = "clock"
 LEAST = 1.0  # seconds; smaller corrections do not matter

@@ -11,11 +11,11 @@ from pathlib import Path
 from ground.commands import ran
 from ground.files import read_plain
 from init.errors import InitError
+from init.pod.auth import MUNGE, SETTING, SLURM
 from init.pod.pod import MOUNTS, Pod, PrepareError, user, write
 from init.prepare.directories import ensure
 from init.prepare.slurm_state import CLIENT, CONFIGURATION, SOCKET, STATE
 from init.records import record
-from init.slurm.auth import MUNGE, SETTING, SLURM
 from init.slurm.conf import setting
 
 TEMPLATE = "/usr/share/minivm/mysql"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NoReturn
 
 from init.errors import InitError
+from init.pod.auth import KEYS
 from init.pod.pod import MOUNTS, Pod, PrepareError, user, writable, write
-from init.slurm.auth import KEYS
 
 SECRETS = f"{MOUNTS}/secrets"
 # munged refuses shorter keys; longer ones are valid.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from init.pod.auth import MUNGE, SETTING, SLURM
 from init.pod.pod import MOUNTS, Pod, PrepareError, write
 from init.slurm import conf
-from init.slurm.auth import MUNGE, SETTING, SLURM
 from init.slurm.files import MOUNT, TARGET, SlurmFiles, read
 from init.slurm.kept import Kept
 

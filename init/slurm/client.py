@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ground.commands import ran
 from init.errors import InitError
+from init.pod import auth
 from init.pod.addresses import CONTROLLER, host_and_port, joined
-from init.slurm import auth
 from init.slurm.node import Node, parse
 
 SCONTROL = "/usr/bin/scontrol"

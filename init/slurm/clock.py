@@ -12,7 +12,7 @@ import socket
 import time
 
 from init.pod.addresses import host_and_port
-from init.slurm.auth import LIVES, mode
+from init.pod.auth import LIVES, mode
 
 HTTP_PORT = 8650  # the controller's MINIVM_HTTP in our chart
 PATIENCE = 1.0

@@ -10,8 +10,8 @@ import sys
 
 from init.errors import InitError
 from init.places import pod_name
+from init.pod.auth import signing
 from init.slurm import client
-from init.slurm.auth import signing
 from init.slurm.node import fresh
 from init.slurm.offer import difference, offered
 from init.slurm.proof import forget_birth

@@ -14,8 +14,8 @@ import time
 
 from init.errors import InitError
 from init.places import pod_name
+from init.pod.auth import mode, signing
 from init.slurm import client
-from init.slurm.auth import mode, signing
 from init.slurm.node import unproven
 
 TYPE_CHECKING = False
