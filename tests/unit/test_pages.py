@@ -25,6 +25,7 @@ BLOCKS = {
     "add-a-user": {"runs": 1, "needs a name": 1},
     "air-gapped-build": {"needs a name": 1},
     "build-for-arm64": {"needs hardware": 1, "needs a name": 1},
+    "change-authentication": {"needs a name": 1, "needs kubernetes": 1, "shown": 1},
     "change-slurm-conf": {"runs": 4, "file": 1, "shown": 2, "needs a name": 1},
     "choose-a-profile": {"values": 1},
     "contain-jobs-and-people": {"runs": 1, "values": 1, "shown": 1},
