@@ -7,7 +7,7 @@
 
 {{/* The daemons refuse such a key at start, when the Secret exists already. */}}
 {{- define "minivm.checks.keys" -}}
-{{- range $name, $sizes := dict "munge" (list 32 1024) "jwt" (list 32 8192) "ring" (list 16 4096) -}}
+{{- range $name, $sizes := dict "munge" (list 32 1024) "slurm" (list 32 4096) "jwt" (list 32 8192) "ring" (list 16 4096) -}}
   {{- $text := index (index $.Values.secrets $name) "key" -}}
   {{- if $text -}}
     {{- if not (regexMatch "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$" $text) }}{{ fail (printf "secrets.%s.key is no base64: `base64 -w0 FILE` makes it" $name) }}{{ end -}}

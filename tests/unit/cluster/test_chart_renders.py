@@ -739,10 +739,10 @@ def test_a_cluster_by_munge_has_the_pods_that_it_had_before_there_was_a_choice()
 
 
 def test_slurms_keys_that_are_given_are_written_and_mounted_whole() -> None:
-    given = {"slurm": {"auth": "slurm"}, "secrets": {"slurm": {"key": "c2x1cm0=", "jwks": '{"keys": []}'}}}
+    given = {"slurm": {"auth": "slurm"}, "secrets": {"slurm": {"key": "c2x1" * 12, "jwks": '{"keys": []}'}}}
     documents = render(given, release="slurm", namespace="hpc")
     (secret,) = [item for item in kind(documents, "Secret") if item["metadata"]["name"] == "slurm-slurm-key"]
-    assert secret["data"] == {"slurm.key": "c2x1cm0=", "slurm.jwks": "eyJrZXlzIjogW119"}
+    assert secret["data"] == {"slurm.key": "c2x1" * 12, "slurm.jwks": "eyJrZXlzIjogW119"}
     for document in kind(documents, "StatefulSet"):
         assert "slurm-jwks" not in mounts(document)
     named = {"slurm": {"auth": "slurm"}, "secrets": {"slurm": {"existingSecret": "hpc-slurm"}}}

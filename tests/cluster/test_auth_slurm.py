@@ -1,0 +1,145 @@
+"""A cluster whose daemons know each other by Slurm's own auth/slurm: users' work, a flood, and another key."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cluster.errors import ClusterError
+from cluster.values import merged
+from images.engine.docker import Engine
+from tests.cluster.conftest import NAME
+from tests.cluster.researcher import Researcher, World
+from tests.cluster.small import small_cluster
+from tests.waiting import until
+
+pytestmark = [pytest.mark.docker, pytest.mark.cluster]
+
+FLOOD = (Path(__file__).resolve().parents[2] / "bench/flood.py").read_text()
+SECONDS = 120  # bounds a flood whose test was killed
+PODS = ("slurm-controller-0", "slurm-login-0", "slurm-worker-0", "slurm-worker-1")
+SOCKET = "/run/slurm/sack.socket"
+
+
+@pytest.fixture(scope="module")
+def signed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    values = {"slurm": {"auth": "slurm"}}
+    with small_cluster(Engine().client, f"{NAME}-auth", tmp_path_factory.mktemp("auth"), values, workers=2) as cluster:
+        cluster.up(timeout=180)
+        yield World(cluster)
+
+
+@pytest.fixture
+def ann(signed: World) -> Researcher:
+    signed.wait_idle()
+    return Researcher(signed, "alice")
+
+
+@contextmanager
+def flood(user: Researcher, target: str, idle: int, *, within: str = "") -> Iterator[int]:
+    line = user.command(f"{within} python3 - {target} {idle} 0 {SECONDS}")
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as attack:
+        try:
+            assert attack.stdin and attack.stdout
+            attack.stdin.write(FLOOD)
+            attack.stdin.close()
+            words = attack.stdout.readline().split()
+            assert words[:1] == ["open"], words
+            yield int(words[1])
+        finally:
+            attack.terminate()
+            user.try_("pkill", "-u", user.user, "python3")
+
+
+def test_users_work_without_a_munged_anywhere(signed: World, ann: Researcher) -> None:
+    for pod in PODS:
+        assert signed.cluster.exec(pod, ["pgrep", "munged"])[0] == 1
+        assert signed.run(pod, "stat", "-c", "%a %U", "/etc/slurm/slurm.key").split() == ["400", "slurm"]
+    assert ann.try_("cat", "/etc/slurm/slurm.key").returncode != 0
+    assert sorted(ann("srun -Q -N2 hostname").split()) == ["slurm-worker-0", "slurm-worker-1"]
+    job = ann.submit("-N2", "-o", "/dev/null", script="srun hostname; sleep 300")
+    ann.wait_for(job, "RUNNING")
+    ann(f"scancel {job}")
+    until(lambda: "CANCELLED" in ann(f"sacct -nXP -j {job} -o state"), "accounting has the job's end")
+
+
+def test_a_job_outlives_slurmd_and_a_worker_comes_back(signed: World, ann: Researcher) -> None:
+    job = ann.submit("-w", "slurm-worker-0", "-o", "/dev/null", script="sleep 20; srun true")
+    ann.wait_for(job, "RUNNING")
+    signed.run("slurm-worker-0", "minivm", "restart", "slurmd")
+    ann.wait_for(job, "COMPLETED")
+    signed.cluster.delete("slurm-worker-0")
+    signed.wait_ready("slurm-worker-0")
+    assert ann("srun -Q -w slurm-worker-0 hostname") == "slurm-worker-0\n"
+
+
+def test_a_job_s_connections_on_a_worker_end_no_other_job_there(signed: World, ann: Researcher) -> None:
+    """With munge the same takes the node: docs/how-to/change-authentication.md."""
+    bob = Researcher(signed, "bob")
+    job = ann.submit("-w", "slurm-worker-0", "-o", "/dev/null", "--mem=50", script="sleep 15; srun true")
+    ann.wait_for(job, "RUNNING")
+    with flood(bob, SOCKET, 1000, within="srun -Q -n1 --mem=200 -w slurm-worker-0") as held:
+        assert held >= 1000
+        assert ann("srun -Q -w slurm-worker-0 --mem=50 sinfo -h -o %P").strip()
+        ann.wait_for(job, "COMPLETED")
+        assert signed.row("slurm-worker-0").ready
+
+
+def keys(**default: bool) -> str:
+    return json.dumps({"keys": [json.loads(KEYS[name]) | ({"use": "default"} if first else {})
+                                for name, first in default.items()]})  # fmt: skip
+
+
+KEYS: dict[str, str] = {}
+
+
+def jwk(name: str, data: bytes) -> str:
+    return json.dumps({"kid": name, "kty": "oct", "alg": "HS256", "k": base64.b64encode(data).decode()})
+
+
+def test_the_key_is_rotated_under_a_running_job(signed: World, ann: Researcher) -> None:
+    KEYS["old"] = jwk("old", (signed.cluster.state / "keys/slurm.key").read_bytes())
+    KEYS["new"] = jwk("new", os.urandom(1024))
+    job = ann.submit("-N2", "-o", "/dev/null", "--mem=50", script="until test -e go; do sleep 1; done; srun -N2 true")
+    ann.wait_for(job, "RUNNING")
+    for text in (keys(old=True, new=False), keys(old=False, new=True), keys(new=True)):
+        options = signed.cluster.options
+        over = merged(options.overrides, {"secrets": {"slurm": {"jwks": text}}})
+        signed.cluster.options = replace(options, overrides=over)
+        signed.cluster.up(timeout=120)
+        for pod in PODS:
+            signed.run(pod, "minivm", "restart", "slurm-key")
+        signed.slurm("scontrol", "reconfigure")
+        signed.run("slurm-controller-0", "minivm", "restart", "slurmdbd")
+        until(lambda: ann.try_("srun -Q -N2 --mem=50 true && sacct -n").returncode == 0, "the key of this step serves")
+        assert ann.state(job) == "RUNNING"
+    ann("touch go")
+    ann.wait_for(job, "COMPLETED")
+    ann("rm go")
+
+
+def test_another_authentication_is_refused_under_a_job_and_taken_without_one(signed: World, ann: Researcher) -> None:
+    before = signed.cluster.options
+    job = ann.submit("-o", "/dev/null", script="sleep 600")
+    waits = ann.submit("-o", "/dev/null", "--hold", script="true")
+    ann.wait_for(job, "RUNNING")
+    signed.cluster.options = replace(before, overrides=merged(before.overrides, {"slurm": {"auth": "munge"}}))
+    with pytest.raises(ClusterError, match=f"from slurm to munge: jobs run .{job}."):
+        signed.cluster.up(timeout=120)
+    ann(f"scancel {job}")
+    ann.wait_for(job, "CANCELLED")
+    until(lambda: not signed.slurm("squeue", "-h", "-t", "R,CG").strip(), "no job runs")
+    signed.cluster.up(timeout=180)
+    signed.manifests = signed.cluster.manifests()
+    assert "auth/munge" in signed.slurm("scontrol", "show", "config")
+    assert ann.state(waits) == "PENDING", "what waits stays"
+    ann(f"scontrol release {waits}")
+    ann.wait_for(waits, "COMPLETED")
