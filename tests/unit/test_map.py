@@ -25,9 +25,9 @@ def first_sentence(path: Path) -> str:
 
 
 def summary(path: Path) -> str:
-    """The first clause of a module's first sentence, as long as it has some words of its own."""
+    """The first clause of a first sentence, as long as it has some words of its own."""
     short = first_sentence(path)
-    for separator, least in (("[:;] | \\(", 3), (", ", 4)):
+    for separator, least in (("[:;] | \\(", 2), (", ", 3)):
         head = re.split(separator, short, maxsplit=1)[0]
         short = head if len(head.split()) >= least else short
     return short.removesuffix(".")
@@ -47,7 +47,7 @@ def module_map() -> str:
     for package in PRODUCT:
         for room in rooms(ROOT / package):
             name = f"`{room.relative_to(ROOT)}/`"
-            about = first_sentence(room / "__init__.py")
+            about = summary(room / "__init__.py") + "."
             lines += [f"### {name}" if room.name == package else f"**{name}**", "", about, ""]
             modules = [path for path in sorted(room.glob("*.py")) if path.name != "__init__.py"]
             lines += [f"- `{path.name}`: {summary(path)}" for path in modules]
