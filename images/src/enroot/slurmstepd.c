@@ -1,10 +1,10 @@
 /*
- * What slurmd starts as slurmstepd: hands on to it, and is itself what it starts a task prolog by.
+ * Program that slurmd starts as slurmstepd: executes slurmstepd, and starts task prologs in its place.
  *
- * slurmstepd starts scripts by a second start of itself, also when the task has been put into its container already:
- * where neither its libraries are nor, in another distribution's image, its loader. This one is static.
+ * slurmstepd starts scripts by executing itself again, even if the task is already in its container, which lacks its
+ * libraries and, in another distribution's image, its loader. This program is static.
  *
- * It has no right of its own, and does nothing that its caller could not: two exec.
+ * It has no rights of its own, and does nothing that its caller could not: two exec.
  */
 #define _GNU_SOURCE
 #include <errno.h>

@@ -1,7 +1,6 @@
-/* Lets a person in, asked by PAM (pam_exec) once sshd is content with his key: only if his home answers, and as a part of
- * his share of this machine, where there are shares. A file server that hangs would keep the session in the kernel for
- * ever and its person without a word. One program for both: what sshd spends on starting one is more than what either
- * does. */
+/* Admits a user, called by PAM (pam_exec) after sshd has accepted the key: only if the home answers, and in the
+ * user's share of this machine, if there are shares. A hung file server would keep the session in the kernel for
+ * ever, without a message. One program for both, since starting one costs sshd more than either task. */
 #define _GNU_SOURCE
 #include "home.h"
 #include "share.h"
@@ -12,7 +11,7 @@ int main(void) {
         fputs("usage: PAM_USER=NAME admit, from pam_exec\n", stderr);
         return 2;
     }
-    /* Who is not known has been turned away by the modules before, or will be by those behind. */
+    /* Other modules refuse an unknown user. */
     const struct passwd *person = getpwnam(user);
     if (!person)
         return 0;

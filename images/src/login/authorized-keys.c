@@ -45,8 +45,8 @@ static bool others_may_write(const struct stat *found) {
     return (found->st_uid != 0 && found->st_uid != geteuid()) || (found->st_mode & 022);
 }
 
-/* As strictly as sshd (StrictModes): neither the file nor a directory above it, up to the home, may belong to somebody
- * else or be writable for others. */
+/* As strict as sshd (StrictModes): neither the file nor a directory above it, up to the home, may belong to another
+ * user or be writable for others. */
 static bool ours(int fd, const char *file, const char *home) {
     char part[PATH_MAX];
     struct stat found;
@@ -68,7 +68,7 @@ static void show(int fd) {
     while ((got = read(fd, block, sizeof block)) > 0)
         if (fwrite(block, 1, (size_t)got, stdout) != (size_t)got)
             return;
-    putchar('\n'); /* a last line without an end is not the beginning of the next file's first */
+    putchar('\n'); /* a last line without an end must not join the next file's first */
 }
 
 static void of_the_home(const char *given) {
@@ -81,7 +81,7 @@ static void of_the_home(const char *given) {
         snprintf(path, sizeof path, "%s/.ssh/%s", home, names[i]);
         if (!realpath(path, file))
             continue;
-        /* Not waiting for the other end, should it be a pipe. */
+        /* Without waiting for the other end, should it be a pipe. */
         int fd = open(file, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_NOFOLLOW | O_CLOEXEC);
         if (fd >= 0 && fstat(fd, &found) == 0 && S_ISREG(found.st_mode)) {
             if (ours(fd, file, home))
@@ -106,7 +106,7 @@ int main(int count, char **given) {
     struct text keys = of_the_directory(user);
     if (keys.size)
         fwrite(keys.data, 1, keys.size, stdout);
-    /* sshd looks for itself: this only spares the home. */
+    /* sshd reads the home itself: this only avoids it. */
     if (keys.size && length > 0 && (size_t)length < sizeof offered && strstr(keys.data, offered))
         return fflush(stdout) != 0;
     if (!home_answers(user, home))

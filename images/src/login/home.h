@@ -1,5 +1,5 @@
-/* Does a person's home answer? A file server that hangs would keep whoever touches it in the kernel for ever, so a child
- * touches it first, and nobody has to wait for that child. Any answer will do, also that there is no home yet. */
+/* Checks that a user's home answers. A hung file server keeps every process that touches it in the kernel for ever,
+ * so a child touches it first, and nothing waits for that child. Any answer will do, even that no home exists yet. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -21,7 +21,8 @@
 #endif
 #define PATH_LONGEST 4096
 
-/* When this process began, in ticks since boot: with its pid, which one it is. 0: there is none, or it has ended. */
+/* Return the process's start, in ticks since boot, which with the pid identifies it. 0: there is none, or it has
+ * ended. */
 static unsigned long long born(long pid) {
     char path[64], text[1024];
     snprintf(path, sizeof path, "/proc/%ld/stat", pid);
@@ -32,7 +33,7 @@ static unsigned long long born(long pid) {
     if (size <= 0)
         return 0;
     text[size] = 0;
-    /* Its name stands in brackets and may hold anything; the time is the twentieth word after it. */
+    /* The name is in brackets and may contain anything; the time is the twentieth word after it. */
     char *word = strrchr(text, ')');
     if (!word || word[1] != ' ' || word[2] == 'Z' || word[2] == 'X')
         return 0;
@@ -41,7 +42,7 @@ static unsigned long long born(long pid) {
     return word ? strtoull(word, NULL, 10) : 0;
 }
 
-/* Where the question stands that nobody has answered yet. False: the name is too long to ask about. */
+/* Path of the marker for a check without an answer yet. False: the name is too long to check. */
 static bool place_of(const char *user, char *path, size_t size) {
     int length = snprintf(path, size, "%s/%s", ASKED, user);
     if (length < 0 || (size_t)length >= size)
@@ -52,8 +53,8 @@ static bool place_of(const char *user, char *path, size_t size) {
     return true;
 }
 
-/* Some file systems cannot be interrupted: while such a question is stuck in the kernel no second one is asked, or each
- * login would leave one more behind. */
+/* Some file systems cannot be interrupted: while one check is stuck in the kernel no other is made, or each login
+ * would leave one more behind. */
 static bool still_stuck(const char *path) {
     long pid = 0;
     unsigned long long since = 0;
@@ -86,7 +87,7 @@ static bool home_answers(const char *user, const char *home) {
         return true;
     if (still_stuck(path))
         return false;
-    /* What cannot be asked keeps nobody out: the session itself fails, or does not. */
+    /* A check that cannot be made refuses nobody: the session itself fails, or does not. */
     if (pipe2(answer, O_CLOEXEC))
         return true;
     pid_t question = fork();
@@ -94,10 +95,10 @@ static bool home_answers(const char *user, const char *home) {
         return true;
     if (question == 0) {
         struct statfs found;
-        /* Any descriptor of ours left in a process that is stuck would keep PAM waiting for the end of our output. */
+        /* A descriptor of ours in a stuck process would keep PAM waiting for the end of our output. */
         dup2(answer[1], 0);
-        closefrom(1); /* and not close_range, which an older runtime's list of system calls refuses */
-        statfs(home, &found); /* it goes to the server, where stat may be answered from a cache */
+        closefrom(1); /* not close_range, which an older runtime's seccomp list refuses */
+        statfs(home, &found); /* it asks the server, while stat may be answered from a cache */
         _exit(0);
     }
     close(answer[1]);

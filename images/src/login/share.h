@@ -1,6 +1,6 @@
-/* Puts a login into its person's cgroup, made here if it is the first: sshd's process for this session, and all that comes
- * of it inherits the cgroup. What cannot be done is told, and keeps nobody out.
- * Which directories, files and values: written at boot by minivm, in TABLE; where there is none nobody has a share. */
+/* Puts a login into its user's cgroup, created for the first one: sshd's process of this session, whose descendants
+ * inherit the cgroup. Errors are reported and refuse nobody. minivm writes the directories, files and values to
+ * TABLE at boot; without it there are no shares. */
 #include <pwd.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -12,14 +12,14 @@
 #ifndef TABLE
 #define TABLE "/run/minivm/user-limits"
 #endif
-#define SPARE 8 /* of a person's processes: with fewer left nobody can end those that are there */
+#define SPARE 8 /* of a user's processes: with fewer left the user could not end any */
 #define MOST 64 /* lines of the table */
 
 struct limit {
     char directory[512], file[128], value[64];
 };
 
-/* Of a file in a share, or of the share itself. */
+/* Path of a file in a share, or of the share itself. */
 static const char *path_of(const char *directory, const char *share, const char *file) {
     static char *path;
     free(path);
@@ -32,12 +32,12 @@ static void write_to(const char *directory, const char *share, const char *file,
     const char *path = path_of(directory, share, file);
     FILE *target = fopen(path, "we");
     bool written = target && fprintf(target, "%s\n", value) > 0;
-    /* The kernel refuses when the buffer reaches it. */
+    /* The kernel refuses it when the buffer is flushed. */
     if (!target || fclose(target) || !written)
         fprintf(stderr, "cannot write %s to %s: %m\n", value, path);
 }
 
-/* Processes and threads in a share; -1: it is not there yet. */
+/* Return the processes and threads in a share; -1: it does not exist yet. */
 static long running(const char *directory, const char *share) {
     long count = -1;
     FILE *file = fopen(path_of(directory, share, "pids.current"), "re");

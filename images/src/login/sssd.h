@@ -1,5 +1,5 @@
-/* The keys that the directory has for a person, asked of sssd at its socket, as its own sss_ssh_authorizedkeys does: that
- * program needs 8 ms to start, twice a login. Whatever is not exactly as expected is left to that program. */
+/* A user's keys in the directory, requested at sssd's socket as sss_ssh_authorizedkeys does: that program takes 8 ms
+ * to start, twice a login. It takes over whenever anything is not exactly as expected. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -23,8 +23,8 @@
 #define PROGRAM "/usr/bin/sss_ssh_authorizedkeys"
 #endif
 #ifndef DIRECTORY_PATIENCE
-/* Seconds, all in all: a login that waits longer for it is ended by LoginGraceTime anyway. With its directory away sssd has
- * answered after 6; a crowd waits for its turn. */
+/* Seconds in all: LoginGraceTime ends a login that waits longer. Without its directory sssd has answered after 6;
+ * many logins wait their turn. */
 #define DIRECTORY_PATIENCE 100
 #endif
 #define LARGEST (1u << 20) /* of an answer */
@@ -38,7 +38,7 @@ struct text {
     size_t size;
 };
 
-/* Milliseconds left of a patience that began at the first call. */
+/* Return the milliseconds left since the first call. */
 static long left(void) {
     static struct timespec begun;
     struct timespec now;
@@ -61,7 +61,7 @@ static bool append(struct text *text, const void *data, size_t size) {
     return true;
 }
 
-/* How long the next call on this socket may take; false: not a moment. */
+/* Set the time limit of the next call on this socket; false: none is left. */
 static bool timed(int fd, int option) {
     long milliseconds = left();
     struct timeval limit = {.tv_sec = milliseconds / 1000, .tv_usec = milliseconds % 1000 * 1000};
@@ -94,8 +94,8 @@ static enum outcome take(int fd, void *data, size_t size) {
     return TOLD;
 }
 
-/* One question and its answer. Both begin with four numbers: the length with these, the command, a status (what failed),
- * nothing. */
+/* Send a request and read its answer. Both start with four numbers: the total length, the command, a status (the
+ * error), nothing. */
 static enum outcome ask(int fd, uint32_t command, const struct text *question, struct text *answer) {
     uint32_t head[4] = {(uint32_t)(sizeof head + question->size), command, 0, 0};
     enum outcome done = give(fd, head, sizeof head);
@@ -126,7 +126,7 @@ static bool number(struct reader *reader, uint32_t *value) {
     return true;
 }
 
-/* A length, and as many bytes. */
+/* Read a length, and that many bytes. */
 static bool piece(struct reader *reader, const char **data, uint32_t *size) {
     if (!number(reader, size) || *size > reader->rest)
         return false;
@@ -136,8 +136,8 @@ static bool piece(struct reader *reader, const char **data, uint32_t *size) {
     return true;
 }
 
-/* Keys of one answer as lines: how many, nothing, then for each a flag, the person's name and the key. A key that is not
- * one line of text (sssd may hold the bytes alone) is for sssd's own program to write. */
+/* Print the keys of an answer as lines: a count, nothing, then for each a flag, the user's name and the key. sssd's
+ * own program prints a key that is not one line of text (sssd may store bytes). */
 static bool lines_of(const struct text *answer, struct text *keys) {
     struct reader reader = {answer->data, answer->size};
     uint32_t count, nothing, size;
@@ -161,7 +161,7 @@ static enum outcome asked_at(int fd, const char *user, struct text *keys) {
     struct sockaddr_un address = {.sun_family = AF_UNIX, .sun_path = SSSD};
     struct text question = {0}, answer = {0};
     uint32_t version = 0, in_a_domain = 2, length = (uint32_t)strlen(user) + 1, any_domain = 0;
-    /* Blocking, with a limit: a crowd waits here for its turn. */
+    /* Blocking, with a limit: many logins wait here for their turn. */
     if (!timed(fd, SO_SNDTIMEO) || connect(fd, (struct sockaddr *)&address, sizeof address))
         return ended(-1);
     if (!append(&question, &version, sizeof version))
@@ -179,7 +179,7 @@ static enum outcome asked_at(int fd, const char *user, struct text *keys) {
     return done != TOLD ? done : lines_of(&answer, keys) ? TOLD : ODD;
 }
 
-/* sssd's own program, in the patience that is left. */
+/* Run sssd's own program in the time that is left. */
 static enum outcome by_program(const char *user, struct text *keys) {
     int output[2];
     char block[4096];

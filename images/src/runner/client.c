@@ -1,10 +1,10 @@
 /*
- * What slurm.conf names as Prolog, Epilog and HealthCheckProgram: hands the run to the resident runner and waits for its
- * answer. Where that is absent, does not answer in time, or ends in the middle, the same run is done here, by a Python of
- * its own: slower, and otherwise the same.
+ * Program for slurm.conf's Prolog, Epilog and HealthCheckProgram: passes the run to the resident runner and waits for
+ * the answer. If the runner is absent, does not answer in time, or ends in the middle, this program does the same run
+ * with a Python of its own: slower, otherwise equal.
  *
- * The runner's child takes the run when it has our word, and not before: whoever was given up on has run nothing.
- * Nothing of the environment is believed; all of it is handed on. (See health/runner/request.py for the other end.)
+ * The runner's child starts only on our "go": a runner that we gave up on has run nothing. Nothing in the environment
+ * is trusted; all of it is passed on. health/runner/request.py is the other end.
  *
  * Compiled once for each KIND. Exit codes: the run's own, 0 or 1.
  */
@@ -32,8 +32,8 @@
 
 #define MOST (4u << 20)   /* bytes of environment: the kernel itself takes 2 MiB, with arguments */
 #define PATIENCE_MS 3000  /* until a child of the runner takes the run, also on a busy node */
-#define IMPATIENCE_MS 200 /* the same, where the last one met nobody */
-#define BEYOND_MS 8000    /* its own deadlines end a run before this: it is then given up, and stops no job */
+#define IMPATIENCE_MS 200 /* the same, if the last run was missed */
+#define BEYOND_MS 8000    /* the run's own deadlines end it before this: then give it up without stopping the job */
 
 extern char **environ;
 
@@ -43,7 +43,7 @@ static int64_t now_ms(void) {
     return (int64_t)at.tv_sec * 1000 + at.tv_nsec / 1000000;
 }
 
-/* Whether the socket is ready in time. */
+/* Tell if the socket is ready in time. */
 static int ready(int fd, short what, int64_t until) {
     for (;;) {
         int64_t left = until - now_ms();
@@ -69,7 +69,7 @@ static int send_all(int fd, const char *data, size_t size, int64_t until) {
     return 1;
 }
 
-/* A request is one message where it fits: each that is sent wakes the runner. */
+/* Send the request in one message if it fits: each message wakes the runner. */
 static char waiting[1 << 16];
 static size_t waits;
 
@@ -87,7 +87,7 @@ static int put(int fd, const char *data, size_t size, int64_t until) {
     return 1;
 }
 
-/* How many of the bytes came before the end, or before the time was over; -1 for the latter. */
+/* Return the bytes read before the end, or -1 if the time is over. */
 static int receive(int fd, unsigned char *data, int size, int64_t until) {
     int got = 0;
     while (got < size) {
@@ -105,7 +105,7 @@ static int receive(int fd, unsigned char *data, int size, int64_t until) {
     return got;
 }
 
-/* What it has to say. Our own descriptors are nobody else's: slurmd waits for their end. */
+/* Print the run's output. Our own descriptors are passed to nobody: slurmd waits for their end. */
 static void pass_on(int fd, int size, int64_t until) {
     static unsigned char text[1 << 16];
     int got = receive(fd, text, size, until);
@@ -116,7 +116,7 @@ static void pass_on(int fd, int size, int64_t until) {
     }
 }
 
-/* The exit code; or -1, and why the runner has given none. */
+/* Return the exit code; or -1, with the reason why the runner sent none. */
 static int ask(const char **why) {
     struct sockaddr_un place = {.sun_family = AF_UNIX, .sun_path = FOLDER "/socket"};
     int64_t until = now_ms() + (access(FOLDER "/missed", F_OK) ? PATIENCE_MS : IMPATIENCE_MS);
@@ -128,7 +128,7 @@ static int ask(const char **why) {
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) return *why = strerror(errno), -1;
     if (connect(fd, (struct sockaddr *)&place, sizeof place)) {
-        /* EAGAIN: nobody has taken a call for so long that no more fit into its queue. */
+        /* EAGAIN: the runner has accepted nothing for so long that its queue is full. */
         return *why = errno == EAGAIN ? "it takes no calls" : "it does not run", -1;
     }
     char head[64];
@@ -140,7 +140,7 @@ static int ask(const char **why) {
     int got = receive(fd, taken, sizeof taken, until);
     if (got != sizeof taken || taken[0] != 'A') return *why = got < 0 ? "it does not answer" : "it refuses", -1;
     uint32_t budget_ms = taken[1] | (uint32_t)taken[2] << 8 | (uint32_t)taken[3] << 16 | (uint32_t)taken[4] << 24;
-    /* What needs no run is answered before our word: that it cannot be sent says nothing. */
+    /* A run without work is answered before our "go": failing to send that means nothing. */
     send_all(fd, "G", 1, now_ms() + PATIENCE_MS);
     until = now_ms() + budget_ms + BEYOND_MS;
     got = receive(fd, ended, sizeof ended, until);
@@ -155,7 +155,7 @@ static int ask(const char **why) {
 
 int main(void) {
     const char *why = "";
-    /* The first three are there, whoever started us: no socket of ours is taken for one. */
+    /* Make sure that the first three descriptors exist, so that no socket of ours gets their numbers. */
     for (int fd = open("/dev/null", O_RDWR); fd >= 0; fd = dup(fd)) {
         if (fd > 2) {
             close(fd);
@@ -164,10 +164,10 @@ int main(void) {
     }
     int code = ask(&why);
     if (code >= 0) return code;
-    /* By its whole path: a virtual environment is found by that. */
+    /* By its full path, by which Python finds a virtual environment. */
     char *argv[] = {PYTHON, "-I", "-m", "health.runner.run", KIND, (char *)why, NULL};
     execv(PYTHON, argv);
-    /* Without an interpreter nothing of this image works; it is not for this job to find out. */
+    /* Without an interpreter nothing in this image works; a job must not fail for that. */
     fprintf(stderr, "minivm: cannot run the %s: %s: %s\n", KIND, PYTHON, strerror(errno));
     return 0;
 }

@@ -50,7 +50,7 @@ static void forget(void) {
     alive = 0;
 }
 
-/* Whether a list for LD_PRELOAD names this library: the loader parts it by colons and spaces. */
+/* Tell if a list for LD_PRELOAD names this library: the loader splits it at colons and spaces. */
 static int names_us(const char *list) {
     for (size_t length; *list; list += length + (list[length] != 0)) {
         length = strcspn(list, ": ");

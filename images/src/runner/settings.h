@@ -1,9 +1,10 @@
 /*
- * What two of the image's own scripts say to a task, without a shell: task_prolog.d/10-directories and 20-nccl. The plan
- * says that a script is one of these, byte for byte, and has the settings that it would read (health/runner/settings.py).
+ * Settings that two of the image's own scripts give a task, without a shell: task_prolog.d/10-directories and 20-nccl.
+ * The plan tells if a script is one of these, byte for byte, and has the settings that it would read
+ * (health/runner/settings.py).
  *
- * A test runs both and compares what they say. What is out of the ordinary is left to the script: each of these says all
- * of it, or nothing and 0.
+ * A test runs both and compares their output. Unusual cases are left to the script: each function here prints
+ * everything, or nothing and returns 0.
  */
 #include <dirent.h>
 
@@ -30,7 +31,7 @@ struct setting {
 static struct setting settings[MOST_SETTINGS];
 static size_t settings_held;
 
-/* Of several the last, as a shell takes them. */
+/* The last of several counts, as in a shell. */
 static const char *given(const char *prefix, const char *name) {
     const char *found = NULL;
     size_t first = strlen(prefix), second = strlen(name);
@@ -63,7 +64,7 @@ static int say_directories(void) {
         if (strcmp(one->of, "caches") || (!writable && strstr(one->value, PLACE))) continue;
         const char *chosen = given("", one->name);
         if (!chosen) chosen = given(PREFIX, one->name);
-        /* A place of another job's was never chosen: this job was submitted from within that one. */
+        /* A directory of another job was not chosen by the user: this job was submitted from within that one. */
         if (has(chosen) && strncmp(chosen, WORK "/", strlen(WORK "/"))) continue;
         say(one->name, one->value, work);
     }
@@ -78,7 +79,7 @@ static int in_order(const void *one, const void *other) {
     return strcmp(*(char *const *)one, *(char *const *)other);
 }
 
-/* How many there are; -1 where the script is to look. */
+/* Return their number; -1 if the script must look. */
 static int find_ports(void) {
     int count = 0;
     DIR *all = opendir(ADAPTERS), *of_one;
@@ -100,7 +101,7 @@ static int find_ports(void) {
     return count;
 }
 
-/* Its first line, without blanks around it: 1; 0 where the script would pass over the port; -1 where it is to look itself. */
+/* Read its first line without surrounding blanks: 1; 0 if the script would skip the port; -1 if it must look. */
 static int line_of(const char *port, const char *name, char text[256]) {
     char path[sizeof ADAPTERS + 600], *from = text, *end;
     struct stat status;
@@ -128,7 +129,7 @@ static int has_adapters(void) {
     return found;
 }
 
-/* What reads of adapters may hang with them: where there are any, this runs in a fork. */
+/* Reads of adapters may hang with them: if there are any, this runs in a fork. */
 static int say_nccl(void) {
     static char adapters[MOST_PORTS * 256 + 2] = "=";
     const char *fabric = "ethernet", *chosen;
@@ -152,7 +153,7 @@ static int say_nccl(void) {
         const struct setting *one = &settings[at];
         if (!strcmp(one->of, fabric) && !has(given("", one->name))) printf("export %s=%s\n", one->name, one->value);
     }
-    /* "=": exactly these, and not also those whose name begins so. */
+    /* "=": exactly these names, not also those that start with them. */
     chosen = given("", "NCCL_IB_HCA");
     if (adapters[1] && !has(chosen)) printf("export NCCL_IB_HCA=%s\n", adapters);
     return 1;

@@ -1,12 +1,13 @@
 /*
- * What slurm.conf names as TaskProlog: runs the task_prolog.d of the published commit, as the job's user, in his job.
+ * Program for slurm.conf's TaskProlog: runs task_prolog.d of the published commit as the job's user, inside the job.
  *
- * It asks nobody. The runner (root) leaves a plan: the commit, its scripts, their deadlines, and the files on which that
- * rests. While each of those is as it was, the plan holds; else the same is done by a Python of its own. So there is no
- * door at which a user could knock, and what he can reach by this he has already. Nothing of the environment is
- * believed. (health/runner/plan.py writes the plan; health/script.py says the same of an environment and of a script.)
+ * It contacts no daemon. The runner (root) leaves a plan: the commit, its scripts, their deadlines, and the files that
+ * the plan depends on. While each file is unchanged, the plan holds; otherwise a Python of this program's own does the
+ * same. So users have no socket to attack, and gain nothing that they could not reach before. Nothing in the
+ * environment is trusted. health/runner/plan.py writes the plan; health/script.py defines the same environment and
+ * rules for scripts.
  *
- * Exit codes: 0, or 1 where the task must not start.
+ * Exit codes: 0, or 1 if the task must not start.
  */
 #define _GNU_SOURCE
 #include <ctype.h>
@@ -35,7 +36,7 @@
 #define OWNER 0
 #endif
 
-#define LARGEST (64 * 1024) /* a plan; and what is kept of a script's output, of a flood the end */
+#define LARGEST (64 * 1024) /* of a plan; and of a script's output, whose end is kept */
 #define MOST_VARIABLES 4096
 #define GRACE_MS 1000
 #define UNFIT 80
@@ -47,7 +48,7 @@ static size_t held;
 static pid_t running;
 static const char *commit = "", *tree;
 static int begun_any;
-/* What is said to slurmd, until all is said: whoever goes the slow way instead has said nothing. */
+/* Output for slurmd, kept until it is complete: a switch to the slow way must not print twice. */
 static char *said;
 static size_t said_size;
 
@@ -59,7 +60,7 @@ static int64_t now_ms(void) {
     return (int64_t)at.tv_sec * 1000 + at.tv_nsec / 1000000;
 }
 
-/* All that was said, at once. */
+/* Print everything at once. */
 static int tell(void) {
     if (fflush(stdout)) return -1;
     for (size_t at = 0; at < said_size;) {
@@ -71,7 +72,7 @@ static int tell(void) {
 }
 
 __attribute__((noreturn)) static void slow_way(const char *why) {
-    /* By its whole path: a virtual environment is found by that. */
+    /* By its full path, by which Python finds a virtual environment. */
     char *argv[] = {PYTHON, "-I", "-m", "health.runner.run", "task_prolog", (char *)why, NULL};
     execv(PYTHON, argv);
     fprintf(stderr, "minivm: cannot run the task prolog: %s: %s\n", PYTHON, strerror(errno));
@@ -81,7 +82,7 @@ __attribute__((noreturn)) static void slow_way(const char *why) {
 
 static int begins(const char *text, const char *with) { return !strncmp(text, with, strlen(with)); }
 
-/* Why there is no plan to follow, or NULL. */
+/* Return why there is no plan to follow, or NULL. */
 static const char *read_plan(void) {
     struct stat status;
     int fd = open(PLAN, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
@@ -94,13 +95,13 @@ static const char *read_plan(void) {
     return memchr(plan, 0, (size_t)size) ? "no plan" : NULL;
 }
 
-/* The next of a line's words by tabs; the rest of the line is left. */
+/* Cut the next tab-separated word off a line. */
 static char *word(char **rest) {
     char *found = strsep(rest, "\t");
     return found ? found : "";
 }
 
-/* "link PATH TARGET" or "same PATH STAMP": whether it is still so. An absent one has the stamp "-". */
+/* Check "link PATH TARGET" or "same PATH STAMP". An absent file has the stamp "-". */
 static int still(const char *how, char *rest) {
     char *path = word(&rest), *then = word(&rest), now[4096];
     if (!strcmp(how, "link")) {
@@ -115,7 +116,7 @@ static int still(const char *how, char *rest) {
     return !strcmp(now, then);
 }
 
-/* NAME=VALUE takes the place of what had the name. */
+/* Set NAME=VALUE, replacing the variable of that name. */
 static void set(char *entry) {
     size_t name = (size_t)(strchrnul(entry, '=') - entry) + 1;
     for (size_t at = 0; at < held; at++) {
@@ -150,7 +151,7 @@ static int is_identifier(const char *entry) {
     return *entry == '=';
 }
 
-/* What a script sees: what Slurm set, and under other names all that the user has. */
+/* Build a script's environment: what Slurm set, and under other names the user's variables. */
 static void environment(void) {
     size_t count = 0;
     if (held) return;
@@ -181,7 +182,7 @@ struct stream {
 };
 static struct stream out, err;
 
-/* Takes what is there; of a flood the end is kept. */
+/* Read what is there; keep the end of a flood. */
 static int take(struct stream *one) {
     static char chunk[LARGEST];
     ssize_t got = read(one->fd, chunk, sizeof chunk);
@@ -198,7 +199,7 @@ static void ended(int number) {
     _exit(number == SIGTERM ? 0 : 1);
 }
 
-/* Our end is read without waiting; the script's waits, for a program that meets EAGAIN loses lines. */
+/* Our end does not block; the script's does, since a program that meets EAGAIN loses lines. */
 static int make_pipe(struct stream *one) {
     int ends[2];
     one->fd = -1;
@@ -211,7 +212,7 @@ static int make_pipe(struct stream *one) {
     return ends[1];
 }
 
-/* In a fork: a look that may hang is given up as a script is. What it leaves to the script is the script's. */
+/* In a fork: a look that hangs is given up like a script. What it does not handle is left to the script. */
 static void look(const char *path, int output, int errors) {
     char *argv[] = {(char *)path, NULL};
     sigset_t none;
@@ -249,7 +250,7 @@ static pid_t start(const char *path, int looks) {
     if ((output < 0 || errors < 0) && !begun_any) slow_way("no descriptors");
     environment();
     if (output < 0 || errors < 0) {
-        pid = -1; /* who went the slow way would run once more what has run */
+        pid = -1; /* the slow way would repeat scripts that have run */
     } else if (looks) {
         pid = fork();
         if (!pid) look(path, output, errors);
@@ -260,7 +261,7 @@ static pid_t start(const char *path, int looks) {
     return pid;
 }
 
-/* TERM, a moment, KILL. One that is stuck in the kernel cannot be waited for. */
+/* TERM, a moment, KILL. A process stuck in the kernel is not waited for. */
 static void end(pid_t pid, int process) {
     for (int turn = 0; turn < 2; turn++) {
         struct pollfd one = {process, POLLIN, 0};
@@ -269,7 +270,7 @@ static void end(pid_t pid, int process) {
     }
 }
 
-/* How the script ended: its exit code, or -1 where it was not started, did not end by itself, or not in time. */
+/* Return the script's exit code, or -1 if it did not start, did not end by itself, or not in time. */
 static int run(const char *path, int64_t until, int looks) {
     int status = 0, over = 0;
     pid_t pid = start(path, looks);
@@ -292,11 +293,11 @@ static int run(const char *path, int64_t until, int looks) {
         if (now_ms() >= until) break;
     }
     if (!over && process >= 0) end(pid, process);
-    /* A process that outlives the script may hold the pipe: what is there is taken, and its end is not waited for. */
+    /* A process that outlives the script may hold the pipe: read what is there, and do not wait for its end. */
     for (int turn = 0; turn < 4 && out.open && take(&out) > 0; turn++) continue;
     for (int turn = 0; turn < 4 && err.open && take(&err) > 0; turn++) continue;
     int gone = waitpid(pid, &status, over ? 0 : WNOHANG) == pid;
-    /* What the script left running in its session goes with it. */
+    /* Also end what the script left running in its session. */
     kill(-pid, SIGKILL);
     running = 0;
     close(process);
@@ -305,7 +306,7 @@ static int run(const char *path, int64_t until, int looks) {
     return over && gone && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-/* Whole lines that slurmd understands; whether one of them refuses the task. */
+/* Pass on whole lines that slurmd understands; tell if one refuses the task. */
 static int pass_on(void) {
     out.text[out.size] = 0;
     char *rest = out.text, *line;
@@ -326,7 +327,7 @@ int main(void) {
             break;
         }
     }
-    /* Root may write records, as a user may not: its few tasks have them. */
+    /* Root's few tasks get records from Python; a user may not write them. */
     if (getuid() == 0 || geteuid() != getuid()) slow_way("root's own");
     const char *why = read_plan();
     if (why) slow_way(why);
@@ -361,7 +362,7 @@ int main(void) {
         char path[8192], *name = word(&line);
         int64_t deadline_ms = strtoll(word(&line), NULL, 10), now = now_ms();
         int stops = !strcmp(word(&line), "fail");
-        /* The variable that it is about; of the task's own environment, as that came. */
+        /* The script's variable, from the task's own environment as it came. */
         const char *about = word(&line), *given = *about ? getenv(about) : "";
         if (*about && (!given || !*given)) continue;
         const char *known = word(&line);
@@ -371,7 +372,7 @@ int main(void) {
         if (until - now > 100 && directories && say_directories()) continue;
         if (until - now > 100 && nccl && !has_adapters() && say_nccl()) continue;
         int code = until - now > 100 ? run(path, until, nccl) : -1;
-        if (code == UNFIT) continue; /* the word of a user's process about a node: recorded nowhere */
+        if (code == UNFIT) continue; /* a user's process cannot declare a node unfit: not recorded */
         if (code == 0 && pass_on()) {
             fails = 1;
             break;
