@@ -45,7 +45,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Stake:
-    """What the users of a pod lose with it."""
+    """Return what the users of a pod lose with it."""
 
     # They run on it, or their srun or salloc does.
     jobs: Sequence[Job] = ()
