@@ -45,7 +45,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Stake:
-    """Return what the users of a pod lose with it."""
+    """Jobs and sessions that a pod's users lose with it."""
 
     # They run on it, or their srun or salloc does.
     jobs: Sequence[Job] = ()
