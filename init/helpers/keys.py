@@ -30,21 +30,24 @@ LARGEST = 1 << 20
 
 @record(frozen=True, slots=True)
 class Key:
-    """A key: where it is mounted and installed, and the way to take a new one."""
+    """A key: where it may be mounted and is installed, and the way to take a new one."""
 
     name: str
-    mounted: str
+    mounted: tuple[str, ...]
     installed: str
     way: str
+    beside: str = ""  # installed with it, or without it
 
 
 NEW_POD = "delete the pod to take it"
+RELOAD = "`minivm restart slurm-key`, then `scontrol reconfigure` on the controller takes it"
+SLURM_KEY = "/etc/slurm/slurm.key"
 KEYS = (
-    Key("munge key", "munge/munge.key", "/etc/munge/munge.key", "`minivm restart munged` takes it"),
-    Key("slurm.key", "slurm-key/slurm.key", "/etc/slurm/slurm.key", NEW_POD),
-    Key("slurm.jwks", "slurm-key/slurm.jwks", "/etc/slurm/slurm.jwks", NEW_POD),
-    Key("JWT key", "slurm/jwt_hs256.key", "/etc/slurm/jwt_hs256.key", NEW_POD),
-    Key("sssd.conf", "sssd/sssd.conf", "/etc/sssd/sssd.conf", "`minivm restart sssd` takes it"),
+    Key("munge key", ("munge/munge.key",), "/etc/munge/munge.key", "`minivm restart munged` takes it"),
+    Key("slurm.key", ("slurm-key/slurm.key",), SLURM_KEY, RELOAD),
+    Key("slurm.jwks", ("slurm-key/slurm.jwks", "slurm-jwks/slurm.jwks"), "/etc/slurm/slurm.jwks", RELOAD, SLURM_KEY),
+    Key("JWT key", ("slurm/jwt_hs256.key",), "/etc/slurm/jwt_hs256.key", NEW_POD),
+    Key("sssd.conf", ("sssd/sssd.conf",), "/etc/sssd/sssd.conf", "`minivm restart sssd` takes it"),
 )
 
 
@@ -63,9 +66,12 @@ def since(path: Path) -> str:
 
 def find_unused(pod: Pod) -> Iterator[str]:
     for key in KEYS:
-        mounted = pod.path(f"{SECRETS}/{key.mounted}")
+        places = [pod.path(f"{SECRETS}/{path}") for path in key.mounted]
+        mounted = next(filter(Path.exists, places), places[0])
         wanted, used = digest(mounted), digest(pod.path(key.installed))
-        if wanted and used and wanted != used:
+        # One that was never installed is its service's to tell, unless it came later than what is installed with it.
+        is_installed = used or (key.beside and pod.path(key.beside).exists())
+        if wanted and is_installed and wanted != used:
             yield f"the mounted {key.name} is not the one in use, since {since(mounted)}: {key.way}"
 
 
