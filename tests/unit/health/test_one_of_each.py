@@ -39,7 +39,7 @@ def test_what_the_runner_does_not_run_gitsync_does_not_ask_to_be_executable(endi
         ("class Verdict", {"verdict.py"}),
         ("policy.json", {"places.py", "policy.py"}),
         ("NOTIFY_SOCKET", set()),
-        ("nodename", {"checks/evidence.py"}),
+        ("uname().nodename", {"checks/evidence.py"}),
         ("sha256(", {"scripts.py", "spread.py"}),
         # A file is published by the ground; a capsule is a directory, and a record turns its own log over.
         (".rename(", {"checks/cases.py", "runner/record.py"}),
