@@ -210,10 +210,11 @@ CHANGED = {
 }
 
 
-def slurm_conf(*extra: str, accounting: bool = True) -> str:
+def slurm_conf(*extra: str, accounting: bool = True, auth: str = "munge") -> str:
     """The image's own slurm.conf for a controller of that name, with those changes and further lines."""
     host = "slurm-controller"
     text = slurm_config.DEFAULT.read_text().format(
+        auth=auth,
         cluster="minivm",
         host=host,
         accounting=slurm_config.ACCOUNTING.format(host=host) if accounting else "",
