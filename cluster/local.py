@@ -80,7 +80,7 @@ class LocalCluster:
 
     def manifests(self) -> Manifests:
         """Render the chart's objects; a pod names the image that the cluster is pinned to, by its id."""
-        images = pins.read(self.state).images
+        images = self.pins(self.kubelet.running()).images
         return self.rendered(images).starting_from({reference: image.id for reference, image in images.items()})
 
     def rendered(self, images: Mapping[str, Image]) -> Manifests:

@@ -175,6 +175,28 @@ def test_workers_roll_to_a_new_image_while_an_array_runs(healthy: World, alice: 
     assert set(alice(f"sacct -n -X -D -P -j {array} -o jobid").split()) == {f"{array}_{n}" for n in range(1, 25)}
 
 
+def test_a_pinned_image_that_was_removed_is_told_and_nothing_else_is_touched(healthy: World, tmp_path: Path) -> None:
+    before = healthy.cluster.options
+    tag, image = healthy.another_image("login")
+    try:
+        operator(healthy, tmp_path, "up", "--tag", f"login={tag}")
+        assert healthy.running("slurm-login-0").image == image
+        api = healthy.cluster.kubelet.api
+        api.remove_container(healthy.running("slurm-login-0").container, force=True)
+        api.remove_image(healthy.tags.pop())
+        others = {pod: item.container for pod, item in healthy.cluster.kubelet.running().items()}
+        for command in (("up",), ("delete", "slurm-login-0")):
+            done = build(healthy, *command)
+            assert done.returncode == 1 and "was removed from this machine\nhint: `make images SLURM=" in done.stderr, (
+                done
+            )
+        assert {pod: item.container for pod, item in healthy.cluster.kubelet.running().items()} == others
+    finally:
+        healthy.cluster.options = before
+        healthy.cluster.up(timeout=120)
+        healthy.manifests = healthy.cluster.manifests()
+
+
 def partitions(world: World) -> list[str]:
     return world.slurm("sinfo", "-h", "-o", "%R").split()
 

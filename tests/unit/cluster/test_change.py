@@ -17,6 +17,8 @@ from cluster.change import plan
 from cluster.change.pinning import Wish, check_releases, choose
 from cluster.change.plan import Job, Kind, Plan, Stake, Step, in_roll_order
 from cluster.errors import ClusterError
+from cluster.local import LocalCluster
+from cluster.pods import Running
 from cluster.rendered.objects import Pod
 from cluster.values import Asked, Options, settle
 from images import pins
@@ -306,6 +308,33 @@ def test_pins_are_read_as_they_were_written_and_damage_is_told(tmp_path: Path) -
         (tmp_path / pins.FILE).write_text(text)
         with pytest.raises(ImagesError, match=r"cannot read a cluster's images: .*images.json\)\nhint: `make down`"):
             pins.read(tmp_path)
+
+
+def test_a_cluster_of_before_pins_is_pinned_to_what_its_pods_run(tmp_path: Path) -> None:
+    """Else the next deleted pod would start whatever `latest` means by then."""
+
+    class Client:
+        class api:
+            @staticmethod
+            def inspect_image(image: str) -> dict[str, object]:
+                slurm = {"sha256:01d": "24.11.5", WORKER: "26.05.5", "sha256:c0": "24.11.5"}[image]
+                return {"Id": image, "Config": {"Labels": {"org.opencontainers.image.version": f"{slurm}-debian-0"}}}
+
+    def runs(pod: str, reference: str, image: str) -> Running:
+        return Running(pod, "c", True, "", 0, 0, "s", image, 1, (), reference=reference)
+
+    there = {
+        "slurm-worker-0": runs("slurm-worker-0", WORKER, OLD.id),
+        "slurm-controller-0": runs("slurm-controller-0", "minivm/controller:latest", "sha256:c0"),
+    }
+    found = LocalCluster(Client(), Options("mine"), root=tmp_path).pins(there)
+    assert found.images[WORKER] == OLD
+    assert found.state == "24.11.5"
+    # What is stored counts more.
+    (tmp_path / "mine").mkdir()
+    pins.write(tmp_path / "mine", Pins({WORKER: REBUILT}, "26.05.5"))
+    found = LocalCluster(Client(), Options("mine"), root=tmp_path).pins(there)
+    assert (found.images[WORKER], found.state) == (REBUILT, "26.05.5")
 
 
 def test_values_are_stored_and_not_their_path(tmp_path: Path) -> None:
