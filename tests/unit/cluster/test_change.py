@@ -133,7 +133,7 @@ def test_slurms_order_is_the_order_in_which_pods_are_replaced() -> None:
 
 
 STORED = Options("mine", workers=3, repository="w", proctrack="linuxproc", overrides={"a": 1}, values_file="/v",
-                 tags={"worker": "t"}, port=2300)  # fmt: skip
+                 tags={"worker": "t"}, port=2300, auth="munge")  # fmt: skip
 
 
 @pytest.mark.parametrize(
