@@ -55,7 +55,7 @@ BY_ROLE = {
 DAEMONS = {
     "controller": ("slurmctld", "slurmdbd", "slurmrestd", "mariadbd", "munged", "sssd"),
     "login": ("sackd", "sshd", "munged", "sssd"),
-    "worker": ("slurmd", "sshd", "munged", "sssd"),
+    "worker": ("slurmd", "sackd", "sshd", "munged", "sssd"),
 }
 # What may run with somebody else's rights. A new one is a decision, not a dependency.
 SETUID = {
