@@ -18,6 +18,8 @@ from helm_python import _native
 from cluster.errors import ClusterError
 from cluster.rendered.render import CHART, render_texts
 
+# The chart's own kinds, which Helm installs before everything else.
+KINDS = CHART / "charts/crds/crds"
 WORDS = ("template", "lint", "install", "upgrade", "uninstall")
 # Helm keeps what it knows of an API at home if nobody says where, and is told by what its process starts with.
 CACHE = {"KUBECACHEDIR": str(Path(__file__).resolve().parents[1] / "build/helm")}

@@ -27,7 +27,6 @@ from fleet.errors import FleetError
 from fleet.report.events import EventRateLimit, events
 from fleet.world.kubernetes import Condition, Kubernetes
 from fleet.world.machine import HistoryEntry, Machine, MachineStatus, Remedy, parse_machine
-from tests.helm import rendered_for
 from tests.kubernetes import programs
 from tests.kubernetes.apiserver import ApiServer, Object, api_server, install
 from tests.kubernetes.fleet_api import do, refused
@@ -203,15 +202,6 @@ def test_people_see_them_in_columns(api: ApiServer, name: str) -> None:
     wanted |= {"Verdict": "ecc[rma]@1 x"}
     assert wanted.items() <= said.items()
     assert names[-1] == "Age" and said["Age"] not in (None, "", "<unknown>", "<invalid>")
-
-
-def test_rules_that_the_api_server_does_not_know_are_not_told_to_it() -> None:
-    def rules(version: str) -> bool:
-        values = {"fleet": {"enabled": True, "machines": {"enabled": True}}}
-        texts = rendered_for(version, values, release="slurm", namespace="default")
-        return any("x-kubernetes-validations" in text for text in texts.values())
-
-    assert (rules("v1.24.9"), rules("v1.25.0"), rules("v1.31.1")) == (False, True, True)
 
 
 def seen_now(api: ApiServer) -> tuple[str, str]:

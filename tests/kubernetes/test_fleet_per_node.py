@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from cluster.rendered.render import CHART
+from tests.helm import KINDS
 from tests.kubernetes.kubectl import Kubernetes, Object
 from tests.kubernetes.world import IMAGES, SMALL, Release
 from tests.slurm import version_of
@@ -68,7 +68,7 @@ class PerNode(Release):
         return found
 
 
-KIND = CHART / "files/workerpool.json"
+KIND = KINDS / "workerpool.json"
 LABELS = {"slurm": LABEL, "row": ROW, "rack": RACK}
 
 
@@ -94,7 +94,7 @@ def pool(kubernetes: Kubernetes, kind: None, tmp_path_factory: pytest.TempPathFa
     if set(kubernetes.nodes()) < set(NODES):
         pytest.skip(f"its Nodes are not {NODES}")
     own = {"kind": "WorkerPool", "perNode": True, "nodeSelector": {LABEL: "yes"}, "replicas": 1}
-    fleet: Object = {"enabled": True, "workerPools": {"enabled": True, "definition": False}, **SMALL}
+    fleet: Object = {"enabled": True, "workerPools": {"enabled": True}, **SMALL}
     over: Object = {"podConditions": {"enabled": False}, "workers": {"pools": {"worker": own}}, "fleet": fleet}
     if told():
         over["slurm"] = {"version": version_of(f"{IMAGES}/worker:latest")[:5]}

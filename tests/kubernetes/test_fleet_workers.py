@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.kubernetes.kubectl import Object
-from tests.kubernetes.world import SMALL, Release
+from tests.kubernetes.world import SMALL, Release, create_kinds
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(1200)
@@ -19,6 +19,7 @@ FLEET: Object = {"enabled": True, "workerPools": {"enabled": True}, **SMALL}
 def running(installed: Release) -> Iterator[Release]:
     """The fleet runs, its kinds are there, and the pool is a StatefulSet still."""
     installed.wait_ready()
+    create_kinds(installed.kubernetes)
     installed.upgrade(fleet=FLEET)
     try:
         installed.kubectl("rollout", "status", f"deployment/{installed.name}-fleet", "--timeout=240s")

@@ -14,7 +14,7 @@ import yaml
 
 from cluster.rendered.render import CHART
 from cluster.values import merged
-from tests.helm import helm, rendered_for
+from tests.helm import KINDS, helm, rendered_for
 from tests.kubernetes.kubectl import Kubernetes, Object, condition, going
 from tests.kubernetes.ssh import Forwarded
 from tests.waiting import until
@@ -272,6 +272,16 @@ class Release:
     def submit(self, user: str, *options: str, script: str) -> str:
         command = " ".join(["sbatch", "--parsable", *options])
         return self.as_user(user, command, stdin=f"#!/bin/bash\n{script}\n")
+
+
+def create_kinds(kubernetes: Kubernetes) -> None:
+    """Create the fleet's kinds where they are missing, as before an upgrade that switches it on.
+
+    Without validation: Kubernetes 1.20 does not know the rules in them.
+    """
+    for file in sorted(KINDS.glob("*.json")):
+        if kubernetes.attempt("get", "crd", json.loads(file.read_text())["metadata"]["name"]).returncode:
+            kubernetes("create", "--validate=false", "-f", str(file))
 
 
 def apart(release: str) -> Object:

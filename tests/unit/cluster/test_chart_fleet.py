@@ -126,11 +126,8 @@ def test_machines_are_kept_only_where_they_are_asked_for() -> None:
     assert rules(documents)["Role machines"]["verbs"] == ["list", "watch", "create"]
     assert rules(documents)["Role machines/status"]["verbs"] == ["patch"]
     assert "patch" in rules(documents)["ClusterRole nodes"]["verbs"], "a machine that is not to be up is cordoned"
-    assert only(documents, "CustomResourceDefinition", "machines.minivm.io")
     given = {one["name"]: one.get("value", "x") for one in pod(documents)["containers"][0]["env"]}
     assert from_environment(given).machines
-    for less in (rendered(), rendered(fleet={"machines": {"enabled": True, "definition": False}})):
-        assert "CustomResourceDefinition" not in {one["kind"] for one in less}
     assert "Role machines" not in rules(rendered())
 
 
@@ -142,12 +139,9 @@ def test_pods_are_made_only_where_pools_are_asked_for() -> None:
     assert found["Role workerpools/status"]["verbs"] == ["patch"]
     assert found["Role pods"]["verbs"] == ["create", "patch"] and "resourceNames" not in found["Role pods/eviction"]
     assert rules(rendered(fleet={**pools, "policy": {"fencing": "act"}}))["Role pods"]["verbs"][-1] == "delete"
-    assert only(documents, "CustomResourceDefinition", "workerpools.minivm.io")
     given = {one["name"]: one.get("value", "x") for one in pod(documents)["containers"][0]["env"]}
     assert from_environment(given).pools
     assert not from_environment({one["name"]: one.get("value", "x") for one in env_of(rendered())}).pools
-    for less in (rendered(), rendered(fleet={"workerPools": {"enabled": True, "definition": False}})):
-        assert "CustomResourceDefinition" not in {one["kind"] for one in less}
     assert not [one for one in rules(rendered()).values() if "pods" in one["resources"] and "create" in one["verbs"]]
 
 

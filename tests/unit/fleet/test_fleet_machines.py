@@ -338,5 +338,7 @@ def test_one_that_is_not_as_promised_is_refused_as_a_whole(broken: dict[str, obj
 
 
 def test_the_charts_definition_is_the_one_that_is_written_here() -> None:
-    text = (ROOT / "cluster/chart/files/machine.json").read_text()
-    assert text == json.dumps(crd.definition(), indent=2) + "\n", "fleet crd > cluster/chart/files/machine.json"
+    text = (ROOT / "cluster/chart/charts/crds/crds/machine.json").read_text()
+    assert text == json.dumps(crd.definition(), indent=2) + "\n", (
+        "fleet crd > cluster/chart/charts/crds/crds/machine.json"
+    )

@@ -671,6 +671,6 @@ def test_what_is_noted_is_read_back_and_passes_the_schema(worlds: PoolWorlds) ->
 
 
 def test_the_charts_definition_is_the_one_that_is_written_here() -> None:
-    text = (ROOT / "cluster/chart/files/workerpool.json").read_text()
+    text = (ROOT / "cluster/chart/charts/crds/crds/workerpool.json").read_text()
     said = json.dumps(crd_pools.definition(), indent=2) + "\n"
-    assert text == said, "fleet crd workerpool > cluster/chart/files/workerpool.json"
+    assert text == said, "fleet crd workerpool > cluster/chart/charts/crds/crds/workerpool.json"
