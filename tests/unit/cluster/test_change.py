@@ -165,6 +165,16 @@ def test_workers_that_the_values_count_are_not_changed_silently() -> None:
     assert settle("mine", None, replace(counted, workers=2)).workers == 2
 
 
+def test_only_a_word_of_the_operator_s_changes_the_authentication() -> None:
+    signed = Options("mine", overrides={"slurm": {"auth": "slurm"}})
+    kept = settle("mine", signed, Asked(overrides={}))
+    assert values.auth(kept) == "slurm", "values that no longer name it leave it"
+    assert values.auth(settle("mine", kept, Asked(reset=True))) == "slurm"
+    assert values.auth(settle("mine", kept, Asked(auth="munge"))) == "munge"
+    with pytest.raises(ClusterError, match="the values say slurm"):
+        settle("mine", signed, Asked(auth="munge"))
+
+
 def test_stored_options_come_back_and_those_of_another_version_are_told() -> None:
     assert values.load(values.dump(STORED), "f") == STORED
     # Those of before pins.
