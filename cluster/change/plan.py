@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from cluster import values
 from cluster.rendered.objects import Pod
 from cluster.values import Options
 from ground.errors import printable
@@ -95,6 +96,8 @@ def changed_settings(before: Options, after: Options) -> list[str]:
     found = []
     for item in fields(Options):
         old, new = getattr(before, item.name), getattr(after, item.name)
+        if item.name == "auth":
+            old, new = values.auth(before), values.auth(after)  # an empty one means the default
         if old == new or item.name in ("values_file", "own_cgroups"):
             continue
         if item.name == "overrides":

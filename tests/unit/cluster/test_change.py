@@ -154,6 +154,12 @@ def test_a_second_up_changes_what_it_names_and_nothing_else(asked: Asked, change
     assert settle("mine", STORED, asked) == wanted
 
 
+def test_a_second_up_without_options_changes_no_setting() -> None:
+    first = settle("new", None, Asked())
+    assert plan.changed_settings(first, settle("new", first, Asked())) == []
+    assert plan.changed_settings(first, settle("new", first, Asked(auth="slurm"))) == ["auth: munge -> slurm"]
+
+
 def test_a_first_up_has_the_defaults() -> None:
     assert settle("new", None, Asked()) == Options("new")
 
