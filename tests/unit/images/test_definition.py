@@ -80,6 +80,20 @@ def test_the_role_for_compiling_is_the_same_pod_with_a_compiler(role: str) -> No
     assert set(devel.needs) == {*plain.needs, "devel"} and not devel.default
 
 
+@pytest.mark.parametrize(
+    ("role", "other", "added"),
+    [
+        ("login", "login-pyxis", set()),
+        ("worker", "worker-containers", {"containers"}),
+        ("worker", "worker-pyxis", {"containers"}),
+    ],
+)
+def test_a_role_with_containers_runs_every_service_of_the_plain_one(role: str, other: str, added: set[str]) -> None:
+    roles = load(ROOT).roles
+    plain, more = (set(roles[name].services.parts[0][1]) for name in (role, other))
+    assert more == plain | added
+
+
 def test_a_layer_for_another_variant_is_left_out_and_its_parent_takes_its_place(write: Write) -> None:
     definition = load(write())
     assert [layer.name for layer in active_chain(definition, "dcgm", DEBIAN)] == ["root", "os", "cuda"]
