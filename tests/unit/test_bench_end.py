@@ -1,4 +1,4 @@
-"""A bench that is told to end takes away what it began."""
+"""A bench that is terminated by a signal cleans up first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-# An area that has begun something, and takes a while to take it away.
+# A bench area that has started something, and takes a while to clean it up.
 AREA = """
 import sys
 from types import ModuleType

@@ -1,4 +1,4 @@
-"""How many real slurmd `bench fleet` begins: no more than the machine has room for, whoever asks."""
+"""Number of real slurmd that `bench fleet` starts: no more than fit the machine, whatever the user requests."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ NAME = "MINIVM_BENCH_SLURMD"
     ("size", "memory_mb", "threads", "many"),
     [
         (5000, 23000, 32768, 2111),
-        (5000, 8000, 32768, 444),  # a machine of 8 GB
-        (200, 8000, 32768, 200),  # never more than there are nodes
-        (5000, 64000, 32768, 2212),  # pid_max of a small machine
+        (5000, 8000, 32768, 444),  # a machine with 8 GB
+        (200, 8000, 32768, 200),  # never more than the number of nodes
+        (5000, 64000, 32768, 2212),  # limited by a small machine's pid_max
         (5000, 3000, 32768, 0),
         (5000, 23000, 1000, 0),
     ],

@@ -1,4 +1,4 @@
-"""The documentation: every link leads somewhere, and every page can be found from the index."""
+"""The documentation: every link leads somewhere, and every page is reachable from the index."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_every_page_is_reached_from_the_readme() -> None:
 
 
 def test_every_module_that_a_page_names_is_there() -> None:
-    """`x.py`, with as much of its path as the page gives."""
+    """Every module that a page names as `x.py` exists, with as much of its path as the page gives."""
     there = [f"/{path.relative_to(ROOT)}" for part in OURS for path in (ROOT / part).rglob("*.py")]
     named = [(page, name) for page in pages() for name in re.findall(r"`([\w/]+\.py)`", page.read_text())]
     assert len(named) > 80

@@ -1,6 +1,6 @@
-"""Who may import whom (docs/architecture.md, "Floors"): read from the source, so that a breach fails here and is shown.
+"""Import rules between packages (docs/architecture.md, "Floors"), read from the source.
 
-Every import counts, also one inside a function and one for the type checker alone.
+Every import counts, also one inside a function or for the type checker only. A failure shows the import.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("ground", "images", "init", "health", "gitsync", "fleet", "cluster")
 
-# Rooms of a package from the ground up; rooms on one floor do not know each other. "" is the package's own folder.
+# Folders of a package from the bottom up; folders on one floor do not import each other. "" is the package's own
+# folder.
 FLOORS: dict[str, list[set[str]]] = {
     "ground": [{""}],
     "init": [
@@ -32,15 +33,15 @@ FLOORS: dict[str, list[set[str]]] = {
     "fleet": [{""}, {"world"}, {"decide"}, {"act"}, {"report"}],
     "cluster": [{"", "change", "rendered"}],
 }  # fmt: skip
-# What stands in a package's own folder and uses all of it.
+# Modules in a package's own folder that may use all of the package.
 ROOF = {
     "init.__main__", "init.cli", "init.cli_group", "init.config_cli",
     "health.cli", "health.dry_run", "gitsync.__main__", "gitsync.cli", "gitsync.explain", "fleet.__main__", "fleet.cli",
     "fleet.reconciler",
 }  # fmt: skip
-# PID 1's tower and its children's: what one has, the other never loads.
+# PID 1's folders, and those of its child processes: neither imports the other.
 TOWERS = ({"pid1"}, {"pod", "slurm", "prepare", "drain", "helpers"})
-# What a package may import of the others.
+# Modules of other packages that each package may import.
 MAY_USE: dict[str, tuple[str, ...]] = {
     "ground": (),
     "init": ("ground",),
@@ -53,7 +54,7 @@ MAY_USE: dict[str, tuple[str, ...]] = {
     "images": ("ground", "init.plan", "init.errors"),
     "cluster": ("ground", "images", "init.plan", "init.errors"),
 }  # fmt: skip
-# One module each, by name, that may do otherwise; and why.
+# Exempt imports by module, with the reason.
 EXEMPT = {
     ("gitsync.health_api", "health"): "the old name of health.api: checks of a site outlive images",
 }
@@ -62,7 +63,7 @@ THIRD_PARTY: dict[str, dict[str, set[str]]] = {
     "ground": {},
     "images": {
         "docker": {"images.engine.docker"},
-        "requests": {"images.engine.docker"},  # what docker's SDK lets through when the engine goes away
+        "requests": {"images.engine.docker"},  # docker's SDK lets its exceptions through when the engine goes away
         "jinja2": {"images.make.render"},
         "yaml": {"images.definition.load"},
         "rich": {"images.make.progress", "images.cli.report"},
@@ -77,7 +78,7 @@ THIRD_PARTY: dict[str, dict[str, set[str]]] = {
     "gitsync": {"click": {"*"}, "git": {"gitsync.repo.reader"}},
     "fleet": {
         "click": {"*"},
-        "aiohttp": {"fleet.act.api_client"},  # how kubernetes_asyncio's connections fail
+        "aiohttp": {"fleet.act.api_client"},  # the exceptions of kubernetes_asyncio's connections
         "kubernetes_asyncio": {"fleet.act.api_client"},
     },
     "cluster": {"click": {"*"}, "yaml": {"*"}, "helm_python": {"cluster.rendered.render"}},
@@ -91,7 +92,7 @@ class Import:
     who: str
     what: str
     line: int
-    top: bool  # at the module's top level, and so done whenever the module is loaded
+    top: bool  # at module level, so it runs whenever the module is loaded
 
     def __str__(self) -> str:
         text = sources()[self.who].read_text().splitlines()[self.line - 1].strip()
@@ -127,7 +128,7 @@ def imports() -> tuple[Import, ...]:
 
 
 def loaded(tree: ast.AST) -> Iterator[ast.AST]:
-    """What runs when a module is loaded: all that stands in no function and in no `if TYPE_CHECKING`."""
+    """Yield the nodes that run when a module is loaded: all outside of functions and of `if TYPE_CHECKING`."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             continue
@@ -138,7 +139,7 @@ def loaded(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def room(module: str) -> str:
-    """The first folder inside its package; "" for the package's own."""
+    """Return the first folder inside the package; "" for the package's own."""
     package, *rest = module.split(".")
     return rest[0] if rest and (ROOT / package / rest[0]).is_dir() else ""
 
@@ -237,7 +238,7 @@ def test_a_third_party_library_has_one_adapter(package: str) -> None:
 
 
 def test_pid_1_loads_the_standard_library_only() -> None:
-    """From `init.__main__`, through every import at a module's top level, nothing third-party is reached."""
+    """No third-party module is reachable from `init.__main__` through imports at module level."""
     seen: set[str] = set()
     todo = ["init.__main__"]
     while todo:
@@ -263,7 +264,7 @@ FILES = {"md", "yaml", "yml", "json", "sock", "py", "svg", "prom", "conf", "sh",
 
 
 def named_in(path: Path) -> Iterator[tuple[int, str]]:
-    """Dotted names in strings, comments and data that look like a module of ours."""
+    """Yield dotted names in strings, comments and data that look like modules of this project."""
     for number, line in enumerate(path.read_text().splitlines(), 1):
         if path.suffix == ".py" and line.lstrip().startswith(("from ", "import ")):
             continue
@@ -272,7 +273,7 @@ def named_in(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def exists(name: str) -> bool:
-    """A module, or something in one."""
+    """Tell whether the name is a module or a member of one."""
     parts = name.split(".")
     while parts and ".".join(parts) not in sources():
         parts.pop()

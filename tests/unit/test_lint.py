@@ -1,4 +1,4 @@
-"""Every shell script passes shellcheck. `make lint` checks the Python."""
+"""Every shell script passes shellcheck; `make lint` checks the Python code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def shell_scripts() -> list[Path]:
-    """Every tracked file that a shell runs, by its first line."""
+    """Return every tracked file that a shell runs, by its first line."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
     found = []
     for name in filter(None, listed.stdout.split("\0")):

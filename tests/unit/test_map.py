@@ -1,5 +1,7 @@
-"""docs/architecture.md: its map names every module once, as the modules describe themselves, and its walks pass through
-files that are there. `make map` (this file, run) writes the map.
+"""The module map and the walks of docs/architecture.md.
+
+The map names every module once, with the module's own summary, and the walks name existing files. `make map` runs this
+file and writes the map.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from tests.unit.test_floors import FLOORS, PRODUCT
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/architecture.md"
 BEGIN, END = "<!-- map: begin -->\n", "<!-- map: end -->\n"
-# What the walks may have in words: five minutes at a reader's pace, all together.
+# Upper limit for the words of all walks together: five minutes of reading.
 MOST_WORDS = 1200
 
 
@@ -25,7 +27,7 @@ def first_sentence(path: Path) -> str:
 
 
 def summary(path: Path) -> str:
-    """The first clause of a first sentence, as long as it has some words of its own."""
+    """Return the first clause of the first sentence, if it has some words of its own."""
     short = first_sentence(path)
     for separator, least in (("[:;] | \\(", 2), (", ", 3)):
         head = re.split(separator, short, maxsplit=1)[0]
@@ -34,7 +36,7 @@ def summary(path: Path) -> str:
 
 
 def rooms(package: Path) -> Iterator[Path]:
-    """The package's own folder, then its rooms from the ground up, each followed by the rooms in it."""
+    """Yield the package's own folder, then its folders from the bottom up, each followed by its subfolders."""
     for names in FLOORS[package.name]:
         for room in sorted(package / name for name in names):
             yield room

@@ -1,4 +1,4 @@
-"""What becomes of every fenced block of the pages, and those that can be followed without a cluster."""
+"""Every fenced block of the pages has a kind, and the pages that need no cluster are followed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.reader import ROOT, checkout, follow_all, programs
 
 DOCS = ROOT / "docs"
 PAGES = [DOCS / "tutorial.md", *sorted((DOCS / "how-to").glob("*.md"))]
-# page: how many blocks are what. They run in tests/cluster/test_pages_as_written.py, if nothing else is said.
+# Page: the number of blocks by kind. tests/cluster/test_pages_as_written.py runs them, unless another test is named.
 BLOCKS = {
     "tutorial": {"runs": 8, "shown": 1},
     "add-a-health-check": {"runs": 4, "file": 5},  # tests/cluster/test_own_scripts.py
@@ -30,7 +30,7 @@ BLOCKS = {
     "choose-a-profile": {"values": 1},
     "contain-jobs-and-people": {"runs": 1, "values": 1, "shown": 1},
     "drain": {"runs": 2, "needs kubernetes": 1},
-    "gitops": {"runs": 2, "file": 1, "needs kubernetes": 2},  # here
+    "gitops": {"runs": 2, "file": 1, "needs kubernetes": 2},  # this file
     "install-on-kubernetes": {"runs": 3, "values": 5, "needs kubernetes": 2},
     "lend-machines-to-inference": {"values": 1, "shown": 1, "needs kubernetes": 2},
     "let-a-pool-grow-and-shrink": {"values": 1, "needs kubernetes": 2},
@@ -88,7 +88,7 @@ def test_the_page_gitops_can_be_followed(tmp_path: Path) -> None:
     env = os.environ | {"PATH": f"{programs(tmp_path / 'bin')}:{os.environ['PATH']}"}
     page = blocks(DOCS / "how-to/gitops.md")
     follow_all(page, env, directory)
-    # The Secrets that the values name were made by hand, with the keys that the Job would have made in them.
+    # The user creates the Secrets that the values name, with the same keys that the Job would create.
     (values,) = [yaml.safe_load(block.text) for block in page if block.file]
     assert not jobs(values), "with all of them named there is no Job"
     made = {line.split()[0]: line.split()[1] for line in (directory / "made.txt").read_text().splitlines()}
@@ -111,7 +111,7 @@ def jobs(values: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_the_check_in_another_language_is_one(tmp_path: Path) -> None:
-    """Of add-a-health-check.md: it is found, and its header is taken."""
+    """The example check in add-a-health-check.md is found, and its header is accepted."""
     directory = checkout(tmp_path / "checkout")
     subprocess.run(["cp", "-rL", "scripts", "mine"], cwd=directory, check=True)
     (block,) = [block for block in blocks(DOCS / "how-to/add-a-health-check.md") if block.language == "sh"]
@@ -129,7 +129,7 @@ def selftest(tree: Path) -> str:
 
 
 def not_run() -> set[str]:
-    """Of the blocks that need a name, and between the words of every page: the lines with options."""
+    """Return the command lines with options in blocks that need a name, and in the text of every page."""
     found = {line for page in PAGES for block in blocks(page) if block.needs for line in block.text.splitlines()}
     for page in (ROOT / "README.md", *DOCS.rglob("*.md")):
         found |= set(re.findall(r"`((?:make|build\.py|python build\.py) [^`\n]*[-=][^`\n]*)`", page.read_text()))
@@ -138,7 +138,7 @@ def not_run() -> set[str]:
 
 @pytest.mark.parametrize("line", sorted(not_run()))
 def test_a_command_that_is_not_run_is_understood(line: str) -> None:
-    """Its words and options exist: --help is answered only after all of them were read."""
+    """Words and options of a command exist: --help succeeds only after the command line was parsed."""
     env = os.environ | {"PATH": f"{ROOT / '.venv/bin'}:{os.environ['PATH']}"}
 
     def shell(line: str) -> str:

@@ -1,4 +1,4 @@
-"""The pages that name a test for each promise and each defence name tests that exist: a rename leaves none unproven."""
+"""Pages that name a test for each guarantee and each defence name existing tests, so a rename leaves none unproven."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_every_named_proof_exists(page: str, least: int) -> None:
     defined: dict[str, set[str]] = {}
     for path in (ROOT / "tests").rglob("test_*.py"):
         found = re.findall(r"^\s*def (test_\w+)", path.read_text(), re.MULTILINE)
-        # tests/unit/init/test_x.py is named init/test_x.py, whichever kind of test it is.
+        # tests/unit/init/test_x.py is named init/test_x.py, whatever kind of test it is.
         defined.setdefault("/".join(path.parts[-2:]), set()).update(found)
         defined.setdefault(path.name, set()).update(found)
     missing = [f"{file}::{name}" for file, name in named if name not in defined.get(file, set())]

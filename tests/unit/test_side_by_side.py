@@ -1,4 +1,4 @@
-"""`make test` is two runs at once: neither waits for the other, both are told whole, and one that fails fails both."""
+"""`make test` runs two suites at once: neither waits for the other, both report in full, and one failure fails both."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.__main__ import FIRST, ROOT
 
-# Each says that it is there, and goes on only once the other has.
+# Each process announces itself, and continues only once the other has done so.
 MEET = """
 import pathlib, sys, time
 here, mine, other, code = pathlib.Path(sys.argv[1]), *sys.argv[2:]

@@ -1,4 +1,4 @@
-"""The tests live like the code: by package, named for what they show, and each assertion says what it wants."""
+"""Layout and style of the tests: one folder per package, an explicit order, and no ambiguous assertion."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def has_or(test: ast.expr) -> bool:
 
 
 def test_no_assertion_leaves_open_which_of_two_it_means() -> None:
-    """`assert a or b` passes for years by the one that nobody meant."""
+    """No assertion has the form `assert a or b`, which may pass for years by the operand that was not intended."""
     vague = [
         f"{path.relative_to(TESTS)}:{node.lineno}"
         for path in sorted(TESTS.rglob("*.py"))

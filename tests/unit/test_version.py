@@ -1,4 +1,4 @@
-"""One place states the version, and everything that shows a version agrees with it."""
+"""The version is defined in one place, and everything that shows a version agrees with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting: the answer when it comes, and a failure that says what was waited for and what was there instead."""
+"""Waiting in tests: returns the first true value, or fails with the awaited condition and the last observation."""
 
 from __future__ import annotations
 

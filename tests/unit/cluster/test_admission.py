@@ -1,5 +1,7 @@
-"""The policy of docs/how-to/push-images.md, by which a cluster takes no image but those that were verified: evaluated
-as an API server does it, for the pods that the chart makes and for others."""
+"""Admission policy of docs/how-to/push-images.md, which accepts verified images only.
+
+The policy is evaluated as an API server does it, for the pods that the chart makes and for other pods.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ def admitted(policy: Object, pod: object) -> bool:
     (rule,) = policy["spec"]["validations"]
     environment = cel.NewEnv(variables={"object": cel.Type.DYN}, extensions=[ExtOptional()])
     said = environment.compile(rule["expression"]).eval(data={"object": pod}).plain_value()
-    assert isinstance(said, bool), said  # an error refuses, but nothing here should be one
+    assert isinstance(said, bool), said  # an error refuses the pod, but nothing in these tests should be an error
     return said
 
 
@@ -68,7 +70,7 @@ def test_another_image_is_refused_wherever_it_stands(policy: Object, image: str,
 
 
 def test_it_is_asked_whenever_an_image_can_change(policy: Object) -> None:
-    """A running pod's image is an update, and a container that is added to it has a door of its own."""
+    """The policy covers image updates of running pods and ephemeral containers, and fails closed."""
     (rule,) = policy["spec"]["matchConstraints"]["resourceRules"]
     assert set(rule["operations"]) == {"CREATE", "UPDATE"}
     assert set(rule["resources"]) == {"pods", "pods/ephemeralcontainers"}

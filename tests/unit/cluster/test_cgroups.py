@@ -1,4 +1,4 @@
-"""A pod's own part of a machine's cgroups: who may have one, what is made for it, and that nothing is left."""
+"""Cgroups of a pod: which pods get their own, what is created for them, and that nothing is left behind."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_pod_sees_its_own_directories_and_nothing_above_them(tmp_path: Path) -
     assert {mount["Target"] for mount in mounts} == {f"/sys/fs/cgroup/{name}" for name in HIERARCHIES["login"]}
     for mount in mounts:
         assert mount["Source"].endswith("/minivm-c/login-0/own") and Path(mount["Source"]).is_dir()
-    # The pod reads its limit where it may write, and cannot lift the one above.
+    # The pod reads its limit in the directory that it may write, and cannot lift the limit of the parent directory.
     for directory in ("minivm-c/login-0", "minivm-c/login-0/own"):
         assert (tmp_path / "memory" / directory / "memory.limit_in_bytes").read_text() == str(1 << 30)
 
@@ -83,7 +83,7 @@ def test_the_chart_asks_for_cgroups_by_a_runtime_class_for_workers_and_logins_al
     granted = {pod.name for pod in local(Options(own_cgroups=True)).pods if cgroups.wanted(pod)}
     assert granted == {"slurm-login-0", "slurm-worker-0", "slurm-worker-1"}
     assert not any(cgroups.wanted(pod) for pod in local(Options()).pods)
-    # It needs no more than named capabilities for it.
+    # The pod needs only named capabilities for this, not privileged mode.
     assert all(not pod.privileged and pod.capabilities for pod in local(Options(own_cgroups=True)).pods)
 
 

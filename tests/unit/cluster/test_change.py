@@ -1,4 +1,4 @@
-"""What a second `up` keeps, which images it takes, what its plan says, and what it refuses."""
+"""Second `make up`: which settings it keeps, which images it takes, what its plan prints, and what it refuses."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ STAYS, TAKEN = Wish(keep=True), Wish(anew=True)
         (OLD, OLD, (), Wish(), OLD, ""),
         (OLD, REBUILT, (OLD,), Wish(), REBUILT, "was built anew; `--keep-images` keeps"),
         (OLD, REBUILT, (OLD,), STAYS, OLD, "was built anew, the cluster keeps"),
-        # Another Slurm is taken on request alone.
+        # Another Slurm release is taken only on request.
         (
             OLD,
             NEW,
@@ -69,11 +69,11 @@ STAYS, TAKEN = Wish(keep=True), Wish(anew=True)
         (OLD, NEW, (OLD,), TAKEN, NEW, ""),
         (OLD, NEW, (OLD,), Wish(roles=frozenset({"worker"})), NEW, ""),
         (OLD, NEW, (OLD,), Wish(roles=frozenset({"login"})), OLD, "keeps its 24.11.5"),
-        # The name is gone, the image is not.
+        # The image's name is gone, but the image still exists.
         (OLD, None, (OLD,), Wish(), OLD, ""),
-        # The image is gone.
+        # The image itself is gone.
         (OLD, REBUILT, (), Wish(), REBUILT, "was removed, its new build takes its place"),
-        # Nobody knows which Slurm that is.
+        # The Slurm version of the image is unknown.
         (OLD, Image("sha256:5"), (OLD,), Wish(), OLD, "of an unknown version"),
         (Image("sha256:5"), NEW, (Image("sha256:5"),), Wish(), Image("sha256:5"), "has Slurm 26.05.5 now"),
     ],
@@ -103,7 +103,7 @@ def test_an_image_that_was_removed_is_told_with_the_way_to_a_new_one(
     [
         (OLD, OLD, "", ""),
         (NEW, OLD, "24.11.5", ""),
-        (OLD, OLD, "24.11.6", ""),  # within one release there is a way back
+        (OLD, OLD, "24.11.6", ""),  # a downgrade within one release is possible
         (OLD, OLD, "26.05.5", "cannot start Slurm 24.11 in this cluster: its state is of Slurm 26.05"),
         (OLD, NEW, "24.11.5", "cannot start slurm-login-0 with Slurm 26.05: the controller has Slurm 24.11"),
         (Image("x"), NEW, "26.05.5", ""),
@@ -144,7 +144,7 @@ STORED = Options("mine", workers=3, repository="w", proctrack="linuxproc", overr
         (Asked(overrides={"b": 2}, values_file="/w"), {"overrides": {"b": 2}, "values_file": "/w"}),
         (Asked(proctrack="cgroup"), {"proctrack": "cgroup"}),
         (Asked(repository="other"), {"repository": "other"}),
-        # Images and port stay.
+        # Images and port are kept.
         (Asked(reset=True), {"workers": 2, "proctrack": "", "overrides": {}, "values_file": ""}),
         (Asked(reset=True, workers=4), {"workers": 4, "proctrack": "", "overrides": {}, "values_file": ""}),
     ],
@@ -183,7 +183,7 @@ def test_only_a_word_of_the_operator_s_changes_the_authentication() -> None:
 
 def test_stored_options_come_back_and_those_of_another_version_are_told() -> None:
     assert values.load(values.dump(STORED), "f") == STORED
-    # Those of before pins.
+    # Options stored before image pins existed.
     assert values.load('{"name": "old", "workers": 1}', "f") == Options("old", workers=1)
     for text in ('{"name": "x", "fleet": true}', "{", "[]", "null"):
         with pytest.raises(ClusterError, match=r"cannot read the stored options of a cluster: .*\(f\)\nhint: "):
@@ -197,7 +197,7 @@ def test_stored_options_come_back_and_those_of_another_version_are_told() -> Non
         (replace(STORED, workers=1, port=2400), ["workers: 3 -> 1", "port: 2300 -> 2400"]),
         (replace(STORED, proctrack=""), ["proctrack: linuxproc -> default"]),
         (replace(STORED, tags={}), ["tags: worker=default"]),
-        # Never a value of them: they may hold a password.
+        # The plan never shows an override's value: it may be a password.
         (replace(STORED, overrides={"a": 1, "b": {"c": {"d": "secret"}}}), ["values: b.c.d"]),
         (replace(STORED, overrides={}), ["values: a"]),
     ],
@@ -274,7 +274,7 @@ def test_the_cause_is_named_before_its_victims() -> None:
 
 
 def asked(planned: Plan, answer: str, *, yes: bool, terminal: bool, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What `up` says of the plan; its refusal too."""
+    """Return what `up` prints for the plan, including its refusal."""
     import click
 
     @click.command()
@@ -327,7 +327,10 @@ def test_pins_are_read_as_they_were_written_and_damage_is_told(tmp_path: Path) -
 
 
 def test_a_cluster_of_before_pins_is_pinned_to_what_its_pods_run(tmp_path: Path) -> None:
-    """Else the next deleted pod would start whatever `latest` means by then."""
+    """Pin an unpinned cluster to its running images.
+
+    Otherwise the next pod to be replaced would start whatever `latest` means by then.
+    """
 
     class Client:
         class api:
@@ -346,7 +349,7 @@ def test_a_cluster_of_before_pins_is_pinned_to_what_its_pods_run(tmp_path: Path)
     found = LocalCluster(Client(), Options("mine"), root=tmp_path).pins(there)
     assert found.images[WORKER] == OLD
     assert found.state == "24.11.5"
-    # What is stored counts more.
+    # Stored pins take precedence over running images.
     (tmp_path / "mine").mkdir()
     pins.write(tmp_path / "mine", Pins({WORKER: REBUILT}, "26.05.5"))
     found = LocalCluster(Client(), Options("mine"), root=tmp_path).pins(there)

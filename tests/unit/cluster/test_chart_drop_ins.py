@@ -1,4 +1,4 @@
-"""Drop-ins in the chart: what is wrong with one is told before any pod changes, and the first one needs no new pod."""
+"""Drop-ins in the chart: errors are reported before any pod changes, and the first drop-in needs no new pod."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ def pods(documents: list[Document]) -> list[Any]:
 
 
 def test_the_first_drop_in_of_a_role_changes_no_pod() -> None:
-    """It did: a volume that had not been there rolled people's login pod."""
+    """The first drop-in restarts no pod: its volume exists from the start.
+
+    Regression: a volume that did not exist before restarted the users' login pod.
+    """
     without, first = rendered(), rendered(services=GOOD, supervisor={"old.conf": "[program:old]\ncommand=/bin/x\n"})
     assert pods(without) == pods(first)
     maps = [document for document in first if document["kind"] == "ConfigMap"]

@@ -1,4 +1,4 @@
-"""The fleet in the chart: not there unasked, with leave for what it does and nothing else, and a policy it takes."""
+"""Fleet in the chart: off by default, with only the rights that it needs and a policy that it accepts."""
 
 from __future__ import annotations
 
@@ -62,7 +62,10 @@ def test_unasked_there_is_nothing_of_it() -> None:
 
 @pytest.mark.parametrize("kind", ["StatefulSet", "WorkerPool"])
 def test_what_the_fleet_asks_of_a_worker_is_shown_to_it_and_to_no_other_pod(kind: str) -> None:
-    """By the name under which the worker looks for it; with no fleet, too, for to switch one on rolls nothing."""
+    """Mount the restart request in workers only, at the path that the worker reads.
+
+    The volume exists without a fleet too, so that enabling the fleet restarts no pod.
+    """
     owned = kind == "WorkerPool"
     documents = render(
         {"fleet": {"enabled": owned, "workerPools": {"enabled": owned}}, "workers": {"pools": {"gpu": {"kind": kind}}}},
@@ -290,14 +293,14 @@ def test_examples_of_remedies_are_policies_and_their_scripts_are_read_by_a_shell
     assert said.mode == "act"
     assert said.remedies
     for remedy in said.remedies.values():
-        # What is repeated after a cut may meet a machine that is up again, with jobs.
+        # A Job that is retried after an interruption might run on a machine that is up again and has jobs.
         assert (remedy.job or {"backoffLimit": 0})["backoffLimit"] == 0
         for container in job_spec(remedy.job)["containers"] if remedy.job else []:
             shell, options, script = container["command"]
             assert (shell, options) == ("sh", "-ec")
             subprocess.run(["sh", "-n", "-c", script], check=True)
             told = set(re.findall(r"\$\{?([A-Z_]+)", script))
-            # Machines' names and people's words stay out of it.
+            # Machine names and user-supplied text stay out of the script.
             assert told <= {"MINIVM_NODE", *(one["name"] for one in container["env"])}
 
 
@@ -426,7 +429,7 @@ def test_a_pool_lets_go_of_pods_that_are_drained_and_idle_and_of_no_others() -> 
 
 @pytest.mark.parametrize("wish", [{"perNode": True, "nodeSelector": {"a": "b"}}, {"elastic": {"min": 0, "max": 3}}])
 def test_a_budget_of_a_pool_without_a_number_is_not_one_of_how_many_are_missing(wish: dict[str, Any]) -> None:
-    """Kubernetes would look for `replicas`, not find it, and compute nothing."""
+    """A pool without `replicas` has no percentage budget: Kubernetes would look for `replicas` and compute nothing."""
     workers = {"pools": {"gpu": {"kind": POOL, **wish}}}
     spec = only(rendered(fleet=OWNED, workers=workers), "PodDisruptionBudget", "slurm-gpu")["spec"]
     assert "maxUnavailable" not in spec and spec["minAvailable"] == 1000000

@@ -1,4 +1,4 @@
-"""The chart serves the Kubernetes it meets: its objects are those that this version knows, and no field is lost."""
+"""The chart adapts to the Kubernetes version: its objects exist in that version, and no field is lost."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def budgets(version: str) -> set[str]:
 
 
 def inside(version: str, **policy: Any) -> dict[str, Any]:
-    """The rule by which the cluster's pods reach each other."""
+    """Return the network policy rule by which the cluster's pods reach each other."""
     (found,) = [
         item for item in objects(version, {"networkPolicy": policy}) if item["metadata"]["name"] == "slurm-inside"
     ]
@@ -56,7 +56,7 @@ def test_a_budget_is_of_the_version_that_there_is(version: str, wanted: str) -> 
 
 
 def test_where_ranges_of_ports_are_not_known_the_pods_still_reach_each_other() -> None:
-    """Without its end a range is one port: srun would hang."""
+    """Without `endPort`, a range would be a single port and srun would hang."""
     assert "ports" not in inside(OLDEST, portRanges=True)
     assert "ports" not in inside("v1.21.14", portRanges=True)
     assert {port["endPort"] for port in inside("v1.22.0", portRanges=True)["ports"]} == {8649, 65535}
@@ -65,7 +65,7 @@ def test_where_ranges_of_ports_are_not_known_the_pods_still_reach_each_other() -
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_a_service_names_the_protocol_of_each_port(example: str) -> None:
-    """An older server that merges objects itself does not fill it in, and refuses the Service."""
+    """An older API server that merges objects does not fill in a port's protocol, and refuses the Service."""
     for item in objects(OLDEST, example=example):
         if item["kind"] == "Service":
             assert {port.get("protocol") for port in item["spec"]["ports"]} == {"TCP"}, item["metadata"]["name"]
@@ -77,7 +77,7 @@ def test_the_versions_differ_in_what_came_and_in_nothing_else() -> None:
         if document["kind"] == "PodDisruptionBudget":
             document["apiVersion"] = "policy"
         if document["kind"] == "CustomResourceDefinition" and isinstance(spec, dict):
-            for version in spec["versions"]:  # rules in CEL
+            for version in spec["versions"]:  # validation rules in CEL
                 version["schema"]["openAPIV3Schema"]["properties"]["spec"].pop("x-kubernetes-validations", None)
         if document["kind"] == "NetworkPolicy" and isinstance(spec, dict):
             for rule in spec["ingress"]:
@@ -87,7 +87,7 @@ def test_the_versions_differ_in_what_came_and_in_nothing_else() -> None:
 
     for example in EXAMPLES:
         old, new = (list(map(plain, objects(version, example=example))) for version in (OLDEST, "v1.36.2"))
-        # From 1.30 on; test_status_policy.py has them.
+        # ValidatingAdmissionPolicy exists from 1.30 on; test_status_policy.py covers it.
         assert old == [item for item in new if not item["kind"].startswith("ValidatingAdmissionPolicy")]
 
 

@@ -1,4 +1,4 @@
-"""The chart, rendered by Helm's own engine over its example values: lint, schemas, and what must hold for each."""
+"""The chart, rendered by Helm's own engine over its example values: lint, schemas, and what each object contains."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from health.policy import broker_policy
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = sorted(path.stem for path in (CHART / "examples").glob("*.yaml"))
-# Kinds of an operator's own: Kubernetes' schemas do not know them.
+# Custom resources of operators: the schemas of Kubernetes do not contain them.
 CUSTOM = {"PodMonitor"}
 
 
@@ -46,7 +46,7 @@ POOLS = {"workers": {"pools": {"gpu": {"ports": {"ssh": 2222}}, "cpu": {}}}}
 
 
 def known_hosts(values: dict[str, Any]) -> tuple[str | None, list[str], list[dict[str, Any]]]:
-    """What ssh in the pods is to know: the text, or the words to the Job that writes it, and all that the Job may."""
+    """Return the known_hosts text, the arguments of the Job that writes it, and all rules of that Job's Role."""
     documents = render(POOLS | values, release="slurm", namespace="hpc")
     (found,) = [item for item in documents if item["metadata"]["name"] == "slurm-known-hosts"]
     assert found["kind"] == "ConfigMap", "nothing of it is secret"
@@ -60,7 +60,10 @@ def known_hosts(values: dict[str, Any]) -> tuple[str | None, list[str], list[dic
 
 
 def test_the_clusters_own_pods_are_known_to_ssh_in_it() -> None:
-    """By every name that people use, and no other host's; each by its own key, which the Job reads in its Secret."""
+    """SSH in the cluster knows the cluster's pods by every name that users type, and no other host.
+
+    Each pool of pods has its own key, which the Job reads in its Secret.
+    """
     text, words, rules = known_hosts({})
     assert text is None
     secrets = [f"{LOGINS}=slurm-ssh-host-keys", f"{WORKERS}=slurm-worker-host-keys"]
@@ -71,7 +74,10 @@ def test_the_clusters_own_pods_are_known_to_ssh_in_it() -> None:
 
 
 def test_of_a_secret_that_somebody_else_fills_the_job_only_reads() -> None:
-    """As after an upgrade: there was one Secret for all pods, and the values name it. The workers' is made."""
+    """The keys Job only reads a Secret that the user provides, and still creates the workers' Secret.
+
+    This is the case after an upgrade: older charts had one Secret for all pods, and the values name it.
+    """
     _, words, rules = known_hosts({"secrets": {"sshHostKeys": {"existingSecret": "hpc-ssh"}}})
     assert words[2:] == [f"{LOGINS}=hpc-ssh", f"{WORKERS}=slurm-worker-host-keys"]
     assert [(rule["verbs"], "hpc-ssh" in rule["resourceNames"]) for rule in rules] == [
@@ -94,7 +100,10 @@ def test_public_halves_that_the_values_say_are_written_without_a_job() -> None:
 
 
 def test_clients_reach_the_controller_by_an_address_that_outlives_its_pod() -> None:
-    """The StatefulSet keeps the headless Service: neither its name nor a clusterIP of `None` can be changed later."""
+    """Clients use a Service with a stable clusterIP.
+
+    The StatefulSet keeps the headless Service, because neither its name nor a clusterIP of `None` can be changed later.
+    """
     documents = render({}, release="slurm", namespace="hpc")
     services = {item["metadata"]["name"]: item["spec"] for item in kind(documents, "Service")}
     (controller,) = [item for item in kind(documents, "StatefulSet") if item["metadata"]["name"] == "slurm-controller"]
@@ -134,13 +143,13 @@ def slurm_conf_of(documents: list[Document]) -> list[str]:
 
 
 def test_a_render_without_a_cluster_has_no_hook() -> None:
-    """`helm template` prints hooks as well, and `kubectl apply` would run the Job that stops every worker."""
+    """A plain render contains no hook: `helm template` prints hooks too, and `kubectl apply` would run the stop Job."""
     for name in EXAMPLES:
         assert not [item for item in rendered(name) if "helm.sh/hook" in item["metadata"].get("annotations", {})]
 
 
 def hooks(tmp_path: Path, values: dict[str, Any]) -> dict[str, Document]:
-    """What Helm stores for the uninstall, by kind, as on a cluster."""
+    """Return the uninstall hooks that Helm stores, by kind, as rendered on a cluster."""
     chart = tmp_path / "chart"
     shutil.copytree(CHART, chart)
     page = chart / "templates/uninstall.yaml"
@@ -180,7 +189,7 @@ def test_an_uninstall_stops_the_workers_first(tmp_path: Path) -> None:
         {"apiGroups": ["minivm.io"], "resources": ["workerpools"], "verbs": ["delete"], "resourceNames": ["slurm-gpu"]},
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]},
     ]
-    # The account is there before the Job, and goes with it.
+    # The account exists before the Job, and is deleted with it.
     weights = {kind: item["metadata"]["annotations"].get("helm.sh/hook-weight", "0") for kind, item in found.items()}
     assert weights == {"ServiceAccount": "-5", "Role": "-5", "RoleBinding": "-5", "Job": "0"}
     assert all(
@@ -189,7 +198,7 @@ def test_an_uninstall_stops_the_workers_first(tmp_path: Path) -> None:
 
 
 def test_no_worker_mounts_the_logins_host_keys() -> None:
-    """And the login's stay in the Secret in which an older chart had them."""
+    """Workers have a host key Secret of their own; the logins' key stays in the Secret that older charts used."""
     mounted = {}
     for item in kind(render(POOLS, release="slurm", namespace="hpc"), "StatefulSet"):
         volumes = item["spec"]["template"]["spec"]["volumes"]
@@ -206,7 +215,7 @@ def test_no_worker_mounts_the_logins_host_keys() -> None:
     [
         ({}, "cli_filter/lua"),
         ({"files": {"oci.conf": "RunTimeRun=crun run %n"}}, ""),
-        # The site's own filter is the site's: also one without a word about it.
+        # A filter that the site provides is left alone, also when no setting names it.
         ({"files": {"cli_filter.lua": "--"}}, ""),
         ({"files": {"cli_filter.lua": "--"}, "config": {"CliFilterPlugins": "cli_filter/lua"}}, "cli_filter/lua"),
         ({"config": {"CliFilterPlugins": "cli_filter/user_defaults"}}, "cli_filter/user_defaults"),
@@ -261,7 +270,7 @@ def test_there_is_an_example_for_every_way_to_install() -> None:
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_lint_finds_nothing(name: str) -> None:
     report = helm_python.lint(CHART, example(name), strict=True, namespace="hpc")
-    # An icon is all that is recommended beyond.
+    # Lint recommends only an icon beyond what the chart has.
     serious = [message for message in report["messages"] if message["severity"] > 1]
     assert not serious and not report["errors"]
 
@@ -317,7 +326,7 @@ def test_services_select_the_pods_they_are_for(name: str) -> None:
 
 
 def test_bare_names_of_login_pods_and_workers_resolve_in_every_pod() -> None:
-    """Slurm speaks of hosts by them: jobs to each other, people to ssh, slurmctld to an srun on a login pod."""
+    """Slurm uses bare host names: between jobs, for users' ssh, and from slurmctld to an srun on a login pod."""
     values = {"clusterDomain": "k8s.site", "workers": {"pools": {"b": {}, "a": {}}}, "demo": PEOPLE}
     searches = {
         document["metadata"]["name"]: document["spec"]["template"]["spec"].get("dnsConfig", {}).get("searches")
@@ -340,7 +349,10 @@ def test_a_cluster_of_many_pools_keeps_within_kubernetes_search_domains() -> Non
 
 
 def test_a_pod_of_a_broken_image_is_replaced_by_the_upgrade_that_mends_it() -> None:
-    """An ordered set waits for its unready pod for ever, and the new template never comes."""
+    """Every StatefulSet uses Parallel pod management.
+
+    An ordered StatefulSet waits for its unready pod for ever, and never applies the new template.
+    """
     documents = render({"demo": PEOPLE}, release="slurm", namespace="hpc")
     policies = {
         document["metadata"]["name"]: document["spec"].get("podManagementPolicy")
@@ -364,13 +376,13 @@ def test_pods_have_what_the_init_expects(name: str) -> None:
         probes = next(item["containerPort"] for item in container(document)["ports"] if item["name"] == "probes")
         assert variables["MINIVM_PROBES"] == f"0.0.0.0:{probes}" and probes != port
         assert {container(document)[probe]["httpGet"]["port"] for probe in PROBES} == {"probes"}
-        # On the host's network the kubelet itself comes by the loopback device.
+        # On the host's network the kubelet itself connects through the loopback device.
         anywhere = "anywhere" if spec.get("hostNetwork") else None
         assert variables.get("MINIVM_PROBES_FROM") == anywhere
         paths = {probe: container(document)[probe]["httpGet"]["path"] for probe in PROBES}
         assert paths == PROBES
         startup = container(document)["startupProbe"]
-        # Seconds that the controller may be away before who waits for it is killed, and then backs off.
+        # Seconds that the controller may be unavailable before the kubelet kills a waiting pod and backs off.
         assert startup["failureThreshold"] * startup["periodSeconds"] >= 3600
         assert container(document)["lifecycle"]["preStop"]["exec"]["command"] == ["minivm", "drain"]
         assert "MINIVM_POD_IP" in {item["name"] for item in container(document)["env"]}
@@ -381,7 +393,10 @@ PROBES = {"startupProbe": "/startupz", "livenessProbe": "/livez", "readinessProb
 
 @pytest.mark.parametrize("role", ["controller", "login", "worker", "demo"])
 def test_capabilities_are_those_of_the_role(role: str) -> None:
-    """images/roles says what PID 1 needs; a chart that gives less breaks pods, one that gives more is careless."""
+    """Each role has the capabilities that images/roles declares for PID 1.
+
+    Pods break with fewer capabilities; more would be an unnecessary risk.
+    """
     wanted = yaml.safe_load((ROOT / "images" / "roles" / f"{role}.yaml").read_text())["capabilities"]
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     given = values["workers" if role == "worker" else role]["capabilities"]
@@ -402,7 +417,7 @@ def test_the_pools_of_a_gpu_cluster() -> None:
     assert variables["MINIVM_NODE_CONF"] == "Gres=gpu:h100:8,nvme:4"
     assert variables["MINIVM_NODE_FEATURES"] == "h100,nvlink,gpu,rdma,zone-$(MINIVM_TOPOLOGY_0)"
     names = [item["name"] for item in container(worker)["env"]]
-    # Kubernetes fills $(NAME) only from what stands before it.
+    # Kubernetes expands $(NAME) only from variables that precede it.
     assert names.index("MINIVM_TOPOLOGY_0") < names.index("MINIVM_NODE_FEATURES")
     lines = slurm_conf("h100-infiniband", "hall2")
     assert "GresTypes=gpu,nvme" in lines
@@ -414,14 +429,14 @@ def test_the_pools_of_a_gpu_cluster() -> None:
     shm = next(volume for volume in worker["spec"]["template"]["spec"]["volumes"] if volume["name"] == "shm")
     assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": "256Gi"}
     cpu = one("h100-infiniband", "StatefulSet", "hall2-cpu")
-    # Of an unlimited pod no half is known: the kubelet takes what the machine has for pods.
+    # A pod without a memory limit has no half to compute: the kubelet uses the machine's allocatable memory.
     shm = next(volume for volume in cpu["spec"]["template"]["spec"]["volumes"] if volume["name"] == "shm")
     assert shm["emptyDir"] == {"medium": "Memory"}
     assert "limits" not in container(cpu)["resources"]
 
 
 def test_what_a_job_gets_unasked() -> None:
-    """docs/limits-and-defaults.md gives the reasons."""
+    """Job defaults match docs/limits-and-defaults.md, which gives the reasons."""
     lines = slurm_conf("minimal")
     unasked = ["DefMemPerCPU=1024", "JobRequeue=1", "JobFileAppend=1", "LaunchParameters=use_interactive_step"]
     unasked.append("MpiDefault=pmix")
@@ -433,7 +448,10 @@ def test_what_a_job_gets_unasked() -> None:
 
 
 def test_the_controller_and_the_logins_are_the_last_to_be_pushed_aside() -> None:
-    """A pod of no class goes before every worker, and leaves workers that nobody can use."""
+    """Controller and login pods have the highest priority class.
+
+    A pod without a class would be preempted before every worker, and workers without a controller are useless.
+    """
     objects = rendered("h100-infiniband")
     classes = {item["metadata"]["name"]: item["value"] for item in objects if item["kind"] == "PriorityClass"}
     sets = [item for item in objects if item["kind"] == "StatefulSet"]
@@ -464,7 +482,7 @@ def config(**slurm: object) -> dict[str, str]:
         ("26.05.5-debian-0123456789ab", "", "pmi2", "nvidia"),
         ("latest", "26.05", "pmi2", "nvidia"),
         ("latest", "26.05.5", "pmi2", "nvidia"),
-        # Newer than all that is known.
+        # Newer than every known release.
         ("26.11.0-debian-0123456789ab", "", "pmi2", "nvidia"),
     ],
 )
@@ -506,7 +524,10 @@ def test_a_topology_goes_into_the_file_that_the_release_reads() -> None:
 
 
 def test_conditions_may_touch_only_this_clusters_pods() -> None:
-    """And each role only its own: root on a worker does not write the controller's phase, or a login pod's address."""
+    """Status rights are limited to the pods of this cluster and of the same role.
+
+    Root on a worker cannot write the phase of the controller or the address of a login pod.
+    """
     workers = {f"hall2-h100-{i}" for i in range(32)} | {f"hall2-cpu-{i}" for i in range(4)}
     wanted = {"controller": {"hall2-controller-0"}, "login": {f"hall2-login-{i}" for i in range(3)}, "worker": workers}
     for role, pods in wanted.items():
@@ -543,7 +564,10 @@ def test_only_root_reads_the_token_of_the_conditions() -> None:
 
 
 def test_users_and_jobs_do_not_reach_the_networks_that_the_site_names() -> None:
-    """Everything else they do, pods of the whole cluster among it: the directory and DNS are such."""
+    """The egress policy blocks the networks that the site names and allows the rest.
+
+    Pods anywhere in the Kubernetes cluster stay reachable, because the directory and DNS may be among them.
+    """
 
     def egress(*deny: str) -> list[Document]:
         documents = render({"networkPolicy": {"egressDeny": list(deny)}}, release="slurm", namespace="hpc")
@@ -578,7 +602,7 @@ def test_workers_on_their_hosts_network_pass_the_network_policy() -> None:
 
 
 def admitted(name: str, port: int, named: str) -> list[tuple[str, Any]]:
-    """Who may come in to a port of the cluster's pods, by policy: `from`, or None for the whole world."""
+    """Return the sources that policies admit to a port of the cluster's pods: `from`, or None for any source."""
     found = []
     for document in rendered(name):
         if document["kind"] != "NetworkPolicy":
@@ -596,8 +620,11 @@ def admitted(name: str, port: int, named: str) -> list[tuple[str, Any]]:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_init_is_asked_by_the_kubelet_and_by_who_is_named(name: str) -> None:
-    """No pod reaches the port of the probes, whatever runs in it. The other one is for the metrics' readers; the
-    controller's tells the cluster's pods the time."""
+    """The policies restrict init's two HTTP ports.
+
+    No pod reaches the probe port, whatever runs in it. The metrics port is open to the configured readers, and the
+    controller's to all pods of the cluster, which read its clock.
+    """
     policies = [document for document in rendered(name) if document["kind"] == "NetworkPolicy"]
     if not policies:
         pytest.skip("without policies")
@@ -611,7 +638,7 @@ def test_init_is_asked_by_the_kubelet_and_by_who_is_named(name: str) -> None:
         yaml.safe_load((CHART / "examples" / f"{name}.yaml").read_text()).get("networkPolicy", {}).get("metricsFrom")
     )
     assert {who for who in http if who != clock} == ({clock.replace("-clock", "-inside")} if metrics else set())
-    # And everything else between the pods stays open.
+    # All other traffic between the pods stays allowed.
     assert admitted(name, 45000, "") and admitted(name, 6817, "")
 
 
@@ -652,7 +679,10 @@ def test_one_worker_a_machine_on_the_hosts_network() -> None:
 
 
 def test_workers_spread_over_machines_unless_the_site_says_how() -> None:
-    """A preference: a pool larger than the machines still starts. Over all pools, for they share the machines."""
+    """Workers of all pools prefer different machines, because pools share machines.
+
+    This is only a preference: a pool with more workers than machines still starts.
+    """
 
     def affinity(pool: dict[str, Any]) -> Any:
         documents = render({"workers": {"pools": {"a": pool}}}, release="slurm", namespace="hpc")
@@ -685,7 +715,11 @@ def kind(documents: list[Document], wanted: str) -> list[Document]:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_two_renders_are_one_text(name: str) -> None:
-    """Argo CD and `helm template` have no cluster to look into: a key made here would be another one each time."""
+    """Two renders are identical.
+
+    Argo CD and `helm template` have no cluster to read existing keys from, so a key made in the template would differ
+    each time.
+    """
     texts = [render_texts(example(name), release="slurm", namespace="hpc") for _ in range(2)]
     assert texts[0] == texts[1]
 
@@ -752,7 +786,7 @@ def test_slurms_keys_that_are_given_are_written_and_mounted_whole() -> None:
 
 
 def test_no_pod_starts_without_the_keys_that_are_made() -> None:
-    """A volume that names its keys keeps the pod waiting; one that does not mounts an empty directory."""
+    """Key volumes name their keys, so that the pod waits for them; otherwise it would mount an empty directory."""
     for document in kind(render(RING, release="slurm", namespace="hpc"), "StatefulSet"):
         for volume in document["spec"]["template"]["spec"]["volumes"]:
             name = volume.get("secret", {}).get("secretName", "").removeprefix("slurm-")
@@ -784,7 +818,10 @@ def test_a_key_that_is_given_is_written_and_no_job_is_needed() -> None:
 
 
 def test_another_image_is_another_job() -> None:
-    """A Job's template cannot be changed: under one name an upgrade would fail."""
+    """The Job's name depends on the image.
+
+    A Job's template cannot be changed, so an upgrade under the same name would fail.
+    """
     jobs = [
         kind(render({"image": {"tag": tag}}, release="slurm", namespace="hpc"), "Job")[0]["metadata"]["name"]
         for tag in ("one", "two")
@@ -793,7 +830,7 @@ def test_another_image_is_another_job() -> None:
 
 
 def ring_mounts(values: dict[str, Any]) -> dict[str, tuple[str | None, str | None]]:
-    """Role -> the Secret mounted for the ring, and the file that gitsync is told of."""
+    """Return, for each role, the Secret mounted for the ring and the keyring path given to gitsync."""
     found = {}
     for document in render(values, release="slurm", namespace="hpc"):
         if document["kind"] == "StatefulSet":
@@ -854,7 +891,7 @@ LONG = {"pools": ["a"], "default": True, "options": {"MaxTime": "7-00:00:00"}}
     ],
 )  # fmt: skip
 def test_a_partition_that_is_added_takes_none_away(given: dict[str, Any], lines: list[str]) -> None:
-    """slurmctld ends the jobs of a partition that is gone."""
+    """Adding a partition keeps the default ones, because slurmctld ends the jobs of a partition that is removed."""
     values = {"slurm": {"partitions": given}, "workers": {"pools": {"a": {}, "b": {}}}}
     (config,) = [
         item
@@ -942,7 +979,7 @@ def test_a_value_that_renders_and_is_a_mistake_is_refused_in_words(values: dict[
 
 
 def test_pods_request_local_storage_and_have_no_limit_of_it() -> None:
-    """A pod over its limit is evicted, with every user's work in it."""
+    """Pods have no limit of local storage: the kubelet evicts a pod over its limit, with every user's work in it."""
     for document in kind(render({}, release="slurm", namespace="hpc"), "StatefulSet"):
         resources = container(document)["resources"]
         assert resources["requests"]["ephemeral-storage"] == "1Gi", document["metadata"]["name"]
@@ -983,7 +1020,10 @@ def test_as_many_nodes_as_slurm_takes_are_taken(slurm: dict[str, Any]) -> None:
 
 
 def test_slurmd_is_kept_from_what_a_pod_must_not() -> None:
-    """It reads no user's environment by itself: a PID namespace is refused to it, and it would end on that."""
+    """slurmd does not load users' environments itself.
+
+    It needs a PID namespace for that, which a pod denies, and it would exit on the error.
+    """
     documents = render({}, release="slurm", namespace="hpc")
     (config,) = [item for item in documents if item["metadata"]["name"] == "slurm-config"]
     assert "GetEnvTimeout=0" in config["data"]["slurm.conf"].splitlines()
@@ -1055,7 +1095,11 @@ def test_a_profile_is_lines_of_slurm_conf_and_the_sites_own_are_over_them(name: 
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_under_no_profile_the_end_of_a_job_waits_for_the_turn_of_a_second(name: str) -> None:
-    """slurmctld looks for the letters alone: `defer_batch` too leaves ends to the turn that comes once a second."""
+    """No profile has `defer` in its SchedulerParameters.
+
+    slurmctld searches for these letters only: with `defer_batch` too, the end of a job waits for the loop that runs
+    once a second.
+    """
     assert "defer" not in PROFILES[name]["SchedulerParameters"]
 
 
@@ -1086,13 +1130,13 @@ def test_a_bit_of_everything_is_what_nobody_chose_and_a_profile_that_is_not_ther
     assert with_slurm({}) == with_slurm({"profile": "mixed"})
     with pytest.raises(ClusterError, match="profile"):
         with_slurm({"profile": "fast"})
-    # The schema's names are the file's.
+    # The schema lists exactly the profiles of the file.
     schema = json.loads((CHART / "values.schema.json").read_text())
     assert schema["properties"]["slurm"]["properties"]["profile"]["enum"] == list(PROFILES)
 
 
 def test_a_digest_is_pulled_and_no_tag() -> None:
-    """Every pod of the role, the Job that makes keys with the controller's image too."""
+    """A digest applies to every pod of the role, and to the keys Job, which uses the controller's image."""
     digest = f"sha256:{'ab' * 32}"
     image = {"registry": "r.site", "repository": "hpc", "tag": "26.05.5-debian-0123456789ab"}
     documents = render({"image": image | {"digests": {"controller": digest}}}, release="slurm", namespace="hpc")
@@ -1109,7 +1153,7 @@ PROMETHEUS = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.nam
 
 
 def test_slurms_own_metrics_are_for_whom_they_are_named_and_nobody_else() -> None:
-    """Whoever comes in for them reaches the one port that has them, of the one pod."""
+    """Readers of Slurm's metrics reach only the slurmctld port, and only on the controller."""
     wished = {
         "slurm": {"version": "26.05", "metrics": True},
         "podMonitor": {"enabled": True},
@@ -1124,7 +1168,7 @@ def test_slurms_own_metrics_are_for_whom_they_are_named_and_nobody_else() -> Non
     assert monitor["spec"]["selector"]["matchLabels"]["app.kubernetes.io/component"] == "controller"
     pages = {(end["port"], end["path"]) for end in monitor["spec"]["podMetricsEndpoints"]}
     assert ("slurmctld", "/metrics/jobs") in pages and len(pages) == 5
-    # With nobody named nobody comes in, and without the wish there is nothing of it.
+    # Without a configured reader nothing is admitted; without the `metrics` setting nothing is rendered.
     nobody = render({"slurm": wished["slurm"]}, release="slurm", namespace="hpc")
     assert not [item for item in kind(nobody, "NetworkPolicy") if item["metadata"]["name"] == "slurm-slurm-metrics"]
     plain = render(wished | {"slurm": {"version": "26.05"}}, release="slurm", namespace="hpc")
@@ -1160,7 +1204,7 @@ def test_metrics_that_nobody_could_read_are_refused_with_the_reason(slurm: dict[
     ],
 )
 def test_a_tmp_of_a_jobs_own_that_slurmd_may_not_mount_is_refused(slurm: dict[str, Any]) -> None:
-    """The node would be idle, and every job of it fail."""
+    """Refuse a job-private /tmp that slurmd may not mount: the node would be idle, and every job on it would fail."""
     with pytest.raises(ClusterError, match="takes SYS_ADMIN"):
         with_slurm(slurm)
     render({"slurm": slurm, "workers": {"capabilities": ["SYS_ADMIN"]}}, release="slurm", namespace="hpc")
@@ -1169,7 +1213,7 @@ def test_a_tmp_of_a_jobs_own_that_slurmd_may_not_mount_is_refused(slurm: dict[st
 
 
 def test_so_it_is_where_no_setting_does() -> None:
-    """By a filter, unless the site has its own."""
+    """Slurm 26.05 has no setting for the user environment: a job submit filter does it, unless the site has its own."""
     data = config(version="26.05")
     lines = data["slurm.conf"].splitlines()
     assert not [line for line in lines if line.startswith("GetEnvTimeout")], "every daemon would complain of it"
@@ -1211,7 +1255,7 @@ def test_values_and_schema_name_the_same_settings() -> None:
 
 
 def compare_keys(values: Any, schema: dict[str, Any], path: str) -> list[str]:
-    """Settings that only one of the two knows."""
+    """Return the settings that only the values or only the schema has."""
     properties = schema.get("properties")
     if not isinstance(values, dict) or properties is None or path.endswith(".resources"):
         return []
@@ -1295,7 +1339,7 @@ def test_containers_by_pyxis_are_slurms_own_and_a_plug_in_that_no_node_may_lack(
     by_name = {item["metadata"]["name"]: item for item in documents if item["kind"] == "ConfigMap"}
     config = by_name["slurm-config"]["data"]
     lines = [line for line in config["plugstack.conf"].splitlines() if not line.startswith("#")]
-    # Optional ones, where they are not there, start the job outside of its container.
+    # Slurm ignores a missing optional plug-in, and would start the job outside of its container.
     assert len(lines) == 1 and lines[0].startswith("required spank_pyxis.so ") and "oci.conf" in config
     assert by_name["slurm-enroot"]["data"] == {"site.conf": "ENROOT_ALLOW_HTTP y"}
     pods = {document["metadata"]["name"]: document for document in kind(documents, "StatefulSet")}
@@ -1329,14 +1373,17 @@ def test_a_site_s_own_oci_conf_wins() -> None:
 
 
 def test_nothing_that_a_user_writes_stands_unquoted_in_the_line_that_a_shell_reads() -> None:
-    """slurmstepd quotes %@ alone: the image's name (%b) would be the user's own words to a shell."""
+    """The shell command line contains only safe substitutions.
+
+    slurmstepd quotes only %@, so an image name (%b) would pass the user's text to a shell unquoted.
+    """
     text = (CHART / "files/oci.conf").read_text()
     assert set(re.findall(r"%(.)", text)) == {"j", "s", "m", "e", "@"}
     assert 'RunTimeEnvExclude="="' in text, "slurmd's environment is no user's"
 
 
 def test_the_seccomp_profile_denies_what_it_does_not_name() -> None:
-    """ "No such call" by default: a C library that is newer than the profile then takes an older call."""
+    """The profile answers unlisted calls with ENOSYS, so that a newer C library falls back to an older call."""
     profile = json.loads((CHART / "files/seccomp-containers.json").read_text())
     assert (profile["defaultAction"], profile["defaultErrnoRet"]) == ("SCMP_ACT_ERRNO", 38)
     rules = [(name, rule) for rule in profile["syscalls"] for name in rule["names"]]
@@ -1355,13 +1402,13 @@ def test_the_seccomp_profile_lets_nobody_have_a_network_of_his_own() -> None:
             action: [{"index": 0, "value": value, "valueTwo": two, "op": "SCMP_CMP_MASKED_EQ"}]
             for action, value, two in (("SCMP_ACT_ERRNO", network, network), ("SCMP_ACT_ALLOW", network, 0))
         }
-    # "No such call" and not "not permitted": the C library then takes the older one, which the rule above sees.
+    # clone3 fails with ENOSYS and not EPERM: the C library then uses clone, which the rule above checks.
     (clone3,) = [rule for rule in profile["syscalls"] if "clone3" in rule["names"]]
     assert clone3["errnoRet"] == 38
 
 
 def test_a_demo_by_itself_is_whole(tmp_path: Path) -> None:
-    """People in the directory, and every pod asks it."""
+    """A demo release includes a directory with its users, and every pod queries it."""
     documents = render({"demo": PEOPLE}, release="try", namespace="hpc")
     (directory,) = [each for each in kind(documents, "ConfigMap") if each["metadata"]["name"] == "try-demo"]
     entries = [
@@ -1373,7 +1420,7 @@ def test_a_demo_by_itself_is_whole(tmp_path: Path) -> None:
     (sssd,) = [each for each in kind(documents, "Secret") if each["metadata"]["name"] == "try-sssd"]
     conf = base64.b64decode(sssd["data"]["sssd.conf"]).decode().splitlines()
     assert "ldap_uri = ldap://try-demo" in conf
-    # A login pod that starts while the directory does would turn everybody away for a minute and more.
+    # Without the wait, a login pod that starts together with the directory would reject every user for over a minute.
     again = [
         int(line.partition("=")[2]) for line in conf if line.startswith(("offline_timeout =", "offline_timeout_random"))
     ]
@@ -1418,7 +1465,7 @@ def test_no_line_of_the_directory_hides_in_a_name_or_a_key(name: str, key: str) 
     ],
 )
 def test_a_policy_that_nodes_would_leave_aside_is_refused(policy: str, said: str) -> None:
-    """What is left aside drains nodes by another policy than the site's."""
+    """Refuse a policy that nodes would ignore: they would drain by a policy other than the site's."""
     with pytest.raises(ClusterError, match=re.escape(said)):
         render({"scripts": {"policy": {"policy.json": policy}}}, release="slurm", namespace="n")
 
@@ -1435,7 +1482,10 @@ def test_what_the_code_takes_as_policy_the_chart_takes() -> None:
 
 
 def test_the_chart_knows_gitsyncs_settings_and_no_others() -> None:
-    """A setting that is misspelled ends gitsync on every node, and the scripts stay as they are."""
+    """The schema accepts exactly gitsync's settings.
+
+    A misspelled setting would end gitsync on every node, and the scripts would stay as they are.
+    """
     schema = json.loads((CHART / "values.schema.json").read_text())
     known = schema["properties"]["scripts"]["properties"]["env"]["propertyNames"]["enum"]
     assert known == sorted(f"{PREFIX}{field.name.upper()}" for field in fields(Settings))

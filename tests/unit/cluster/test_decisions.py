@@ -1,4 +1,4 @@
-"""Addresses, published files, tags, options, tables: what the local cluster decides and writes."""
+"""Decisions and files of the local cluster: addresses, published files, tags, options and tables."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_networks_own_addresses_are_never_given() -> None:
 
 
 def test_a_service_has_one_address_whatever_the_others_are() -> None:
-    """Also after a release with other Services: pods know it from their start."""
+    """A Service keeps its address after a release with other Services, because pods learn it when they start."""
     alone = addresses.of_services("172.19.0.0/16", ["slurm-slurmctld"])
     both = addresses.of_services("172.19.0.0/16", ["rack-0", "slurm-slurmctld"])
     assert both["slurm-slurmctld"] == alone["slurm-slurmctld"] != both["rack-0"]
@@ -68,7 +68,7 @@ def test_published_files_are_those_and_no_others(tmp_path: Path) -> None:
     assert publish(directory, {"slurm.conf": b"c"}, mode=0o644)
     assert published(directory) == {"slurm.conf": b"c"}
     assert not (directory / "gres.conf").is_symlink()
-    # One version is left, not one for every change.
+    # Only one version is left, not one for each change.
     assert len([path for path in directory.iterdir() if path.is_dir() and not path.is_symlink()]) == 1
 
 
@@ -91,7 +91,10 @@ def test_a_secret_is_never_readable_by_others(tmp_path: Path) -> None:
 
 
 def test_a_reader_sees_all_old_or_all_new(tmp_path: Path) -> None:
-    """Two files that must agree, changed many times while they are read through one version."""
+    """A reader sees both files of one version, or both of another.
+
+    Two files that must agree change many times while a reader goes through one version.
+    """
     publish(tmp_path, {"a": b"0", "b": b"0"}, mode=0o644)
     mixed, done = [], threading.Event()
 
@@ -101,7 +104,7 @@ def test_a_reader_sees_all_old_or_all_new(tmp_path: Path) -> None:
             try:
                 pair = [Path(f"/proc/self/fd/{version}/{name}").read_bytes() for name in "ab"]
             except FileNotFoundError:
-                continue  # the version went away after it was opened; a reader tries again
+                continue  # the version was removed after the reader opened it; the reader tries again
             finally:
                 os.close(version)
             if pair[0] != pair[1]:
@@ -127,7 +130,10 @@ def test_keys_are_made_once_and_are_private(tmp_path: Path) -> None:
 
 
 def test_workers_get_a_host_key_of_their_own_and_the_login_keeps_its(tmp_path: Path) -> None:
-    """A cluster of before had one for both, which people's known_hosts hold."""
+    """A cluster with one host key for all keeps it for its logins, and gets a new one for the workers.
+
+    An older cluster had one key for both, which the users' known_hosts contain.
+    """
     keys = load_or_make(tmp_path, users=())
     for path in tmp_path.glob("worker_host_*"):
         path.unlink()
@@ -155,7 +161,7 @@ def test_the_newest_image_of_each_role_is_chosen() -> None:
         assert found == dict.fromkeys(tags.ROLES, "24.11.5-debian-000000000002"), slurm
     with pytest.raises(ClusterError, match=r"Slurm 24\.1"):
         tags.newest(IMAGES, repository="minivm", slurm="24.1", variant="")
-    # A build knows the release alone.
+    # A build is given the release only, without the patch version.
     with pytest.raises(ClusterError, match=r"hint: `make images SLURM=26\.05` builds them"):
         tags.newest(IMAGES, repository="minivm", slurm="26.05.3", variant="")
 
@@ -234,7 +240,7 @@ def test_a_cluster_keeps_its_port_until_another_is_asked_for() -> None:
         other.close()
         assert choose(0, default=port, own=has) == has
         assert choose(free, default=port, own=has) == free
-        # The pod itself listens there: what it has is no reason to move.
+        # The cluster's own pod listens on this port, so its use is no reason to choose another.
         assert choose(has, default=port, own=has) == has
         instead = choose(port, default=port, own=0)
         assert instead > port

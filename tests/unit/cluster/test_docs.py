@@ -1,4 +1,4 @@
-"""What the documentation says of the chart and the cluster holds."""
+"""Statements of the documentation about the chart and the local cluster."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_values_in_the_pages_are_settings_of_the_chart() -> None:
-    """Every yaml block that looks like values is accepted by the chart's schema."""
+    """The chart's schema accepts every yaml block of the pages that looks like values."""
     from cluster.rendered.render import render_texts
 
     for page in OURS:

@@ -1,4 +1,4 @@
-"""Kubernetes' objects read into pods that one machine can run."""
+"""Conversion of Kubernetes objects into pods that run on one machine."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ GIB = 2**30
 
 
 def without_job(documents: list[Document]) -> list[Document]:
-    """An example gives no keys, as `make up` does: on Kubernetes a Job makes them."""
+    """Drop the keys Job: unlike `make up`, an example gives no keys, and on Kubernetes a Job makes them."""
     return [document for document in documents if document["kind"] != "Job"]
 
 
@@ -94,7 +94,7 @@ def test_dns_names_are_those_of_kubernetes_and_no_others() -> None:
     names = objects.aliases(known.pod("slurm-worker-0"), known.services)
     assert "slurm-worker-0.slurm-worker" in names
     assert "slurm-worker-0.slurm-worker.minivm.svc.cluster.local" in names
-    # A pod's bare name is found through the pods' search domains alone, as on Kubernetes.
+    # The bare name of a pod resolves through the pods' search domains only, as on Kubernetes.
     assert "slurm-worker-0" not in names
     for peer in ("slurm-controller-0", "slurm-login-0", "slurm-worker-1"):
         found = {f"slurm-worker-0.{domain}" for domain in known.pod(peer).searches} & set(names)
@@ -103,7 +103,7 @@ def test_dns_names_are_those_of_kubernetes_and_no_others() -> None:
 
 
 def test_the_controller_keeps_the_address_of_its_service() -> None:
-    """It alone: people's pods and workers get another address each time, as on Kubernetes."""
+    """Only the controller keeps its address: login pods and workers get a new one each time, as on Kubernetes."""
     known = local(Options(workers=2))
     kept = objects.stable_services(known.pods, known.services)
     assert {pod: service.name for pod, service in kept.items()} == {"slurm-controller-0": "slurm-slurmctld"}
@@ -173,7 +173,7 @@ def test_shared_memory_is_half_of_what_a_worker_has() -> None:
 
 
 def test_a_pod_is_replaced_for_its_description_and_never_for_its_files() -> None:
-    """A changed ConfigMap reaches a living pod; a changed image, variable or grace needs a new one."""
+    """Recreate a pod for a changed image, variable or grace period; a changed ConfigMap reaches the running pod."""
     before = local().pod("slurm-worker-0")
     same = local(Options(overrides={"slurm": {"extraConfig": "Licenses=a:1"}, "login": {"motd": "new"}}))
     assert fingerprint(description(same.pod("slurm-worker-0"), "sha256:1")) == fingerprint(
@@ -230,7 +230,7 @@ def test_cpus(text: str | int, number: float) -> None:
 
 
 def test_a_key_that_nobody_gives_is_refused_on_one_machine() -> None:
-    """There is nobody to run the Job: a cluster whose pods wait for its keys would come up silently broken."""
+    """Refuse a missing key: no Job runs on one machine, so the pods would wait for their keys without an error."""
     with pytest.raises(ClusterError, match="cannot run the Job slurm-keys-"):
         local(Options(overrides={"secrets": {"munge": {"key": ""}}}))
 
@@ -248,7 +248,7 @@ def test_system_calls_are_kept_from_pods_as_the_chart_says() -> None:
         return Options(overrides={"workers": {"defaults": {"seccompProfile": profile}}})
 
     assert local(pool("Unconfined")).pod("slurm-worker-0").seccomp == "Unconfined"
-    # But for the chart's own, whose text the chart has.
+    # Localhost profiles are refused, except the chart's own, whose text is part of the chart.
     (pod, *_) = [
         each for each in local(Options(overrides={"containers": {"enabled": True}})).pods if each.role == "worker"
     ]

@@ -1,4 +1,4 @@
-"""The message of the day: what is free in the cluster, computed beside the logins and not in them."""
+"""Message of the day: the cluster's free resources, computed outside the login pods."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def motd() -> ModuleType:
 
 
 def sinfo(motd: ModuleType, *cells: tuple[str, ...]) -> str:
-    """As `sinfo -O Name:width,...` writes it."""
+    """Format rows as `sinfo -O Name:width,...` does."""
     lines = (
         "".join(cell.ljust(width) for cell, (_, width) in zip(row, motd.WIDTHS, strict=True)).rstrip() for row in cells
     )
@@ -51,7 +51,7 @@ def test_a_node_that_does_not_answer_offers_nothing(motd: ModuleType) -> None:
 
 
 def test_what_comes_when_jobs_ask_is_said_in_a_line(motd: ModuleType) -> None:
-    # What the fleet says of a pod that it has sent to sleep.
+    # Reason that the fleet sets on a node whose pod it has scaled down.
     sleeps = "minivm: fleet: surplus: idle for 600 s, slurm-gpu grows again when jobs ask"
     nodes = ("gpu*", "5", "drain*", "0/0/320/320", "gpu:h100:8", "gpu:h100:0(IDX:N/A)", sleeps)
     lines = motd.table(sinfo(motd, nodes, ("gpu*", "1", "idle", "0/64/0/64", "gpu:h100:8", "gpu:h100:0", "none")))
@@ -67,7 +67,7 @@ def test_gpus_of_a_gres(motd: ModuleType, text: str, number: int) -> None:
 
 
 def test_a_controller_that_is_away_is_said(motd: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no sinfo on this machine: it cannot answer either."""
+    """Report an unavailable controller. This machine has no sinfo, which fails in the same way."""
     for name, path in (("SHOWN", "motd.d/50"), ("AWAY", "away"), ("NEWS", "news")):
         monkeypatch.setattr(motd, name, tmp_path / path)
     (tmp_path / "news").write_text("Maintenance on Tuesday")

@@ -1,4 +1,4 @@
-"""One cluster of a name on an engine, one command at a time on a cluster, and why a pod's PID 1 has ended."""
+"""Ownership of a local cluster: one per name and engine, one command at a time, and why a pod's PID 1 ended."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cluster.values import Options
 
 
 class Engine:
-    """What the docker engine says of one container."""
+    """Fake docker engine with one container."""
 
     def __init__(self, labels: dict[str, str], **state: object) -> None:
         self.labels, self.state = labels, state
@@ -39,7 +39,7 @@ class Engine:
 
 
 def test_a_cluster_of_another_directory_is_left_alone(tmp_path: Path) -> None:
-    """Two people on one machine, both with the name that is the default."""
+    """Two users of one machine who both use the default name do not stop each other's cluster."""
     hers, mine = tmp_path / "hers" / "local", tmp_path / "mine" / "local"
     hers.mkdir(parents=True)
     (hers / "options.json").write_text("{}")
@@ -47,7 +47,7 @@ def test_a_cluster_of_another_directory_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match=f"cannot stop the cluster: a cluster local .* {hers}\nhint: --name"):
         names.own(engine, "local", mine, "stop the cluster")
     names.own(engine, "local", hers, "stop the cluster")
-    (hers / "options.json").unlink()  # she has removed her directory: whoever finds the pods may stop them
+    (hers / "options.json").unlink()  # the other user has removed her directory: any user may stop the orphaned pods
     names.own(engine, "local", mine, "stop the cluster")
 
 
@@ -58,7 +58,7 @@ def test_one_command_at_a_time_changes_a_cluster(tmp_path: Path) -> None:
         said = "another command changes the cluster local right now"
         with pytest.raises(ClusterError, match=said), names.alone(state, "stop it"):
             pass
-        state.rename(tmp_path / "removed")  # as `down` does
+        state.rename(tmp_path / "removed")  # `down` does the same
         state.mkdir()
         with names.alone(state, "bring it up"):
             pass
@@ -84,7 +84,7 @@ def pod(name: str) -> Pod:
 
 
 def test_a_pod_that_ends_at_once_says_why(tmp_path: Path) -> None:
-    """What Kubernetes shows as the container's message, from the file that PID 1 writes it to."""
+    """Show what Kubernetes shows as the container's termination message, from the file that PID 1 writes."""
     labels = {LABEL: "c", "minivm.pod": "login-0", "minivm.spec": "s", "minivm.grace": "1", "minivm.pre-stop": "[]"}
 
     class Client:
@@ -102,7 +102,7 @@ def test_a_pod_that_ends_at_once_says_why(tmp_path: Path) -> None:
 
 
 def test_up_starts_the_images_that_this_prefix_has_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """`make images` and `make up` mean the same images."""
+    """`make images` and `make up` use the same images."""
     seen: list[str] = []
 
     class Cluster(LocalCluster):

@@ -1,4 +1,4 @@
-"""Every right that the chart gives in Kubernetes stands on docs/reference/rights.md, with its reason, and no other."""
+"""Every right that the chart grants in Kubernetes is on docs/reference/rights.md with its reason, and no other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FLEET: dict[str, Any] = {
     "policy": {"fencing": "act", "cordon": True, "machines": {"mode": "act", "remedies": {"reboot": REMEDY}}},
 }
 POOLS = {"cpu": {"replicas": 1}}
-# Between them they have everything that gives a right.
+# Together these values render every object that grants a right.
 CASES: tuple[dict[str, Any], ...] = (
     {"podConditions": {"enabled": True}, "workers": {"pools": POOLS}, "fleet": FLEET},
     {
@@ -35,7 +35,7 @@ CASES: tuple[dict[str, Any], ...] = (
 
 
 def rights(values: dict[str, Any], chart: Path) -> set[tuple[str, str, str, str]]:
-    """Role, verbs, resource, and whether it is of named objects alone."""
+    """Return role, verbs, resource, and whether the right is limited to named objects."""
     texts = rendered_for("v1.31.0", values, release="slurm", namespace="hpc", chart=chart)
     found = set()
     for name, text in texts.items():

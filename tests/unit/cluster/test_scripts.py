@@ -1,4 +1,4 @@
-"""What of a directory becomes a commit of the demo's, and how a pod's word on it is read."""
+"""Packing of a directory into a commit of the demo, and reading a pod's report about it."""
 
 from __future__ import annotations
 

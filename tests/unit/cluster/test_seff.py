@@ -1,4 +1,4 @@
-"""seff over what sacct of Slurm 24.11 has written of jobs of every kind, byte for byte."""
+"""seff over recorded output of sacct, Slurm 24.11, for jobs of every kind, byte for byte."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ONE = """\
 1.extern|1.extern|minivm|||COMPLETED|0:0|1|1|5|00:00.002|billing=1,cpu=1,mem=600M,node=1|cpu=00:00:00,energy=0,fs/disk=1636,mem=262144,pages=0,vmem=106496|262144|1
 1.0|1.0|minivm|||COMPLETED|0:0|1|1|5|00:02.152|cpu=1,mem=600M,node=1|cpu=00:00:02,energy=0,fs/disk=2434722,mem=213331968,pages=0,vmem=212574208|213331968|1
 """
-# Four tasks on two nodes: TRESUsageInTot is theirs together, MaxRSS the largest one's.
+# Four tasks on two nodes: TRESUsageInTot is the sum of all tasks, MaxRSS is the largest task's.
 WIDE = """\
 2|2|minivm|alice|researchers|COMPLETED|0:0|2|4|8|00:03.134|billing=4,cpu=4,mem=1800M,node=2|||
 2.batch|2.batch|minivm|||COMPLETED|0:0|1|2|8|00:00.115|cpu=2,mem=900M,node=1|cpu=00:00:00,energy=0,fs/disk=0,mem=8749056,pages=3,vmem=86016|8749056|1
@@ -36,7 +36,7 @@ NEVER = "5|5|minivm|alice|researchers|CANCELLED by 20001|0:0|1|0|0|00:00:00||||\
 
 
 def seff(bin: Path, said: str, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    """With a sacct that says this, asked as it must be."""
+    """Run seff with a sacct that prints `said` and records its arguments."""
     (bin / "said").write_text(said)
     sacct = bin / "sacct"
     sacct.write_text(f"#!/bin/sh\nset -eu\necho \"$@\" > '{bin}/asked'\ncat '{bin}/said'\nexit {code}\n")
@@ -67,7 +67,7 @@ def test_memory_is_that_of_all_tasks_of_the_largest_step(tmp_path: Path) -> None
     assert "Nodes: 2\nCores per node: 2\n" in text
     assert "CPU Efficiency: 9.79% of 00:00:32 core-walltime\n" in text
     assert "Memory Utilized: 813.81 MB\nMemory Efficiency: 45.21% of 1.76 GB\n" in text
-    # An older record has the largest task alone.
+    # An older record has only the largest task.
     without = WIDE.replace("mem=853344256,", "")
     assert "Memory Utilized: 813.83 MB\n" in seff(tmp_path, without, "2").stdout
 

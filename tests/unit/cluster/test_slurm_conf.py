@@ -1,4 +1,4 @@
-"""`up` and the controller's word on the slurm.conf that it has brought."""
+"""Wait of `up` for the controller's report on the slurm.conf that `up` delivered."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cluster.slurm_conf import CONTROLLER, confirm, packed
 
 
 class Controller:
-    """Says one word after the other."""
+    """Controller that reports the given states one after the other."""
 
     def __init__(self, *words: str, why: str = "") -> None:
         self.words, self.why, self.asked = list(words), why, 0

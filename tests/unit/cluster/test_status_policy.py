@@ -1,4 +1,4 @@
-"""What a pod may write of its own status (`podConditions`): the chart's policy, evaluated as an API server does it."""
+"""The chart's policy for what a pod may write of its own status (`podConditions`), evaluated as an API server does."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def policy() -> Object:
 
 
 def request(*, user: str = WORKER, name: str = "slurm-worker-0", uid: str = "u-1", bound: bool = True) -> Object:
-    """As the API server describes the caller: a token that is bound to a pod says which one."""
+    """Describe the caller as the API server does: a token that is bound to a pod names the pod."""
     claims = {"authentication.kubernetes.io/pod-name": [name], "authentication.kubernetes.io/pod-uid": [uid]}
     return {"name": "slurm-worker-0", "userInfo": {"username": user, **({"extra": claims} if bound else {})}}
 
@@ -49,7 +49,7 @@ def request(*, user: str = WORKER, name: str = "slurm-worker-0", uid: str = "u-1
 def evaluate(expression: str, **given: object) -> bool:
     environment = cel.NewEnv(variables=dict.fromkeys(("object", "oldObject", "request"), cel.Type.DYN))
     found = environment.compile(expression).eval(data=given).plain_value()
-    assert isinstance(found, bool), found  # an error refuses, but nothing here should be one
+    assert isinstance(found, bool), found  # an error refuses the request, but nothing in these tests should be an error
     return found
 
 
@@ -88,9 +88,9 @@ def test_the_first_condition_of_a_pod_is_taken(policy: Object) -> None:
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        # The StatefulSet replaces such a pod.
+        # The StatefulSet replaces a failed pod.
         ("status.phase", "Failed"),
-        # Services lead there.
+        # Services route traffic to these addresses.
         ("status.podIP", "10.9.9.9"),
         ("status.podIPs", [{"ip": "10.9.9.9"}]),
         ("status.hostIP", "10.9.9.9"),
@@ -100,7 +100,7 @@ def test_the_first_condition_of_a_pod_is_taken(policy: Object) -> None:
         ("status.conditions", [READY | {"status": "False"}, OWN]),
         ("status.conditions", [OWN]),
         ("status.conditions", [READY, OWN, {"type": "DisruptionTarget", "status": "True"}]),
-        # Services select by them, and a person reads them.
+        # Services select pods by labels, and people read them.
         ("metadata.labels", {"app.kubernetes.io/component": "controller"}),
         ("metadata.annotations", {"a": "b"}),
         ("metadata.finalizers", ["never/goes"]),
@@ -127,7 +127,7 @@ def test_another_pods_status_is_refused_whatever_is_written(policy: Object, asks
 
 
 def test_the_policy_is_for_the_releases_pods_alone(policy: Object) -> None:
-    """Kubelets and the fleet write statuses too."""
+    """The policy matches the release's pods only, because the kubelet and the fleet write pod statuses too."""
     (match,) = policy["spec"]["matchConditions"]
     for user in ("system:node:n1", "system:serviceaccount:hpc:slurm-fleet", "system:serviceaccount:other:slurm-worker"):
         assert not evaluate(match["expression"], request=request(user=user))

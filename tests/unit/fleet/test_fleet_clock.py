@@ -1,4 +1,4 @@
-"""Where the clocks differ nobody knows whose is wrong: what would end jobs because time has passed is not due."""
+"""When clocks disagree the fleet cannot know which is wrong, and postpones timed actions that would end jobs."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def doubted(worlds: Worlds, **further: object) -> Decision:
     ("asked", "heard", "said", "ahead"),
     [
         (100.0, 100.2, 100, 0.0),
-        (100.9, 101.1, 100, 0.0),  # said in the last tenth of a second that is a hundred
-        (100.0, 115.0, 107, 0.0),  # a slow answer may be of any moment of its way
+        (100.9, 101.1, 100, 0.0),  # answered in the last tenth of second 100
+        (100.0, 115.0, 107, 0.0),  # the server may have read its clock at any moment of a slow request
         (160.0, 160.1, 100, 59.0),
         (100.0, 100.5, 160, -59.5),
     ],

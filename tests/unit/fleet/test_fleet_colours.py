@@ -1,4 +1,4 @@
-"""The page's colours, as its style sheet has them: what is to be seen is seen, on light paper and on dark."""
+"""Contrast of the page's colours in its style sheet: every state is visible on a light and on a dark background."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 PAGE = Path(__file__).parents[3] / "fleet" / "page"
-# As WCAG 2.1 has it: of letters (1.4.3), and of what is no text and has a meaning (1.4.11).
+# WCAG 2.1 contrast: 1.4.3 for letters, 1.4.11 for meaningful non-text shapes.
 LETTERS, SHAPES = 4.5, 3.0
-# These two have no letter and one shape: they are told from each other by their light alone.
+# These two states have no letter and the same shape, so only their lightness tells them apart.
 BARE = ("TakesJobs", "Busy")
 
 
@@ -38,7 +38,7 @@ def states() -> list[str]:
 
 
 def colours(state: str, of: Mapping[str, str]) -> tuple[str, str]:
-    """A cell's own and its letter's; where the state has no rule, those of every cell."""
+    """Return the colours of a cell and of its letter; a state without a rule has those of every cell."""
     rules = dict(re.findall(r"^(\.[\w., ]+) \{(.*?)\}", sheet(), re.DOTALL | re.MULTILINE))
     said = next((body for who, body in rules.items() if f".{state}" in who.split(", ")), rules[".cell, .sample"])
     found = re.search(r"background: ([^;]+); color: ([^;]+);", said)
@@ -92,7 +92,10 @@ def test_the_edge_is_drawn_and_no_state_takes_it_away() -> None:
 
 
 def test_in_the_dark_a_cell_is_seen_without_its_edge() -> None:
-    """A thin line of grey on black is soon lost, and cells of one colour are the most of them."""
+    """Cells stand out in dark mode without their border.
+
+    A thin grey line on black is easily lost, and cells of one colour are the largest part of the page.
+    """
     of = scheme(dark=True)
     found = {state: contrast(colours(state, of)[0], of["paper"]) for state in states()}
     assert {state: one for state, one in found.items() if one < SHAPES} == {}

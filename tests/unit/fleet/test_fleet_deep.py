@@ -1,4 +1,4 @@
-"""A machine that was rebooted takes jobs again when a deep check that began after that has passed, and not else."""
+"""A rebooted machine takes jobs again only after a deep check that began after the reboot has passed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def fleet(rules: Policy = ACT, size: int = 3) -> Worlds:
 
 
 def asked(rules: Policy = ACT, *, by: str = "person", says: tuple[str, int, str] = SILENT, size: int = 3) -> Worlds:
-    """One whose reboot is asked for, by whomever."""
+    """Return a fleet with one requested reboot, by a person or by a verdict."""
     worlds = fleet(rules, size)
     worlds.deep_says = says
     if by == "person":
@@ -51,7 +51,7 @@ def reboots(worlds: Worlds, node: str = "n0") -> None:
 
 
 def broker(worlds: Worlds, name: str) -> None:
-    """Its boot checks pass: what it has posted it lifts, in a moment in which nothing else is there."""
+    """Act as the broker: its boot checks pass and it lifts its own drain, while no other drain exists."""
     if worlds.slurm[name].reason == f"minivm: {SICK}":
         worlds.person_resumes(name)
 
@@ -276,7 +276,7 @@ def test_one_without_a_worker_gets_one_and_that_is_drained_until_it_has_checked(
 
 
 def exchanged(worlds: Worlds) -> None:
-    """Other hardware behind the same name, and another pod on it."""
+    """Put other hardware behind the same Node name, with another pod on it."""
     worlds.pod_goes("w-0")
     worlds.nodes["n0"].uid, worlds.nodes["n0"].annotations, worlds.nodes["n0"].cordoned = "other", {}, False
     worlds.nodes["n0"].labels.clear()
@@ -318,7 +318,10 @@ def test_what_replaces_a_machine_gets_no_jobs_while_its_pod_checks_it() -> None:
 
 @pytest.mark.parametrize("says", [SILENT, BAD, ("True", 4, "dcgm_diag")])
 def test_other_hardware_below_a_node_and_a_pod_that_stay_is_proven_too(says: tuple[str, int, str]) -> None:
-    """The Node's object is never deleted, and its pod begins anew in place: it is older than the drain."""
+    """Replaced hardware needs a deep check too when its Node and pod objects stay.
+
+    The Node is never deleted and the pod restarts in place, so the pod is older than the drain.
+    """
     worlds = fleet()
     worlds.pods["w-0"].gpus, worlds.deep_says = (GPU,), says
     worlds.settle_in()
@@ -337,7 +340,10 @@ def test_other_hardware_below_a_node_and_a_pod_that_stay_is_proven_too(says: tup
 
 
 def test_what_else_came_and_went_while_it_was_replaced_does_not_take_the_proof_from_it() -> None:
-    """The drain is younger than the pod by then: other causes give a reason another time."""
+    """Other causes that come and go during a replacement do not discard the passed deep check.
+
+    They rewrite the drain's reason, so that the drain is younger than the pod.
+    """
     worlds = fleet(replace(ACT, taints=("node.example/setup",)))
     worlds.pods["w-0"].gpus, worlds.deep_says = (GPU,), SILENT
     worlds.settle_in()
@@ -474,7 +480,7 @@ STEPS = st.lists(
 @settings(max_examples=200, deadline=None)
 @given(STEPS, st.sampled_from(["act", "propose"]))
 def test_whatever_happens_none_is_taken_back_unproven_and_it_settles(steps: list[str], mode: str) -> None:
-    """Taken back is a machine whose reboot was asked for: noted as rebooted."""
+    """A machine is noted as rebooted, and returned to service, only with a passed deep check of its current boot."""
     worlds = fleet(replace(ACT, machines=replace(ACT.machines, mode=mode)), 2)
     noted = 0
 

@@ -1,4 +1,4 @@
-"""Pools that have as many pods as jobs ask for: when one comes, which one goes, and what is never done."""
+"""Elastic pools, sized by the jobs that wait: when a pod is created, which pod is removed, and what never happens."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def test_a_job_that_idle_nodes_were_kept_from_for_another_gets_its_own_once_it_i
     for _ in range(8):
         worlds.goes_on(60)
     assert ("w", "fit") not in told(worlds) and sorted(worlds.pods) == ["w-0"]
-    worlds.starts("w-0")  # the job that they were kept for
+    worlds.starts("w-0")  # the job for which these nodes were kept
     behind.reason, behind.stuck = "Resources", False
     worlds.goes_on(60)
     assert behind.on == ["w-1"]
@@ -291,7 +291,7 @@ def test_one_that_ends_whenever_it_comes_is_made_anew_ever_more_seldom() -> None
         if "w-0" in worlds.pods and "w-0" not in worlds.over:
             worlds.ends("w-0")
         worlds.look()
-        worlds.asked = not worlds.asked  # between two of that name there are looks at which none is to be
+        worlds.asked = not worlds.asked  # on every other pass the queue is unknown and no pod is due
         worlds.now += 5
     pauses = [after - before for (_, before), (_, after) in pairwise(worlds.made_anew)]
     assert 5 <= len(pauses) <= 7, pauses
@@ -484,11 +484,11 @@ def test_a_fleet_that_begins_anew_concludes_the_same() -> None:
     assert worlds.queue[job].on
 
 
-# What Slurm says
+# Jobs as Slurm reports them
 
 
 def test_a_job_as_slurmrestd_tells_of_it() -> None:
-    """Of 24.11 (v0.0.42) and 26.05 (v0.0.44), which say the same of these."""
+    """Pending jobs parse alike for Slurm 24.11 (v0.0.42) and 26.05 (v0.0.44), which report the same fields."""
 
     def number(said: int, *, on: bool = True) -> dict[str, object]:
         return {"set": on, "infinite": False, "number": said}
@@ -523,7 +523,7 @@ def test_what_a_job_takes() -> None:
         assert gpus(said) == many
 
 
-# As it is kept
+# The pool as Kubernetes stores it
 
 SPEC: dict[str, Any] = {"mode": "elastic", "elastic": {"min": 0, "max": 4}, "template": template("1")}
 

@@ -1,7 +1,7 @@
-"""Random histories of a pool that grows and shrinks, and a fleet that is cut, blind and late in them.
+"""Random histories of an elastic pool, with a fleet that is killed, has stale data, or lacks some of it.
 
-What must never happen the worlds assert at each change: no pod goes that has a job, is named by a reservation, or is
-not drained by the fleet; none has a name beyond max.
+The simulated worlds assert the invariants at each change: no pod is removed that has a job, is named by a reservation,
+or is not drained by the fleet; no pod has a name beyond max.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ def run(worlds: ElasticWorlds, steps: list[tuple[str, int]]) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(STEPS, st.integers(0, SIZE), st.integers(0, 2), st.integers(1, 3))
-# One is too many, another has its turn to be replaced; then the first is wanted again, and of the older template too.
+# One pod is surplus and another is due for replacement; then the first is needed again and has the old template.
 @example([("submit", 0), ("template", 0), ("look", 0), ("look", 0)], 2, 0, 1)
-# Somebody names one that has not registered; with and without that being known.
+# A reservation names a node that has not registered, with and without the fleet knowing the reservations.
 @example([("reserved", 0), ("look", 0), ("max", 0), ("minutes", 0), ("look", 0), ("look", 0)], 0, 1, 1)
 @example(
     [("reserved", 0), ("look", 0), ("max", 0), ("minutes", 0), ("claims not asked", 1), ("look", 0), ("look", 0)],
@@ -95,11 +95,11 @@ def run(worlds: ElasticWorlds, steps: list[tuple[str, int]]) -> None:
     1,
     1,
 )
-# Others are away by themselves, and too many too.
+# Other pods are unavailable by themselves, and there is a surplus too.
 @example([("pod is not ready", 1), ("pod is not ready", 2), ("look", 0), ("blind to pools", 0)], 3, 0, 1)
-# A person says twice that it is to take jobs.
+# A person resumes the node twice.
 @example([("look", 0), ("resumes", 0), ("look", 0), ("drains", 0)], 1, 0, 1)
-# It is on its way, and in the look in which it would go nobody has asked who names it.
+# The pod is about to be removed, and reservations are unknown in the pass that would remove it.
 @example([("look", 0), ("reserved", 0), ("claims not asked", 1), ("look", 0), ("look", 0), ("look", 0)], 1, 0, 1)
 def test_whatever_happens_no_pod_with_a_job_goes_max_is_never_passed_and_it_ends_at_min(
     steps: list[tuple[str, int]], size: int, least: int, step: int
@@ -116,7 +116,7 @@ def test_whatever_happens_no_pod_with_a_job_goes_max_is_never_passed_and_it_ends
     worlds.all_well()
     for node in worlds.slurm.values():
         if not node.drained_by:
-            node.comment = ""  # who has said twice that it takes jobs has his way as long as that stands there
+            node.comment = ""  # a node that a person resumed twice keeps taking jobs while this comment exists
     worlds.now += 3600
     worlds.all_well()
     wants = worlds.read().elastic
@@ -128,7 +128,10 @@ def test_whatever_happens_no_pod_with_a_job_goes_max_is_never_passed_and_it_ends
 
 
 def settles(worlds: ElasticWorlds) -> None:
-    """Jobs and reservations stay as they are, and are asked for at each third look, as in the looks of a real fleet."""
+    """Assert that the fleet settles while jobs and reservations stay the same.
+
+    The queue and the reservations are known in every third pass, as with a real fleet.
+    """
     worlds.broken.clear()
     for number in range(140):
         worlds.asked = worlds.claims = number % 3 == 0
@@ -143,7 +146,7 @@ def settles(worlds: ElasticWorlds) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(STEPS, st.integers(0, SIZE), st.integers(0, 2), st.integers(1, 3))
-# It is about to go, others may evict it already, and then somebody names it.
+# The pod is about to be removed and may be evicted by others, and then a reservation names it.
 @example([("look", 0), ("look", 0), ("reserved", 0)], 1, 0, 1)
 def test_where_demand_stays_the_same_it_settles(steps: list[tuple[str, int]], size: int, least: int, step: int) -> None:
     worlds = ElasticWorlds(size, Policy(share=1.0), min=least, step=step)
@@ -166,7 +169,7 @@ class Killed(Exception):
 
 
 class Cut(ElasticWorlds):
-    """Killed once, after so many changes."""
+    """World that kills the fleet once, after `left` changes."""
 
     left = -1
 
@@ -192,7 +195,7 @@ class Cut(ElasticWorlds):
         raise AssertionError("it never ends")
 
 
-# No story takes so long by itself.
+# Longer than any story takes by itself.
 LONG_S = 100_000
 
 

@@ -1,4 +1,4 @@
-"""Which Events are written: of what they are about, and no more than a few at a time."""
+"""Kubernetes Events of the fleet: their objects and reasons, and their rate limit."""
 
 from __future__ import annotations
 
@@ -156,7 +156,10 @@ def test_a_roll_that_goes_on_is_not_an_event_for_each_pod() -> None:
 
 
 def test_a_verdict_that_comes_and_goes_is_not_an_event_each_time() -> None:
-    """Root on a worker writes verdicts: of one machine so many are told in a minute, and of another one still."""
+    """A verdict that flaps does not create an Event each time.
+
+    Root on a worker writes verdicts, so Events are limited per machine and minute; other machines are unaffected.
+    """
     often, found = EventRateLimit(), 0
     for turn in range(100):
         note, world = of_machine((), (HistoryEntry(turn, "verdict" if turn % 2 else "well"),))

@@ -1,4 +1,4 @@
-"""What people want of a machine, in Slurm and on its Node; and nothing of others is lifted with it."""
+"""Goals that people set for a machine: their effect in Slurm and on the Node, without lifting other drains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pods of others that may be lent machines, as they are read: what they ask for, and where they may go."""
+"""Parsing of guest pods, to which machines may be lent: what they request, and where they may run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whoever hurries and whoever decides of all do nothing twice, and leave nothing to each other that neither does."""
+"""The fast path and the main loop never make the same change twice, and never leave one undone to each other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES = ("w0", "w1", "w2")
 
 
 class People:
-    """Each of them has cordoned the Node of one worker."""
+    """Fast path over a cluster in which people have cordoned the Nodes of the named workers."""
 
     def __init__(self, *names: str, policy: Policy | None = None) -> None:
         self.cache = WatchCache(cast(ApiClient, SimpleNamespace(mark="lab.slurm")))
@@ -74,14 +74,14 @@ class People:
         raise OSError("no answer")
 
     def once(self) -> list[str]:
-        """Whom for, this time."""
+        """Run the fast path once and return the nodes that it drained."""
         self.drained.clear()
         asyncio.run(self.fast.run_once())
         return list(self.drained)
 
 
 def a_drain() -> Drain:
-    """Of w0, as it is decided with all else."""
+    """Return the drain of w0 as the main loop decides it."""
     seen: list[Drain] = []
 
     async def looks(drain: Drain) -> bool:
@@ -95,7 +95,10 @@ def a_drain() -> Drain:
 
 
 def test_what_is_done_here_is_not_done_again_by_whoever_decides_before_slurm_can_know_of_it() -> None:
-    """What Slurm is asked in this moment may have been answered before; what it is asked after that has not."""
+    """The main loop leaves a drain of the fast path alone until Slurm's state must show it.
+
+    A query that is already in flight may have been answered before the drain; only the query after it counts.
+    """
     people, drain = People("w0"), a_drain()
     assert not people.claims.has(drain)
     assert people.once() == ["w0"] and people.news == 1
@@ -144,7 +147,10 @@ def test_what_is_begun_by_somebody_else_in_the_meantime_is_left_to_him() -> None
 
 
 def test_after_a_refusal_nobody_is_tried_until_slurm_has_answered_once_more() -> None:
-    """Who does not answer one answers none, and each may take its whole deadline to fail."""
+    """After an error the fast path stops until Slurm answers again.
+
+    If Slurm does not answer one call it answers none, and each call might take its whole timeout to fail.
+    """
     people = People(*NAMES)
     people.does = people.refused
     assert people.once() == ["w0"] and people.news == 1

@@ -1,4 +1,4 @@
-"""One Lease and several fleets: never do two of them act, whatever their clocks say and however late they hear."""
+"""Leader election with one Lease: never do two fleets act at once, whatever their clocks and delays."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_lease_that_is_none_is_nobodys(spec: object) -> None:
 
 @dataclass
 class Candidate:
-    """Its clock begins anywhere and has a pace of its own; each of its calls takes as long as it takes."""
+    """Candidate whose clock has an arbitrary offset and pace, and whose calls take arbitrarily long."""
 
     name: str
     offset: float
@@ -98,7 +98,7 @@ class Story:
 
 paces = st.floats(0.9, 1.1)
 offsets = st.floats(-1e6, 1e6)
-# How much time passes, who goes on, through how many of a turn's four phases, and whether an answer is lost.
+# How much time passes, which candidate acts, through how many of a turn's four phases, and whether an answer is lost.
 moments = st.tuples(st.sampled_from([0.0, 1.0, 8.0, 14.0, 20.0]), st.integers(0, 1), st.sampled_from([4, 1, 2, 3]),
                     st.sampled_from([False, False, True]))  # fmt: skip
 
@@ -124,7 +124,7 @@ def test_when_all_is_quiet_there_is_one_and_it_stays() -> None:
             story.step(one, False)
         acted |= set(story.act())
     assert story.act() == ["a"] and acted == {"a"}
-    # And when it is gone, the other one follows.
+    # When the leader is gone, the other candidate takes over.
     story.candidates[0].phase = "dead"
     for _ in range(100):
         story.now += 0.5

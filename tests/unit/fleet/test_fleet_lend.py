@@ -1,4 +1,4 @@
-"""Machines that a pool lends to pods of others: to whom, which, when, how many, and how they come back."""
+"""Lending machines of a pool to guest pods: to which pods, which machines, when, how many, and how they return."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_the_namespace_that_has_fewest_machines_is_next(worlds: LendWorlds) -> N
 
 
 def of_two_pools(worlds: LendWorlds) -> dict[str, set[str]]:
-    """Whom they lend, where two machines are of another pool of the kind."""
+    """Return the guests of each pool's loans when two of the four machines belong to a second lending pool."""
     here, slurm = worlds.world().kubernetes, worlds.world().slurm
     assert isinstance(here, Kubernetes) and isinstance(slurm, Slurm)
     pool = worlds.read()
@@ -259,7 +259,10 @@ def test_a_worker_whose_machine_others_took_first_waits_for_it_and_nobody_misses
 
 
 def test_a_namespace_of_which_nothing_is_known_keeps_what_it_has_and_no_other_from_its_turn() -> None:
-    """Somebody has taken away its RoleBinding."""
+    """A namespace that cannot be read keeps its loan and does not block other namespaces.
+
+    This happens when a person removes the fleet's RoleBinding there.
+    """
     worlds = LendWorlds(8)
     worlds.wants_machine("a", namespace="one")
     worlds.goes_on()
@@ -404,14 +407,18 @@ STEPS = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(STEPS)
-# Decided by a world before which two machines were lent.
+# The decision is based on a snapshot from before two machines were lent.
 @example([("job", 0, 0), ("asks", 0, 0), ("sees", 0, 0), ("job", 1, 0), ("asks", 1, 0), ("cut", 0, 2), ("late", 0, 0)])
-# Decided by a world before somebody drained a node that was lent.
+# The decision is based on a snapshot from before a person drained a lent node.
 @example([("asks", 0, 0), ("look", 0, 0), ("look", 0, 0), ("look", 0, 0), ("drains", 0, 0), ("late", 0, 0)])
-# Decided by a world before a pod was no longer ready.
+# The decision is based on a snapshot from before a pod became unready.
 @example([("job", 0, 0), ("template", 0, 0), ("sees", 0, 0), ("pod is not ready", 0, 0), ("late", 0, 0)])
 def test_whatever_happens_it_keeps_its_share_its_notice_and_all_comes_back(steps: list[tuple[str, int, int]]) -> None:
-    """Asserted by the worlds at each change: no more than its share, no job ends before its time or with its pod."""
+    """Every loan returns in the end, whatever happens.
+
+    The worlds assert the limits at each change: no more machines than the pool's share, and no job ends before its
+    notice has passed or with its pod.
+    """
     worlds = LendWorlds()
     seen, away = worlds.world(), worlds.unavailable()
     for what, number, cut in steps:

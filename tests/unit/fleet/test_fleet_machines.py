@@ -1,4 +1,4 @@
-"""Which Node is which machine, and what is kept of it: it outlives pods and Nodes, and nobody is two of them."""
+"""Mapping of Nodes to machines, and each machine's history: it outlives pods and Nodes, and no machine has two."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def told(worlds: Worlds) -> dict[tuple[str, str], str]:
 
 
 def moved(worlds: Worlds, name: str, uid: str, **more: str) -> None:
-    """Another Node of the name."""
+    """Replace the Node by another one of the same name."""
     worlds.nodes[name] = Node(uid, **more)  # type: ignore[arg-type]
 
 
@@ -119,7 +119,10 @@ def test_another_node_without_a_name_of_its_provider_is_other_hardware(worlds: W
 
 
 def test_gpus_say_more_than_a_node_and_its_provider(worlds: Worlds) -> None:
-    """A board that is put into another machine takes its history along; what stands in its place is another."""
+    """GPUs identify a machine before its Node and provider ID do.
+
+    A board that moves to another machine takes its history along, and the hardware in its old place is new.
+    """
     worlds.nodes["n0"].provider = "cloud:///a/1"
     worlds.pods["w0"].gpus = A
     worlds.settle_in()
@@ -192,7 +195,10 @@ LIES: dict[str, tuple[str, ...]] = {
 @pytest.mark.parametrize("after", ["", "one of its own and nobody's", "nobody's", "a boot"])
 @pytest.mark.parametrize("lie", LIES)
 def test_a_pod_that_lies_about_its_gpus_moves_nobodys_history_nor_goal(lie: str, after: str) -> None:
-    """Root in it may write its conditions, and those of others."""
+    """A pod that lies about its GPUs does not move any history or goal.
+
+    Root in a pod may write the conditions of its own pod and of other pods.
+    """
     worlds = Worlds(3)
     worlds.machines = {}
     for name, gpus in (("w0", A), ("w1", B), ("w2", ("GPU-cccccccc-1",))):

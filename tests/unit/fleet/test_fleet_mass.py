@@ -1,4 +1,4 @@
-"""Many machines at once: a cable, a switch, an API server; and no fault of each of them."""
+"""Failures of many machines at once, as of a cable, a switch or an API server: not treated as many single failures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fleet.policy import Policy
 from tests.fleet_world import Worlds
 
 SIZE, MANY, WITHIN_S = 100, 30, 60
-# Of a pod that is gone half a minute is waited for the next one, and by then fewer are gone than may be.
+# Drains before the pause: a missing pod has half a minute for its successor, so a few drains precede the limit.
 HAPPENS: dict[str, tuple[int, Callable[[Worlds, int], object]]] = {
     "their kubelets fall silent": (0, lambda worlds, number: worlds.ready(f"n{number}", False)),
     "their pods are gone": (5, lambda worlds, number: worlds.pod_goes(worlds.names[number])),
@@ -21,7 +21,7 @@ HAPPENS: dict[str, tuple[int, Callable[[Worlds, int], object]]] = {
 
 
 def goes_on(worlds: Worlds, seconds: int, happens: Callable[[int], object] = lambda second: None) -> set[str]:
-    """Second by second; what was told meanwhile."""
+    """Run a pass each second, and return the kinds of notices."""
     told = set()
     for second in range(seconds):
         worlds.now += 1
@@ -75,12 +75,15 @@ def test_what_ends_no_job_does_not_wait_for_the_budget_of_what_may() -> None:
     worlds.policy = Policy(changes=10, rate=200)
     for name in worlds.nodes:
         worlds.cordon(name, on=False)
-    worlds.look()  # each is protected first
+    worlds.look()  # each pod is protected first
     assert many(Undrain) == SIZE
 
 
 def test_of_however_many_that_are_refused_again_and_again_others_have_their_turn() -> None:
-    """A policy that lets nobody change pods: a thousand of them are tried again each half minute, in each look some."""
+    """Changes that are refused again and again do not starve other changes.
+
+    A policy denies all changes of pods: a thousand are retried every half minute, some in each pass.
+    """
     worlds = Worlds(SIZE, Policy(changes=10, rate=10), prefix="w-")
     worlds.settle_in(most=100)
     no, others = worlds.names[:50], worlds.names[50:]

@@ -1,4 +1,4 @@
-"""What people see while slurmctld does not answer, and that it is never the state from before the outage."""
+"""Display during an outage of slurmctld: never the state from before the outage as if it were current."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def settled(policy: Policy | None = None) -> Worlds:
 
 
 def outage(worlds: Worlds, seconds: float) -> float:
-    """slurmctld falls silent and stays so; returns when."""
+    """Make slurmctld stop answering for some seconds, and return when that began."""
     assert not worlds.look_without("slurm")
     began = worlds.now
     worlds.now += seconds
@@ -93,7 +93,7 @@ def test_everything_is_as_before_once_slurmctld_answers() -> None:
 
 
 def away(worlds: Worlds, *, remembered: bool) -> Snapshot:
-    """The world without slurmctld, as the running operator sees it, and as the command line does."""
+    """Return the snapshot without slurmctld, as the running operator sees it or as the command line does."""
     slurm = worlds.world().slurm
     assert isinstance(slurm, Slurm)
     gone = worlds.world(blind="slurm")
@@ -174,7 +174,7 @@ def test_a_machine_that_was_given_up_says_so_until_it_is_back() -> None:
     assert "n0: given up: the machine does not answer" in text
     assert "delete the Node if the machine does not come back" in text
     assert "given up" in explained(worlds, machine)
-    del worlds.pods["w0"]  # its successor starts on another Node
+    del worlds.pods["w0"]  # the pod's successor starts on another Node
     worlds.settle_in()
     assert worlds.status("n0").state == "GivenUp"
     world = worlds.world()

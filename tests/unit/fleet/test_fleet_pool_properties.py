@@ -1,7 +1,7 @@
-"""Random histories of a pool, and a fleet that is cut, blind and late in them.
+"""Random histories of a pool, with a fleet that is killed, has stale data, or lacks some of it.
 
-What must never happen is asserted by the worlds themselves, at each change (`tests/fleet_pools_world.py`): no pod goes
-whose node runs a job or is not drained by the fleet, none beyond `maxUnavailable`, none of others is taken.
+The simulated worlds (`tests/fleet_pools_world.py`) assert the invariants at each change: no pod is removed whose node
+runs a job or is not drained by the fleet, no more than `maxUnavailable`, and no pod of another owner.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ EVENTS: dict[str, Callable[[PoolWorlds, str, str], object]] = {
     "pod is said to have ended": lambda w, name, node: w.ends(name, lie=True),
     "record goes": lambda w, name, node: None if w.slurm[name].jobs else w.slurm.pop(name),
 }
-# Of names that have neither a pod nor a record too.
+# These events also apply to names without a pod or record.
 OF_POOL: dict[str, Callable[[PoolWorlds, int], object]] = {
     "template": lambda w, number: w.roll(str(number)),
     "breaks": lambda w, number: w.broken.add(w.read().hash),
@@ -116,7 +116,10 @@ KINDS = (CreatePod, NotePool, ShowOnPod, ShowOnNode, Evict, Free)
 def test_whatever_is_refused_all_else_settles(
     kinds: set[type], numbers: set[int], changes: int, size: int, how: dict[str, Any]
 ) -> None:
-    """A quota, a policy, a budget of others: for whom of them, and for ever."""
+    """Refused changes do not keep the rest of the pool from settling.
+
+    A quota, a policy or a budget may refuse changes of any pods, for ever.
+    """
     worlds = PoolWorlds(4, Policy(changes=changes, share=1.0, shows=""), **{**how, "maxUnavailable": 40})
     names = {f"w-{number}" for number in numbers}
     worlds.refuses = lambda change: type(change) in kinds and about(change) in {*names, "w"}
@@ -137,7 +140,7 @@ class Killed(Exception):
 
 
 class Cut(PoolWorlds):
-    """Killed once, after so many changes."""
+    """World that kills the fleet once, after `left` changes."""
 
     left = -1
 

@@ -1,4 +1,4 @@
-"""Pools whose pods the fleet makes: what comes, what is replaced, what goes, and whose turn it is."""
+"""Worker pools whose pods the fleet creates: which pods it creates, replaces and deletes, and in which order."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_in_a_roll_a_pod_with_a_job_of_a_day_is_not_touched_and_every_other_gets
     while worlds.now - begun < DAY_S:
         worlds.look()
         most = max(most, len(worlds.unavailable()))
-        # Other jobs come wherever they may, and take ten minutes.
+        # New jobs of ten minutes start on every other node.
         for name in [one for one in worlds.pods if one != "w-3"]:
             worlds.jobs_end(name) if worlds.now % 600 < 60 else worlds.starts(name, 8)
         worlds.kubelets()
@@ -108,7 +108,7 @@ def test_in_a_roll_a_pod_with_a_job_of_a_day_is_not_touched_and_every_other_gets
 
 
 def test_those_that_wait_for_long_jobs_do_not_keep_the_others_from_their_turn() -> None:
-    """All are busy, and the first has the longest job."""
+    """Pods that wait for long jobs do not delay other updates: all nodes are busy, the first with the longest job."""
     worlds = PoolWorlds(4)
     worlds.turns()
     for name in worlds.names:
@@ -222,7 +222,10 @@ def test_by_policy_jobs_have_their_time_and_one_after_the_other_runs_elsewhere()
 
 
 def test_a_moment_in_which_no_pod_is_ready_ends_no_more_jobs_than_may_be_away() -> None:
-    """A probe that failed once says nothing of the jobs."""
+    """When all pods are unready for a moment, an update ends no more jobs than `maxUnavailable`.
+
+    A single failed probe does not mean that the jobs have stopped.
+    """
     worlds = PoolWorlds(6)
     worlds.turns()
     for name in worlds.names:
@@ -365,7 +368,7 @@ def test_one_that_ends_again_and_again_is_made_anew_ever_more_seldom(worlds: Poo
             worlds.ends("w-1")
         worlds.look()
         worlds.now += 5
-        worlds.memory = Memory() if worlds.now % 3 else worlds.memory  # whoever looks
+        worlds.memory = Memory() if worlds.now % 3 else worlds.memory  # the fleet may be restarted between passes
     times = [at - begun for _, at in worlds.made_anew]
     pauses = [after - before for before, after in pairwise(times)]
     assert pauses[:3] == sorted(pauses[:3]) and pauses[0] >= 30
@@ -374,7 +377,10 @@ def test_one_that_ends_again_and_again_is_made_anew_ever_more_seldom(worlds: Poo
 
 
 def test_what_is_said_of_a_pod_that_slurm_hears_makes_nothing_go(worlds: PoolWorlds) -> None:
-    """Who may write a pod's status may write that it has ended."""
+    """A pod status that claims an end does not remove a pod whose slurmd responds.
+
+    Every writer of a pod's status may claim that the pod has ended.
+    """
     worlds.starts("w-1")
     for name in ("w-0", "w-1"):
         worlds.ends(name, lie=True)
@@ -386,9 +392,9 @@ def test_what_is_said_of_a_pod_that_slurm_hears_makes_nothing_go(worlds: PoolWor
 @pytest.mark.parametrize(
     ("left", "goes"),
     [
-        ({"jobs": {7}, "responds": False}, False),  # its slurmd is not heard for a moment
+        ({"jobs": {7}, "responds": False}, False),  # slurmd does not respond for a moment
         ({"suspended": {7}, "jobs": {7}, "responds": False}, False),
-        ({"jobs": {7}, "responds": False, "down": True}, True),  # Slurm has given its jobs back
+        ({"jobs": {7}, "responds": False, "down": True}, True),  # Slurm has requeued its jobs
         ({"responds": False}, True),
         ({"jobs": {7}, "drained_by": "person"}, False),
     ],
@@ -417,7 +423,10 @@ def test_no_more_pods_that_ended_are_made_anew_at_a_time_than_are_counted() -> N
 
 
 def test_pods_that_cannot_be_made_keep_nothing_else_from_being_done(worlds: PoolWorlds) -> None:
-    """A quota, and more of them than changes in a look."""
+    """Pods that cannot be created do not block other changes.
+
+    A quota refuses more of them than the fleet makes changes in a pass.
+    """
     worlds.refuses = lambda change: isinstance(change, CreatePod) and change.name != "w-63"
     worlds.wants_of_it(replicas=64)
     tries = []
@@ -464,7 +473,10 @@ def test_a_big_pool_that_has_none_of_its_pods_keeps_no_other_from_its_own_and_as
 
 
 def test_what_is_written_into_a_pods_label_neither_brings_nor_holds_off_another_template(worlds: PoolWorlds) -> None:
-    """Who may patch a pod's status, may patch its labels with it."""
+    """A pod's label neither starts nor prevents an update.
+
+    Every client that may patch a pod's status may patch its labels too.
+    """
     for name in worlds.names:
         worlds.starts(name)
     worlds.roll("1", when="now")
@@ -485,7 +497,10 @@ def test_a_pod_says_of_which_template_it_is_where_no_status_can_be_written() -> 
 
 
 def test_what_is_taken_over_counts_as_made_of_what_was_there_then(worlds: PoolWorlds) -> None:
-    """Killed in between, and the template changed meanwhile."""
+    """An adopted pod counts as created from the template of that moment.
+
+    The fleet is killed between noting and adopting, and the template changes meanwhile.
+    """
     worlds.left_alone(0)
     worlds.look(cut=1)
     assert not worlds.owner["w-0"] and worlds.read().status.adopted == worlds.read().hash, "noted first"
@@ -500,7 +515,7 @@ def test_of_two_pools_of_one_label_the_older_one_has_it_and_nothing_of_the_other
     worlds = PoolWorlds(3)
     worlds.turns()
     theirs = replace(worlds.read(), name="v", uid="pool-v", created=worlds.now, replicas=2, hash="v2")
-    if begun:  # they had a label of their own until just now
+    if begun:  # the younger pool had a label of its own until a moment ago
         worlds.born("v-0", "n0", "v1", "pool-v")
         worlds.slurm["v-0"] = SlurmNode(drained_by="fleet", reason="minivm: fleet: update: x", since=worlds.now)
     worlds.more["v"] = theirs
@@ -534,7 +549,7 @@ def test_of_two_pools_that_would_have_a_pod_of_one_name_the_older_one_makes_it()
     assert found == {"w": "none of its pods is touched: w-x, older, has w-x-0 too"}
 
 
-# One on each Node
+# One pod on each Node
 
 
 @pytest.fixture
@@ -614,7 +629,7 @@ def test_a_pod_is_of_its_pool_and_of_its_node_whatever_its_template_says() -> No
     assert said["spec"]["hostname"] == "x", "the template itself stays"
 
 
-# As it is kept
+# The pool as Kubernetes stores it
 
 DEEP: list[Any] = functools.reduce(lambda inner, _: [inner], range(100_000), [])
 SPEC: dict[str, Any] = {"mode": "fixed", "replicas": 1, "template": template("1")}

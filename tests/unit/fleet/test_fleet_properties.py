@@ -1,6 +1,6 @@
-"""Random histories of both worlds, and a fleet that is cut, blind and late in them.
+"""Random histories of Slurm and Kubernetes, with a fleet that is killed, has stale data, or lacks some of it.
 
-What must never happen is asserted by the worlds themselves, at each change (`tests/fleet_world.py`); here: how it ends.
+The simulated worlds (`tests/fleet_world.py`) assert the invariants at each change; these tests check the final state.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ EVENTS: dict[str, Callable[[Worlds, str, str], object]] = {
     "unlabel": lambda w, name, node: w.nodes[node].labels.pop("rack", None),
     "time": lambda w, name, node: setattr(w, "now", w.now + 70),
 }
-# Of names that have neither a pod nor a record too.
+# These events also apply to names without a pod or record.
 ALWAYS = {"pod comes", "fewer", "more", "names", "names no more", "time"}
 LOOKS = ("look", "cut", "sees", "late", "blind to kubernetes", "blind to slurm", "blind to machines")
 STEPS = st.lists(
@@ -83,11 +83,11 @@ def run(worlds: Worlds, steps: list[tuple[str, int, int]]) -> None:
             case "cut":
                 worlds.look(cut=cut)
             case "late":
-                worlds.look(world=seen)  # decided on a world that is no more
+                worlds.look(world=seen)  # decided on an outdated snapshot
             case "blind to kubernetes" | "blind to slurm":
                 assert not worlds.look_without(what.rpartition(" ")[2])
             case "blind to machines":
-                worlds.look(blind="machines")  # all else goes on
+                worlds.look(blind="machines")  # all other decisions continue
             case _:
                 name = worlds.names[number]
                 if what in ALWAYS or (name in worlds.pods and name in worlds.slurm):
@@ -170,7 +170,10 @@ class Killed(Exception):
 
 
 class Cut(Worlds):
-    """Killed after so many changes: its memory and what it was about to do are gone. `again`: so is the next one."""
+    """World that kills the fleet after `left` changes.
+
+    The fleet's memory and its remaining changes are lost. With `again`, the next fleet is killed too.
+    """
 
     left = again = -1
 
@@ -182,7 +185,7 @@ class Cut(Worlds):
         super().perform(change)
 
     def look_on(self) -> None:
-        """Until there is nothing to do, nor a while later; whoever is killed is started anew."""
+        """Run passes until two in a row change nothing; a killed fleet is restarted."""
         idle = 0
         for _ in range(25 if self.again < 0 else 250):
             try:
@@ -330,7 +333,10 @@ TURNS = [(name, upto) for name, story in STORIES.items() for upto in range(1, le
 
 @pytest.mark.parametrize(("name", "upto"), TURNS)
 def test_killed_between_any_two_changes_of_a_story_it_ends_the_same(name: str, upto: int) -> None:
-    """Also at each turn of it: `upto` events of the story have happened."""
+    """A fleet that is killed between any two changes reaches the same end.
+
+    This holds at each step of a story, when its first `upto` events have happened.
+    """
     wanted, changes = told(STORIES[name], -1, upto)
     assert changes, "a story in which nothing is done shows nothing"
     for cut in range(changes + 1):
@@ -339,7 +345,10 @@ def test_killed_between_any_two_changes_of_a_story_it_ends_the_same(name: str, u
 
 @pytest.mark.parametrize("name", STORIES)
 def test_killed_after_every_single_change_of_a_story_it_ends_the_same(name: str) -> None:
-    """No fleet makes more than one change, and none remembers what the one before it did."""
+    """A fleet that is killed after each change reaches the same end.
+
+    No fleet makes more than one change, and none remembers the change of its predecessor.
+    """
     story = STORIES[name]
     wanted, changes = told(story, -1, len(story))
     found, many = told(story, 1, len(story), 1)

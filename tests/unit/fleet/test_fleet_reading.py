@@ -1,5 +1,7 @@
-"""What the API server and slurmrestd answer is read strictly: an object that is not as promised is refused as a whole,
-and told; the others are read."""
+"""Strict parsing of answers of the API server and slurmrestd.
+
+An object that does not match the schema is rejected as a whole and reported; all others are read.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from init.errors import ConfigError
 from tests import fleet_world
 
 NODE = {"metadata": {"name": "n0", "uid": "u"}, "spec": {}, "status": {}}
-# As slurmrestd of Slurm 24.11 wrote it, without the keys that nobody reads.
+# Recorded from slurmrestd of Slurm 24.11, without the fields that the fleet does not read.
 ANSWER = {
     "name": "w1",
     "state": ["IDLE", "DRAIN", "NOT_RESPONDING", "DYNAMIC_NORM"],

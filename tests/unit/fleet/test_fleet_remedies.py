@@ -1,5 +1,7 @@
-"""What is done to machines: idle, in turn, once, seen to be well; proposed unless the policy acts. That nothing is done
-to a machine with jobs, nor twice, nor to too many at once, the worlds assert themselves."""
+"""Remediation of machines: when idle, in turn, once, and verified; only proposed unless the policy says `act`.
+
+The simulated worlds assert that no remedy runs on a machine with jobs, twice, or on too many machines at once.
+"""
 
 from __future__ import annotations
 
@@ -176,7 +178,7 @@ def test_a_reboot_that_does_not_help_becomes_a_replacement() -> None:
         worlds.settle_in()
         assert worlds.status("n0").goal == "reboot"
         worlds.boots("n0")
-        worlds.person_resumes("w-0")  # the broker's: its checks pass after the boot
+        worlds.person_resumes("w-0")  # the broker lifts its drain: its checks pass after the boot
         worlds.settle_in()
         assert worlds.status("n0").goal == "up"
     worlds.verdict("w-0", SICK)
@@ -236,7 +238,10 @@ def test_somebody_who_resumes_it_in_time_is_asked_for_another_turn() -> None:
 
 @pytest.mark.parametrize("what", ["jobs", "pods"])
 def test_where_it_is_not_known_whether_it_is_idle_its_turn_is_not_lost(what: str) -> None:
-    """Who has just started has asked Slurm for its nodes, and not yet for its jobs."""
+    """While it is unknown whether the machine is idle, it keeps its turn.
+
+    A fleet that has just started may know Slurm's nodes before it knows the jobs.
+    """
     worlds = fleet(treats(reboot=ASK))
     worlds.wants("n0", "reboot", "new kernel")
     while worlds.status("n0").remedy is None:
@@ -268,7 +273,10 @@ def test_where_a_pod_cannot_be_read_no_machine_is_idle() -> None:
 
 
 def test_a_pod_that_cannot_be_read_keeps_only_its_own_machine_from_its_remedy() -> None:
-    """Who is root in a pod that may write its own status brings that about."""
+    """An unreadable pod blocks the remedy of its own machine only.
+
+    Root in a pod that may write its own status can make the pod unreadable.
+    """
     for where, treated in (("n1", 1), ("", 1), ("n0", 0)):
         worlds = fleet(treats(reboot=ASK))
         worlds.wants("n0", "reboot", "new kernel")

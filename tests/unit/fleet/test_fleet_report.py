@@ -1,4 +1,4 @@
-"""How the fleet says that it stands, to people and to programs."""
+"""Status report of the fleet, for people and for programs."""
 
 from __future__ import annotations
 

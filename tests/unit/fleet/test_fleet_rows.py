@@ -1,4 +1,4 @@
-"""Each row of the two-way state, and its reverse: what one side says, and what is done on the other."""
+"""Each row of the two-way state, and its reverse: what one side reports, and what the fleet does on the other."""
 
 from __future__ import annotations
 
@@ -119,7 +119,11 @@ def test_a_node_that_is_down_is_told_and_stays(worlds: Worlds) -> None:
 
 @pytest.mark.parametrize("reason", ["minivm: gpu_count[rma]@9f2c001 7 of 8 GPUs", init_node.STOPPING, reasons.LIFTED])
 def test_what_the_broker_the_pod_or_slurm_itself_drains_is_not_the_fleets(worlds: Worlds, reason: str) -> None:
-    """The last: Slurm's own drain keeps whatever reason it finds, also that of a drain of ours that is lifted."""
+    """The fleet does not treat the drains of the broker, the pod or Slurm as its own.
+
+    The third case is a drain by Slurm itself, which keeps the existing reason, also that of a lifted drain of the
+    fleet.
+    """
     worlds.slurm["w0"].drained_by, worlds.slurm["w0"].reason = "person", reason
     worlds.cordon("n0")
     assert not in_slurm(worlds)
@@ -221,7 +225,7 @@ def test_an_undrain_that_was_decided_before_the_next_cordon_does_nothing(worlds:
     assert worlds.slurm["w0"].drained_by == "fleet"
 
 
-# A Node condition, a Node that is not ready.
+# A condition of a Node, and a Node that is not ready.
 
 
 def test_a_named_condition_drains_while_it_is_true() -> None:
@@ -299,7 +303,7 @@ def test_those_whose_machines_are_well_again_count_until_they_are_undrained() ->
     assert not worlds.slurm["w5"].drained_by, "four are away already"
 
 
-# A pod that is to go.
+# A pod that is about to be deleted.
 
 
 def test_a_pod_that_is_to_go_waits_for_its_job_and_is_evicted_drained_and_idle(worlds: Worlds) -> None:
@@ -407,7 +411,10 @@ def test_a_node_whose_slurmd_registers_again_is_not_set_down_again() -> None:
 
 
 def test_what_was_set_down_for_a_cause_that_is_withdrawn_is_resumed_by_us() -> None:
-    """Its slurmd runs, and registers no more: nothing else would bring it back."""
+    """The fleet resumes a node that it set down when the cause is withdrawn.
+
+    The node's slurmd still runs and does not register again, so nothing else would bring the node back.
+    """
     worlds = Worlds(policy=Policy(leave_within_s=600, away=0))
     worlds.returns = False
     worlds.slurm["w0"].jobs.add(7)
@@ -443,12 +450,12 @@ def test_a_node_that_slurm_itself_has_found_down_is_not_resumed(worlds: Worlds) 
     assert not in_slurm(worlds)
 
 
-# A node of Slurm without a pod.
+# A Slurm node without a pod.
 
 
 @pytest.fixture
 def sets() -> Worlds:
-    """Of a StatefulSet w with three workers."""
+    """Return the world of a StatefulSet w with three workers."""
     made = Worlds(prefix="w-")
     made.look()
     return made
@@ -479,7 +486,10 @@ def test_a_pod_that_is_gone_leaves_a_drain_and_once_its_slurmd_is_silent_its_job
 
 
 def test_a_new_pod_gets_ready_although_its_node_was_set_down(sets: Worlds) -> None:
-    """Its slurmd is not proven while the node is down, and where ReturnToService is 0 nobody else lifts that."""
+    """The fleet resumes the down node of a new pod.
+
+    The new slurmd is not verified while the node is down, and with ReturnToService=0 nothing else resumes the node.
+    """
     sets.pod_goes("w-2")
     sets.look()
     sets.now += sets.policy.gone_s
@@ -493,7 +503,10 @@ def test_a_new_pod_gets_ready_although_its_node_was_set_down(sets: Worlds) -> No
 
 
 def test_many_pods_that_are_gone_at_once_are_a_pause(sets: Worlds) -> None:
-    """A list of pods that lacks many of them is a mistake of ours, or of the API server's, before it is a loss."""
+    """Many missing pods pause the fleet.
+
+    An incomplete pod list is more likely an error of the fleet or of the API server than a real loss.
+    """
     for name in sets.names:
         sets.pod_goes(name)
         sets.slurmd_goes(name)
@@ -561,7 +574,7 @@ def test_a_name_that_no_set_of_ours_makes_is_nobody_of_ours(name: str) -> None:
     assert Kubernetes(sets={"w": StatefulSet(2)}).made(name) is None
 
 
-# What Slurm says, in Kubernetes.
+# Slurm's state, shown in Kubernetes.
 
 
 def test_a_drain_in_slurm_is_a_condition_of_the_pod_and_so_is_its_end(worlds: Worlds) -> None:
@@ -636,7 +649,7 @@ def test_a_pod_that_comes_back_on_another_machine_takes_jobs_there(sets: Worlds)
     assert (sets.slurm["w-0"].drained_by, sets.slurm["w-0"].comment) == ("", "")
 
 
-# A pod that is ready and that Slurm does not know.
+# A ready pod that is unknown to Slurm.
 
 
 def forgotten(worlds: Worlds, *names: str) -> None:
@@ -708,7 +721,7 @@ def test_where_that_does_not_help_both_are_tried_again_after_twice_as_long_and_c
 
 
 def test_one_that_was_replaced_each_hour_for_months_is_replaced_each_hour() -> None:
-    """Longer than a power of two can be told."""
+    """The backoff has an upper limit: 2 to the power of 5000 replacements is too large to compute with."""
     worlds, replaced = Worlds(size=1), Lost(since=0.0, times=5000)
     del worlds.slurm["w0"]
     worlds.annotate("w0", RESTART, "0")
@@ -735,7 +748,7 @@ def test_a_fleet_that_is_started_anew_goes_on_from_what_the_pod_was_asked_for() 
 
 @pytest.mark.parametrize("said", ["because", "", "9" * 99, "\u0663", "-1"])
 def test_a_persons_word_is_none_of_ours(said: str) -> None:
-    """Whoever asks for a restart of a slurmd by himself finds his word there still."""
+    """The fleet keeps a restart annotation that a person wrote, and still requests its own restart."""
     worlds = Worlds(size=6)
     worlds.annotate("w0", RESTART, said)
     worlds.settle_in()
@@ -761,7 +774,10 @@ def test_a_time_that_is_to_come_holds_nobody_up(ahead: int) -> None:
 
 
 def test_a_slurm_that_has_lost_them_all_gets_them_back_by_their_slurmds() -> None:
-    """Its state was lost, say: to restart them ends nothing, and however many they are, none is replaced for that."""
+    """When slurmctld has lost all nodes, their slurmds restart and register again.
+
+    Slurm's state may have been lost: restarting the slurmds ends no job, and no pod is replaced however many there are.
+    """
     worlds = Worlds(size=6)
     worlds.look()
     forgotten(worlds, *worlds.names)
@@ -817,12 +833,12 @@ def test_a_fleet_that_begins_to_count_anew_lifts_no_drain_of_a_node_that_is_sile
     assert not changed(worlds.decide(worlds.world()), Undrain, Protect, Drain)
 
 
-# A machine that is dead.
+# A dead machine.
 
 
 @pytest.fixture
 def acting() -> Worlds:
-    """Six machines, the controller on the last of them, and a fleet that may give one up."""
+    """Return six machines, the controller on the last of them, with a fleet that may fence one."""
     made = Worlds(6, Policy(fencing="act"), "w-")
     made.look()
     return made
@@ -858,7 +874,7 @@ def changed_of(worlds: Worlds, kind: type) -> Change:
 
 
 def test_the_controllers_machine_is_given_up_though_nobody_hears_of_slurm(acting: Worlds) -> None:
-    """For that it is on the dead machine is why."""
+    """The controller's dead machine is fenced although Slurm does not answer: the dead machine is the reason."""
     dead_for(acting, "n5")
     acting.settle_in()
     assert acting.controller.node != "n5"
@@ -906,7 +922,10 @@ def test_a_sign_of_life_stops_what_was_begun(acting: Worlds) -> None:
 
 
 def test_a_pod_whose_successor_is_there_already_is_not_deleted_nor_its_machine_given_up_for_it(acting: Worlds) -> None:
-    """The fleet's own, or a Job's: a Deployment makes another one, under another name."""
+    """A pod with a successor is not deleted, and its machine is not fenced for it.
+
+    This is the fleet's own pod or a Job's pod: a Deployment creates its successor under another name.
+    """
 
     def seen(*, workers: bool) -> Snapshot:
         found = acting.world()
@@ -928,7 +947,10 @@ def test_a_pod_whose_successor_is_there_already_is_not_deleted_nor_its_machine_g
 
 
 def test_where_slurm_hears_the_worker_its_machine_is_not_dead(acting: Worlds) -> None:
-    """A network that is cut between the fleet and the machine is not cut between slurmctld and it."""
+    """A machine whose slurmd responds to slurmctld is not fenced.
+
+    The network may be cut between the fleet and the machine, but not between slurmctld and the machine.
+    """
     dead_for(acting, "n0")
     acting.slurm["w-0"].responds = True
     acting.settle_in()
@@ -947,7 +969,10 @@ def test_where_a_provider_is_named_his_word_is_needed(acting: Worlds) -> None:
 
 
 def test_a_machine_that_calls_itself_given_up_is_not_believed(acting: Worlds) -> None:
-    """Its kubelet may write annotations: it would go round the budget, and have a person's taint lifted for it."""
+    """A machine's own fenced annotation is not trusted.
+
+    Its kubelet may write annotations, and could bypass the budget and have a person's taint removed.
+    """
     acting.nodes["n0"].annotations["minivm.io/fenced"] = "a lie"
     acting.nodes["n0"].taints[OUT] = "nodeshutdown"
     acting.settle_in()
@@ -993,7 +1018,7 @@ def test_a_persons_drain_on_a_dead_machine_stays_and_its_pod_goes(acting: Worlds
     assert (acting.slurm["w-0"].drained_by, acting.pods["w-0"].node != "n0") == ("person", True)
 
 
-# Which pods others may evict.
+# Which pods may be evicted by others.
 
 
 def test_a_pod_may_be_evicted_by_others_while_it_is_drained_and_idle_and_at_no_other_time(worlds: Worlds) -> None:
@@ -1068,7 +1093,10 @@ def test_by_policy_a_persons_drain_cordons_and_its_end_uncordons() -> None:
 
 
 def test_a_machine_that_calls_a_persons_cordon_the_fleets_is_not_believed() -> None:
-    """Its kubelet may write annotations on its own Node: it would keep its jobs, and have the cordon lifted for it."""
+    """A machine's claim that the fleet set a person's cordon is not trusted.
+
+    Its kubelet may annotate its own Node, and could keep its jobs and have the cordon removed.
+    """
     worlds = Worlds(policy=Policy(cordon=True))
     worlds.cordon("n0")
     worlds.nodes["n0"].annotations["minivm.io/cordoned"] = "w0: look at fan 3"
@@ -1103,7 +1131,7 @@ def test_a_cordon_of_another_clusters_fleet_is_lifted_by_that_one_alone(here: bo
     worlds.settle()
     assert worlds.nodes["n0"].cordoned
     assert worlds.slurm["w0"].drained_by == ("fleet" if here else "")
-    # Of a mark from before marks said whose they are.
+    # Marks of older releases do not name their cluster.
     worlds.nodes["n0"].labels[OURS] = "true"
     worlds.settle()
     assert worlds.nodes["n0"].cordoned == (not here), "gone where a worker is"
@@ -1118,7 +1146,7 @@ def test_a_policy_that_cordons_no_more_takes_its_cordons_back() -> None:
     assert not worlds.nodes["n0"].cordoned
 
 
-# What is not known.
+# Unknown state.
 
 
 @pytest.mark.parametrize("blind", ["kubernetes", "slurm"])
@@ -1158,11 +1186,14 @@ def test_the_same_is_told_once(worlds: Worlds) -> None:
     assert (again.news, [one.kind for one in again.stands]) == ((), ["held"])
 
 
-# Words from others.
+# Text from other authors.
 
 
 def test_a_cordons_reason_passes_neither_for_a_verdict_nor_for_another_node() -> None:
-    """Else the health broker would take our drain for its own, and lift it when its checks pass."""
+    """A cordon's reason cannot pass for a verdict or another node.
+
+    Otherwise the health broker would take the fleet's drain for its own, and lift it when its checks pass.
+    """
     said = reasons.reason({"cordon": 'x; gpu_count[rma]@9f2c001 gone\nNodeName="w9"; \x1b[31m' + "y" * 500})
     assert not broker.names(said)
     assert said.isprintable()
@@ -1189,7 +1220,7 @@ def test_a_mark_that_nobody_can_read_is_none(comment: str) -> None:
 
 @pytest.mark.parametrize("comes_and_goes", [False, True])
 def test_a_condition_whose_message_changes_each_second_does_not_fill_the_log(comes_and_goes: bool) -> None:
-    """A kubelet writes what it likes into it, as often as it likes."""
+    """A condition with ever new messages is rate-limited in the log: a kubelet may write any text at any rate."""
     worlds = Worlds(size=5, policy=Policy(conditions=("Sick",)))
     worlds.person_drains("w0")
     worlds.look()

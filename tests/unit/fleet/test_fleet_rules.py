@@ -1,5 +1,7 @@
-"""The kinds' rules in CEL, which API servers from 1.25 on know: evaluated as such a server does it, the defaults filled
-in. What they refuse the fleet refuses itself, for servers that know no rules."""
+"""CEL rules of the custom resources, evaluated as API servers from 1.25 on do, with defaults filled in.
+
+The fleet itself refuses whatever the rules refuse, for servers that do not know CEL rules.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def update(**said: object) -> Object:
     return {**BASE, "update": said}
 
 
-# Each with a word of the rule that refuses it; "": none does.
+# Each has a word of the rule that refuses it; "" when the pool is valid.
 POOLS: list[tuple[str, Object, str]] = [
     ("gpu", BASE, ""),
     ("gpu", {**BASE, "replicas": 0}, ""),
@@ -82,7 +84,7 @@ def filled(schema: Object, value: Any) -> Any:
 
 
 def broken(schema: Object, value: Any) -> Iterator[str]:
-    """The messages of those rules that say no, here and further down."""
+    """Yield the messages of the rules that refuse the value, here and in nested fields."""
     for rule in schema.get("x-kubernetes-validations", ()):
         said = SELF.compile(rule["rule"]).eval(data={"self": value}).plain_value()
         assert isinstance(said, bool), f"{rule['rule']}: {said}"
@@ -103,7 +105,7 @@ def test_what_the_rules_refuse_of_a_pool_the_fleet_refuses_too(name: str, spec: 
     item = {"metadata": {"name": name, "uid": "u"}, "spec": spec}
     said = refused(schema_of(crd_pools.definition()), item)
     assert len(said) == bool(word) and all(word in one for one in said), "by that rule, and by no other"
-    # As a server before 1.25 keeps it, and as one keeps it that fills in the defaults.
+    # The item as a server before 1.25 stores it, and with the defaults that a newer server fills in.
     for one in (item, filled(schema_of(crd_pools.definition()), item)):
         if word:
             with pytest.raises(FleetError, match="read "):

@@ -1,4 +1,4 @@
-"""A mistake of the fleet's own in deciding: it is told, nothing is done, and it is tried again, later each time."""
+"""Bugs in the fleet's decisions: the bug is reported, nothing is changed, and the decision is retried with backoff."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A template that the API server refuses: what is wrong stands in the pool, and no longer than it is."""
+"""Templates that the API server refuses: the pool's condition shows the error exactly while it lasts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where workers are in the fabric: labels of Nodes, and the places that Slurm is told."""
+"""Topology of workers in the network fabric: labels of Nodes, and the places set in Slurm."""
 
 from __future__ import annotations
 
@@ -55,7 +55,10 @@ TIERS = st.lists(st.sampled_from(("a", "b", "c", "d")), min_size=1, unique=True)
 def test_a_switch_has_one_parent_and_is_a_leaf_always_or_never_whatever_labels_and_tiers_say(
     nodes: list[tuple[dict[str, str], list[str]]],
 ) -> None:
-    """Also of another policy, before: slurmctld keeps places, and does not start where one contradicts another."""
+    """Each switch has one parent, and is always a leaf or never one, for any labels and tiers.
+
+    This includes places of an earlier policy: slurmctld keeps places, and does not start when one contradicts another.
+    """
     parents: dict[str, str] = {}
     leaves, inner = set(), {ROOT}
     for labels, tiers in nodes:
@@ -113,7 +116,7 @@ def test_unasked_no_place_is_told() -> None:
 
 
 def test_a_slurm_that_tells_no_places_is_told_none() -> None:
-    """Before 25.05; and a static node is where slurm.conf says."""
+    """Set no places in Slurm before 25.05, nor for a static node, whose place slurm.conf defines."""
     item = {"name": "w0", "state": ["IDLE", "DYNAMIC_NORM"]}
     older, newer = slurm_node(item), slurm_node({**item, "topology": ""})
     assert (older.topology, newer.topology) == (None, "")
@@ -152,7 +155,10 @@ def test_no_place_keeps_a_drain_from_its_turn() -> None:
 
 
 def test_a_domain_that_the_policy_names_is_a_block_and_what_it_does_not_name_is_told() -> None:
-    """A block that is not in Slurm's file does not come by a place."""
+    """A domain named in the policy becomes a block, and one that is not named is reported.
+
+    Setting a place does not create a block that is missing in Slurm's file.
+    """
     blocks = Blocks(CLIQUE, frozenset(("d.1", "d2")), (2,))
     worlds = Worlds(policy=Policy(topology=Topology((ROW,), blocks)))
     worlds.nodes["n0"].labels.update({ROW: "4", CLIQUE: "d2"})
@@ -174,7 +180,10 @@ def test_a_domain_that_the_policy_names_is_a_block_and_what_it_does_not_name_is_
 
 
 def test_with_blocks_alone_all_are_in_one_switch_that_no_other_policy_contradicts() -> None:
-    """slurmctld keeps places, and does not start where one contradicts another."""
+    """With blocks alone, all nodes are in one switch, which fits any other policy.
+
+    slurmctld keeps places, and does not start when one contradicts another.
+    """
     alone, row = Topology((), Blocks(CLIQUE, frozenset("a"), (1,))), Topology((ROW,))
     assert place({CLIQUE: "a"}, alone) == "default:/:unknown,blocks:a"
     assert place({}, row) == "default:/:unknown"
@@ -228,6 +237,9 @@ def test_a_domain_is_a_block_and_no_block_is_smaller_than_the_first_size() -> No
 
 
 def test_what_slurmd_is_born_with_is_not_compared_with_its_record() -> None:
-    """Compared, each pod that comes back would have its record made anew."""
+    """The place given to slurmd at its start is separate from its node record.
+
+    If the two were compared, the record of each returning pod would be recreated.
+    """
     text = (Path(__file__).resolve().parents[3] / "init/services/slurmd.yaml").read_text()
     assert "${MINIVM_SLURMD_CONF} ${MINIVM_NODE_PLACE:-} " in text

@@ -1,4 +1,4 @@
-"""What the mirror holds in memory is bounded, whatever it is told; and a failure is always heard."""
+"""Memory bounds of the mirror for arbitrary input, and the guarantee that a failure is always recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gitsync's decisions, without a process: settings, schedules, rings, rules, pruning, what git's words mean."""
+"""gitsync's decisions, without a process: settings, schedules, rings, rules, pruning, and git's messages."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_settings_are_parsed_by_their_type_and_empty_is_unset() -> None:
 def test_a_wrong_value_is_refused_and_named(name: str, value: str) -> None:
     with pytest.raises(GitsyncError) as caught:
         settings.from_environment({f"MINIVM_GITSYNC_{name}": value})
-    # What is refused for holding a credential must not be repeated in the refusal.
+    # The error must not repeat a value that is refused because it contains a credential.
     assert f"MINIVM_GITSYNC_{name}" in str(caught.value) and "hunter2" not in str(caught.value)
 
 
@@ -164,7 +164,7 @@ REST = next(f"p{n}" for n in range(100) if not schedule.is_canary(f"p{n}", 10))
         (REST, 10, 700.0, None, True, Turn.HOLD),
         (REST, 10, 700.0, RingView(0.0, 5, 1, ("p1: crashed",)), True, Turn.HOLD),
         (REST, 10, 700.0, RingView(50.0, 5, 0), True, Turn.TAKE),
-        # Seen by the fleet long ago: a node that starts today does not wait again.
+        # The fleet saw this commit long ago, so a node that starts today does not wait again.
         (REST, 10, 101.0, RingView(-5000.0, 5, 0), True, Turn.TAKE),
         (REST, 10, 101.0, RingView(None, 0, 0), True, Turn.WAIT),
     ],

@@ -1,4 +1,4 @@
-"""What every package stands on: files that are whole, errors that are safe to print, questions that end in time."""
+"""Base library of all packages: atomic file writes, errors that are safe to print, and requests that end in time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people hand to `minivm health`, `replay` and `ledger` by mistake: one sentence that names file and field."""
+"""Wrong input to `minivm health`, `replay` and `ledger`: one-sentence errors that name the file and the field."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_wrong_choice_is_told_with_the_right_ones(
 
 
 class Nasty:
-    """A check whose words come from a user: a process may be called anything."""
+    """Check whose text comes from a user: a process may have any name."""
 
     CHECK = Check(name="nasty", about="", class_=Class.NODE, period_s=60, sources=(), thresholds="")
 
@@ -141,7 +141,7 @@ class Nasty:
         self.reason = reason
 
     def parse(self, inputs: Inputs) -> None:
-        """Nothing to read."""
+        """Read nothing."""
 
     def judge(self, measured: None, context: object) -> object:
         return [problem(self.reason, subject="a\x1b[1m", measured="\r7"), ok("fine")]

@@ -1,4 +1,4 @@
-"""Whether a pod that begins checks its machine deeply, that it does so once in a boot, and the word that it keeps."""
+"""Deep checks at the start of a pod: whether they are requested, that they run once per boot, and the stored result."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Rounds:
-    """What is run, and what it leaves."""
+    """Fake deep check round, which counts its runs and stores the given state."""
 
     def __init__(self, path: Path, state: State | None = State.OK, why: str = "") -> None:
         self.path, self.state, self.why, self.times = path, state, why, 0
@@ -146,7 +146,10 @@ def test_one_that_was_cut_begins_anew_and_one_of_another_boot_says_nothing(path:
 
 
 def test_one_that_was_cut_does_not_begin_anew_where_jobs_may_run(path: Path) -> None:
-    """A person has resumed the node, whose health service was stopped meanwhile."""
+    """An interrupted deep check does not restart once jobs may run.
+
+    A person has resumed the node while its health service was stopped.
+    """
     runs = Rounds(path)
     deep.write(path, Word(boot_id(), State.RUNNING))
     assert begin.once(runs, lambda: False)

@@ -1,4 +1,4 @@
-"""Whatever a tool prints, a parser never turns it into "ok" by accident."""
+"""Fuzzed tool output: no parser turns it into "ok" by accident."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ SICK = [
     for check, (result, _) in read_case(path.parent).expect.items()
     if result is Result.PROBLEM
 ]
-# Plain lists of what there is: nobody can tell that a line is missing.
+# Plain lists of items, in which a missing line cannot be noticed.
 OPEN_LISTS = {"df", "df_inodes", "lspci", "meminfo", "buddyinfo"}
-# Words that tools print, so that the fuzz gets past the first line.
+# Words of real tools, so that the fuzz gets past the first line.
 WORDS = st.sampled_from(
     [
         "0",
@@ -79,7 +79,10 @@ def judge(check: str, case: Case, source: str, text: str) -> tuple[Result, str]:
 
 @pytest.mark.parametrize(("check", "path"), SICK, ids=[f"{check}-{path.name}" for check, path in SICK])
 def test_a_sick_output_with_one_damaged_value_is_never_ok(check: str, path: Path) -> None:
-    """Each line in turn loses its last word to noise; a sample of them where there are many."""
+    """Output with a problem never becomes ok when one value is damaged.
+
+    Each line in turn has its last word replaced by noise; at most 15 lines of each source are sampled.
+    """
     case = read_case(path)
     chance = random.Random(f"{check}{path.name}")
     for source in CHECKS[check].CHECK.sources:
@@ -88,7 +91,7 @@ def test_a_sick_output_with_one_damaged_value_is_never_ok(check: str, path: Path
         lines = case.captures[source.name].text.splitlines()
         for number in sorted(chance.sample(range(len(lines)), min(15, len(lines)))):
             if not lines[number].strip() or (source.name == "kernel_log" and lines[number].startswith("[")):
-                # Another word in a line of a log is another line of the log, and nobody can tell.
+                # A changed word in a log line is simply another log line, and cannot be noticed.
                 continue
             damaged = [*lines]
             damaged[number] = lines[number].rsplit(maxsplit=1)[0] + " \x00¿?" if " " in lines[number].strip() else "¿?"
@@ -98,7 +101,10 @@ def test_a_sick_output_with_one_damaged_value_is_never_ok(check: str, path: Path
 
 @pytest.mark.parametrize(("check", "path"), SICK, ids=[f"{check}-{path.name}" for check, path in SICK])
 def test_a_sick_output_without_the_line_that_tells_is_never_ok(check: str, path: Path) -> None:
-    """What a structured output must hold and does not hold is unknown."""
+    """Output with a problem never becomes ok when the line that shows it is missing.
+
+    A required field that is absent from a structured output gives `unknown`.
+    """
     case = read_case(path)
     chance = random.Random(f"{path.name}{check}")
     for source in CHECKS[check].CHECK.sources:

@@ -1,4 +1,4 @@
-"""What a tree's checks import: each tree its own modules, and nothing of Python's is moved for it."""
+"""Imports of a tree's checks: each tree has its own modules, and Python's import path stays unchanged."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_each_tree_has_its_own_modules_also_those_that_are_imported_late(tmp_pat
 
 
 def test_python_s_own_path_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also a place of somebody else's that is called lib."""
+    """Loading trees leaves sys.path as it is, including an unrelated directory called lib."""
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "other/lib")])
     before = list(sys.path)
     parsed(tree(tmp_path / "a", "one"))
@@ -59,7 +59,7 @@ def test_python_s_own_path_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_tree_s_module_does_not_hide_what_python_has_as_a_directory(tmp_path: Path) -> None:
-    """A directory of data in lib is no package where Python has one of that name."""
+    """A data directory in a tree's lib is not a package, and does not hide Python's package of the same name."""
     root = tree(tmp_path / "a", "one")
     (root / "lib/xmlrpc").mkdir()
     (root / "lib/site_words.py").write_text("import xmlrpc.client\nWORD = 'one'\n")

@@ -1,4 +1,4 @@
-"""A user's process may be called anything, and the kernel writes its name: no line that he brings about is evidence."""
+"""Kernel log lines that a user can cause are never evidence: a process may have any name, and the kernel logs it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TREE = ROOT / "scripts"
 CHECKS = load_checks(TREE, ["xid", "kernel_log"]).checks
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
 MCE = "mce: [Hardware Error]: CPU 4: Machine Check: 5 Bank 5: be00000000800400"
-# As kernels write it: the level, the name of a process, what follows it, and a file's name where there is one.
+# Line formats of the kernel: the level, the process name, the text after it, and the file name if there is one.
 OF_A_PROCESS = (
     (6, "{name}[12136]: segfault at 0 ip 00007fa87f785ad8 sp 00007fff error 4 in {file}[167ad8,7fa8+156]"),
     (6, "{name}[12136] bad frame in rt_sigreturn frame:00007ffc ip:7f00 sp:7ffc orax:ffff in {file}[7f00+1000]"),
@@ -31,7 +31,7 @@ OF_A_PROCESS = (
 
 
 def evidence() -> list[str]:
-    """Every line that a recording is found sick by."""
+    """Return every line that makes a recording's verdict a problem."""
     lines = []
     for path in sorted((ROOT / "tests/recordings/kernel-log").glob("*/kernel_log.txt")):
         if any(result is Result.PROBLEM for result, _ in read_case(path.parent).expect.values()):
@@ -53,7 +53,7 @@ def rows(text: str, level: int | None, times: int = 1) -> list[str]:
 
 @pytest.mark.parametrize("line", evidence())
 def test_no_name_of_a_process_or_file_is_evidence(line: str) -> None:
-    """Whatever part of a true line he calls his program, at whatever level, and as often as he likes."""
+    """No process or file name is evidence, whatever part of a true line it copies, at any level, and however often."""
     for level, form in OF_A_PROCESS:
         for length in range(1, 16):
             forged = form.format(name=line[:length], file=line)
@@ -78,7 +78,10 @@ def test_a_file_on_lustre_says_nothing_of_its_servers_by_its_name() -> None:
 
 @pytest.mark.parametrize("line", evidence())
 def test_what_is_not_the_kernel_s_own_is_no_evidence(line: str) -> None:
-    """Root's programs write into /dev/kmsg, and containers' do; the kernel gives them a facility of their own."""
+    """Lines of other writers are no evidence.
+
+    Programs of root and of containers write to /dev/kmsg, and the kernel marks them with another facility.
+    """
     for check in CHECKS:
         assert judged(check, *rows(line, 8 + 3, 20)).result is Result.OK
 
@@ -116,7 +119,7 @@ def test_a_new_form_of_the_driver_s_is_noticed_for_a_while_and_a_process_s_name_
     ],
 )
 def test_a_lost_gpu_in_one_record_is_read(text: str) -> None:
-    """/dev/kmsg writes a line break within a record as four characters."""
+    """A lost GPU is found in a record in which /dev/kmsg writes a line break as four characters."""
     record = f"NVRM: The NVIDIA GPU 0000:3b:00.0{text} and is not responding to commands."
     verdict = judged("xid", *rows(record, 3))
     assert (verdict.class_, verdict.subject) == (Class.REBOOT, "0000:3b:00.0")

@@ -1,4 +1,4 @@
-"""What two programs of a node do alike is written once, and both use it."""
+"""Code that two programs of a node share exists once, and both use it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_what_the_runner_does_not_run_gitsync_does_not_ask_to_be_executable(endi
         ("NOTIFY_SOCKET", set()),
         ("uname().nodename", {"checks/evidence.py"}),
         ("sha256(", {"scripts.py", "spread.py"}),
-        # A file is published by the ground; a capsule is a directory, and a record turns its own log over.
+        # `ground` publishes files; the exceptions rename a capsule's directory and rotate the record's log.
         (".rename(", {"checks/cases.py", "runner/record.py"}),
         ("write_text(", {"checks/cases.py"}),
     ],

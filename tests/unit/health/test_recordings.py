@@ -1,4 +1,4 @@
-"""Every check judges what real tools printed as it is known to mean, on every GPU model that is recorded."""
+"""Verdict of every check on recorded output of real tools, for every recorded GPU model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which policy the runner takes: the operator's, the tree's, or its own defaults. A bad file never stops a job."""
+"""Choice of the runner's policy: the operator's, the tree's, or built-in defaults. A bad file never stops a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the resident runner decides by words and files: a request, a plan, what is kept, what a prolog believes."""
+"""Decisions of the resident runner on text and files: requests, plans, what it keeps, and what a prolog trusts."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_a_line_of_the_record_waits_for_nobody_until_the_file_is_full(
     path = tmp_path / "runs.jsonl"
     path.touch()
     with path.open() as file:
-        # As another run does that writes in the same moment.
+        # Another run that writes at the same moment holds this lock.
         fcntl.flock(file, fcntl.LOCK_EX)
         assert record.append({"job": "1"})
         assert (path.read_text(), waits) == ('{"job":"1"}\n', [])

@@ -1,4 +1,4 @@
-"""Slurm's own drains: which the broker lifts, and which it leaves to a person."""
+"""Slurm's own drains: which ones the broker lifts, and which ones it leaves to a person."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def drain(reason: str, author: str = "root", since: float | None = WALL + 1) -> 
         (drain("kill task failed"), False),
         (drain("fan is loud"), False),
         (drain("minivm: pod stops"), False),
-        (drain("minivm: pod is back"), True),  # without accounting it stays, and Slurm's next drain carries it
+        (drain("minivm: pod is back"), True),  # without accounting this reason stays, and Slurm's next drain keeps it
         (drain("minivm: gpu_ecc[reboot]@9f2c1ab 2 errors"), False),
     ],
 )
@@ -166,7 +166,7 @@ def test_the_broker_records_a_step_that_cannot_be_killed_before_slurm_drains(tmp
     assert desk.calls() == ["node"]
     unkilled = desk.broker.memory.slurm.unkilled
     assert unkilled is not None and unkilled.job == 46 and unkilled.before == IDLE
-    # A second step of the job comes when Slurm has drained the node for the first.
+    # The second step of the job is reported after Slurm has drained the node for the first.
     desk.slurm.state = drain(KILL, since=time.time())
     desk.broker.answer({"ask": "unkillable", "job": 46})
     second = desk.broker.memory.slurm.unkilled
@@ -220,7 +220,7 @@ def test_a_jobs_processes_are_those_below_its_steps_and_in_its_cgroups(tmp_path:
     plant(tmp_path, 22, "slurmstepd", 1, title="slurmstepd: [146.0]")
     assert remains.of_job(46, tmp_path) == ((11, "711"), (12, "712"), (13, "713"))
     if not os.geteuid():
-        # A user's process in slurmstepd's name: its children are not the job's.
+        # A user's process named slurmstepd: its children do not belong to the job.
         plant(tmp_path, 30, "slurmstepd", 1, title="slurmstepd: [46.0]")
         plant(tmp_path, 31, "sleep", 30)
         assert (31, "731") in remains.of_job(46, tmp_path)

@@ -1,4 +1,4 @@
-"""What a round tells the pod and Prometheus, and what the table says. Pure."""
+"""Results of a round as the pod, Prometheus and the table show them, without a process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A verdict says what only the hardware can say: what a job's user can bring about or forge drains nothing."""
+"""Evidence that a job's user can cause or forge drains nothing: a draining verdict needs evidence of the hardware."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ RECORDED = ROOT / "tests/recordings/nvidia-smi"
 
 
 class Made:
-    """A check that finds one problem."""
+    """Check that finds one given problem."""
 
     def __init__(self, user_made: UserMade, finding: Finding) -> None:
         self.CHECK = Check("made", "", Class.RMA, 60, (), thresholds="", user_made=user_made)
         self.finding = finding
 
     def parse(self, inputs: Inputs) -> None:
-        """Nothing to read."""
+        """Read nothing."""
 
     def judge(self, measured: None, context: object) -> list[Finding]:
         return [self.finding]
@@ -128,7 +128,10 @@ def test_a_process_on_a_gpu_says_nothing_by_its_name(name: str) -> None:
 
 @pytest.mark.parametrize("end", ["\n", "\v", "\x1c", "\u2028"])
 def test_a_process_on_one_gpu_is_not_the_next_gpu_by_its_name(end: str) -> None:
-    """Its user writes the next one's whole description into it, with whatever may end a line."""
+    """A process name on one GPU is not parsed as the next GPU.
+
+    The user writes a whole GPU section into the name, with any character that may end a line.
+    """
     case = read_case(RECORDED / "h100-job-runs")
     text = case.captures["nvidia_smi_q"].text
     block = text.split("\nGPU 00000000:3A:00.0")[1].split("    Processes")[0]
@@ -140,7 +143,7 @@ def test_a_process_on_one_gpu_is_not_the_next_gpu_by_its_name(end: str) -> None:
             continue
         true = judge_case(CHECKS[check], TREE, case).verdict
         got = judge_case(CHECKS[check], TREE, Case(case.path, {**case.captures, "nvidia_smi_q": given})).verdict
-        # Of what cannot be told apart nothing is known; where it can be, a name hides nothing either.
+        # When the two cannot be told apart the result is unknown; otherwise the name does not hide a problem either.
         assert got.result is not Result.PROBLEM, f"{check}: {got.class_} {got.reason}"
         if end != "\n":
             assert got.result is true.result, f"{check}: {got.reason}"
@@ -159,7 +162,10 @@ def test_memory_that_nobody_holds_is_the_gpu_s_only_where_nobody_is() -> None:
 def test_a_job_with_more_logs_than_anybody_reads_does_not_keep_the_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job's directory is its user's: he may make any number of names there, and links to what is root's."""
+    """A job with very many logs does not delay the round or fill its memory.
+
+    A user owns the job's directory, and may create any number of names there and links to files of root.
+    """
     monkeypatch.setattr(builtin, "NCCL_LOGS", tmp_path)
     for job in ("1", "2", "3"):
         (tmp_path / job).mkdir()

@@ -1,4 +1,4 @@
-"""The broker against a controller that is only a table: what it asks and posts, and what it leaves alone."""
+"""The broker with a fake controller that is a table: what it asks and posts, and what it leaves alone."""
 
 from __future__ import annotations
 
@@ -65,7 +65,10 @@ def test_a_person_who_takes_over_our_drain_owns_it(desk: Desk) -> None:
 def test_what_no_round_repeats_ends_an_earlier_pods_drain_by_passing_once(
     tmp_path: Path, when: tuple[str, ...], after: int
 ) -> None:
-    """The all-reduce hung, the machine was rebooted, and it passes; nobody runs it a second time."""
+    """One passed run ends the earlier pod's drain for checks that no later round repeats.
+
+    Example: the all-reduce hung, the machine was rebooted, and it passes; it does not run a second time.
+    """
     desk = Desk(tmp_path, replace(QUICK, clear_after=2))
     desk.slurm.state = Node(True, "minivm: nccl_allreduce[reboot]@9f2c1ab it does not end")
     desk.index("nccl_allreduce", when=when)
@@ -76,7 +79,11 @@ def test_what_no_round_repeats_ends_an_earlier_pods_drain_by_passing_once(
 
 
 def test_while_deep_checks_run_an_earlier_pods_drain_stays_whatever_passes(tmp_path: Path) -> None:
-    """What it was posted for passes in a minute, and they take many: jobs would come to the machine that they load."""
+    """While deep checks run, an earlier pod's drain stays.
+
+    The drain's own check passes within a minute, but deep checks take many minutes, and jobs would start on the loaded
+    machine.
+    """
     desk = Desk(tmp_path)
     desk.slurm.state = Node(True, "minivm: gpu_bus[reboot]@9f2c1ab fell off")
     deep.write(desk.places.deep, Word(BOOT, State.RUNNING))
@@ -107,7 +114,10 @@ REBOOTED = Node(True, "minivm: fleet: goal+proof: reboot new kernel, a deep chec
 def test_a_deep_check_begins_where_the_pod_found_it_asked_for_and_nothing_has_changed_since(
     tmp_path: Path, found: Node, now: Node | None, wanted: bool | None
 ) -> None:
-    """A person who resumes the node meanwhile has jobs on it."""
+    """A deep check begins only if the drain that the pod found at its start is unchanged.
+
+    If a person resumes the node meanwhile, it may have jobs.
+    """
     desk = Desk(tmp_path)
     assert desk.broker.answer({"ask": "deep"}) == {"deep": None}, "nobody has looked yet"
     desk.slurm.state = found

@@ -1,4 +1,4 @@
-"""When a verdict counts, what is posted for it, and whose drain is whose: tables over pure functions."""
+"""Tables for the broker's pure functions: when a verdict counts, what is posted for it, and who owns a drain."""
 
 from __future__ import annotations
 
@@ -254,7 +254,10 @@ def test_sinfo_tells_since_when_other_nodes_have_had_their_reasons() -> None:
 
 
 def test_what_drains_nothing_keeps_no_node_drained() -> None:
-    """A user who makes one XID 13 after another would hold the drain of a true one for as long as he likes."""
+    """A verdict that cannot drain a node cannot keep it drained.
+
+    Otherwise a user who causes one XID 13 after another could prolong a justified drain for ever.
+    """
     memory = {"gpu_ecc": seen()}
     for number in range(3):
         at = NOW + 61 * (number + 1)

@@ -1,4 +1,4 @@
-"""The broker's step: a table of what it asks and does from where it stands, and what holds whatever happens."""
+"""The broker's step function: a table of its queries and actions in each state, and its invariants."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def inputs(*verdicts: Verdict, **changes: Any) -> Inputs:
     return replace(Inputs("worker-7", POLICY, BOOT, verdicts), **changes)
 
 
-# It has asked for its node once, and all was well then.
+# The broker has queried its node once, and the node was well.
 FRESH = Memory(acted_on=frozenset())
 STANDS = Seen(1, 0, 0.0, NOW.wall, NOW.wall, "reboot", "2 errors", "host", COMMIT)
 DRAINED = Memory(
@@ -130,14 +130,14 @@ def test_a_person_s_resume_holds_back_what_stood_and_a_forgotten_check_is_as_nev
     assert not gone.seen and not gone.held and gone.forgotten == {"gpu_ecc"} and words
 
 
-# What holds whatever happens: a node, its controller and its fleet, and a person who does as he likes.
+# Invariants under any events: of a node, its controller, its fleet, and a person who makes arbitrary changes.
 
 CHECKS = ("gpu_ecc", "xid", "load")
 
 
 @dataclass
 class World:
-    """Slurm's side and the ledger, and what the broker has made of them so far."""
+    """Slurm's state and the ledger, with the broker's memory."""
 
     memory: Memory = field(default_factory=Memory)
     node: Node = IDLE
@@ -211,7 +211,7 @@ def happens(world: World, event: Event) -> None:
     what, value = event
     if what == "says":
         check, result, class_, is_gpu = value
-        # A check that a job's user can bring about has no other class: here it is the third's.
+        # A check that a job's user can influence has the class USER only: in this test the third check.
         class_ = Class.USER if check == "load" else class_ if class_ is not Class.USER else Class.NODE
         made = verdict(result, check, class_=class_, subject="GPU-aa" if is_gpu else "host")
         world.verdicts[check] = replace(made, at=world.wall, expires=world.wall + 600)
@@ -236,7 +236,7 @@ def lives(events: Iterable[Event]) -> World:
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(EVENTS, max_size=30))
-# The last look found the drain to be the fleet's: what it decided for at once is done by the next.
+# The last pass finds the problem on most nodes of the fleet; the following pass makes the change that this requires.
 @example([("says", ("gpu_ecc", Result.PROBLEM, Class.REBOOT, False)), ("fleet", MANY), ("later", 60.0)])
 def test_whatever_happens_a_person_s_drain_stays_and_the_controller_is_spared(events: list[Event]) -> None:
     world = lives(events)

@@ -1,4 +1,4 @@
-"""A script's verdict ends with its script: a drained node runs no prolog that could take it back."""
+"""A script's verdict ends with the script: a drained node runs no prolog that could withdraw the verdict."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def publish(root: Path, commit: str, **scripts: str) -> Path:
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Desk:
-    """A node that its prolog has drained."""
+    """Return a desk whose node was drained by its prolog's verdict."""
     made = Desk(tmp_path)
     tree = publish(tmp_path, "a" * 40, look=SICK, other="#!/bin/sh\n")
     for number in (1, 2):

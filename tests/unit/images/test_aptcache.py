@@ -1,4 +1,4 @@
-"""The caching proxy: a package travels once, an index every time, and half a package is never kept."""
+"""Caching apt proxy: it fetches a package once and an index each time, and never keeps a partial package."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Mirror(BaseHTTPRequestHandler):
         self.wfile.write(PACKAGE[:100] if self.path.startswith("/half") else PACKAGE)
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Nothing on the terminal."""
+        """Log nothing on the terminal."""
 
 
 @pytest.fixture

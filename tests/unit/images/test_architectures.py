@@ -1,4 +1,4 @@
-"""Two architectures from one definition: what differs, what must not, and how each mistake is told."""
+"""Two architectures from one definition: what differs, what must not differ, and the error for each mistake."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_the_roots_packages_have_this_machines_programs_and_the_root_does_not_ke
         (OWN, OWN, "classic", ""),
         (OTHER, OWN, "buildx", ""),
         (OTHER, OWN, "classic", "debian@sha256:1"),
-        (OWN, OTHER, "classic", ""),  # an engine elsewhere: this machine may not be able to make a root for it
+        (OWN, OTHER, "classic", ""),  # a remote engine: this machine may be unable to build a root for it
     ],
 )
 def test_a_build_that_does_without_this_machines_programs_builds_none(
@@ -166,7 +166,10 @@ def test_a_build_that_does_without_this_machines_programs_builds_none(
 
 
 def test_qemu_is_told_which_processor_to_play_while_an_image_is_built_and_the_image_is_not() -> None:
-    """Its own choice makes python and perl take eight times as long; amd64's images are not made anew for it."""
+    """Builds set QEMU's CPU model, and the image does not contain it.
+
+    QEMU's default makes Python and Perl eight times slower. Images for amd64 do not change for this.
+    """
     for arch, expected in (("arm64", 'ARG QEMU_CPU="cortex-a72"\n'), ("amd64", "")):
         for image in composed(arch).images.values():
             if image.step.works and not image.bootstrapped:
@@ -192,7 +195,7 @@ def test_qemu_is_told_which_processor_to_play_while_the_root_is_made(
 
 
 def test_every_layer_of_each_architecture_is_locked() -> None:
-    """As the definition asks for it now; Slurm is the same on both."""
+    """Locks match the definition for every architecture, with the same Slurm version on both."""
     versions = {}
     for arch in architectures.KNOWN:
         here = place(arch)
@@ -204,7 +207,7 @@ def test_every_layer_of_each_architecture_is_locked() -> None:
     assert len(set(versions.values())) == 1
 
 
-# The kernel's list of interpreters.
+# The kernel's binfmt_misc registry of interpreters.
 
 QEMU = """enabled
 interpreter {interpreter}
@@ -223,7 +226,10 @@ def registry(directory: Path, **entries: str) -> Path:
 
 
 def test_who_runs_an_architectures_programs_is_told_by_what_it_is_registered_for(tmp_path: Path) -> None:
-    """Whatever its name: an engine or a distribution may have registered another interpreter."""
+    """The interpreter of an architecture is found by its magic number, not by its name.
+
+    An engine or a distribution may have registered another interpreter than QEMU.
+    """
     other = QEMU.format(interpreter="/usr/bin/rosetta", flags="POCF", machine="b700")
     mine = QEMU.format(interpreter="/usr/bin/qemu-riscv64-static", flags="F", machine="f300")
     found = emulation.entry(
@@ -246,7 +252,7 @@ def test_what_the_kernel_is_told_is_an_elf_file_of_that_machine() -> None:
     _, name, kind, offset, magic, mask, interpreter, flags = emulation.line("arm64").decode().split(":")
     assert (name, kind, offset, interpreter) == ("qemu-aarch64", "M", "", "/usr/bin/qemu-aarch64-static")
     assert "F" in flags
-    # /bin/true of that machine: its head under the mask is the magic.
+    # The first bytes of that machine's /bin/true, after masking, equal the magic.
     head = bytes.fromhex("7f454c460201010000000000000000000300b700")
     plain = [bytes.fromhex(text.replace("\\x", "")) for text in (magic, mask)]
     assert bytes(a & b for a, b in zip(head, plain[1], strict=True)) == bytes(
@@ -269,10 +275,10 @@ def test_a_build_that_cannot_run_is_refused_before_it_begins(monkeypatch: pytest
     far = "tcp://builder.site:2376"
     asked = Settings(arch=OTHER)
     assert told(OWN, Settings(), OWN, True) == ""
-    # An engine of another machine, which nobody has spoken of.
+    # An engine of another architecture, without `--arch`.
     assert f"the engine at {far} is of {OTHER}" in told(OTHER, Settings(), OWN, True, far)
     assert f"--arch {OTHER} builds for it" in told(OTHER, Settings(), OWN, True, far)
-    # Nothing runs the other one's programs: here for the root, at the engine for the rest.
+    # Programs of the other architecture cannot run: on this machine for the root, in the engine for other layers.
     assert f"cannot build for {OTHER}: no {OTHER} here" in told(OWN, asked, OTHER, False)
     assert "images/host.py emulation" in told(OWN, asked, OTHER, False)
     assert f"no {OTHER} here" in told(OTHER, asked, OTHER, True, far)
@@ -288,7 +294,7 @@ def test_the_host_script_says_which_architectures_there_are() -> None:
                           text=True, check=False)  # fmt: skip
     assert done.returncode == 1
     assert "no images are made for 'armhf'" in done.stderr and "Traceback" not in done.stderr
-    # This machine's own needs nobody's help.
+    # The machine's own architecture needs no emulation.
     subprocess.run([sys.executable, "images/host.py", "emulation", OWN], cwd=ROOT, check=True)
 
 
@@ -299,7 +305,7 @@ def test_the_kernel_is_told_where_nobody_has_told_it(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(host, "apt_install", lambda packages: None)
     host.register(OTHER)
     assert (tmp_path / "register").read_bytes() == emulation.line(OTHER)
-    # A kernel that does not let us: in a container, say.
+    # A kernel that refuses the registration, for example in a container.
     (tmp_path / "register").unlink()
     (tmp_path / "register").mkdir()
     with pytest.raises(host.HostError, match=f"cannot run programs of {OTHER} here: .*could not be registered"):

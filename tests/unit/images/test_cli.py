@@ -1,4 +1,4 @@
-"""The command line: quick where it does little, plain where something is wrong, JSON where a machine reads."""
+"""Command line of the build: fast for small commands, plain errors, and JSON for programs."""
 
 from __future__ import annotations
 

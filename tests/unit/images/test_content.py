@@ -1,4 +1,4 @@
-"""The tar of a layer: the same bytes every time, and no directory changed that it only passes through."""
+"""Tar archive of a layer: reproducible bytes, and no change to directories that a path only passes through."""
 
 from __future__ import annotations
 

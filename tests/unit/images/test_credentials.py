@@ -1,4 +1,4 @@
-"""Logins: where they come from, in which order, and that they show up nowhere."""
+"""Registry logins: their sources, the order of these, and that no output contains them."""
 
 from __future__ import annotations
 

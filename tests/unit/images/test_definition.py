@@ -1,4 +1,4 @@
-"""Layers, roles and versions as data: what is accepted, and how each mistake is told."""
+"""Layers, roles and versions as data: accepted forms, and the error for each mistake."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """The definition above, with some files in place of its own."""
+    """Return a function that writes the definition above, with some files replaced."""
 
     def written(**changed: str) -> Path:
         named = {name.replace("__", "/") + ".yaml": text for name, text in changed.items()}
@@ -72,7 +72,7 @@ def test_the_projects_own_definition_is_sound() -> None:
 
 @pytest.mark.parametrize("role", ["login", "worker"])
 def test_the_role_for_compiling_is_the_same_pod_with_a_compiler(role: str) -> None:
-    """It holds people and jobs within the same limits."""
+    """The role for compiling differs by its compiler only, and limits users and jobs in the same way."""
     found = load(ROOT).roles
     plain, devel = found[role], found[f"{role}-devel"]
     for part in ("services", "capabilities", "ports", "drain", "files", "env"):

@@ -1,4 +1,4 @@
-"""Diffs of images: what a saved stream holds, layer upon layer, and how two of them differ."""
+"""Diffs of images: the contents of a saved archive layer by layer, and the differences between two images."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STATUS = "var/lib/dpkg/status"
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One member of a layer that a test writes."""
+    """Member of a layer that a test writes."""
 
     path: str
     data: bytes = b""
@@ -60,7 +60,7 @@ def configuration(layers: Sequence[bytes]) -> bytes:
 
 
 def classic(layers: Sequence[bytes]) -> bytes:
-    """The form of engines up to 24; a layer that occurs twice is a link to the first."""
+    """Return an archive as engines up to version 24 save it; a repeated layer is a link to the first."""
     config = configuration(layers)
     config_path = f"{hashlib.sha256(config).hexdigest()}.json"
     nodes = [Node(config_path, config)]
@@ -78,7 +78,7 @@ def classic(layers: Sequence[bytes]) -> bytes:
 
 
 def oci(layers: Sequence[bytes]) -> bytes:
-    """The form of newer engines, here with compressed blobs."""
+    """Return an archive as newer engines save it, with compressed blobs."""
     config = configuration(layers)
     blobs = [config, *(gzip.compress(layer, mtime=0) for layer in layers)]
     paths = [f"blobs/sha256/{hashlib.sha256(blob).hexdigest()}" for blob in blobs]
@@ -190,7 +190,7 @@ def test_a_file_that_only_got_a_new_time_does_not_differ() -> None:
     later = [Node(node.path, node.data, node.mode, kind=node.kind, mtime=99) for node in BASE]
     difference = compare(image(BASE), image(later, name="b"))
     assert difference.files == ()
-    assert not difference.same  # the layers' digests do differ, and that is said
+    assert not difference.same  # the digests of the layers still differ, and the diff reports this
     assert len(difference.only_b) == 1
 
 

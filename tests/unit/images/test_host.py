@@ -1,4 +1,4 @@
-"""The host script: it says what is missing, and never half-installs."""
+"""Host script: it reports what is missing, and never leaves an installation half-done."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_engine_answers_only_when_a_ping_is_ok(tmp_path: Path) -> None:
 def test_an_engine_that_is_there_is_given_time_and_no_second_one_beside_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A second one would take its socket from it, and share its files."""
+    """Wait for an existing engine and start no second one, which would take over its socket and share its files."""
     address = str(tmp_path / "engine.sock")
     for name in ("DOCKER_HOST", "DOCKER_CONFIG", "DOCKER_CONTEXT"):
         monkeypatch.delenv(name, raising=False)
@@ -71,7 +71,7 @@ def test_an_engine_that_is_there_is_given_time_and_no_second_one_beside_it(
         server.bind(address)
         server.listen(0)
         late = f"cannot reach the docker engine at {address}: whoever listens there does not answer within 0.3 s"
-        for _ in range(4):  # the last of them do not fit into its queue
+        for _ in range(4):  # the last connections do not fit into the engine's backlog
             with pytest.raises(host.HostError, match=late):
                 host.ensure_engine()
         monkeypatch.setattr(host, "ENGINE_START_DEADLINE", 60.0)
@@ -95,7 +95,7 @@ def test_an_engine_that_is_there_is_given_time_and_no_second_one_beside_it(
 
 
 def context(home: Path, name: str, address: str) -> None:
-    """As `docker context create` writes it."""
+    """Write a context as `docker context create` does."""
     meta = home / ".docker/contexts/meta" / hashlib.sha256(name.encode()).hexdigest() / "meta.json"
     meta.parent.mkdir(parents=True)
     meta.write_text(json.dumps({"Name": name, "Metadata": {}, "Endpoints": {"docker": {"Host": address}}}))
@@ -111,7 +111,7 @@ def test_the_engine_is_the_one_that_a_person_has_chosen(monkeypatch: pytest.Monk
     (tmp_path / ".docker/config.json").write_text('{"currentContext": "rootless"}')
     assert host.chosen_engine({}) == mine
     assert host.chosen_engine({"DOCKER_CONTEXT": "default"}) == (host.OWN_ENGINE, "")
-    # As for docker itself, it wins over contexts.
+    # DOCKER_HOST takes precedence over contexts, as in docker itself.
     assert host.chosen_engine({"DOCKER_HOST": "tcp://a:1", "DOCKER_CONTEXT": "x"}) == ("tcp://a:1", "DOCKER_HOST")
     with pytest.raises(host.HostError, match="docker's context gone, which DOCKER_CONTEXT names"):
         host.chosen_engine({"DOCKER_CONTEXT": "gone"})
@@ -124,7 +124,7 @@ def test_the_engine_is_the_one_that_a_person_has_chosen(monkeypatch: pytest.Monk
 def test_where_a_chosen_engine_does_not_answer_no_other_is_started(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, by: str
 ) -> None:
-    """A second one would work on the same files as the machine's own."""
+    """Start no other engine when the chosen one does not answer: it would use the files of the machine's own engine."""
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("DOCKER_CONFIG", "DOCKER_CONTEXT"):
         monkeypatch.delenv(name, raising=False)
@@ -159,7 +159,7 @@ def test_an_engine_that_is_there_and_does_not_answer_gets_no_second_one(
         finally:
             running.kill()
     assert host.ENGINE_PID.exists()
-    # A process of another program has the number now, or nobody.
+    # The recorded process ID is free, or another program has it now.
     assert host.running_engine() == 0
     host.ENGINE_PID.write_text("1")
     assert host.running_engine() == 0
@@ -171,7 +171,10 @@ def test_a_remote_engine_needs_no_local_one() -> None:
 
 
 def test_another_python_hands_over_to_the_one_that_has_the_packages(tmp_path: Path) -> None:
-    """The system's Python has no click; its arguments arrive as they were."""
+    """A Python without the packages re-executes in the virtual environment, with unchanged arguments.
+
+    The system's Python, for example, does not have click.
+    """
     python = tmp_path / "bin/python"
     python.parent.mkdir()
     python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')

@@ -1,4 +1,4 @@
-"""Python's libraries by wheels: locked for every architecture, whole in the image, and nothing of them is run."""
+"""Python libraries from wheels: locked for each architecture, and complete in the image without running any of them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ def laid_out(path: Path, tmp_path: Path) -> dict[str, bytes]:
 
 
 def test_one_that_runs_everywhere_is_locked_for_every_architecture_whatever_python_it_asks_for(index: Path) -> None:
-    """The builder's own Python is not the image's: that it runs there is what the layer's `verify` shows."""
+    """A wheel for any platform is locked for all architectures without checking its Python requirement.
+
+    The builder's Python differs from the image's; the layer's `verify` step shows that the library works there.
+    """
     path = made(index, "kube", tag="any", files=MODULES)
     found = wheels.resolve(Libraries({"kubernetes": ("kube==13.5.*",)}), Settings())
     assert {(wheel.arch, wheel.file) for wheel in found.wheels} == {("amd64", path.name), ("arm64", path.name)}

@@ -1,4 +1,4 @@
-"""The lock as data: read back as written, and what it says when the archive moved on."""
+"""The lock as data: it is read back as written, and reports when the archive has changed."""
 
 from __future__ import annotations
 

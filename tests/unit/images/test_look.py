@@ -1,4 +1,4 @@
-"""The engine asked by hand: its answer as it is, and nothing where it gives another."""
+"""Direct queries to the docker engine: its answer unchanged, and nothing when the answer is invalid."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LISTED = b'[{"Id": "sha256:1", "Size": 5, "RepoTags": ["a:1", "b:2"]}, {"Id": "s
 
 @contextmanager
 def answering(directory: Path, answer: bytes, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
-    """An engine that says this to whoever asks, once, in two pieces."""
+    """Serve one request as a fake engine that sends `answer` in two pieces."""
     asked: list[bytes] = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         server.bind(str(directory / "engine.sock"))
@@ -118,7 +118,7 @@ def test_what_is_no_list_of_images_to_the_library_either_is_a_sentence(
             return "somebody"
 
         def log_message(self, *_: object) -> None:
-            """To nobody."""
+            """Log nothing."""
 
     path = str(tmp_path / "engine.sock")
     monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")

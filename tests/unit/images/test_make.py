@@ -1,4 +1,4 @@
-"""What a build tells while it runs and when it fails, and what the bootstrap is held to."""
+"""Progress and error output of a build, and the limits that the bootstrap runs under."""
 
 from __future__ import annotations
 

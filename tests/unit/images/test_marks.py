@@ -1,4 +1,4 @@
-"""A build's mark: who may take it for a dead one's, and when it goes though nobody may."""
+"""Marks of running builds: which process may treat one as abandoned, and when unclear marks expire."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ def aged(path: Path) -> Path:
 
 
 def test_a_mark_that_nobody_will_judge_goes_after_a_while(tmp_path: Path) -> None:
-    """Each build that finds one asks the engine, so that those that stay cost every build something."""
+    """A mark that no build can judge expires after a while.
+
+    Every build that finds a mark queries the engine, so marks that stay would slow down each build.
+    """
     living = Marks(tmp_path, "here")
     mine = aged(tmp_path / living.own())
     kept = {mine.name}

@@ -1,4 +1,4 @@
-"""What keeps users from containers, by the kernel's own number: the way out is another for each."""
+"""Diagnosis by errno of what prevents user containers, as each cause has another remedy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROGRAM = Path(__file__).resolve().parents[3] / "images/src/containers/container
     [
         ("", ""),
         (f"u{errno.EPERM}", "the pod's seccomp profile forbids it (workers.defaults.seccompProfile)"),
-        # As on an emulated pod, which no profile mends.
+        # An emulated pod, which no profile can fix.
         (f"u{errno.EINVAL}", "the kernel has none, or this pod runs in an emulator (qemu)"),
         (f"u{errno.ENOSPC}", "user.max_user_namespaces"),
         (f"m{errno.EACCES}", "the pod's AppArmor profile forbids it"),

@@ -1,6 +1,6 @@
-"""The nvidia variant, as it would be built: each of its layers rendered and compared with tests/golden/nvidia/.
+"""Layers of the nvidia variant, rendered and compared with tests/golden/nvidia/.
 
-Run with MINIVM_GOLDEN=write after a wanted change, and read the difference before committing it.
+Run with MINIVM_GOLDEN=write after an intended change, and read the difference before committing it.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def images(place: Place) -> Mapping[str, Image]:
 
 
 def rendered(image: Image, definition: Definition) -> str:
-    """The Dockerfile, then what the layer asks for: packages, pinned files, and what it takes from other images."""
+    """Return the Dockerfile and the layer's inputs: packages, downloads, artifacts of other layers and sources."""
     layer = definition.layers[image.name]
     text = render.dockerfile(image.step, ROOT / "images/templates")
-    # The parent's tag is a hash of everything below: here only that it is the parent counts.
+    # The parent's tag is a hash of everything below it; this test depends only on which image is the parent.
     text = text.replace(f"FROM {image.step.base}", f"FROM {image.parent or 'the vendor base'}")
     lists = {
         "packages": sorted(layer.packages.of(NVIDIA)),
@@ -80,7 +80,7 @@ def test_the_vendors_repositories_arrive_with_their_priority_and_only_with_their
         in entries["etc/apt/sources.list.d/doca.sources"].read().decode()
     )
     assert "Pin-Priority: 1001" in entries["etc/apt/preferences.d/doca.pref"].read().decode()
-    # The key's checksum is an input: another key is another image.
+    # The checksum of the repository key is an input of the image, so another key gives another image.
     assert "key of doca" in image.inputs
     if place.definition.versions.pins["doca-keyring"].sha256 == UNFILLED:
         with pytest.raises(ImagesError, match="has no checksum yet"):

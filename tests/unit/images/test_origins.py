@@ -1,4 +1,4 @@
-"""Where packages come from: both forms of apt's sources, and whose address is taken."""
+"""Origins of packages: both formats of apt sources, and which setting provides the address."""
 
 from __future__ import annotations
 

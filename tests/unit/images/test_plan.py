@@ -1,4 +1,4 @@
-"""A tag is a hash of what goes in: everything that matters changes it, and nothing else does."""
+"""A tag is a hash of the image's inputs: every relevant change gives another tag, and nothing else does."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_which_input_changed(before: Mapping[str, str] | None, after: Mapping[st
 
 
 def test_the_projects_own_roles_compile(repository: Path) -> None:
-    """Every role's services exist and fit together, as the image will carry them."""
+    """Every role's services exist and fit together, as composed for the image."""
     definition = load(ROOT)
     place = Place(ROOT, definition, Choice("debian", SlurmSource.PACKAGE, release="24.11"), Settings())
     slices = {name: Slice(name, Request((), "", ()), ()) for name in definition.layers}
@@ -179,7 +179,8 @@ def test_the_projects_own_roles_compile(repository: Path) -> None:
     for name in definition.roles:
         found: dict[str, Entry] = {entry.path: entry for entry in composed.role(name).entries}
         if program := definition.roles[name].program:
-            # No init in between: the one program is PID 1, and its package is there with what it may use.
+            # Images with a single program have no init: the program is PID 1, with its package and the packages it may
+            # import.
             assert composed.role(name).step.entrypoint == ("/opt/minivm/bin/python3", "-I", "-m", program)
             for package in ("ground", "init", program):
                 assert f"opt/minivm/lib/python3.13/site-packages/{package}/__init__.py" in found
@@ -187,7 +188,7 @@ def test_the_projects_own_roles_compile(repository: Path) -> None:
             assert "etc/minivm/plan.json" not in found and "usr/share/minivm/scripts" not in found
             continue
         assert b'"role"' in found["etc/minivm/plan.json"].read()
-        # PID 1 is started by a path that is there, and without what its start does not need.
+        # PID 1's entrypoint exists in the image, and its options skip everything that startup does not need.
         _, *options, script = entrypoint("3.13")
         assert script.lstrip("/") in found and options == ["-I", "-S", "-Xutf8"]
 

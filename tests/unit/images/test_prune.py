@@ -1,4 +1,4 @@
-"""Which images a prune takes: our own old tags of this variant, and nothing that somebody else named."""
+"""Images that a prune removes: old tags of this variant made by this project, and never an image of another name."""
 
 from __future__ import annotations
 
@@ -62,7 +62,10 @@ def test_roles_go_before_the_layers_under_them() -> None:
     "chosen", [{"cuda": "12.9"}, {"cuda": "package"}, {"slurm": "26.05"}, {"slurm": "26.05", "cuda": "12.9"}]
 )
 def test_what_was_built_with_another_slurm_or_cuda_stays(chosen: dict[str, str]) -> None:
-    """The worker for older drivers stands beside the default one, whichever of the two somebody prunes by."""
+    """A prune keeps images of another Slurm or CUDA.
+
+    The worker for older drivers exists beside the default one, whichever of the two the user prunes by.
+    """
     for mine, other in (({}, chosen), (chosen, {})):
         session = Session.open(ROOT, Settings(**mine))
         image = Session.open(ROOT, Settings(**other)).compose(["worker"]).role("worker")

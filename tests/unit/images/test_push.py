@@ -1,4 +1,4 @@
-"""Pushing, the decisions: what the engine's events mean, what a registry's answers mean, which names are accepted."""
+"""Decisions of a push: the meaning of the engine's events and of the registry's answers, and accepted names."""
 
 from __future__ import annotations
 

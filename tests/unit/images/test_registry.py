@@ -1,4 +1,4 @@
-"""A registry that answers badly: a sentence each time, no memory given away, and no password either."""
+"""Faulty registry answers: each gives a one-sentence error, bounded memory use, and no leaked password."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ LOGIN = Login("pusher", "hunter2")
 
 
 class Bad(ThreadingHTTPServer):
-    """Answers every request alike, and keeps the headers that it saw."""
+    """Registry that answers every request alike, and records the Authorization headers."""
 
     body = b""
-    length: int | str = 0  # what it says that the body has; 0: the truth
+    length: int | str = 0  # the Content-Length that it claims; 0 for the true one
     location = ""
-    challenge = ""  # how it asks everybody who they are
+    challenge = ""  # its WWW-Authenticate header for every request
     seen: list[tuple[str, str]]
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Answer(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_POST = do_DELETE = answer
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 def running() -> Iterator[Bad]:

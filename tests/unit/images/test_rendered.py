@@ -1,4 +1,4 @@
-"""What a Dockerfile's digest was is believed as long as nothing has changed that decides its text."""
+"""Cache of rendered Dockerfiles: valid until anything changes that determines the text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def templates(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
-    """What was rendered."""
+    """Record the steps that are rendered."""
     steps: list[Step] = []
     real = render.dockerfile
 
@@ -80,7 +80,7 @@ def test_a_template_of_the_same_size_and_time_is_another(templates: Path, made: 
     time, before = path.stat().st_mtime_ns, kept(templates).instructions(STEP)
     path.write_text(path.read_text().replace("umask 022", "umask 077"))
     os.utime(path, ns=(time, time))
-    render.environment.cache_clear()  # another process
+    render.environment.cache_clear()  # simulates another process
     made.clear()
     assert kept(templates, STEP).instructions(STEP) != before
     assert made[0] == STEP

@@ -1,4 +1,4 @@
-"""SBOMs: valid by SPDX's own tools, deterministic, and honest about what is not known."""
+"""SBOMs: valid for SPDX's own tools, deterministic, and explicit about unknown facts."""
 
 from __future__ import annotations
 

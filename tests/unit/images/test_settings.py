@@ -1,4 +1,4 @@
-"""Settings: the default, then the environment, then --set; a name that does not exist is never a default."""
+"""Settings: the default, then the environment, then --set; an unknown name is an error and never ignored."""
 
 from __future__ import annotations
 

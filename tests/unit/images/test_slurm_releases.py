@@ -1,4 +1,4 @@
-"""Which Slurm a build is of: releases side by side, each with its facts, its packages and a lock of what differs."""
+"""Slurm release of a build: several releases side by side, each with its facts, packages, and a lock of differences."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ OWN = (Origin("debian", "http://d.invalid/debian", ("now", "now-updates"), ("mai
         ("debian", "package", "", SlurmSource.PACKAGE, "24.11"),
         ("debian", "26.05", "", SlurmSource.PACKAGE, "26.05"),
         ("debian", "source", "25.11.2", SlurmSource.SOURCE, "25.11"),
-        # Newer than everything that is known: what is known of the newest before it.
+        # Newer than every known release: the facts of the newest known one apply.
         ("debian", "source", "26.11.0", SlurmSource.SOURCE, "26.05"),
         ("nvidia", "", "24.11.5", SlurmSource.SOURCE, "24.11"),
     ],
@@ -69,7 +69,7 @@ def test_a_release_that_is_not_there_is_a_sentence(variant: str, wish: str, tarb
 
 
 def test_what_a_release_lacks_is_absent_with_its_reason() -> None:
-    """In its packages; the tarball's build makes it."""
+    """A capability that a release's packages lack is declared absent with a reason; a build from source provides it."""
     for wish, there in (("24.11", True), ("26.05", False), ("source", True)):
         chosen = choice(DEFINITION, "debian", wish, "26.05.5" if wish == "source" else "")
         for role in ("controller", "login", "worker"):
@@ -168,7 +168,10 @@ def place(repository: Path, wish: str) -> Place:
 
 
 def test_a_layer_is_looked_for_where_one_below_it_has_switched_on_to_look(tmp_path: Path) -> None:
-    """A worker alone is built anew: its slurmd is in the suite that slurm-common has switched on."""
+    """Switch on the repositories of lower layers when only an upper layer is locked again.
+
+    A worker alone is updated: its slurmd is in the suite that slurm-common has switched on.
+    """
     assert lock.switched_on(place(tmp_path, "26.05"), ["worker"]) == ["newer-slurm"]
     assert lock.switched_on(place(tmp_path, ""), ["worker"]) == []
 
@@ -179,14 +182,14 @@ def slice_of(layer: str, version: str) -> Slice:
 
 
 def test_two_releases_share_what_is_below_slurm(tmp_path: Path) -> None:
-    """In one file, so that it cannot come apart: the layers are the same images."""
+    """Locks of two releases share one file for the layers below Slurm, so that these are always the same images."""
     own, other = place(tmp_path, ""), place(tmp_path, "26.05")
     lock.write(own, [slice_of("os", "1"), slice_of("slurm-common", "24.11.5")])
     lock.write(other, [slice_of("os", "1"), slice_of("slurm-common", "26.05.5")])
     assert [path.name for path in other.directory.iterdir()] == ["slurm-common.json"]
     assert lock.read(other) == {"os": slice_of("os", "1"), "slurm-common": slice_of("slurm-common", "26.05.5")}
     assert lock.read(own)["slurm-common"] == slice_of("slurm-common", "24.11.5")
-    # What the other lock resolved anew, the shared one now says too: the copy is not kept.
+    # The other release reads a newly resolved layer from the shared lock, and keeps no copy of it.
     lock.write(own, [slice_of("os", "2")])
     assert lock.read(other)["os"] == slice_of("os", "2")
 
@@ -211,7 +214,10 @@ def test_a_base_of_the_sites_own_shares_with_the_same_base_alone(tmp_path: Path)
 
 
 def test_a_pin_in_the_archive_is_fetched_from_the_sites_mirror(tmp_path: Path) -> None:
-    """And where that does not serve it, a person is told what else does."""
+    """Fetch a pinned file of the archive from the site's mirror.
+
+    When the mirror does not serve the file, the error names the alternative.
+    """
     pin = DEFINITION.versions.pins["slurm"]
     (tmp_path / "served").mkdir()
     settings = Settings(mirrors=f"debian=file://{tmp_path}/served")

@@ -1,7 +1,7 @@
-"""How engines keep images: the decisions, from what real engines said.
+"""Decisions for the engine's image stores, tested with recorded answers of real engines.
 
-tests/recordings/docker holds their answers: the part of `docker info` that tells the store, and, of engines with
-containerd's image store, `docker save` and `docker inspect` of an image of two small layers.
+tests/recordings/docker has the part of `docker info` that names the store and, for engines with containerd's image
+store, `docker save` and `docker inspect` of an image of two small layers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def members(data: bytes) -> dict[str, bytes]:
 
 
 class Recorded:
-    """An engine that says what a real one said, and takes what it is given."""
+    """Fake engine that returns recorded answers and accepts images."""
 
     def __init__(self, name: str) -> None:
         self.inspected: Mapping[str, Any] = json.loads((RECORDINGS / f"inspect-{name}.json").read_text())
@@ -89,7 +89,7 @@ def test_our_configuration_goes_over_the_very_blobs_that_the_builder_made(name: 
     config = ours(engine)
     made = store.take_over("built", config)
     (first, data), discarded, (second, again) = engine.calls[1:]
-    # Twice, with the builder's image gone in between: see ContentStore.adopt.
+    # Run twice, with the builder's image removed in between: see ContentStore.adopt.
     assert (first, discarded, second) == ("load", ("discard", "built"), "load")
     assert data == again
     assert isinstance(data, bytes)

@@ -1,4 +1,4 @@
-"""`build.py test` runs the container tests of the roles that are named."""
+"""`build.py test` runs the container tests of the named roles."""
 
 from __future__ import annotations
 

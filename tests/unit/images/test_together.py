@@ -1,4 +1,4 @@
-"""Images made side by side: what needs another comes after it, and a failure ends what runs beside it."""
+"""Concurrent image builds: an image waits for its dependencies, and a failure stops the builds beside it."""
 
 from __future__ import annotations
 

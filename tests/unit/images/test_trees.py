@@ -1,4 +1,4 @@
-"""Sources by what is in them: one pin for a repository, a directory and an archive, and nothing else gets in by it."""
+"""Pins by content: one pin fits a repository, a directory and an archive, and admits no other content."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def tree(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def pin(tree: Path, tmp_path: Path) -> Pin:
-    """Of a repository that has gone on since."""
+    """Return the pin of a commit that has later commits and uncommitted changes after it."""
     repository = tmp_path / "repository"
     subprocess.run(["cp", "-a", tree, repository], check=True)
     git(repository, "init", "--quiet")
@@ -61,7 +61,7 @@ def test_a_repository_an_archive_and_a_directory_of_one_commit_are_one_file(
     git(tmp_path, "clone", "--quiet", "--bare", pin.url, str(bare))
     archive = tmp_path / "v1.0.tar.gz"
     git(Path(pin.url), "archive", "--prefix=tool-v1.0/", f"--output={archive}", pin.commit)
-    # Times, owners and the other bits of a mode are whoever's unpacked it.
+    # Times, owners and other mode bits depend on who unpacked the tree, and do not count.
     os.utime(tree / "build.sh", (1, 1))
     (tree / "src/main.c").chmod(0o664)
     for number, address in enumerate((pin.url, bare, archive, tree)):
@@ -109,7 +109,10 @@ def test_what_is_no_source_is_refused(pin: Pin, tree: Path, tmp_path: Path) -> N
 
 
 def test_a_repository_s_own_settings_start_nothing_here(pin: Pin, tmp_path: Path) -> None:
-    """A filter that its configuration names would run in a checkout of it."""
+    """A repository's own configuration runs no program here.
+
+    A checkout would run any filter that the configuration names.
+    """
     ran = tmp_path / "ran"
     repository = Path(pin.url)
     git(repository, "config", "filter.evil.smudge", f"touch {ran}")

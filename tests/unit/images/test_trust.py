@@ -1,4 +1,4 @@
-"""The first sight of a file that has no checksum yet: it is held to from then on, and said aloud."""
+"""Trust on first use for a file without a checksum: pinned from then on, with a clear warning."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NVIDIA = Choice("nvidia", SlurmSource.SOURCE, release="26.05")
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
-    """The real definition, with each file of a vendor's on this machine."""
+    """Yield the real definition, with each vendor file replaced by one on this machine."""
     definition = load(ROOT)
     (tmp_path / "images").mkdir()
     (tmp_path / "images/versions.yaml").write_text((ROOT / "images/versions.yaml").read_text())
@@ -59,12 +59,12 @@ def test_what_is_served_first_is_what_every_later_build_insists_on(place: Place)
     for name in wanted:
         assert found[name].sha256 == hashlib.sha256(name.encode()).hexdigest()
         assert f"pins.{name}.sha256 is {found[name].sha256}" in "".join(said)
-    # Comments and everything else stay; a second time there is nothing to trust.
+    # Comments and all other lines stay, and a second run finds nothing to trust.
     same = [line for line in before.splitlines() if "sha256: " not in line]
     assert same == [line for line in text(place).splitlines() if "sha256: " not in line]
     again = replace(place, definition=with_pins(place.definition, served(place, found)))
     assert trust.unfilled(again, ["worker"]) == []
-    # The file is kept for the build; another one in its place is refused.
+    # The fetched file is kept for the build, and a different file in its place is refused.
     pin = again.definition.versions.pins[wanted[0]]
     assert fetch(pin, place.downloads, place.settings).read_text() == pin.name
     Path(pin.url).write_text("another")
@@ -112,7 +112,7 @@ def test_what_cannot_be_trusted_leaves_everything_as_it_was(place: Place, url: s
 
 
 class Hosts:
-    """A host that TLS vouches for, which leads elsewhere, and one that nobody vouches for."""
+    """HTTPS server with a valid certificate that redirects, and a plain HTTP server."""
 
     def __init__(self, directory: Path) -> None:
         key, self.certificate = directory / "key.pem", directory / "certificate.pem"
@@ -133,7 +133,7 @@ class Hosts:
                 self.end_headers()
 
             def log_message(self, format: str, *args: object) -> None:
-                """Nothing."""
+                """Log nothing."""
 
         self.servers = {name: ThreadingHTTPServer(("127.0.0.1", 0), Answer) for name in ("http", "https")}
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -158,7 +158,10 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
 def test_a_host_that_leads_to_a_way_without_encryption_is_not_trusted_on_first_sight(
     place: Place, hosts: Hosts
 ) -> None:
-    """With a checksum it may: then it matters no more who is on the way."""
+    """Refuse redirects to plain HTTP for a file that has no checksum yet.
+
+    With a checksum they are allowed, because a changed file would be detected.
+    """
     wanted = hashlib.sha256(b"a file").hexdigest()
     settings = Settings(ca_certificates=str(hosts.certificate))
     here = replace(place, settings=settings)

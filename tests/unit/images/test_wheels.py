@@ -1,6 +1,6 @@
-"""CUDA by wheels: pip resolves and fetches them, and what is in one goes nowhere but where the toolkit has it.
+"""CUDA from wheels: pip resolves and fetches them, and their files go only where the toolkit has them.
 
-The wheels are made here, and pip, the real one, finds them in a directory in place of an index.
+The tests make the wheels, and the real pip finds them in a directory in place of an index.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def made(
     files: Mapping[str, bytes] = FILES, change: Callable[[zipfile.ZipFile], None] = lambda archive: None,
     lie: str = "", unlisted: str = "",
 ) -> Path:  # fmt: skip
-    """A wheel as publishers make them; `lie` names a file that RECORD says something else of."""
+    """Write a wheel like a publisher's; `lie` names a file with a wrong checksum in RECORD."""
     stem = f"{name.replace('-', '_')}-{version}"
     about = f"{stem}.dist-info"
     files = {
@@ -81,7 +81,7 @@ def locked_wheel(path: Path, name: str = "nvidia-cuda-runtime", arch: str = "amd
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory that pip takes wheels from, and from nowhere else."""
+    """Return a directory that is pip's only source of wheels."""
     for name in ("PIP_EXTRA_INDEX_URL", "PIP_INDEX_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
@@ -104,7 +104,11 @@ def test_every_architecture_is_locked_whichever_machine_asks(index: Path) -> Non
 
 
 def test_all_architectures_get_one_version(index: Path) -> None:
-    """A newer one that only one of them has is not taken there, and the older one is not taken here: it is told."""
+    """All architectures use one version.
+
+    If only one of them has a newer version, the build fails: it neither takes the older version for all, nor mixes
+    them.
+    """
     made(index, tag=TAGS["arm64"])
     made(index, tag=TAGS["amd64"], version="13.5.2")
     with pytest.raises(ImagesError, match=r"nvidia-cuda-runtime==13\.5\.2 has no wheel for arm64"):
@@ -114,7 +118,10 @@ def test_all_architectures_get_one_version(index: Path) -> None:
 def test_an_index_that_knows_no_sha256_is_a_sentence(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An old mirror's page, by MD5: nothing of it may stand in the lock, and the person is told why."""
+    """An index without SHA-256 gives an error that names the reason.
+
+    An old mirror's page has MD5 only, which must not get into the lock.
+    """
     path = made(index)
     page = tmp_path / "page.html"
     digest = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
@@ -185,7 +192,7 @@ def test_the_lock_names_no_host_and_reads_back(index: Path, tmp_path: Path) -> N
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
-    """A repository with a CUDA of one wheel, and nothing locked yet."""
+    """Return a repository with a CUDA of one wheel, and an empty lock."""
     definition = load(ROOT)
     versions = replace(definition.versions, cuda={"13.5": CUDA})
     choice = Choice("debian", SlurmSource.PACKAGE, "13.5", "24.11")
@@ -206,7 +213,7 @@ def test_how_the_index_stands_to_the_lock_is_told_and_nothing_is_changed(
     assert seen.look(place, ["cuda"]) == seen.Seen()
     before = wheels.lock_file(place, CUDA).read_bytes()
     was, gone = locked.wheels
-    # Of what is locked one is another file now and one is gone; what is newer is no error, and stands for itself.
+    # One locked wheel has changed and one is gone, which are errors; a newer version is listed apart and is no error.
     path = made(index, files={**FILES, "nvidia/cu13/lib/libcudart.so.13": b"another library"})
     (index / gone.file).unlink()
     for tag in TAGS.values():
@@ -327,7 +334,7 @@ def test_a_flipped_byte_is_seen(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["a packed file", "its list"])
 def test_what_a_reader_of_its_own_stumbles_on_is_a_sentence_too(tmp_path: Path, damage: str) -> None:
-    """Packed data that is none, and a list with a field that never ends."""
+    """Invalid compressed data and an endless CSV field give a one-sentence error instead of a traceback."""
     with zipfile.ZipFile(made(tmp_path / "index")) as archive:
         files = {info.filename: archive.read(info) for info in archive.infolist()}
     path = tmp_path / "packed.whl"
@@ -445,7 +452,7 @@ def test_the_hash_knows_file_part_and_layout() -> None:
 
 
 def test_the_locks_are_of_what_the_definition_asks() -> None:
-    """Every CUDA of versions.yaml, every architecture, at versions that the requirements allow."""
+    """Locks cover every CUDA of versions.yaml and each architecture, at versions that the requirements allow."""
     definition = load(ROOT)
     for cuda in definition.versions.cuda.values():
         place = Place(ROOT, definition, Choice("debian", SlurmSource.PACKAGE, cuda.name, "24.11"), Settings())

@@ -1,4 +1,4 @@
-"""Built-in commands as they are written: checked with the plan, long before one is run."""
+"""Validation of built-in commands with the plan, before any of them runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def parsed(**mapping: Any) -> str:
-    """What the check says; empty for a good service."""
+    """Return the error of the check; empty for a valid service."""
     try:
         parse_service("a", {"kind": "oneshot"} | mapping, "a.yaml")
     except ConfigError as error:
@@ -56,7 +56,7 @@ def test_every_built_in_and_every_step_is_there() -> None:
 
 
 def test_the_projects_own_short_steps_are_built_in() -> None:
-    """A Python of its own for a step that init could fork is a slower boot; nobody would notice."""
+    """Short steps of the project are built-ins: a Python process of its own for each would slow down the boot."""
     programs = {path.stem: path.read_text() for path in (ROOT / "init/services").glob("*.yaml")}
     for module in builtin.MODULES.values():
         name = module.removesuffix(".__main__")

@@ -1,4 +1,4 @@
-"""The command line's decisions: what it draws of a snapshot and a trace, and how it ends."""
+"""Decisions of the command line: how it shows a snapshot and a trace, and its exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A clock that jumps: what is told of it, and how far it is from the controller's."""
+"""Clock jumps: how init reports them, and the offset from the controller's clock."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_the_date_of_an_answer(answer: bytes, date: float | None) -> None:
 
 @pytest.fixture
 def controller() -> Iterator[int]:
-    """The real HTTP of an init, on a port of its own."""
+    """Serve init's real HTTP server on a free port."""
     poller = Poller()
     server = Server(poller, listen("127.0.0.1:0")[0], lambda path: (200, "text/plain", "ok\n"))
     end, ended = os.pipe()

@@ -1,4 +1,4 @@
-"""Which number of the cluster counts, and when nobody may say."""
+"""Choice of the cluster's number from slurmctld's state and the database, and when neither can be trusted."""
 
 from __future__ import annotations
 

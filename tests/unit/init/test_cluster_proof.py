@@ -1,4 +1,4 @@
-"""Whose registration slurmctld knows: this slurmd's, or that of the last pod."""
+"""Proof of registration: whether slurmctld knows the running slurmd, or only the previous pod's."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from init.slurm.proof import _old
     ("registered", "started", "ours"),
     [
         ("2026-11-20T14:37:08", "2026-11-20T14:37:08", True),
-        ("2026-11-20T14:37:08", "2026-11-20T14:37:09", True),  # the second changed between slurmd's two looks
+        ("2026-11-20T14:37:08", "2026-11-20T14:37:09", True),  # the second changed between two readings of slurmd
         ("2026-11-20T14:37:10", "2026-11-20T14:37:09", True),
-        ("2026-11-20T14:37:08", "", True),  # slurmd does not say
+        ("2026-11-20T14:37:08", "", True),  # slurmd does not report its start
         ("2026-11-20T14:36:08", "2026-11-20T14:37:08", False),
         ("2025-12-31T23:59:50", "2026-01-01T00:00:00", False),
     ],

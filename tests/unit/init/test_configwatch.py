@@ -1,4 +1,4 @@
-"""A changed slurm.conf: what is installed, taken back, tried once more, and told, whatever slurmctld answers."""
+"""Changes of slurm.conf: installation, rollback, retry and reporting for every answer of slurmctld."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FROZEN = "slurm_reconfigure error: Socket timed out on send/recv operation\n"
 
 
 class Scripted(Slurmctld):
-    """Answers as it is told to, and remembers with which files it was asked."""
+    """Fake slurmctld that gives the scripted answers, and records the installed files at each reload."""
 
     def __init__(self, installed: Path, *answers: Answer, against: str = "", hung: int = 0) -> None:
         super().__init__(Path("/nowhere"))
@@ -63,7 +63,7 @@ class Scripted(Slurmctld):
 
 
 class Site:
-    """A controller's files: an old slurm.conf installed, a new one and a further file mounted."""
+    """Files of a controller: an old slurm.conf installed, a new one and a further file mounted."""
 
     def __init__(self, root: Path) -> None:
         self.files, self.kept, self.said = SlurmFiles(Pod({}, root)), Kept(Pod({}, root)), root / "said.json"
@@ -112,7 +112,7 @@ def test_what_a_client_cannot_read_never_reaches_slurmctld(site: Site) -> None:
 
 
 def test_a_cluster_of_another_name_never_reaches_slurmctld(site: Site, tmp_path: Path) -> None:
-    """It would say CLUSTER NAME MISMATCH, and not which names."""
+    """A changed ClusterName is refused before slurmctld, which would report CLUSTER NAME MISMATCH without the names."""
     (tmp_path / "clustername").write_text("hpc|2881\n")
     site.mount(f"new=1\nClusterName=hcp\nStateSaveLocation={tmp_path}\n".encode())
     _, daemon = site.look()
@@ -122,7 +122,10 @@ def test_a_cluster_of_another_name_never_reaches_slurmctld(site: Site, tmp_path:
 
 
 def test_pipes_in_slurmctlds_state_hold_nobody_up(site: Site, tmp_path: Path) -> None:
-    """Its directory is the Slurm user's."""
+    """Named pipes in the state directory do not block the watch.
+
+    The Slurm user owns the directory, and may create them.
+    """
     for name in ("clustername", "job_state"):
         os.mkfifo(tmp_path / name)
     state = f"new=1\nClusterName=hpc\nStateSaveLocation={tmp_path}\n".encode()
@@ -162,11 +165,14 @@ def test_one_that_never_answers_is_not_asked_for_ever(site: Site) -> None:
 
 
 class Cut(BaseException):
-    """The helper is killed here."""
+    """Raised in place of killing the helper."""
 
 
 def test_what_a_cut_try_left_is_put_back_and_never_taken_for_what_runs(site: Site) -> None:
-    """slurmctld answers, with the old configuration: the new one was installed and not read."""
+    """A new pass rolls back an interrupted change and never takes it for the running configuration.
+
+    slurmctld answers, but with the old configuration: the new one was installed and not read.
+    """
 
     class Killed(Scripted):
         def reload(self) -> Answer:
@@ -211,7 +217,7 @@ def test_a_swap_that_is_not_over_is_left_alone(site: Site) -> None:
     assert not daemon.asked_with and not site.told
 
 
-# What is live is kept for the next pod, and nothing else is.
+# Only a live configuration is kept for the next pod.
 
 
 def test_what_is_live_is_kept_and_what_is_refused_is_not(site: Site) -> None:
@@ -226,7 +232,7 @@ def test_what_is_live_is_kept_and_what_is_refused_is_not(site: Site) -> None:
 
 
 def test_the_first_configuration_is_kept_once_slurmctld_answers_with_it(site: Site) -> None:
-    """A new cluster's: nothing was there to compare it with."""
+    """The first configuration is kept once slurmctld answers: a new cluster has no earlier one to compare it with."""
     for name, data in NEW.items():
         (site.files.target / name).write_bytes(data)
     watch, daemon = site.look()
@@ -262,7 +268,10 @@ def test_a_full_volume_keeps_nobody_from_the_new_configuration(site: Site) -> No
 def test_what_is_older_than_what_runs_is_not_what_the_next_pod_starts_from(
     site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With it slurmctld would end the jobs of a partition that has come since, in a boot, which nobody weighs."""
+    """A kept configuration older than the running one is not used by the next pod.
+
+    Otherwise slurmctld would end the jobs of a newer partition during the boot, in which no check weighs that cost.
+    """
     site.kept.keep(OLD)
 
     def full(path: Path, data: bytes, *, mode: int) -> bool:
@@ -278,7 +287,7 @@ def test_what_is_older_than_what_runs_is_not_what_the_next_pod_starts_from(
     assert site.kept.good() == NEW and len(daemon.asked_with) == 1, "and tried no second time"
 
 
-# Jobs that it would end.
+# Jobs that the change would end.
 
 TWO = b"new\nPartitionName=all Nodes=ALL\nPartitionName=long Nodes=ALL\n"
 ONE = b"new\nPartitionName=long Nodes=ALL\n"
@@ -326,7 +335,10 @@ def test_that_very_file_is_taken_once_somebody_has_accepted_it(site: Site) -> No
 
 
 def test_a_word_is_spent_once_its_file_is_live(site: Site) -> None:
-    """The very same file, mounted again after others, meets other jobs."""
+    """An acceptance is used up once its file is live.
+
+    When the same file is mounted again after others, it may affect other jobs.
+    """
     watch, _ = with_jobs(site, [ON_ALL], LIVE, LIVE)
     site.kept.accept(digest(ONE_FILES), 1.0)
     watch.look()
@@ -386,7 +398,10 @@ def test_the_fingerprint_of_drop_ins_sees_content_and_no_hidden_files(tmp_path: 
 
 
 def test_drop_ins_that_no_process_could_read_are_read_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pod that a job has filled with processes: the change is not lost for it."""
+    """Drop-ins that fail to be read for lack of processes are read later.
+
+    When a job fills the pod with processes, the change is not lost.
+    """
     answers: list[object] = [BlockingIOError(11, "Resource temporarily unavailable"), {"added": ["a"]}]
     told: list[str] = []
 
@@ -477,7 +492,7 @@ def test_a_client_that_waited_in_vain_is_no_refusal() -> None:
         ("abc", "abcde", "de"),
         ("abc", "abc", ""),
         ("", "ab", "ab"),
-        ("abcd", "cdef", "cdef"),  # a ring that has turned further than what is compared
+        ("abcd", "cdef", "cdef"),  # a ring buffer that has dropped more lines than the comparison covers
         ("aaab", "aaabaab", "aab"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Directories under watch, also those that somebody makes at that very moment."""
+"""Watched directories, including those that are created during the call that starts the watch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from init.pod.dirwatch import Watcher
 
 
 class Busy:
-    """A kernel that is asked for a directory right before somebody makes it."""
+    """Fake libc in which a directory is created right after the kernel has reported it missing."""
 
     def __init__(self, libc: Any, makes: list[Path]) -> None:
         self.libc, self.makes, self.inotify_init1 = libc, makes, libc.inotify_init1
@@ -47,7 +47,7 @@ def test_where_nothing_is_made_the_nearest_that_is_there_is_watched(tmp_path: Pa
 
 
 class Full:
-    """A kernel that has no more instances, or no more watches, to give."""
+    """Fake libc of a kernel that has no inotify instances or no watches left."""
 
     def __init__(self, libc: Any) -> None:
         self.libc, self.instances, self.watches = libc, 0, 0
@@ -63,7 +63,10 @@ class Full:
 def test_where_the_kernel_gives_no_watch_it_is_looked_now_and_then_until_it_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], missing: str
 ) -> None:
-    """A container of another pod may have taken the last one: what is to be told must not wait for ever."""
+    """Without a watch the caller polls until the kernel grants one.
+
+    A container of another pod may have taken the last watch, and reports must not wait for ever.
+    """
     watcher = Watcher()
     full = Full(watcher._libc)
     full.instances = full.watches = 1

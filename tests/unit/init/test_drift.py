@@ -1,4 +1,4 @@
-"""The machine against what its image was made for: every sentence, and what is read for it, without a GPU."""
+"""Comparison of the machine with what its image needs: each message and its inputs, without a GPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HERE = Machine("580.65.06", 8, True, "6.12.9", "25.07")
 
 
 def said(**changes: object) -> dict[str, tuple[State, str]]:
-    """What is told of a machine that is as it should be but for these."""
+    """Return the messages for a machine that fits except for the given changes."""
     found = drift.compare(IMAGE, replace(HERE, **changes))
     return {item.what: (item.state, item.text) for item in found}
 
@@ -73,7 +73,7 @@ def test_a_driver_that_is_new_enough_fits(found: str) -> None:
 
 
 def test_a_machine_without_hardware_differs_in_nothing() -> None:
-    """A pod of a pool without GPUs, a laptop, a machine that tests this."""
+    """A machine without GPUs fits: a pod of a CPU pool, a laptop, or a machine that runs these tests."""
     found = said(driver="", gpus=0, drivers_own=False, ofed="")
     assert {name: state for name, (state, _) in found.items()} == {
         "driver": State.NOT_HERE, "kernel": State.FITS, "fabric": State.NOT_HERE,
@@ -152,7 +152,7 @@ NOBODY = "00000000-0000-0000-0000-000000000000"
 
 
 def smi(*states: str, uuid: str = NOBODY, processes: str = "None") -> str:
-    """What nvidia-smi says, as a program that says it."""
+    """Return an nvidia-smi program that prints the given GPUs."""
     text = "".join(GPU.format(state=state, uuid=uuid, processes=processes) for state in states)
     return f"#!/bin/sh\ncat <<'EOF'\n{text}EOF\n"
 
@@ -201,7 +201,10 @@ def test_what_the_fabric_manager_has_done_is_seen_by_the_gpus(
 
 
 def test_a_machine_without_a_fabric_has_no_manager(tmp_path: Path) -> None:
-    """GPUs on PCI alone, and bridges and GPUs that are no NVSwitches."""
+    """A machine without NVLink fabric needs no fabric manager.
+
+    It has GPUs on PCI alone, or bridges and GPUs that are not NVSwitches.
+    """
     assert machine_of(tmp_path, OTHERS | {SMI: smi("N/A", "N/A")}) == {}
 
 
@@ -221,7 +224,7 @@ def test_gpus_of_a_domain_over_machines_want_a_channel(
 
 
 def test_a_process_on_a_gpu_is_no_line_of_its_fabric(tmp_path: Path) -> None:
-    """Whoever runs a job gives its processes their names."""
+    """A process name is not parsed as part of the fabric section: a job's user chooses its processes' names."""
     lines = ("", "        Process ID : 7", "            Name : x", "    Fabric", "        State : In Progress")
     evil = "\n".join((*lines, f"        ClusterUUID : {UUID}"))
     found = machine_of(tmp_path, {SMI: smi("Completed", processes=evil)})

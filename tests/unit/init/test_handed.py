@@ -1,4 +1,4 @@
-"""Health's and gitsync's numbers on /metrics: valid, bounded, and nobody's words."""
+"""Metrics of health and gitsync on init's /metrics: valid, bounded, and without text of other authors."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def test_healths_own_file_is_valid_and_without_a_word() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "minivm_ready 1",  # PID 1's own
-        "minivm_health_other 1",  # of no family that was declared
+        "minivm_ready 1",  # PID 1's own metric
+        "minivm_health_other 1",  # a metric of a family that was not declared
         "minivm_health_x nan",
         "minivm_health_x one",
         "minivm_health_x",

@@ -1,4 +1,4 @@
-"""Mounted keys that are not those in use."""
+"""Mounted keys that differ from the keys in use."""
 
 from __future__ import annotations
 

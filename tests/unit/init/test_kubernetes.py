@@ -1,4 +1,4 @@
-"""The pod's condition: what it says, and what the API server gets; over real TLS, on loopback."""
+"""The pod's conditions and the requests to the API server, over real TLS on loopback."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_long_message_is_cut() -> None:
 
 
 class ApiServer:
-    """A TLS server that keeps the patches it gets, and answers with what it was told to."""
+    """TLS server that records patches and gives the scripted answers."""
 
     def __init__(self, directory: Path) -> None:
         self.account = directory
@@ -98,7 +98,7 @@ def api_server(tmp_path: Path) -> Iterator[ApiServer]:
 
 
 class Pid1:
-    """A control socket that answers `watch` with what the test says, one word after the other."""
+    """Control socket that answers `watch` with the test's states, one after the other."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -185,7 +185,10 @@ def test_a_pod_that_is_gone_is_not_asked_for_again(api_server: ApiServer, pid_1:
 def test_an_authority_without_a_key_usage_is_believed(
     api_server: ApiServer, pid_1: Pid1, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Many clusters' authorities have none, and Python 3.13, which the images have, asks for it of itself."""
+    """A certificate authority without key usage is accepted.
+
+    Many clusters have such an authority, and Python 3.13, which the images use, requires the extension by default.
+    """
     made = ssl.create_default_context
 
     def strict(**settings: Any) -> ssl.SSLContext:
@@ -203,14 +206,14 @@ def test_an_authority_without_a_key_usage_is_believed(
     assert [item["status"] for item in api_server.wait(1)] == ["True"]
 
 
-# Which GPUs the pod has
+# GPUs of the pod
 
 SMI = "usr/bin/nvidia-smi"
 ONE, OTHER = "GPU-041a6be2-04b9-910d-91ab-94883a0ad281", "GPU-591acf50-02c8-2429-913a-3efdde8ce891"
 
 
 def machine(root: Path, *lines: str, ends: str = "", device: bool = True) -> Pod:
-    """Below `root`, with a driver whose program says these lines where it is asked for a list."""
+    """Return a pod below `root` with a driver whose nvidia-smi prints these lines for `-L`."""
     for path in ("dev", "usr/bin"):
         (root / path).mkdir(parents=True)
     if device:
@@ -278,7 +281,7 @@ def test_a_token_that_is_away_for_a_moment_does_not_end_it(api_server: ApiServer
 
 
 def test_the_fleet_reads_what_a_pod_tells(tmp_path: Path) -> None:
-    """The two do not share a line of code."""
+    """The fleet parses the condition that the pod writes; the two share no code."""
     told = gpus.condition(gpus.uuids(machine(tmp_path, f"GPU 0: x (UUID: {ONE})")), "2026-11-22T00:00:00Z")
     item = {"metadata": {"name": "w1", "uid": "u"}, "spec": {"nodeName": "n1"}, "status": {"conditions": [told]}}
     here = Kubernetes({"n1": Node("n1", "u")}, {"w1": read_pod(item)})
@@ -286,7 +289,7 @@ def test_the_fleet_reads_what_a_pod_tells(tmp_path: Path) -> None:
     assert place.said == {ONE}
 
 
-# What deep checks have said
+# Results of deep checks
 
 
 def deep_api(api_server: ApiServer) -> kubernetes.Api:
@@ -327,12 +330,15 @@ def test_each_new_word_is_told_once_whatever_the_api_server_says_first(api_serve
 def test_an_api_server_that_refuses_is_not_asked_as_often_as_jobs_begin(
     api_server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each round of checks for a job changes the directory above the word."""
+    """After an error the pod retries on its own interval, not at each job.
+
+    The checks of each job change the directory above the result file.
+    """
     pauses: list[float] = []
     over = threading.Event()
 
     def sleep(seconds: float) -> None:
-        if seconds != 7.0:  # of what another test has left
+        if seconds != 7.0:  # called by a thread of another test
             return time.sleep(seconds)
         pauses.append(seconds)
         over.wait(60)
@@ -392,7 +398,7 @@ def test_a_word_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
 def test_the_fleet_reads_what_the_health_service_keeps_and_the_pod_tells(
     tmp_path: Path, verdicts: list[str], passed: bool | None
 ) -> None:
-    """The three do not share a line of code."""
+    """The fleet parses what the health service stores and the pod reports; the three share no code."""
     found = [Verdict("dcgm_diag", Result(one), Class.MANUAL, "x; y", commit="9f2c0011") for one in verdicts]
     health_deep.write(tmp_path / "said.json", health_deep.word(found, [], "b1", {"dcgm_diag"}))
     told = deep.condition(deep.read(tmp_path / "said.json"), "b1")

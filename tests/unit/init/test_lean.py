@@ -1,4 +1,4 @@
-"""What PID 1 uses in place of parts of the standard library: each against the real thing."""
+"""Replacements for parts of the standard library in PID 1, each compared with the original."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_variable_without_value_or_default_is_named() -> None:
 
 
 def test_pid_1_reaches_its_first_service_without_what_is_slow_to_load(tmp_path: Path) -> None:
-    """The real entrypoint, up to the first start, with an import of any of these refused."""
+    """The real entrypoint reaches its first service with all slow imports refused."""
     plan = tmp_path / "plan.json"
     plan.write_text('{"version": 1, "role": "r", "services": {"a": {"command": ["/bin/x", "${PATH}"]}}}')
     slow = ["enum", "re", "json", "signal", "collections", "functools", "dataclasses", "typing", "pathlib", "socket"]
@@ -137,7 +137,7 @@ start.main(["--plan", {str(plan)!r}], time.monotonic())
 
 
 def test_a_restart_loads_nothing(tmp_path: Path) -> None:
-    """From a service's death to its next start: an import in between would be waited for."""
+    """Between a service's exit and its next start PID 1 imports nothing, because an import would delay the restart."""
     plan = tmp_path / "plan.json"
     plan.write_text('{"version": 1, "role": "r", "services": {"a": {"command": ["/bin/sleep", "1000"]}}}')
     loaded = tmp_path / "loaded"

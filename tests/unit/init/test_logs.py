@@ -1,4 +1,4 @@
-"""Log lines while nobody reads them: real pipes and sockets, one turn at a time."""
+"""Log lines while no reader takes them: real pipes and sockets, one turn at a time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class World:
         self.poller.wait(Poller.now())
 
     def drain(self) -> bytes:
-        """Everything that comes out, until the end of it."""
+        """Read until nothing more comes."""
         os.set_blocking(self.read, False)
         found, idle = b"", 0
         while idle < 3:

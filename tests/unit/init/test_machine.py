@@ -1,4 +1,4 @@
-"""One service's life, event by event: what it becomes and what is to be done."""
+"""State machine of one service, event by event: its next state and its actions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def service(**mapping: Any) -> Service:
 
 
 def live(spec: Service, *events: tuple[float, Any], state: State | None = None) -> tuple[State, list[Any]]:
-    """The state after some events at their times, and the actions of the last."""
+    """Return the state after the timed events, and the actions of the last event."""
     state = state or State()
     actions: list[Any] = []
     for now, event in events:
@@ -248,7 +248,7 @@ def test_a_gate_has_no_process_and_opens_once() -> None:
     "event", [Passed(), Said("x"), Notified(ready=True), Notified(main_pid=9), Exited(99, 1), Tick(), Go()]
 )
 def test_what_comes_too_late_changes_nothing(event: Any) -> None:
-    """After the end, an old probe, message or pid must not bring a service back."""
+    """After the end, a late probe, message or pid must not bring a service back."""
     state = replace(live(NOTIFY, *READY, (2, Down(Then.STOP, 5)), (3, Exited(7, 0)))[0], status="")
     assert advance(NOTIFY, state, event, 4.0) == (state, [])
 

@@ -1,4 +1,4 @@
-"""The Job that makes a cluster's keys, against an API server's Secrets over real TLS: each is made once, and stays."""
+"""The Job that makes a cluster's keys, with an API server's Secrets over real TLS: each key is made only once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WANTED = (
 
 
 class Secrets:
-    """Secrets with versions, as far as a reader and a merge patch see of them."""
+    """Fake API server with versioned Secrets, limited to GET and merge patches."""
 
     def __init__(self, account: Path) -> None:
         self.account = account
@@ -34,7 +34,7 @@ class Secrets:
         self.refuse: list[int] = []
         self.patches: list[str] = []
         self.between: list[dict[str, str]] = []
-        self.written: dict[str, dict[str, str]] = {}  # ConfigMaps, by path
+        self.written: dict[str, dict[str, str]] = {}  # ConfigMaps by path
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -115,7 +115,7 @@ def test_each_key_is_made_once_and_stays_whatever_runs_again(secrets: Secrets, t
     assert len(secrets.value("slurm-database", "password")) == 32
     assert secrets.value("slurm-database", "password").isalnum()
     assert secrets.there["slurm-munge"]["metadata"]["annotations"] == {"minivm.io/key": "made"}
-    # What sshd would say of the host key.
+    # ssh-keygen accepts the host key.
     key = tmp_path / "host"
     key.touch(mode=0o600)
     key.write_bytes(secrets.value("slurm-ssh-host-keys", "ssh_host_ed25519_key"))
@@ -142,7 +142,7 @@ def test_a_secret_with_something_else_in_it_is_left_alone_and_told(
 
 
 def test_of_two_at_once_one_writes(secrets: Secrets) -> None:
-    """Somebody fills the Secret between our look and our write: ours must not come on top."""
+    """A Secret that another client fills between the Job's read and its write is not overwritten."""
     secrets.put("slurm-munge")
     theirs = {"munge.key": base64.b64encode(b"theirs").decode()}
     secrets.between = [theirs]
@@ -176,7 +176,10 @@ KNOWN = "/api/v1/namespaces/hpc/configmaps/slurm-known-hosts"
 
 
 def test_ssh_is_told_of_the_public_halves_and_of_nothing_else(secrets: Secrets, tmp_path: Path) -> None:
-    """Two Secrets, one of them somebody else's with two keys, and a key that the values said."""
+    """known_hosts gets the public keys and nothing else.
+
+    It reads two Secrets, one of them brought by the user with two keys, and one key from the values.
+    """
     theirs = {}
     for kind in ("ed25519", "ecdsa"):
         made = tmp_path / f"ssh_host_{kind}_key"

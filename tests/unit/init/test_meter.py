@@ -1,4 +1,4 @@
-"""What users may log: one who floods, many who flood, and nobody else who pays for it."""
+"""Rate limit of user log lines: one flooding user, many flooding users, and no effect on others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from init.pid1.log.meter import BURST, BURST_OF_ALL, MOST, NAMED, RATE, RATE_OF_
 
 
 def admitted(meter: Meter, uids: list[int], seconds: int, size: int = 1000) -> int:
-    """Bytes, of a thousand lines a second of each."""
+    """Return the admitted bytes when each uid logs a thousand lines a second."""
     found = 0
     for moment in range(seconds * 1000):
         for uid in uids:
@@ -24,7 +24,7 @@ def test_one_user_gets_so_much_and_the_next_one_too() -> None:
 
 
 def test_many_users_together_get_so_much_and_need_no_more_memory() -> None:
-    """A user may have thousands of numbers of his own."""
+    """Many users together have one limit and bounded memory, because one user may have thousands of uids."""
     meter = Meter(0.0)
     uids = list(range(1000, 1000 + 2 * MOST))
     assert admitted(meter, uids, 1, 10_000) <= BURST_OF_ALL + RATE_OF_ALL

@@ -1,5 +1,7 @@
-"""PID 1's modules: an image's byte code counts as it stands, in a checkout the source does; a module that could not be
-found once is found the next time, and no directory passes for a package.
+"""Imports in PID 1.
+
+An image's byte code is used as it is, and a checkout's source is compared first. A failed import is tried again later,
+and a plain directory never counts as a package.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ def later(tmp_path: Path, end: str, *, wrapped: bool) -> str:
 
 
 def test_what_could_not_be_looked_at_once_is_looked_at_again(tmp_path: Path) -> None:
-    for end in (tmp_path.name, "package", "__init__.py"):  # the way to it, its directory, its first file
+    for end in (tmp_path.name, "package", "__init__.py"):  # its parent, its directory, its first file
         assert later(tmp_path, end, wrapped=True) == "7", end
     assert later(tmp_path, "package", wrapped=False) != "7", "Python's own way"
 
@@ -76,7 +78,7 @@ start.fails()
 
 
 def hurried(tmp_path: Path, mode: py_compile.PycInvalidationMode) -> tuple[list[str], str]:
-    """The package with its byte code, of which two modules have been changed: before it was compiled and after."""
+    """Run the package with compiled byte code, one module changed before the compilation and one after it."""
     package = tmp_path / "init"
     shutil.copytree(ROOT / "init", package, ignore=shutil.ignore_patterns("__pycache__", "services"))
     with (package / "pid1/start.py").open("a") as stream:

@@ -1,4 +1,4 @@
-"""Which nodes' records the controller deletes, and whose drains it keeps from losing their author."""
+"""Node records in the controller: which it deletes, and for which drained nodes it preserves the drain's author."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def node(name: str, state: str, reason: str = "", *, busy: int = 0) -> Node:
         ("slurm-gpu-1", False),
         ("slurm-gpu-2", True),
         ("slurm-worker-3", False),
-        ("slurm-old-0", True),  # a pool that is no longer there
+        ("slurm-old-0", True),  # a pool that no longer exists
         ("slurm-gpu", False),
         ("slurm-2", False),
         ("other-gpu-7", False),
@@ -44,16 +44,16 @@ def test_a_worker_beyond_the_charts_count_is_no_longer_made(name: str, beyond: b
         (node("slurm-gpu-2", "DOWN", FRESH), POOLS, True),
         (node("slurm-gpu-2", "DOWN+NOT_RESPONDING", "Not responding"), POOLS, True),
         (node("slurm-gpu-2", "DOWN+NOT_RESPONDING", f"{BACK} : Not responding"), POOLS, True),
-        (node("slurm-gpu-1", "DOWN+DRAIN", STOPPING), POOLS, False),  # it comes back
-        (node("slurm-gpu-2", "DOWN+DRAIN", STOPPING), None, False),  # nobody says which workers there are
-        (node("slurm-gpu-2", "IDLE+DRAIN", STOPPING), POOLS, False),  # it is leaving
+        (node("slurm-gpu-1", "DOWN+DRAIN", STOPPING), POOLS, False),  # its pod comes back
+        (node("slurm-gpu-2", "DOWN+DRAIN", STOPPING), None, False),  # the chart's list of workers is unknown
+        (node("slurm-gpu-2", "IDLE+DRAIN", STOPPING), POOLS, False),  # the pod is still leaving
         (node("slurm-gpu-2", "IDLE"), POOLS, False),
         (node("slurm-gpu-2", "DOWN+DRAIN", "fan is loud"), POOLS, False),
         (node("slurm-gpu-2", "DOWN+DRAIN", "fan is loud : Not responding"), POOLS, False),
         (node("slurm-gpu-2", "DOWN", "power is off"), POOLS, False),
         (node("slurm-gpu-2", "DOWN+DRAIN", VERDICT), POOLS, False),
         (node("slurm-gpu-2", "DOWN+COMPLETING+DRAIN", STOPPING), POOLS, False),
-        (Node("slurm-gpu-2", "DOWN+DRAIN", "10.0.0.1", STOPPING, "", 0), POOLS, False),  # static: slurm.conf's to name
+        (Node("slurm-gpu-2", "DOWN+DRAIN", "10.0.0.1", STOPPING, "", 0), POOLS, False),  # static: in slurm.conf
     ],
 )
 def test_only_a_node_that_nobody_speaks_of_is_forgotten(found: Node, pools: Pools | None, gone: bool) -> None:
@@ -64,7 +64,7 @@ def test_only_a_node_that_nobody_speaks_of_is_forgotten(found: Node, pools: Pool
     ("state", "reason", "busy", "kept"),
     [
         ("IDLE+DRAIN+NOT_RESPONDING", "fan is loud", 0, "fan is loud [ann@2026-01-01]"),
-        ("MIXED+DRAIN+NOT_RESPONDING", "fan is loud", 1, ""),  # it may be a moment only, and down would end the job
+        ("MIXED+DRAIN+NOT_RESPONDING", "fan is loud", 1, ""),  # the outage may be short, and down ends the job
         ("IDLE+DRAIN", "fan is loud", 0, ""),
         ("DOWN+DRAIN+NOT_RESPONDING", "fan is loud", 0, ""),
         ("IDLE+DRAIN+NOT_RESPONDING", STOPPING, 0, ""),  # its pod may be back by now, with jobs
@@ -80,7 +80,10 @@ def test_a_drained_node_that_is_away_is_down_and_keeps_its_author(
 
 
 def test_a_node_whose_pod_is_no_longer_made_is_down_for_good() -> None:
-    """It answered once more when its pod had set it down, and only one that is down is forgotten."""
+    """The node of a removed pod is set down once more.
+
+    It registered again after its pod had set it down, and only a down node is deleted.
+    """
     found = node("slurm-gpu-2", "IDLE+DRAIN+NOT_RESPONDING", STOPPING)
     assert down_for(found, POOLS) == STOPPING
     assert down_for(found, None) == ""
@@ -111,7 +114,7 @@ def test_without_the_file_nothing_is_known(tmp_path: Path) -> None:
 def test_a_record_that_cannot_be_deleted_keeps_nobody_from_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It stands in a reservation, for as long as that lasts."""
+    """A record that cannot be deleted, here because of a reservation, does not block the others."""
     (tmp_path / "sinfo").write_text("#!/bin/sh\necho 'slurm-gpu-2|down'; echo 'slurm-gpu-3|down'\n")
     line = f"State=DOWN+DYNAMIC_NORM Reason={STOPPING} [root@2026-01-01T00:00:00]"
     (tmp_path / "scontrol").write_text(

@@ -1,4 +1,4 @@
-"""The notify socket under load: real datagrams, one turn at a time."""
+"""Notify socket under load: real datagrams, one turn at a time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class World:
         self.told.append(told)
 
     def fill(self, number: int) -> int:
-        """Send until the kernel's queue is full: how many went in."""
+        """Send until the kernel's queue is full, and return the number of messages sent."""
         for sent in range(number):
             try:
                 self.sender.send(b"WATCHDOG=1")
@@ -56,7 +56,10 @@ def made(tmp_path: Path) -> Iterator[World]:
 
 
 def test_who_sends_for_ever_does_not_keep_pid_1(made: World) -> None:
-    """Each message that is followed by another one, as of a flood: a turn ends all the same, and the next one comes."""
+    """A flood does not keep PID 1 in one turn.
+
+    Every message is followed by another; the turn still ends, and the next turn continues.
+    """
     made.owners.add(os.getpid(), "a")
     heard: list[Notified] = []
 
@@ -75,7 +78,7 @@ def test_who_sends_for_ever_does_not_keep_pid_1(made: World) -> None:
 
 def test_refusals_are_told_a_few_times(made: World) -> None:
     sent = 0
-    while sent < 5 * REFUSALS:  # of a process of no service
+    while sent < 5 * REFUSALS:  # sent by a process that belongs to no service
         sent += made.fill(5)
         made.notify.read_all()
     assert len(made.said) == REFUSALS and all("it belongs to no service" in text for text in made.said)
@@ -85,7 +88,10 @@ def test_refusals_are_told_a_few_times(made: World) -> None:
 def test_a_message_whose_sender_cannot_be_looked_at_now_is_not_lost(
     made: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """/proc without a descriptor to read it by: tried again, in the order sent, and deaths are not judged before."""
+    """A message is kept while its sender cannot be identified.
+
+    When no descriptor is free to read /proc, PID 1 retries in the order sent, and judges no exit before that.
+    """
     made.owners.add(os.getpid(), "a")
     refused = iter((True, True))
     owner = made.owners.owner

@@ -1,4 +1,4 @@
-"""Numbers that others wrote: what looks like one to `str.isdigit` and is none to `int` must not reach `int`."""
+"""Numbers from outside: text that passes `str.isdigit` but not `int` must not reach `int`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def test_a_number_is_a_few_ascii_digits(text: str, wanted: int | None) -> None:
 
 @pytest.mark.parametrize("text", [SUPERSCRIPT, ENDLESS, "1" + SUPERSCRIPT, "\u0663", "-1", "1\u0000"])
 def test_a_mainpid_that_is_no_number_is_none(text: str) -> None:
-    """From any process of a service that notifies; PID 1 ended on it."""
+    """An invalid MAINPID counts as none.
+
+    Any process of a service with notify may send one, and PID 1 once crashed on it.
+    """
     assert parse(f"READY=1\nMAINPID={text}".encode()).main_pid == 0
 
 
@@ -52,7 +55,7 @@ def test_addresses_and_settings_with_such_numbers_are_refused_in_words() -> None
 
 
 def test_nothing_in_init_asks_isdigit() -> None:
-    """It says yes to a superscript, which `int` refuses; `init.fields.number` does both at once."""
+    """init does not call isdigit, which accepts a superscript that `int` refuses; `init.fields.number` handles both."""
     found = [
         f"{path.relative_to(ROOT)}:{line}"
         for path in sorted((ROOT / "init").rglob("*.py"))

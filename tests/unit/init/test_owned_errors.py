@@ -1,4 +1,4 @@
-"""Whose an error is: an owner's callback fails its owner, the core's is made again, and a bug stays a bug."""
+"""Attribution of errors: a callback's error fails its service, the core's call is retried, and a bug stays visible."""
 
 from __future__ import annotations
 
@@ -118,7 +118,10 @@ RESTART = {"limit": 2, "delay": 1, "max-delay": 8, "jitter": 0, "exhausted": "en
 
 
 def test_what_the_machine_lacks_uses_up_no_restart() -> None:
-    """However often: later and later, and never for the last time. The service's own failures count as ever."""
+    """A lack of machine resources does not count as a restart.
+
+    The delay grows however often it happens, and PID 1 never gives up; the service's own failures still count.
+    """
     spec = parse_service("a", {"command": ["/x"], "restart": RESTART}, "t")
     state, now = State(), 0.0
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""Which service a process belongs to: asked of the real kernel."""
+"""Mapping of a process to its service, with the real kernel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from init.pid1.spawn.owners import Owners
 def test_a_session_outlives_its_last_known_process_by_a_hand_over_and_no_longer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The leader has ended and left one behind: it may still say who took over. Later its number may be anybody's."""
+    """A session stays with its service for a short time after its last known process.
+
+    The leader has exited and left a child, which may still announce the new main process. Later its number may be
+    reused.
+    """
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     code = "import os, sys\nif os.fork(): os._exit(0)\nprint(os.getpid(), flush=True); sys.stdin.read()"

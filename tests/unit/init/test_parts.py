@@ -1,4 +1,4 @@
-"""The small pure parts: lines, notifications, reasons, graces, records."""
+"""Small pure functions: log lines, notifications, reasons, grace periods, records."""
 
 from __future__ import annotations
 
@@ -184,7 +184,10 @@ def test_records_behave_as_frozen_dataclasses() -> None:
 
 
 def test_a_periodic_service_does_not_run_again_while_the_pod_stops() -> None:
-    """Its turn to stop has not come, because another that came after it still stops; its time to run has."""
+    """A periodic service does not run again while the pod stops.
+
+    A later service is still stopping, so its turn to stop has not come, and its next run is due.
+    """
     made = engine(p={"kind": "periodic", "every": 10}, late={"needs": ["p"]})
     made.handle("p", Spawned(5, MAIN), 0.0)
     made.handle("late", Spawned(6, MAIN), 0.0)

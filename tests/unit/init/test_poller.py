@@ -1,4 +1,4 @@
-"""The poller: real descriptors, one turn at a time."""
+"""The poller with real descriptors, one turn at a time."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from init.pid1.wait.poller import IN, Poller
 
 
 def test_an_event_of_a_closed_descriptor_is_not_its_successors() -> None:
-    """Two pipes are readable in one turn. Who is called first closes the other's and registers a new, silent one, that
-    gets the same number: it must not be called for what came to the closed one."""
+    """An event of a closed descriptor does not reach the next one with the same number.
+
+    Two pipes are readable in one turn. The first callback closes the other pipe and registers a new, silent one that
+    gets the same number; its callback must not run for the closed pipe's event.
+    """
     poller = Poller()
     pipes = [os.pipe() for _ in range(2)]
     called: list[int] = []
@@ -25,7 +28,7 @@ def test_an_event_of_a_closed_descriptor_is_not_its_successors() -> None:
         (other,) = [read for read, _ in pipes if read != fd]
         poller.remove(other)
         low, write = os.pipe()
-        read = os.dup2(low, other)  # closes the other's and takes its number, whichever are free
+        read = os.dup2(low, other)  # closes the other pipe and reuses its number, whichever numbers are free
         os.close(low)
         made.extend((read, write))
         poller.add(read, IN, lambda _: called.append(read))
@@ -41,7 +44,7 @@ def test_an_event_of_a_closed_descriptor_is_not_its_successors() -> None:
 
 
 def test_an_answered_caller_leaves_nothing_behind() -> None:
-    """Whoever asks as fast as he can: no timer of his waits for its hour, and no descriptor stays open."""
+    """Answered clients leave no timer and no open descriptor, however fast they connect."""
     poller = Poller()
     server = Server(poller, listen("127.0.0.1:0")[0], lambda path: (200, "text/plain", "ok\n"))
     for _ in range(200):
@@ -54,7 +57,10 @@ def test_an_answered_caller_leaves_nothing_behind() -> None:
 
 
 def test_a_caller_who_does_not_take_his_answer_is_let_go() -> None:
-    """The answer does not fit into what the kernel keeps for him: it goes out as he reads, or he has had his time."""
+    """The server serves a client that reads slowly, and drops one that never reads.
+
+    The answer exceeds the kernel's buffer: it is sent as the client reads, until the timeout.
+    """
     poller = Poller()
     body = "x" * (32 << 20)
     server = Server(poller, listen("127.0.0.1:0")[0], lambda path: (200, "text/plain", body))

@@ -1,4 +1,4 @@
-"""Preparation steps on a scratch root: what they write, what they find, and what they refuse."""
+"""Preparation steps on a scratch root: the files that they write, and the input that they accept and refuse."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ME = (os.getuid(), os.getgid())
 
 @pytest.fixture
 def users(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The image's users are not on every machine that runs the tests."""
+    """Replace the lookup of the image's users, which do not exist on every machine that runs the tests."""
     for module in (secrets, database, files):
         monkeypatch.setattr(module, "user", lambda name: ME)
 
@@ -183,19 +183,22 @@ def test_sssd_takes_more_idle_connections_than_one_user_has_unless_the_site_says
 
 @pytest.mark.parametrize("name", ["00-aaa.conf", "zz.conf"])
 def test_a_site_s_own_word_to_sssd_counts_whatever_its_file_is_called(name: str, tmp_path: Path) -> None:
-    """sssd reads that directory by the alphabet of its language, and the last word counts."""
+    """A site's own sssd setting wins for any file name.
+
+    sssd reads that directory in the sort order of its locale, and the last setting wins.
+    """
     mounted, ours = "mnt/minivm/secrets/sssd/sssd.conf", tmp_path / "etc/sssd/conf.d/00-minivm.conf"
     found = scratch(tmp_path, {mounted: "[sssd]", f"etc/sssd/conf.d/{name}": "[pam]\n PAM_initgroups_scheme = never\n"})
-    ours.write_text("[pam]\npam_initgroups_scheme = always\n")  # an earlier start's
+    ours.write_text("[pam]\npam_initgroups_scheme = always\n")  # from an earlier start
     assert secrets.sssd(found) == "sssd.conf installed" and LOOK_UP not in ours.read_text()
-    # What sssd does not read is no word of the site's.
+    # Files that sssd does not read contain no setting of the site.
     for old, new in ((name, f".{name}"), (f".{name}", f"{name}.old")):
         (ours.parent / old).rename(ours.parent / new)
         secrets.sssd(found)
         assert LOOK_UP in ours.read_text()
 
 
-# What sssd 2.10 says of each is in tests/container/images/test_login.py.
+# tests/container/images/test_login.py has sssd 2.10's own behaviour for each of these.
 READ = ("[pam]\nNAME = x\n", "[ PAM ]\n  name=x", "# [\n; ]\n[nss]\na=1\n\n[pam]\r\nNAME = x\r\n")
 ELSEWHERE = ("NAME = x\n", "[pam]\n[domain/x]\nNAME = x\n", "[pam]\n#NAME = x\nNAMES = x\n")
 PASSED_OVER = (
@@ -248,10 +251,10 @@ OWN = "10.1.2.3\tslurm-slurmctld\n"
         ("slurm-slurmctld", HOSTS, HOSTS + OWN),
         ("slurm-slurmctld:6817", HOSTS, HOSTS + OWN),
         ("slurm-slurmctld", HOSTS + OWN, HOSTS + OWN),
-        # An address of the pod before this one, or a Service's.
+        # The address of the previous pod, or of a Service.
         ("slurm-slurmctld", "10.9.9.9 slurm-slurmctld # old\n" + HOSTS, HOSTS + OWN),
         ("slurm-slurmctld", "# slurm-slurmctld\n", "# slurm-slurmctld\n" + OWN),
-        # Nothing to name: an address, or no setting.
+        # No name to write: an address, or no setting.
         ("10.96.0.7", HOSTS, HOSTS),
         ("[fd00::7]:6817", HOSTS, HOSTS),
         ("", HOSTS, HOSTS),
@@ -260,7 +263,10 @@ OWN = "10.1.2.3\tslurm-slurmctld\n"
 def test_in_its_own_pod_the_controllers_name_is_the_pods_address(
     controller: str, before: str, after: str, tmp_path: Path, users: None
 ) -> None:
-    """A Service leads from a pod to itself in some networks only, and with a foreign source address."""
+    """The controller's own pod resolves the controller's name to its own address.
+
+    Through a Service a pod reaches itself only in some networks, and with another source address.
+    """
     found = scratch(tmp_path, {"/etc/hosts": before}, MINIVM_CONTROLLER=controller, MINIVM_POD_IP="10.1.2.3")
     inode = (tmp_path / "etc/hosts").stat().st_ino
     slurm_config.run(found)
@@ -360,10 +366,10 @@ def test_the_limits_of_the_pod_are_read(
     ("cores", "threads", "cpu", "limit_gib", "expected"),
     [
         (64, 128, None, None, {}),
-        (64, 128, 128.0, 1024, {}),  # the whole machine
+        (64, 128, 128.0, 1024, {}),  # the limit is the whole machine
         (64, 128, 64.0, 512, {"CoreSpecCount": "32", "MemSpecLimit": str(512 * 1024)}),
         (64, 64, 15.5, None, {"CoreSpecCount": "49"}),
-        (64, 128, 0.5, None, {"CoreSpecCount": "63"}),  # one core at least
+        (64, 128, 0.5, None, {"CoreSpecCount": "63"}),  # at least one core
         (2, 2, 8.0, None, {}),
     ],
 )
@@ -428,7 +434,7 @@ ADOPT, ASK = "pam_slurm_adopt.so", "pam_slurm.so"
     [
         ("ProctrackType=proctrack/cgroup\nPrologFlags=Alloc,Contain\n", {ADOPT, ASK}, pam.ADOPT),
         ("proctracktype = proctrack/cgroup # x\nPROLOGFLAGS=contain\n", {ADOPT}, pam.ADOPT),
-        ("ProctrackType=proctrack/cgroup\n", {ADOPT, ASK}, ASK),  # adopt would deny everybody
+        ("ProctrackType=proctrack/cgroup\n", {ADOPT, ASK}, ASK),  # pam_slurm_adopt would deny every user
         ("ProctrackType=proctrack/linuxproc\nPrologFlags=Contain\n", {ADOPT, ASK}, ASK),
         ("#ProctrackType=proctrack/cgroup\nPrologFlags=Contain\n", {ADOPT}, "pam_permit.so"),
     ],
@@ -439,7 +445,10 @@ def test_the_pam_module_fits_how_slurm_tracks_jobs(conf: str, have: set[str], mo
 
 
 def test_until_slurm_is_known_the_image_lets_nobody_in() -> None:
-    """Left to itself, pam_slurm_adopt says nothing where there is no slurm.conf yet, and then everybody comes in."""
+    """The image denies every login until Slurm is configured.
+
+    By default pam_slurm_adopt ignores a missing slurm.conf, and then every user could log in.
+    """
     image = Path(__file__).resolve().parents[3] / "images/rootfs/worker/etc/pam.d/slurm-adopt"
     (line,) = [line for line in image.read_text().splitlines() if not line.startswith("#")]
     assert " ".join(line.split()) == f"account required {pam.ADOPT}"
@@ -447,7 +456,10 @@ def test_until_slurm_is_known_the_image_lets_nobody_in() -> None:
 
 
 def test_without_cgroups_the_images_own_question_comes_before_pam_slurm() -> None:
-    """pam_slurm looks the node up in slurm.conf, where a dynamic one is not, and denies everybody."""
+    """Without cgroups the image's own has-job test replaces pam_slurm.
+
+    pam_slurm looks the node up in slurm.conf, which does not list dynamic nodes, and denies every user.
+    """
     line, why = pam.choose("proctrack/linuxproc", "", {ADOPT, ASK}, "/usr/libexec/minivm/has-job w1")
     assert line == "account required pam_exec.so quiet stdout /usr/libexec/minivm/has-job w1"
     assert "not contained" in why
@@ -529,7 +541,7 @@ def test_an_unknown_step_is_a_mistake_of_the_service_file(capsys: pytest.Capture
 
 
 def test_steps_load_the_standard_library_only() -> None:
-    """Each is a short child of the boot: what it imports, the pod waits for."""
+    """Steps import the standard library only: each is a short child process, and its imports delay the boot."""
     modules = sorted({module for module, _ in STEPS.values()})
     code = f"import sys; [__import__('init.prepare.' + m) for m in {modules!r}]; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
@@ -590,6 +602,9 @@ def test_a_preload_of_the_pod_stays_beside_fast_scripts(tmp_path: Path) -> None:
 
 
 def test_fast_scripts_are_proven_with_these_releases() -> None:
-    """tests/cluster/test_jobs.py runs with the library; a release is added here once its images passed it."""
+    """Only tested releases use fast scripts.
+
+    tests/cluster/test_jobs.py runs with the library; a release is added here once its images passed that test.
+    """
     facts = yaml.safe_load((ROOT / "images/slurm.yaml").read_text())["releases"]
     assert {name for name, of in facts.items() if of.get("fast-scripts")} == {"24.11", "26.05"}

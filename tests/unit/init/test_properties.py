@@ -1,5 +1,8 @@
-"""For random graphs and random orders of events: never started before its needs are ready, never stopped before those
-that need it, and it always ends."""
+"""Random service graphs and random orders of events.
+
+A service never starts before its needs are ready, never stops before the services that need it, and the pod always
+ends.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ KINDS = st.sampled_from(["longrun", "longrun", "longrun", "oneshot", "periodic",
 
 @st.composite
 def services(draw: st.DrawFn) -> list[Service]:
-    """An acyclic set: each may wait for those before it."""
+    """Draw an acyclic set of services, in which each may wait for earlier ones."""
     found = []
     for number in range(draw(st.integers(1, 7))):
         before = [f"s{other}" for other in range(number)]
@@ -78,7 +81,7 @@ def services(draw: st.DrawFn) -> list[Service]:
 
 
 class World:
-    """Processes and time, as the engine sees them; every promise is checked where it could be broken."""
+    """Processes and time as the engine sees them, with every guarantee checked where it could break."""
 
     def __init__(self, found: list[Service], draw: st.DataObject, *, drain: bool) -> None:
         errand = parse_drain({"command": ["/bin/drain"], "budget": 8}, "test") if drain else None
@@ -86,10 +89,10 @@ class World:
         self.now = 100.0
         self.engine = Engine(compile_plan("test", found, errand), 20.0, lambda: 0.5, Trace())
         self.alive: dict[int, str] = {}
-        self.deaf: set[int] = set()  # ignores everything but KILL
+        self.deaf: set[int] = set()  # pids that ignore all signals but KILL
         self.next_pid = 10
-        self.words = ""  # what its services, and their probes, say
-        self.by_hand: set[str] = set()  # stopped alone, before everything was: their grace is their own
+        self.words = ""  # text of the services and of their probes
+        self.by_hand: set[str] = set()  # stopped alone before the pod: with their own grace
 
     def perform(self, todo: list[tuple[str, object]]) -> None:
         queue = list(todo)
@@ -142,7 +145,7 @@ class World:
             assert idle(self.engine.states[other]), f"{name} stopped before {other}, which needs it"
 
     def something(self) -> None:
-        """One thing that can happen, chosen at random."""
+        """Perform one random event."""
         names = sorted(self.engine.specs)
         name = self.draw.draw(st.sampled_from(names))
         spec, state = self.engine.specs[name], self.engine.states[name]
@@ -196,7 +199,7 @@ def test_order_holds_and_it_always_ends(found: list[Service], data: st.DataObjec
     assert not world.engine.impossible, world.engine.trace.happenings()
 
 
-SECRET = "\u2603"  # in everything that a service says, and in nothing else
+SECRET = "\u2603"  # part of all text of services, and of no other text
 SAYINGS = st.sampled_from(
     ["{}", "db; gave up after {}", "{}; gave up after 5 failures within 60 s", "exited 1: {}", "x\t{}", "({})",
      "no retry can mend exit code {}", "{}: No space left on device", "killed by KILL: {}", "status: {}"]
@@ -208,7 +211,10 @@ SAYINGS = st.sampled_from(
 def test_nothing_that_a_service_says_is_told_to_everybody(
     found: list[Service], data: st.DataObject, saying: str, secret: str, drain: bool, length: int
 ) -> None:
-    """Whatever it says, in init's own phrases too, and wherever it comes back: a cause, a condition, the last words."""
+    """Text of a service is never shown to unprivileged readers.
+
+    This holds for any text, also init's own phrases, and for any place: a cause, a condition, the last log line.
+    """
     world = World(found, data, drain=drain)
     world.words = saying.format(SECRET + secret)
     world.perform(list(world.engine.begin(world.now)))
@@ -228,7 +234,7 @@ def test_nothing_that_a_service_says_is_told_to_everybody(
 @settings(max_examples=60, deadline=None)
 @given(services(), st.data())
 def test_with_services_that_behave_everything_becomes_ready(found: list[Service], data: st.DataObject) -> None:
-    """Nothing waits for something that will not come: whatever the graph, all are up once each did its part."""
+    """Every graph becomes ready once each service has done its part: nothing waits for an event that cannot come."""
     world = World(found, data, drain=False)
     world.perform(list(world.engine.begin(world.now)))
     for _ in range(200):

@@ -1,4 +1,4 @@
-"""What may be repeated to everybody of what a service said."""
+"""Text of services in messages that every user may read."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_cause_is_told_by_who_reads_it(cause: Cause | None, root: str, everybo
 
 @given(st.text(), st.sampled_from(["", GAVE_UP]))
 def test_whatever_the_line_it_is_not_repeated(line: str, verdict: str) -> None:
-    """What everybody reads is one of few sentences, whatever was said."""
+    """Any line is reduced to one of a few fixed sentences for unprivileged readers."""
     shown = cause_text(Cause("exited 1", line, DAEMON, verdict=verdict), quoting=False)
     names = ["", *(f" ({os.strerror(number)})" for number in errno.errorcode)]
     assert shown in {f"exited 1{name}" + (f"; {verdict}" if verdict else "") for name in names}
@@ -79,7 +79,10 @@ def test_the_words_of_inits_own_steps_are_shown_and_of_the_others_not() -> None:
 
 
 def test_a_drain_is_a_service_like_another() -> None:
-    """Its status, and its last line when it failed, were told to everybody as they came."""
+    """The drain's text is hidden like a service's.
+
+    Regression: its status and the last line of a failed drain were shown to every user.
+    """
     made = engine(a={"ready": "notify"})
     made.handle("a", Spawned(5, MAIN), 0.0)
     made.handle("a", Notified(ready=True), 0.0)

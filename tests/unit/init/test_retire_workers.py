@@ -1,4 +1,4 @@
-"""The Job that stops a release's workers before the release goes, against an API server over real TLS."""
+"""The Job that stops a release's workers before the uninstall, with an API server over real TLS."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOOK = ("GET", "/api/v1/namespaces/hpc/pods?labelSelector=app%3Dx%2Crole%3Dworke
 
 
 class Pods:
-    """What the API server was asked, and what it answers: the pods at each look, or a status for the next request."""
+    """Fake API server: it records requests, and answers with the pods of each list or a status for the next request."""
 
     def __init__(self, account: Path) -> None:
         self.account = account
@@ -80,7 +80,7 @@ def test_every_pool_stops_and_the_last_pod_is_waited_for(api: Pods, capsys: pyte
 
 
 def test_a_second_run_and_an_api_server_that_is_away_do_no_harm(api: Pods) -> None:
-    """The Job's pod may be cut anywhere: a pool that is gone is no error, and what failed is asked again."""
+    """The Job survives an interruption at any point: a missing pool is no error, and failed requests are repeated."""
     api.refuse = [503, 404, 500, 404, 500]
     assert api.run() == 0
     patch, delete = STOPS

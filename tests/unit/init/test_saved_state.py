@@ -1,4 +1,7 @@
-"""Before slurmctld starts: cut saves are finished, missing files are allowed where none was saved, numbers go on."""
+"""Saved state before slurmctld starts.
+
+Interrupted saves are completed, missing files are allowed if none was saved, and numbers continue.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ def slurm_user(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Here:
-    """A controller's file system, with a MariaDB client that answers what the test says."""
+    """File system of a controller, with a MariaDB client that gives the test's answer."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, version: str = "26.05.5", conf: str = CONF) -> None:
         self.state = root / "var/spool/slurmctld"
@@ -65,7 +68,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
 
 
 def jobs(following: int, number: int = 45, rest: bytes = b"") -> bytes:
-    """A job_state as slurmctld writes it."""
+    """Return a job_state file as slurmctld writes it."""
     return (
         b"\0\0\0\x11PROTOCOL_VERSION\0" + bytes([number, 0]) + bytes(8) + following.to_bytes(4, "big") + bytes(8) + rest
     )
@@ -129,7 +132,10 @@ def test_else_the_number_stays(here: Here, what: str, files: dict[str, bytes], n
 
 @pytest.mark.parametrize("version", ["24.11.5", "26.05.5"])
 def test_a_cut_clustername_gets_the_name_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
-    """slurmctld writes it in place, and ends for ever where it is empty: another cluster's state, it says."""
+    """An empty clustername file is filled again.
+
+    slurmctld writes the file in place, and with an empty one it exits on every start, as for another cluster's state.
+    """
     here = Here(tmp_path, monkeypatch, version)
     here.put(clustername=b"", **all_of_them())
     here.run()

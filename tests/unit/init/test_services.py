@@ -1,4 +1,4 @@
-"""The services as data: they compile for every role, and what was learnt about the daemons stands in them."""
+"""The services as data: they compile for every role, and keep the settings that each daemon turned out to need."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def definition() -> Definition:
 
 @cache
 def plan_of(role: str) -> Plan:
-    """What the image build bakes."""
+    """Return the plan as the image build bakes it."""
     choice = Choice("debian", SlurmSource.PACKAGE, release="24.11")
     return plan_from_json(plan_json(definition().roles[role], definition(), choice, ROOT, read_yaml), role)
 
 
 def waits_for(plan: Plan, name: str) -> set[str]:
-    """All that a service waits for before it starts, directly or not."""
+    """Return all services that a service waits for before it starts, directly or indirectly."""
     edges = graph.start_edges(plan.services)
     found: set[str] = set()
     todo = [name]
@@ -106,7 +106,10 @@ def test_daemons_that_need_no_rights_have_none(name: str) -> None:
 
 
 def test_a_restart_of_slurmd_never_runs_the_fresh_pod_sequence() -> None:
-    """`state=down` would kill the jobs that survived: it is a oneshot of the pod, not a preparation of slurmd."""
+    """A restart of slurmd skips the fresh-pod sequence.
+
+    Its `state=down` would kill surviving jobs, so it is a oneshot of the pod and not a preparation of slurmd.
+    """
     for name in ("slurmd", "slurmd-static"):
         assert dropins.load_directory()[name].prepare == (("builtin:prepare", "gather-cgroups", "fast-scripts"),)
     assert dropins.load_directory()["fresh-node"].restart.when is When.FAILURE
@@ -245,7 +248,10 @@ def test_a_boot_takes_what_is_right_and_holds_back_what_a_wrong_file_was_to_chan
 
 
 def test_a_wrong_file_does_not_hold_back_the_right_one_that_takes_its_place(tmp_path: Path) -> None:
-    """The later place wins: what it says was tried, and what an earlier one says wrongly is nobody's service."""
+    """An overridden invalid file does not block the valid one.
+
+    The file in the later directory wins, and errors of a file that it overrides do not matter.
+    """
     image, site = tmp_path / "etc", tmp_path / "mnt"
     write(image / "services.d", "sssd.yaml", "comand: [/bin/wrong]\n")
     write(site / "services.d", "sssd.yaml", "command: [/bin/right]\n")
@@ -342,7 +348,10 @@ def test_a_file_that_is_no_service_is_told_by_name(tmp_path: Path, content: byte
 
 
 def test_slurmrestd_waits_a_second_for_a_name_and_no_five() -> None:
-    """It answers nobody meanwhile. What the C library makes of the words, which nobody else tells."""
+    """slurmrestd's resolver options give a timeout of 1 s and not 5 s, because slurmrestd serves no request meanwhile.
+
+    Only the C library itself shows how it parses the options.
+    """
     (service,) = (one for one in plan_of("controller").services if one.name == "slurmrestd")
     code = (
         "import ctypes; libc = ctypes.CDLL(None); libc.__res_init(); state = libc.__res_state;"

@@ -1,4 +1,4 @@
-"""Whether Slurm serves: what one failure, several, and a long silence change; and who holds a port's connections."""
+"""Detection that Slurm does not respond: one failure, several, a long silence; and the clients of a crowded port."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WELL = Finding()
 
 
 def run(*found: tuple[float, Finding], memory: Memory | None = None) -> tuple[Memory, list[str], list[float]]:
-    """The memory after all, why the pod is not ready after each, and when a restart is wanted."""
+    """Return the final memory, the reason after each finding, and the times at which a restart is due."""
     memory, reasons, restarts = memory or Memory(), [], []
     for now, finding in found:
         memory, reason, restart = judge(memory, finding, now)
@@ -64,7 +64,7 @@ def test_a_worker_hears_of_slurmctld_by_its_own_slurmd(last: str, boot: str, exp
 
 
 def worker(monkeypatch: pytest.MonkeyPatch, *, ago: float, answers: list[str]) -> list[str]:
-    """A worker whose slurmd heard slurmctld `ago`; what it asks slurmctld, which answers so."""
+    """Fake a worker whose slurmd heard from slurmctld `ago` seconds ago; return the queries made to slurmctld."""
     asked: list[str] = []
 
     class Done:
@@ -129,7 +129,7 @@ def test_the_kernel_s_own_table_is_read() -> None:
         port = server.getsockname()[1]
         held = [socket.create_connection(("127.0.0.1", port)) for _ in range(FEW)]
         whole = f"{FEW} connections are open to port {port}, {FEW} of them from 127.0.0.1"
-        # On a busy machine the kernel's list changes while it is read.
+        # On a busy machine the kernel's table changes while it is read.
         until(lambda: crowd_at(port) == whole, "all are counted", seen=lambda: crowd_at(port))
         for stream in held:
             stream.close()

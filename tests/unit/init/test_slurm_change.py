@@ -1,4 +1,4 @@
-"""A changed slurm.conf against the jobs of a cluster: what it changes, and whom it would cost."""
+"""Cost of a changed slurm.conf for a cluster's jobs: what the change does, and which jobs it would end."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ LONG_LINES = BASE[BASE.index("PartitionName=long") :]
     ("new", "lost"),
     [
         (BASE, {}),
-        # What adds costs nobody anything, however it is written.
+        # Additions cost no job, in any spelling.
         (BASE + "PartitionName=more Nodes=ALL\n", {}),
         (BASE + "NodeName=st4 CPUs=1\n", {}),
         (swap("MaxNodeCount=1024", "MaxNodeCount=2048"), {}),
@@ -78,10 +78,10 @@ LONG_LINES = BASE[BASE.index("PartitionName=long") :]
         (swap("Default=YES", "Default=NO MaxTime=1"), {}),
         (swap("NodeName=st[1-3]", "NodeName=st1,st[2-3]"), {}),
         (BASE.replace("PartitionName", "partitionname"), {}),
-        # A partition that goes, from those that it had, or that could have gone there.
+        # A removed partition costs its jobs, and jobs that could have started there.
         (BASE.replace(LONG_LINES, ""), {"partition long goes": ("3", "4", "8")}),
         (swap("PartitionName=all", "PartitionName=every"), {"partition all goes": ("1", "2", "4", "5", "6", "7", "9")}),
-        # Nodes: those on them, and those that wait for one of them by its name.
+        # Nodes: the jobs on them, and the jobs that wait for one of them by name.
         (swap("st[1-3]", "st[1-2]"), {"node st3 goes": ("6",)}),
         (swap("NodeName=st[1-3] RealMemory=1000\n", ""), {"node st1, st2, st3 goes": ("5", "6")}),
         (
@@ -90,7 +90,7 @@ LONG_LINES = BASE[BASE.index("PartitionName=long") :]
                 "MaxNodeCount 1024 becomes none, and nodes that registered themselves may find no room": ("1", "3", "7")
             },
         ),
-        # State and daemons.
+        # State directory and daemons.
         (
             swap("/var/spool/slurmctld", "/elsewhere"),
             {
@@ -111,7 +111,7 @@ LONG_LINES = BASE[BASE.index("PartitionName=long") :]
         ),
         (swap("gpu,nvme", "nvme"), {"gres gpu goes": ("7",)}),
         (swap("gpu,nvme", "gpu"), {}),
-        # Accounts and QOS: only who waits, and has no other partition to go to.
+        # Accounts and QOS: only pending jobs with no other partition.
         (swap("lab,other", "lab"), {"partition long lets account lab in and no other": ("8",)}),
         (swap("lab,other", "ALL"), {}),
         (swap("lab,other", "lab,other DenyQos=high"), {"partition long turns qos high away": ("8",)}),
@@ -133,7 +133,7 @@ def test_a_change_costs_the_jobs_that_slurmctld_would_end(new: str, lost: dict[s
     ("text", "why"),
     [
         (BASE, ""),
-        (BASE.replace("ClusterName=c ", "ClusterName=C "), ""),  # Slurm knows small letters only
+        (BASE.replace("ClusterName=c ", "ClusterName=C "), ""),  # Slurm stores the name in lower case
         (
             BASE.replace("ClusterName=c ", "ClusterName=other "),
             "ClusterName is other, and the state in StateSaveLocation is that of c: a cluster keeps its name",
@@ -236,7 +236,10 @@ def test_the_cost_is_a_sentence_that_names_a_few_and_counts_all() -> None:
 
 
 def test_a_running_job_that_asked_for_the_partition_among_others_counts_too() -> None:
-    """slurmctld ends it as well, and shows only the partition that it runs in."""
+    """A running job submitted to several partitions counts for each.
+
+    slurmctld ends the job when one of them goes, and shows only the partition that it runs in.
+    """
     running = read(files(BASE)).partitions
     state = b"\x00\x00\x00\x09all,long\x00\x00\x00\x00\x09all,long\x00cpu=1,mem=100M,node=1\x001,2\x00"
     assert hidden_lists(state, running, [frozenset({"all"})]) == ("all,long",)
@@ -251,7 +254,10 @@ def test_a_running_job_that_asked_for_the_partition_among_others_counts_too() ->
 
 
 def test_words_of_a_jobs_user_in_the_state_hold_nobody_up() -> None:
-    """Each of these took minutes: its arguments and the line of its submission are saved as they came."""
+    """Text of a job's user in the state file does not slow down the search.
+
+    Each of these inputs once took minutes: the arguments and the submit line are saved unchanged.
+    """
     running = read(files(BASE)).partitions
     for words in ("a" * 4_000_000, "a," * 2_000_000, "all," * 1_000_000, "all,long," * 500_000):
         state = f"\x00\x00{words} x\x00\x00{words}all\x00\x00\x00\x00\x09all,long\x00".encode()
@@ -293,7 +299,7 @@ def test_slurm_conf_is_read_as_slurm_reads_it() -> None:
     ],
 )
 def test_lines_go_on_and_end_where_slurm_says(text: str) -> None:
-    """Each seen with slurmctld's own answer: `scontrol show config`."""
+    """Line continuation and line ends match slurmctld, as seen in `scontrol show config`."""
     assert read({"slurm.conf": text.encode(), "more.conf": b"MaxJobCount=77\n"}).value("maxjobcount") == "77"
 
 
@@ -346,7 +352,7 @@ def test_squeue_is_read_field_by_field() -> None:
     ],
 )
 def test_each_task_of_an_array_is_a_job_that_slurmctld_knows(text: str, known: int | None) -> None:
-    """`squeue --array` has one line too few for an array with a step."""
+    """Array tasks count as jobs, as slurmctld counts them; `squeue --array` lacks a line for an array with a step."""
     assert count(text) == known
 
 
@@ -383,7 +389,10 @@ def test_what_cannot_be_read_is_not_there(tmp_path: Path, damage: bytes) -> None
 
 
 def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
-    """The Slurm user has a hand on the same volume: root must not install a file of its choice for all to read."""
+    """A symbolic link in place of the kept file is not followed.
+
+    The Slurm user can write to the volume, and root must not install a file of its choice that all users can read.
+    """
     kept = Kept(Pod({}, tmp_path))
     kept.keep({"slurm.conf": b"a"})
     (kept.directory / "good.json").rename(tmp_path / "elsewhere")
@@ -406,10 +415,10 @@ MOUNTED, GOOD = {"slurm.conf": b"new"}, {"slurm.conf": b"good", "gres.conf": b"o
         (MOUNTED, None, MOUNTED),
         (MOUNTED, GOOD, GOOD),
         (MOUNTED, MOUNTED, MOUNTED),
-        ({}, GOOD, {}),  # the controller makes its own
+        ({}, GOOD, {}),  # the controller writes its own
         (MOUNTED, {}, MOUNTED),
         (MOUNTED, {"gres.conf": b""}, MOUNTED),
-        (SIGNED, GOOD, SIGNED),  # no slurmctld that runs can change to it
+        (SIGNED, GOOD, SIGNED),  # no running slurmctld can change to it
         (SIGNED, SIGNED | {"gres.conf": b"old"}, SIGNED | {"gres.conf": b"old"}),
     ],
 )
@@ -420,6 +429,6 @@ def test_a_new_pod_starts_from_what_the_last_one_ran_with(
 
 
 def test_a_config_map_holds_what_will_be_mounted_of_it() -> None:
-    """Its hash is the one to accept: what the chart tells others beside it is none of Slurm's."""
+    """The hash to accept covers only Slurm's files: other keys of the ConfigMap are for other readers."""
     text = "kind: ConfigMap\ndata: {slurm.conf: A=1, pools.json: '{}', job_submit.lua: --, topology.yaml: x}\n"
     assert sorted(of_config_map(text)) == ["job_submit.lua", "slurm.conf", "topology.yaml"]

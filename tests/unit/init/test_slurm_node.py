@@ -1,4 +1,4 @@
-"""What a pod concludes from slurmctld's words about its node."""
+"""Conclusions of a pod from slurmctld's view of its node."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def test_a_reason_that_was_carried_over_tells_its_true_author() -> None:
         ("DOWN", FRESH, "us"),
         ("DOWN", "Not responding", ""),
         ("DOWN", f"{BACK} : Not responding", ""),
-        ("IDLE", "fan is loud", ""),  # a reason that outlived its drain
+        ("IDLE", "fan is loud", ""),  # the reason outlived its drain
         ("IDLE+DRAIN", "fan is loud", "others"),
         ("DOWN", "power is off", "others"),
         ("DOWN+DRAIN", "fan is loud : Not responding", "others"),
         ("IDLE+DRAIN", "Not responding", "others"),
         ("IDLE+DRAIN", f"{STOPPING} : Prolog error", "others"),
         ("IDLE+DRAIN", f"{STOPPING} of Ann", "others"),
-        ("IDLE+DRAIN", BACK, "others"),  # Slurm's own drain, which keeps the reason that it finds
+        ("IDLE+DRAIN", BACK, "others"),  # Slurm's own drain, which keeps the existing reason
         ("IDLE+DRAIN", "minivm: gpu_ecc[rma]@9f2c 3 errors", "others"),
     ],
 )
@@ -78,12 +78,12 @@ FAN = 'State=DRAIN Reason="fan is loud"'
         (node(), "10.0.0.1", Fresh()),
         (node(), "10.0.0.2", Fresh()),  # a dynamic node registers its new address itself
         (node("IDLE"), "10.0.0.2", Fresh(updates=(DOWN, ("nodeaddr=10.0.0.2",), RESUME))),
-        (node("MIXED+DYNAMIC_NORM", busy=1), "10.0.0.1", Fresh(updates=(DOWN, RESUME))),  # its jobs are ghosts
-        # Neither state nor reason of what others hold is touched, not for a moment.
+        (node("MIXED+DYNAMIC_NORM", busy=1), "10.0.0.1", Fresh(updates=(DOWN, RESUME))),  # its jobs no longer exist
+        # A node held by others keeps its state and reason at every moment.
         (node("MIXED+DRAIN", reason="fan is loud", busy=1), "10.0.0.1", Fresh(free=True)),
         (node("MIXED+DRAIN", reason="fan", busy=1), "10.0.0.2", Fresh(free=True, updates=(("nodeaddr=10.0.0.2",),))),
         (node("IDLE+DRAIN", reason="fan is loud"), "10.0.0.1", Fresh()),
-        (node("IDLE+DRAIN", reason="minivm: gpu_count: 7 of 8"), "10.0.0.1", Fresh()),  # the broker's to lift
+        (node("IDLE+DRAIN", reason="minivm: gpu_count: 7 of 8"), "10.0.0.1", Fresh()),  # only the broker lifts it
         (node("IDLE+DRAIN", reason=STOPPING), "10.0.0.1", Fresh(updates=(RESUME,))),
         (node("DOWN", reason=STOPPING), "10.0.0.1", Fresh(updates=(RESUME,))),
         (node("DOWN+DRAIN", reason=f"{STOPPING} : Not responding"), "10.0.0.1", Fresh(updates=(RESUME,))),
@@ -104,7 +104,7 @@ def test_a_fresh_pod_tells_what_changed_and_lifts_only_its_own(found: Node, addr
             node("MIXED+DRAIN+DYNAMIC_NORM", reason="fan is loud", busy=1),
             Fresh(updates=(("state=down", "reason=fan is loud"),), forget=True, born=FAN),
         ),
-        (node("IDLE", reason=""), Fresh()),  # of a static node slurm.conf says what it offers
+        (node("IDLE", reason=""), Fresh()),  # slurm.conf defines what a static node offers
     ],
 )
 def test_a_pod_that_offers_something_else_registers_anew_and_is_born_drained(found: Node, expected: Fresh) -> None:
@@ -120,7 +120,7 @@ def test_a_drain_that_is_carried_over_names_its_author_and_cannot_break_out_of_i
     ("state", "reason", "said"),
     [
         ("IDLE", "", ""),
-        ("IDLE", "fan is loud", ""),  # a reason that outlived its drain
+        ("IDLE", "fan is loud", ""),  # the reason outlived its drain
         ("MIXED+DRAIN", "fan is loud", "no jobs come: the node is drained in Slurm by ann since 2026: fan is loud"),
         ("DOWN", "power is off", "no jobs come: the node is down in Slurm by ann since 2026: power is off"),
         ("IDLE+DRAIN", STOPPING, f"no jobs come: the node is drained in Slurm by ann since 2026: {STOPPING}"),
@@ -146,7 +146,7 @@ HARDWARE = "NodeName=w1 CPUs=2 Boards=1 SocketsPerBoard=1 CoresPerSocket=2 Threa
         ("Feature=minivm", HARDWARE.replace("24105", "16000"), "RealMemory was 24105 and is 16000"),
         ("Feature=minivm RealMemory=24105", HARDWARE.replace("24105", "30000"), ""),
         ("Feature=minivm CPUs=2", HARDWARE.replace("CPUs=2", "CPUs=8"), ""),
-        ("Feature=minivm Parameters=x", HARDWARE, ""),  # not shown, so not known
+        ("Feature=minivm Parameters=x", HARDWARE, ""),  # not shown, so unknown
     ],
 )
 def test_what_a_pod_offers_is_compared_with_its_record(configuration: str, hardware: str, says: str) -> None:
@@ -157,7 +157,7 @@ def test_what_a_pod_offers_is_compared_with_its_record(configuration: str, hardw
     ("shown", "offer", "same"),
     [
         ("gpu:h100:8(S:0-1)", "gpu:h100:8", True),
-        ("gpu:h100:8(S:0-1)", "gpu:8", True),  # the type was found by slurmd
+        ("gpu:h100:8(S:0-1)", "gpu:8", True),  # slurmd detected the type
         ("gpu:h100:8(S:0-1)", "gpu:h200:8", False),
         ("gpu:h100:8", "gpu:h100:7", False),
         ("gpu:8,nvme:2", "nvme:2,gpu:8", True),
@@ -179,7 +179,7 @@ def test_generic_resources_are_compared_by_what_they_count(shown: str, offer: st
         (node("IDLE+NOT_RESPONDING"), "gets no answer"),
         (node(address="10.0.0.9"), "believes w1 to be at 10.0.0.9, and it is at 10.0.0.1"),
         (node("DOWN", reason="Not responding"), "down in Slurm: Not responding"),
-        (node("IDLE+DRAIN", reason="fan"), ""),  # drained is known: the pod is ready, the node is not offered
+        (node("IDLE+DRAIN", reason="fan"), ""),  # a known drain: the pod is ready without jobs
         (node(address="w1.site"), ""),
         (node(), ""),
     ],
@@ -213,7 +213,7 @@ def test_a_clients_complaint_is_put_into_plain_words(said: str, meaning: str) ->
 @pytest.mark.parametrize(
     ("env", "seconds"),
     [
-        ({}, 13.0),  # half of what 30 s of grace leave
+        ({}, 13.0),  # half of what a grace period of 30 s leaves
         ({"MINIVM_GRACE_SECONDS": "soon"}, 13.0),
         ({"MINIVM_GRACE_SECONDS": "300"}, 147.0),
         ({"MINIVM_GRACE_SECONDS": "300", "MINIVM_DRAIN_SECONDS": "120"}, 120.0),

@@ -1,4 +1,4 @@
-"""A refusal that is about releases, and not about keys: asked of the controller, in Slurm's own first bytes."""
+"""Detection of a release mismatch behind a refused connection, with the first bytes of Slurm's protocol."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from init.slurm import client
 
 DEFINITION = load(Path(__file__).resolve().parents[3])
 REFUSED = "scontrol: error: _fetch_child: failed to fetch remote configs: Protocol authentication error"
-# As slurmctld 24.11.5 begins its answer, and slurmctld 26.05.5 to what is not a message of Slurm's.
+# First bytes of slurmctld 24.11.5's answer, and of 26.05.5's answer to a message that is not Slurm's.
 ANSWER = bytes.fromhex("000000142a0000401f410000")
 OTHER = b"HTTP/1.1 405 METHOD_NOT_ALLOWED\r\n\r\n"
 
@@ -30,7 +30,7 @@ def of(version: str) -> Release | None:
 
 @contextmanager
 def controller(*answer: bytes) -> Iterator[str]:
-    """It takes one message and answers in these pieces."""
+    """Serve as a controller that reads one message and answers in these pieces."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:

@@ -1,4 +1,4 @@
-"""What an earlier Slurm left is taken over, or refused in words; nothing of it is written, whatever it is."""
+"""State of an earlier Slurm: accepted, or refused with a plain error, and never changed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def facts(version: str) -> str:
 
 
 def header(number: int) -> bytes:
-    """As slurmctld begins its files: a word with its length, and two bytes of version."""
+    """Return the start of slurmctld's files: a length-prefixed word and two bytes of version."""
     return b"\0\0\0\x11PROTOCOL_VERSION\0" + bytes([number, 0]) + b"\0\0\0\0gAAA"
 
 
@@ -74,7 +74,7 @@ def test_what_slurm_does_not_read_is_refused_and_stays_as_it_is(
 
 
 def test_each_of_its_files_counts(tmp_path: Path) -> None:
-    """A cut upgrade has written some of them, and not all."""
+    """Every state file is examined, because an interrupted upgrade has written only some of them."""
     for name in (*release.HEADED, *release.BARE):
         data = header(45) if name in release.HEADED else b"\x2d\0rest"
         here = pod(tmp_path / name, "24.11.5", **{name: data})
@@ -88,7 +88,7 @@ def test_a_file_that_says_nothing_is_slurmctlds_to_judge(tmp_path: Path, data: b
 
 
 def test_what_is_no_file_is_not_followed_nor_waited_for(tmp_path: Path) -> None:
-    """The volume is the Slurm user's: a link elsewhere, a pipe that nobody writes into, a directory."""
+    """Links, pipes and directories are skipped without blocking: the Slurm user owns the volume and may create them."""
     here = pod(tmp_path, "24.11.5")
     (tmp_path / "elsewhere").write_bytes(header(45))
     (tmp_path / STATE / "job_state").symlink_to(tmp_path / "elsewhere")
@@ -107,7 +107,10 @@ def test_the_state_is_where_slurm_conf_says(tmp_path: Path) -> None:
 
 
 def test_of_a_slurm_that_nothing_is_known_of_nothing_is_said(tmp_path: Path) -> None:
-    """A tarball newer than the facts, and an image older than them."""
+    """Without facts about the release the check is left to slurmctld.
+
+    This is the case for a tarball newer than the facts, and for an image older than the facts file.
+    """
     here = pod(tmp_path, "26.11.0", job_state=header(46))
     assert json.loads(facts("26.11.0")) == {"release": "26.11"}
     assert "checks its" in slurm_state.run(here)
@@ -125,7 +128,7 @@ sys.exit({code})
 
 @pytest.fixture
 def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A client of MariaDB's that answers what the test writes into it."""
+    """Return the path of a fake MariaDB client, which the test fills."""
     path = tmp_path / "mariadb"
     monkeypatch.setattr(slurm_state, "CLIENT", str(path))
     return path
@@ -139,7 +142,7 @@ def answering(path: Path, answer: str, code: int = 0) -> Path:
 
 
 def test_the_database_of_a_newer_slurm_is_refused(tmp_path: Path, client: Path) -> None:
-    """slurmdbd itself does not: it would drop the columns that it does not know."""
+    """Refuse the database of a newer Slurm: slurmdbd would accept it, and drop the columns that it does not know."""
     answering(client, f"{45 << 8}\n")
     with pytest.raises(ConfigError) as caught:
         slurm_state.accounting(pod(tmp_path, "24.11.5"))

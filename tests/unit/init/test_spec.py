@@ -1,4 +1,4 @@
-"""Service files: what is accepted, and what each mistake is told."""
+"""Service files: accepted forms, and the error for each mistake."""
 
 from __future__ import annotations
 
@@ -121,7 +121,10 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     "key", ["umask", "kind", "every", "user", "required", "command", "ready", "limits", "environment"]
 )
 def test_a_few_lines_of_yaml_do_not_fill_the_memory_by_being_wrong(key: str, tmp_path: Path) -> None:
-    """A million words here; three lines more, and an error that quotes them would be some gigabytes of text."""
+    """A wrong value that YAML aliases expand stays short in the error.
+
+    This value has a million words; three more lines would make an error that quotes it gigabytes long.
+    """
     file = tmp_path / "bomb.yaml"
     file.write_text(f"{BOMB}{key}: *f\n")
     value = load_mapping(file)[key]

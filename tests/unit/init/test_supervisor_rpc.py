@@ -1,4 +1,4 @@
-"""What supervisorctl is told of a service, by the state that init gives it."""
+"""Mapping of init's service states to supervisor's for supervisorctl."""
 
 from __future__ import annotations
 

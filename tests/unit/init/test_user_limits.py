@@ -1,4 +1,4 @@
-"""One person's part of a login pod: what is written down for logins and prompts, with cgroup v1, v2, and neither."""
+"""Limits per user on a login pod: the files for logins and prompts, with cgroup v1, v2, and neither."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def v1(*hierarchies: str) -> dict[str, str]:
 
 
 def v2(controllers: str) -> dict[str, str]:
-    """The kernel would fill a new directory; on a plain file system it is there from the start."""
+    """Return a cgroup v2 tree with all files present, which the kernel would create in each new directory."""
     found: dict[str, str] = {}
     for place in ("", "minivm/", "users/"):
         found |= {f"sys/fs/cgroup/{place}{name}": "" for name in ("cgroup.procs", "cgroup.subtree_control")}
@@ -53,7 +53,7 @@ def test_cgroup_v1_holds_a_person_in_each_hierarchy(tmp_path: Path) -> None:
         "/cpu/users cpu.shares 1024",
     ]
     assert said == "a person has 2000 processes and 4 GiB of memory, by cgroups (cpu, memory, pids)"
-    # All people together leave something to sshd.
+    # All users together leave some memory to sshd.
     together = int((tmp_path / "sys/fs/cgroup/memory/users/memory.limit_in_bytes").read_text())
     assert together == int(16 * GIB * 0.9)
     assert (tmp_path / "sys/fs/cgroup/pids/users/rescue/pids.max").read_text() == "64"
