@@ -113,7 +113,7 @@ sed 's/@all@/all-pam/' pam.in > contribs/pam_slurm_adopt/Makefile
 PROGRAMS = "sbin/slurmctld sbin/slurmdbd sbin/slurmrestd sbin/slurmd sbin/slurmstepd sbin/sackd"
 CLIENTS = "bin/sinfo bin/srun bin/sbatch bin/scontrol bin/squeue bin/sacctmgr"
 PLUGINS = (
-    "gpu_nvml mpi_pmix auth_jwt auth_munge accounting_storage_mysql cgroup_v2 cli_filter_lua job_submit_lua"
+    "gpu_nvml mpi_pmix auth_jwt auth_munge auth_slurm accounting_storage_mysql cgroup_v2 cli_filter_lua job_submit_lua"
     " proctrack_cgroup"
 )
 MAKEFILE = f"""
