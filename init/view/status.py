@@ -86,10 +86,15 @@ def reasons(service: str | None, ready: bool, causes: Sequence[str], snapshot: S
     what = service or snapshot.pod or "the pod"
     view = next((view for view in snapshot.services if view.name == service), None)
     if ready:
-        extra = [] if service else [f"  degraded: {reason}" for reason in snapshot.degraded]
+        # A periodic service that the pod can do without is ready, whatever its last run found.
+        begins = f"{service}: " if service else ""
+        extra = [
+            f"  {'' if service else 'degraded: '}{reason}" for reason in snapshot.degraded if reason.startswith(begins)
+        ]
         # The last line of a finished preparation tells what it learnt about this pod.
         extra += [f"  {view.last_line}"] if view and view.state == "done" and view.last_line else []
-        return "\n".join([f"{what} is ready", *extra])
+        state = "is degraded:" if service and service in _degraded(snapshot) else "is ready"
+        return "\n".join([f"{what} {state}", *extra])
     lines = [f"{what} is not ready:"] + [f"  {reason}" for reason in causes or ("no reason is known",)]
     if view is not None:
         if view.last_exit:
@@ -98,6 +103,10 @@ def reasons(service: str | None, ready: bool, causes: Sequence[str], snapshot: S
         if view.next_start_in is not None:
             lines.append(f"  next start in {duration(view.next_start_in)}")
     return "\n".join(lines)
+
+
+def _degraded(snapshot: Snapshot) -> set[str]:
+    return {reason.partition(":")[0] for reason in snapshot.degraded}
 
 
 def terminal_width() -> int:

@@ -52,6 +52,7 @@ def test_the_tutorial_can_be_followed(reader: Mapping[str, str]) -> None:
 SAYS = {
     "operate-a-pod": ("",),
     "add-a-user": ("Adding User(s)",),
+    "first-hour-for-researchers": ("part 3", "/home/alice/env", "CPU Efficiency"),
     "drain": ("look at fan 3",),
     "replace-a-gpu-node": ("Reservation created: look", "unknown"),
     "contain-jobs-and-people": ("cgroup", "ssh needs a job here", "a person has 2000 processes"),

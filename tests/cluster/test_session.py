@@ -204,6 +204,57 @@ def test_tab_completes_slurms_commands_as_they_are_typed(alice: Researcher) -> N
     assert re.search(rf"^slurm(-wlm)? {version}\s*$", shown, re.MULTILINE), shown
 
 
+def test_a_step_within_a_step_shares_what_that_has(alice: Researcher) -> None:
+    """It would wait for its own parent for ever."""
+    assert alice("srun -n1 srun -n1 hostname").strip() in ("slurm-worker-0", "slurm-worker-1")
+    assert alice("salloc -Q -n1 srun -n1 srun --exact -n1 echo within") == "within\n"
+
+
+def test_an_account_and_a_qos_that_are_not_there_are_refused_or_told(alice: Researcher) -> None:
+    told = alice.try_("sbatch --hold --account=fysics --wrap true")
+    assert told.returncode == 0 and "this cluster has no such account, nor any other" in told.stderr
+    alice.world.slurm("sacctmgr", "-i", "add", "account", "physics")
+    try:
+        for command in ("sbatch --wrap true", "salloc -Q true", "srun true"):
+            program, rest = command.split(maxsplit=1)
+            refused = alice.try_(f"{program} --account=fysics {rest}")
+            assert refused.returncode != 0 and "no such account (it has physics, root)" in refused.stderr
+        assert alice("sbatch --hold --parsable -A Physics --qos=normal --wrap true").strip().isdigit()
+    finally:
+        alice("scancel --me")
+        alice.world.slurm("sacctmgr", "-i", "delete", "account", "physics")
+
+
+def test_mail_that_nobody_sends_is_told_at_submission(alice: Researcher) -> None:
+    told = alice.try_("sbatch --hold --mail-type=END --wrap true")
+    alice("scancel --me")
+    assert told.returncode == 0 and "this cluster sends no mail" in told.stderr
+
+
+def test_a_job_writes_a_core_only_where_it_asks_for_one(alice: Researcher) -> None:
+    assert alice("srun -n1 bash -c 'ulimit -c; ulimit -Hc'").split() == ["0", "unlimited"]
+    assert alice("ulimit -c; ulimit -Hc").split() == ["0", "unlimited"]
+
+
+def test_each_part_of_a_heterogeneous_job_has_a_directory_of_its_own(alice: Researcher) -> None:
+    places = alice(
+        "salloc -Q -n1 -w slurm-worker-0 : -n1 -w slurm-worker-1 srun --het-group=0,1 printenv TMPDIR"
+    ).split()
+    assert len(set(places)) == 2 and all(place.startswith("/var/tmp/minivm/jobs/") for place in places), places
+
+
+def test_a_reason_is_shown_whole_and_the_banner_has_a_time(alice: Researcher) -> None:
+    reason = "the fan of the third power supply makes a noise"
+    alice.world.slurm("scontrol", "update", "nodename=slurm-worker-1", "state=drain", f"reason={reason}")
+    try:
+        shown = alice(options=("-tt",), stdin="sinfo -R\nexit\n")
+    finally:
+        alice.world.slurm("scontrol", "update", "nodename=slurm-worker-1", "state=resume")
+    assert reason in shown
+    alice.world.run("slurm-login-0", "/usr/libexec/minivm/motd")
+    assert re.search(r"The cluster at [0-9:]{5} ", alice.world.run("slurm-login-0", "cat", "/run/motd.d/50-minivm"))
+
+
 def test_a_controller_that_is_away_is_told_at_login(alice: Researcher) -> None:
     alice.world.run("slurm-controller-0", "minivm", "stop", "slurmctld")
     try:

@@ -1,15 +1,66 @@
--- Made by the chart, for a cluster without oci.conf. Slurm takes --container there and starts the program outside of
--- any: srun, sbatch and salloc refuse it before there is a job. slurm.files with an oci.conf or a cli_filter.lua of its
--- own, or slurm.config.CliFilterPlugins, replaces this.
+-- Made by the chart, which sets `has` above to what this cluster has. srun, sbatch and salloc run these functions with the
+-- user's own rights before they ask slurmctld. A cli_filter.lua in slurm.files, or slurm.config.CliFilterPlugins, replaces
+-- this file.
+
+local SHOWN = 12
+
+-- Inside a step that srun started? The environment does not tell: sbatch hands a step's variables on to the next job.
+local function in_a_step()
+    local file = io.open("/proc/self/cgroup")
+    local text = file and file:read("*a") or ""
+    if file then file:close() end
+    return text:find("/step_%d") ~= nil
+end
+
+-- The names that accounting has of a kind; none where it does not answer.
+local function known(kind, field)
+    local pipe = io.popen("timeout 3 sacctmgr -nP show " .. kind .. " format=" .. field .. " 2>/dev/null")
+    local list = {}
+    for line in pipe:lines() do list[#list + 1] = line end
+    pipe:close()
+    return list
+end
+
+-- Slurm takes any account and QOS where it enforces none, and books the job to nobody. `own` is the one that Slurm makes:
+-- a site that has no other does without, and scripts from elsewhere still run there.
+local function is_known(kind, field, own, name)
+    if name == nil or name == "" then return true end
+    local list = known(kind, field)
+    if #list == 0 then return true end
+    for _, one in ipairs(list) do
+        if one == name:lower() then return true end
+    end
+    local text = ("minivm: --%s=%s: this cluster has no such %s"):format(kind, name, kind)
+    if #list == 1 and list[1] == own then
+        slurm.log_info("%s, nor any other; the job runs without it", text)
+        return true
+    end
+    local more = #list > SHOWN and ", ..." or ""
+    slurm.log_error("%s (it has %s); nothing was submitted", text, table.concat(list, ", ", 1, math.min(#list, SHOWN)) .. more)
+    return false
+end
 
 function slurm_cli_setup_defaults(options, early_pass)
     return slurm.SUCCESS
 end
 
 function slurm_cli_pre_submit(options, component)
-    if options["container"] ~= nil then
+    if options["container"] ~= nil and not has.containers then
         slurm.log_error("minivm: --container: this cluster has no container runtime (no oci.conf); nothing was submitted")
         return slurm.ERROR
+    end
+    if options["type"] == "srun" and os.getenv("SLURM_JOB_ID") then
+        -- A step within a step would wait for ever for what its own parent holds: it shares that instead.
+        if options["exclusive"] ~= "exclusive" and in_a_step() then options["overlap"] = "yes" end
+        return slurm.SUCCESS
+    end
+    if has.accounting then
+        local fine = is_known("account", "account", "root", options["account"])
+        if not (fine and is_known("qos", "name", "normal", options["qos"])) then return slurm.ERROR end
+    end
+    local mail = options["mail-type"]
+    if mail ~= nil and mail ~= "" and mail ~= "NONE" and not has.mail then
+        slurm.log_info("minivm: --mail-type: this cluster sends no mail (slurm.conf has no MailProg); the job runs without it")
     end
     return slurm.SUCCESS
 end

@@ -41,7 +41,7 @@
   "DefMemPerCPU" "1024"
   "LaunchParameters" "use_interactive_step"
   "MpiDefault" (default (first $facts.mpi) .Values.slurm.mpiDefault)
-  "PropagateResourceLimitsExcept" "CORE,DATA,MEMLOCK,NPROC"
+  "PropagateResourceLimitsExcept" "DATA,MEMLOCK,NPROC"
   "ProctrackType" (ternary "proctrack/cgroup" "proctrack/linuxproc" $cgroup)
   "TaskPlugin" (ternary "task/cgroup,task/affinity" "task/affinity" $cgroup)
   "PrologFlags" (ternary "Alloc,Contain" "Alloc" $cgroup)
@@ -79,7 +79,7 @@
   {{- if $gresTypes }}{{ $_ := set $lines "AccountingStorageTRES" (printf "gres/%s" (join ",gres/" (uniq $gresTypes))) }}{{ end -}}
 {{- end -}}
 {{- if include "minivm.slurmMetrics" . }}{{ $_ := set $lines "MetricsType" $facts.metrics }}{{ end -}}
-{{- if include "minivm.refusesContainers" . }}{{ $_ := set $lines "CliFilterPlugins" "cli_filter/lua" }}{{ end -}}
+{{- if include "minivm.filtersCommands" . }}{{ $_ := set $lines "CliFilterPlugins" "cli_filter/lua" }}{{ end -}}
 {{- if eq (index $facts "user-env") "job_submit" }}{{ $_ := unset $lines "GetEnvTimeout" }}{{ end -}}
 {{- if include "minivm.hidesUserEnv" . }}{{ $_ := set $lines "JobSubmitPlugins" "lua" }}{{ end -}}
 {{- $_ := mustMergeOverwrite $lines (index (.Files.Get "files/profiles.yaml" | fromYaml) .Values.slurm.profile) -}}
@@ -275,10 +275,19 @@ yes
 {{- if eq (include "minivm.byPyxis" .) "yes" }}worker-pyxis{{ else if .Values.containers.enabled }}worker-containers{{ else }}worker{{ end -}}
 {{- end -}}
 
-{{/* Without oci.conf, where the site has no filter of its own. */}}
-{{- define "minivm.refusesContainers" -}}
-{{- $site := or .Values.containers.enabled (hasKey .Values.slurm.files "oci.conf") (hasKey .Values.slurm.files "cli_filter.lua") (include "minivm.slurm.says" (dict "key" "CliFilterPlugins" "lines" dict "root" .)) (hasKey (include "minivm.slurm.site" . | fromJson) "clifilterplugins") -}}
+{{/* Where the site has no filter of its own for srun, sbatch and salloc. */}}
+{{- define "minivm.filtersCommands" -}}
+{{- $site := or (hasKey .Values.slurm.files "cli_filter.lua") (include "minivm.slurm.says" (dict "key" "CliFilterPlugins" "lines" dict "root" .)) (hasKey (include "minivm.slurm.site" . | fromJson) "clifilterplugins") -}}
 {{- if not $site }}yes{{ end -}}
+{{- end -}}
+
+{{/* What the filter asks of the cluster, as a line of Lua. Slurm's default MailProg is not in the images. */}}
+{{- define "minivm.filterHas" -}}
+{{- $site := include "minivm.slurm.site" . | fromJson -}}
+{{- $mail := include "minivm.slurm.says" (dict "key" "MailProg" "lines" $site "root" .) -}}
+{{- $store := include "minivm.slurm.says" (dict "key" "AccountingStorageType" "lines" $site "root" .) -}}
+{{- $accounting := ternary (ne .Values.accounting.mode "none") (contains "slurmdbd" $store) (eq $store "") -}}
+local has = {containers = {{ or .Values.containers.enabled (hasKey .Values.slurm.files "oci.conf") }}, accounting = {{ $accounting }}, mail = {{ ne $mail "" }}}
 {{- end -}}
 
 {{- define "minivm.poolCounts" -}}

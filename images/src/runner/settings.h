@@ -22,6 +22,7 @@
 #define PLACE "@job@" /* in a value: the job's own directory */
 #define MOST_SETTINGS 256
 #define MOST_PORTS 64
+#define MOST_PARTS 128 /* of a heterogeneous job, as Slurm has it */
 
 extern char **environ;
 
@@ -51,11 +52,30 @@ static void say(const char *name, const char *value, const char *place) {
     puts(value);
 }
 
+static int is_number(const char *job) { return has(job) && strlen(job) <= 20 && !job[strspn(job, "0123456789")]; }
+
+/* A heterogeneous job's steps carry the first part's number on every node; the prolog made the directory of the part that
+ * the node is in. */
+static const char *part_of(const char *job) {
+    char place[sizeof WORK + 24], name[64];
+    sprintf(place, "%s/%s", WORK, job);
+    if (!faccessat(AT_FDCWD, place, W_OK, AT_EACCESS)) return job;
+    for (int part = 0; part < MOST_PARTS; part++) {
+        sprintf(name, "SLURM_JOB_ID_HET_GROUP_%d", part);
+        const char *other = given("", name);
+        if (!is_number(other)) break;
+        sprintf(place, "%s/%s", WORK, other);
+        if (!faccessat(AT_FDCWD, place, W_OK, AT_EACCESS)) return other;
+    }
+    return job;
+}
+
 static int say_directories(void) {
     const char *job = given("", "SLURM_JOB_ID");
     char work[sizeof WORK + 24], logs[sizeof LOGS + 24];
     if (has(given("", "MINIVM_JOB_WORK")) || has(given("", "MINIVM_JOB_LOGS"))) return 0;
-    if (!has(job) || strlen(job) > 20 || job[strspn(job, "0123456789")]) return 0;
+    if (!is_number(job)) return 0;
+    job = part_of(job);
     sprintf(work, "%s/%s", WORK, job);
     sprintf(logs, "%s/%s", LOGS, job);
     int writable = !faccessat(AT_FDCWD, work, W_OK, AT_EACCESS);

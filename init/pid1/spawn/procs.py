@@ -202,7 +202,10 @@ def _limits(service: Service) -> None:
         except (ValueError, OSError):
             most = resource.getrlimit(number)[1]
             resource.setrlimit(number, (most if soft < 0 or 0 <= most < soft else soft, most))
-            warn(f"limit {limit.name} stays at {most}: the pod may not raise it")
+            advice = (
+                "; RDMA needs it: LimitMEMLOCK=infinity for the container runtime" if limit.name == "memlock" else ""
+            )
+            warn(f"limit {limit.name} stays at {most}: the pod may not raise it{advice}")
 
 
 def _identity(service: Service, env: dict[str, str]) -> None:

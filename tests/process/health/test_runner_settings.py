@@ -116,6 +116,18 @@ def test_a_task_is_told_its_settings_where_no_process_can_be_had(node: Node) -> 
     assert f"export TMPDIR={node.root}/work/42\n".encode() in said and b"export NCCL_SOCKET_IFNAME=eth0\n" in said
 
 
+@pytest.mark.parametrize("parts", [("42", "43"), ("42", "44", "43"), ("42", "../../tmp", "43"), ("42", "", "43")])
+def test_a_task_of_a_heterogeneous_job_has_its_own_part_s_directory(node: Node, parts: tuple[str, ...]) -> None:
+    """Each part's prolog makes a directory of its own number; the step carries the first part's number everywhere."""
+    for place in ("work", "logs"):
+        (node.root / place / "42").rename(node.root / place / "43")
+    given = {f"SLURM_JOB_ID_HET_GROUP_{number}": part for number, part in enumerate(parts)}
+    said = node.alone(**given)
+    assert said == node.by_scripts(**given)
+    line = f"export TMPDIR={node.root}/work/43\n".encode()
+    assert (line in said) == (b"TMPDIR" in said) == all(map(str.isdigit, parts))
+
+
 def a_python(node: Node) -> None:
     """What stands in for the slow way: it says all, from the beginning."""
     python = node.root / "no-python"

@@ -116,4 +116,5 @@ def test_only_root_may_ask_and_is_told_so() -> None:
             capture_output=True, text=True, check=False, timeout=60,
         )  # fmt: skip
     assert done.returncode == 1
-    assert done.stderr == f"minivm: cannot speak to init: {name}/control.sock: Permission denied (run this as root)\n"
+    refused = f"minivm: cannot speak to init: {name}/control.sock: Permission denied (run this as root; a user has "
+    assert done.stderr.startswith(refused) and "`sacct -X -j JOBID`" in done.stderr

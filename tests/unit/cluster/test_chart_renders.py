@@ -214,7 +214,7 @@ def test_no_worker_mounts_the_logins_host_keys() -> None:
     ("slurm", "plugin"),
     [
         ({}, "cli_filter/lua"),
-        ({"files": {"oci.conf": "RunTimeRun=crun run %n"}}, ""),
+        ({"files": {"oci.conf": "RunTimeRun=crun run %n"}}, "cli_filter/lua"),
         # A filter that the site provides is left alone, also when no setting names it.
         ({"files": {"cli_filter.lua": "--"}}, ""),
         ({"files": {"cli_filter.lua": "--"}, "config": {"CliFilterPlugins": "cli_filter/lua"}}, "cli_filter/lua"),
@@ -222,13 +222,34 @@ def test_no_worker_mounts_the_logins_host_keys() -> None:
         ({"config": {"CliFilterPlugins": None}}, ""),
     ],
 )
-def test_container_is_refused_at_submission_where_there_is_no_runtime(slurm: dict[str, Any], plugin: str) -> None:
+def test_commands_are_filtered_where_the_site_has_no_filter_of_its_own(slurm: dict[str, Any], plugin: str) -> None:
     documents = render({"slurm": slurm}, release="slurm", namespace="hpc")
     (config,) = [item for item in documents if item["metadata"]["name"] == "slurm-config"]
     said = [line for line in config["data"]["slurm.conf"].splitlines() if line.startswith("CliFilterPlugins=")]
     assert said == ([f"CliFilterPlugins={plugin}"] if plugin else [])
     ours = "slurm_cli_pre_submit" in config["data"].get("cli_filter.lua", "")
-    assert ours == (slurm == {})
+    assert ours == (plugin == "cli_filter/lua" and "cli_filter.lua" not in slurm.get("files", {}))
+
+
+@pytest.mark.parametrize(
+    ("values", "has"),
+    [
+        ({}, "containers = false, accounting = true, mail = false"),
+        ({"containers": {"enabled": True}}, "containers = true, accounting = true, mail = false"),
+        ({"slurm": {"files": {"oci.conf": "-"}}}, "containers = true, accounting = true, mail = false"),
+        ({"accounting": {"mode": "none"}}, "containers = false, accounting = false, mail = false"),
+        (
+            {"accounting": {"mode": "none"}, "slurm": {"config": {"accountingstoragetype": "x/slurmdbd"}}},
+            "containers = false, accounting = true, mail = false",
+        ),
+        ({"slurm": {"extraConfig": "mailprog=/usr/sbin/mail"}}, "containers = false, accounting = true, mail = true"),
+    ],
+)  # fmt: skip
+def test_the_filter_knows_what_the_cluster_has(values: dict[str, Any], has: str) -> None:
+    documents = render(values, release="slurm", namespace="hpc")
+    (config,) = [item for item in documents if item["metadata"]["name"] == "slurm-config"]
+    first, *_ = config["data"]["cli_filter.lua"].splitlines()
+    assert first == f"local has = {{{has}}}"
 
 
 @cache
@@ -1317,7 +1338,7 @@ def test_containers_in_jobs_are_one_switch() -> None:
     documents = render(values, release="slurm", namespace="n")
     (config,) = [item for item in documents if item["metadata"]["name"] == "slurm-config"]
     assert config["data"]["oci.conf"] == (CHART / "files/oci.conf").read_text()
-    assert "cli_filter.lua" not in config["data"] and "CliFilterPlugins" not in config["data"]["slurm.conf"]
+    assert config["data"]["cli_filter.lua"].startswith("local has = {containers = true,")
     pods = {document["metadata"]["name"]: document for document in kind(documents, "StatefulSet")}
     assert container(pods["slurm-a"])["image"] == f"minivm/worker-containers:latest@{digest}"
     assert container(pods["slurm-login"])["image"].startswith("minivm/login:")
